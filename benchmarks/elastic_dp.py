@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.published import published
 from experiments.elastic_scaling.live import LIMITS, RECORD
-from pliant.tools.schedule.policies.elastic_dp.gains import Floats, Gains
+from pliant.tools.schedule.policies.elastic_dp.curves import Floats, Gains
 from pliant.tools.schedule.policies.elastic_dp.optimizer import Optimizer
 
 MEASURES: Final = ("tools/schedule/policies/elastic_dp", "tools/replay", "experiments/elastic_scaling")

@@ -70,7 +70,7 @@ def meet(way: str, workers: int, rounds: int, memory: str = "") -> float:
 
 
 def _work(way: str, folder: Path, place: tuple[int, int, int], all_here: Barrier, taken: Any) -> None:
-    from pliant.tools.run.elastic.membership.interface import use_interface
+    from pliant.tools.run.elastic.membership.process_group import use_interface
 
     rank, workers, rounds = place
     way, _, memory = way.partition("_")
@@ -92,9 +92,9 @@ def _work(way: str, folder: Path, place: tuple[int, int, int], all_here: Barrier
 
 def _by_files(folder: Path, rank: int, workers: int) -> Callable[[], None]:
     from pliant.tools.run.elastic.context import WorkerContext
-    from pliant.tools.run.elastic.membership.folder_store import pause
+    from pliant.tools.run.elastic.membership.plan_watch import pause
     from pliant.tools.run.elastic.membership.process_group import ProcessGroup
-    from pliant.tools.run.elastic.membership.round import Round
+    from pliant.tools.run.elastic.membership.rendezvous import Round
     from pliant.tools.run.statedir.contract.folders import JobDir
     from pliant.tools.run.statedir.contract.plan import Member, Plan
 
@@ -109,7 +109,7 @@ def _by_files(folder: Path, rank: int, workers: int) -> Callable[[], None]:
 def _by_tcp(folder: Path, rank: int, workers: int) -> Callable[[], None]:
     import torch.distributed as dist
 
-    from pliant.tools.run.elastic.membership.folder_store import FolderStore
+    from pliant.tools.run.elastic.membership.plan_watch import FolderStore
     from pliant.tools.run.elastic.membership.process_group import leave
 
     files = FolderStore(folder, lambda: False)
@@ -126,8 +126,8 @@ def _by_tcp(folder: Path, rank: int, workers: int) -> Callable[[], None]:
 
 def _remember(*, asks: bool) -> None:
     """Let this process be a host that remembers what was not there."""
-    from pliant.tools.run.elastic.membership import folder_store
-    from pliant.tools.run.elastic.membership import round as rounds
+    from pliant.tools.run.elastic.membership import plan_watch as folder_store
+    from pliant.tools.run.elastic.membership import rendezvous as rounds
 
     until_s: dict[Path, float] = {}
     listed: dict[tuple[Path, str], tuple[float, list[Path]]] = {}

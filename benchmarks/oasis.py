@@ -23,10 +23,10 @@ from experiments.oasis.measure import JOBS, SEEDS, SIZES, SLOTS, estimated, is_p
 from experiments.oasis.simulate import BASELINES, World
 from experiments.oasis.worlds import cluster, world
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.schedule.look_ahead import advance, happen, in_order_of_arrival
-from pliant.tools.schedule.policies.multi_resource.model import Servers
+from pliant.tools.schedule.policies.multi_resource.fleet import Servers
 from pliant.tools.schedule.policies.oasis.market import Market
 from pliant.tools.schedule.policies.oasis.policy import Oasis
+from pliant.tools.schedule.predict_start import advance, happen, in_order_of_arrival
 from pliant.tools.schedule.session.session import Session
 
 MEASURES: Final = (

@@ -16,7 +16,7 @@ from benchmarks.parts.figure import Figure, need_data
 from benchmarks.parts.gains_of_ones import gains
 from benchmarks.parts.progress_coverage import interval_coverage
 
-MEASURES: Final = ("tools/schedule/policies/ones", "tools/profile/predictor", "experiments/ones")
+MEASURES: Final = ("tools/schedule/policies/ones", "tools/profile/predictor.py", "experiments/ones")
 
 INSTANCES: Final = 200
 

@@ -19,7 +19,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.jobs import JobState, Observation
-from pliant.tools.schedule.policies.pollux.fit import Fit
+from pliant.tools.schedule.policies.pollux.goodput import Fit
 from pliant.tools.schedule.policies.pollux.policy import Pollux
 from pliant.tools.schedule.session.session import Session
 

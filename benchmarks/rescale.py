@@ -17,10 +17,9 @@ from typing import Final
 from benchmarks.parts import library_cpu
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.training_job import SLOTS, running
-from pliant.tools.run.service.allocation.change_steps import Target
-from pliant.tools.run.service.allocation.slot_use import SlotUse
-from pliant.tools.run.service.attempt.gang import Gang
+from pliant.tools.run.service.allocation import SlotUse, Target
 from pliant.tools.run.service.executor import Executor
+from pliant.tools.run.service.gang import Gang
 
 MEASURES: Final = ("tools/run/elastic", "tools/run/service")
 

@@ -11,10 +11,10 @@ import typer
 
 from pliant.cli.console import note_sentence
 from pliant.schemas.errors import UsageError
-from pliant.schemas.text.wording import counted
+from pliant.schemas.text import counted
 
 if TYPE_CHECKING:
-    from pliant.tools.run.discovery.found import Found
+    from pliant.tools.run.discovery import Found
 
 
 def cluster_discover(
@@ -49,7 +49,7 @@ def cluster_discover(
 
     Example: pliant cluster discover --backend slurm --partition gpu -o cluster.json
     """
-    from pliant.schemas.file_io.outputs import check_output
+    from pliant.schemas.file_io.files import check_output
     from pliant.schemas.io import write_cluster
 
     check_output(output)
@@ -69,12 +69,12 @@ def _look(
     gres: str | None,
 ) -> Found:
     if backend == "local":
-        from pliant.tools.run.discovery.local import discover_local
+        from pliant.tools.run.discovery import discover_local
 
         if partitions or gres:
             raise UsageError("--partition and --gres go with --backend slurm")
         return discover_local(slots, os.environ)
-    from pliant.tools.run.discovery.slurm import discover_slurm
+    from pliant.tools.run.discovery import discover_slurm
 
     if gres is not None and re.fullmatch(r"gpu:[A-Za-z0-9_.-]+", gres) is None:
         raise UsageError(f'--gres "{gres}": expected gpu:TYPE')

@@ -16,9 +16,8 @@ import typer
 
 from pliant.cli.console import LINES, say, settings, terminal_left
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError
-from pliant.schemas.file_io.pipes import abandon
-from pliant.schemas.text.fitting import harmless
-from pliant.schemas.text.wording import without_long_words
+from pliant.schemas.file_io.files import abandon
+from pliant.schemas.text import harmless, without_long_words
 
 DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but errors.")]

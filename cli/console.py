@@ -1,7 +1,11 @@
-"""Talking to people on stderr and to the next program on stdout. Data and words never mix."""
+"""Talking to people on stderr and to the next program on stdout. Data and words never mix.
+
+Text of others, made fit for a terminal: it can neither hide anything nor command the terminal.
+"""
 
 from __future__ import annotations
 
+import codecs
 import os
 import select
 import stat
@@ -13,11 +17,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.file_io.pipes import PIPE, abandon, stdout, write_stdout
-from pliant.schemas.text.fitting import harmless
+from pliant.schemas.file_io.files import PIPE, abandon, stdout, write_stdout
+from pliant.schemas.text import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
+
 
 Advance = Callable[[int, int | None], None]
 _NAME: Final = "pliant: "
@@ -69,7 +74,7 @@ def note(text: str) -> None:
 
 def note_sentence(text: str) -> None:
     """As :func:`note`, of prose: a terminal that is narrower gets further lines, broken between words."""
-    from pliant.schemas.text.fitting import wrapped
+    from pliant.schemas.text import wrapped
 
     width = None if sys.stderr is None else width_for(sys.stderr)
     if width is None:
@@ -200,3 +205,31 @@ def _lines(label: str, unit: str, every_s: float = 10.0) -> Advance:
         note(f"{label}: {done}{of} {unit}, {rate:.1f}/s{left}")
 
     return advance
+
+
+_PLAIN: Final = "\n\t"
+_CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0))
+_DIRECTIONS: Final = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""What turns the direction of writing, so that a line reads differently from what it says."""
+_ESCAPES: Final = {
+    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    for code in (*_CONTROLS, *_DIRECTIONS)
+    if chr(code) not in _PLAIN
+}
+
+
+class Shown:
+    """Text for a terminal from bytes that come in pieces; control characters and bytes that are not UTF-8 are
+    escaped, but for line ends and tabs.
+
+    :param encoding: the terminal's; what it does not have is escaped, too.
+    """
+
+    def __init__(self, encoding: str = "utf-8") -> None:
+        self._encoding = encoding
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def of(self, piece: bytes) -> bytes:
+        """A piece, fit to be shown; a character that is cut off at its end comes with the next one."""
+        text = self._decoder.decode(piece).replace("\r\n", "\n").translate(_ESCAPES)
+        return text.encode(self._encoding, "backslashreplace")

@@ -47,9 +47,8 @@ def doctor(
     """
     import time
 
-    from pliant.schemas.text.wording import counted
-    from pliant.tools.run.doctor.examine import examine
-    from pliant.tools.run.doctor.page import document, page
+    from pliant.schemas.text import counted
+    from pliant.tools.run.doctor.examine import document, examine, page
 
     checks = examine(state, cluster, backend)
     as_json = output is Form.json

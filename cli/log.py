@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from pliant.cli.console import is_terminal, out_text, reader_left
-from pliant.cli.escaped_text import Shown
+from pliant.cli.console import Shown, is_terminal, out_text, reader_left
 from pliant.schemas.errors import UsageError
-from pliant.schemas.file_io.pipes import write_stdout
+from pliant.schemas.file_io.files import write_stdout
 
 
 def log(

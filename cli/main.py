@@ -17,8 +17,8 @@ from typer.main import get_command
 from pliant.cli.common import BROKEN_PIPE, DISK_FULL, command
 from pliant.cli.console import LINES, say
 from pliant.schemas.errors import ServiceMissingError
-from pliant.schemas.file_io.pipes import abandon
-from pliant.schemas.text.fitting import harmless
+from pliant.schemas.file_io.files import abandon
+from pliant.schemas.text import harmless
 
 TOOLS: Final = "The tools"
 LIVE: Final = "Live state"
@@ -45,6 +45,11 @@ COMMANDS: Final = (
     ("schema", FILES),
     ("policies", FILES),
 )
+MODULES: Final = {
+    **dict.fromkeys(("cancel", "hold", "release", "priority", "drain", "resume"), "orders"),
+    "validate": "schema",
+}
+"""The modules of the commands that share one; all others have their own, named like the command."""
 GROUPS: Final = (
     ("trace", FILES, "Make job traces: import published ones, or generate."),
     ("cluster", FILES, "Make cluster files: find out what there is."),
@@ -115,7 +120,7 @@ def _root(
 
 def _made(name: str) -> Any:
     """One command, or one group of them, from its module."""
-    module = importlib.import_module(f"pliant.cli.{name}")
+    module = importlib.import_module(f"pliant.cli.{MODULES.get(name, name)}")
     made = typer.Typer(name=name, no_args_is_help=True, add_completion=False)
     for each, panel in COMMANDS:
         if each == name:

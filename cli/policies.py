@@ -21,7 +21,7 @@ def policies(
 
     Example: pliant policies ares
     """
-    from pliant.schemas.text.fitting import fitted
+    from pliant.schemas.text import fitted
     from pliant.tools.schedule.registry import describe, policy_names
 
     width = width_for(sys.stdout)
@@ -38,7 +38,7 @@ def policies(
 
 def entry(name: str, summary: str, longest: int, width: int | None) -> list[str]:
     """A policy in the list: its summary beside its name, or below it where the terminal is narrow."""
-    from pliant.schemas.text.fitting import wrapped
+    from pliant.schemas.text import wrapped
 
     beside = f"{name:{longest}}  {summary}"
     if width is None or len(beside) <= width:

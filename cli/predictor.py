@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pliant.cli.console import note
-from pliant.schemas.text.wording import counted
+from pliant.schemas.text import counted
 
 
 def predictor_fit(
@@ -35,10 +35,9 @@ def predictor_fit(
     Example: pliant predictor fit ones/history.jsonl -o predictor.json
     """
     from pliant.schemas.errors import BadInputError, UsageError
-    from pliant.schemas.file_io.outputs import check_output
+    from pliant.schemas.file_io.files import check_output
     from pliant.schemas.io import read_events, read_predictor, write_predictor
-    from pliant.tools.profile.predictor.from_events import ended_jobs
-    from pliant.tools.profile.predictor.predictor import FEWEST_JOBS, ProgressPredictor
+    from pliant.tools.profile.predictor import FEWEST_JOBS, ProgressPredictor, ended_jobs
 
     check_output(output)
     if append is not None and seed:

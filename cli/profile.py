@@ -1,8 +1,13 @@
-"""``pliant profile``: measure training jobs."""
+"""``pliant profile``: measure training jobs.
+
+Where ``pliant profile`` keeps the points that it has measured until the profile is written.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -10,26 +15,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pliant.cli.console import (
-    is_terminal,
-    named_or_piped,
-    note,
-    progress,
-    reader_left,
-    stderr,
-    width_for,
-)
-from pliant.cli.profile_points import kept_points, points_beside
+from pliant.cli.console import is_terminal, named_or_piped, note, progress, reader_left, stderr, width_for
 from pliant.cli.profile_predict import Format, Wanted, predictions_text
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
-from pliant.schemas.text.digits import whole_number
+from pliant.schemas.file_io.files import PIPE
+from pliant.schemas.text import whole_number
 
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
     from pliant.schemas.profile import Profile, ProfileRow
+    from pliant.tools.profile.measuring.launch import PointsFile
     from pliant.tools.profile.measuring.plan import Options
-    from pliant.tools.profile.measuring.points import PointsFile
     from pliant.tools.profile.measuring.run import Measured
+
 
 AUTO = "auto"
 NO_JOBS = "no jobs to measure: name a file, pipe one in, or give --import ROWS"
@@ -125,11 +123,10 @@ def profile(
     """  # noqa: D301 - keeps the lines of the examples apart
     from dataclasses import replace
 
-    from pliant.schemas.file_io.files import write_bytes
-    from pliant.schemas.file_io.outputs import check_output
+    from pliant.schemas.file_io.files import check_output, write_bytes
     from pliant.schemas.io import read_profile, write_profile
     from pliant.tools.profile.measuring.plan import Options
-    from pliant.tools.profile.rows import merged
+    from pliant.tools.profile.throughput import merged
 
     wanted = (numbers(gpus, "--gpus"), numbers(batches, "--batches"))
     check_output(out)
@@ -204,7 +201,7 @@ class Keeper:
 
     def known(self, cluster: Cluster | None) -> tuple[ProfileRow, ...]:
         """What is kept already and still good; says so."""
-        from pliant.tools.profile.measuring.allreduce_cache import AllReduceCache, cluster_label
+        from pliant.tools.profile.measuring.run import AllReduceCache, cluster_label
 
         if self.path is None:
             return ()
@@ -221,8 +218,8 @@ class Keeper:
 
     def _of_other_types(self, path: str, cluster: Cluster | None) -> tuple[ProfileRow, ...]:
         """What is kept of GPU types that are not those of this machine, if it is of the same cluster."""
-        from pliant.tools.profile.measuring.allreduce_cache import AllReduceCache, cluster_label
-        from pliant.tools.profile.measuring.node import node_to_measure
+        from pliant.tools.profile.measuring.plan import node_to_measure
+        from pliant.tools.profile.measuring.run import AllReduceCache, cluster_label
 
         try:
             kept = AllReduceCache.read(path, cluster_label(cluster))
@@ -233,7 +230,7 @@ class Keeper:
 
     def keep(self, measured: Profile, cluster: Cluster | None) -> None:
         """Keep what was measured just now."""
-        from pliant.tools.profile.measuring.allreduce_cache import AllReduceCache, cluster_label
+        from pliant.tools.profile.measuring.run import AllReduceCache, cluster_label
 
         kept = AllReduceCache.of(measured, cluster_label(cluster))
         if self.path is None:
@@ -244,7 +241,7 @@ class Keeper:
 
 
 def _beside(out: str) -> str | None:
-    from pliant.tools.profile.measuring.allreduce_cache import USUAL_NAME
+    from pliant.tools.profile.measuring.run import USUAL_NAME
 
     return None if out == "-" else str(Path(out).with_name(USUAL_NAME))
 
@@ -327,3 +324,34 @@ def _show_errors(measured: Profile) -> None:
         note(
             f"warning: the model is {off:.0%} off in the median of these rows: expect predictions to be, too"
         )
+
+
+def points_beside(out: str) -> str | None:
+    """The usual file for the points of a profile; None: the profile goes into a pipe or a device."""
+    path = Path(out)
+    if out == PIPE or (path.exists() and not path.is_file()):
+        return None
+    return str(path.with_suffix(".points.jsonl"))
+
+
+@contextmanager
+def kept_points(path: str | None) -> Iterator[PointsFile]:
+    """The points in a file, for more to be added; the file is removed if the body ends well.
+
+    :raises BadInputError: it is another file, or damaged.
+    :raises UsageError: it could not be written.
+    """
+    from pliant.schemas.file_io.files import check_output
+    from pliant.tools.profile.measuring.launch import PointsFile
+
+    if path is not None:
+        check_output(path)
+    kept = PointsFile.read(None if path is None else Path(path))
+    try:
+        yield kept
+    except BaseException:
+        kept.close()
+        if path is not None and Path(path).exists():
+            note(f"what was measured is in {path}: the same command goes on from there")
+        raise
+    kept.remove()

@@ -12,12 +12,11 @@ from pliant.schemas.errors import BadInputError
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
     from pliant.schemas.profile import Profile
-    from pliant.tools.profile.by_size import ThroughputBySize
     from pliant.tools.profile.predict import Base, Prediction, Question, Spread
-    from pliant.tools.report.rendering.sections import Section
-    from pliant.tools.report.rendering.units import TimeUnit
+    from pliant.tools.profile.throughput_model import ThroughputBySize
+    from pliant.tools.report.rendering.sections import Section, TimeUnit
     from pliant.tools.schedule.jobs import JobState
-    from pliant.tools.schedule.speeds import Speeds
+    from pliant.tools.schedule.rates import Speeds
 
 
 class Format(StrEnum):
@@ -56,12 +55,12 @@ def predictions_text(
 
     from pliant.schemas.file_io.files import source_name
     from pliant.schemas.io import read_cluster, read_jobs
-    from pliant.tools.profile.by_size import ThroughputBySize
     from pliant.tools.profile.predict import spreads
+    from pliant.tools.profile.throughput_model import ThroughputBySize
     from pliant.tools.report.rendering.text import as_csv, as_table
     from pliant.tools.schedule.demand import job_state
     from pliant.tools.schedule.jobs import node_states
-    from pliant.tools.schedule.speeds import Speeds
+    from pliant.tools.schedule.rates import Speeds
 
     specs = [job for job in read_jobs(jobs) if not wanted.models or job.model in wanted.models]
     if not specs:
@@ -89,8 +88,7 @@ class _Answer:
 
     def section(self) -> Section:
         """The answer as a table; seconds of a step, time to finish in the unit that reads best."""
-        from pliant.tools.report.rendering.sections import Section
-        from pliant.tools.report.rendering.units import time_unit
+        from pliant.tools.report.rendering.sections import Section, time_unit
 
         unit = time_unit(row.finish_seconds for row in self.rows)
         headers = (
@@ -122,7 +120,7 @@ class _Answer:
 
 
 def _cells(row: Prediction, unit: TimeUnit) -> tuple[str, ...]:
-    from pliant.tools.report.rendering.units import NOTHING, number
+    from pliant.tools.report.rendering.sections import NOTHING, number
 
     share = NOTHING if row.local_batch is None else str(row.local_batch)
     per_gpu = f"{share} × {row.accum_steps}" if row.accum_steps and row.accum_steps > 1 else share

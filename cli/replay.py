@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from annotated_types import Ge
 
-from pliant.cli.assumptions import heed
+from pliant.cli.assumptions import heed, options_of
 from pliant.cli.common import stated
 from pliant.cli.console import note, note_sentence, progress
-from pliant.cli.record_options import options_of
 from pliant.cli.replay_sweep import SWEEPS, SweepOptions, check_sweep_options, replay_sweep, replay_task
 from pliant.schemas.errors import UsageError
-from pliant.schemas.file_io.bulk import garbage_collection_paused
+from pliant.schemas.file_io.json_lines import garbage_collection_paused
 from pliant.tools.replay.options import (
     CLUSTER,
     INPUTS,
@@ -28,7 +27,7 @@ from pliant.tools.replay.options import (
 
 if TYPE_CHECKING:
     from pliant.tools.replay.batch import Task
-    from pliant.tools.replay.summary import Summary
+    from pliant.tools.replay.output import Summary
 
 
 @dataclass(frozen=True, kw_only=True)

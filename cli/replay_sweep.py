@@ -13,11 +13,11 @@ from annotated_types import Ge
 
 from pliant.cli.console import note, progress
 from pliant.schemas.errors import JobsFailedError, UsageError
-from pliant.schemas.text.wording import counted
+from pliant.schemas.text import counted
 from pliant.tools.replay.options import Option
 
 if TYPE_CHECKING:
-    from pliant.tools.replay.sweep.tasks import SweepTask
+    from pliant.tools.replay.sweep.run import SweepTask
 
 
 SWEEPS: Final = "Sweeps"
@@ -97,8 +97,7 @@ def replay_sweep(recipe: str, output: str, workers: int | None, options: SweepOp
     """
     from pliant.schemas.file_io.files import make_folder
     from pliant.tools.replay.sweep.recipe import read_sweep
-    from pliant.tools.replay.sweep.run import outdated, strangers
-    from pliant.tools.replay.sweep.tasks import sweep_tasks, write_table
+    from pliant.tools.replay.sweep.run import outdated, strangers, sweep_tasks, write_table
 
     folder = _folder(output)
     read = read_sweep(recipe)
@@ -122,8 +121,7 @@ def replay_task(task: int, table: str | None, output: str) -> None:
     :raises UsageError: there is no such task.
     :raises BadInputError: it is another table, or what the task was made from has changed since.
     """
-    from pliant.tools.replay.sweep.run import carry_out
-    from pliant.tools.replay.sweep.tasks import task_of
+    from pliant.tools.replay.sweep.run import carry_out, task_of
 
     folder = _folder(output)
     carry_out(task_of(folder, task, table), folder)
@@ -150,9 +148,8 @@ def _carry_out(tasks: Sequence[SweepTask], folder: Path, workers: int | None) ->
 
 
 def _submit(tasks: Sequence[SweepTask], folder: Path, workers: int | None, size: int | None) -> None:
-    from pliant.tools.replay.sweep.run import is_finished
+    from pliant.tools.replay.sweep.run import is_finished, table_digest
     from pliant.tools.replay.sweep.slurm_array import array_scripts, array_size, submit, write_scripts
-    from pliant.tools.replay.sweep.tasks import table_digest
 
     numbers = [number for number, task in enumerate(tasks) if not is_finished(task, folder)]
     if not numbers:

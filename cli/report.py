@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pliant.cli.console import UNKNOWN_WIDTH, note, nothing_comes_in, out_text, stderr, width_for
-from pliant.schemas.file_io.bulk import garbage_collection_paused
+from pliant.schemas.file_io.json_lines import garbage_collection_paused
 
 
 class Format(StrEnum):
@@ -85,10 +85,9 @@ def report(
       pliant report out/ --format json --expect published.json
     """  # noqa: D301 - keeps the lines of the examples apart
     from pliant.schemas.errors import UsageError
-    from pliant.schemas.file_io.files import source_name, write_bytes
-    from pliant.schemas.file_io.outputs import check_folder, check_output
+    from pliant.schemas.file_io.files import check_folder, check_output, source_name, write_bytes
     from pliant.tools.report.comparisons import compare_runs
-    from pliant.tools.report.expect import (
+    from pliant.tools.report.expectations import (
         check_expectations,
         expectations_section,
         read_expectations,
@@ -96,9 +95,8 @@ def report(
     )
     from pliant.tools.report.metrics import Wanted
     from pliant.tools.report.read_run import read_run
-    from pliant.tools.report.rendering.document import Extras
+    from pliant.tools.report.rendering.output import Extras, render, shows_expectations
     from pliant.tools.report.rendering.output import Format as FormatName
-    from pliant.tools.report.rendering.output import render, shows_expectations
     from pliant.tools.report.rendering.text import as_table
     from pliant.tools.report.report import read_report
 

@@ -13,7 +13,7 @@ import typer
 from pliant.cli.common import DEMAND, PARAM, PREDICTOR, SEED, TIME_BUDGET, policy_parameters, run_command
 from pliant.cli.console import is_screen, is_terminal, note, out_text, stderr
 from pliant.schemas.errors import UsageError
-from pliant.schemas.file_io.pipes import write_stdout
+from pliant.schemas.file_io.files import write_stdout
 
 if TYPE_CHECKING:
     from pliant.schemas.event import Event
@@ -127,7 +127,7 @@ def run(
 
     Example: pliant schedule --jobs jobs.jsonl --cluster cluster.json --policy fifo | pliant run --until-done
     """
-    from pliant.tools.run.service.attempt.timeouts import Timeouts
+    from pliant.tools.run.service.members import Timeouts
     from pliant.tools.run.service.options import Options, free_state_name
     from pliant.tools.run.service.run import check_failed, dry_run_text, run_once
 
@@ -185,7 +185,7 @@ def _refuse_to_follow_without_policy(state: Path | None) -> None:
 
 
 def _holds_run(state: Path) -> bool:
-    from pliant.tools.run.statedir.layout import StateDir
+    from pliant.tools.run.statedir.private import StateDir
 
     return StateDir(state).events.exists()
 
@@ -260,10 +260,8 @@ def _serve(options: Options) -> None:
 
 
 def _serve_in_background(options: Options) -> None:
-    from pliant.tools.run.service.background import in_background
-    from pliant.tools.run.service.run import run_and_follow
-    from pliant.tools.run.statedir.layout import StateDir
-    from pliant.tools.run.statedir.private import make_own
+    from pliant.tools.run.service.run import in_background, run_and_follow
+    from pliant.tools.run.statedir.private import StateDir, make_own
 
     def body(ready: Callable[[], None]) -> int:
         def serve() -> None:

@@ -83,7 +83,7 @@ def schedule(
 
     Example: pliant schedule profile.parquet --jobs jobs.jsonl --cluster cluster.json --policy ares -o s.json
     """
-    from pliant.schemas.file_io.outputs import check_output
+    from pliant.schemas.file_io.files import check_output
     from pliant.schemas.io import read_predictor, write_schedule
     from pliant.tools.schedule.decide import Question
 
@@ -96,7 +96,7 @@ def schedule(
     if state is not None:
         if jobs is not None:
             raise UsageError("--state brings its own jobs: leave --jobs out")
-        from pliant.tools.run.watch.between_runs import decide_between_runs
+        from pliant.tools.run.watch.status import decide_between_runs
 
         found = decide_between_runs(state, question, now, wait_s=wait, cluster=cluster, profile=profile)
     elif jobs is None or cluster is None:

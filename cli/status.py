@@ -53,7 +53,7 @@ def status(
 
     Example: pliant status --state live --watch, or pliant status char-lm --state live
     """
-    from pliant.schemas.file_io.bulk import garbage_collection_paused
+    from pliant.schemas.file_io.json_lines import garbage_collection_paused
 
     if watch and output is Form.json:
         raise UsageError("--watch shows a table: leave -o json out")
@@ -112,8 +112,7 @@ class _Page:
 
     def document(self, found: Status, now_s: float) -> str:
         """For programs."""
-        from pliant.tools.run.watch.document import described_fields, job_fields, status_document
-        from pliant.tools.run.watch.job_page import error_lines
+        from pliant.tools.run.watch.job_page import described_fields, error_lines, job_fields, status_document
         from pliant.tools.run.watch.job_status import statuses
 
         if self.job is None:

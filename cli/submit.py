@@ -36,12 +36,12 @@ def submit(
     """
     import time
 
-    from pliant.cli.ordering import check_priority, say_unheeded
+    from pliant.cli.orders import check_priority, say_unheeded
     from pliant.schemas.file_io.files import source_name
     from pliant.schemas.io import read_jobs
     from pliant.tools.run.service.submit import submit as ask
-    from pliant.tools.run.statedir.layout import StateDir
     from pliant.tools.run.statedir.lock import holder_of
+    from pliant.tools.run.statedir.private import StateDir
 
     path = named_or_piped(jobs, "no jobs to submit: name a file, or pipe one in")
     found = read_jobs(path)

@@ -34,7 +34,7 @@ def top(
 
     Example: pliant top --state live --watch
     """
-    from pliant.tools.run.watch.top import Meter, in_order, summary_line, top_document, top_text
+    from pliant.tools.run.watch.screen import Meter, sorted_uses, summary_line, top_document, top_text
 
     check_every(every, watch=watch)
     if watch and output is Form.json:
@@ -43,20 +43,20 @@ def top(
     if not watch:
         log, uses = meter.look()
         if output is Form.json:
-            out_text(top_document(log, in_order(uses, by)))
+            out_text(top_document(log, sorted_uses(uses, by)))
             return
-        out_text(top_text(in_order(uses, by), time.time(), width_for(sys.stdout)))
+        out_text(top_text(sorted_uses(uses, by), time.time(), width_for(sys.stdout)))
         note(summary_line(log, uses))
         return
 
     def look(width: int | None) -> Shown:
         log, uses = meter.look()
-        return top_text(in_order(uses, by), time.time(), width), [summary_line(log, uses)]
+        return top_text(sorted_uses(uses, by), time.time(), width), [summary_line(log, uses)]
 
     def changed() -> tuple[object, Callable[[], Shown]]:
         log, uses = meter.look()
         mark = [(use.id, use.job.placement, use.progress) for use in uses]
-        return mark, lambda: (top_text(in_order(uses, by), time.time()), [summary_line(log, uses)])
+        return mark, lambda: (top_text(sorted_uses(uses, by), time.time()), [summary_line(log, uses)])
 
     if is_screen(sys.stdout):
         show(look, every or LOOK_S)

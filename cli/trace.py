@@ -8,8 +8,7 @@ import typer
 
 from pliant.cli.console import note, progress
 from pliant.schemas.errors import UsageError
-from pliant.schemas.text.digits import whole_number
-from pliant.schemas.text.wording import counted
+from pliant.schemas.text import counted, whole_number
 
 
 def trace_import(
@@ -136,7 +135,7 @@ def synth(
 
     Example: pliant trace synth poisson --jobs 160 --rate 20 --models resnet18:256=3,bert:32 -o trace.jsonl
     """
-    from pliant.schemas.file_io.outputs import check_output
+    from pliant.schemas.file_io.files import check_output
     from pliant.schemas.io import write_jobs
     from pliant.tools.replay.traces.recipe import read_recipe
     from pliant.tools.replay.traces.synthetic import synthesize

@@ -1,15 +1,23 @@
-"""Something that is shown again and again: in place on a screen, one after the other elsewhere."""
+"""Something that is shown again and again: in place on a screen, one after the other elsewhere.
+
+Single keys from the terminal, without Return and without showing them.
+"""
 
 from __future__ import annotations
 
+import os
+import select
 import sys
+import termios
 import time
+import tty
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final
+from contextlib import suppress
+from typing import Annotated, Any, Final, Self
 
 import typer
 
-from pliant.cli.console import note, out_text, reader_left, width_for
+from pliant.cli.console import note, nothing_comes_in, out_text, reader_left, width_for
 from pliant.schemas.errors import UsageError
 
 LOOK_S: Final = 0.5
@@ -46,8 +54,6 @@ def show(look: Callable[[int | None], Shown], every_s: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from pliant.cli.keys import Keys
-
     with Keys() as keys, Live(console=Console(highlight=False), auto_refresh=False) as live:
         pressed = ""
         while pressed not in ("q", "Q"):
@@ -74,3 +80,37 @@ def repeat(look: Callable[[], tuple[Any, Callable[[], Shown]]], every_s: float |
             before, is_first = mark, False
         time.sleep(LOOK_S if every_s is None else every_s)
     raise BrokenPipeError
+
+
+class Keys:
+    """While entered, keys come one by one. Where stdin is not a terminal, none ever does.
+
+    Keys that were typed before count, too. Ctrl-C and the end of the terminal count as ``q``: all leave.
+    """
+
+    def __init__(self) -> None:
+        self._terminal = None if sys.stdin is None or not nothing_comes_in() else sys.stdin.fileno()
+        self._before: list[Any] = []
+
+    def __enter__(self) -> Self:
+        if self._terminal is not None:
+            self._before = termios.tcgetattr(self._terminal)
+            tty.setcbreak(self._terminal, termios.TCSADRAIN)  # the default throws away what was typed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal is not None:
+            with suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
+
+    def wait(self, seconds: float) -> str:
+        """The next key, or nothing if none comes in time."""
+        try:
+            if self._terminal is None:
+                time.sleep(seconds)
+            elif select.select([self._terminal], [], [], seconds)[0]:
+                # Not by way of sys.stdin: it reads ahead, and select() does not see what it holds.
+                return os.read(self._terminal, 1).decode(errors="replace") or "q"
+        except (KeyboardInterrupt, OSError):  # the terminal is gone: EIO
+            return "q"
+        return ""

@@ -18,7 +18,7 @@ from experiments.harness.page import Results
 from experiments.harness.spec import Replays
 from experiments.shadow_price.measure import RESULTS
 from experiments.shadow_price.runs import OURS
-from pliant.tools.report.rendering.markdown import markdown_table
+from pliant.tools.report.rendering.text import markdown_table
 from pliant.tools.schedule.registry import describe
 
 _WORLDS: Final = {BASE: "large", RECORDS: "small"}

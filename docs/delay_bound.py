@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from pliant.tools.report.rendering.markdown import markdown_table
+from pliant.tools.report.rendering.text import markdown_table
 
 _RESULTS: Final = Path(__file__).parents[1] / "benchmarks" / "results" / "shadow_price.json"
 _ROWS: Final = {

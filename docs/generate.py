@@ -34,12 +34,11 @@ def cli_page() -> str:
 def schemas_page() -> str:
     """Tables of all file kinds, from the records and the column tables."""
     from pliant.schemas.cluster import Cluster, Node, SlurmOptions
-    from pliant.schemas.convergence import CONVERGENCE
     from pliant.schemas.event import EVENT
     from pliant.schemas.job import Batch, Gpus, Job
     from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, ReportedRun
     from pliant.schemas.predictor import Predictor, ProgressFit
-    from pliant.schemas.profile import PROFILE
+    from pliant.schemas.profile import CONVERGENCE, PROFILE
     from pliant.schemas.schedule import Allocation, BatchPlan, Schedule, Verdict
 
     records: tuple[tuple[str, str, tuple[type[BaseModel], ...]], ...] = (
@@ -75,6 +74,7 @@ def schemas_page() -> str:
 
 
 def _limits_text() -> str:
+    from pliant.schemas.file_io.files import WRITER_S
     from pliant.schemas.file_io.limits import (
         DOCUMENT_BYTES,
         EXPANSION,
@@ -85,7 +85,6 @@ def _limits_text() -> str:
         ROWS_BYTES,
         STREAM_BYTES,
     )
-    from pliant.schemas.file_io.pipes import WRITER_S
 
     times, row = EXPANSION, ROW_BYTES
     least, longest = FREE_BYTES >> 20, LONGEST_TEXT >> 20
@@ -104,7 +103,7 @@ strings; so is one with a string of more than {longest} MiB. Gzipped traces have
 
 
 def _progress_text() -> str:
-    from pliant.tools.run.statedir.contract.progress import LastCheckpoint, Progress
+    from pliant.tools.run.statedir.contract.plan import LastCheckpoint, Progress
 
     schema = Progress.model_fields["schema_"].default
     intro = f"""\
@@ -152,7 +151,7 @@ def _type(rule: dict[str, Any]) -> str:
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    from pliant.tools.report.rendering.markdown import markdown_table
+    from pliant.tools.report.rendering.text import markdown_table
 
     return markdown_table(head, rows, len(head)) + "\n"
 
@@ -308,7 +307,7 @@ def stale() -> list[str]:
 
 def _pages() -> dict[str, str]:
     """Each page as it should be."""
-    from pliant.tools.report.rendering.markdown import wrapped_prose
+    from pliant.tools.report.rendering.text import wrapped_prose
 
     whole = {name: HEADER + wrapped_prose(page()) for name, page in PAGES.items()}
     return whole | {name: with_table((HERE / name).read_text(), table()) for name, table in TABLES.items()}

@@ -11,7 +11,7 @@ from pliant.schemas.cluster import Cluster, UserLimit
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.job import Job
 from pliant.schemas.resources import Capacities
-from pliant.schemas.text.wording import in_gpus
+from pliant.schemas.text import in_gpus
 
 
 class Room(NamedTuple):

@@ -15,7 +15,7 @@ from pliant.schemas.file_io.record import (
     Record,
     broken_rule,
 )
-from pliant.schemas.text.wording import counted
+from pliant.schemas.text import counted
 
 MOST_NODES: Final = 1_000_000
 SlurmWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:@,/-]{0,255}$")]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pliant.schemas.text.fitting import harmless
+from pliant.schemas.text import harmless
 
 
 class PliantError(Exception):

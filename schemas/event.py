@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 from pliant.schemas.file_io.columns import About, Broken, Table
-from pliant.schemas.file_io.problems import NOT_FINITE, as_pointer, nonfinite
+from pliant.schemas.file_io.record import NOT_FINITE, as_pointer, nonfinite
 
 EventName = Literal[
     "submit", "reject", "start", "grow", "shrink", "move", "preempt", "resume", "epoch", "progress",

@@ -18,14 +18,13 @@ import pandas as pd
 from pydantic import BaseModel
 
 from pliant.schemas.cluster import Node
-from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.files import source_name
 from pliant.schemas.job import Job
 from pliant.schemas.kinds import read_kind
 from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, ReportedRun
-from pliant.schemas.profile import ProfileRow
+from pliant.schemas.profile import ConvergenceRow, ProfileRow
 from pliant.schemas.schedule import Allocation, Verdict
 
 TABLES: Final[Mapping[str, Mapping[str, type]]] = {

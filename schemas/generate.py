@@ -7,18 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.convergence import CONVERGENCE
 from pliant.schemas.event import EVENT
 from pliant.schemas.file_io.columns import About, Column, Table
 from pliant.schemas.file_io.files import atomic_write
-from pliant.schemas.file_io.record import Record
-from pliant.schemas.file_io.seals import CRC_DOC
-from pliant.schemas.file_io.version import KINDS, MINORS, schema_id
+from pliant.schemas.file_io.json_lines import CRC_DOC
+from pliant.schemas.file_io.record import KINDS, MINORS, Record, schema_id
 from pliant.schemas.job import Job
 from pliant.schemas.kinds import check_kind
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.predictor import Predictor
-from pliant.schemas.profile import PROFILE
+from pliant.schemas.profile import CONVERGENCE, PROFILE
 from pliant.schemas.schedule import Schedule
 
 FOLDER: Final = Path(__file__).parent / "json"

@@ -12,22 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.convergence import CONVERGENCE, ConvergenceRow
 from pliant.schemas.event import EVENT, Event
-from pliant.schemas.file_io.digest import columns_hash
-from pliant.schemas.file_io.documents import document_bytes, parse_document
+from pliant.schemas.file_io.columns import rows_from_columns
+from pliant.schemas.file_io.documents import document_bytes, job_lines, parse_document, parse_jobs
 from pliant.schemas.file_io.events import event_lines, parse_events
-from pliant.schemas.file_io.files import read_bytes, source_name, write_bytes
-from pliant.schemas.file_io.jobs import job_lines, parse_jobs
-from pliant.schemas.file_io.jsonlines import header
+from pliant.schemas.file_io.files import PIPE, read_bytes, source_name, write_bytes
+from pliant.schemas.file_io.json_lines import header
 from pliant.schemas.file_io.limits import ROWS_BYTES
-from pliant.schemas.file_io.pipes import PIPE
-from pliant.schemas.file_io.rows import rows_from_columns
-from pliant.schemas.file_io.tables import parquet_bytes, parse_parquet, to_columns
+from pliant.schemas.file_io.tables import columns_hash, parquet_bytes, parse_parquet, to_columns
 from pliant.schemas.job import Job
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.predictor import Predictor
-from pliant.schemas.profile import OF_PAIRS, PROFILE, Profile, ProfileRow
+from pliant.schemas.profile import CONVERGENCE, OF_PAIRS, PROFILE, ConvergenceRow, Profile, ProfileRow
 from pliant.schemas.schedule import Schedule
 
 

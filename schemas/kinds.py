@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.convergence import CONVERGENCE
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.file_io.documents import parse_document
+from pliant.schemas.file_io.documents import parse_document, parse_jobs
 from pliant.schemas.file_io.events import parse_events
 from pliant.schemas.file_io.files import PARQUET_MAGIC, read_bytes, source_name
-from pliant.schemas.file_io.jobs import parse_jobs
 from pliant.schemas.file_io.limits import ROWS_BYTES
+from pliant.schemas.file_io.record import KINDS
 from pliant.schemas.file_io.tables import file_metadata, parse_parquet, read_arrow, schema_in_footer
-from pliant.schemas.file_io.version import KINDS
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.predictor import Predictor
-from pliant.schemas.profile import PROFILE
+from pliant.schemas.profile import CONVERGENCE, PROFILE
 from pliant.schemas.schedule import Schedule
-from pliant.schemas.text.wording import counted
+from pliant.schemas.text import counted
 
 _READERS: Final[dict[str, Callable[[bytes, str], Sequence[Any]]]] = {
     "job": parse_jobs,

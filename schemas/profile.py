@@ -1,4 +1,7 @@
-"""The ``profile`` kind: one row per measured configuration (Parquet)."""
+"""The ``profile`` kind: one row per measured configuration (Parquet).
+
+The ``convergence`` kind: how a model learns at a batch size, epoch by epoch (Parquet).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from functools import lru_cache
 from typing import Annotated, Final, Literal
 
 from pliant.schemas.file_io.columns import About, Broken, Table
-from pliant.schemas.text.digits import whole_number
+from pliant.schemas.text import whole_number
 
 MEASURED: Final = (
     "step_seconds", "compute_seconds", "sync_seconds", "samples_per_second", "stdev_seconds", "peak_memory",
@@ -189,3 +192,20 @@ def _shares(placement: str) -> list[int]:
 
 
 PROFILE: Final = Table("profile", ProfileRow, broken=_broken)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvergenceRow:
+    """One epoch of one validation run."""
+
+    model: Annotated[str, About("key that jobs name in `convergence`")]
+    batch: Annotated[int, About("global batch of the validation run", least=1)]
+    epoch: Annotated[int, About("epoch, from 0", least=0)]
+    iterations: Annotated[float, About("optimizer steps done at the end of the epoch, cumulative", least=0)]
+    progress: Annotated[float, About("statistical progress at the end of the epoch", least=0)]
+    metric: Annotated[float | None, About("validation metric")] = None
+    grad_sqr: Annotated[float | None, About("squared norm of the mean gradient", least=0)] = None
+    grad_var: Annotated[float | None, About("variance of the gradient", least=0)] = None
+
+
+CONVERGENCE: Final = Table("convergence", ConvergenceRow)

@@ -18,7 +18,7 @@ from pliant.schemas.file_io.record import (
 )
 from pliant.schemas.job import Job
 from pliant.schemas.predictor import Predictor
-from pliant.schemas.text.wording import counted, in_gpus
+from pliant.schemas.text import counted, in_gpus
 
 Action = Literal["start", "keep", "grow", "shrink", "move", "preempt", "resume"]
 

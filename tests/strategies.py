@@ -8,7 +8,6 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster, Node
-from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.event import EVENT_NAMES, Event
 from pliant.schemas.job import (
     Batch,
@@ -23,9 +22,9 @@ from pliant.schemas.job import (
 )
 from pliant.schemas.metrics import Metrics, ReportedRun
 from pliant.schemas.predictor import Predictor, ProgressFit
-from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.profile import ConvergenceRow, Profile, ProfileRow
 from pliant.schemas.schedule import Allocation, ForecastState, PolicyState, PolicyUse, Schedule, Verdict
-from pliant.tools.profile.batch import plan_batch
+from pliant.tools.profile.throughput import plan_batch
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 plain = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)

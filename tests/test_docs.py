@@ -69,7 +69,7 @@ def test_each_decision_is_bold_with_its_reason_in_at_most_five_lines() -> None:
 
 
 def test_the_page_of_file_kinds_has_each_field_of_a_job_s_progress_file() -> None:
-    from pliant.tools.run.statedir.contract.progress import Progress
+    from pliant.tools.run.statedir.contract.plan import Progress
 
     section = (ROOT / "docs" / "schemas.md").read_text().partition("## progress\n")[2]
     names = [field.alias or name for name, field in Progress.model_fields.items()]

@@ -39,8 +39,8 @@ HEAVY = {
         "tools/schedule/policies/",
         "tools/schedule/forecast.py",
         "tools/profile/simplices",
-        "tools/profile/predictor/",
-        "tools/report/significance.py",
+        "tools/profile/predictor.py",
+        "tools/report/report.py",
     ),
 }
 

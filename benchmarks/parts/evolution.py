@@ -23,12 +23,10 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.schedule.jobs import JobState, node_states
-from pliant.tools.schedule.policies.ones.genome import Ints, counts_of
-from pliant.tools.schedule.policies.ones.limits import Limit
+from pliant.tools.schedule.policies.ones.genome import Ints, Sizes, counts_of
+from pliant.tools.schedule.policies.ones.limits import Limit, Row, Tables, sizes_of
 from pliant.tools.schedule.policies.ones.search import Problem, beginning, evolve
-from pliant.tools.schedule.policies.ones.sizes import Sizes
-from pliant.tools.schedule.policies.ones.tables import Row, Tables, sizes_of
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.work_ahead import WorkAhead, known_work
 
 SEED: Final = 20211114

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from experiments.harness.data import missing
-from pliant.tools.report.expectation import Expectation
+from pliant.tools.report.expectations import Expectation
 
 RESULTS = Path(__file__).parents[1] / "results"
 ROOT = Path(__file__).parents[2]

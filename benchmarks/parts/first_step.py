@@ -28,7 +28,7 @@ from benchmarks.parts.figure import Figure
 from pliant.schemas.io import read_events, write_cluster
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import read_log
-from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.private import StateDir
 from tests.builders import cluster, job
 
 JOBS: Final = 7
@@ -41,7 +41,7 @@ marks = {"began": time.time()}
 import json, os, sys
 import torch
 from pliant.tools.run import elastic
-from pliant.tools.run.elastic.report.report import process_age_s
+from pliant.tools.run.elastic.report import process_age_s
 data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -30,8 +30,7 @@ from pliant.tools.report.metrics import Wanted, run_metrics
 from pliant.tools.report.possible import OF_JOBS, OF_RUNS, OF_TESTS, impossible
 from pliant.tools.report.read_run import fold, read_run
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.rendering.document import Extras
-from pliant.tools.report.rendering.output import render
+from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.report import make_report
 from pliant.tools.schedule.registry import policy_names
 from tests.builders import cluster, job, mixed_cluster

@@ -25,8 +25,8 @@ from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.run import Replayed, Run, replay
 from pliant.tools.schedule.jobs import JobState, node_states
+from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.registry import policy_class, policy_names
-from pliant.tools.schedule.speeds import Speeds
 
 SEED: Final = 20261123
 GB: Final = 10**9

@@ -10,7 +10,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.replay.traces.recipe import read_recipe
 from pliant.tools.replay.traces.synthetic import synthesize
-from pliant.tools.schedule.policies.multi_resource.model import Floats, Servers
+from pliant.tools.schedule.policies.multi_resource.fleet import Floats, Servers
 
 _SLOTS: Final = 64
 """Workers of a node, which its GPUs, CPUs and memory limit further."""

@@ -15,10 +15,7 @@ import numpy as np
 from benchmarks.parts.figure import Figure
 from experiments.harness.data import data_folder
 from pliant.schemas.io import read_events
-from pliant.tools.profile.predictor.calibration import inside
-from pliant.tools.profile.predictor.epochs import EndedJob
-from pliant.tools.profile.predictor.from_events import ended_jobs
-from pliant.tools.profile.predictor.predictor import ProgressPredictor
+from pliant.tools.profile.predictor import EndedJob, ProgressPredictor, ended_jobs, inside
 from pliant.tools.replay.importers.run import HISTORY, import_trace
 
 LOW: Final = 0.85

@@ -28,14 +28,13 @@ from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Batch, Gpus, Job, SampleWork
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit
+from pliant.tools.run.elastic import report as history
+from pliant.tools.run.elastic import report as progress
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.report import history
-from pliant.tools.run.elastic.report import report as progress
-from pliant.tools.run.elastic.report.report import Reporter
+from pliant.tools.run.elastic.report import Reporter
 from pliant.tools.run.elastic.state.state import Counters, Mean
-from pliant.tools.run.service.allocation.change_steps import Step, Target
-from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.service.attempt.plan_file import CHECKPOINT_S, make_plan
+from pliant.tools.run.service.allocation import Slot, Step, Target
+from pliant.tools.run.service.commands import CHECKPOINT_S, make_plan
 from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.loop import Loop
 from pliant.tools.run.service.options import Options
@@ -44,11 +43,11 @@ from pliant.tools.run.service.run import POLL_S
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.directory import State
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import submit_event
+from pliant.tools.run.statedir.log.fold import Share
 from pliant.tools.run.statedir.log.tail import Tail
+from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import Spool
-from pliant.tools.run.statedir.share import Share
 from pliant.tools.schedule.decide import Question
 
 WORKERS: Final = 4

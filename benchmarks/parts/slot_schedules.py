@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from pliant.tools.schedule.policies.multi_resource.model import Bid, Plan, Servers
+from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Plan, Servers
 
 _NEAR = 1e-6
 """Relative; sums of amounts may be rounded by this much."""

@@ -17,15 +17,14 @@ from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Backend
-from pliant.tools.run.service.attempt.gang import Gang
 from pliant.tools.run.service.executor import Executor
+from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.reports import Ended, Said
 from pliant.tools.run.service.run import POLL_S
 from pliant.tools.run.statedir.clock import Clock
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
-from pliant.tools.run.statedir.layout import StateDir
-from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.share import Share
+from pliant.tools.run.statedir.log.fold import RunLog, Share
+from pliant.tools.run.statedir.private import StateDir
 
 PATIENCE_S: Final = 120.0
 SLOTS: Final = 3

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from experiments.accuracy.arms import DRAWN, GROWN, LARGER, REFERENCE
 from experiments.harness.spec import Findings
-from pliant.tools.report.rendering.markdown import markdown_table
+from pliant.tools.report.rendering.text import markdown_table
 
 ROUNDING: Final = 1e-12
 """Losses that differ by less than this part are equal but for the rounding of 64-bit numbers."""

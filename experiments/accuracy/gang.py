@@ -16,7 +16,7 @@ import torch
 from experiments.accuracy.arms import Change
 from experiments.accuracy.script import Task, train
 from pliant.schemas.errors import JobsFailedError
-from pliant.tools.run.service.attempt.plan_file import next_plan, write_plan
+from pliant.tools.run.service.commands import next_plan, write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_SLOT, ENV_WORKER, Member, Plan
 from pliant.tools.run.statedir.contract.presence import life

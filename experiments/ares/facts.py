@@ -24,7 +24,7 @@ from experiments.ares.workloads import (
     stem,
 )
 from experiments.harness.spec import Replays
-from pliant.tools.report.rendering.markdown import markdown_table
+from pliant.tools.report.rendering.text import markdown_table
 
 POLICIES: Final = tuple(sorted((*MINUTE, *SIX_MINUTES)))
 FIXED_BATCH: Final = tuple(name for name in POLICIES if name not in ("ares", "ares-goodput", "pollux"))

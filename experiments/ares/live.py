@@ -21,7 +21,7 @@ from pliant.schemas.errors import JobsFailedError, PliantError
 from pliant.schemas.file_io.files import atomic_write
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.rendering.markdown import markdown_table
+from pliant.tools.report.rendering.text import markdown_table
 
 WORDS: Final = {
     "mean_jct_s": "average JCT, s",

@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.bounds.covers import BoundJob, Floats
 from experiments.bounds.dual import Prices, dual
-from pliant.tools.report.lower_bounds import least_left_first
+from pliant.tools.report.metrics import least_left_first
 
 CELLS: Final = 200
 ROUNDS: Final = 160

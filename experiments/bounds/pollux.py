@@ -16,9 +16,8 @@ import numpy as np
 
 from experiments.bounds.covers import BoundJob, Cover, Floats, covers_of
 from pliant.schemas.job import Job
-from pliant.tools.profile.by_placement import Placement, ThroughputByPlacement
-from pliant.tools.replay.compat.epochs import split
-from pliant.tools.replay.compat.pollux import POLLUX
+from pliant.tools.profile.throughput_model import Placement, ThroughputByPlacement
+from pliant.tools.replay.compat import POLLUX, split
 from pliant.tools.replay.inputs import Inputs
 
 SHARES: Final = 100

@@ -14,7 +14,7 @@ from experiments.elastic_scaling.model import ASSUMPTIONS, MOST_GPUS, Model, fit
 from experiments.elastic_scaling.workloads import prepare
 from experiments.harness.published import read_numbers
 from experiments.harness.spec import Experiment, Plot, Replays
-from pliant.tools.report.rendering.markdown import markdown_table
+from pliant.tools.report.rendering.text import markdown_table
 
 _OURS, _BASELINE = "our method", "random-bs"
 _WORLDS: Final = {

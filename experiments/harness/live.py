@@ -15,7 +15,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError
 from pliant.schemas.io import write_cluster, write_jobs
 from pliant.schemas.job import Job
-from pliant.tools.report.expectation import Expectation
+from pliant.tools.report.expectations import Expectation
 from pliant.tools.report.read_run import read_run
 from pliant.tools.report.records import RunRecord
 

@@ -16,7 +16,7 @@ from experiments.harness.replays import OF_JOBS, Outcome
 from experiments.harness.significance import PairedTest, paired_tests
 from experiments.harness.spec import Experiment, Replays, Subject
 from pliant.schemas.file_io.files import read_bytes
-from pliant.tools.report.rendering.markdown import markdown_table, wrapped_prose
+from pliant.tools.report.rendering.text import markdown_table, wrapped_prose
 
 HEADER: Final = (
     "<!-- Written by `make experiment NAME={}` from its results; edit the template instead. -->\n\n"

@@ -13,10 +13,9 @@ from pydantic import Field, ValidationError
 from experiments.harness.replays import OF_JOBS, Outcome, matching
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.files import read_bytes
-from pliant.schemas.file_io.problems import problems_of
-from pliant.schemas.file_io.record import Identifier, PositiveFloat, Record
+from pliant.schemas.file_io.record import Identifier, PositiveFloat, Record, problems_of
 from pliant.tools.replay.traces.recipe import parse_table
-from pliant.tools.report.expectation import Expectation, ExpectedFigure
+from pliant.tools.report.expectations import Expectation, ExpectedFigure
 
 NEAR: Final = 1.5
 """A ratio reproduces a published one if it lies on the same side of 1 and within this factor of it."""

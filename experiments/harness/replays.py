@@ -12,12 +12,11 @@ from typing import Final, NamedTuple
 from experiments.harness.spec import Experiment, Fold, Tell
 from pliant.schemas.errors import BadInputError, JobsFailedError
 from pliant.tools.replay.sweep.recipe import SweepRecipe, read_sweep
-from pliant.tools.replay.sweep.run import event_file, sweep
-from pliant.tools.replay.sweep.tasks import SweepTask, sweep_tasks
+from pliant.tools.replay.sweep.run import SweepTask, event_file, sweep, sweep_tasks
 from pliant.tools.report.metrics import Wanted, mean, percentile, run_metrics
 from pliant.tools.report.read_run import read_run
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.significance import steady
+from pliant.tools.report.report import steady
 
 OF_JOBS: Final = ("mean_execution_s", "mean_waiting_s", "part_within_200_s", "max_jct_s")
 """Figures of the jobs of a replay that no report has: those of ONES, figure 15."""

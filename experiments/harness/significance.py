@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from experiments.harness.replays import Outcome, matching
 from experiments.harness.spec import Experiment, Paired
 from pliant.schemas.errors import BadInputError
-from pliant.tools.report.significance import wilcoxon
+from pliant.tools.report.report import wilcoxon
 
 
 @dataclass(frozen=True, slots=True)
 class PairedTest:
-    """Wilcoxon's test of two replays; fields as those of ``pliant.tools.report.significance``."""
+    """Wilcoxon's test of two replays; fields as those of ``pliant.tools.report.report``."""
 
     what: str
     first: str

@@ -26,7 +26,7 @@ from experiments.oasis.values import (
     utilities,
 )
 from experiments.oasis.worlds import PAST_JOBS
-from pliant.tools.report.rendering.markdown import markdown_table
+from pliant.tools.report.rendering.text import markdown_table
 
 
 def facts(found: Findings) -> Mapping[str, Any]:

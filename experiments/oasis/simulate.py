@@ -9,8 +9,7 @@ from typing import Final
 import numpy as np
 
 from pliant.tools.schedule.policies.multi_resource.dorm import Dorm
-from pliant.tools.schedule.policies.multi_resource.fleet import Active
-from pliant.tools.schedule.policies.multi_resource.model import Bid, Plan, Servers
+from pliant.tools.schedule.policies.multi_resource.fleet import Active, Bid, Plan, Servers
 from pliant.tools.schedule.policies.multi_resource.rules import (
     Holdings,
     Prospect,

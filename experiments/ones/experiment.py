@@ -15,7 +15,7 @@ from experiments.ones.artifact import GAINS, MEANS, length_and_waiting, paper_av
 from experiments.ones.model import ASSUMPTIONS, RESIZED, bert_fixed, fitted, sync_s
 from experiments.ones.scenes import ALSO, MAIN, OTHERS, PAPER, ROWS, SCALING, Scene, sweep_files
 from experiments.ones.workloads import prepare
-from pliant.tools.report.rendering.markdown import markdown_table
+from pliant.tools.report.rendering.text import markdown_table
 
 NEAR: Final = 0.1
 """A gain within ten points of the published one counts as reproduced."""

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pliant.tools.schedule.policies.drl.network import Weights
+from pliant.tools.schedule.policies.drl import Weights
 
 Floats = npt.NDArray[np.float64]
 _GRID_S: Final = 5.0

@@ -20,17 +20,14 @@ from experiments.ones.model import profile_of
 from experiments.ones.workloads import SHORTER, cluster_of, drawn, jobs_of
 from pliant.schemas.errors import BadInputError, PliantError
 from pliant.schemas.file_io.files import read_bytes
-from pliant.schemas.file_io.problems import problems_of
-from pliant.schemas.file_io.record import NonNegativeFloat, PositiveFloat, PositiveInt, Record
+from pliant.schemas.file_io.record import NonNegativeFloat, PositiveFloat, PositiveInt, Record, problems_of
 from pliant.schemas.job import Job
-from pliant.tools.profile.by_size import ThroughputBySize
+from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.traces.recipe import parse_table
-from pliant.tools.schedule.policies.drl.actions import Action, Situation, odds
-from pliant.tools.schedule.policies.drl.network import SHIPPED, Weights, write_network
-from pliant.tools.schedule.policies.drl.policy import Drl
+from pliant.tools.schedule.policies.drl import SHIPPED, Action, Drl, Situation, Weights, odds, write_network
 from pliant.tools.schedule.session.session import Session
 
 RECIPE: Final = Path(__file__).with_name("train.toml")

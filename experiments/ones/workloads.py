@@ -26,7 +26,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import write_cluster, write_jobs, write_profile
 from pliant.schemas.job import Batch, EpochWork, Gpus, Job
-from pliant.tools.profile.by_size import ThroughputBySize
+from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.replay.importers.conversion import Conversion, ImportSummary
 from pliant.tools.replay.importers.formats.ones import read_workload
 

@@ -10,10 +10,9 @@ from unittest.mock import patch
 import numpy as np
 
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.shadow_price import shares
+from pliant.tools.schedule.policies.shadow_price import sizes as shares
 from pliant.tools.schedule.policies.shadow_price.curves import Floats
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
-from pliant.tools.schedule.policies.shadow_price.members import Members
+from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, Members
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.snapshot import Snapshot

@@ -10,7 +10,7 @@ from typing import Any, Final
 from experiments.shadow_price.elsewhere import theirs
 from experiments.shadow_price.rows import Rows
 from experiments.shadow_price.runs import OURS
-from pliant.tools.report.rendering.markdown import markdown_table
+from pliant.tools.report.rendering.text import markdown_table
 
 _ARES: Final = {
     "philly": "Philly",

@@ -15,7 +15,7 @@ from experiments.shadow_price.matrix import GRACES, GROUPS, LOADS, LONG, PARAMET
 from experiments.shadow_price.rows import Rows
 from experiments.shadow_price.runs import OURS
 from experiments.shadow_price.verdict import WORDS, headline, losses, lost, wins
-from pliant.tools.report.rendering.markdown import markdown_table
+from pliant.tools.report.rendering.text import markdown_table
 from pliant.tools.schedule.registry import describe, policy_names
 
 _PARTS: Final = {

@@ -9,7 +9,7 @@ from experiments.shadow_price.beside import rivals_elsewhere
 from experiments.shadow_price.matrix import LONG, SHORT
 from experiments.shadow_price.rows import Rows
 from experiments.shadow_price.runs import OURS
-from pliant.tools.report.rendering.markdown import markdown_table
+from pliant.tools.report.rendering.text import markdown_table
 
 WORDS: Final = {
     "w6": "Pollux 6",

@@ -2,15 +2,19 @@
 
 The type of a field says what its column holds and whether it may be null; :class:`About` says the rest. The
 Arrow schema, the check of a row, the JSON description and the page of the docs come from there.
+
+Check the rows of the table-shaped kinds: one validator, built from the declaration of a table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
+    Annotated,
     Any,
     Final,
     Generic,
@@ -22,10 +26,14 @@ from typing import (
     get_type_hints,
 )
 
-from pliant.schemas.file_io.version import schema_id
+from pydantic_core import ArgsKwargs, SchemaValidator, ValidationError, core_schema
+
+from pliant.schemas.errors import BadInputError, Problem
+from pliant.schemas.file_io.record import problems_of, schema_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 R = TypeVar("R")
 Broken = list[tuple[str, str]]
@@ -107,3 +115,120 @@ def _column(name: str, hint: Any) -> Column:
     options = get_args(plain) if get_origin(plain) in (Union, UnionType) else (plain,)
     (held,) = (option for option in options if option is not NoneType)
     return Column(name, held, NoneType in options, about)
+
+
+_INT64: Final = 2**63
+
+
+@cache
+def validator(table: Table[Any], *, json_as_text: bool = False) -> SchemaValidator:
+    """The validator of one row. ``json_as_text``: its ``json`` columns come as text, as in Parquet."""
+    schemas = [_column_schema(column, json_as_text=json_as_text) for column in table.columns]
+    fields = [
+        core_schema.dataclass_field(column.name, schema, kw_only=False)
+        for column, schema in zip(table.columns, schemas, strict=True)
+    ]
+    arguments = core_schema.dataclass_args_schema(table.row.__name__, fields, extra_behavior="forbid")
+    return SchemaValidator(
+        core_schema.dataclass_schema(table.row, arguments, list(table.names), slots=True, frozen=True)
+    )
+
+
+def _column_schema(column: Column, *, json_as_text: bool) -> core_schema.CoreSchema:
+    schema = _value_schema(column.hint, column.about)
+    if column.type == "json" and json_as_text:
+        schema = core_schema.json_schema(schema)
+    if not column.nullable:
+        return schema
+    return core_schema.with_default_schema(core_schema.nullable_schema(schema), default=None)
+
+
+def _value_schema(hint: Any, about: About) -> core_schema.CoreSchema:
+    """How a value of a type is checked."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if hint is int:
+        least = -_INT64 if about.least is None else int(about.least)
+        return core_schema.int_schema(strict=True, ge=least, lt=_INT64)
+    if hint is float:
+        return core_schema.float_schema(strict=True, allow_inf_nan=False, ge=about.least)
+    if hint is bool:
+        return core_schema.bool_schema(strict=True)
+    if origin is Literal:
+        return core_schema.literal_schema([*inside, *about.former])
+    if origin is Annotated:
+        return _value_schema(*inside)
+    if origin is tuple:
+        items = [_value_schema(each, About()) for each in inside if each is not Ellipsis]
+        return core_schema.tuple_schema(items, variadic_item_index=0 if Ellipsis in inside else None)
+    if hint is str:
+        return core_schema.str_schema(strict=True)
+    return core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema())
+
+
+def rows_from_columns(
+    columns: Mapping[str, Sequence[Any]], table: Table[R], source: str, *, json_as_text: bool = False
+) -> tuple[R, ...]:
+    """The rows of a table given as columns of equal length.
+
+    :raises BadInputError: with every problem; the row is counted from 1.
+    """
+    _check_names(columns, table, source)
+    check = validator(table, json_as_text=json_as_text).validate_python
+    missing = [None] * len(next(iter(columns.values())))
+    rows: list[R] = []
+    problems: list[Problem] = []
+    in_order = [columns.get(name, missing) for name in table.names]
+    for number, values in enumerate(zip(*in_order, strict=True), 1):
+        try:
+            # by place: that takes two thirds of the time that names take
+            rows.append(check(ArgsKwargs(values)))
+        except ValidationError:
+            problems += _problems(check, dict(zip(table.names, values, strict=True)), source, number)
+            continue
+        problems += [
+            Problem(source, None, f"row {number}: {pointer}", text)
+            for pointer, text in table.broken(rows[-1])
+        ]
+    if problems:
+        raise BadInputError(problems)
+    return tuple(rows)
+
+
+def _problems(
+    check: Callable[[Any], object], fields: Mapping[str, Any], source: str, number: int
+) -> list[Problem]:
+    """What is wrong with a row, by the names of its fields."""
+    try:
+        check(fields)
+    except ValidationError as error:
+        return problems_of(error, source, where=f"row {number}: ")
+    return []
+
+
+def validate_row(row: R, table: Table[R]) -> None:
+    """Check the values of a row, each for itself; ``table.broken`` says whether they go together.
+
+    :raises ValidationError: pydantic's, with every value that is wrong.
+    """
+    validator(table).validate_python({name: getattr(row, name) for name in table.names})
+
+
+def _check_names(columns: Mapping[str, Sequence[Any]], table: Table[Any], source: str) -> None:
+    problems = [
+        Problem(source, None, f"/{column.name}", f"column is missing, expected {column.type}")
+        for column in table.columns
+        if column.name not in columns and not column.about.added
+    ]
+    problems += [
+        Problem(source, None, f"/{name}", "is not a column that this version knows")
+        for name in columns
+        if name not in table.names
+    ]
+    longest = max((len(values) for values in columns.values()), default=0)
+    problems += [
+        Problem(source, None, f"/{name}", f"has {len(values)} rows, expected {longest} as in the others")
+        for name, values in columns.items()
+        if len(values) != longest
+    ]
+    if problems:
+        raise BadInputError(problems)

@@ -1,27 +1,52 @@
-"""Event files: JSON Lines that are appended to while live, Parquet when finished."""
+"""Event files: JSON Lines that are appended to while live, Parquet when finished.
+
+Read the event log of a state directory as it grows: from any place on, every checksum verified.
+
+Good Parquet event files, fast: whole columns are checked at once and details stay text until wanted.
+
+A file with anything unusual gives nothing here; :func:`~pliant.schemas.file_io.events.parse_events` reads it
+event by event and says what is wrong.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from zlib import crc32
 
 from pydantic_core import InitErrorDetails, SchemaValidator, ValidationError
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import EVENT, Event
-from pliant.schemas.file_io.bulk import garbage_collection_paused
+from pliant.schemas.event import EVENT, EVENT_NAMES, OF_THE_CLUSTER, Event, EventName
+from pliant.schemas.file_io.columns import validator
 from pliant.schemas.file_io.files import PARQUET_MAGIC, sync_folder, write_all, write_error
-from pliant.schemas.file_io.jsonlines import encode, header, is_torn, read_lines
-from pliant.schemas.file_io.jsontext import is_json, stated_schema
-from pliant.schemas.file_io.record import broken_rule
-from pliant.schemas.file_io.rows import validator
-from pliant.schemas.file_io.seals import DAMAGED, FIRST, Seals, link_of, seal
-from pliant.schemas.file_io.tables import check_rows, parse_parquet
-from pliant.schemas.file_io.version import is_newer
+from pliant.schemas.file_io.json_lines import (
+    DAMAGED,
+    FIRST,
+    LineReader,
+    Seals,
+    encode,
+    garbage_collection_paused,
+    header,
+    is_json,
+    is_torn,
+    link_of,
+    read_lines,
+    refuse_other_kind,
+    seal,
+    stated_schema,
+)
+from pliant.schemas.file_io.record import broken_rule, is_newer, schema_id
+from pliant.schemas.file_io.tables import check_rows, file_metadata, parse_parquet, read_arrow, text_array
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 LOG_HEADER: Final = header(EVENT.kind, minor=1)
 """The first line of a log whose lines carry checksums."""
@@ -189,3 +214,208 @@ def _last_line(descriptor: int, size: int) -> tuple[int, bytes]:
         tail = os.pread(descriptor, step, start) + tail
     line = tail.rpartition(b"\n")[2]
     return size - len(line), line
+
+
+_LOG_BLOCK: Final = 1 << 24
+_LOOK: Final = 1 << 18
+"""Bytes that are only looked at, at one time. A writer looks at all of its log for as long as it lives: with
+blocks as large as those that are read, it would come to need memory for such a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Between two lines of a log."""
+
+    bytes: int = 0
+    """From its start."""
+    lines: int = 0
+    """Before it."""
+    link: str | None = FIRST.decode()
+    """What the next line continues (see :mod:`pliant.schemas.file_io.json_lines`); None: unknown."""
+    crc: int = 0
+    """CRC-32 of all bytes before it."""
+
+    def is_in(self, path: Path) -> bool:
+        """Whether the bytes before it are those of this file, all of which are read.
+
+        :raises OSError: the file cannot be read.
+        """
+        crc, left = 0, self.bytes
+        with path.open("rb") as file:
+            while left and (block := file.read(min(left, _LOOK))):
+                crc, left = crc32(block, crc), left - len(block)
+        return not left and crc == self.crc
+
+
+class LogReader:
+    """The events of a log that is appended to, each given out once.
+
+    :param place: where to begin; the lines before it are not looked at.
+    """
+
+    def __init__(self, path: Path, place: Place | None = None) -> None:
+        self._path = path
+        self.place = place = place or Place()
+        """After the last line that was read."""
+        self._seals = Seals(None if place.link is None else place.link.encode())
+        self._lines = LineReader(
+            str(path), EVENT.kind, read_event, seals=self._seals, first_line=place.lines + 1
+        )
+
+    @garbage_collection_paused()
+    def read(self, *, to_the_end: bool = False, until: int | None = None) -> list[tuple[int, Event]]:
+        """The whole lines that came since the last call, with their line numbers.
+
+        A last line without its line end waits for the next call: it may still be being written.
+
+        :param to_the_end: there is no next call, so a last line counts that lacks no more than its line end.
+        :param until: the number of bytes to look at.
+        :raises BadInputError: a line is damaged or no event, or the file is shorter than it was. This reader
+            is of no use any more.
+        :raises OSError: the file cannot be read.
+        """
+        size = self._path.stat().st_size
+        left = (size if until is None else min(size, until)) - self.place.bytes
+        if left == 0:
+            return []
+        if left < 0:
+            raise BadInputError.one(str(self._path), "is shorter than it was")
+        rest = b""
+        with self._path.open("rb") as file:
+            file.seek(self.place.bytes)
+            while left and (block := file.read(min(left, _LOG_BLOCK))):
+                left -= len(block)
+                rest = self._take(rest + block)
+        if (to_the_end and is_json(rest)) or (rest and not is_torn(rest) and not is_json(rest)):
+            self._lines.feed([rest])  # it lacks no more than its line end, or that was damaged
+        return self._given_out()
+
+    def _take(self, data: bytes) -> bytes:
+        """Read the whole lines, and return what is left."""
+        begins = self.place.bytes == 0
+        if begins:
+            refuse_other_kind(data, str(self._path), EVENT.kind)
+        lines = data.split(b"\n")
+        rest = lines.pop()
+        if lines:
+            self._lines.feed(lines, schema_required=begins)
+            whole = data[: len(data) - len(rest)]
+            link = None if self._seals.link is None else self._seals.link.decode()
+            crc = crc32(whole, self.place.crc)
+            self.place = Place(self.place.bytes + len(whole), self._lines.number - 1, link, crc)
+        return rest
+
+    def read_all(self) -> Iterator[list[Event]]:
+        """The whole lines, block by block."""
+        size, until = self._path.stat().st_size, self.place.bytes
+        while until < size:
+            until += _LOG_BLOCK
+            yield [event for _, event in self.read(until=until)]
+
+    def _given_out(self) -> list[tuple[int, Event]]:
+        if self._lines.problems:
+            raise BadInputError(self._lines.problems)
+        found, self._lines.records = self._lines.records, []
+        return found
+
+
+_MAYBE_INFINITE: Final = r"NaN|Infinity|[0-9][eE]\+?[0-9]{3}"
+"""What JSON text holds wherever one of its numbers is not finite, and seldom else."""
+
+
+class EventRow(NamedTuple):
+    """The columns of an :class:`~pliant.schemas.event.Event` that a report reads; ``detail`` is JSON text."""
+
+    time: float
+    event: EventName
+    job: str | None
+    gpus: int | None
+    global_batch: int | None
+    samples_done: float | None
+    loss: float | None
+    overhead_seconds: float | None
+    detail: str | None
+
+
+def event_rows(data: bytes, source: str) -> Iterator[EventRow] | None:
+    """The events of a Parquet file; None where it needs the careful reader.
+
+    Every value is checked as that reader does, but the details of ``submit`` events: their text is finite and
+    no more is known of it.
+    """
+    if not data.startswith(PARQUET_MAGIC):
+        return None
+    try:
+        arrow = read_arrow(data, source, EVENT.kind)
+    except BadInputError:
+        return None
+    same = arrow.schema.equals(EVENT.arrow().remove_metadata(), check_metadata=False)
+    is_current = same and file_metadata(arrow).get("schema") == schema_id(EVENT.kind)
+    holds = is_current and _numbers_hold(arrow) and _names_hold(arrow)
+    if not (holds and _preempted_hold_nothing(arrow) and _texts_hold(arrow)):
+        return None
+    columns = (arrow.column(name).to_pylist() for name in EventRow._fields)
+    return map(EventRow._make, zip(*columns, strict=True))
+
+
+def _numbers_hold(arrow: pa.Table) -> bool:
+    import pyarrow.compute as pc
+
+    for column in EVENT.columns:
+        values = arrow.column(column.name)
+        if not column.nullable and values.null_count:
+            return False
+        if column.type == "float64" and pc.all(pc.is_finite(values)).as_py() is False:
+            return False
+        if column.about.least is not None:
+            least = pc.min(values).as_py()
+            if least is not None and least < column.about.least:
+                return False
+    return True
+
+
+def _names_hold(arrow: pa.Table) -> bool:
+    """Whether the events are known and those of jobs name one."""
+    import pyarrow.compute as pc
+
+    events = arrow.column("event")
+    nameless = events.filter(pc.is_null(arrow.column("job")))
+    return _all_in(events, EVENT_NAMES) and _all_in(nameless, OF_THE_CLUSTER)
+
+
+def _preempted_hold_nothing(arrow: pa.Table) -> bool:
+    import pyarrow.compute as pc
+
+    held = arrow.column("gpus").filter(_is_in(arrow.column("event"), ["preempt"]))
+    return not pc.max(held).as_py()
+
+
+def _all_in(values: Any, words: Iterable[str]) -> bool:
+    import pyarrow.compute as pc
+
+    return bool(pc.all(_is_in(values, words), min_count=0).as_py())
+
+
+def _is_in(values: Any, words: Iterable[str]) -> Any:
+    """Whether each of them is one of the words; comparing with a Python string would import pandas, too."""
+    import pyarrow.compute as pc
+
+    return pc.is_in(values, text_array(words))
+
+
+def _texts_hold(arrow: pa.Table) -> bool:
+    """Whether the JSON columns hold what they should; equal texts are looked at once."""
+    import pyarrow.compute as pc
+
+    details = arrow.column("detail")
+    if pc.any(pc.match_substring_regex(details, _MAYBE_INFINITE)).as_py():
+        return False
+    others = details.filter(pc.invert(_is_in(arrow.column("event"), ["submit"])))
+    check = validator(EVENT, json_as_text=True).validate_python
+    try:
+        for name, texts in (("placement", arrow.column("placement")), ("detail", others)):
+            for text in pc.unique(texts).to_pylist():
+                check({"time": 0.0, "event": "decision", name: text})
+    except ValidationError:
+        return False
+    return True

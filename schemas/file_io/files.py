@@ -1,4 +1,9 @@
-"""Reading and writing whole files: ``-`` for the pipes, one-line errors, and writes that happen or do not."""
+"""Reading and writing whole files: ``-`` for the pipes, one-line errors, and writes that happen or do not.
+
+Can a product be written? Asked before the work that makes it; asking changes nothing.
+
+Stdin and stdout: either may be closed, and the other end of a pipe may leave early.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +11,17 @@ import errno
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, Final
+from threading import Thread
+from typing import BinaryIO, Final, TextIO
 
 from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.limits import DOCUMENT_BYTES, STREAM_BYTES, check_size
-from pliant.schemas.file_io.pipes import (
-    PIPE,
-    NoWriterError,
-    nothing_came_in,
-    open_file,
-    open_stdin,
-    stdout,
-    write_stdout,
-)
-from pliant.schemas.text.fitting import harmless
+from pliant.schemas.text import harmless
 
 PARQUET_MAGIC: Final = b"PAR1"
 TEMPORARY: Final = ".pliant-"
@@ -250,3 +248,151 @@ def _replace(target: Path, chunks: Iterable[bytes], mode: int) -> None:
 def _reason(error: OSError | ValueError) -> str:
     text = error.strerror if isinstance(error, OSError) else None
     return (text or str(error)).lower()
+
+
+def check_output(path: str | Path, *, makes_folder: bool = False) -> None:
+    """Refuse a file that could not be written; what is there already keeps its bytes.
+
+    :param makes_folder: the writer makes the folders that are missing.
+    :raises UsageError: it is a directory, its folder is missing, or one may not write there.
+    :raises ServiceMissingError: the disk is full or broken.
+    """
+    if str(path) == PIPE:
+        stdout()
+        return
+    target = Path(path)
+    try:
+        mode = _mode(target)
+        if mode is not None and stat.S_ISDIR(mode):
+            raise UsageError(f"{path}: is a directory, expected a file")
+        if mode is not None and not stat.S_ISREG(mode):  # a device or a named pipe is written in place
+            if not os.access(target, os.W_OK):
+                raise UsageError(f"{path}: cannot be written: permission denied")
+            return
+        folder = target.resolve().parent
+        if not makes_folder and _mode(folder) is None:
+            raise UsageError(f"{path}: the folder {target.parent} is missing, expected it to be there")
+        _check_place(folder)
+    except (OSError, ValueError) as error:
+        raise write_error(error, str(path)) from error
+
+
+def check_folder(path: str | Path) -> None:
+    """Refuse a folder that could not be made, or in which nothing could be written.
+
+    :raises UsageError: there is a file of that name, or one may not write there.
+    :raises ServiceMissingError: the disk is full or broken.
+    """
+    try:
+        _check_place(Path(path).resolve())
+    except (OSError, ValueError) as error:
+        raise write_error(error, str(path)) from error
+
+
+def _check_place(folder: Path) -> None:
+    """Try to write into a folder, or into the one in which it is to be made.
+
+    :raises OSError: that fails; a file stands where a folder should be.
+    """
+    there = next(place for place in (folder, *folder.parents) if _mode(place) is not None)
+    make_and_remove(there)
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+PIPE: Final = "-"
+"""What stands for stdin or stdout where a file is named."""
+WRITER_S: Final = 10.0
+"""For so long a named pipe is waited for that no process has opened for writing. One that is open for writing
+is read to its end, however slowly that comes, and so is a process substitution."""
+
+
+class NoWriterError(OSError):
+    """A named pipe has no process at its other end."""
+
+
+def open_stdin() -> BinaryIO:
+    """What comes in.
+
+    :raises UsageError: stdin is closed.
+    """
+    if sys.stdin is None:
+        raise UsageError("stdin is closed: pipe the input in, or name a file")
+    return sys.stdin.buffer
+
+
+def open_file(path: str | Path) -> BinaryIO:
+    """A file as ``open`` gives it; a named pipe is waited for :data:`WRITER_S` and no longer.
+
+    :raises NoWriterError: no process has opened the pipe for writing.
+    :raises OSError: it cannot be opened.
+    """
+    if not stat.S_ISFIFO(os.stat(path).st_mode):
+        return Path(path).open("rb")
+    opened: list[BinaryIO] = []
+    failed: list[OSError] = []
+
+    def wait() -> None:
+        try:
+            opened.append(Path(path).open("rb"))  # noqa: SIM115 - the caller closes it
+        except OSError as error:
+            failed.append(error)
+
+    waiting = Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(WRITER_S)
+    if waiting.is_alive():
+        with suppress(OSError):  # a writer that leaves at once ends the wait
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            waiting.join(WRITER_S)
+        for stream in opened:
+            stream.close()
+        raise NoWriterError(f"is a pipe, and no process has opened it for writing within {WRITER_S:g} s")
+    if failed:
+        raise failed[0]
+    return opened[0]
+
+
+def nothing_came_in() -> str:
+    """What is wrong with an empty stdin; who wrote nothing into a pipe has said why before it closed it."""
+    with suppress(OSError, ValueError, AttributeError):
+        if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+            return "nothing came in: the command before this one wrote nothing; what it says is the cause"
+    return "nothing came in"
+
+
+def stdout() -> TextIO:
+    """The stream of the product.
+
+    :raises UsageError: it is closed.
+    """
+    if sys.stdout is None:
+        raise UsageError("stdout is closed: leave it open, or name a file with -o")
+    return sys.stdout
+
+
+def write_stdout(data: bytes) -> None:
+    """Write a part of the product; what stdout refuses, it refuses once.
+
+    :raises OSError: it cannot be written.
+    """
+    stream = stdout()
+    try:
+        stream.flush()
+        stream.buffer.write(data)
+        stream.buffer.flush()
+    except OSError:
+        abandon(stream)
+        raise
+
+
+def abandon(stream: TextIO) -> None:
+    """Point a stream at nothing: what it still buffers would fail once more at exit."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stream.fileno())
+    os.close(nothing)

@@ -1,6 +1,12 @@
 """How much memory an input may take, by the size of its file: a small one can hold a value a million times.
 
 :data:`FACTOR` in the environment raises all bounds.
+
+Arrow's compute functions by name, without ``pyarrow.compute``.
+
+Importing that module makes a Python function, with its docstring taken apart, of each of some 300. That takes
+about as long as all decisions of a short replay. Methods such as ``take``, ``filter`` and ``cast`` import it,
+too.
 """
 
 from __future__ import annotations
@@ -13,11 +19,11 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.file_io.kernels import compute, count_substring
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
+
 
 FACTOR: Final = "PLIANT_INPUT_LIMITS"
 """Environment variable: by how much all limits are multiplied. Default: 1."""
@@ -181,3 +187,27 @@ def _sum_of(numbers: Any, chunk: Any) -> int:
 
 def _advice() -> str:
     return f"{FACTOR}={math.ceil(10 * factor())} in the environment makes all such limits ten times as large"
+
+
+def compute(name: str, *values: Any, options: Any = None) -> Any:
+    """The result of the function of that name: an array, a chunked array or a scalar."""
+    return _kernels().call_function(name, list(values), options)
+
+
+def cast(values: Any, arrow_type: pa.DataType) -> Any:
+    """The same values of another type; a value that it cannot hold is an error."""
+    return compute("cast", values, options=_kernels().CastOptions(arrow_type))
+
+
+def count_substring(texts: Any, part: str) -> Any:
+    """How often each text has that part."""
+    return compute("count_substring", texts, options=_kernels().MatchSubstringOptions(part))
+
+
+def _kernels() -> Any:
+    """Where pyarrow has the functions; its public module where a later version keeps them elsewhere."""
+    try:
+        from pyarrow import _compute as kernels
+    except ImportError:
+        import pyarrow.compute as kernels
+    return kernels

@@ -1,15 +1,28 @@
-"""What all JSON records of pliant share: strict types, no unknown fields, no NaN, immutable."""
+"""What all JSON records of pliant share: strict types, no unknown fields, no NaN, immutable.
+
+Turn validation errors into one line each: where it is, what is wrong, what was expected.
+
+Schema names and versions: ``pliant.job/1`` or, from a newer minor version, ``pliant.job/1.2``.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from pliant.schemas.errors import BadInputError, Problem
+from pliant.schemas.text import shortened
+
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
-    from pydantic_core import CoreSchema
+    from pydantic_core import CoreSchema, ErrorDetails, ValidationError
+
 
 IDENTIFIER: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 NODE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._{}-]{0,127}$"
@@ -109,3 +122,205 @@ def _field_docs(record: type) -> dict[str, str]:
         ):
             found[field.target.id] = inspect.cleandoc(below.value.value)
     return found
+
+
+Location = tuple[str | int, ...]
+
+NOT_FINITE: Final = "NaN and infinities are not allowed, expected a finite number"
+_TYPES: Final = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "int_parsing_size": "an integer of 64 bits",
+    "float_type": "a number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "dataclass_type": "an object",
+    "dataclass_exact_type": "an object",
+    "list_type": "a list",
+    "tuple_type": "a list",
+}
+_NAME: Final = "1 to 128 letters, digits, '.', '_' and '-', the first a letter or digit"
+_PATTERNS: Final = {
+    IDENTIFIER: _NAME,
+    NODE_NAME: _NAME + ", {} for the number",
+    PLAIN_TEXT: "text without NUL characters",
+    VARIABLE: "a name, not empty, without '=' and NUL characters",
+}
+_BOUNDS: Final = {
+    "greater_than": ("not above {gt}", "more than {gt}"),
+    "greater_than_equal": ("below {ge}", "{ge} or more"),
+    "less_than": ("not below {lt}", "less than {lt}"),
+    "less_than_equal": ("above {le}", "{le} or less"),
+}
+
+
+def problems_of(
+    error: ValidationError, source: str, line: int | None = None, where: str = ""
+) -> list[Problem]:
+    """One problem for each error; ``where`` is put before the pointer (the row of a table)."""
+    return [
+        Problem(source, line, where + pointer(found), message(found, error.title)) for found in details(error)
+    ]
+
+
+def details(error: ValidationError) -> list[ErrorDetails]:
+    """The errors as pydantic gives them, but for lists that seem too short as their items are wrong."""
+    found = error.errors(include_url=False)
+    inside = {each["loc"][:end] for each in found for end in range(len(each["loc"]))}
+    return [each for each in found if each["type"] != "too_short" or each["loc"] not in inside]
+
+
+def location(found: ErrorDetails) -> Location:
+    """The keys and indices that lead to the value, as they are in the file."""
+    loc = found["loc"]
+    kept = [part for part in loc[:-1] if not str(part).startswith(FORM)]
+    return tuple(part for part in (*kept, *loc[-1:]) if part != "[key]")
+
+
+def pointer(found: ErrorDetails) -> str:
+    """The JSON pointer of an error (RFC 6901)."""
+    return as_pointer(location(found)) + str(found.get("ctx", {}).get("pointer", ""))
+
+
+def as_pointer(parts: Iterable[str | int]) -> str:
+    """A JSON pointer from keys and indices."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
+
+
+def message(found: ErrorDetails, title: str) -> str:
+    """What is wrong and what was expected.
+
+    :param title: the record that was read.
+    """
+    kind, context = found["type"], found.get("ctx", {})
+    if kind == "missing":
+        return "is missing"
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"is not a field that this version knows{_hint(found, title)}"
+    if kind == "json_invalid":
+        return f"not readable JSON: {context['error'].partition(' at line')[0]}"
+    if "pointer" in context:
+        return found["msg"]
+    return f"{_shown(found['input'])} {_expectation(kind, context, found['msg'])}"
+
+
+def _hint(found: ErrorDetails, title: str) -> str:
+    """The field of the record that an unknown one may be meant for."""
+    records = {each for each in _kinds_of(Record) if each.__name__ == title}
+    for part in found["loc"][:-1]:
+        inner = [each.model_fields[part].annotation for each in records if part in each.model_fields]
+        records = {record for kind in inner for record in _records_in(kind)} or records
+    names = sorted({name for record in records for name in record.model_fields})
+    near = difflib.get_close_matches(str(found["loc"][-1]), names, n=1, cutoff=0.75)
+    return f'; did you mean "{near[0]}"?' if near else ""
+
+
+def _kinds_of(record: type[Record]) -> Iterator[type[Record]]:
+    for kind in record.__subclasses__():
+        yield kind
+        yield from _kinds_of(kind)
+
+
+def _records_in(kind: Any) -> Iterator[type[Record]]:
+    """The records that a field's annotation names."""
+    if isinstance(kind, type) and issubclass(kind, Record):
+        yield kind
+    for inner in get_args(kind):
+        yield from _records_in(inner)
+
+
+def nonfinite(value: object, path: Location = ()) -> list[Location]:
+    """Where NaN and the infinities are in parsed JSON."""
+    if isinstance(value, float):
+        return [] if value - value == 0 else [path]
+    if isinstance(value, Mapping):
+        return [found for key, item in value.items() for found in nonfinite(item, (*path, str(key)))]
+    if isinstance(value, list | tuple):
+        return [found for at, item in enumerate(value) for found in nonfinite(item, (*path, at))]
+    return []
+
+
+def _expectation(kind: str, context: Mapping[str, Any], text: str) -> str:
+    if kind == "finite_number":
+        return "is not allowed, expected a finite number"
+    if kind in _TYPES:
+        return f"has the wrong type, expected {_TYPES[kind]}"
+    if kind in _BOUNDS:
+        bounds = {name: _number(bound) for name, bound in context.items()}
+        wrong, right = (part.format(**bounds) for part in _BOUNDS[kind])
+        return f"is {wrong}, expected {right}"
+    if kind == "literal_error":
+        return f"is unknown, expected {context['expected']}"
+    if kind == "string_pattern_mismatch":
+        return f"is not allowed, expected {_PATTERNS.get(context['pattern'], context['pattern'])}"
+    if kind == "work_form":
+        return f"is not a form of work, {text}"
+    if kind == "string_too_short":
+        return "is too short, expected some text"
+    return f"is wrong: {text[:1].lower()}{text[1:]}"
+
+
+def _number(bound: float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
+
+
+def _shown(value: object) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return shortened(text)
+
+
+KINDS: Final = ("job", "cluster", "profile", "convergence", "schedule", "event", "metrics", "predictor")
+MAJOR: Final = 1
+MINORS: Final = {"event": 1, "job": 1, "cluster": 2, "schedule": 3}
+"""The newest minor version of each kind that this version knows, 0 where none is named.
+
+event: 1, lines may end in a checksum (:mod:`pliant.schemas.file_io.json_lines`). job: 1, it refuses to share
+its GPUs. cluster: 1, nodes name their devices and the cluster says how Slurm is asked; 2, nodes state further
+capacities. schedule: 1, as cluster 1, which it holds; 2, the work of jobs may be predicted; 3, as cluster 2,
+and jobs hold parameter servers and future time slots, or share GPUs.
+"""
+_FORM: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))?")
+
+
+def schema_id(kind: str, minor: int = 0) -> str:
+    """The identifier of one of :data:`KINDS`; ``minor``: the version that first had all that a file holds."""
+    return f"pliant.{kind}/{MAJOR}.{minor}" if minor else f"pliant.{kind}/{MAJOR}"
+
+
+def a_file(kind: str) -> str:
+    """A file of that kind in words: ``an 'event' file``."""
+    return f"{'an' if kind[:1] in 'aeiou' else 'a'} {kind!r} file"
+
+
+def is_newer(found: object, kind: str, source: str, line: int | None = None) -> bool:
+    """Whether an identifier read from a file is of a newer minor version.
+
+    :raises BadInputError: this version cannot read such a file.
+    """
+    problem, newer = check_schema_id(found, kind)
+    if problem is not None:
+        raise BadInputError.one(source, problem, line=line, pointer="/schema")
+    return newer
+
+
+def check_schema_id(found: object, kind: str) -> tuple[str | None, bool]:
+    """Compare an identifier read from a file with what this version knows.
+
+    Returns ``(problem, newer_minor)``: the problem's text or None, and whether unknown fields are to be
+    ignored with a warning because the file comes from a newer minor version.
+    """
+    match = _FORM.fullmatch(found) if isinstance(found, str) else None
+    if match is None:
+        return f"{shortened(repr(found))} is not a schema identifier, expected {schema_id(kind)!r}", False
+    name, major, minor = shortened(match[1]), int(match[2]), int(match[3] or 0)
+    if name != kind:
+        return f"this is {a_file(name)}, expected {a_file(kind)} ({schema_id(kind)!r})", False
+    if major != MAJOR:
+        return f"major version {major} of {kind!r} is unknown, this pliant reads version {MAJOR}", False
+    return None, minor > MINORS.get(kind, 0)

@@ -1,29 +1,33 @@
-"""Parquet files of the table-shaped kinds. Equal rows give equal bytes."""
+"""Parquet files of the table-shaped kinds. Equal rows give equal bytes.
+
+Arrow arrays made without ``pa.array``: it imports pandas, which takes longer than most commands.
+
+The hash of a table: that of its columns as JSON, made faster than the standard library makes it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pydantic_core import ValidationError
+from pydantic_core import ValidationError, to_json
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.file_io.arrays import value_array
-from pliant.schemas.file_io.bulk import garbage_collection_paused
-from pliant.schemas.file_io.columns import Column, Table
+from pliant.schemas.file_io.columns import Column, Table, rows_from_columns, validate_row
 from pliant.schemas.file_io.files import PARQUET_MAGIC
-from pliant.schemas.file_io.jsontext import warn_dropped
-from pliant.schemas.file_io.kernels import cast
-from pliant.schemas.file_io.limits import check_footer, check_strings, unscaled
-from pliant.schemas.file_io.rows import rows_from_columns, validate_row
-from pliant.schemas.file_io.version import a_file, is_newer, schema_id
+from pliant.schemas.file_io.json_lines import garbage_collection_paused, warn_dropped
+from pliant.schemas.file_io.limits import cast, check_footer, check_strings, compute, unscaled
+from pliant.schemas.file_io.record import a_file, is_newer, schema_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 R = TypeVar("R")
 Metadata = tuple[tuple[str, str], ...]
@@ -250,3 +254,60 @@ def _as_text(value: object) -> str | None:
         return None
     plain = dict(value) if isinstance(value, Mapping) else value
     return json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def text_array(texts: Iterable[str | None]) -> pa.Array:
+    """The texts, null where there is none."""
+    import pyarrow as pa
+
+    builder = pa.lib.StringBuilder()
+    builder.append_values(texts)
+    return builder.finish()
+
+
+def number_array(values: array[Any]) -> pa.Array:
+    """The numbers as they lie in memory."""
+    import pyarrow as pa
+
+    types = {"b": pa.int8(), "q": pa.int64(), "d": pa.float64()}
+    return pa.Array.from_buffers(types[values.typecode], len(values), [None, pa.py_buffer(values)])
+
+
+def value_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
+    """Texts, numbers or truth values as an array of that type, None as null."""
+    import pyarrow as pa
+
+    if arrow_type == pa.string():
+        return text_array(values)
+    code = {pa.int64(): "q", pa.float64(): "d", pa.bool_(): "b"}[arrow_type]
+    found = cast(number_array(array(code, [value or 0 for value in values])), arrow_type)
+    there = cast(number_array(array("b", [value is not None for value in values])), pa.bool_())
+    return compute("if_else", there, found, pa.nulls(len(values), arrow_type))
+
+
+_PLAIN: Final = {str, int, bool, type(None)}
+"""Of these, two that are equal are written alike."""
+_LEAST: Final = 1e-4
+_MOST: Final = 1e16
+"""From the one to below the other, Python and pydantic write equal numbers by the same digits, without an
+exponent."""
+
+
+def columns_hash(columns: Mapping[str, Sequence[Any]]) -> str:
+    """SHA-256, in hexadecimal, of ``json.dumps(columns, sort_keys=True)``, which recorded hashes are of."""
+    digest = hashlib.sha256(b"{")
+    for number, name in enumerate(sorted(columns)):
+        digest.update(f"{', ' if number else ''}{json.dumps(name)}: ".encode())
+        digest.update(_json(columns[name]))
+    digest.update(b"}")
+    return digest.hexdigest()
+
+
+def _json(values: Sequence[Any]) -> bytes:
+    """The values as ``json.dumps`` writes them. Most columns have one value, or numbers that all differ."""
+    kinds = set(map(type, values))
+    if kinds == {float} and min(values) >= _LEAST and max(values) < _MOST:
+        return to_json(values).replace(b",", b", ")
+    if len(kinds) == 1 and kinds <= _PLAIN and values.count(values[0]) == len(values):
+        return b"[" + b", ".join([json.dumps(values[0]).encode()] * len(values)) + b"]"
+    return json.dumps(values, sort_keys=True).encode()

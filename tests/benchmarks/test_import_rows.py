@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.import_rows import WRITERS, write
-from pliant.tools.replay.importers.registry import FORMATS
+from pliant.tools.replay.importers.run import FORMATS
 from tests.tools.replay.importers.importing import run
 
 

@@ -14,9 +14,8 @@ from pliant.cli.common import command
 from pliant.cli.replay import replay
 from pliant.cli.report import report
 from pliant.cli.schedule import schedule
-from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.io import write_cluster, write_convergence, write_jobs, write_profile
-from pliant.schemas.profile import Profile
+from pliant.schemas.profile import ConvergenceRow, Profile
 from tests.builders import cluster, job
 from tests.tools.profile.rows_builder import step
 

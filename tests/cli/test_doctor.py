@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from pliant.cli.main import app
 from pliant.tools.run.doctor.check import ok, problem
-from pliant.tools.run.doctor.page import page
+from pliant.tools.run.doctor.examine import page
 
 
 def doctor(*words: str):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pliant.cli import common, console
-from pliant.cli.escaped_text import Shown
+from pliant.cli.console import Shown
 from pliant.schemas.event import Event
 from pliant.tools.run.statedir.directory import State
 from pliant.tools.run.statedir.log.events import submit_event

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pliant.cli.main import app
-from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.io import write_cluster, write_convergence, write_jobs, write_profile
-from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.profile import ConvergenceRow, Profile, ProfileRow
 from tests.builders import cluster, job
 from tests.cli.recipes import sweep
 

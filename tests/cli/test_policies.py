@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.cli.policies import entry, page, policies
-from pliant.schemas.text.fitting import fitted, width_of
+from pliant.schemas.text import fitted, width_of
 from pliant.tools.schedule.registry import describe, policy_names
 
 NAMES = policy_names()

@@ -16,8 +16,8 @@ from pliant.cli import trace
 from pliant.cli.common import command
 from pliant.cli.replay import replay
 from pliant.schemas.event import Event
+from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.file_io.events import parse_events
-from pliant.schemas.file_io.jobs import parse_jobs
 from pliant.schemas.io import read_events, write_cluster, write_events, write_jobs
 from pliant.schemas.job import Job
 from pliant.tools.replay import batch, output

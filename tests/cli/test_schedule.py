@@ -16,7 +16,7 @@ from pliant.cli.common import command
 from pliant.cli.policies import policies
 from pliant.cli.schedule import schedule
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.jobs import job_fields
+from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.io import write_cluster, write_events, write_jobs, write_profile
 from tests.builders import cluster, job
 from tests.tools.schedule.test_decide import INFO, PROFILE

@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 
 from pliant.cli.common import BROKEN_PIPE
-from pliant.cli.keys import Keys
 from pliant.cli.log import log
 from pliant.cli.status import Form, status
 from pliant.cli.top import top
-from pliant.cli.watching import repeat, show
+from pliant.cli.watching import Keys, repeat, show
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.watch import output as logs
 from tests.leftovers import started
@@ -139,7 +138,7 @@ def test_how_to_leave_is_read_whatever_is_said_above_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The line above it names a folder, and breaks where the terminal ends."""
-    monkeypatch.setattr("pliant.cli.keys.Keys.wait", lambda *_: "q")
+    monkeypatch.setattr("pliant.cli.watching.Keys.wait", lambda *_: "q")
     monkeypatch.setenv("COLUMNS", "80")
     for length in range(60, 90):
         show(lambda _, said="w" * length: ("table", [said]), 1.0)
@@ -183,7 +182,7 @@ def test_keys_end_with_a_terminal_that_fails(monkeypatch: pytest.MonkeyPatch, ke
 
     with Keys() as keys:
         os.write(keyboard, b"x")
-        monkeypatch.setattr("pliant.cli.keys.os.read", fail)
+        monkeypatch.setattr("pliant.cli.watching.os.read", fail)
         assert keys.wait(60.0) == "q"
 
 

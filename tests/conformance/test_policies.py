@@ -16,7 +16,7 @@ from pliant.tools.schedule.registry import make_policy, policy_names
 from pliant.tools.schedule.snapshot import Snapshot
 from pliant.tools.schedule.testing import conformance
 from pliant.tools.schedule.testing.conformance import CHECKS
-from pliant.tools.schedule.testing.random_stories import CLUSTERS, Factory, Op, check_ops
+from pliant.tools.schedule.testing.harness import CLUSTERS, Factory, Op, check_ops
 
 VARIANTS: dict[str, Factory] = {
     **{name: lambda name=name: make_policy(name) for name in policy_names()},

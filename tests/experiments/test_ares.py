@@ -33,10 +33,10 @@ from experiments.harness.replays import carry_out
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.by_size import ThroughputBySize
+from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.replay.sweep.recipe import SweepRecipe
 from pliant.tools.report import read_run
-from pliant.tools.schedule.policies.pollux.fit import Fit
+from pliant.tools.schedule.policies.pollux.goodput import Fit
 from pliant.tools.schedule.registry import policy_class
 from tests.builders import cluster, job
 from tests.tools.report.runs import begin, submit

@@ -27,12 +27,12 @@ from experiments.harness.page import Results, page_text
 from experiments.harness.published import compare, read_numbers
 from experiments.harness.replays import carry_out
 from experiments.harness.spec import Experiment, load
-from pliant.tools.profile.by_size import ThroughputBySize
+from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.replay.traces.recipe import Recipe
 from pliant.tools.replay.traces.synthetic import synthesize
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import node_states
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.rates import Speeds
 
 
 @pytest.fixture(scope="module")

@@ -44,10 +44,9 @@ from experiments.ones.train import RECIPE, Recipe, main, train
 from experiments.ones.workloads import SHORTER, SPREAD, Arrival, drawn, jobs_of, published
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork
-from pliant.tools.profile.by_size import ThroughputBySize
+from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.replay.sweep.recipe import read_sweep
-from pliant.tools.schedule.policies.drl.actions import FEATURES
-from pliant.tools.schedule.policies.drl.network import SHIPPED, Weights, read_network
+from pliant.tools.schedule.policies.drl import FEATURES, SHIPPED, Weights, read_network
 
 HEAD = "time,model,task,epoch_size,patience,batch_size,lr,max_lr,target_acc,num_gpus"
 

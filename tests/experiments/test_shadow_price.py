@@ -22,7 +22,7 @@ from experiments.shadow_price.verdict import headline
 from pliant.schemas.event import Event
 from pliant.tools.replay.sweep.recipe import SweepRecipe
 from pliant.tools.report.read_run import fold
-from pliant.tools.schedule.policies.shadow_price import shares
+from pliant.tools.schedule.policies.shadow_price import sizes as shares
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.registry import describe, policy_names
 from tests.builders import cluster, job

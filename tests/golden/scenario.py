@@ -10,9 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.documents import document_bytes
+from pliant.schemas.file_io.documents import document_bytes, job_fields
 from pliant.schemas.file_io.files import atomic_write
-from pliant.schemas.file_io.jobs import job_fields
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.schedule.decide import Question

@@ -15,11 +15,10 @@ from pliant.schemas import io
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import EVENT, Event
-from pliant.schemas.file_io.documents import parse_document
+from pliant.schemas.file_io.documents import parse_document, parse_jobs
 from pliant.schemas.file_io.events import parse_events
-from pliant.schemas.file_io.jobs import parse_jobs
+from pliant.schemas.file_io.record import KINDS
 from pliant.schemas.file_io.tables import parquet_bytes, parse_parquet
-from pliant.schemas.file_io.version import KINDS
 from pliant.schemas.kinds import kind_of
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.profile import PROFILE, ProfileRow

@@ -10,19 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.cli.schema import schema
-from pliant.cli.validate import validate
+from pliant.cli.schema import schema, validate
 from pliant.schemas import generate, io
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.jobs import job_fields
-from pliant.schemas.file_io.version import KINDS
-from pliant.schemas.job import Job
+from pliant.schemas.file_io.documents import job_fields
+from pliant.schemas.file_io.record import KINDS
+from pliant.schemas.job import Job, canonical_json, trace_hash
 from pliant.schemas.kinds import kind_of, validate_file
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.profile import Profile
 from pliant.schemas.schedule import PolicyUse, Schedule
-from pliant.schemas.trace_hash import canonical_json, trace_hash
 from tests import strategies
 from tests.builders import cluster, job
 

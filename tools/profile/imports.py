@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.file_io.columns import Column
+from pliant.schemas.file_io.columns import Column, rows_from_columns
 from pliant.schemas.file_io.files import PARQUET_MAGIC, read_bytes, source_name
 from pliant.schemas.file_io.limits import ROWS_BYTES
-from pliant.schemas.file_io.rows import rows_from_columns
 from pliant.schemas.file_io.tables import cast_columns, read_arrow
 from pliant.schemas.profile import PROFILE, ProfileRow
-from pliant.tools.profile.rows import merged
+from pliant.tools.profile.throughput import merged
 
 _TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
 _EXPECTED: Final = {"int64": "a whole number", "float64": "a number", "bool": "true or false"}

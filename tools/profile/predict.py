@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.batch import plan_batch
-from pliant.tools.profile.by_size import AllReduce, SizeTable, ThroughputBySize, allreduces
-from pliant.tools.profile.rows import key, shape, training_rows
-from pliant.tools.profile.throughput import Placement
+from pliant.tools.profile.throughput import Placement, key, plan_batch, shape, training_rows
+from pliant.tools.profile.throughput_model import AllReduce, SizeTable, ThroughputBySize, allreduces
 
 Source = Literal["measured", "modelled"]
 Spread = tuple[float, float]

@@ -1,23 +1,29 @@
-"""Several replays of one trace, one after the other or side by side in processes. The files are the same."""
+"""Several replays of one trace, one after the other or side by side in processes. The files are the same.
+
+Worker processes for replays: none outlives its work, and Ctrl-C is the parent's alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import active_children, get_context
 
-from pliant.schemas.errors import OutOfMemoryError, PliantError, UsageError
-from pliant.schemas.file_io.bulk import spared_by_garbage_collection
-from pliant.schemas.file_io.pipes import PIPE
+from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError, UsageError
+from pliant.schemas.file_io.files import PIPE
+from pliant.schemas.file_io.json_lines import spared_by_garbage_collection
 from pliant.schemas.runinfo import Assumption
-from pliant.tools.replay.assumptions import assumed
 from pliant.tools.replay.engine.engine import Advance
 from pliant.tools.replay.engine.simulated_cluster import simulated_cluster
-from pliant.tools.replay.inputs import Inputs, Sources
+from pliant.tools.replay.inputs import Inputs, Sources, assumed
 from pliant.tools.replay.options import ReplayOptions
-from pliant.tools.replay.output import check_paths, output_paths, write
+from pliant.tools.replay.output import Summary, check_paths, output_paths, write
 from pliant.tools.replay.run import Run, replay
-from pliant.tools.replay.summary import Summary
 from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.registry import make_policy, parse_pairs, policy_class
 
@@ -147,8 +153,6 @@ def _side_by_side(
     found: dict[int, Summary] = {}
     from concurrent.futures import as_completed
 
-    from pliant.tools.replay.pool import worker_pool
-
     with worker_pool(workers, partial(_begin, sources)) as pool:
         futures = {pool.submit(_in_worker, task): number for number, task in enumerate(tasks)}
         for future in as_completed(futures):
@@ -180,3 +184,33 @@ def _in_worker(task: Task) -> Summary:
 
 def _out_of_memory(inputs: Inputs) -> OutOfMemoryError:
     return OutOfMemoryError(f"{len(inputs.jobs)} jobs were read")
+
+
+@contextmanager
+def worker_pool(workers: int, begin: Callable[[], None] | None = None) -> Iterator[ProcessPoolExecutor]:
+    """Fresh processes that each call ``begin`` first; all are gone after the block, however it ends.
+
+    :raises ServiceMissingError: a worker was killed and the block let that through.
+    """
+    before = set(active_children())
+    pool = ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=_begin_worker, initargs=(begin,)
+    )
+    try:
+        yield pool
+    except BaseException as error:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(active_children()) - before:
+            child.terminate()
+        if isinstance(error, BrokenProcessPool):
+            raise ServiceMissingError(
+                "a worker process was killed: fewer --workers need less memory"
+            ) from error
+        raise
+    pool.shutdown()
+
+
+def _begin_worker(begin: Callable[[], None] | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if begin is not None:
+        begin()

@@ -13,26 +13,23 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import read_predictor
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.runinfo import Assumption, RunInfo
-from pliant.tools.replay.assumptions import assumed
-from pliant.tools.replay.compat.pollux import preset, settle
+from pliant.tools.replay.compat import preset, settle
 from pliant.tools.replay.engine.costs import FREE
 from pliant.tools.replay.engine.engine import Advance, Engine
 from pliant.tools.replay.engine.failures import drawn_failures, failures_end_s, together
 from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
-from pliant.tools.replay.inputs import Inputs
+from pliant.tools.replay.inputs import Inputs, assumed
 from pliant.tools.replay.options import Conditions
+from pliant.tools.replay.output import Summary, rejections, unfinished
 from pliant.tools.replay.progress.choice import Prepared, prepared
-from pliant.tools.replay.summary import Summary, rejections, unfinished
 from pliant.tools.schedule.assumptions import refuse
-from pliant.tools.schedule.demand import demand_gpu_s
+from pliant.tools.schedule.demand import check_demand, demand_gpu_s, submit_detail
 from pliant.tools.schedule.forecast import WorkForecast
 from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.registry import make_policy, policy_class
-from pliant.tools.schedule.schedulable import check_demand
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.speeds import Speeds
-from pliant.tools.schedule.submit_detail import submit_detail
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from typing import Any
 from pliant.schemas.errors import UsageError
 from pliant.tools.report.metrics import mean
 from pliant.tools.report.records import JobRecord, RunRecord
-from pliant.tools.report.references.jobs import rate_at
-from pliant.tools.report.rendering.sections import Section
-from pliant.tools.report.rendering.units import number, time_unit
+from pliant.tools.report.references.isolated import rate_at
+from pliant.tools.report.rendering.sections import Section, number, time_unit
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,20 @@
 """A run as a report sees it: what happened to each job, and how many GPUs there were.
 
 All times are seconds since the first submission, simulated and live runs alike.
+
+GPUs in use over time: how many are held, how many are up, and for how long the cluster is full.
+
+Short names that tell runs apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from pathlib import PurePath
 from typing import Any, Final, Literal, NamedTuple
 
 from pliant.schemas.event import End
@@ -197,3 +205,115 @@ class RunRecord:
     def is_measured(self) -> bool:
         """Whether the speeds of its jobs were measured in this run, for want of a profile."""
         return any(job.is_measured for job in self.jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """From ``times_s[i]`` to ``times_s[i + 1]``, ``held[i]`` of ``available[i]`` GPUs are held."""
+
+    times_s: tuple[float, ...]
+    held: tuple[float, ...]
+    available: tuple[int, ...]
+
+    def share(self, start_s: float, end_s: float) -> float | None:
+        """GPU-seconds held / GPU-seconds available in a window; None where there are none."""
+        held = available = 0.0
+        for (left, right), used, up in zip(pairwise(self.times_s), self.held, self.available, strict=False):
+            seconds = min(right, end_s) - max(left, start_s)
+            if seconds > 0:
+                held += seconds * used
+                available += seconds * up
+        return held / available if available else None
+
+    def longest_full_s(self) -> float:
+        """Longest time without a break in which every GPU that is up is held."""
+        longest = current = 0.0
+        for (left, right), used, up in zip(pairwise(self.times_s), self.held, self.available, strict=False):
+            current = current + right - left if used >= up > 0 else 0.0
+            longest = max(longest, current)
+        return longest
+
+
+def gpu_usage(run: RunRecord) -> Usage:
+    """Usage from the first submission (or the first event, if earlier) to the last event.
+
+    GPUs that two jobs share count once.
+    """
+    changes: dict[float, float] = {0.0: 0, run.last_event_s: 0}
+    for job in run.jobs:
+        for start, end, step in job.held(run.last_event_s):
+            changes[start] = changes.get(start, 0) + step.counted_gpus
+            changes[end] = changes.get(end, 0) - step.counted_gpus
+    capacity = dict(run.capacity)
+    times = sorted(changes.keys() | {time for time, _ in run.capacity[1:]})
+    held = accumulate(changes.get(time, 0) for time in times)
+    up, up_from = run.capacity[0][1], []
+    for time in times:
+        up = capacity.get(time, up)
+        up_from.append(up)
+    return Usage(tuple(times), tuple(held), tuple(up_from))
+
+
+def labels(runs: Sequence[RunRecord]) -> list[str]:
+    """The policy of each run and, of several traces, the trace; then what else sets equal ones apart."""
+    traces = _traces(runs)
+    kinds = [(run.info.policy, *traces[run.info.trace_hash]) for run in runs]
+    found = []
+    for run, named in zip(runs, kinds, strict=True):
+        alike = [other for other, name in zip(runs, kinds, strict=True) if name == named]
+        parts = _differences(run, alike) if len(alike) > 1 else []
+        found.append(" ".join([*named, *parts]))
+    return _numbered(found)
+
+
+def _traces(runs: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
+    """What labels call each trace, by its hash: nothing if it is the only one."""
+    names = {run.info.trace_hash: run.info.trace or "" for run in runs}
+    if len(names) == 1:
+        return dict.fromkeys(names, ())
+    total = Counter(names.values())
+    return {
+        found: (name,) if name and total[name] == 1 else (f"{name}@{found[:6]}".removeprefix("@"),)
+        for found, name in names.items()
+    }
+
+
+def _differences(run: RunRecord, alike: Sequence[RunRecord]) -> list[str]:
+    parts = []
+    if len({other.info.simulated for other in alike}) > 1:
+        parts.append(kind(run))
+    if len({other.info.demand for other in alike}) > 1:
+        parts.append(f"{run.info.demand} demand")
+    names = sorted({name for other in alike for name in other.info.parameters})
+    for name in names:
+        values = {_value(other.info.parameters.get(name)) for other in alike}
+        if len(values) > 1:
+            parts.append(f"{name}={_value(run.info.parameters.get(name))}")
+    if len({other.info.seed for other in alike}) > 1:
+        parts.append(f"seed={run.info.seed}")
+    return parts or [f"[{PurePath(run.source).stem}]"]
+
+
+def parameters_text(run: RunRecord) -> list[str]:
+    """``name=value`` of every parameter of the policy that is set."""
+    found = sorted(run.info.parameters.items())
+    return [f"{name}={_value(value)}" for name, value in found if value is not None]
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _numbered(names: list[str]) -> list[str]:
+    """Names that are still equal get a number."""
+    total, seen = Counter(names), Counter[str]()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if total[name] == 1 else f"{name} #{seen[name]}")
+    return found
+
+
+def kind(run: RunRecord) -> str:
+    """Where the times of a run come from."""
+    return "simulated" if run.info.simulated else "measured"

@@ -10,9 +10,8 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import GpuTimeWork, Job
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.runinfo import Assumption
-from pliant.schemas.text.wording import counted, listed
-from pliant.tools.profile.rows import BUSY
-from pliant.tools.profile.throughput import stand_in
+from pliant.schemas.text import counted, listed
+from pliant.tools.profile.throughput import BUSY, stand_in
 from pliant.tools.schedule.policy import Policy
 
 Kind = tuple[str, str]

@@ -1,15 +1,26 @@
-"""From what a job file states to what schedulers compute with: reference batch, total samples, demand."""
+"""From what a job file states to what schedulers compute with: reference batch, total samples, demand.
+
+Whether a job can be taken up: one rule for ``submit``, for the beginning of a run, and for its loop.
+
+The detail of a ``submit`` event: the job, its scaling curve, its work; a report then needs no profile.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
-from pliant.schemas.errors import BadInputError
+from pliant.schemas.checks import Room, check_fits, check_profiled
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError, Problem
+from pliant.schemas.file_io.documents import job_fields
+from pliant.schemas.file_io.json_lines import encode
 from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, Job, SampleWork
 from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.schedule.forecast import Demand
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.rates import Speeds
 
 MOST_SAMPLES: Final = 1e18
 """Of one job: beyond any training, and small enough that sums and products of times stay finite."""
@@ -99,3 +110,86 @@ def _trained_in(gpu_seconds: float, state: JobState, speeds: Speeds) -> float | 
             f"but with a batch of {state.reference_batch} that size is infeasible"
         )
     return gpu_seconds / requested * rate if rate else None
+
+
+class JobCheck:
+    """Says what a policy on a cluster cannot take up, and why.
+
+    :param policy: None: not known yet.
+    """
+
+    def __init__(
+        self, cluster: Cluster, speeds: Speeds, policy: Policy | None, demand: Demand = "stated"
+    ) -> None:
+        self._room = Room.of(cluster)
+        self._speeds = speeds
+        self._policy = policy
+        self._demand: Demand = demand
+
+    def check(self, jobs: Iterable[Job], source: str) -> None:
+        """Refuse what cannot be taken up.
+
+        :param source: what messages call the jobs.
+        :raises BadInputError: every job that is larger than the cluster, whose model is not profiled, that
+            lacks what the policy needs, or whose work cannot be computed with.
+        """
+        problems = [problem for job in jobs for problem in self.problems(job, source)]
+        if problems:
+            raise BadInputError(problems)
+
+    def problems(self, job: Job, source: str) -> tuple[Problem, ...]:
+        """What is wrong with one job; empty: it can be taken up."""
+        try:
+            check_fits([job], self._room, source)
+            if models := self._speeds.throughput.models():
+                check_profiled([job], models, source)
+            if self._policy is not None:
+                check_demand([job], self._policy, source, self._demand)
+            encode(submit_detail(job_state(job, self._speeds), self._speeds))
+        except BadInputError as error:
+            return error.problems or (Problem(source, None, "", str(error)),)
+        except (ArithmeticError, ValueError) as error:
+            text = f'job "{job.id}": its numbers cannot be computed with: {error}'
+            return (Problem(source, None, "", text),)
+        return ()
+
+    def refusal(self, job: Job) -> str | None:
+        """Why one job cannot be taken up; None: it can."""
+        return next((problem.message for problem in self.problems(job, "")), None)
+
+
+def check_demand(jobs: Iterable[Job], policy: Policy, source: str, demand: Demand = "stated") -> None:
+    """Refuse jobs without work where the policy needs it and nothing predicts it.
+
+    :raises BadInputError: one problem a job.
+    """
+    needed = "demand" in policy.needs and demand == "stated"
+    silent = [job.id for job in jobs if job.work is None] if needed else []
+    if silent:
+        text = f'states no work, which policy "{policy.name}" needs'
+        raise BadInputError([Problem(source, None, "", f'job "{job_id}" {text}') for job_id in silent])
+
+
+def submit_detail(state: JobState, speeds: Speeds, measured_sizes: Iterable[int] = ()) -> dict[str, Any]:
+    """What :class:`~pliant.schemas.runinfo.SubmitDetail` describes, as JSON values.
+
+    The demand is the one that Ares takes; it is left out where it is unknown or no size runs. The curve is
+    taken at the reference batch on consolidated placements, at the powers of two, the requested
+    and the largest size, and those ``measured_sizes`` (GPUs) that the job can use; sizes it cannot run on
+    are left out.
+    """
+    detail: dict[str, Any] = {"job": job_fields(state.spec)}
+    curve = [[size, speeds.rate(state, size)] for size in _sizes(state, speeds, measured_sizes)]
+    detail["curve"] = [point for point in curve if point[1] > 0]
+    if state.total_samples:
+        detail["samples"] = state.total_samples
+    if demand := demand_gpu_s(state, speeds):
+        detail["demand_gpu_s"] = demand
+    return detail
+
+
+def _sizes(state: JobState, speeds: Speeds, measured_sizes: Iterable[int]) -> list[int]:
+    largest = state.spec.max_gpus(sum(speeds.gpu_types.values()))
+    powers = (2**exponent for exponent in range(largest.bit_length()))
+    wanted = {*powers, state.spec.gpus.requested, largest, *measured_sizes}
+    return sorted(size for size in wanted if 1 <= size <= largest)

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from pliant.schemas.schedule import Schedule
-from pliant.schemas.text.table import Column, text_table
-from pliant.schemas.text.times import span_text, when_text
-from pliant.schemas.text.wording import in_gpus
+from pliant.schemas.text import Column, in_gpus, span_text, text_table, when_text
 from pliant.tools.schedule.jobs import JobState, Phase
 from pliant.tools.schedule.policy import Explanation
 from pliant.tools.schedule.session.session import Session

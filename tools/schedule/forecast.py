@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from pliant.tools.profile.predictor.epochs import EndedJob, Epoch
-    from pliant.tools.profile.predictor.predictor import ProgressPredictor
+    from pliant.tools.profile.predictor import EndedJob, Epoch, ProgressPredictor
     from pliant.tools.schedule.work_ahead import WorkAhead
 
     Floats = NDArray[np.float64]
@@ -51,7 +50,7 @@ class WorkForecast:
     def predictor(self) -> ProgressPredictor:
         """The model behind it, which has learned from all jobs that finished."""
         if self._made is None:
-            from pliant.tools.profile.predictor.predictor import ProgressPredictor
+            from pliant.tools.profile.predictor import ProgressPredictor
 
             self._made = ProgressPredictor(self._made_of)
         for finished in self._finished:
@@ -134,7 +133,7 @@ class WorkForecast:
                 job.total_samples = job.samples_done(time_s) + left
 
     def _epoch(self, job: JobState, time_s: float) -> Epoch:
-        from pliant.tools.profile.predictor.epochs import Epoch
+        from pliant.tools.profile.predictor import Epoch
 
         size = job.epoch_samples or self.predictor.usual_epoch_samples or _UNKNOWN
         last = job.epochs[-1] if job.epochs else None
@@ -153,7 +152,7 @@ def _number(value: float | None) -> float:
 
 def _ended(job: JobState) -> EndedJob:
     """A job that has finished, at the ends of its epochs."""
-    from pliant.tools.profile.predictor.epochs import EndedJob, Epoch, evenly
+    from pliant.tools.profile.predictor import EndedJob, Epoch, evenly
 
     size, initial, total = (
         job.epoch_samples or _UNKNOWN,

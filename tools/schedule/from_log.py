@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import ENDS, HOLDS, OF_NODES, OF_SLOTS, ORDERS, Event, epochs_done
-from pliant.schemas.file_io.problems import problems_of
+from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import SubmitDetail
 from pliant.schemas.schedule import Allocation, ForecastState, PolicyState, Schedule
@@ -28,6 +28,7 @@ from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand
 from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeGpus, Observation
 from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.session.cluster_state import Holding
 from pliant.tools.schedule.session.saved import (
     Basis,
     SavedSession,
@@ -37,7 +38,6 @@ from pliant.tools.schedule.session.saved import (
     take_up,
 )
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.session.transitions import Holding
 
 
 def session_from_events(

@@ -19,9 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.schedule.moved_modules import new_place
-from pliant.tools.schedule.policy import Knows, Policy, parameter_names
-from pliant.tools.schedule.policy_error import blaming, in_words, raised_at
+from pliant.tools.schedule.policy import Knows, Policy, blaming, in_words, parameter_names, raised_at
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -33,31 +31,31 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "ares-goodput": "pliant.tools.schedule.policies.ares.goodput:AresGoodput",
     "dorm": "pliant.tools.schedule.policies.multi_resource.policies:Dorm",
     "drf": "pliant.tools.schedule.policies.multi_resource.policies:Drf",
-    "drl": "pliant.tools.schedule.policies.drl.policy:Drl",
+    "drl": "pliant.tools.schedule.policies.drl:Drl",
     "elastic-dp": "pliant.tools.schedule.policies.elastic_dp.policy:ElasticDp",
     "fair-share": "pliant.tools.schedule.policies.fair_share:FairShare",
     "fifo": "pliant.tools.schedule.policies.fifo:Fifo",
     "fifo-demands": "pliant.tools.schedule.policies.multi_resource.policies:FifoDemands",
-    "gavel": "pliant.tools.schedule.policies.gavel.policy:Gavel",
-    "gavel-ftf": "pliant.tools.schedule.policies.gavel.objectives:GavelFtf",
-    "gavel-makespan": "pliant.tools.schedule.policies.gavel.objectives:GavelMakespan",
+    "gavel": "pliant.tools.schedule.policies.gavel:Gavel",
+    "gavel-ftf": "pliant.tools.schedule.policies.gavel:GavelFtf",
+    "gavel-makespan": "pliant.tools.schedule.policies.gavel:GavelMakespan",
     "las": "pliant.tools.schedule.policies.las:Las",
-    "lucid": "pliant.tools.schedule.policies.lucid.policy:Lucid",
-    "max-bs": "pliant.tools.schedule.policies.elastic_dp.fixed_batch:MaxBs",
-    "min-bs": "pliant.tools.schedule.policies.elastic_dp.fixed_batch:MinBs",
+    "lucid": "pliant.tools.schedule.policies.lucid:Lucid",
+    "max-bs": "pliant.tools.schedule.policies.elastic_dp.policy:MaxBs",
+    "min-bs": "pliant.tools.schedule.policies.elastic_dp.policy:MinBs",
     "oasis": "pliant.tools.schedule.policies.oasis.policy:Oasis",
-    "oasis-offline": "pliant.tools.schedule.policies.oasis.offline_policy:OasisOffline",
+    "oasis-offline": "pliant.tools.schedule.policies.oasis.offline:OasisOffline",
     "ones": "pliant.tools.schedule.policies.ones.policy:Ones",
     "optimus": "pliant.tools.schedule.policies.optimus:Optimus",
     "pollux": "pliant.tools.schedule.policies.pollux.policy:Pollux",
-    "random-bs": "pliant.tools.schedule.policies.elastic_dp.fixed_batch:RandomBs",
-    "rrh": "pliant.tools.schedule.policies.multi_resource.rrh:Rrh",
+    "random-bs": "pliant.tools.schedule.policies.elastic_dp.policy:RandomBs",
+    "rrh": "pliant.tools.schedule.policies.multi_resource.policies:Rrh",
     "shadow-price": "pliant.tools.schedule.policies.shadow_price.policy:ShadowPrice",
     "sjf": "pliant.tools.schedule.policies.srtf:Sjf",
     "srtf": "pliant.tools.schedule.policies.srtf:Srtf",
     "themis": "pliant.tools.schedule.policies.themis:Themis",
-    "tiresias": "pliant.tools.schedule.policies.tiresias.policy:Tiresias",
-    "tiresias-gittins": "pliant.tools.schedule.policies.tiresias.gittins:TiresiasGittins",
+    "tiresias": "pliant.tools.schedule.policies.tiresias:Tiresias",
+    "tiresias-gittins": "pliant.tools.schedule.policies.tiresias:TiresiasGittins",
 }
 _REQUIRED: Final = object()
 _WORDS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -243,7 +241,7 @@ def _load_foreign(name: str, points: Mapping[str, EntryPoint]) -> type[Policy]:
     except (Exception, SystemExit) as error:
         at = raised_at(error, where.partition(":")[0].partition(".")[0])
         place = f"{at}: " if at else ""
-        why = new_place(error) or in_words(error)
+        why = in_words(error)
         raise UsageError(f'policy "{name}" ({where}) cannot be loaded: {place}{why}') from error
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise UsageError(

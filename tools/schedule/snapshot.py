@@ -3,12 +3,14 @@
 A snapshot has no clock, no files and no engine behind it, so a policy behaves the same in ``schedule``,
 ``run`` and ``replay``. Its job and node objects are the caller's own, not copies: reading is free, and a
 policy must not write to them.
+
+What a simulation lets a policy know that no scheduler could. A policy that asks says so in its output.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from pliant.tools.schedule.jobs import JobState, NodeState
 
@@ -16,8 +18,34 @@ if TYPE_CHECKING:
     from pliant.schemas.job import Job
     from pliant.tools.schedule.forecast import WorkForecast
     from pliant.tools.schedule.free_gpus import FreeGpus
-    from pliant.tools.schedule.oracle import Oracle
-    from pliant.tools.schedule.speeds import Speeds
+    from pliant.tools.schedule.rates import Speeds
+
+
+class Oracle(Protocol):
+    """The truth about jobs, for policies that were published with such knowledge.
+
+    It is there only where a replay was asked to give it; a policy that uses it sets ``asks_oracle``.
+    """
+
+    def remaining_steps(self, job: JobState, time_s: float) -> float:
+        """Optimizer steps that ``job`` still needs at the batch of its author."""
+        ...
+
+    def step_seconds(self, job: JobState, gpus: int, gpu_type: str) -> float | None:
+        """Seconds of one such step on ``gpus`` GPUs of a type that lie together; None: it does not run there.
+
+        The same for equal :meth:`kind`.
+        """
+        ...
+
+    def max_gpus(self, job: JobState) -> int:
+        """The most GPUs that the job can use."""
+        ...
+
+    def kind(self, job: JobState) -> object:
+        """Jobs of one kind have the same step times; a key for tables."""
+        ...
+
 
 ChangeKind = Literal[
     "arrived", "finished", "cancelled", "failed", "rejected", "lost", "node_down", "node_up", "capacity",

@@ -9,7 +9,7 @@ from benchmarks.parts.mends_speeds import (
     slower_sizes_given,
 )
 from pliant.tools.schedule.jobs import node_states
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.rates import Speeds
 from tests.builders import cluster, curves, job
 
 PLACES = {

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.schemas.file_io.digest import columns_hash
+from pliant.schemas.file_io.tables import columns_hash
 
 VALUES = (st.integers() | st.text() | st.none(), st.booleans() | st.just(1), st.floats() | st.just(1.0))
 COLUMNS = st.dictionaries(

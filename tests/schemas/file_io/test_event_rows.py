@@ -15,8 +15,7 @@ from hypothesis import given
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import EVENT, Event
-from pliant.schemas.file_io.event_rows import EventRow, event_rows
-from pliant.schemas.file_io.events import parse_events
+from pliant.schemas.file_io.events import EventRow, event_rows, parse_events
 from pliant.schemas.file_io.tables import parquet_bytes
 from tests.strategies import events
 

@@ -13,13 +13,14 @@ import pytest
 
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io import files, limits, pipes
+from pliant.schemas.file_io import files, limits
+from pliant.schemas.file_io import files as pipes
 from pliant.schemas.kinds import validate_file
 from pliant.tools.replay.engine.failures import read_failures
-from pliant.tools.replay.importers.text_input import first_line
+from pliant.tools.replay.importers.reading import first_line
 from pliant.tools.replay.sweep.recipe import read_sweep
 from pliant.tools.replay.traces.recipe import read_recipe
-from pliant.tools.report.expect import read_expectations
+from pliant.tools.report.expectations import read_expectations
 from pliant.tools.report.read_run import read_run
 from tests.builders import cluster, job
 

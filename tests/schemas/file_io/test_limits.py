@@ -13,7 +13,7 @@ from pliant.schemas import io
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io import limits
-from pliant.schemas.file_io.event_rows import event_rows
+from pliant.schemas.file_io.events import event_rows
 from pliant.schemas.kinds import validate_file
 from pliant.schemas.profile import PROFILE, ProfileRow
 

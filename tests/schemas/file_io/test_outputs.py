@@ -12,7 +12,7 @@ import pytest
 
 from pliant.schemas.errors import PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io import files
-from pliant.schemas.file_io.outputs import check_folder, check_output
+from pliant.schemas.file_io.files import check_folder, check_output
 
 
 def refused(path: Path | str, check: Callable[[Path | str], None] = check_output) -> str:

@@ -5,8 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.schemas.text.fitting import cut_to_width, one_line, width_of, wrapped
-from pliant.schemas.text.table import Column, text_table
+from pliant.schemas.text import Column, cut_to_width, one_line, text_table, width_of, wrapped
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 widths = st.integers(20, 200)

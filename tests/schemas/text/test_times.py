@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pliant.schemas.text.times import between_text, iso_time, span_text, when_text
+from pliant.schemas.text import between_text, iso_time, span_text, when_text
 
 NOON_S = 1_764_590_400.0  # 2025-12-01 12:00 UTC
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.by_size import ThroughputBySize
+from pliant.tools.profile.throughput_model import ThroughputBySize
 
 
 def step(

@@ -6,7 +6,7 @@ import pytest
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.by_placement import (
+from pliant.tools.profile.throughput_model import (
     StepTimes,
     ThroughputByPlacement,
     smallest_rotation,

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile
-from pliant.tools.profile.batch import plan_batch
-from pliant.tools.profile.by_size import ThroughputBySize
 from pliant.tools.profile.predict import holdout_errors
-from pliant.tools.profile.throughput import CurveThroughput, local_limit
+from pliant.tools.profile.throughput import CurveThroughput, local_limit, plan_batch
+from pliant.tools.profile.throughput_model import ThroughputBySize
 from tests.tools.profile.rows_builder import reduce, step, throughput
 
 ONE_GPU = (step(1, 8, 0.1), step(1, 16, 0.14), step(1, 32, 0.3))

@@ -9,7 +9,7 @@ import pytest
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import profile_from_columns, profile_to_columns
 from pliant.schemas.profile import ProfileRow
-from pliant.tools.profile.pairs import UNKNOWN, Load, PairTable
+from pliant.tools.profile.throughput import UNKNOWN, Load, PairTable
 from tests.tools.profile.rows_builder import step
 
 A, B = Load("a", 8), Load("b", 4)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pliant.schemas.profile import Profile
-from pliant.tools.profile.by_placement import ThroughputByPlacement
-from pliant.tools.profile.by_size import ThroughputBySize
-from pliant.tools.profile.rows import merged, rescales
+from pliant.tools.profile.throughput import merged, rescales
+from pliant.tools.profile.throughput_model import ThroughputByPlacement, ThroughputBySize
 from tests.tools.profile.rows_builder import reduce, step
 
 

@@ -11,20 +11,20 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.job import Job
+from pliant.schemas.profile import ConvergenceRow
 from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.progress.choice import Goodput
 from pliant.tools.replay.progress.epochs import Epochs
-from pliant.tools.replay.progress.goodput import Goodput
 from pliant.tools.replay.progress.protocol import ProgressModel, Samples
 from pliant.tools.replay.progress.tables import validations
 from pliant.tools.schedule.policy import Policy, parameter_names
 from pliant.tools.schedule.registry import make_policy, policy_class, policy_names
-from pliant.tools.schedule.testing.drawn_parameters import drawn_policies
+from pliant.tools.schedule.testing.harness import drawn_policies
 from tests.builders import cluster, job, mixed_cluster
 from tests.tools.replay.ledger import Ledger
 from tests.tools.replay.world import Restless, play

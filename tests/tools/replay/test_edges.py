@@ -16,8 +16,8 @@ from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.inputs import inputs
+from pliant.tools.replay.output import Unfinished, in_words
 from pliant.tools.replay.run import Replayed, Run, replay
-from pliant.tools.replay.summary import Unfinished, in_words
 from pliant.tools.report.report import read_report
 from tests.builders import FREE_CHANGES, cluster, job
 from tests.tools.replay.any_world import EVENT_DRIVEN, LEARNED, PARAMETERS, ROUNDS

@@ -15,7 +15,7 @@ from pliant.cli.replay import replay
 from pliant.schemas.file_io.record import Record
 from pliant.tools.replay.options import Conditions, ReplayOptions
 from pliant.tools.replay.sweep.recipe import SweepRecipe
-from pliant.tools.replay.sweep.tasks import SweepTask
+from pliant.tools.replay.sweep.run import SweepTask
 
 
 @pytest.mark.parametrize(("record", "declared"), [(SweepRecipe, Conditions), (SweepTask, ReplayOptions)])

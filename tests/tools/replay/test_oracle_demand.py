@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pliant.cli.main import app
-from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import read_events, write_cluster, write_convergence, write_jobs
+from pliant.schemas.profile import ConvergenceRow
 from pliant.tools.replay.engine.failures import Mtbf
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs, inputs

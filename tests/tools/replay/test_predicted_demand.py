@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from pliant.cli.main import app
-from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_cluster, write_jobs, write_predictor
-from pliant.tools.profile.predictor.from_events import ended_jobs
-from pliant.tools.profile.predictor.predictor import ProgressPredictor
+from pliant.schemas.profile import ConvergenceRow
+from pliant.tools.profile.predictor import ProgressPredictor, ended_jobs
 from pliant.tools.replay.inputs import Inputs, inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.progress.tables import validations

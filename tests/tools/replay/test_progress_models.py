@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
-from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.replay.compat.epochs import SimulatorEpochs
+from pliant.schemas.profile import ConvergenceRow, Profile, ProfileRow
+from pliant.tools.replay.compat import SimulatorEpochs
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.options import Conditions, parse_noise_scales
+from pliant.tools.replay.progress.choice import Goodput, efficiency
 from pliant.tools.replay.progress.epochs import Cut, Epochs
-from pliant.tools.replay.progress.goodput import Goodput, efficiency
 from pliant.tools.replay.progress.tables import Validation, validations
 from pliant.tools.replay.run import Inputs, Run, replay
 from pliant.tools.schedule.jobs import Observation

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from pliant.schemas.job import Elasticity
-from pliant.tools.replay.compat.pollux import NONE, POLLUX, settle
+from pliant.tools.replay.compat import NONE, POLLUX, settle
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import Quirks, SimulatedCluster
 from pliant.tools.schedule.policies.fifo import Fifo

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pliant.schemas.file_io.jobs import job_lines
+from pliant.schemas.file_io.documents import job_lines
 from pliant.schemas.job import EpochWork, GpuTimeWork, Job
 from pliant.tools.replay.traces.recipe import read_recipe
 from pliant.tools.replay.traces.synthetic import synthesize

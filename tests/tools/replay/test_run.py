@@ -20,20 +20,18 @@ from pliant.schemas.io import (
     write_jobs,
     write_profile,
 )
-from pliant.schemas.job import Job
+from pliant.schemas.job import Job, trace_hash
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.runinfo import PromisedBounds, RunInfo, SubmitDetail
-from pliant.schemas.trace_hash import trace_hash
-from pliant.tools.replay.batch import Task, parameters_by_policy, replay_all
+from pliant.tools.replay.batch import Task, parameters_by_policy, replay_all, worker_pool
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Sources, inputs, trace_name
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.output import output_paths, write
-from pliant.tools.replay.pool import worker_pool
 from pliant.tools.replay.run import Run, replay
-from pliant.tools.schedule.submit_detail import submit_detail
+from pliant.tools.schedule.demand import submit_detail
 from tests.builders import cluster, job
 from tests.leftovers import PATIENCE_S
 

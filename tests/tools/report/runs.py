@@ -8,7 +8,7 @@ from typing import Any
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.jobs import job_fields
+from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.job import Job
 from tests.builders import cluster, job
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pliant.schemas.errors import BadInputError, JobsFailedError
-from pliant.tools.report.expect import (
+from pliant.tools.report.expectations import (
     Expectations,
     check_expectations,
     expectations_section,

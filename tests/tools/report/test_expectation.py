@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pliant.tools.report.expectation import Expectation
+from pliant.tools.report.expectations import Expectation
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ import pytest
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.tools.report.figures import draw, write_figures
-from pliant.tools.report.figures.allocation import MOST_JOBS, bands_of
-from pliant.tools.report.figures.cdf import cumulated
+from pliant.tools.report.figures.allocation import MOST_JOBS, bands_of, thinned
+from pliant.tools.report.figures.curves import cumulated
 from pliant.tools.report.figures.style import MUTED, area_colour, ink
-from pliant.tools.report.figures.usage import thinned
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.report import make_report
 from tests.builders import cluster, job

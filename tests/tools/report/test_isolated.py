@@ -7,8 +7,7 @@ import pytest
 from pliant.schemas.event import Event
 from pliant.tools.report.fairness import fairness
 from pliant.tools.report.read_run import fold
-from pliant.tools.report.references.isolated import isolated_finishes
-from pliant.tools.report.references.jobs import reference_jobs
+from pliant.tools.report.references.isolated import isolated_finishes, reference_jobs
 from tests.builders import cluster, job
 from tests.tools.report.runs import begin, first_come, shared, submit
 

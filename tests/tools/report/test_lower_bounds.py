@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 
 from pliant.schemas.event import Event
-from pliant.tools.report.lower_bounds import lower_bounds
-from pliant.tools.report.metrics import Wanted, run_metrics
-from pliant.tools.report.notes import bound_caveats
+from pliant.tools.report.metrics import Wanted, lower_bounds, run_metrics
 from pliant.tools.report.read_run import fold
+from pliant.tools.report.report import bound_caveats
 from tests.builders import job, mixed_cluster
 from tests.tools.report.runs import begin, first_come, submit
 from tests.tools.report.test_against_replay import replayed, traces

@@ -9,8 +9,7 @@ import pytest
 from pliant.schemas.event import Event
 from pliant.tools.report.metrics import Wanted
 from pliant.tools.report.read_run import fold
-from pliant.tools.report.rendering.document import Extras
-from pliant.tools.report.rendering.output import render
+from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.report import make_report
 from tests.builders import cluster, job
 from tests.tools.report.runs import LINEAR, begin, submit

@@ -9,7 +9,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.job import Utility
 from pliant.tools.report.metrics import Wanted, percentile, run_metrics
 from pliant.tools.report.read_run import fold
-from pliant.tools.report.usage import gpu_usage
+from pliant.tools.report.records import gpu_usage
 from tests.builders import cluster, job
 from tests.tools.report.runs import begin, submit
 

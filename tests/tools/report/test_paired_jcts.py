@@ -12,8 +12,7 @@ import pytest
 from pliant.schemas.event import Event
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.rendering.document import Extras
-from pliant.tools.report.rendering.output import Format, render
+from pliant.tools.report.rendering.output import Extras, Format, render
 from pliant.tools.report.report import Report, make_report
 from tests.builders import job
 from tests.tools.report.runs import begin, submit
@@ -91,7 +90,7 @@ def test_without_a_baseline_nothing_is_tested() -> None:
 
 
 def test_a_tiny_p_value_keeps_its_power_of_ten() -> None:
-    from pliant.tools.report.rendering.units import p_text
+    from pliant.tools.report.rendering.sections import p_text
 
     assert [p_text(p) for p in (0.99974, 5.17e-4, 7.55e-10, 0.0)] == [
         "0.99974",

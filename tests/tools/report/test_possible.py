@@ -9,8 +9,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.metrics import JobFigures, PairedJcts, RunMetrics
 from pliant.tools.report.possible import OF_JOBS, OF_RUNS, OF_TESTS, impossible
 from pliant.tools.report.read_run import fold
-from pliant.tools.report.rendering.document import Extras
-from pliant.tools.report.rendering.output import render
+from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.report import make_report
 from tests.builders import job
 from tests.tools.report.runs import begin, submit

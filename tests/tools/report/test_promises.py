@@ -10,10 +10,10 @@ from pliant.schemas.runinfo import EqualDeals
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.references import equal_deals
-from pliant.tools.report.references.equal_deals import equal_deal_finishes
-from pliant.tools.report.references.jobs import ReferenceJob
-from pliant.tools.report.rendering.guarantee import guarantee_section
+from pliant.tools.report.references import equal_shares as equal_deals
+from pliant.tools.report.references.equal_shares import equal_deal_finishes
+from pliant.tools.report.references.isolated import ReferenceJob
+from pliant.tools.report.rendering.sections import guarantee_section
 from pliant.tools.report.report import make_report
 from tests.builders import job
 from tests.tools.report.runs import begin, submit

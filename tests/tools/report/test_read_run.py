@@ -10,7 +10,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
 from pliant.schemas.io import write_events
 from pliant.tools.report.read_run import fold, read_run
-from pliant.tools.report.usage import gpu_usage
+from pliant.tools.report.records import gpu_usage
 from tests.builders import cluster, job
 from tests.tools.report.runs import begin, shared, submit
 

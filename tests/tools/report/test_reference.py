@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.event import Event
 from pliant.tools.report.read_run import fold
-from pliant.tools.report.references.fluid import fluid_finishes
-from pliant.tools.report.references.gps import gps_finishes
-from pliant.tools.report.references.jobs import ReferenceJob, rate_at, reference_jobs, usable_curve
+from pliant.tools.report.references.equal_shares import fluid_finishes, gps_finishes
+from pliant.tools.report.references.isolated import ReferenceJob, rate_at, reference_jobs, usable_curve
 from tests.builders import job
 from tests.tools.report.runs import begin, submit
 

@@ -6,8 +6,8 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import write_events, write_profile
 from pliant.schemas.profile import Profile
-from pliant.tools.report.labels import labels
 from pliant.tools.report.read_run import fold
+from pliant.tools.report.records import labels
 from pliant.tools.report.report import make_report, read_report
 from tests.builders import cluster, job
 from tests.tools.profile.rows_builder import step

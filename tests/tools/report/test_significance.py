@@ -8,7 +8,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.significance import compare_jcts, steady, wilcoxon
+from pliant.tools.report.report import compare_jcts, steady, wilcoxon
 from tests.builders import job
 from tests.tools.report.runs import begin, submit
 

@@ -24,9 +24,9 @@ from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.io import read_events, write_cluster
 from pliant.tools.run.service.submit import cancel
 from pliant.tools.run.statedir.directory import read_log
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.lock import holder_of
 from pliant.tools.run.statedir.log.fold import RunLog, fold
+from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import Spool
 from tests.builders import cluster
 from tests.leftovers import PATIENCE_S

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
-from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
-from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.contract.plan import WorkerOutcome
+from pliant.tools.run.statedir.private import StateDir
 
 Trap = Callable[[], None]
 """Raises an error."""

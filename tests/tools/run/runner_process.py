@@ -7,7 +7,7 @@ import sys
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.service import run as runner
-from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.private import StateDir
 from tests.tools.run.scripts import PlainBackend, PlainSlurmBackend
 
 
@@ -20,9 +20,9 @@ def main() -> None:
     """Run the command line in ``sys.argv``."""
     import typer
 
-    from pliant.cli.cancel import cancel
     from pliant.cli.common import command
     from pliant.cli.log import log
+    from pliant.cli.orders import cancel
     from pliant.cli.run import run
     from pliant.cli.schedule import schedule
     from pliant.cli.status import status

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pliant.tools.profile.torchrun.command import ONE_WORKER
+from pliant.tools.profile.torchrun.start import ONE_WORKER
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Handle, Unit
 from pliant.tools.run.backends.slurm.backend import SlurmBackend

@@ -12,7 +12,7 @@ from pliant.schemas.errors import PliantError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_schedule
 from pliant.schemas.job import Job
-from pliant.tools.run.service.attempt.timeouts import Timeouts
+from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.statedir.directory import read_log
 from pliant.tools.run.statedir.log.fold import RunLog

@@ -11,7 +11,6 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import write_cluster, write_schedule
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.run.statedir.directory import State
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import (
     cancel_event,
     decision_event,
@@ -23,17 +22,17 @@ from pliant.tools.run.statedir.log.events import (
     submit_event,
 )
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
-from pliant.tools.run.statedir.orders import JobAction, NodeAction, Order, order_event
-from pliant.tools.schedule.decide import throughput_for
+from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.requests import JobAction, NodeAction, Order, order_event
+from pliant.tools.schedule.decide import schedule_of, throughput_for
+from pliant.tools.schedule.demand import submit_detail
 from pliant.tools.schedule.from_log import correct, tell
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session.cluster_state import Transition
 from pliant.tools.schedule.session.saved import Basis
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.session.transitions import Transition
-from pliant.tools.schedule.submit_detail import submit_detail
 from pliant.tools.schedule.testing.harness import some_jobs
-from pliant.tools.schedule.to_schedule import schedule_of
 from tests.builders import cluster
 
 NODES = cluster(4, 4)

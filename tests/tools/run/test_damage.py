@@ -12,26 +12,26 @@ from typing import Any
 
 import pytest
 
-from pliant.cli.cancel import cancel
 from pliant.cli.common import run_command
 from pliant.cli.log import log as log_command
+from pliant.cli.orders import cancel
 from pliant.cli.report import report
 from pliant.cli.schedule import schedule
+from pliant.cli.schema import validate
 from pliant.cli.status import status
 from pliant.cli.submit import submit
-from pliant.cli.validate import validate
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import event_lines
-from pliant.schemas.file_io.jsonlines import header
+from pliant.schemas.file_io.json_lines import header
 from pliant.schemas.io import read_events, write_jobs
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.run.statedir.directory import State, read_log
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.lock import Lock
 from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.snapshot import renew_snapshot
 from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.saved import Basis

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from benchmarks.parts.training_job import running
-from pliant.tools.run.service.attempt.plan_file import read_plan, write_plan
+from pliant.tools.run.service.commands import read_plan, write_plan
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.statedir.contract.plan import PROTOCOL
 from tests.tools.run.elastic.gang import SCRIPT, Gang

@@ -13,13 +13,12 @@ from pliant.schemas.errors import LockedError
 from pliant.schemas.io import write_schedule
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
 from pliant.tools.run.service import run as runner
-from pliant.tools.run.service.attempt.timeouts import Timeouts
-from pliant.tools.run.service.interrupts import Interrupts
+from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.options import Options
-from pliant.tools.run.service.run import run_once, run_until_done
-from pliant.tools.run.statedir.contract.files import UnreadableError
-from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.service.run import Interrupts, run_once, run_until_done
+from pliant.tools.run.statedir.contract.folders import UnreadableError
 from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job

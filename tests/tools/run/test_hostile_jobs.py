@@ -29,8 +29,8 @@ from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir import directory as state
 from pliant.tools.run.statedir import fault
 from pliant.tools.run.statedir.directory import read_log
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster

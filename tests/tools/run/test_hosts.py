@@ -14,9 +14,9 @@ import pytest
 from benchmarks.parts.hosts import Host, HostsBackend, NoHostsError, hosts
 from benchmarks.parts.training_job import TrainingJob, running
 from pliant.schemas.event import Event
-from pliant.tools.run.service.allocation.slots import Slot
+from pliant.tools.run.service.allocation import Slot
 from pliant.tools.run.service.executor import Executor
-from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
+from pliant.tools.run.statedir.contract.plan import WorkerOutcome
 from tests.tools.run.elastic.gang import SCRIPT, Gang
 from tests.tools.run.elastic.test_in_place import same_weights_as_alone
 

@@ -15,8 +15,8 @@ import pytest
 from pliant.schemas.io import write_cluster, write_jobs
 from pliant.schemas.job import Job
 from pliant.tools.run.statedir.directory import read_log
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.lock import holder_of
+from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import Spool
 from tests.builders import cluster
 from tests.tools.run.conftest import left_running
@@ -97,12 +97,12 @@ RUN_STEPS = [
     ("pliant.tools.run.statedir.directory:State.record", "after", 2),
     ("pliant.tools.run.statedir.directory:State.record", "after", 3),
     ("pliant.tools.run.service.executor:Executor.apply", "before", 2),
-    ("pliant.tools.run.service.attempt.launching:make_plan", "before", 1),
-    ("pliant.tools.run.service.attempt.launching:write_plan", "after", 1),
+    ("pliant.tools.run.service.launching:make_plan", "before", 1),
+    ("pliant.tools.run.service.launching:write_plan", "after", 1),
     ("pliant.tools.run.backends.local:write_record", "after", 1),
     ("pliant.tools.run.backends.local:LocalBackend._spawn", "after", 1),
     ("pliant.tools.run.backends.local:LocalBackend.start", "after", 1),
-    ("pliant.tools.run.statedir.schedule_file:write_schedule", "before", 2),
+    ("pliant.tools.run.statedir.directory:write_schedule", "before", 2),
     ("pliant.tools.run.statedir.requests:Spool.settle", "before", 1),
 ]
 

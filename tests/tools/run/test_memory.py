@@ -13,17 +13,17 @@ from types import FunctionType, ModuleType
 from typing import Any
 from zlib import crc32
 
-from pliant.schemas.file_io.event_log import Place
+from pliant.schemas.file_io.events import Place
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.loop import Loop
-from pliant.tools.run.service.operate import order_jobs
 from pliant.tools.run.service.options import Options
-from pliant.tools.run.statedir.contract.progress import Progress
+from pliant.tools.run.service.submit import order_jobs
+from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.log.snapshot import renew_snapshot
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question
-from pliant.tools.schedule.session.lazy_dict import LazyDict
+from pliant.tools.schedule.session.saved import LazyDict
 from tests.builders import cluster, job
 from tests.tools.run.instant import InstantBackend, opens
 

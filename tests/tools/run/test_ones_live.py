@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.io import read_schedule, write_cluster
-from pliant.tools.profile.predictor.from_events import ended_jobs
-from pliant.tools.run.service.attempt.plan_file import read_plan
+from pliant.tools.profile.predictor import ended_jobs
+from pliant.tools.run.service.commands import read_plan
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.run import run_and_follow
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.schedule.decide import Question
 from tests.tools.run.site import Site
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.io import read_schedule
-from pliant.tools.profile.predictor.from_events import ended_jobs
+from pliant.tools.profile.predictor import ended_jobs
 from pliant.tools.report.read_run import read_run
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.run import run_until_done

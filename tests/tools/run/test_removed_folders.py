@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.profile.torchrun.processes import kill, strays
+from pliant.tools.profile.torchrun.start import kill, strays
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
-from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.private import StateDir
 from tests.tools.run.site import Site, until
 
 REMOVES = """

@@ -9,8 +9,8 @@ from itertools import pairwise
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import Throughput
-from pliant.tools.schedule.look_ahead import advance, in_order_of_arrival
 from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.predict_start import advance, in_order_of_arrival
 from pliant.tools.schedule.session.session import Session
 from tests.builders import session, sizes
 

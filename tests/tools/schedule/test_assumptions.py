@@ -7,7 +7,7 @@ import pytest
 from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile
-from pliant.tools.profile.by_size import ThroughputBySize
+from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.schedule.assumptions import (
     nothing_to_resize,
     order_assumed,
@@ -18,7 +18,7 @@ from pliant.tools.schedule.assumptions import (
 )
 from pliant.tools.schedule.policies.fair_share import FairShare
 from pliant.tools.schedule.policies.fifo import Fifo
-from pliant.tools.schedule.policies.lucid.policy import Lucid
+from pliant.tools.schedule.policies.lucid import Lucid
 from pliant.tools.schedule.policies.srtf import Srtf
 from tests.builders import cluster, job
 from tests.tools.profile.rows_builder import step

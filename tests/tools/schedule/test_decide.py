@@ -6,7 +6,7 @@ import pytest
 
 from pliant.schemas.errors import BadInputError, InfeasibleError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.jobs import job_fields
+from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.io import profile_hash, profile_to_columns
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import Schedule

@@ -7,7 +7,7 @@ from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, SampleWork
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import NodeState
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.rates import Speeds
 from tests.builders import job
 
 FOUR = Speeds(CurveThroughput(), [NodeState(0, "n0", 4, "gpu", None)])

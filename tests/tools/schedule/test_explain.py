@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.schemas.text.fitting import width_of
+from pliant.schemas.text import width_of
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.explain import table
 from tests.builders import cluster, job

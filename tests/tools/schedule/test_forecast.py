@@ -7,8 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from pliant.tools.profile.predictor.epochs import EndedJob
-from pliant.tools.profile.predictor.predictor import ProgressPredictor
+from pliant.tools.profile.predictor import EndedJob, ProgressPredictor
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.forecast import Demand, WorkForecast
 from pliant.tools.schedule.jobs import MOST_EPOCH_ENDS, EpochEnd, JobState

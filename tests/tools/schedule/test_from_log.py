@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.jobs import job_fields
+from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.decide import Question, decide

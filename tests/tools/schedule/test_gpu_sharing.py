@@ -9,11 +9,10 @@ import pytest
 
 from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.profile import Profile
-from pliant.tools.profile.by_size import ThroughputBySize
+from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import node_states
-from pliant.tools.schedule.sharing import GpuSharing
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.rates import GpuSharing, Speeds
 from tests.builders import cluster, job
 from tests.tools.profile.rows_builder import step
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pliant.tools.schedule.look_ahead import advance, happen, in_order_of_arrival, next_moment_s
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.las import Las
+from pliant.tools.schedule.predict_start import advance, happen, in_order_of_arrival, next_moment_s
 from tests.builders import cluster, job, session
 
 

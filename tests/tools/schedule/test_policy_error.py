@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.schedule.policy import Decision, Target
-from pliant.tools.schedule.policy_error import PolicyError
+from pliant.tools.schedule.policy import Decision, PolicyError, Target
 from pliant.tools.schedule.registry import describe, make_policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job, session

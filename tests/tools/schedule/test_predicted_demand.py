@@ -10,7 +10,7 @@ import pytest
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.schedule import Schedule
-from pliant.tools.profile.predictor.predictor import ProgressPredictor
+from pliant.tools.profile.predictor import ProgressPredictor
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.policies.srtf import Srtf
 from tests.builders import cluster, job

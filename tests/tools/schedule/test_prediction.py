@@ -13,7 +13,7 @@ from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision
-from pliant.tools.schedule.prediction import Prediction, copy_of, predictions
+from pliant.tools.schedule.predict_start import Prediction, copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot

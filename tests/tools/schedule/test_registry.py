@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +11,7 @@ import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.schedule import registry
-from pliant.tools.schedule.moved_modules import MODULES, NAMES
-from pliant.tools.schedule.policies.drl.network import SHIPPED
+from pliant.tools.schedule.policies.drl import SHIPPED
 from pliant.tools.schedule.policy import Decision, Policy
 from pliant.tools.schedule.registry import describe, make_policy, parse_pairs, policy_class, policy_names
 
@@ -185,7 +183,7 @@ def install(folder: Path, name: str, value: str, source: str) -> None:
 
 
 FOREIGN = """
-from pliant.tools.schedule.policies.drl.network import SHIPPED
+from pliant.tools.schedule.policies.drl import SHIPPED
 from pliant.tools.schedule.policy import Decision, Policy
 
 class Mine(Policy):
@@ -229,31 +227,6 @@ def test_a_broken_package_is_a_usage_error_that_names_it(site, name, value, sour
     with pytest.raises(UsageError, match=complaint) as caught:
         policy_class(name)
     assert f'policy "{name}" ({value})' in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("from pliant.tools.schedule.protocol import Policy", "pliant.tools.schedule.policy now"),
-        ("import pliant.tools.schedule.conformance", "pliant.tools.schedule.testing.conformance now"),
-        ("from pliant.tools.schedule.policies.toolbox import GpuBudget", "schedule.policies.common now"),
-        ("from pliant.tools.schedule.snapshot import Phase", "snapshot is in pliant.tools.schedule.jobs now"),
-        ("from pliant.tools.schedule.session import Session", "schedule.session.session now"),
-        ("from pliant.tools.schedule.policies.ares import Ares", "schedule.policies.ares.policy now"),
-    ],
-)
-def test_a_policy_that_imports_from_an_old_place_is_shown_the_new_one(site: Path, line: str, said: str):
-    install(site, "mine", "foreign_policy:Mine", f"import math\n{line}\n{FOREIGN}")
-    with pytest.raises(UsageError) as caught:
-        policy_class("mine")
-    assert str(caught.value).endswith(said)
-    assert "foreign_policy.py:2: " in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_every_new_place_is_there():
-    for place in {*MODULES.values(), *(place for names in NAMES.values() for place in names.values())}:
-        import_module(f"pliant.tools.schedule.{place}")
 
 
 def test_a_name_that_was_never_there_is_said_to_be_missing(site: Path):

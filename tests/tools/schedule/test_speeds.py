@@ -11,7 +11,7 @@ from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState, NodeState
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.rates import Speeds
 from tests.builders import job
 
 

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from pliant.schemas.runinfo import SubmitDetail
-from pliant.tools.schedule.demand import job_state
+from pliant.tools.schedule.demand import job_state, submit_detail
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.submit_detail import submit_detail
 from tests.builders import cluster, curves, job, session
 
 SATURATING = {1: 10.0, 2: 18.0, 3: 24.0, 6: 30.0}

@@ -1,30 +1,59 @@
-"""Start one measurement through torchrun, wait for it, say what went wrong. Commands are built as data."""
+"""Start one measurement through torchrun, wait for it, say what went wrong. Commands are built as data.
+
+The points that a profile under way has measured, in a file: the same command goes on from them.
+
+JSON Lines, one point a line, each forced to disk when it is measured. A point counts again only where all is
+the same that it depends on: :func:`launch_key`. The file is removed once the profile is written.
+
+What one launch has measured, however often it had to be started for that.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import logging
 import os
+import platform
+import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 import psutil
 
-from pliant.schemas.errors import JobsFailedError
+from pliant.schemas.errors import BadInputError, JobsFailedError, Problem
+from pliant.schemas.file_io.files import atomic_write, read_failure, write_all, write_error
+from pliant.schemas.file_io.json_lines import encode, header, read_lines
+from pliant.schemas.file_io.record import NonNegativeFloat, NonNegativeInt, Record
+from pliant.schemas.profile import ProfileRow
 from pliant.tools.profile.measuring.request import (
     ENV_PROFILE,
     MeasurementRequest,
     Outcome,
+    Point,
+    best_visits,
+    is_measured,
     out_of_memory_mark,
 )
-from pliant.tools.profile.torchrun.command import NO_STORE, ONE_THREAD, standalone, torchrun
-from pliant.tools.profile.torchrun.last_words import last_words
-from pliant.tools.profile.torchrun.processes import child_environment, kill, strays, tree
+from pliant.tools.profile.torchrun.start import (
+    NO_STORE,
+    ONE_THREAD,
+    child_environment,
+    kill,
+    last_words,
+    standalone,
+    strays,
+    torchrun,
+    tree,
+)
 
 START_LIMIT_S: Final = 600.0
 """A script that has not begun to serve its sweep by then does not use the elastic library."""
@@ -179,3 +208,271 @@ def end_all(process: subprocess.Popen[bytes], mark: tuple[str, str]) -> None:
         kill(tree(psutil.Process(process.pid)))
     process.wait()
     kill(strays(mark))
+
+
+KIND: Final = "points"
+MODE: Final = 0o600
+
+
+class Measured(Record):
+    """One point, or what a launch has measured at its end, and where."""
+
+    launch: str
+    """The :func:`launch_key` of what was started."""
+    measured_at: NonNegativeFloat
+    """UTC seconds."""
+    parameters: NonNegativeInt = 0
+    torch: str = ""
+    device: str = ""
+    driver: str = ""
+    point: Point | None = None
+    """None: the launch is over, and these are its costs."""
+    start_s: NonNegativeFloat | None = None
+    relaunch_s: NonNegativeFloat | None = None
+    rescale_s: NonNegativeFloat | None = None
+
+
+class PointsFile:
+    """What was measured before, and a place for what is measured now.
+
+    :param path: None: nothing is kept, the profile goes into a pipe.
+    """
+
+    def __init__(self, path: Path | None = None, found: Collection[Measured] = ()) -> None:
+        self.path = path
+        self._found = list(found)
+        self._descriptor: int | None = None
+
+    @classmethod
+    def read(cls, path: Path | None) -> Self:
+        """What a file keeps; a last line that a crash has torn is left out.
+
+        :raises BadInputError: it is another file, or damaged.
+        """
+        if path is None:
+            return cls()
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return cls(path)
+        except OSError as error:
+            raise read_failure(error, str(path)) from error
+        lines, problems = read_lines(
+            data, str(path), KIND, Measured.model_validate_json, schema_required=True, torn_end_allowed=True
+        )
+        if problems:
+            what = "cannot be gone on from: remove it to measure everything again"
+            raise BadInputError([*problems, Problem(str(path), None, "", what)])
+        return cls(path, [found for _, found in lines])
+
+    def count(self, launches: Collection[str]) -> int:
+        """How many points of these launches are kept."""
+        return sum(found.point is not None and found.launch in launches for found in self._found)
+
+    def of(self, launch: str) -> list[Measured]:
+        """What was measured of one launch, in the order in which it was."""
+        return [found for found in self._found if found.launch == launch]
+
+    def add(self, measured: Measured) -> None:
+        """Keep one more; it is on disk when this returns.
+
+        :raises PliantError: the file cannot be written.
+        """
+        self._found.append(measured)
+        if self.path is None:
+            return
+        try:
+            if self._descriptor is None:
+                self._descriptor = self._open(self.path)
+            else:
+                write_all(self._descriptor, _line(measured))
+        except OSError as error:
+            raise write_error(error, str(self.path)) from error
+
+    def remove(self) -> None:
+        """The profile is written: what it was made of is needed no longer."""
+        self.close()
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Keep nothing further."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self, path: Path) -> int:
+        """Write everything so far, without what a crash has torn, and open the file for more."""
+        atomic_write(path, header(KIND) + b"".join(map(_line, self._found)), mode=MODE)
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+
+def launch_key(script: Script, workers: int, wanted: MeasurementRequest) -> str:
+    """A hash of all that a measured point depends on, and of the batches that are wanted.
+
+    The script's own file is a part of it, the modules that it imports are not.
+
+    :param wanted: of the whole plan: what its other launches find out makes no difference.
+    """
+    what = {
+        "model": script.name,
+        "command": script.command,
+        "script": _digest(script),
+        "workdir": script.workdir,
+        "env": dict(script.env),
+        "slots": script.slots,
+        "workers": workers,
+        "wanted": wanted.model_dump(mode="json"),
+        "host": platform.node(),
+        "versions": [version(name) for name in ("pliant", "torch")],
+    }
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _digest(script: Script) -> str | None:
+    path = Path(script.workdir or ".", *script.command[:1])
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _line(measured: Measured) -> bytes:
+    return encode(measured.model_dump(mode="json", exclude_defaults=True))
+
+
+class LaunchLog:
+    """The points of one launch: those kept from an earlier command and those measured now.
+
+    :param key: of the launch, as :func:`~pliant.tools.profile.measuring.launch.launch_key` makes it.
+    :param clock: UTC seconds.
+    """
+
+    def __init__(self, kept: PointsFile, key: str, clock: Callable[[], float]) -> None:
+        self._kept = kept
+        self._key = key
+        self._clock = clock
+        self._points: list[tuple[Measured, Point]] = []
+        self._costs: Measured | None = None
+        for found in kept.of(key):
+            self._remember(found)
+
+    def __len__(self) -> int:
+        """How many points there are."""
+        return len(self._points)
+
+    def rest(self, request: MeasurementRequest, workers: int) -> MeasurementRequest | None:
+        """What is left of a request; None: nothing is.
+
+        Costs are measured at the end of a launch, after a step: where they alone are left, one point is
+        measured once more.
+        """
+        known = tuple(point for _, point in self._points)
+        rest = below(request, known).model_copy(update={"known": known})
+        if not is_measured(rest, workers):
+            return rest
+        fitting = [point for point in known if point.feasible]
+        if not request.costs or self._costs is not None or not fitting:
+            return None
+        others = tuple(point for point in known if point is not fitting[0])
+        return request.model_copy(update={"known": others})
+
+    def take(self, outcome: Outcome, before: int) -> None:
+        """Take up what a launch has measured since it was looked at last.
+
+        :param before: how many points there were when it was started.
+        """
+        for point in outcome.points[len(self) - before :]:
+            self._add(outcome, point=point)
+
+    def misfit(self, outcome: Outcome) -> None:
+        """The point under way ran out of memory."""
+        if outcome.current is not None:
+            self._add(outcome, point=outcome.current.model_copy(update={"feasible": False}))
+
+    def end(self, ended: Ended) -> None:
+        """The launch is through; its costs belong to all its points."""
+        start_s, relaunch_s, rescale_s = ended.start_s, ended.relaunch_s, ended.outcome.rescale_s
+        if (start_s, relaunch_s, rescale_s) != (None, None, None):
+            self._add(ended.outcome, start_s=start_s, relaunch_s=relaunch_s, rescale_s=rescale_s)
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What the workers reported of their machine; empty: nothing was measured."""
+        last = self._points[-1:]
+        return {name: getattr(found, name) for found, _ in last for name in ("torch", "device", "driver")}
+
+    def rows(self, model: str, gpu_type: str, workers: int) -> list[ProfileRow]:
+        """The profile rows of all points; those of training steps that fit have the costs of the launch."""
+        best = {id(point) for point in best_visits(point for _, point in self._points)}
+        rows = [
+            _row(found, point, model, gpu_type, workers) for found, point in self._points if id(point) in best
+        ]
+        if (costs := self._costs) is None:
+            return rows
+        with_costs = partial(
+            replace,
+            start_seconds=costs.start_s,
+            relaunch_seconds=costs.relaunch_s,
+            rescale_seconds=costs.rescale_s,
+        )
+        return [with_costs(row) if row.kind == "train" and row.feasible else row for row in rows]
+
+    def _add(self, outcome: Outcome, **fields: object) -> None:
+        facts = {name: getattr(outcome, name) for name in ("parameters", "torch", "device", "driver")}
+        found = Measured(launch=self._key, measured_at=self._clock(), **facts, **fields)  # type: ignore[arg-type]
+        self._remember(found)
+        self._kept.add(found)
+
+    def _remember(self, found: Measured) -> None:
+        if found.point is None:
+            self._costs = found
+        else:
+            self._points.append((found, found.point))
+
+
+def below(request: MeasurementRequest, points: Iterable[Point]) -> MeasurementRequest:
+    """The rest of a request, given what has been measured and what did not fit."""
+    seen = tuple(points)
+    misfits = [point.local_batch for point in seen if not point.feasible]
+    if not misfits:
+        return request
+    fits = max((point.local_batch for point in seen if point.feasible), default=0)
+    misfit = min(misfits)
+    return request.model_copy(update={"fits": min(max(fits, request.fits), misfit - 1), "misfit": misfit})
+
+
+def _row(found: Measured, point: Point, model: str, gpu_type: str, workers: int) -> ProfileRow:
+    row = ProfileRow(
+        kind="train",
+        model=model,
+        gpu_type=gpu_type,
+        nodes=1,
+        gpus=workers,
+        placement=str(workers),
+        local_batch=point.local_batch,
+        accum_steps=point.accum,
+        step_seconds=statistics.fmean(point.step_s) if point.feasible else None,
+        stdev_seconds=statistics.pstdev(point.step_s) if point.feasible else None,
+        iterations=len(point.step_s),
+        peak_memory=point.peak_memory if point.feasible else None,
+        parameters=found.parameters,
+        feasible=point.feasible,
+        measured_at=found.measured_at,
+        busy_share=point.busy_share if point.feasible else None,
+    )
+    if point.weights:
+        return replace(row, kind="allreduce", model="", parameters=point.weights)
+    if row.step_seconds is None:
+        return row
+    step_s, compute_s = row.step_seconds, None
+    if workers == 1:
+        compute_s = step_s
+    elif point.compute_s:
+        compute_s = min(step_s, statistics.fmean(point.compute_s))
+    return replace(
+        row,
+        compute_seconds=compute_s,
+        sync_seconds=None if compute_s is None else step_s - compute_s,
+        samples_per_second=workers * point.local_batch * point.accum / step_s,
+    )

@@ -43,11 +43,11 @@ from pliant.tools.profile.measuring.request import (
     MeasurementRequest,
     Outcome,
     Point,
+    PointSearch,
     best_visits,
     is_disturbed,
     out_of_memory_mark,
 )
-from pliant.tools.profile.measuring.search import PointSearch
 
 Batches = Callable[[Iterable[list[int]]], Iterable[Any]]
 Marks = tuple[object, object]

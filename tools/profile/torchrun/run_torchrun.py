@@ -34,7 +34,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.run import main
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.profile.torchrun.interfaces import VARIABLES, interface_of, refuse_loopback
+from pliant.tools.profile.torchrun.start import VARIABLES, interface_of, refuse_loopback
 
 NAME: Final = "one-node"
 

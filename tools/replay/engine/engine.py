@@ -15,7 +15,8 @@ from typing import Final
 
 from pliant.schemas.event import EventName
 from pliant.schemas.job import Job
-from pliant.tools.replay.engine.agenda import (
+from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
+from pliant.tools.replay.engine.running import (
     FINISH,
     LATE_FINISH,
     LATE_SEGMENT_END,
@@ -24,15 +25,13 @@ from pliant.tools.replay.engine.agenda import (
     SEGMENT_END,
     Agenda,
     Rounds,
+    RunningJobs,
 )
-from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
-from pliant.tools.replay.engine.running import RunningJobs
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
-from pliant.tools.schedule.forecast_log import ForecastLog
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.session.idle_limit import IdleLimit
-from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.session.transitions import Transition
+from pliant.tools.schedule.session.cluster_state import Transition
+from pliant.tools.schedule.session.saved import ForecastLog
+from pliant.tools.schedule.session.session import IdleLimit, Session
 
 Advance = Callable[[int, int | None], None]
 """Called with (jobs done, jobs of the trace) now and then."""

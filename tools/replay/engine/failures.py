@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.file_io.files import read_bytes, source_name
-from pliant.schemas.file_io.jsonlines import read_lines
+from pliant.schemas.file_io.json_lines import read_lines
 from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.record import Identifier, NonNegativeFloat, Record
 from pliant.schemas.job import Job
 from pliant.tools.schedule.demand import job_state
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.rates import Speeds
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from pliant.schemas.event import EVENT, EVENT_NAMES, Event, EventName
-from pliant.schemas.file_io.jsonlines import header
+from pliant.schemas.file_io.json_lines import header
 from pliant.tools.schedule.jobs import NodeGpus
 
 Detail = str | Callable[[], str]

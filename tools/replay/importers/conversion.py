@@ -1,21 +1,31 @@
-"""Rows in, jobs out: what all formats share about bad rows, dropped rows and names, and the account."""
+"""Rows in, jobs out: what all formats share about bad rows, dropped rows and names, and the account.
+
+What an importer is, and what is common to those of production traces.
+
+One row of an input, with its fields as numbers, times and words.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 from pydantic_core import ValidationError
 
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.file_io.columns import Table
-from pliant.schemas.file_io.problems import problems_of
-from pliant.schemas.file_io.rows import validate_row
-from pliant.schemas.text.wording import counted
-from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError
+from pliant.schemas.event import Event
+from pliant.schemas.file_io.columns import Table, validate_row
+from pliant.schemas.file_io.record import problems_of
+from pliant.schemas.job import Gpus, GpuTimeWork, Job
+from pliant.schemas.profile import ConvergenceRow, ProfileRow
+from pliant.schemas.text import counted
 
 T = TypeVar("T")
 Progress = Callable[[int, int | None], None]
@@ -157,3 +167,211 @@ class Conversion:
         self.summary.rows += 1
         if self._progress is not None and self.summary.rows % _EVERY == 0:
             self._progress(self.summary.rows, None)
+
+
+NO_GPU: Final = "asked for no GPU"
+NO_SUBMISSION: Final = "had no time of submission"
+NEVER_STARTED: Final = "never started"
+NO_DURATION: Final = "ran for no time"
+BACKWARDS: Final = "ended before they started"
+NOT_FINISHED: Final = "had not finished when the trace ended"
+UNKNOWN_MODEL: Final = "unknown"
+MOST_GPUS: Final = 65_536
+"""Of one measurement: its placement names every node."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFormat:
+    """A format that holds jobs. ``jobs`` reads the given paths; ``absolute``: its times are shifted to 0.
+
+    ``cluster`` reads the nodes of those paths that list some; None: there is no such path.
+    """
+
+    name: str
+    jobs: Callable[[Sequence[str], Conversion], Iterator[Job]]
+    absolute: bool = True
+    cluster: Callable[[Sequence[str], Conversion], Cluster | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What a folder of measurements gives; ``jobs`` is empty without a workload."""
+
+    jobs: Iterable[Job] = ()
+    profile: Sequence[ProfileRow] = ()
+    convergence: Sequence[ConvergenceRow] = ()
+    history: Sequence[Event] = ()
+    """What jobs reported that ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFormat:
+    """A format that brings measurements: ``read`` takes its folder and the workload file, if one is wanted.
+
+    ``workload`` reads a workload file alone, for formats whose jobs need no measurements.
+    """
+
+    name: str
+    read: Callable[[Path, Path | None, Conversion], Imported]
+    workload: Callable[[Path, Conversion], Iterator[Job]] | None = None
+
+
+Format = TraceFormat | FolderFormat
+
+
+def executed_job(
+    job_id: str,
+    submit_time_s: float,
+    gpus: int,
+    gpu_seconds: float,
+    *,
+    labels: Mapping[str, Any],
+    user: str = "",
+    model: str = UNKNOWN_MODEL,
+) -> Job:
+    """A rigid job known by what it executed; labels that say nothing are left out."""
+    stated = {name: "" if value is None else str(value) for name, value in labels.items()}
+    return Job(
+        id=job_id,
+        submit_time=submit_time_s,
+        model=model,
+        gpus=Gpus(requested=gpus),
+        user=user,
+        work=GpuTimeWork(gpu_seconds=gpu_seconds),
+        labels={name: text for name, text in stated.items() if text.lower() not in NOTHING},
+    )
+
+
+def executed_seconds(start_s: float | None, end_s: float | None) -> float:
+    """Seconds from start to end.
+
+    :raises DroppedRowError: it did not start, did not end, took no time, or ended first.
+    """
+    if start_s is None:
+        raise DroppedRowError(NEVER_STARTED)
+    if end_s is None:
+        raise DroppedRowError(NOT_FINISHED)
+    if end_s < start_s:
+        raise DroppedRowError(BACKWARDS)
+    if end_s == start_s:
+        raise DroppedRowError(NO_DURATION)
+    return end_s - start_s
+
+
+def assume_no_models(conversion: Conversion) -> None:
+    """State what every trace without models has in common."""
+    conversion.summary.assume(f"the trace names no models: every job has the model {UNKNOWN_MODEL!r}")
+    conversion.summary.assume("work is the executed time times the GPUs requested; jobs do not change size")
+
+
+def assume_utc(conversion: Conversion) -> None:
+    """State how clock times are read."""
+    conversion.summary.assume("clock times without a zone are read as UTC, without daylight saving")
+
+
+NOTHING: Final = frozenset({"", "none", "null", "nan", "n/a", "unknown"})
+"""How traces write a missing value, in lower case."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH_NAIVE: Final = datetime(1970, 1, 1)
+
+
+class MalformedRowError(Exception):
+    """The row does not say what the format asks for."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class InputRow:
+    """One row of an input and where it stands; ``line`` is None where there are no lines.
+
+    The methods return the field of a column and raise :class:`MalformedRowError` where it has another form.
+    A column that the file does not have states nothing: importers ask for those that they need in advance.
+    """
+
+    source: str
+    line: int | None
+    values: Mapping[str, Any]
+
+    @property
+    def row_number(self) -> int:
+        """The row's number from 1, in a file with one header line."""
+        return (self.line or 1) - 1
+
+    def optional_text(self, name: str) -> str:
+        """A field without the blanks around it; empty where nothing is stated."""
+        value = str(self.values.get(name, "")).strip()
+        return "" if value.lower() in NOTHING else value
+
+    def text(self, name: str) -> str:
+        """A field that must not be empty."""
+        found = self.optional_text(name)
+        if not found:
+            raise MalformedRowError(name, "is empty, expected some text")
+        return found
+
+    def optional_number(self, name: str) -> float | None:
+        """A finite number, 0 or more; None where nothing is stated."""
+        found = self.optional_text(name)
+        return parse_number(found, name) if found else None
+
+    def number(self, name: str) -> float:
+        """A finite number, 0 or more."""
+        value = self.optional_number(name)
+        if value is None:
+            raise MalformedRowError(name, "is empty, expected a number")
+        return value
+
+    def count(self, name: str) -> int:
+        """A whole number, 0 or more; ``20.0`` is one."""
+        value = self.number(name)
+        if value != int(value):
+            raise MalformedRowError(name, f"{self.values[name]!r} is not a whole number")
+        return int(value)
+
+    def positive_count(self, name: str) -> int:
+        """A whole number, 1 or more."""
+        value = self.count(name)
+        if not value:
+            raise MalformedRowError(name, "is 0, expected 1 or more")
+        return value
+
+    def optional_timestamp(self, name: str) -> float | None:
+        """Seconds since 1970, times without a zone taken as UTC; None where nothing is stated."""
+        return parse_timestamp(self.values.get(name), name)
+
+    def timestamp(self, name: str) -> float:
+        """Seconds since 1970, times without a zone taken as UTC."""
+        found = self.optional_timestamp(name)
+        if found is None:
+            raise MalformedRowError(name, "is empty, expected a time")
+        return found
+
+
+def parse_number(found: str, name: str) -> float:
+    """A finite number, 0 or more, of a text."""
+    try:
+        value = float(found.replace("_", "?"))  # Python reads 1_000 as a number, traces do not write it
+    except ValueError:
+        raise MalformedRowError(name, f"{found!r} is not a number") from None
+    if not math.isfinite(value) or value < 0:
+        raise MalformedRowError(name, f"{found!r}, expected a finite number, 0 or more")
+    return value
+
+
+def parse_timestamp(value: object, name: str) -> float | None:
+    """A date and time, or seconds since 1970, as seconds since 1970; None for nothing."""
+    found = "" if value is None else str(value).strip()
+    if found.lower() in NOTHING:
+        return None
+    if found[0].isdecimal() and found.replace(".", "", 1).isdecimal():
+        return parse_number(found, name)
+    try:
+        stamp = datetime.fromisoformat(found)
+    except ValueError:
+        raise MalformedRowError(name, f"{found!r}, expected a time like 2017-10-09 07:01:55") from None
+    origin = _EPOCH_NAIVE if stamp.tzinfo is None else _EPOCH
+    return (stamp - origin).total_seconds()

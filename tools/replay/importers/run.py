@@ -1,4 +1,7 @@
-"""Import a trace: read, drop or refuse rows, order, and write."""
+"""Import a trace: read, drop or refuse rows, order, and write.
+
+The formats by name.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,31 @@ from typing import Final
 from pliant.schemas import io
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.file_io.files import write_chunks
-from pliant.schemas.file_io.outputs import check_folder, check_output
-from pliant.schemas.file_io.pipes import PIPE
+from pliant.schemas.file_io.files import PIPE, check_folder, check_output, write_chunks
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
-from pliant.tools.profile.by_placement import with_triangulations
-from pliant.tools.replay.importers.conversion import Conversion, ImportSummary, Progress
-from pliant.tools.replay.importers.format import FolderFormat, Imported, TraceFormat
-from pliant.tools.replay.importers.ordered import OrderedJobs
-from pliant.tools.replay.importers.registry import FORMATS
+from pliant.tools.profile.throughput_model import with_triangulations
+from pliant.tools.replay.importers.conversion import (
+    Conversion,
+    FolderFormat,
+    Format,
+    Imported,
+    ImportSummary,
+    Progress,
+    TraceFormat,
+)
+from pliant.tools.replay.importers.formats import (
+    alibaba_v2023,
+    gavel,
+    helios,
+    ones,
+    pai,
+    philly,
+    pollux,
+    slurm,
+    tiresias,
+)
+from pliant.tools.replay.importers.reading import OrderedJobs
 
 JOBS: Final = "jobs.jsonl"
 PROFILE: Final = "profile.parquet"
@@ -170,3 +188,20 @@ def _write_folder(imported: Imported, out: Path, summary: ImportSummary) -> None
         io.write_events(imported.history, out / HISTORY)
         summary.history_jobs = len({event.job for event in imported.history})
         summary.files.append(str(out / HISTORY))
+
+
+FORMATS: Final[dict[str, Format]] = {
+    each.name: each
+    for each in (
+        philly.FORMAT,
+        helios.FORMAT,
+        pai.FORMAT,
+        alibaba_v2023.FORMAT,
+        pollux.FORMAT,
+        pollux.SIA,
+        ones.FORMAT,
+        tiresias.FORMAT,
+        gavel.FORMAT,
+        slurm.FORMAT,
+    )
+}

@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork
 from pliant.tools.replay.progress.protocol import ProgressModel, Segment
-from pliant.tools.replay.progress.tables import Validation
-from pliant.tools.replay.progress.trajectory import Pieces
+from pliant.tools.replay.progress.tables import Pieces, Validation
 from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation
 
 TARGET: Final = "target_metric"

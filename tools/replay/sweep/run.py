@@ -1,24 +1,54 @@
-"""Sweeps: many replays, side by side, each in files of its own; what is finished is not done again."""
+"""Sweeps: many replays, side by side, each in files of its own; what is finished is not done again.
+
+The tasks of a sweep: each is one replay of files into files, named by what it varies.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.errors import PliantError
+from pydantic import Field
+
+from pliant.schemas.errors import BadInputError, PliantError, UsageError
+from pliant.schemas.file_io.files import read_bytes, write_bytes
+from pliant.schemas.file_io.json_lines import encode, header, read_lines
+from pliant.schemas.file_io.limits import ROWS_BYTES
+from pliant.schemas.file_io.record import Identifier, Record
+from pliant.schemas.io import write_jobs
+from pliant.schemas.text import counted
 from pliant.tools.replay import batch
+from pliant.tools.replay.batch import worker_pool
 from pliant.tools.replay.engine.engine import Advance
+from pliant.tools.replay.engine.simulated_cluster import simulated_cluster
 from pliant.tools.replay.inputs import Inputs, Sources
+from pliant.tools.replay.options import Conditions, ReplayOptions
 from pliant.tools.replay.output import read_summary, summary_path
-from pliant.tools.replay.pool import worker_pool
-from pliant.tools.replay.sweep.origin import differences, read_origin, write_origin
-from pliant.tools.replay.sweep.tasks import SweepTask
+from pliant.tools.replay.run import Run
+from pliant.tools.replay.sweep.recipe import (
+    Digests,
+    SweepRecipe,
+    Trace,
+    Value,
+    differences,
+    file_digest,
+    made_from,
+    parameter_grid,
+    read_origin,
+    write_origin,
+)
+from pliant.tools.replay.traces.recipe import read_recipe
+from pliant.tools.replay.traces.synthetic import synthesize
+from pliant.tools.schedule.registry import files_among, policy_class
 
 KEYS: Final = ".sweep"
 """Folder of the keys of what is finished, beside the event files."""
@@ -129,3 +159,157 @@ def _inputs(sources: Sources) -> Inputs:
 
 def _key_file(task: SweepTask, folder: Path) -> Path:
     return folder / KEYS / f"{task.name}.key"
+
+
+TABLE: Final = "tasks.jsonl"
+_KIND: Final = "task"
+_LONGEST: Final = 100
+
+
+class SweepTask(Record, ReplayOptions):  # type: ignore[misc]  # pydantic freezes it
+    """One replay of a sweep: one line of the task table. Paths are absolute."""
+
+    name: Identifier
+    """Stem of its files."""
+    made_from: dict[str, str] = Field(default_factory=dict)
+    """Digest of each thing that its outcome depends on: the bytes of its inputs, its settings, the code."""
+    jobs: str = Field(...)
+    cluster: str = Field(...)
+    policy: str
+    parameters: dict[str, Value] = Field(default_factory=dict)
+
+    def origin(self, digests: Digests | None = None) -> dict[str, str]:
+        """What its files would be made from now."""
+        return made_from(self.model_dump(mode="json", exclude={"name", "made_from"}), digests)
+
+    def sources(self) -> Sources:
+        """Its inputs."""
+        return Sources(self.jobs, self.cluster, self.profile, self.jobs_limit, self.convergence)
+
+    def run(self) -> Run:
+        """What is replayed.
+
+        :raises BadInputError: a file of costs or failures is wrong.
+        """
+        simulated = simulated_cluster(self, self.profile)
+        return Run(self.policy, self.parameters, self.seed, self, simulated)
+
+
+def sweep_tasks(recipe: SweepRecipe, folder: Path) -> list[SweepTask]:
+    """All tasks in the order of the recipe; traces that are made by recipes are written into ``folder``.
+
+    :raises BadInputError: an input cannot be read, or two tasks would have the same name.
+    """
+    conditions = {each.name: getattr(recipe, each.name) for each in fields(Conditions)}
+    tasks: dict[str, SweepTask] = {}
+    for trace, machines in product(recipe.traces, recipe.clusters):
+        for stem, jobs in _job_files(trace, folder):
+            parts = [stem, machines.name] if len(recipe.clusters) > 1 else [stem]
+            for policy, parameters, seed in _runs(recipe):
+                task = SweepTask.model_validate(
+                    {
+                        "name": _name(parts, policy, parameters, seed if len(recipe.seeds) > 1 else None),
+                        "jobs": jobs,
+                        "jobs_limit": trace.jobs_limit,
+                        "cluster": machines.path,
+                        "profile": trace.profile,
+                        "convergence": trace.convergence,
+                        "policy": policy,
+                        "parameters": parameters,
+                        "seed": seed,
+                        **conditions,
+                    }
+                )
+                if task.name in tasks:
+                    raise BadInputError(f'two replays of this sweep would be called "{task.name}"')
+                tasks[task.name] = task
+    digests = Digests()
+    return [task.model_copy(update={"made_from": task.origin(digests)}) for task in tasks.values()]
+
+
+def write_table(tasks: list[SweepTask], folder: Path) -> Path:
+    """Write the task table: line n + 2 is task n, the first line names the kind."""
+    path = folder / TABLE
+    lines = (encode(task.model_dump(mode="json", exclude_defaults=True)) for task in tasks)
+    write_bytes(path, header(_KIND) + b"".join(lines))
+    return path
+
+
+def read_table(folder: Path) -> list[SweepTask]:
+    """The task table of a folder.
+
+    :raises BadInputError: with every problem.
+    """
+    path = folder / TABLE
+    lines, problems = read_lines(
+        read_bytes(path, most=ROWS_BYTES), str(path), _KIND, SweepTask.model_validate_json
+    )
+    if problems:
+        raise BadInputError(problems)
+    return [task for _, task in lines]
+
+
+def table_digest(folder: Path) -> str:
+    """What distinguishes a folder's task table from those of other recipes and other inputs.
+
+    :raises BadInputError: there is no table.
+    """
+    return file_digest(str(folder / TABLE))[:16]
+
+
+def task_of(folder: Path, number: int, table: str | None = None) -> SweepTask:
+    """One task of a folder's table, counted from 0.
+
+    :param table: the digest that the table must have; None: any.
+    :raises UsageError: the table has fewer tasks.
+    :raises BadInputError: it is another table, or what the task was made from has changed since.
+    """
+    path = folder / TABLE
+    if table is not None and table_digest(folder) != table:
+        text = "was written again after this job array was submitted (another recipe, input or code): "
+        text += "submit the sweep again"
+        raise BadInputError.one(str(path), text)
+    tasks = read_table(folder)
+    if number >= len(tasks):
+        raise UsageError(f"--task {number}: {path} has {counted(len(tasks), 'task')}, counted from 0")
+    task = tasks[number]
+    changed = differences(task.made_from, task.origin())
+    if changed:
+        text = f"{task.name}: {', '.join(changed)} changed after this table was written: submit again"
+        raise BadInputError.one(str(path), text, line=number + 2)
+    return task
+
+
+def _job_files(trace: Trace, folder: Path) -> Iterator[tuple[str, str]]:
+    """(part of the name, job file) of each trace; those of a recipe are made now."""
+    if trace.jobs is not None:
+        yield trace.name, trace.jobs
+        return
+    for seed in trace.seeds:
+        stem = f"{trace.name}-t{seed}" if len(trace.seeds) > 1 else trace.name
+        path = folder / "traces" / f"{stem}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stated = {"seed": seed} if "seeds" in trace.model_fields_set else {}
+        recipe = str(trace.synth)
+        write_jobs(synthesize(read_recipe(recipe, stated), recipe), path)
+        yield stem, str(path.resolve())
+
+
+def _runs(recipe: SweepRecipe) -> Iterator[tuple[str, dict[str, Value], int]]:
+    """(policy, its parameters, seed)."""
+    for policy in recipe.policies:
+        for parameters in parameter_grid(recipe, policy):
+            for seed in recipe.seeds:
+                yield policy, parameters, seed
+
+
+def _name(parts: list[str], policy: str, parameters: Mapping[str, Value], seed: int | None) -> str:
+    """File name stem: what a task varies, in characters that every file system takes; a long one is cut."""
+    files = files_among(policy_class(policy), parameters)
+    shown = {key: Path(str(value)).stem if key in files else value for key, value in parameters.items()}
+    varied = [f"{key}{value}" for key, value in shown.items()]
+    name = "-".join([*parts, policy, *varied, *([] if seed is None else [f"s{seed}"])])
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
+    if len(plain) <= _LONGEST:
+        return plain
+    return f"{plain[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -15,21 +15,23 @@ from pydantic_core import PydanticCustomError
 
 from pliant.schemas.errors import BadInputError, Problem, UsageError
 from pliant.schemas.file_io.files import read_bytes, source_name
-from pliant.schemas.file_io.jsontext import BOM, parse_json
-from pliant.schemas.file_io.problems import Location, as_pointer, problems_of
+from pliant.schemas.file_io.json_lines import BOM, parse_json
 from pliant.schemas.file_io.record import (
     MOST,
     MOST_GPUS,
     BatchSize,
     GpuCount,
+    Location,
     NonNegativeInt,
     PositiveFloat,
     Record,
     SampleCount,
     WorkAmount,
+    as_pointer,
+    problems_of,
 )
 from pliant.schemas.job import Elasticity
-from pliant.schemas.text.digits import TOO_MANY, whole_number
+from pliant.schemas.text import TOO_MANY, whole_number
 from pliant.tools.replay.traces.oasis import OasisRanges
 
 GpuTimeClass = Literal["S", "M", "L", "XL"]

@@ -1,24 +1,32 @@
-"""Synthetic traces. A recipe and its seed give the same jobs, byte for byte."""
+"""Synthetic traces. A recipe and its seed give the same jobs, byte for byte.
+
+When the jobs of a synthetic trace arrive: a Poisson process whose rate is constant piece by piece.
+
+Jobs drawn from a window of another trace, the way the evaluations of Pollux and Ares sample theirs.
+"""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic_core import ValidationError
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io.problems import problems_of
+from pliant.schemas.file_io.record import problems_of
+from pliant.schemas.io import read_jobs
 from pliant.schemas.job import Batch, EpochWork, Gpus, GpuTimeWork, Job
-from pliant.tools.replay.traces.arrivals import arrival_times_s
 from pliant.tools.replay.traces.oasis import oasis_jobs
 from pliant.tools.replay.traces.recipe import CLASS_HOURS, GpuTimeClass, Model, Recipe
-from pliant.tools.replay.traces.sample import Outline, sampled
 
 if TYPE_CHECKING:
     import numpy as np
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
+
 
 _HOUR_S: Final = 3600.0
 _LEAST_S: Final = 0.001
@@ -134,3 +142,116 @@ def _picks(draws: Iterable[float], weights: Sequence[float]) -> list[int]:
     shares = np.cumsum(np.array(weights) / sum(weights))
     found = np.searchsorted(shares / shares[-1], np.fromiter(draws, float), side="right")
     return [int(index) for index in found]
+
+
+_DAY_H: Final = 24
+
+
+def arrival_times_s(recipe: Recipe, rng: np.random.Generator) -> Floats:
+    """Arrivals in ascending order, seconds.
+
+    A number of jobs alone: the first arrives at time 0 and the others follow at the rate. A number of hours
+    alone: the same for so long. Both: exactly that number within the hours, spread as the rate says.
+    """
+    import numpy as np
+
+    pieces = _pieces(recipe)
+    count = recipe.count
+    if recipe.hours is None:
+        gaps = rng.standard_exponential(count)
+        gaps[0] = 0.0
+        return _when(np.cumsum(gaps), pieces)
+    expected = _arrivals_until(recipe.hours, pieces)
+    if count is None:
+        count = 1 + int(rng.poisson(expected))
+        return _when(np.concatenate([[0.0], np.sort(rng.random(count - 1)) * expected]), pieces)
+    return _when(np.sort(rng.random(count)) * expected, pieces)
+
+
+def _pieces(recipe: Recipe) -> list[tuple[float, float]]:
+    """(hours, arrivals an hour) of one cycle of the rate."""
+    rate = recipe.rate_per_hour
+    if recipe.kind == "bursty":
+        hours = recipe.phase_minutes / 60
+        return [(hours, rate), (hours, recipe.low_rate_per_hour or rate / 4)]
+    if recipe.kind == "diurnal":
+        middles = [hour + 0.5 - recipe.peak_hour for hour in range(_DAY_H)]
+        swings = [math.cos(2 * math.pi * middle / _DAY_H) for middle in middles]
+        return [(1.0, rate * (1 + recipe.amplitude * swing)) for swing in swings]
+    return [(1.0, rate)]
+
+
+def _when(arrivals: Floats, pieces: list[tuple[float, float]]) -> Floats:
+    """Seconds until the expected number of arrivals is each of ``arrivals``."""
+    import numpy as np
+
+    hours, expected = _cycle(pieces)
+    cycles = np.floor(arrivals / expected[-1])
+    found: Floats = cycles * hours[-1] + np.interp(arrivals - cycles * expected[-1], expected, hours)
+    return found * _HOUR_S
+
+
+def _arrivals_until(hours: float, pieces: list[tuple[float, float]]) -> float:
+    """Expected number of arrivals in the first ``hours``."""
+    import numpy as np
+
+    at, expected = _cycle(pieces)
+    cycles = math.floor(hours / at[-1])
+    return float(cycles * expected[-1] + np.interp(hours - cycles * at[-1], at, expected))
+
+
+def _cycle(pieces: list[tuple[float, float]]) -> tuple[Floats, Floats]:
+    """Hours and expected arrivals at the ends of the pieces, from zero on."""
+    import numpy as np
+
+    table = np.array([(0.0, 0.0), *((hours, hours * rate) for hours, rate in pieces)])
+    return np.cumsum(table[:, 0]), np.cumsum(table[:, 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A job before its model is chosen."""
+
+    submit_s: float
+    gpus: int
+    gpu_seconds: float
+    sampled_from: str | None = None
+    """Id of the job of the other trace."""
+
+
+def sampled(recipe: Recipe, rng: np.random.Generator) -> list[Outline]:
+    """Jobs of the recipe's window, drawn without putting them back, in order of arrival.
+
+    Only jobs that state their work as GPU time have a class; the others are left out.
+
+    :raises BadInputError: the trace cannot be read, or the window has too few such jobs.
+    """
+    path = str(recipe.trace)
+    known = [job for job in read_jobs(path) if isinstance(job.work, GpuTimeWork)]
+    known.sort(key=lambda job: (job.submit_time, job.id))
+    window_s = recipe.window_h * _HOUR_S
+    begin_s = _busiest(known, window_s) if recipe.from_hour is None else recipe.from_hour * _HOUR_S
+    inside = [job for job in known if begin_s <= job.submit_time < begin_s + window_s]
+    wanted = recipe.count or len(inside)
+    if len(inside) < wanted:
+        what = f"has {len(inside)} jobs that state GPU time in the {recipe.window_h:g} hours"
+        raise BadInputError.one(path, f"{what} from hour {begin_s / _HOUR_S:g} on, expected {wanted} or more")
+    picked = sorted(int(index) for index in rng.choice(len(inside), wanted, replace=False))
+    return [_outline(inside[index], begin_s) for index in picked]
+
+
+def _outline(job: Job, begin_s: float) -> Outline:
+    assert isinstance(job.work, GpuTimeWork)  # noqa: S101
+    return Outline(job.submit_time - begin_s, job.gpus.requested, job.work.gpu_seconds, job.id)
+
+
+def _busiest(jobs: Sequence[Job], window_s: float) -> float:
+    """Beginning of the window, on the hour, in which most jobs arrive; the first of equals."""
+    times = [job.submit_time for job in jobs]
+    hours = range(int(times[-1] // _HOUR_S) + 1) if times else range(1)
+
+    def arrivals(hour: int) -> int:
+        begin_s = hour * _HOUR_S
+        return bisect_left(times, begin_s + window_s) - bisect_left(times, begin_s)
+
+    return _HOUR_S * max(hours, key=lambda hour: (arrivals(hour), -hour))

@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pliant.schemas.file_io.files import atomic_write, write_error
-from pliant.tools.report.figures.allocation import allocation
-from pliant.tools.report.figures.cdf import ftf_cdf, jct_cdf
-from pliant.tools.report.figures.completed import completed_over_time
-from pliant.tools.report.figures.progress import progress
+from pliant.tools.report.figures.allocation import allocation, gpu_use
+from pliant.tools.report.figures.curves import completed_over_time, ftf_cdf, jct_cdf, progress
 from pliant.tools.report.figures.style import image
-from pliant.tools.report.figures.usage import gpu_use
 from pliant.tools.report.report import Report
 
 if TYPE_CHECKING:

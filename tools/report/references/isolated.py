@@ -1,4 +1,6 @@
-"""Isolated fair sharing: each job alone on its average share of the cluster, as the Sia artifact has it.
+"""What the references know: jobs, their work and speed at any size, and when jobs and GPUs come and go.
+
+Isolated fair sharing: each job alone on its average share of the cluster, as the Sia artifact has it.
 
 v is the cluster's GPUs over the time-average of the active jobs in this run while the job lived. Where the
 policy sizes jobs, the reference JCT is that of the job alone on v GPUs: linear in v between the JCTs on the
@@ -11,13 +13,140 @@ it starts at once, so that no wait for the first round has to be taken off again
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, pairwise
-from math import ceil, floor
+from itertools import accumulate, groupby, pairwise
+from math import ceil, floor, inf
 
-from pliant.tools.report.records import RunRecord
-from pliant.tools.report.references.jobs import Point, ReferenceJob, rate_at
+from pliant.tools.report.records import Curve, JobRecord, RunRecord
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceJob:
+    """One job of the reference systems. ``curve`` never falls, and is flat from its best size on."""
+
+    id: str
+    arrival_s: float
+    samples: float
+    curve: tuple[Point, ...]
+    demand_gpu_s: float
+    """GPU-seconds at the requested size."""
+    least_gpus: int = 1
+    """The smallest size that it runs on."""
+    alone_s: float = 0.0
+    """Seconds that all the work that it states takes on the requested GPUs; 0: it states none."""
+
+
+def reference_jobs(run: RunRecord) -> list[ReferenceJob]:
+    """The jobs that can take part, in order of arrival.
+
+    A job takes part with the work it stated; with the samples it did, if it stated none, failed or was
+    cancelled. An unfinished job counts: the others would have shared with it. So does one that the policy
+    rejected, with the work it stated: all policies are held against one reference. Left out are jobs whose
+    work or speed is unknown, and jobs that no policy can run on this cluster.
+    """
+    largest, cluster_gpus = run.largest_gang, run.total_gpus
+    usable = cache(usable_curve)
+    found = []
+    for record in run.jobs:
+        samples = _work(record)
+        if samples and record.curve and record.job.min_gpus <= largest:
+            curve = usable(record.curve, record.job.max_gpus(cluster_gpus))
+            demand = _demand_gpu_s(record, samples)
+            least = max(record.job.min_gpus, int(record.curve[0][0]))
+            alone_s = _alone_s(record)
+            found.append(ReferenceJob(record.id, record.submit_s, samples, curve, demand, least, alone_s))
+    return found
+
+
+def _alone_s(record: JobRecord) -> float:
+    return 0.0 if not record.samples else _demand_gpu_s(record, record.samples) / record.job.gpus.requested
+
+
+def _demand_gpu_s(record: JobRecord, samples: float) -> float:
+    """What the log states, for the part of the work that counts; else taken from the curve."""
+    if record.demand_gpu_s is not None and record.samples:
+        return record.demand_gpu_s * samples / record.samples
+    requested = record.job.gpus.requested
+    curve = record.curve if record.job.elastic == "none" else usable_curve(record.curve, requested)
+    return requested * samples / rate_at(curve, requested)
+
+
+def _work(record: JobRecord) -> float | None:
+    if record.outcome in ("failed", "cancelled"):
+        return record.samples_done
+    if record.samples is None:
+        return record.samples_done if record.outcome == "finished" else None
+    return record.samples
+
+
+def usable_curve(curve: Curve, max_gpus: int) -> tuple[Point, ...]:
+    """What a share of GPUs is good for: the best rate at any size up to it.
+
+    The curve cut at the job's largest size and at its best size, whichever is smaller, and flat over dips
+    before that. No job need run on more GPUs than make it faster.
+    """
+    points: list[Point] = [(size, rate) for size, rate in curve if size <= max_gpus]
+    if not points or points[-1][0] < max_gpus:
+        points.append((max_gpus, rate_at(curve, max_gpus)))
+    found = points[:1]
+    for (left, left_rate), (size, rate) in pairwise(points):
+        best = found[-1][1]
+        if rate > best:
+            if left > found[-1][0]:  # out of a dip: where the curve comes back to its best
+                found.append((left + (size - left) * (best - left_rate) / (rate - left_rate), best))
+            found.append((size, rate))
+    return tuple(found)
+
+
+def at_most_linear(curve: tuple[Point, ...], per_gpu: float) -> tuple[Point, ...]:
+    """The smaller of a usable curve and so much for each GPU, at every number of GPUs."""
+    found: list[Point] = []
+    left, left_rate = 0.0, 0.0
+    for size, rate in (*curve, (inf, curve[-1][1])):
+        above, then = left_rate - per_gpu * left, rate - per_gpu * size
+        if above * then < 0:  # they cross; beyond the last size the curve is flat
+            part = 0.0 if size == inf else above / (above - then)
+            crossing = rate / per_gpu if size == inf else left + part * (size - left)
+            found.append((crossing, per_gpu * crossing))
+        if size < inf:
+            found.append((size, min(rate, per_gpu * size)))
+        left, left_rate = size, rate
+    return tuple(found)
+
+
+def rate_at(curve: tuple[Point, ...] | Curve, gpus: float) -> float:
+    """Samples per second on ``gpus`` GPUs, fractions allowed.
+
+    Linear between the sizes of the curve, below the smallest in proportion, above the largest flat.
+    """
+    left, left_rate = 0.0, 0.0
+    for size, rate in curve:
+        if gpus <= size:
+            return left_rate + (rate - left_rate) * (gpus - left) / (size - left)
+        left, left_rate = size, rate
+    return left_rate
+
+
+Boundary = tuple[float, list[ReferenceJob], int, float]
+
+
+def boundaries(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, int]]) -> Iterator[Boundary]:
+    """When a system changes from outside: (time, jobs that arrive then, GPUs from then on, next such time).
+
+    They come in order of time; the last has no end.
+    ``jobs`` come in order of arrival; the first entry of ``capacity`` holds from the beginning.
+    """
+    arrivals = {time: list(group) for time, group in groupby(jobs, key=lambda job: job.arrival_s)}
+    changes = dict(capacity[1:])
+    times = sorted(arrivals.keys() | changes.keys())
+    gpus = capacity[0][1]
+    for index, time in enumerate(times):
+        gpus = changes.get(time, gpus)
+        yield time, arrivals.get(time, []), gpus, times[index + 1] if index + 1 < len(times) else inf
 
 
 def isolated_finishes(run: RunRecord, jobs: Sequence[ReferenceJob]) -> dict[str, float]:

@@ -1,22 +1,21 @@
-"""The tables of a report as text cells; what prints them does not matter here."""
+"""The tables of a report as text cells; what prints them does not matter here.
+
+The jobs of a run one by one.
+
+What policies promise of every run, and the jobs for which it did not hold.
+
+Numbers as people read them: one unit of time a table, few digits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pliant.schemas.metrics import RunMetrics
-from pliant.tools.report.rendering.units import (
-    TimeUnit,
-    duration,
-    number,
-    p_text,
-    percent,
-    ratio_text,
-    time_unit,
-)
+from pliant.tools.report.fairness import REFERENCES, promise
 from pliant.tools.report.report import Report, RunReport
 
 Kind = Literal["time", "percent", "ratio", "count", "ms"]
@@ -196,3 +195,169 @@ def _writer(kind: Kind, unit: TimeUnit) -> Callable[[float | None], str]:
 
 def _unit_name(kind: Kind, unit: TimeUnit) -> str:
     return {"time": unit.name, "percent": "%", "ms": "ms"}.get(kind, "")
+
+
+Row = dict[str, Any]
+
+
+def job_rows(each: RunReport) -> list[Row]:
+    """One row a job, in order of submission; times in seconds, null where one does not apply."""
+    fair, gps, isolated = (each.fair[name].ftf for name in REFERENCES)
+    until = each.run.last_event_s
+    return [
+        {
+            "run": each.label,
+            "job": job.id,
+            "model": job.job.model,
+            "outcome": job.outcome,
+            "submit_s": job.submit_s,
+            "queueing_delay_s": job.queueing_delay_s,
+            "jct_s": job.jct_s,
+            "ftf": fair.get(job.id),
+            "ftf_gps": gps.get(job.id),
+            "ftf_isolated": isolated.get(job.id),
+            "gpu_seconds": job.gpu_seconds(until),
+            "overhead_s": sum(step.overhead_s + step.checkpoint_s for step in job.steps),
+            "preemptions": job.preemptions,
+            "rescales": job.rescales,
+            "moves": job.moves,
+            "restarts": job.restarts,
+            "utility": job.utility,
+            "late_s": job.late_s,
+            "admission": dict(job.admission) or None,
+            "first_loss": job.first_loss,
+            "last_loss": job.last_loss,
+        }
+        for job in each.run.jobs
+    ]
+
+
+def jobs_section(each: RunReport) -> Section:
+    """The jobs as a table; the losses only where a run has any."""
+    rows = job_rows(each)
+    unit = time_unit([row["jct_s"] for row in rows] + [row["submit_s"] for row in rows])
+    with_loss = any(row["last_loss"] is not None for row in rows)
+    losses = (f"{name} loss" for name in ("first", "last") if with_loss)
+    with_worth = any(row["utility"] is not None for row in rows)
+    with_payoff = any(row["admission"] for row in rows)
+    headers = (
+        *("job", "outcome", f"submitted, {unit.name}", f"waited, {unit.name}", f"JCT, {unit.name}"),
+        *("FTF (fair share)", "FTF (linear GPS)", "preemptions", "rescales", "moves"),
+        *(("utility", f"late, {unit.name}") if with_worth else ()),
+        *(("payoff",) if with_payoff else ()),
+        *losses,
+    )
+    cells = []
+    for row in rows:
+        times = (unit.text(row[name]) for name in ("submit_s", "queueing_delay_s", "jct_s"))
+        fair = (number(row[name], 3) for name in ("ftf", "ftf_gps"))
+        counts = (str(row[name]) for name in ("preemptions", "rescales", "moves"))
+        loss = (number(row[name], 4) for name in ("first_loss", "last_loss") if with_loss)
+        worth = (number(row["utility"], 4), unit.text(row["late_s"])) if with_worth else ()
+        payoff = (number((row["admission"] or {}).get("payoff"), 4),) if with_payoff else ()
+        cells.append((row["job"], row["outcome"], *times, *fair, *counts, *worth, *payoff, *loss))
+    return Section(f"Jobs of {each.label}", headers, tuple(cells), 2)
+
+
+_NAMED: Final = 5
+"""Jobs named, those that are latest."""
+
+
+def guarantee_section(report: Report) -> Section:
+    """A row for each run whose policy promises a bound on delays against GPS; none: no rows."""
+    rows = tuple(_row(each) for each in report.runs if each.metrics.gps_bound_s is not None)
+    headers = (
+        *("", "bound", "worst delay", "time taken, % of that of the bound"),
+        *("jobs past it", "of", "the latest of them, after GPS"),
+    )
+    notes = (
+        "delay: completion time minus that in GPS (generalized processor sharing)",
+        "bound: where each job has its own, the largest; it counts from the job's completion in GPS as well",
+        "a bound rests on premises, which `pliant policies` names; where they fail, jobs can be past it",
+    )
+    return Section("What the policy promises against GPS", headers, rows, 1, notes)
+
+
+def _row(each: RunReport) -> tuple[str, ...]:
+    delays_s = each.fair["gps"].delays_s
+    bound_s, worst_s = each.metrics.gps_bound_s or 0.0, each.metrics.worst_gps_delay_s
+    held = promise(each.run, each.fair["gps"], each.usage)
+    past = () if held is None else held.past
+    used = each.metrics.worst_bound_used
+    latest = sorted(past, key=lambda job_id: (-delays_s[job_id], job_id))
+    named = [f"{job_id} {duration(delays_s[job_id])}" for job_id in latest[:_NAMED]]
+    more = [f"{len(latest) - _NAMED} more"] if len(latest) > _NAMED else []
+    worst = "–" if worst_s is None else _signed(worst_s)
+    return (
+        each.label,
+        duration(bound_s),
+        worst,
+        percent(used),
+        number(len(past), 0),
+        number(len(delays_s), 0),
+        ", ".join(named + more),
+    )
+
+
+def _signed(value_s: float) -> str:
+    return f"{'-' if value_s < 0 else ''}{duration(abs(value_s))}"
+
+
+NOTHING: Final = "–"
+"""Stands where a figure does not apply."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeUnit:
+    """A unit of time and its length in seconds."""
+
+    name: str
+    seconds: float
+
+    def text(self, value_s: float | None) -> str:
+        """A duration in this unit, without its name."""
+        return NOTHING if value_s is None else number(value_s / self.seconds, 2)
+
+
+SECONDS: Final = TimeUnit("s", 1.0)
+MINUTES: Final = TimeUnit("min", 60.0)
+HOURS: Final = TimeUnit("h", 3600.0)
+
+
+def time_unit(values_s: Iterable[float | None]) -> TimeUnit:
+    """The unit in which the largest of these durations reads best."""
+    largest = max((value for value in values_s if value is not None), default=0.0)
+    if largest < 10 * 60:
+        return SECONDS
+    return MINUTES if largest < 10 * 3600 else HOURS
+
+
+def duration(value_s: float) -> str:
+    """A single time with the unit in which it reads best."""
+    unit = next((unit for unit in (HOURS, MINUTES) if value_s >= unit.seconds), SECONDS)
+    return f"{value_s / unit.seconds:,.4g} {unit.name}"
+
+
+def number(value: float | None, digits: int) -> str:
+    """A number with thousands separated; no minus sign on zero."""
+    if value is None:
+        return NOTHING
+    text = f"{value:,.{digits}f}"
+    return text.removeprefix("-") if not text.strip("-0.,") else text
+
+
+def ratio_text(value: float) -> str:
+    """A ratio with two decimals, a small one with two digits that say something: 0.0042."""
+    if value and abs(value) < 0.1:
+        return f"{value:.2g}"
+    return number(value, 2)
+
+
+def p_text(p: float) -> str:
+    """A p value: five decimals, or its power of ten where they would all be 0."""
+    return f"{p:.5f}" if p >= 0.00001 or not p else f"{p:.1e}"
+
+
+def percent(value: float | None) -> str:
+    """A fraction as a percentage, without the sign."""
+    return NOTHING if value is None else number(100 * value, 1)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from pliant.schemas.text.fitting import width_of, wrapped
-from pliant.tools.report.figures.cdf import cumulated, jcts
-from pliant.tools.report.rendering.units import time_unit
+from pliant.schemas.text import width_of, wrapped
+from pliant.tools.report.figures.curves import cumulated, jcts
+from pliant.tools.report.rendering.sections import time_unit
 from pliant.tools.report.report import Report
 
 _MARKERS: Final = ("●", "+", "x", "o", "*", "#")

@@ -1,16 +1,24 @@
-"""Sections as text for a terminal, Markdown and CSV. Pure: data in, text out."""
+"""Sections as text for a terminal, Markdown and CSV. Pure: data in, text out.
+
+The tables of a report as text that fits a terminal: where a table is too wide, in blocks of columns.
+
+Markdown for reports, the generated docs and the pages of experiments: tables, and prose that wraps.
+"""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from io import StringIO
-from typing import Any
+from itertools import zip_longest
+from textwrap import wrap
+from typing import Any, Final
 
 from pliant.schemas.metrics import PairedJcts
-from pliant.tools.report.labels import parameters_text
-from pliant.tools.report.rendering.blocks import drawn
-from pliant.tools.report.rendering.markdown import markdown_table
+from pliant.schemas.text import narrowest, one_line, width_of, wrapped
+from pliant.tools.report.records import parameters_text
 from pliant.tools.report.rendering.sections import FIGURES, Section, ratio_to
 from pliant.tools.report.report import Report
 
@@ -55,3 +63,156 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
         writer.writeheader()
         writer.writerows(rows)
     return text.getvalue()
+
+
+_GAP: Final = "   "
+_MARGIN: Final = " "
+_NARROW: Final = 8
+"""Columns of words are made narrower than this only where numbers would be broken otherwise."""
+
+
+def drawn(section: Section, width: int | None = None) -> str:
+    """A titled table and its notes; ``width`` is that of the terminal, None: as wide as it needs to be.
+
+    Headers, and cells of words, are broken between words where a block is too wide. Numbers stay whole.
+    """
+    shown = replace(
+        section,
+        headers=tuple(map(one_line, section.headers)),
+        rows=tuple(tuple(map(one_line, row)) for row in section.rows),
+    )
+    blocks = [range(len(shown.headers))] if width is None else _blocks(shown, width)
+    parts = [_lines(shown, list(block), width) for block in blocks]
+    lines = [section.title, ""] if width is None else [*wrapped(section.title, width), ""]
+    for part in parts:
+        lines += [*part, ""]
+    for note in section.notes:
+        lines += [f"  {note}"] if width is None else _note(note, width)
+    return "".join(f"{line.rstrip()}\n" for line in "\n".join(lines).rstrip().splitlines())
+
+
+def _note(note: str, width: int) -> list[str]:
+    return [f"  {line}" for line in wrapped(note, width - 2, indent="  ")]
+
+
+def _blocks(section: Section, width: int) -> list[list[int]]:
+    """Columns that fit beside each other, the first ``keys`` of them in every block."""
+    keys, others = range(section.keys), range(section.keys, len(section.headers))
+    if _total([_natural(section, at) for at in range(len(section.headers))]) <= width:
+        return [[*keys, *others]]
+    blocks: list[list[int]] = []
+    for at in others:
+        if blocks and _total([_key_width(section, each, width) for each in [*blocks[-1], at]]) <= width:
+            blocks[-1].append(at)
+        else:
+            blocks.append([*keys, at])
+    return blocks or [[*keys]]
+
+
+def _lines(section: Section, columns: Sequence[int], width: int | None) -> list[str]:
+    """The header, a rule, and the rows of a block."""
+    widths = [_natural(section, at) for at in columns]
+    if width is not None and _total(widths) > width:
+        widths = _narrowed(section, columns, width)
+    table = [section.headers, *section.rows]
+    found: list[str] = []
+    for number, row in enumerate(table):
+        cells = [
+            [row[at]] if width_of(row[at]) <= room else wrapped(row[at], room)
+            for at, room in zip(columns, widths, strict=True)
+        ]
+        for parts in zip_longest(*cells, fillvalue=""):
+            placed = [
+                _placed(text, room, right=at >= section.text_columns)
+                for text, at, room in zip(parts, columns, widths, strict=True)
+            ]
+            found.append(_MARGIN + _GAP.join(placed))
+        if number == 0:
+            found.append(_MARGIN + "─" * (_total(widths) - len(_MARGIN)))
+    return found
+
+
+def _narrowed(section: Section, columns: Sequence[int], width: int) -> list[int]:
+    """Widths that fit: words are broken into lines first, then the headers of numbers, never a number."""
+    widths = [_key_width(section, at, width) for at in columns]
+    last = [_least(section, at) for at in columns]
+    first = [
+        max(_NARROW, least) if at < section.text_columns else have
+        for at, have, least in zip(columns, widths, last, strict=True)
+    ]
+    for floors in (first, last):
+        while (excess := _total(widths) - width) > 0:
+            room = [have - floor for have, floor in zip(widths, floors, strict=True)]
+            widest = max(range(len(room)), key=room.__getitem__)
+            if room[widest] <= 0:
+                break
+            widths[widest] -= min(excess, room[widest])
+    return widths
+
+
+def _least(section: Section, at: int) -> int:
+    """The least width of a column without breaking a number."""
+    words = [section.headers[at], *(row[at] for row in section.rows if at < section.text_columns)]
+    numbers = [row[at] for row in section.rows if at >= section.text_columns]
+    return max(1, *map(narrowest, words), *map(width_of, numbers))
+
+
+def _natural(section: Section, at: int) -> int:
+    return max(width_of(row[at]) for row in [section.headers, *section.rows])
+
+
+def _key_width(section: Section, at: int, width: int) -> int:
+    """The least width of a column without breaking a word or a cell; half of the terminal for words."""
+    header = max(map(width_of, section.headers[at].split()), default=0)
+    widest = max([header, *(width_of(row[at]) for row in section.rows)])
+    return min(widest, width // 2) if at < section.text_columns else widest
+
+
+def _total(widths: Sequence[int]) -> int:
+    return len(_MARGIN) + sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _placed(text: str, width: int, *, right: bool) -> str:
+    blank = " " * max(0, width - width_of(text))
+    return blank + text if right else text + blank
+
+
+_WIDTH: Final = 100
+_VERBATIM: Final = re.compile(r"```| {4}|\||#|<|!\[|\s*$")
+"""How a line begins that is code, a row of a table, a heading, a comment or a figure, or that is blank."""
+_ITEM: Final = re.compile(r" *[*-] ")
+_PARAMETER: Final = re.compile(r"\w+: ")
+
+
+def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> str:
+    """A table, without a last line end; the first columns are words, the others numbers."""
+    rule = ["---" if index < text_columns else "---:" for index in range(len(headers))]
+    return "\n".join(map(_row, (headers, rule, *rows)))
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+def wrapped_prose(text: str) -> str:
+    """The text with each paragraph, item and parameter that has a longer line wrapped at 100 characters."""
+    lines: list[str] = []
+    unit: list[str] = []
+    is_code = False
+    for line in text.split("\n"):
+        is_code ^= line.startswith("```")
+        is_verbatim = is_code or _VERBATIM.match(line)
+        if is_verbatim or _ITEM.match(line) or _PARAMETER.match(line):
+            lines += _wrapped(unit)
+            unit = []
+        (lines if is_verbatim else unit).append(line)
+    return "\n".join([*lines, *_wrapped(unit)])
+
+
+def _wrapped(unit: Sequence[str]) -> Sequence[str]:
+    if max(map(len, unit), default=0) <= _WIDTH:
+        return unit
+    item = _ITEM.match(unit[0])
+    joined = " ".join([unit[0].rstrip(), *(line.strip() for line in unit[1:])])
+    indent = " " * len(item[0]) if item else ""
+    return wrap(joined, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -2,6 +2,8 @@
 
 A unit runs under ``keep.py``, which writes the unit's exit code to a file. So the launcher may die, or
 leave, and the next one still learns how the unit ended.
+
+The start record: what was started for an attempt, so that a later process can find it again.
 """
 
 from __future__ import annotations
@@ -20,21 +22,24 @@ import psutil
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.text.wording import counted
-from pliant.tools.profile.torchrun.processes import child_environment, kill, strays, tree
-from pliant.tools.run.backends.addresses import LOOPBACK, check_own
+from pliant.schemas.file_io.record import Identifier, PositiveInt, Record
+from pliant.schemas.text import counted
+from pliant.tools.profile.torchrun.start import child_environment, kill, strays, tree
 from pliant.tools.run.backends.devices import devices_by_node, visible_gpus
 from pliant.tools.run.backends.processes import Waker, Watched, birth, find
-from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
-from pliant.tools.run.backends.record import (
-    LaunchRecord,
-    StartedUnit,
-    newest_attempts,
-    read_record,
-    write_record,
+from pliant.tools.run.backends.protocol import (
+    LOOPBACK,
+    Handle,
+    NodeInfo,
+    StopLevel,
+    Unit,
+    UnitStatus,
+    check_own,
 )
-from pliant.tools.run.statedir.contract.files import (
+from pliant.tools.run.statedir.contract import folders as contract
+from pliant.tools.run.statedir.contract.folders import (
     DamagedError,
+    JobDir,
     UnreadableError,
     make_log_folder,
     open_log,
@@ -291,3 +296,73 @@ def _ended(handle: Handle, index: int) -> UnitStatus:
         return UnitStatus("lost") if text is None else UnitStatus("exited", int(text))
     except ValueError:
         return UnitStatus("lost")
+
+
+class StartedUnit(Record):
+    """One unit: its command and, once it was started, the process that keeps it."""
+
+    node: str
+    argv: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    pid: PositiveInt | None = None
+    born: str | None = None
+    """Which process of that pid it is: tells a recycled pid from ours."""
+
+    @classmethod
+    def of(cls, unit: Unit) -> StartedUnit:
+        """A unit that is still to be started."""
+        return cls(node=unit.node, argv=unit.argv, cwd=unit.cwd, env=dict(unit.env))
+
+
+class LaunchRecord(Record):
+    """An attempt. Written before its units are started, and again, complete, after."""
+
+    job: Identifier
+    attempt: PositiveInt
+    backend: str
+    units: tuple[StartedUnit, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every unit was started and is known."""
+        return all(unit.pid is not None for unit in self.units)
+
+
+def write_record(handle: Handle, record: LaunchRecord) -> None:
+    """Write the record of an attempt, as a whole."""
+    contract.write_record(handle.files.launch, "launch", record)
+
+
+def read_record(handle: Handle) -> LaunchRecord | None:
+    """The record of an attempt; None: there is none, so nothing of it was started.
+
+    :raises UnreadableError: it cannot be read at the moment.
+    :raises DamagedError: it is damaged.
+    :raises BadInputError: it is of an unknown version.
+    """
+    return contract.read_record(handle.files.launch, "launch", LaunchRecord)
+
+
+def newest_attempts(jobs: Path, over: Container[str] = ()) -> list[Handle]:
+    """The newest attempt of every job in the folder of jobs that has one, in order of their names.
+
+    :param over: jobs that are left out.
+    """
+    handles = []
+    for name in _folders(jobs):
+        if name in over:
+            continue
+        number = JobDir(jobs / name).newest_attempt()
+        if number:
+            handles.append(Handle(name, number, JobDir(jobs / name).attempt(number).path))
+    return handles
+
+
+def _folders(jobs: Path) -> list[str]:
+    """Names of the folders in a folder; of links nothing is taken up."""
+    try:
+        with os.scandir(jobs) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except FileNotFoundError:
+        return []

@@ -1,20 +1,20 @@
-"""All checks, in the order in which they are shown."""
+"""All checks, in the order in which they are shown.
+
+What was found, for people and for programs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Final
 
-from pliant.schemas.text.wording import counted
-from pliant.tools.run.doctor.check import Check, Verdict, first_line, guarded, ok, problem
-from pliant.tools.run.doctor.clock import Began, clock
-from pliant.tools.run.doctor.folder import folder
-from pliant.tools.run.doctor.gpus import gpus
-from pliant.tools.run.doctor.service import service
-from pliant.tools.run.doctor.site import Site, look_around
-from pliant.tools.run.doctor.slurm import slurm
-from pliant.tools.run.doctor.versions import versions
+from pliant.schemas.text import counted, iso_time, one_line, wrapped
+from pliant.tools.run.doctor.check import Check, Site, Verdict, first_line, guarded, look_around, ok, problem
+from pliant.tools.run.doctor.host import Began, clock, folder, gpus, versions
+from pliant.tools.run.doctor.slurm import service, slurm
 
 
 def examine(state: Path | None = None, cluster: str | None = None, backend: str | None = None) -> list[Check]:
@@ -52,3 +52,35 @@ def _cluster(site: Site) -> Iterable[Check]:
         slots = "GPU" if site.cluster.slots == "gpu" else "CPU slot"
         text = f"{nodes}, {counted(site.cluster.total_gpus, slots)}, backend {site.backend}"
         yield ok("cluster", text)
+
+
+SCHEMA: Final = "pliant.doctor/1"
+_VERDICT: Final = 9
+_AREA: Final = 10
+
+
+def page(checks: Sequence[Check], width: int | None) -> str:
+    """A line for each check; those wider than the terminal go on in further lines.
+
+    :param width: of the terminal; None: there is none.
+    """
+    return "".join(f"{line}\n" for check in checks for line in _lines(check, width))
+
+
+def document(checks: Sequence[Check], now_s: float) -> str:
+    """The same as JSON; ``now_s`` is UTC."""
+    listed = [
+        {"area": each.area, "verdict": each.verdict, "text": each.text, "advice": each.advice or None}
+        for each in checks
+    ]
+    found = {"schema": SCHEMA, "time": iso_time(now_s), "verdict": worst(checks), "checks": listed}
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def _lines(check: Check, width: int | None) -> list[str]:
+    head = f"{check.verdict:{_VERDICT}}{check.area:{_AREA}}"
+    text = one_line(f"{check.text}; {check.advice}" if check.advice else check.text)
+    if width is None or width <= 2 * len(head):
+        return [head + text]
+    first, *rest = wrapped(text, width - len(head))
+    return [head + first, *(" " * len(head) + line for line in rest)]

@@ -38,7 +38,6 @@ docs/elastic-training.md says what a script must keep to, how it ends early, and
 change, when one is lost and at a stop.
 """
 
-from pliant.tools.run.elastic.early_stopping import EarlyStopping
-from pliant.tools.run.elastic.job import ElasticJob, init
+from pliant.tools.run.elastic.job import EarlyStopping, ElasticJob, init
 
 __all__ = ["EarlyStopping", "ElasticJob", "init"]

@@ -11,11 +11,22 @@ from typing import Final
 import torch
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.text.digits import whole_number
-from pliant.tools.run.statedir.contract.files import UnreadableError, read_file, read_record, write_record
-from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
-from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_SLOT, ENV_WORKER, SLOT_FROM_RANK, Plan
+from pliant.schemas.text import whole_number
+from pliant.tools.run.statedir.contract.folders import (
+    JobDir,
+    UnreadableError,
+    read_file,
+    read_record,
+    write_record,
+)
+from pliant.tools.run.statedir.contract.plan import (
+    ENV_JOB_DIR,
+    ENV_SLOT,
+    ENV_WORKER,
+    SLOT_FROM_RANK,
+    Plan,
+    WorkerOutcome,
+)
 
 _TRIES: Final = 100
 """A plan that a worker cannot do without is tried for two seconds."""

@@ -20,9 +20,9 @@ from pliant.tools.run.elastic.loop.data_parallel import Averaging
 from pliant.tools.run.elastic.membership.plan_watch import PlanWatch
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 from pliant.tools.run.elastic.membership.rendezvous import Rendezvous
-from pliant.tools.run.elastic.membership.transfer import pass_on
+from pliant.tools.run.elastic.membership.transition import pass_on
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
-from pliant.tools.run.elastic.state.cursor import IN_EPOCH, Cursor
+from pliant.tools.run.elastic.state.state import IN_EPOCH, Cursor
 from pliant.tools.run.elastic.state.training import Training
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan

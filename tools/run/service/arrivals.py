@@ -11,13 +11,11 @@ from pliant.schemas.job import Job
 from pliant.tools.run.statedir.directory import State
 from pliant.tools.run.statedir.fault import Faults
 from pliant.tools.run.statedir.log.events import cancel_event, reject_event, submit_event
-from pliant.tools.run.statedir.orders import Numbered, order_event
-from pliant.tools.run.statedir.requests import Spool, unheard
+from pliant.tools.run.statedir.requests import Numbered, Spool, order_event, unheard
+from pliant.tools.schedule.demand import JobCheck, submit_detail
 from pliant.tools.schedule.from_log import tell
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.schedulable import JobCheck
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.submit_detail import submit_detail
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,12 @@ from typing import Any, Final, TypeVar
 
 from pliant.schemas.errors import InfeasibleError, PliantError, ServiceMissingError
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.statedir.share import Share, shares_of
-from pliant.tools.schedule.forecast_log import ForecastLog
-from pliant.tools.schedule.policy_error import PolicyError, in_words
-from pliant.tools.schedule.session.idle_limit import IdleLimit, why_left
-from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.session.transitions import Holding, Transition
-from pliant.tools.schedule.to_schedule import schedule_of
+from pliant.tools.run.statedir.log.fold import Share, shares_of
+from pliant.tools.schedule.decide import schedule_of
+from pliant.tools.schedule.policy import PolicyError, in_words
+from pliant.tools.schedule.session.cluster_state import Holding, Transition
+from pliant.tools.schedule.session.saved import ForecastLog
+from pliant.tools.schedule.session.session import IdleLimit, Session, why_left
 
 T = TypeVar("T")
 _NOT_ITS_FAULT: Final = (MemoryError, ServiceMissingError)

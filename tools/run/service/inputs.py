@@ -13,8 +13,7 @@ from pathlib import Path
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, LockedError, UsageError
-from pliant.schemas.file_io.files import source_name
-from pliant.schemas.file_io.pipes import PIPE
+from pliant.schemas.file_io.files import PIPE, source_name
 from pliant.schemas.io import (
     profile_from_columns,
     profile_to_columns,
@@ -25,31 +24,29 @@ from pliant.schemas.io import (
     write_profile,
     write_schedule,
 )
-from pliant.schemas.job import Job
+from pliant.schemas.job import Job, trace_hash
 from pliant.schemas.profile import Profile
 from pliant.schemas.runinfo import PromisedBounds
 from pliant.schemas.schedule import PolicyUse, Schedule
-from pliant.schemas.trace_hash import trace_hash
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.service.executor import Executor
+from pliant.tools.run.service.launching import runnable
 from pliant.tools.run.service.loop import Loop
 from pliant.tools.run.service.options import Options
-from pliant.tools.run.service.runnable import runnable
 from pliant.tools.run.statedir.clock import Clock, origin
 from pliant.tools.run.statedir.directory import State
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import run_event
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
 from pliant.tools.run.statedir.log.view import LogView
-from pliant.tools.run.statedir.private import PRIVATE, check_own
+from pliant.tools.run.statedir.private import PRIVATE, StateDir, check_own
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question, policy_for, throughput_for
+from pliant.tools.schedule.demand import check_demand
 from pliant.tools.schedule.from_log import session_from_events, session_from_schedule
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import make_policy, policy_class
-from pliant.tools.schedule.schedulable import check_demand
 from pliant.tools.schedule.session.saved import Basis
 from pliant.tools.schedule.session.session import Session
 
@@ -104,6 +101,7 @@ class Prepared:
         else:
             name = _input(options.schedule)
             found = read_schedule(name)
+            _check_policy(found, source_name(name))
         _refuse_oracle(found.policy.name)
         schedule = runnable(found, source_name(name), Path.cwd(), accepted)
         backend_name = options.backend or schedule.cluster.backend
@@ -259,6 +257,14 @@ def _refuse_inputs(options: Options) -> None:
         raise UsageError(f"{options.state} holds a run: name no schedule to go on with it, or another folder")
     if options.cluster is not None or options.profile is not None:
         raise UsageError(f"{options.state} holds a run: it brings its own cluster and profile")
+
+
+def _check_policy(found: Schedule, source: str) -> None:
+    """Refuse a schedule file whose policy is not here, or has other parameters: a fault of the file."""
+    try:
+        make_policy(found.policy.name, found.policy.parameters)
+    except UsageError as error:
+        raise BadInputError.one(source, str(error), pointer="/policy") from error
 
 
 def _refuse_oracle(name: str) -> None:

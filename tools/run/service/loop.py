@@ -18,8 +18,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.service.allocation.change_steps import Step
-from pliant.tools.run.service.allocation.startable import startable
+from pliant.tools.run.service.allocation import Step, startable
 from pliant.tools.run.service.arrivals import Arrivals
 from pliant.tools.run.service.decisions import Decided, Decisions
 from pliant.tools.run.service.executor import Executor
@@ -34,7 +33,7 @@ from pliant.tools.run.service.reports import (
     progress_event,
     report_events,
 )
-from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.directory import ScheduleFile, State
 from pliant.tools.run.statedir.fault import Faults
 from pliant.tools.run.statedir.log.events import (
     decision_event,
@@ -44,9 +43,8 @@ from pliant.tools.run.statedir.log.events import (
     reject_event,
     release_event,
 )
+from pliant.tools.run.statedir.log.fold import Share, shares_of
 from pliant.tools.run.statedir.log.snapshot import spec_on_clock
-from pliant.tools.run.statedir.schedule_file import ScheduleFile
-from pliant.tools.run.statedir.share import Share, shares_of
 from pliant.tools.schedule.from_log import tell
 from pliant.tools.schedule.session.saved import states_kept_small
 from pliant.tools.schedule.session.session import Session

@@ -7,7 +7,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Final
 
-from pliant.tools.run.service.attempt.timeouts import Timeouts
+from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.statedir.directory import Sink
 from pliant.tools.schedule.decide import Question
 

@@ -9,21 +9,17 @@ from typing import Any
 
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import event_lines
-from pliant.tools.run.service.allocation.change_steps import Step
-from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.service.attempt.how_it_ended import Verdict
-from pliant.tools.run.service.attempt.lost_workers import Setback
-from pliant.tools.run.statedir.contract.progress import Progress
+from pliant.tools.run.service.allocation import Slot, Step
+from pliant.tools.run.service.endings import Setback, Verdict
+from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.log.events import (
     displaced_event,
     failure_event,
     finish_event,
     missing_place_event,
 )
-from pliant.tools.run.statedir.log.fold import JobLog, RunLog
+from pliant.tools.run.statedir.log.fold import JobLog, RunLog, Share, Suspects
 from pliant.tools.run.statedir.log.refine import refined
-from pliant.tools.run.statedir.log.suspects import Suspects
-from pliant.tools.run.statedir.share import Share
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,29 +1,117 @@
-"""``pliant run``: open the state directory, take over what runs, and make it what it shall be."""
+"""``pliant run``: open the state directory, take over what runs, and make it what it shall be.
+
+``--dry-run``: the steps and the exact commands, as text.
+
+SIGINT and SIGTERM, counted instead of raised, so that the loop decides where it stops.
+
+``pliant run --follow --detach``: the loop in a process of its own, in a session of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import signal
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
-from typing import Final
+from types import FrameType
+from typing import Final, NoReturn, Self
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError, LockedError, PliantError, ServiceMissingError, UsageError
-from pliant.schemas.file_io.bulk import spared_by_garbage_collection
+from pliant.schemas.file_io.files import write_error
+from pliant.schemas.file_io.json_lines import spared_by_garbage_collection
 from pliant.schemas.io import read_cluster
-from pliant.schemas.text.wording import counted
+from pliant.schemas.text import counted
 from pliant.tools.run.backends.protocol import Backend
-from pliant.tools.run.service.dry_run import first_steps
+from pliant.tools.run.service.allocation import Step, Target, startable
+from pliant.tools.run.service.commands import read_plan, target_of, units
+from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.inputs import Prepared
-from pliant.tools.run.service.interrupts import Interrupts
+from pliant.tools.run.service.launching import next_handle
 from pliant.tools.run.service.loop import Loop
 from pliant.tools.run.service.options import Options
-from pliant.tools.run.statedir.directory import State
-from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.directory import State, read_log
 from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.private import StateDir
+
+PORT = 29500
+"""Stands for the free port that is looked for when a job starts on several nodes."""
+
+
+def first_steps(prepared: Prepared, *, resume: bool) -> str:
+    """The steps that a run would begin with, as text; nothing is touched.
+
+    :param resume: as for :meth:`Prepared.read`.
+    """
+    name = prepared.schedule.policy.name
+    if prepared.resumed and resume:
+        return f'policy "{name}" decides first, from what the log then says: there are no steps before that\n'
+    log = read_log(prepared.dirs.path) if prepared.dirs.events.is_file() else RunLog()
+    executor = prepared.executor
+    executor.targets = _held(log, prepared.dirs)
+    shares = startable(log, prepared.schedule, prepared.clock())
+    steps = executor.steps_to(shares, log)
+    return "".join(f"{line}\n" for step in steps for line in _lines(step, prepared.dirs, executor))
+
+
+def _lines(step: Step, dirs: StateDir, executor: Executor) -> list[str]:
+    """What happens to which slots, then each command on a line of its own."""
+    head = f"{step.event} {step.job_id}: {_slots(step.before)} -> {_slots(step.after)}"
+    if step.after is None:
+        return [head]
+    attempt = next_handle(dirs, step.job_id)
+    commands = units(step.after, dirs.job(step.job_id).path, attempt.files, executor.nodes, PORT)
+    shown = (f"  {line}" for line in executor.shown(attempt, commands))
+    return [f"{head} (attempt {attempt.attempt})", _plan(step.after), *shown]
+
+
+def _plan(target: Target) -> str:
+    share = target.share
+    batch = "as the script says" if share.global_batch is None else str(share.global_batch)
+    return f"  plan: global batch {batch}, {share.accum} micro-steps, learning rate x {share.lr_scale:g}"
+
+
+def _slots(target: Target | None) -> str:
+    return "nothing" if target is None else " ".join(map(str, target.slots))
+
+
+def _held(log: RunLog, dirs: StateDir) -> dict[str, Target]:
+    """What the log and the plans of a state directory say that jobs hold."""
+    active = {job_id: job for job_id, job in log.active.items() if job.gpus}
+    plans = {job_id: read_plan(dirs.job(job_id)) for job_id in active}
+    return {job_id: target_of(plan, active[job_id].share) for job_id, plan in plans.items() if plan}
+
+
+_CAUGHT: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """While entered, signals only add up here; one that is ignored (in a script's background job) stays so.
+
+    Enter it in the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[signal.Signals] = []
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Self:
+        heeded = [number for number in _CAUGHT if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._note) for number in heeded}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.received.append(signal.Signals(number))
+
 
 POLL_S: Final = 0.1
 GRACE_S: Final = 60.0
@@ -213,7 +301,78 @@ def open_backend(name: str, cluster: Cluster, dirs: StateDir) -> Backend:
 
         return SlurmBackend(cluster, dirs)
     if name == "slurm-jobs":
-        from pliant.tools.run.backends.slurm_jobs.backend import SlurmJobsBackend
+        from pliant.tools.run.backends.slurm.jobs import SlurmJobsBackend
 
         return SlurmJobsBackend(cluster, dirs)
     raise ServiceMissingError(f'this version has no backend "{name}": use local, slurm or slurm-jobs')
+
+
+Body = Callable[[Callable[[], None]], int]
+"""What the process does: it gets a function to call once all is well, and returns an exit code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process that was left in the background, or that did not get so far."""
+
+    pid: int
+    failed: int | None = None
+    """Exit code of one that ended before all was well."""
+    said: str = ""
+    """What that one said."""
+
+
+def in_background(body: Body, log: Path) -> Started:
+    """Run ``body`` in the background; returns once all is well there, or not. What it says goes to ``log``.
+
+    :param log: in a folder that is there.
+    :raises PliantError: the log cannot be written.
+    """
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        words = os.open(log, flags, 0o600)
+    except OSError as error:
+        raise write_error(error, str(log)) from error
+    said_before = os.fstat(words).st_size
+    reader, writer = os.pipe()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else this process cannot learn how it ends
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        _be(body, words, writer)
+    os.close(writer)
+    os.close(words)
+    with os.fdopen(reader, "rb") as news:
+        if news.read():
+            return Started(pid)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with log.open("rb") as lines:
+        lines.seek(said_before)
+        return Started(pid, code, lines.read().decode(errors="replace"))
+
+
+def _be(body: Body, words: int, writer: int) -> NoReturn:
+    """Live as the process in the background."""
+
+    def ready() -> None:
+        nonlocal writer
+        if writer >= 0:
+            _point_at_nothing(0)
+            os.write(writer, b"!")
+            os.close(writer)
+            writer = -1
+
+    code = 1
+    try:
+        os.setsid()
+        os.dup2(words, 2)
+        _point_at_nothing(1)
+        code = body(ready)
+    finally:
+        os._exit(code)
+
+
+def _point_at_nothing(descriptor: int) -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, descriptor)
+    os.close(nothing)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.text.times import EPOCH_LIKE_S
-from pliant.tools.run.statedir.contract.heartbeat import FileClock
+from pliant.schemas.text import EPOCH_LIKE_S
+from pliant.tools.run.statedir.contract.presence import FileClock
 
 SLEW: Final = 0.5
 """Speed of a clock that is ahead of the system's: it goes on, and is caught up with."""

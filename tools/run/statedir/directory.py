@@ -1,4 +1,9 @@
-"""The state directory in use: one writer at a time, and a log that holds whatever was acknowledged."""
+"""The state directory in use: one writer at a time, and a log that holds whatever was acknowledged.
+
+``schedule.json`` of a run: its last decision, with the reasons and the jobs still to come.
+
+What was decided is in the log before, so this file may lag behind for a moment.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +14,19 @@ from typing import Final, Self
 
 from pliant.schemas.errors import PliantError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.event_log import LogReader
-from pliant.schemas.file_io.events import EventWriter
+from pliant.schemas.file_io.events import EventWriter, LogReader
 from pliant.schemas.file_io.files import remove_temporaries
+from pliant.schemas.io import write_schedule
+from pliant.schemas.schedule import Schedule
 from pliant.tools.run.statedir.clock import passed_since
 from pliant.tools.run.statedir.fault import may_pass
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.lock import Lock
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.refine import with_progress
 from pliant.tools.run.statedir.log.repair import mend
 from pliant.tools.run.statedir.log.snapshot import Rebuilding, records_kept_small, renew_snapshot
 from pliant.tools.run.statedir.log.view import LogView
-from pliant.tools.run.statedir.private import PRIVATE, check_job, make_own, unusable
-from pliant.tools.run.statedir.version import claim
+from pliant.tools.run.statedir.private import PRIVATE, StateDir, check_job, claim, make_own, unusable
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 Sink = Callable[[Sequence[Event]], None]
@@ -191,3 +195,40 @@ def read_log(path: str | Path) -> RunLog:
     if not dirs.events.is_file():
         raise no_state_directory(path)
     return LogView(dirs).refresh(to_the_end=True)
+
+
+class ScheduleFile:
+    """The file, and what is still to be written to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._due: Schedule | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it does not hold the last decision yet."""
+        return self._due is not None
+
+    def write(self, schedule: Schedule) -> None:
+        """Make this the last decision, now or, where the machine is short of something, a little later.
+
+        :raises PliantError: it cannot be written, and that will not pass.
+        """
+        self._due = schedule
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Write what could not be written before.
+
+        :raises PliantError: it cannot be written, and that will not pass.
+        """
+        if self._due is None:
+            return
+        try:
+            write_schedule(self._due, self._path, mode=PRIVATE)
+        except PliantError as error:
+            if not may_pass(error):
+                raise
+            _log.debug("%s; it is tried again", error)
+        else:
+            self._due = None

@@ -14,7 +14,7 @@ from typing import Final
 
 from pliant.schemas.errors import PliantError
 from pliant.schemas.file_io.files import is_out_of_order, probe_room
-from pliant.tools.run.statedir.contract.files import UnreadableError
+from pliant.tools.run.statedir.contract.folders import UnreadableError
 
 _PASSING: Final = {
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS),

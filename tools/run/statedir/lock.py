@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import LockedError
-from pliant.schemas.text.digits import whole_number
+from pliant.schemas.text import whole_number
 from pliant.tools.run.statedir.private import PRIVATE
 
 _GLANCE_S: Final = 0.25

@@ -6,17 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pliant.schemas.file_io.bulk import garbage_collection_paused
+from pliant.schemas.file_io.json_lines import garbage_collection_paused
 from pliant.schemas.job import Job
-from pliant.schemas.text.times import EPOCH_LIKE_S, clock_text, span_text
-from pliant.schemas.text.wording import counted, in_gpus
+from pliant.schemas.text import EPOCH_LIKE_S, clock_text, counted, in_gpus, span_text
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.statedir.log.refine import refined
-from pliant.tools.run.statedir.orders import Order
+from pliant.tools.run.statedir.requests import Order
 from pliant.tools.run.watch.status import Status, measured_ends
 from pliant.tools.schedule.policy import Reserved
-from pliant.tools.schedule.prediction import Prediction
-from pliant.tools.schedule.session.ordered import OVER_LIMIT
+from pliant.tools.schedule.predict_start import Prediction
+from pliant.tools.schedule.session.commands import OVER_LIMIT
 
 CHANGING: Final = {
     "start": "starting",

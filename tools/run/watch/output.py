@@ -13,16 +13,14 @@ from typing import Final
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import ENDS, Event
-from pliant.schemas.file_io.event_log import LogReader
-from pliant.schemas.file_io.events import event_lines
-from pliant.schemas.file_io.jsonlines import header
-from pliant.schemas.text.wording import counted
+from pliant.schemas.file_io.events import LogReader, event_lines
+from pliant.schemas.file_io.json_lines import header
+from pliant.schemas.text import counted
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.directory import no_state_directory
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.tail import Tail
 from pliant.tools.run.statedir.log.view import repairable
-from pliant.tools.run.statedir.private import check_job, check_seen
+from pliant.tools.run.statedir.private import StateDir, check_job, check_seen
 from pliant.tools.run.watch.job_status import known_ids
 from pliant.tools.run.watch.status import Watcher
 

@@ -1,17 +1,26 @@
-"""What policies share: GPUs left to give away by type, sizes a job can run at, decisions from sizes."""
+"""What policies share: GPUs left to give away by type, sizes a job can run at, decisions from sizes.
+
+Pools: each GPU type as a cluster of its own, and the jobs that take part in the search of it.
+
+Finish-time fairness: how long a job would take with its share of the cluster for itself alone.
+
+Themis (NSDI '20), section 3: ρ is the JCT over the time that the job takes with 1/N of the cluster, where N
+is the number of active jobs, averaged over the life of the job so far.
+"""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from pliant.schemas.text.wording import in_gpus
+from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Decision, Explanation, Target
-from pliant.tools.schedule.snapshot import Snapshot
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.rates import Speeds
+from pliant.tools.schedule.snapshot import Change, Snapshot
 
 Sizes = Callable[[JobState], Iterable[int]]
 """The sizes that a policy may give a job, in GPUs."""
@@ -211,3 +220,152 @@ def equal_shares(gpus: int, limits: Sequence[tuple[int, int]]) -> list[int]:
             sizes[index] += 1
             remainder -= 1
     return sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The GPUs of one type that are up."""
+
+    gpu_type: str
+    gpus: int
+    node_gpus: int
+    """GPUs of its largest node."""
+
+
+def pools(snapshot: Snapshot, without: Container[str]) -> list[tuple[Pool, list[JobState]]]:
+    """Every GPU type with the jobs that take part in its search, those with the least service first.
+
+    A running job stays on its type. The first waiting jobs, as many as there are GPUs of a type, queue for
+    the type that they can run on with most speed per job that is there already. Jobs of which nothing says
+    how long they take are no more than fit at their smallest sizes: so the first to come is the first.
+    """
+    known = known_pools(snapshot)
+    members: dict[str, list[JobState]] = {kind: [] for kind in known}
+    waiting: dict[str, int] = dict.fromkeys(known, 0)
+    for job in snapshot.jobs.values():
+        if job.gpu_type in members and job.gpus:
+            members[job.gpu_type].append(job)
+    for job in snapshot.arrivals():
+        if job.gpus or job.id in without:
+            continue
+        kind = _best_pool(job, known, members, snapshot)
+        if kind is None or waiting[kind] >= known[kind].gpus:
+            continue
+        if job.is_speed_guessed:
+            taken = sum(each.spec.min_gpus for each in members[kind] if each.is_speed_guessed)
+            if taken + job.spec.min_gpus > known[kind].gpus:
+                continue
+        waiting[kind] += 1
+        members[kind].append(job)
+    return [
+        (known[kind], sorted(jobs, key=lambda job: (_attained_s(job, snapshot), *job.arrival)))
+        for kind, jobs in members.items()
+        if jobs
+    ]
+
+
+def _attained_s(job: JobState, snapshot: Snapshot) -> float:
+    """To the microsecond: it is a difference of times, which are rounded by the hour, and many are equal."""
+    return round(job.attained_service_s(snapshot.time_s), 6)
+
+
+def known_pools(snapshot: Snapshot) -> dict[str, Pool]:
+    """The pools of the cluster by GPU type, in order of the first node of each."""
+    largest: dict[str, int] = {}
+    for node in snapshot.nodes:
+        if node.up:
+            largest[node.gpu_type] = max(node.gpus, largest.get(node.gpu_type, 0))
+    totals = snapshot.gpus_by_type()
+    return {kind: Pool(kind, totals[kind], most) for kind, most in largest.items() if totals[kind]}
+
+
+def _runs_in(pool: Pool, job: JobState) -> bool:
+    return pool.gpus >= job.spec.min_gpus and job.fits_now(job.spec.min_gpus, pool.gpu_type)
+
+
+def _best_pool(
+    job: JobState, known: Mapping[str, Pool], members: Mapping[str, Sequence[JobState]], snapshot: Snapshot
+) -> str | None:
+    fitting = [pool for pool in known.values() if _runs_in(pool, job)]
+    if len(fitting) < 2:
+        return fitting[0].gpu_type if fitting else None
+    worth = {
+        pool.gpu_type: snapshot.speeds.rate(job, job.spec.min_gpus, pool.gpu_type)
+        * pool.gpus
+        / (len(members[pool.gpu_type]) + 1)
+        for pool in fitting
+    }
+    return min(worth, key=lambda kind: (-worth[kind], kind))
+
+
+class Stake(NamedTuple):
+    """What the ρ of one job depends on."""
+
+    elapsed_s: float
+    """Since its submission."""
+    remaining_samples: float
+    isolated_s: float
+    """All of its work on its share."""
+
+    def rho(self, samples_per_second: float, waits_s: float = 0.0) -> float:
+        """Expected JCT over isolated time if it waits so long and then trains at this rate."""
+        return (self.elapsed_s + waits_s + self.remaining_samples / samples_per_second) / self.isolated_s
+
+
+class Contention:
+    """How many jobs were active while each job was; follows from the changes alone."""
+
+    def __init__(self) -> None:
+        self._time_s = self._job_seconds = 0.0
+        self._begun: dict[str, tuple[float, float]] = {}
+        """Time of the arrival of each active job, and the job-seconds until then."""
+
+    def follow(self, changes: Sequence[Change], time_s: float) -> None:
+        """Take in arrivals and ends until now."""
+        for change in changes:
+            if change.kind == "arrived" and change.job is not None:
+                self._advance(change.time_s)
+                self._begun[change.job.id] = (self._time_s, self._job_seconds)
+            elif change.ended_job is not None:
+                self._advance(change.time_s)
+                self._begun.pop(change.ended_job.id, None)
+        self._advance(time_s)
+
+    def average(self, job_id: str) -> float:
+        """Active jobs on average since the job arrived; those at present where no time has passed."""
+        since_s, before = self._begun.get(job_id, (self._time_s, 0.0))
+        if self._time_s <= since_s:
+            return float(max(1, len(self._begun)))
+        return (self._job_seconds - before) / (self._time_s - since_s)
+
+    def stake(self, job: JobState, snapshot: Snapshot, least_s: float) -> Stake | None:
+        """What its ρ depends on; None where it never runs.
+
+        :param least_s: what is left counts as at least the samples of so long.
+        """
+        gpus = job.spec.gpus.requested
+        rate = snapshot.speeds.rate(job, gpus)
+        if rate <= 0:
+            return None
+        left = samples_to_go(job, snapshot, least_s)
+        total = job.known_samples or job.samples_done(snapshot.time_s) + left
+        share = min(1.0, snapshot.total_gpus / (self.average(job.id) * gpus)) or 1.0
+        isolated_s = total / (rate * share)
+        return Stake(max(0.0, snapshot.time_s - job.spec.submit_time), left, isolated_s)
+
+    def dump(self) -> Any:
+        """As JSON values."""
+        return {"time_s": self._time_s, "job_seconds": self._job_seconds, "begun": self._begun}
+
+    @classmethod
+    def load(cls, state: Mapping[str, Any]) -> Contention:
+        """What :meth:`dump` gave."""
+        found = cls()
+        found._time_s, found._job_seconds = state["time_s"], state["job_seconds"]
+        found._begun = {job_id: (since_s, before) for job_id, (since_s, before) in state["begun"].items()}
+        return found
+
+    def _advance(self, time_s: float) -> None:
+        if time_s > self._time_s:
+            self._job_seconds += len(self._begun) * (time_s - self._time_s)
+            self._time_s = time_s

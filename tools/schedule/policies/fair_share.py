@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from pliant.schemas.job import Elasticity
-from pliant.schemas.text.wording import in_gpus
+from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import (
     Grant,
@@ -23,7 +23,7 @@ from pliant.tools.schedule.snapshot import Snapshot
 if TYPE_CHECKING:
     import numpy as np
 
-    from pliant.tools.schedule.speeds import Speeds
+    from pliant.tools.schedule.rates import Speeds
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pliant.schemas.text.wording import in_gpus
+from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.backfill import Reservation, Waiting, reserve, waits
 from pliant.tools.schedule.policies.common import GpuBudget, Grant, is_in_reach, reject_impossible

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pliant.schemas.job import Elasticity
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.oracle import Oracle
 from pliant.tools.schedule.policies.common import (
     GpuBudget,
     Grant,
@@ -18,8 +17,8 @@ from pliant.tools.schedule.policies.common import (
     reject_impossible,
 )
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
-from pliant.tools.schedule.snapshot import Snapshot
-from pliant.tools.schedule.speeds import JobKind
+from pliant.tools.schedule.rates import JobKind
+from pliant.tools.schedule.snapshot import Oracle, Snapshot
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import (
+    Contention,
     GpuBudget,
     Grant,
     decision_from_grants,
     explain_gang,
     reject_impossible,
 )
-from pliant.tools.schedule.policies.contention import Contention
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from pliant.schemas.file_io.jsonlines import encode
+from pliant.schemas.file_io.json_lines import encode
 from pliant.schemas.resources import servers_for
-from pliant.schemas.text.wording import shortened
+from pliant.schemas.text import shortened
 from pliant.tools.schedule.jobs import JobState, NodeState
-from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
-from pliant.tools.schedule.policy_error import PolicyError
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, PolicyError, Target
+from pliant.tools.schedule.rates import Speeds
 
 
 class RuleBook:

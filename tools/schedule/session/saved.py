@@ -1,16 +1,21 @@
 """What a session was rebuilt to from a log, as it is kept beside that log, and taken up again.
 
 Nothing here names what a job's state holds: all of its attributes are kept, those to come included.
+
+A dictionary whose values may be raw as bytes, from which they are made when asked for.
+
+What was predicted of jobs, as it is kept for reports: seldom, and bounded for each job.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, overload
+from typing import Any, Final, Generic, TypeVar, overload
 
 from pydantic_core import from_json
 
@@ -21,7 +26,6 @@ from pliant.schemas.job import Gpus, Job
 from pliant.schemas.profile import Profile
 from pliant.tools.schedule.free_gpus import FreeGpus
 from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeState, Observation, Phase, node_states
-from pliant.tools.schedule.session.lazy_dict import LazyDict, raw_of
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change
 
@@ -269,3 +273,124 @@ def _shaped(value: Any) -> Any:
     if isinstance(value, dict):
         return {_shaped(key): _shaped(item) for key, item in value[""]}
     return tuple(map(_shaped, value)) if isinstance(value, list) else value
+
+
+T = TypeVar("T")
+
+
+class LazyDict(MutableMapping[str, T], Generic[T]):
+    """Values by name, in order of their insertion; each is made once, unless it was put away since.
+
+    :param values: as they are, or as bytes.
+    :param make: the value of that name, of its bytes; never bytes itself.
+    :param encode: the bytes of a value.
+    """
+
+    def __init__(
+        self, values: Mapping[str, bytes | T], make: Callable[[str, bytes], T], encode: Callable[[T], bytes]
+    ) -> None:
+        self._values: dict[str, bytes | T] = dict(values)
+        self._made = {name for name, value in self._values.items() if not isinstance(value, bytes)}
+        self._make = make
+        self._encode = encode
+
+    @classmethod
+    def of(
+        cls, values: Mapping[str, bytes | T], make: Callable[[str, bytes], T], encode: Callable[[T], bytes]
+    ) -> LazyDict[T]:
+        """The values of another mapping; of one that is lazy itself, what lies there as bytes stays so."""
+        return cls(values._values if isinstance(values, LazyDict) else values, make, encode)
+
+    def __getitem__(self, name: str) -> T:
+        value = self._values[name]
+        if isinstance(value, bytes):
+            value = self._values[name] = self._make(name, value)
+            self._made.add(name)
+        return value
+
+    def __setitem__(self, name: str, value: T) -> None:
+        self._values[name] = value
+        self._made.add(name)
+
+    def __delitem__(self, name: str) -> None:
+        del self._values[name]
+        self._made.discard(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def raw(self, name: str) -> bytes | None:
+        """The bytes of a value that was not asked for yet."""
+        value = self._values[name]
+        return value if isinstance(value, bytes) else None
+
+    def made(self) -> set[str]:
+        """The names of all values that are not kept as bytes."""
+        return set(self._made)
+
+    def put_away(self, names: Iterable[str]) -> None:
+        """Keep these values, as far as there are any, as bytes: they take a fraction of the memory."""
+        for name in self._made.intersection(names):
+            value = self._values[name]
+            if not isinstance(value, bytes):
+                self._values[name] = self._encode(value)
+            self._made.discard(name)
+
+
+def raw_of(values: Mapping[str, T], name: str, encode: Callable[[T], bytes]) -> bytes:
+    """The bytes of one value: as they lie there, else encoded."""
+    raw = values.raw(name) if isinstance(values, LazyDict) else None
+    return encode(values[name]) if raw is None else raw
+
+
+INTERVAL: Final = 0.9
+"""The band that is kept."""
+_DIGITS: Final = 6
+_DENSE: Final = 32
+"""Predictions of one job that are kept at every epoch; later ones at ever more epochs."""
+
+
+class ForecastLog:
+    """Says when a job's progress is to be noted: once an epoch at most, where its work is not stated."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, tuple[float, int]] = {}
+        """Epochs at which a job is due, and how often it was."""
+
+    def due(self, session: Session, time_s: float) -> list[tuple[JobState, dict[str, Any]]]:
+        """Jobs that run and are due, and the detail of an event about each."""
+        if not session.learns:
+            return []
+        for job_id in [job_id for job_id in self._next if job_id not in session.jobs]:
+            del self._next[job_id]
+        jobs = [job for job in session.jobs.values() if job.gpus and self._is_due(job, time_s)]
+        if not jobs:
+            return []
+        alpha, beta = session.forecast.beta(jobs, time_s)
+        low, high = session.forecast.band(jobs, time_s, INTERVAL)
+        values = zip((alpha / (alpha + beta)).tolist(), low.tolist(), high.tolist(), strict=True)
+        return [
+            (job, {"progress": {"samples_done": job.samples_done(time_s), **_named(three)}})
+            for job, three in zip(jobs, values, strict=True)
+        ]
+
+    def _is_due(self, job: JobState, time_s: float) -> bool:
+        size = job.epoch_samples
+        if not size or not (job.predicted or job.total_samples is None):
+            return False
+        epochs = job.samples_done(time_s) / size
+        next_epochs, times = self._next.get(job.id, (1.0, 0))
+        if epochs < next_epochs:
+            return False
+        self._next[job.id] = (math.floor(epochs) + 1 + times // _DENSE, times + 1)
+        return True
+
+
+def _named(values: tuple[float, float, float]) -> dict[str, float]:
+    return dict(zip(("mean", "low", "high"), (round(value, _DIGITS) for value in values), strict=True))

@@ -2,6 +2,14 @@
 
 ``schedule`` opens a session for one decision, ``run`` keeps one beside real processes, ``replay`` drives
 one by simulated events. None of them asks which policy it holds.
+
+The random numbers of a session, made when the first one is drawn.
+
+Importing NumPy takes longer than a decision of most policies, and most of them draw none.
+
+How long a job keeps what it was given before a policy may take or change it: the cluster's rule.
+
+How long a policy that leaves all jobs waiting is still asked; one rule for real and simulated time.
 """
 
 from __future__ import annotations
@@ -9,16 +17,26 @@ from __future__ import annotations
 import math
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.schedule import ForecastState, PolicyState
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand, WorkForecast
-from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policy import Decision, Explanation, Policy, Reserved, Target
-from pliant.tools.schedule.policy_error import PolicyError, blame, blaming
+from pliant.tools.schedule.jobs import JobState, Phase
+from pliant.tools.schedule.policy import (
+    Decision,
+    Explanation,
+    Policy,
+    PolicyError,
+    Reserved,
+    Target,
+    blame,
+    blaming,
+)
 from pliant.tools.schedule.session.assignment import (
+    Demands,
     Place,
     PlacementTakenError,
     Wish,
@@ -27,19 +45,17 @@ from pliant.tools.schedule.session.assignment import (
     differs,
     may_get_fewer,
 )
-from pliant.tools.schedule.session.demands import Demands
-from pliant.tools.schedule.session.dwell import Dwell
-from pliant.tools.schedule.session.lazy_rng import lazy_rng
-from pliant.tools.schedule.session.ordered import OrderedState
+from pliant.tools.schedule.session.cluster_state import Holding, Transition, in_net
+from pliant.tools.schedule.session.commands import OrderedState
 from pliant.tools.schedule.session.rules import RuleBook
-from pliant.tools.schedule.session.transitions import Holding, Transition, in_net
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
 if TYPE_CHECKING:
     import numpy as np
 
     from pliant.schemas.job import Job
-    from pliant.tools.schedule.oracle import Oracle
+    from pliant.tools.schedule.snapshot import Oracle
+
 
 _FREES_FIRST: Final = {"reject": 0, "preempt": 1, "shrink": 2, "rebatch": 3, "move": 4}
 
@@ -348,3 +364,75 @@ def _sharing_last(wishes: Mapping[str, Wish]) -> Iterable[tuple[str, Wish]]:
     if all(target.beside is None for _, target in wishes.values()):
         return wishes.items()
     return sorted(wishes.items(), key=lambda item: item[1][1].beside is not None)
+
+
+def lazy_rng(seed: int) -> np.random.Generator:
+    """What ``np.random.default_rng(seed)`` is, from the first use on."""
+    return cast("np.random.Generator", _LazyRng(seed))
+
+
+class _LazyRng:
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._made: np.random.Generator | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # copying and pickling ask for such
+            raise AttributeError(name)
+        if self._made is None:
+            import numpy as np
+
+            self._made = np.random.default_rng(self._seed)
+        return getattr(self._made, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Dwell:
+    """Times against flapping. A job that ends, is cancelled or loses its node leaves at any time."""
+
+    min_run_s: float = 0.0
+    """A job that got GPUs is not preempted before this time has passed."""
+    cooldown_s: float = 0.0
+    """A job whose GPUs or batch have changed keeps them for this time."""
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Dwell:
+        """The times that a cluster names."""
+        return cls(cluster.min_run_seconds, cluster.cooldown_seconds)
+
+    def kept_until_s(self, wishes: Mapping[str, Wish], time_s: float) -> dict[str, float]:
+        """The jobs that keep what they hold although a policy wants it changed, and until when."""
+        if not (self.min_run_s or self.cooldown_s):
+            return {}
+        found = {}
+        for job_id, (job, target) in wishes.items():
+            until_s = job.changed_s + self.cooldown_s if target.gpus else job.granted_s + self.min_run_s
+            if job.gpus and until_s > time_s:
+                found[job_id] = until_s
+        return found
+
+
+IDLE_ROUNDS: Final = 1000
+"""While nothing runs and nothing can arrive, a policy with rounds is asked this many times more."""
+
+
+class IdleLimit:
+    """Counts the decisions in a row that left nothing running and nothing to come."""
+
+    def __init__(self) -> None:
+        self._idle = 0
+
+    def count(self, *, idle: bool) -> None:
+        """A decision was made; ``idle``: nothing runs after it and nothing can arrive."""
+        self._idle = self._idle + 1 if idle else 0
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the first such decision had :data:`IDLE_ROUNDS` more after it."""
+        return self._idle > IDLE_ROUNDS
+
+
+def why_left(policy: str, job: JobState) -> str:
+    """What is said of a job that a policy never starts."""
+    never = "never starts it" if job.phase is Phase.WAITING else "does not start it again"
+    return f'policy "{policy}" {never}'

@@ -21,21 +21,24 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.schedule.jobs import NodeGpus
-from pliant.tools.schedule.look_ahead import happen, in_order_of_arrival
+from pliant.tools.schedule.predict_start import happen, in_order_of_arrival
+from pliant.tools.schedule.session.cluster_state import Holding
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.session.transitions import Holding
-from pliant.tools.schedule.testing.drawn_parameters import drawn_policies
 from pliant.tools.schedule.testing.harness import (
+    CLUSTERS,
     CheckedSession,
+    Factory,
+    check_ops,
     cluster,
+    drawn_policies,
     elastic,
     job,
     jobs_for,
     node,
+    random_ops,
     require,
     some_jobs,
 )
-from pliant.tools.schedule.testing.random_stories import CLUSTERS, Factory, check_ops, random_ops
 
 _STEPS_TO_DRAIN: Final = 20_000
 _DRAWS: Final = 16

@@ -1,19 +1,30 @@
-"""A small world to try policies in, and a session whose every decision is looked at from outside."""
+"""A small world to try policies in, and a session whose every decision is looked at from outside.
+
+Parameters of a policy drawn at random from its signature, so that no variant of it goes untried.
+
+Random stories of jobs, nodes and slots, with a decision after everything that happens.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import PliantError
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.look_ahead import Coming, advance, in_order_of_arrival
-from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.policy_error import PolicyError
+from pliant.tools.schedule.policy import Policy, PolicyError
+from pliant.tools.schedule.predict_start import Coming, advance, in_order_of_arrival
+from pliant.tools.schedule.registry import parameter_defaults, parameter_types, union_members
 from pliant.tools.schedule.session.session import Session
+
+if TYPE_CHECKING:
+    import numpy as np
+
 
 _CURVES: Final = {"saturating": {1: 1.0, 2: 1.8, 4: 2.8, 8: 3.6}, "flat": {1: 1.0, 8: 1.0}}
 
@@ -107,7 +118,7 @@ class CheckedSession:
             _check_job(self.session, state)
 
     def advance(self, coming: Coming | None = None) -> bool:
-        """Go to the next moment of :func:`~pliant.tools.schedule.look_ahead.advance`; False: none."""
+        """Go to the next moment of :func:`~pliant.tools.schedule.predict_start.advance`; False: none."""
         next_s = advance(self.session, self.time_s, coming)
         self.time_s = self.time_s if next_s is None else next_s
         return next_s is not None
@@ -161,3 +172,142 @@ def _check_company(session: Session, state: JobState) -> None:
     if other is not None:
         require(other.placement == state.placement, f"{pair} share GPUs, but not all of them")
         require(other.spec.shares_gpus and state.spec.shares_gpus, f"{pair} share GPUs, and one refuses to")
+
+
+TEXTS: Final = ("", "linear", "saturating,flat", "0.01", "0.01,0.05", "1,16")
+"""Tried for a parameter of text: models of the checks' jobs, and ascending numbers."""
+_FACTORS: Final = (0.0, 0.1, 0.5, 1.0, 2.0, 10.0)
+_NUMBERS: Final = (0.0, 0.5, 1.0, 5.0, 60.0)
+"""Tried for a number whose default is none or 0."""
+_ATTEMPTS: Final = 20
+"""Draws that a policy may refuse before another draw of its parameters counts as impossible."""
+
+
+def drawn_policies(policy: type[Policy], rng: np.random.Generator, count: int) -> Iterator[dict[str, Any]]:
+    """Up to ``count`` sets of parameters that the policy accepts; each leaves about half at their defaults.
+
+    Those that ``depends_on_clock`` names stay as they are. A policy refuses a set by ``ValueError`` or
+    ``UsageError`` from its ``__init__``; then others are drawn.
+    """
+    types, defaults = parameter_types(policy), parameter_defaults(policy)
+    types = {key: kind for key, kind in types.items() if key not in policy.depends_on_clock}
+    for _ in range(count if types else 0):
+        for _ in range(_ATTEMPTS):
+            chosen = {
+                key: _value(kind, defaults[key], rng) for key, kind in types.items() if rng.random() < 0.5
+            }
+            if _accepts(policy, chosen):
+                yield chosen
+                break
+
+
+def _accepts(policy: type[Policy], values: dict[str, Any]) -> bool:
+    try:
+        policy(**values)
+    except (ValueError, PliantError):
+        return False
+    return True
+
+
+def _value(annotation: Any, default: Any, rng: np.random.Generator) -> Any:
+    choices = [choice for member in union_members(annotation) for choice in _choices(member, default)]
+    return choices[int(rng.integers(len(choices)))]
+
+
+def _choices(kind: Any, default: Any) -> list[Any]:
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    if kind is bool:
+        return [False, True]
+    if kind is type(None):
+        return [None]
+    if kind in (int, float):
+        is_scale = isinstance(default, int | float) and bool(default)
+        numbers = [factor * default for factor in _FACTORS] if is_scale else _NUMBERS
+        return sorted({kind(number) for number in numbers})
+    return list(TEXTS)
+
+
+Factory = Callable[[], Policy]
+OpKind = Literal[
+    "submit", "finish", "cancel", "lose", "down", "up", "withdraw", "hold", "hold_back", "let_go",
+    "prioritize", "drain", "resume", "wait",
+]  # fmt: skip
+_KINDS: Final[tuple[OpKind, ...]] = (
+    *("submit", "submit", "submit", "finish", "cancel", "lose"),
+    *("down", "up", "withdraw", "hold", "hold_back", "let_go", "prioritize", "drain", "resume", "wait"),
+)
+CLUSTERS: Final = (cluster(node(4, 2), node(2)), cluster(node(4, 1, "a"), node(2, 2, "b")))
+"""Of one GPU type, and of two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One thing that happens: ``index`` chooses the job or node it happens to."""
+
+    kind: OpKind
+    index: int = 0
+    seconds: float = 1.0
+    """Time that passes before it."""
+
+
+def random_ops(rng: np.random.Generator, count: int) -> list[Op]:
+    """A random story of that many events, arrivals the most frequent."""
+    return [
+        Op(_KINDS[rng.integers(len(_KINDS))], int(rng.integers(1000)), float(rng.integers(0, 90)))
+        for _ in range(count)
+    ]
+
+
+def check_ops(make: Factory, ops: Iterable[Op], nodes: Cluster = CLUSTERS[0]) -> None:
+    """Any sequence of events, each followed by a decision, keeps every rule."""
+    held = CheckedSession(make(), nodes)
+    pool = jobs_for(held.session.policy, 200)
+    for op in ops:
+        held.time_s += op.seconds
+        _happen(held, op, pool)
+        held.decide()
+
+
+def _happen(held: CheckedSession, op: Op, pool: list[Job]) -> None:
+    active = sorted(held.jobs)
+    if op.kind == "submit" and pool:
+        each = pool.pop(op.index % len(pool))
+        held.session.submit(each.model_copy(update={"submit_time": held.time_s}), held.time_s)
+    elif active:
+        _happen_to_job(held, op, active[op.index % len(active)])
+    _happen_to_node(held, op, held.session.nodes[op.index % len(held.session.nodes)].name)
+
+
+def _happen_to_node(held: CheckedSession, op: Op, name: str) -> None:
+    session, time_s = held.session, held.time_s
+    match op.kind:
+        case "down":
+            session.node_down(name, time_s)
+        case "up":
+            session.node_up(name, time_s)
+        case "drain":
+            session.drain(name, time_s, now=op.index % 2 == 0)
+        case "resume":
+            session.resume(name, time_s)
+        case "withdraw" if session.free.free_on(name):
+            session.withdraw(f"{name}/{op.index}", time_s, time_s + op.index)
+
+
+def _happen_to_job(held: CheckedSession, op: Op, job_id: str) -> None:
+    session, time_s = held.session, held.time_s
+    match op.kind:
+        case "hold":
+            session.withheld.hold(job_id, time_s + op.index)
+        case "hold_back":
+            session.hold_back(job_id, time_s, "its owner")
+        case "let_go" if session.held:
+            session.let_go(sorted(session.held)[op.index % len(session.held)], time_s)
+        case "prioritize":
+            session.prioritize(job_id, time_s, op.index % 5 - 2.0)
+        case "lose":
+            session.lose(job_id, time_s)
+        case "finish":
+            session.end(job_id, time_s)
+        case "cancel":
+            session.end(job_id, time_s, "cancelled")

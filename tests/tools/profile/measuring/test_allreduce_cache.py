@@ -12,9 +12,9 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import read_profile, write_cluster, write_jobs, write_profile
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.measuring.allreduce_cache import AllReduceCache, cluster_label
 from pliant.tools.profile.measuring.launch import Advance, Ended, Script
 from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
+from pliant.tools.profile.measuring.run import AllReduceCache, cluster_label
 from tests.builders import cluster, job, mixed_cluster
 from tests.tools.profile.rows_builder import reduce, step
 

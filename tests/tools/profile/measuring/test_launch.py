@@ -15,8 +15,7 @@ from pliant.schemas.errors import JobsFailedError
 from pliant.tools.profile.measuring import launch as launching
 from pliant.tools.profile.measuring.launch import Script, environment, failure, launch
 from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome, Point
-from pliant.tools.profile.torchrun.command import NO_STORE, RUN_TORCHRUN, standalone, torchrun
-from pliant.tools.profile.torchrun.last_words import last_words
+from pliant.tools.profile.torchrun.start import NO_STORE, RUN_TORCHRUN, last_words, standalone, torchrun
 from tests.tools.run.site import until
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3\nKeyError: 7\n'

@@ -8,7 +8,7 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError
-from pliant.tools.profile.measuring.node import node_to_measure
+from pliant.tools.profile.measuring.plan import node_to_measure
 from tests.builders import cluster, mixed_cluster
 
 

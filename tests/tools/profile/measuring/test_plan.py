@@ -8,8 +8,7 @@ import pytest
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
-from pliant.tools.profile.measuring.node import MeasuredNode
-from pliant.tools.profile.measuring.plan import ModelPlan, Options, model_plans, powers
+from pliant.tools.profile.measuring.plan import MeasuredNode, ModelPlan, Options, model_plans, powers
 from tests.builders import job
 
 EIGHT = MeasuredNode("gpu", "gpu", workers=8, cluster_gpus=16)

@@ -17,11 +17,15 @@ from pliant.schemas.errors import BadInputError, JobsFailedError, PliantError
 from pliant.schemas.io import read_profile, write_cluster, write_jobs
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.measuring import run as sweep
-from pliant.tools.profile.measuring.launch import Advance, Ended, Script
+from pliant.tools.profile.measuring.launch import Advance, Ended, PointsFile, Script
 from pliant.tools.profile.measuring.plan import Options
-from pliant.tools.profile.measuring.points import PointsFile
-from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
-from pliant.tools.profile.measuring.search import PointSearch, is_measured
+from pliant.tools.profile.measuring.request import (
+    MeasurementRequest,
+    Outcome,
+    Point,
+    PointSearch,
+    is_measured,
+)
 from tests.builders import cluster, job
 from tests.tools.run.site import until
 

@@ -9,12 +9,11 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.batch import plan_batch
 from pliant.tools.profile.measuring.launch import Advance, Ended, Script
 from pliant.tools.profile.measuring.plan import Options
-from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
+from pliant.tools.profile.measuring.request import BatchSearch, MeasurementRequest, Outcome, Point
 from pliant.tools.profile.measuring.run import measure
-from pliant.tools.profile.measuring.search import BatchSearch
+from pliant.tools.profile.throughput import plan_batch
 from tests.builders import cluster, job
 from tests.tools.profile.rows_builder import reduce
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.tools.profile.measuring.search import RESOLUTION, BatchSearch
+from pliant.tools.profile.measuring.request import RESOLUTION, BatchSearch
 
 
 def tried(bracket: BatchSearch, limit: int) -> list[int]:

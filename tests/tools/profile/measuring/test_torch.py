@@ -16,16 +16,11 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError
 from pliant.schemas.io import write_jobs
 from pliant.schemas.profile import ProfileRow
-from pliant.tools.profile.by_size import ThroughputBySize
 from pliant.tools.profile.measuring.launch import Script, launch
 from pliant.tools.profile.measuring.plan import Options
-from pliant.tools.profile.measuring.request import (
-    ENV_PROFILE,
-    MeasurementRequest,
-    Outcome,
-    best_visits,
-)
+from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome, best_visits
 from pliant.tools.profile.measuring.run import measure
+from pliant.tools.profile.throughput_model import ThroughputBySize
 from tests.builders import job
 from tests.tools.run.site import until
 

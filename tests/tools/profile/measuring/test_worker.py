@@ -17,7 +17,7 @@ from pliant.tools.profile.measuring.device import OtherLoad, _Load, device_of
 from pliant.tools.profile.measuring.launch import read_outcome
 from pliant.tools.profile.measuring.request import MeasurementRequest, Point, best_visits
 from pliant.tools.profile.measuring.worker import Recorder, Sweep
-from pliant.tools.profile.rows import BUSY
+from pliant.tools.profile.throughput import BUSY
 
 pytestmark = pytest.mark.torch
 

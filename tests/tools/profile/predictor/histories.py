@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pliant.tools.profile.predictor.epochs import EndedJob, Epoch
+from pliant.tools.profile.predictor import EndedJob, Epoch
 
 
 def history(jobs: int, seed: int = 7, *, noise: float = 0.4) -> list[EndedJob]:

@@ -12,7 +12,7 @@ from pliant.cli.predictor import predictor_fit
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_predictor, write_events
-from pliant.tools.profile.predictor.from_events import ended_jobs
+from pliant.tools.profile.predictor import ended_jobs
 from tests.builders import job
 from tests.tools.profile.predictor.histories import history
 

@@ -9,10 +9,19 @@ import numpy as np
 import pytest
 
 from pliant.schemas.predictor import MOST_ROWS, Predictor
-from pliant.tools.profile.predictor.calibration import inside, narrowed, trust_of
-from pliant.tools.profile.predictor.epochs import EndedJob, Epoch, features, rows_of
-from pliant.tools.profile.predictor.likelihood import epochs_to_go, fitted
-from pliant.tools.profile.predictor.predictor import FEWEST_JOBS, ProgressPredictor
+from pliant.tools.profile.predictor import (
+    FEWEST_JOBS,
+    EndedJob,
+    Epoch,
+    ProgressPredictor,
+    epochs_to_go,
+    features,
+    fitted,
+    inside,
+    narrowed,
+    rows_of,
+    trust_of,
+)
 from tests.tools.profile.predictor.histories import history, progress_of
 
 NAN = math.nan

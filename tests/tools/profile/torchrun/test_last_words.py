@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pliant.tools.profile.torchrun.last_words import LONGEST, last_words, printable
+from pliant.tools.profile.torchrun.start import LONGEST, last_words, printable
 
 
 def test_a_line_is_cut_and_has_nothing_that_acts_on_a_terminal() -> None:

@@ -11,18 +11,25 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import write_cluster
-from pliant.tools.replay.compat.epochs import split
-from pliant.tools.replay.compat.pollux import NONE, POLLUX, Compat, file_order, preset
-from pliant.tools.replay.compat.whole_seconds import WholeSecondPieces, whole_second_end
-from pliant.tools.replay.engine.agenda import Rounds
+from pliant.tools.replay.compat import (
+    NONE,
+    POLLUX,
+    Compat,
+    WholeSecondPieces,
+    file_order,
+    preset,
+    split,
+    whole_second_end,
+)
 from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.engine.running import Rounds
 from pliant.tools.replay.engine.simulated_cluster import Quirks, SimulatedCluster
 from pliant.tools.replay.importers.run import import_trace
 from pliant.tools.replay.inputs import Inputs, Sources
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.progress.protocol import ProgressModel, Segment
 from pliant.tools.replay.run import Run, replay
-from pliant.tools.schedule.policies.tiresias.policy import Tiresias
+from pliant.tools.schedule.policies.tiresias import Tiresias
 from tests.builders import cluster, job
 from tests.tools.replay.world import given, play, story
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pliant.tools.replay.compat.whole_seconds import WholeSecondPieces
+from pliant.tools.replay.compat import WholeSecondPieces
 
 
 def test_whole_seconds_are_rounded_piece_by_piece():

@@ -6,13 +6,13 @@ from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.output import unfinished
 from pliant.tools.replay.progress.protocol import ProgressModel, Segment
-from pliant.tools.replay.summary import unfinished
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.las import Las
-from pliant.tools.schedule.session.idle_limit import IDLE_ROUNDS
+from pliant.tools.schedule.session.session import IDLE_ROUNDS
 from tests.builders import cluster, curves, job
 from tests.tools.replay.world import Seats, Told, ends, play, story
 

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.engine.costs import Cost, Interference
 from pliant.tools.replay.engine.failures import NodeEvent
-from pliant.tools.replay.engine.interference import Interference
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
-from pliant.tools.replay.progress.goodput import Goodput
+from pliant.tools.replay.progress.choice import Goodput
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.policy import Decision

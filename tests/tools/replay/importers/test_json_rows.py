@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.schemas.errors import BadInputError
-from pliant.tools.replay.importers.json_rows import json_rows
+from pliant.tools.replay.importers.reading import json_rows
 from tests.strategies import json_objects
 
 

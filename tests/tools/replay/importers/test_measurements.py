@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas import io
-from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import EpochWork, SampleWork
-from pliant.tools.profile.predictor.from_events import ended_jobs
+from pliant.schemas.profile import ConvergenceRow
+from pliant.tools.profile.predictor import ended_jobs
 from pliant.tools.replay.progress.tables import validations
 from tests.tools.replay.importers.importing import problems, run, text
 

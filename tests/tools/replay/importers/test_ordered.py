@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pliant.schemas import io
 from pliant.schemas.file_io.files import write_chunks
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers import ordered as spools
-from pliant.tools.replay.importers.ordered import OrderedJobs
+from pliant.tools.replay.importers import reading as spools
+from pliant.tools.replay.importers.reading import OrderedJobs
 from tests.builders import job
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pliant.schemas import io
 from pliant.schemas.job import EpochWork
-from pliant.tools.profile.pairs import Load, PairTable
+from pliant.tools.profile.throughput import Load, PairTable
 from pliant.tools.replay.importers.run import import_trace
 from tests.tools.replay.importers.importing import run
 

@@ -12,8 +12,7 @@ from pliant.schemas import io
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.file_io.record import IDENTIFIER
 from pliant.tools.replay.importers.conversion import MOST_PROBLEMS, Conversion, ImportSummary
-from pliant.tools.replay.importers.registry import FORMATS
-from pliant.tools.replay.importers.run import import_trace
+from pliant.tools.replay.importers.run import FORMATS, import_trace
 from tests.tools.replay.importers.importing import problems, run, text
 
 HEADER = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval"

@@ -11,10 +11,16 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import read_events, read_jobs, write_cluster, write_jobs
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.sweep.recipe import read_sweep
-from pliant.tools.replay.sweep.run import KEYS, carry_out, event_file, is_finished, outdated, strangers, sweep
-from pliant.tools.replay.sweep.tasks import (
+from pliant.tools.replay.sweep.run import (
+    KEYS,
     SweepTask,
+    carry_out,
+    event_file,
+    is_finished,
+    outdated,
     read_table,
+    strangers,
+    sweep,
     sweep_tasks,
     table_digest,
     task_of,
@@ -22,7 +28,7 @@ from pliant.tools.replay.sweep.tasks import (
 )
 from pliant.tools.replay.traces.recipe import read_recipe
 from pliant.tools.replay.traces.synthetic import synthesize
-from pliant.tools.schedule.policies.drl.network import SHIPPED
+from pliant.tools.schedule.policies.drl import SHIPPED
 from tests.builders import cluster, job
 from tests.tools.schedule.test_registry import install
 
@@ -238,7 +244,7 @@ def test_results_of_a_policy_whose_code_changed_are_made_again(foreign: Path, ch
 def test_results_of_another_pliant_are_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task, out = tasks_of(folder)[0], folder / "out"
     carry_out(task, out)
-    monkeypatch.setattr("pliant.tools.replay.sweep.origin.pliant_digest", lambda: "another")
+    monkeypatch.setattr("pliant.tools.replay.sweep.recipe.pliant_digest", lambda: "another")
     task = tasks_of(folder)[0]
     assert not is_finished(task, out)
     assert outdated([task], out) == {"pliant itself": 1}

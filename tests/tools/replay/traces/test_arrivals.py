@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pliant.tools.replay.traces.arrivals import arrival_times_s
 from pliant.tools.replay.traces.recipe import Recipe, read_recipe
+from pliant.tools.replay.traces.synthetic import arrival_times_s
 
 HOUR_S = 3600.0
 

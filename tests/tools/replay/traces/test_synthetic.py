@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.file_io.jobs import job_lines, parse_jobs
+from pliant.schemas.file_io.documents import job_lines, parse_jobs
 from pliant.schemas.job import GpuTimeWork, Job
 from pliant.tools.replay.traces.recipe import Recipe, read_recipe
 from pliant.tools.replay.traces.synthetic import synthesize

@@ -5,14 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.schemas.text.fitting import narrowest, one_line, width_of
+from pliant.schemas.text import narrowest, one_line, width_of
 from pliant.tools.report.read_run import fold
-from pliant.tools.report.rendering.blocks import drawn
-from pliant.tools.report.rendering.document import Extras
-from pliant.tools.report.rendering.output import render
-from pliant.tools.report.rendering.sections import Section
+from pliant.tools.report.rendering.output import Extras, render
+from pliant.tools.report.rendering.sections import Section, number
 from pliant.tools.report.rendering.terminal_plot import jct_plot
-from pliant.tools.report.rendering.units import number
+from pliant.tools.report.rendering.text import drawn
 from pliant.tools.report.report import make_report
 from tests.tools.report.runs import first_come, shared
 

@@ -6,9 +6,8 @@ from pliant.schemas.event import Event
 from pliant.tools.report.fairness import Reference
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.rendering.document import Extras
-from pliant.tools.report.rendering.guarantee import guarantee_section
-from pliant.tools.report.rendering.output import render
+from pliant.tools.report.rendering.output import Extras, render
+from pliant.tools.report.rendering.sections import guarantee_section
 from pliant.tools.report.report import make_report
 from tests.builders import job
 from tests.tools.report.runs import begin, submit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pliant.tools.report.rendering.markdown import wrapped_prose
+from pliant.tools.report.rendering.text import wrapped_prose
 
 WORDS = "twelve chars " * 9
 """117 characters."""

@@ -11,12 +11,11 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.io import read_metrics
 from pliant.schemas.metrics import ReportedRun
 from pliant.tools.report.comparisons import compare_runs
-from pliant.tools.report.expect import Expectations, check_expectations
+from pliant.tools.report.expectations import Expectations, check_expectations
 from pliant.tools.report.read_run import fold
-from pliant.tools.report.rendering.document import Extras, document
-from pliant.tools.report.rendering.output import render
+from pliant.tools.report.rendering.output import Extras, document, render
+from pliant.tools.report.rendering.sections import HOURS, MINUTES, SECONDS, number, ratio_text, time_unit
 from pliant.tools.report.rendering.terminal_plot import jct_plot
-from pliant.tools.report.rendering.units import HOURS, MINUTES, SECONDS, number, ratio_text, time_unit
 from pliant.tools.report.report import make_report
 from tests.tools.report.runs import check_golden, first_come, shared
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pliant.tools.run.backends.slurm import controller, leases
+from pliant.tools.run.backends.slurm import controller
+from pliant.tools.run.backends.slurm import units as leases
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.site import until
 
@@ -17,6 +18,6 @@ def live(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm
     monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
     monkeypatch.setattr(controller, "LOOK_S", 0.1)
     monkeypatch.setattr(controller, "NODES_S", 0.2)
-    monkeypatch.setattr(leases, "AGAIN_S", 0.5)
+    monkeypatch.setattr(leases, "LEASE_AGAIN_S", 0.5)
     yield slurm
     until(lambda: (slurm.end_jobs(), set(slurm.states().values()) == {"idle"})[1])

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from pliant.tools.run.backends import addresses
-from pliant.tools.run.backends.addresses import free_port, port_to_meet_at
+from pliant.tools.run.backends import protocol as addresses
+from pliant.tools.run.backends.protocol import free_port, port_to_meet_at
 
 ELSEWHERE = "203.0.113.7"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.run.discovery.cores import this_machine
+from pliant.tools.run.discovery import this_machine
 
 
 @pytest.fixture

@@ -8,10 +8,9 @@ import sys
 import pytest
 
 from pliant.schemas.errors import ServiceMissingError
+from pliant.tools.run import discovery as local
 from pliant.tools.run.backends.devices import devices_by_node, list_gpus
-from pliant.tools.run.discovery import local
-from pliant.tools.run.discovery.cores import Machine
-from pliant.tools.run.discovery.local import discover_local, gpu_type
+from pliant.tools.run.discovery import Machine, discover_local, gpu_type
 from tests.tools.run.fake_nvml import GIB, Card, install
 
 H100 = tuple(Card(f"GPU-{at}") for at in range(4))

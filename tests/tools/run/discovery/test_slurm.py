@@ -11,7 +11,7 @@ from pliant.schemas.cluster import SlurmOptions
 from pliant.schemas.errors import InfeasibleError, UsageError
 from pliant.tools.run.backends.slurm import parsing
 from pliant.tools.run.backends.slurm.parsing import SlurmNode, SlurmPartition
-from pliant.tools.run.discovery.slurm import choose_partitions, cluster_of, discover_slurm
+from pliant.tools.run.discovery import choose_partitions, cluster_of, discover_slurm
 from tests.slurm_cluster import SlurmCluster
 
 RECORDED = Path(__file__).parents[1] / "backends/slurm/recorded"

@@ -19,18 +19,16 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.io import write_cluster
-from pliant.tools.run.doctor import clock as clocks
-from pliant.tools.run.doctor import folder as folders
-from pliant.tools.run.doctor import gpus as looked_at_gpus
-from pliant.tools.run.doctor.check import Check, guarded
-from pliant.tools.run.doctor.clock import Began, clock
+from pliant.tools.run.doctor import host as clocks
+from pliant.tools.run.doctor import host as folders
+from pliant.tools.run.doctor import host as looked_at_gpus
+from pliant.tools.run.doctor.check import Check, Site, guarded, look_around
 from pliant.tools.run.doctor.examine import examine, worst
-from pliant.tools.run.doctor.probe import Mount, Probed
-from pliant.tools.run.doctor.site import Site, look_around
+from pliant.tools.run.doctor.host import Began, Mount, Probed, clock
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import State
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import submit_event
+from pliant.tools.run.statedir.private import StateDir
 from tests.builders import cluster, job
 from tests.tools.run.doctor.looked import found, not_ok
 from tests.tools.run.fake_nvml import Card, install

@@ -11,9 +11,8 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.doctor import slurm as looked_at
-from pliant.tools.run.doctor.check import guarded
+from pliant.tools.run.doctor.check import Site, guarded
 from pliant.tools.run.doctor.examine import examine, worst
-from pliant.tools.run.doctor.site import Site
 from pliant.tools.run.doctor.slurm import slurm as checks_of
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.doctor.looked import found, not_ok

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.run.doctor import versions as looked_at
-from pliant.tools.run.doctor.versions import needed_versions, versions
+from pliant.tools.run.doctor import host as looked_at
+from pliant.tools.run.doctor.host import needed_versions, versions
 from tests.tools.run.doctor.looked import found, not_ok
 
 NEEDED = ["torch>=2.11", "psutil>=6", "rich>=13.9", "nvidia-ml-py>=12; extra == 'gpu'"]

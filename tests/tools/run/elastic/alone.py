@@ -18,10 +18,9 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
 from pliant.tools.run import elastic
 from pliant.tools.run.elastic import ElasticJob
-from pliant.tools.run.service.attempt.plan_file import write_plan
+from pliant.tools.run.service.commands import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
-from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_SLOT, Plan
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_SLOT, Plan, WorkerOutcome
 
 Script = Callable[[ElasticJob], None]
 SLOT = "n0/0"

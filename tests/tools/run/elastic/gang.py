@@ -16,10 +16,9 @@ import torch
 
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
-from pliant.tools.run.service.attempt.plan_file import write_plan
+from pliant.tools.run.service.commands import write_plan
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
-from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
-from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_SLOT, ENV_WORKER, Plan
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_SLOT, ENV_WORKER, Plan, WorkerOutcome
 from tests.leftovers import PATIENCE_S
 from tests.tools.run.elastic.nursery import Worker
 

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import StepLR
 
 from pliant.tools.run import elastic
-from pliant.tools.run.elastic.membership import vanished_peers
+from pliant.tools.run.elastic.membership import rendezvous as vanished_peers
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 
 options = {

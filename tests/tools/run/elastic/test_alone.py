@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from pliant.schemas.errors import ServiceMissingError, UsageError
+from pliant.tools.run.elastic import report as history
 from pliant.tools.run.elastic.membership import checkpoint_schedule as saving
 from pliant.tools.run.elastic.membership import process_group as group
-from pliant.tools.run.elastic.report import history
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from tests.tools.run.elastic.alone import Alone, Author
 

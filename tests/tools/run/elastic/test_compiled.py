@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,11 @@ def test_a_compiled_model_goes_from_one_worker_to_two_and_back(
     assert_same_weights(tmp_path, tmp_path / "alone")
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch's default compiler needs g++")
+@pytest.mark.skipif(
+    " " in f"{sys.prefix}{tempfile.gettempdir()}",
+    reason="torch's compiler takes no path with a blank",
+)
 def test_the_default_compiler_trains_the_same_on_two_workers(tmp_path: Path, alone: Path) -> None:
     """By plain torchrun, whose workers are started as scripts are: the compiler starts processes, too."""
     once = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}

@@ -9,8 +9,14 @@ import pytest
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.run.elastic.context import WorkerContext, find_context
 from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
-from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_SLOT, SLOT_FROM_RANK, Member, Plan
+from pliant.tools.run.statedir.contract.plan import (
+    ENV_JOB_DIR,
+    ENV_SLOT,
+    SLOT_FROM_RANK,
+    Member,
+    Plan,
+    WorkerOutcome,
+)
 from tests.tools.run.elastic.membership.test_plan_watch import plan, put
 
 

@@ -18,8 +18,8 @@ from pliant.schemas.errors import UsageError
 from pliant.tools.run import elastic
 from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.elastic import ElasticJob
-from pliant.tools.run.service.attempt.how_it_ended import judge
-from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
+from pliant.tools.run.service.endings import judge
+from pliant.tools.run.statedir.contract.plan import WorkerOutcome
 from pliant.tools.run.statedir.directory import read_log
 from tests.builders import job
 from tests.tools.run.elastic.alone import Alone

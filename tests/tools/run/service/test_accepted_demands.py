@@ -10,7 +10,7 @@ import pytest
 from pliant.schemas.io import read_events
 from pliant.schemas.job import Job
 from pliant.schemas.resources import Capacities
-from pliant.tools.run.service import runnable
+from pliant.tools.run.service import launching as runnable
 from pliant.tools.run.service.submit import submit
 from tests.builders import cluster, job
 from tests.tools.run.simulated.nodes import SAMPLES

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.run.service.background import in_background
+from pliant.tools.run.service.run import in_background
 
 
 def gives_up(_ready: Callable[[], None]) -> int:

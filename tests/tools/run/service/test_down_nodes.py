@@ -13,7 +13,7 @@ from pliant.schemas.io import read_events
 from pliant.schemas.job import Job
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.log.fold import RunLog, fold
-from pliant.tools.run.watch.document import status_document
+from pliant.tools.run.watch.job_page import status_document
 from pliant.tools.run.watch.status import Watcher, closed_lines
 from tests.builders import cluster, job
 from tests.tools.run.simulated.nodes import SAMPLES

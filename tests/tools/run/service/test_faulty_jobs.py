@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
-from pliant.tools.run.service.faulty_jobs import Condemned
-from pliant.tools.run.statedir.contract.files import UnreadableError
+from pliant.tools.run.service.executor import Condemned
+from pliant.tools.run.statedir.contract.folders import UnreadableError
 
 
 class Backend:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import signal
 
-from pliant.tools.run.service.interrupts import Interrupts
+from pliant.tools.run.service.run import Interrupts
 
 
 def test_a_signal_is_noted_and_raises_nothing() -> None:

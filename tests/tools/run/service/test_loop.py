@@ -19,18 +19,18 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
 from pliant.schemas.schedule import Allocation, PolicyUse, Schedule
 from pliant.tools.run.service import run as runner
-from pliant.tools.run.service.allocation.startable import startable
-from pliant.tools.run.service.attempt.plan_file import read_plan
-from pliant.tools.run.service.attempt.timeouts import Timeouts
+from pliant.tools.run.service.allocation import startable
+from pliant.tools.run.service.commands import read_plan
 from pliant.tools.run.service.loop import Loop
+from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.reports import Progressed
 from pliant.tools.run.service.run import check_failed, run_once, run_until_done
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import State, read_log
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log import events as journal
 from pliant.tools.run.statedir.log.fold import Drain, JobLog, RunLog
+from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.watch.job_status import in_order as jobs_in_order
 from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.decide import Question
@@ -368,7 +368,7 @@ def test_a_policy_with_rounds_is_given_up_after_as_many_idle_rounds_as_in_a_repl
 ) -> None:
     from pliant.tools.schedule.policies.fifo import Fifo
     from pliant.tools.schedule.policy import Decision
-    from pliant.tools.schedule.session import idle_limit as patience
+    from pliant.tools.schedule.session import session as patience
 
     site.job("a")
     monkeypatch.setattr(Fifo, "decide", lambda self, snapshot, rng: Decision())

@@ -8,8 +8,8 @@ import pytest
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.service.runnable import runnable
-from pliant.tools.run.statedir.share import shares_of
+from pliant.tools.run.service.launching import runnable
+from pliant.tools.run.statedir.log.fold import shares_of
 from tests.builders import cluster, job
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import BadInputError
-from pliant.tools.run.service.runnable import script_obstacle
+from pliant.tools.run.service.launching import script_obstacle
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.private import StateDir
 from tests.builders import job
 
 

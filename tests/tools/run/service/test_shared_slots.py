@@ -19,11 +19,11 @@ from pliant.schemas.io import read_events, read_schedule, write_schedule
 from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.statedir.log.consistency import fit_together
 from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.log.repair import fit_together
 from pliant.tools.schedule.decide import Question, decide
-from pliant.tools.schedule.policies.lucid.policy import Lucid
+from pliant.tools.schedule.policies.lucid import Lucid
 from pliant.tools.schedule.policy import Decision, Target
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster, job

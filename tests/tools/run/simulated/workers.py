@@ -19,10 +19,15 @@ from pliant.schemas.errors import PliantError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
 from pliant.tools.run.backends.protocol import Handle, StopLevel, Unit, UnitStatus
-from pliant.tools.run.statedir.contract.files import read_record
-from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
-from pliant.tools.run.statedir.contract.plan import ENV_SLOT, SLOT_FROM_RANK, Plan
-from pliant.tools.run.statedir.contract.progress import Progress, write_progress
+from pliant.tools.run.statedir.contract.folders import read_record
+from pliant.tools.run.statedir.contract.plan import (
+    ENV_SLOT,
+    SLOT_FROM_RANK,
+    Plan,
+    Progress,
+    WorkerOutcome,
+    write_progress,
+)
 
 SAMPLES_PER_GPU_S: Final = 10.0
 START_UP_S: Final = 3.0

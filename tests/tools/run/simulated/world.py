@@ -16,18 +16,16 @@ from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.io import read_events, write_cluster
 from pliant.schemas.job import Job
-from pliant.tools.run.service.attempt.timeouts import Timeouts
 from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.loop import Loop
-from pliant.tools.run.service.operate import order_jobs, order_nodes
+from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.options import Options
-from pliant.tools.run.service.submit import cancel, submit
+from pliant.tools.run.service.submit import cancel, order_jobs, order_nodes, submit
 from pliant.tools.run.statedir.clock import Clock
 from pliant.tools.run.statedir.directory import State, read_log
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.fold import fold
-from pliant.tools.run.statedir.orders import JobAction, NodeAction
-from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.requests import JobAction, NodeAction, Spool
 from pliant.tools.schedule.decide import Question
 from tests.builders import cluster, job
 from tests.tools.run.accounts import check_story

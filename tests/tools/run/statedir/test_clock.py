@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pliant.tools.run.statedir.clock import Clock, origin, passed_since
 from pliant.tools.run.statedir.directory import State
 from pliant.tools.run.statedir.log.events import decision_event
-from pliant.tools.run.watch.between_runs import look_at
+from pliant.tools.run.watch.status import look_at
 from tests.tools.run.stories import Story
 
 DAY_S: Final = 86400.0

@@ -21,8 +21,8 @@ from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir import private
 from pliant.tools.run.statedir.directory import State
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, finish_event, release_event, submit_event
+from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.watch.output import job_output
 from pliant.tools.run.watch.status import Watcher

@@ -13,12 +13,11 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_jobs
 from pliant.schemas.job import Job
-from pliant.tools.run.service.operate import order_jobs
-from pliant.tools.run.service.submit import cancel, submit
+from pliant.tools.run.service.submit import cancel, order_jobs, submit
 from pliant.tools.run.statedir import requests as spool
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, submit_event
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog, fold
+from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import Spool, requested, unheard
 from tests.builders import cluster, job
 

@@ -13,14 +13,11 @@ import pytest
 from pliant.cli.common import run_command
 from pliant.cli.status import status
 from pliant.schemas.errors import BadInputError
-from pliant.tools.run.service.operate import order_jobs
-from pliant.tools.run.service.submit import submit
+from pliant.tools.run.service.submit import order_jobs, submit
 from pliant.tools.run.statedir.directory import State, read_log
-from pliant.tools.run.statedir.layout import StateDir
-from pliant.tools.run.statedir.version import FORMAT
-from pliant.tools.run.watch.between_runs import look_at
+from pliant.tools.run.statedir.private import FORMAT, StateDir
 from pliant.tools.run.watch.output import job_output, last_events
-from pliant.tools.run.watch.status import Watcher
+from pliant.tools.run.watch.status import Watcher, look_at
 from tests.builders import job
 from tests.tools.run.stories import Story
 
@@ -104,7 +101,7 @@ def test_a_format_that_cannot_be_written_for_the_moment_stops_nothing(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("pliant.tools.run.statedir.version.atomic_write", full)
+        patched.setattr("pliant.tools.run.statedir.private.atomic_write", full)
         State(dirs.path).close()
     assert read_log(dirs.path).jobs
     State(dirs.path).close()

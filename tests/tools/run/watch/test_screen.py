@@ -13,7 +13,7 @@ from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.watch.job_status import statuses
 from pliant.tools.run.watch.screen import Screen, line, status_text, summary, trouble
 from pliant.tools.run.watch.status import Status
-from pliant.tools.schedule.prediction import Prediction
+from pliant.tools.schedule.predict_start import Prediction
 from tests.builders import job
 
 

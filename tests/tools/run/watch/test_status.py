@@ -19,19 +19,16 @@ from pliant.cli.status import Form, status
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule, write_cluster, write_schedule
-from pliant.schemas.text.fitting import width_of
-from pliant.schemas.text.times import iso_time
+from pliant.schemas.text import iso_time, width_of
 from pliant.tools.run.doctor.examine import examine
-from pliant.tools.run.statedir.contract.plan import Member, Plan
-from pliant.tools.run.statedir.contract.progress import write_progress
+from pliant.tools.run.statedir.contract.plan import Member, Plan, write_progress
 from pliant.tools.run.statedir.directory import State, read_log
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import decision_event, run_event, submit_event
 from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.watch import job_page
 from pliant.tools.run.watch import status as watch_status
-from pliant.tools.run.watch.document import job_fields, status_document
-from pliant.tools.run.watch.job_page import history
+from pliant.tools.run.watch.job_page import history, job_fields, status_document
 from pliant.tools.run.watch.job_status import STATES, in_order, statuses
 from pliant.tools.run.watch.screen import status_text
 from pliant.tools.run.watch.status import Status, Watcher, outlook

@@ -15,12 +15,12 @@ from pliant.cli.status import Form
 from pliant.cli.top import top
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.text.fitting import width_of
-from pliant.tools.run.statedir.contract.progress import write_progress
+from pliant.schemas.text import width_of
+from pliant.tools.run.statedir.contract.plan import write_progress
 from pliant.tools.run.statedir.directory import State
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import run_event, submit_event
-from pliant.tools.run.watch.top import Meter, Use, in_order, summary_line, top_text
+from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.watch.screen import Meter, Use, sorted_uses, summary_line, top_text
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.tools.run.statedir.contract.test_progress import report
@@ -65,7 +65,7 @@ def test_it_shows_the_jobs_that_hold_gpus_with_what_their_workers_reported(dirs:
         memory=3 << 29,
     )
     log, uses = Meter(dirs.path).look()
-    table = top_text(in_order(uses, "gpus"), NOW_S + 8).splitlines()
+    table = top_text(sorted_uses(uses, "gpus"), NOW_S + 8).splitlines()
     assert [" ".join(line.split()) for line in table] == [
         "job user GPUs share samples/s per GPU step batch memory loss plan heard",
         "b B 4 50 % - - - 64 - - - -",
@@ -77,7 +77,7 @@ def test_it_shows_the_jobs_that_hold_gpus_with_what_their_workers_reported(dirs:
 def test_the_order_is_that_which_was_asked_for(dirs: StateDir) -> None:
     reports(dirs, "a", NOW_S + 5, samples_per_second=120.0)
     reports(dirs, "b", NOW_S + 9, samples_per_second=10.0)
-    orders = {by: [use.id for use in in_order(seen(dirs), by)] for by in ("gpus", "speed", "job", "heard")}
+    orders = {by: [use.id for use in sorted_uses(seen(dirs), by)] for by in ("gpus", "speed", "job", "heard")}
     assert orders == {"gpus": ["b", "a"], "speed": ["a", "b"], "job": ["a", "b"], "heard": ["a", "b"]}
 
 

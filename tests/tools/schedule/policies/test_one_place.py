@@ -19,7 +19,7 @@ WORDS = BUILT_IN.keys() - {"fair-share"}
 MEAN_SOMETHING_ELSE = (
     "tools/schedule/registry.py",
     "schemas/runinfo.py",  # what event files of earlier versions do not state
-    "tools/replay/compat/",  # simulators that policies come with
+    "tools/replay/compat.py",  # simulators that policies come with
     "tools/replay/importers/",  # traces that policies were published with
     "tools/replay/traces/",  # recipes of such traces
 )

@@ -9,11 +9,11 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
-from pliant.tools.schedule.look_ahead import advance, happen, in_order_of_arrival
-from pliant.tools.schedule.policies.contention import Contention
+from pliant.tools.schedule.policies.common import Contention
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.themis import Themis
 from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.predict_start import advance, happen, in_order_of_arrival
 from pliant.tools.schedule.registry import make_policy
 from tests.builders import cluster, job, session, sizes
 

@@ -12,8 +12,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.schemas.resources import capacities
 from pliant.tools.schedule.policies.fifo import Fifo
-from pliant.tools.schedule.policy import Decision, Policy, Target, parameter_names
-from pliant.tools.schedule.policy_error import PolicyError
+from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target, parameter_names
 from pliant.tools.schedule.registry import make_policy, policy_class, policy_names
 from pliant.tools.schedule.session.session import Session
 from tests.builders import job, session

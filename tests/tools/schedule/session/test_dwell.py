@@ -5,7 +5,7 @@ from __future__ import annotations
 from pliant.schemas.cluster import Cluster
 from pliant.tools.schedule.explain import explanations
 from pliant.tools.schedule.policy import Target
-from pliant.tools.schedule.prediction import predictions
+from pliant.tools.schedule.predict_start import predictions
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job, session, sizes

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 
-from pliant.tools.schedule.session.lazy_rng import lazy_rng
+from pliant.tools.schedule.session.session import lazy_rng
 
 
 def test_lots_are_those_of_the_seed() -> None:
@@ -26,7 +26,7 @@ def test_a_copy_goes_on_by_itself() -> None:
 
 def test_who_draws_none_does_not_wait_for_numpy() -> None:
     script = (
-        "import sys; from pliant.tools.schedule.session.lazy_rng import lazy_rng; "
+        "import sys; from pliant.tools.schedule.session.session import lazy_rng; "
         "lazy_rng(1); print('numpy' in sys.modules)"
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -9,12 +9,11 @@ from pliant.schemas.cluster import UserLimit
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.explain import explanations
 from pliant.tools.schedule.from_log import session_from_events
-from pliant.tools.schedule.policy import Decision
-from pliant.tools.schedule.policy_error import PolicyError
-from pliant.tools.schedule.prediction import copy_of, predictions
+from pliant.tools.schedule.policy import Decision, PolicyError
+from pliant.tools.schedule.predict_start import copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session.cluster_state import Holding
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.session.transitions import Holding
 from tests.builders import cluster, job, session
 from tests.tools.run.stories import Story
 from tests.tools.schedule.session.test_session import Says, opened, steps

@@ -9,11 +9,10 @@ import pytest
 
 from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.job import Job
-from pliant.tools.schedule.policy import Decision, Policy, Target
-from pliant.tools.schedule.policy_error import PolicyError
+from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
+from pliant.tools.schedule.session.cluster_state import Holding
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.session.transitions import Holding
-from pliant.tools.schedule.testing.random_stories import CLUSTERS, check_ops, random_ops
+from pliant.tools.schedule.testing.harness import CLUSTERS, check_ops, random_ops
 from tests.builders import cluster, job, session
 
 TOGETHER = Sharing(unmeasured="together", speed=0.75)

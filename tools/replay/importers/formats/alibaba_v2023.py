@@ -13,19 +13,20 @@ from pydantic_core import ValidationError
 
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io.problems import problems_of
+from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
-from pliant.tools.replay.importers.csv_rows import csv_rows
-from pliant.tools.replay.importers.format import (
+from pliant.tools.replay.importers.conversion import (
     NO_GPU,
+    Conversion,
+    DroppedRowError,
+    InputRow,
+    MalformedRowError,
     TraceFormat,
     assume_no_models,
     executed_job,
     executed_seconds,
 )
-from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError
-from pliant.tools.replay.importers.text_input import first_line
+from pliant.tools.replay.importers.reading import csv_rows, first_line
 
 COLUMNS: Final = ("name", "num_gpu", "creation_time", "deletion_time", "scheduled_time")
 NODES: Final = ("sn", "gpu", "model")

@@ -18,13 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.convergence import CONVERGENCE, ConvergenceRow
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.profile import PROFILE, ProfileRow
-from pliant.tools.replay.importers.conversion import Conversion, checked
-from pliant.tools.replay.importers.csv_rows import csv_rows
-from pliant.tools.replay.importers.format import MOST_GPUS, Imported
-from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError
+from pliant.schemas.profile import CONVERGENCE, PROFILE, ConvergenceRow, ProfileRow
+from pliant.tools.replay.importers.conversion import (
+    MOST_GPUS,
+    Conversion,
+    Imported,
+    InputRow,
+    MalformedRowError,
+    checked,
+)
+from pliant.tools.replay.importers.reading import csv_rows
 
 _STEPS: Final = re.compile(r"(placements|scalability)(?:-(.+))?\.csv")
 _VALIDATION: Final = re.compile(r"validation-([1-9][0-9]{0,17})\.csv")

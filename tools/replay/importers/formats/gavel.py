@@ -6,23 +6,40 @@ needs a data folder, total steps, then arrival (s) and GPUs, or in the longer fo
 
 Throughputs are the mini-batches of all workers together per second: n GPUs at r of them take n/r seconds a
 step. Those of ``TYPE_unconsolidated`` are of one GPU a node, the others of one node.
+
+Gavel's throughputs (``simulation_throughputs.json``): rows of job types alone and of pairs.
+
+A pair that Gavel gives the throughputs 0 does not fit the GPU's memory: its rows are not feasible.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from pliant.schemas.file_io.files import source_name
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.file_io.files import read_bytes, source_name
+from pliant.schemas.file_io.json_lines import parse_json
+from pliant.schemas.file_io.record import LARGEST_BATCH
 from pliant.schemas.job import Batch, Gpus, Job, SampleWork
-from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
-from pliant.tools.replay.importers.format import FolderFormat, Imported
-from pliant.tools.replay.importers.formats.gavel_throughputs import FILE, model_and_batch, read_throughputs
-from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError, parse_number
-from pliant.tools.replay.importers.text_input import open_text
+from pliant.schemas.profile import PROFILE, ProfileRow
+from pliant.schemas.text import whole_number
+from pliant.tools.replay.importers.conversion import (
+    MOST_GPUS,
+    Conversion,
+    DroppedRowError,
+    FolderFormat,
+    Imported,
+    InputRow,
+    MalformedRowError,
+    checked,
+    parse_number,
+)
+from pliant.tools.replay.importers.reading import open_text
 
 SHORT: Final = ("type", "command", "option", "data", "steps", "arrival", "gpus")
 LONG: Final = (
@@ -79,3 +96,149 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
 
 
 FORMAT: Final = FolderFormat("gavel", read, read_workload)
+
+
+FILE: Final = "simulation_throughputs.json"
+ALONE: Final = "null"
+_SPREAD: Final = "_unconsolidated"
+_KEY: Final = re.compile(r"\('(.+)', (\d+)\)")
+_TYPE: Final = re.compile(r"(.+) \(batch size (\d+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """GPUs of one type, on one node or on as many nodes as GPUs."""
+
+    gpu_type: str
+    gpus: int
+    spread: bool
+
+    @property
+    def placement(self) -> str:
+        """GPUs per node."""
+        return ",".join(["1"] * self.gpus) if self.spread else str(self.gpus)
+
+
+def read_throughputs(path: Path, conversion: Conversion) -> Imported:
+    """The profile rows of job types alone and packed in pairs.
+
+    :raises BadInputError: it is not JSON of the expected form.
+    """
+    conversion.summary.assume(
+        "throughputs count the mini-batches of all workers; those that are not unconsolidated are of one node"
+    )
+    conversion.summary.assume("a job type without a batch size has a local batch of 1")
+    document = _document(path)
+    profile: list[ProfileRow] = []
+    pairs: list[ProfileRow] = []
+    for row, packed in conversion.convert(_entries(document, path), _alone):
+        profile.append(row)
+        pairs += packed
+    return Imported(profile=[*profile, *pairs])
+
+
+def model_and_batch(job_type: str) -> tuple[str, int]:
+    """``ResNet-18 (batch size 32)`` as model and samples per GPU; a type that states no batch has 1."""
+    match = _TYPE.fullmatch(job_type)
+    if match is None:
+        return job_type, 1
+    batch = whole_number(match[2])
+    if not batch or batch > LARGEST_BATCH:
+        raise MalformedRowError(job_type, f"expected a batch size from 1 to {LARGEST_BATCH:,}")
+    return match[1], batch
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    document = parse_json(read_bytes(path), str(path))
+    if not isinstance(document, dict) or not all(isinstance(types, dict) for types in document.values()):
+        raise BadInputError.one(str(path), "expected throughputs by GPU type and job type")
+    return document
+
+
+def _entries(document: Mapping[str, Any], path: Path) -> Iterator[InputRow]:
+    """The entry of each job type; one GPU spread over nodes is one GPU, and not repeated."""
+    for name, types in document.items():
+        spread = name.endswith(_SPREAD)
+        for key, entry in types.items():
+            job_type, gpus = _parsed(key)
+            if spread and gpus == 1:
+                continue
+            place = Place(name.removesuffix(_SPREAD), gpus, spread)
+            values = {
+                "type": job_type,
+                "place": place,
+                "entry": entry,
+                "types": types,
+                "name": f"{name}/{key}",
+            }
+            yield InputRow(str(path), None, values)
+
+
+def _parsed(key: str) -> tuple[str, int]:
+    match = _KEY.fullmatch(key)
+    gpus = whole_number(match[2]) if match else None
+    return (match[1], gpus) if match and gpus and gpus <= MOST_GPUS else (key, 0)
+
+
+def _alone(record: InputRow) -> tuple[ProfileRow, list[ProfileRow]]:
+    place: Place = record.values["place"]
+    entry, name = record.values["entry"], record.values["name"]
+    if not place.gpus:
+        raise MalformedRowError(name, "expected a key like ('MODEL (batch size 32)', 1)")
+    if not isinstance(entry, dict) or not _is_rate(entry.get(ALONE)):
+        raise MalformedRowError(f"{name}/{ALONE}", "expected the throughput of the job type alone")
+    row = _row(record.values["type"], place, float(entry[ALONE]))
+    return row, list(_pairs(row, record))
+
+
+def _entry(types: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The entry of a job type, empty where there is none."""
+    found = types.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < float("inf")
+
+
+def _row(job_type: str, place: Place, steps_per_second: float, beside: str | None = None) -> ProfileRow:
+    """A job type alone, or beside another one; no steps: it does not fit there."""
+    model, local = model_and_batch(job_type)
+    fits = steps_per_second > 0
+    other, other_batch = (None, None) if beside is None else model_and_batch(beside)
+    return checked(
+        ProfileRow(
+            kind="train" if beside is None else "pair",
+            model=model,
+            gpu_type=place.gpu_type,
+            nodes=place.gpus if place.spread else 1,
+            gpus=place.gpus,
+            placement=place.placement,
+            local_batch=local,
+            step_seconds=place.gpus / steps_per_second if fits else None,
+            samples_per_second=local * steps_per_second if fits else None,
+            feasible=fits,
+            source="imported",
+            beside_model=other,
+            beside_batch=other_batch,
+        ),
+        PROFILE,
+    )
+
+
+def _pairs(row: ProfileRow, record: InputRow) -> Iterator[ProfileRow]:
+    """Both jobs of each pair with this job type first; of a pair and its mirror the one in order of names."""
+    place, types, name = (record.values[key] for key in ("place", "types", "name"))
+    this_key, first = name.partition("/")[2], record.values["type"]
+    for key, rates in record.values["entry"].items():
+        if key == ALONE or (key < this_key and this_key in _entry(types, key)):
+            continue
+        other = _entry(types, key).get(ALONE)
+        if not (isinstance(rates, list) and len(rates) == 2 and all(map(_is_rate, [*rates, other]))):
+            what = "expected the throughputs of both job types, each of which also stands alone"
+            raise MalformedRowError(f"{name}/{key}", what)
+        second = _parsed(key)[0]
+        fits = all(rates) and row.feasible and bool(other)
+        yield _row(first, place, rates[0] if fits else 0.0, second)
+        if key != this_key:
+            yield _row(second, place, rates[1] if fits else 0.0, first)

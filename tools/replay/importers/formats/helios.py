@@ -11,19 +11,20 @@ from functools import partial
 from typing import Final
 
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
-from pliant.tools.replay.importers.csv_rows import csv_rows
-from pliant.tools.replay.importers.format import (
+from pliant.tools.replay.importers.conversion import (
     NEVER_STARTED,
     NO_DURATION,
     NO_GPU,
     NOT_FINISHED,
+    Conversion,
+    DroppedRowError,
+    InputRow,
     TraceFormat,
     assume_no_models,
     assume_utc,
     executed_job,
 )
-from pliant.tools.replay.importers.input_row import InputRow
+from pliant.tools.replay.importers.reading import csv_rows
 
 COLUMNS: Final = ("job_id", "gpu_num", "submit_time", "duration")
 

@@ -15,13 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.event import EVENT, Event
 from pliant.schemas.job import Batch, EpochWork, Gpus, Job
-from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError, checked
-from pliant.tools.replay.importers.csv_rows import csv_rows
-from pliant.tools.replay.importers.format import FolderFormat, Imported
-from pliant.tools.replay.importers.input_row import InputRow
+from pliant.schemas.profile import ConvergenceRow
+from pliant.tools.replay.importers.conversion import (
+    Conversion,
+    DroppedRowError,
+    FolderFormat,
+    Imported,
+    InputRow,
+    checked,
+)
+from pliant.tools.replay.importers.reading import csv_rows
 
 JOBS: Final = (
     "time", "model", "task", "epoch_size", "batch_size", "lr", "max_lr", "num_gpus",

@@ -15,19 +15,19 @@ from typing import Final
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
-from pliant.schemas.text.wording import counted
-from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
-from pliant.tools.replay.importers.csv_rows import csv_rows
-from pliant.tools.replay.importers.format import (
+from pliant.schemas.text import counted
+from pliant.tools.replay.importers.conversion import (
     NO_GPU,
     NO_SUBMISSION,
+    Conversion,
+    DroppedRowError,
+    InputRow,
     TraceFormat,
     assume_no_models,
     executed_job,
     executed_seconds,
 )
-from pliant.tools.replay.importers.input_row import InputRow
-from pliant.tools.replay.importers.text_input import open_text
+from pliant.tools.replay.importers.reading import csv_rows, open_text
 
 JOBS: Final = "pai_job_table"
 TASKS: Final = "pai_task_table"

@@ -10,22 +10,23 @@ from functools import partial
 from typing import Any, Final
 
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
-from pliant.tools.replay.importers.csv_rows import csv_rows
-from pliant.tools.replay.importers.format import (
+from pliant.tools.replay.importers.conversion import (
     NEVER_STARTED,
     NO_DURATION,
     NO_GPU,
     NO_SUBMISSION,
     NOT_FINISHED,
+    Conversion,
+    DroppedRowError,
+    InputRow,
+    MalformedRowError,
     TraceFormat,
     assume_no_models,
     assume_utc,
     executed_job,
+    parse_timestamp,
 )
-from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError, parse_timestamp
-from pliant.tools.replay.importers.json_rows import json_rows
-from pliant.tools.replay.importers.text_input import first_line
+from pliant.tools.replay.importers.reading import csv_rows, first_line, json_rows
 
 REDUCED: Final = ("timestamp", "duration", "num_gpus")
 _RESIZED: Final = "a job whose attempts had different numbers of GPUs requests the largest"

@@ -12,13 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.job import Batch, EpochWork, Gpus, Job
-from pliant.tools.replay.importers.conversion import Conversion
-from pliant.tools.replay.importers.csv_rows import csv_rows
-from pliant.tools.replay.importers.format import FolderFormat, Imported
+from pliant.schemas.profile import ConvergenceRow
+from pliant.tools.replay.importers.conversion import (
+    Conversion,
+    FolderFormat,
+    Imported,
+    InputRow,
+    MalformedRowError,
+)
 from pliant.tools.replay.importers.formats.applications import read_measurements
-from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError
+from pliant.tools.replay.importers.reading import csv_rows
 
 COLUMNS: Final = ("name", "time", "application", "num_replicas", "batch_size")
 

@@ -14,20 +14,23 @@ from typing import Final
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.files import source_name
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
-from pliant.tools.replay.importers.csv_rows import csv_rows
-from pliant.tools.replay.importers.format import (
+from pliant.tools.replay.importers.conversion import (
     NEVER_STARTED,
     NO_DURATION,
     NO_GPU,
     NOT_FINISHED,
+    Conversion,
+    DroppedRowError,
+    InputRow,
+    MalformedRowError,
     TraceFormat,
     assume_no_models,
     assume_utc,
     executed_job,
     executed_seconds,
+    parse_number,
 )
-from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError, parse_number
+from pliant.tools.replay.importers.reading import csv_rows
 
 COLUMNS: Final = ("JobID", "Submit", "Start")
 TIMES: Final = ("ElapsedRaw", "Elapsed", "End")

@@ -11,11 +11,16 @@ from functools import partial
 from typing import Final
 
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
-from pliant.tools.replay.importers.csv_rows import csv_rows
-from pliant.tools.replay.importers.format import NO_DURATION, NO_GPU, TraceFormat, executed_job
-from pliant.tools.replay.importers.input_row import InputRow
-from pliant.tools.replay.importers.text_input import first_line
+from pliant.tools.replay.importers.conversion import (
+    NO_DURATION,
+    NO_GPU,
+    Conversion,
+    DroppedRowError,
+    InputRow,
+    TraceFormat,
+    executed_job,
+)
+from pliant.tools.replay.importers.reading import csv_rows, first_line
 
 COLUMNS: Final = ("job_id", "num_gpu", "submit_time", "model_name", "duration")
 

@@ -15,25 +15,17 @@ from typing import Final
 
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.text.wording import counted
+from pliant.schemas.text import counted
+from pliant.tools.run.backends.local import LaunchRecord, StartedUnit, newest_attempts, write_record
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
-from pliant.tools.run.backends.record import (
-    LaunchRecord,
-    StartedUnit,
-    newest_attempts,
-    write_record,
-)
-from pliant.tools.run.backends.slurm import command_lines
-from pliant.tools.run.backends.slurm.controller import Controller, View
-from pliant.tools.run.backends.slurm.later import Later
-from pliant.tools.run.backends.slurm.leases import Leases
-from pliant.tools.run.backends.slurm.node_addresses import Addresses
-from pliant.tools.run.backends.slurm.parsing import SlurmNode
-from pliant.tools.run.backends.slurm.units import Place, Seen, SlurmUnit, no_orders, record_of
-from pliant.tools.run.statedir.contract.files import make_log_folder
-from pliant.tools.run.statedir.contract.heartbeat import Heartbeats
+from pliant.tools.run.backends.slurm import commands as command_lines
+from pliant.tools.run.backends.slurm.controller import Controller, Later, View
+from pliant.tools.run.backends.slurm.parsing import Addresses, SlurmNode
+from pliant.tools.run.backends.slurm.units import Leases, Place, Seen, SlurmUnit, no_orders, record_of
+from pliant.tools.run.statedir.contract.folders import make_log_folder
+from pliant.tools.run.statedir.contract.presence import Heartbeats
 from pliant.tools.run.statedir.folder_cache import FolderCache
-from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.private import StateDir
 
 BEAT_S: Final = 1.0
 """Between two looks at whether keepers live."""

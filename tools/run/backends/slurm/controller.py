@@ -2,6 +2,10 @@
 
 A command of Slurm takes milliseconds, or many seconds where the controller does not answer. So each look is
 taken in a thread, and what it found stays in force until the next one has found something.
+
+A command of Slurm that runs in a thread: what it says is there once it has ended.
+
+A process that ends waits for its threads: what was submitted or cancelled reaches Slurm.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pliant.schemas.errors import ServiceMissingError
-from pliant.tools.run.backends.slurm import command_lines, parsing
-from pliant.tools.run.backends.slurm.ask import ask
+from pliant.tools.run.backends.slurm import commands as command_lines
+from pliant.tools.run.backends.slurm import parsing
+from pliant.tools.run.backends.slurm.commands import ask
 from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmNode, SlurmStep
 
 LOOK_S: Final = 1.0
@@ -108,3 +113,34 @@ class Controller:
         elif self._warned and not self.failure:
             _log.warning("Slurm answers again")
         self._warned = bool(self.failure)
+
+
+class Later:
+    """One call of a command. Never waits unless it is asked to.
+
+    :param base: the environment that the command gets, but for what is Slurm's; None: that of this process.
+    """
+
+    def __init__(self, argv: Sequence[str], base: Mapping[str, str] | None = None) -> None:
+        self.done = False
+        self.text = ""
+        """What it printed."""
+        self.failure = ""
+        """Why it failed; empty: it did not."""
+        self.ended_s = float("inf")
+        """When it ended, on the clock of this process."""
+        self._argv, self._base = argv, base
+        self._thread = threading.Thread(target=self._run, name="pliant-slurm")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self.text = ask(self._argv, base=self._base)
+        except ServiceMissingError as error:
+            self.failure = str(error)
+        self.ended_s = time.monotonic()
+        self.done = True

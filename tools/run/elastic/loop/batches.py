@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from pliant.tools.profile.batch import shares
+from pliant.tools.profile.throughput import shares
 from pliant.tools.run.elastic.state.state import mixed_seed
 
 

@@ -1,9 +1,13 @@
-"""Gradients of uneven and accumulated batches, weighted so that the result is the global batch's mean."""
+"""Gradients of uneven and accumulated batches, weighted so that the result is the global batch's mean.
+
+What a forward pass moves, put back where its step turns out to be void.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -126,3 +130,103 @@ def at_end_of_backward(action: Callable[[], None]) -> None:
     """Call it when the backward pass that is under way has reached every parameter."""
     engine: Any = torch.autograd.Variable._execution_engine  # no public way
     engine.queue_callback(action)
+
+
+_LARGE_BYTES: Final = 1 << 16
+
+
+@dataclass(slots=True)
+class _Held:
+    """A buffer of a module, and what it held.
+
+    A large buffer that no step writes (a causal mask) is copied once. PyTorch counts the writes to a tensor,
+    those under ``no_grad`` included, but not those through ``.data`` or NumPy, nor those of its own batch
+    normalization. So the count alone is believed only where the first step that left it as it was left the
+    values, too; a buffer that fails that is copied at every step. Small buffers always are.
+    """
+
+    owner: nn.Module
+    name: str
+    buffer: torch.Tensor
+    values: torch.Tensor
+    writes: int
+    constant: bool | None = None
+    """Whether steps leave the values as they are where they leave the count; None: not known yet."""
+
+    def is_current(self, buffer: torch.Tensor) -> bool:
+        """Whether the values are those of the buffer that the module has now, as far as one can know."""
+        if self.buffer is not buffer or not self._looks_untouched():
+            return False
+        if self.constant is None:
+            self.constant = torch.equal(buffer, self.values)
+        return self.constant
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Have the module hold the values again; one that none has written is left alone."""
+        owned = self.owner._buffers.get(self.name) is self.buffer
+        if owned and self.constant and self._looks_untouched():
+            return
+        whole = self.buffer.shape == self.values.shape
+        self.owner._buffers[self.name] = self.buffer.copy_(self.values) if whole else self.values
+
+    def _looks_untouched(self) -> bool:
+        return self.writes >= 0 and self.writes == _writes(self.buffer)
+
+
+class StepStart:
+    """The buffers of a model (running statistics) and PyTorch's generator, as they were when a step began.
+
+    The generators of NumPy and Python are left where they are: reading their states takes too long for small
+    steps, and forward passes seldom draw from them.
+    """
+
+    def __init__(self) -> None:
+        self._watches = False
+        self._owners: list[nn.Module] = []
+        self._held: dict[tuple[nn.Module, str], _Held] = {}
+        self._generator: torch.Tensor | None = None
+
+    def watch(self, model: nn.Module | None) -> None:
+        """Note the steps of this model from now on; None: none of them can be void."""
+        self._watches = model is not None
+        self._owners = [] if model is None else [module for module in model.modules() if module._buffers]
+        self._held = {}
+
+    def note(self) -> None:
+        """A step begins."""
+        if self._watches:
+            # what torch.get_rng_state does, without its wrapper, which takes longer
+            self._generator = torch.default_generator.get_state()
+            self._held = {
+                (owner, name): self._noted(owner, name, buffer)
+                for owner in self._owners
+                for name, buffer in owner._buffers.items()
+                if buffer is not None
+            }
+
+    def put_back_buffers(self) -> None:
+        """The step is void, and its workers may hand on their state next."""
+        for held in self._held.values():
+            held.put_back()
+
+    def put_back_generator(self) -> None:
+        """The step is trained again here."""
+        if self._generator is not None:
+            torch.default_generator.set_state(self._generator)
+
+    def _noted(self, owner: nn.Module, name: str, buffer: torch.Tensor) -> _Held:
+        held = self._held.get((owner, name))
+        if held is not None and held.is_current(buffer):
+            return held
+        values = buffer.detach().clone()
+        known = held.constant if held is not None and held.buffer is buffer else None
+        return _Held(owner, name, buffer, values, _writes(buffer), known)
+
+
+def _writes(buffer: torch.Tensor) -> int:
+    """PyTorch's count of the writes to a large buffer; -1: it is small, or nothing is counted."""
+    size = buffer.numel() * buffer.itemsize
+    if size < _LARGE_BYTES or buffer.is_inference() or buffer.layout != torch.strided:
+        return -1
+    return buffer._version

@@ -16,12 +16,16 @@ from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.context import Context
 from pliant.tools.run.elastic.loop.batches import Cut, MicroBatch
 from pliant.tools.run.elastic.loop.data_parallel import Averaging
-from pliant.tools.run.elastic.loop.gradients import Gradients
-from pliant.tools.run.elastic.loop.undo import StepStart
+from pliant.tools.run.elastic.loop.gradients import Gradients, StepStart
 from pliant.tools.run.elastic.membership.membership import Membership
 from pliant.tools.run.elastic.membership.transition import Continue, Instruction, Leave, Regroup
-from pliant.tools.run.elastic.state.cursor import BETWEEN_EPOCHS, EPOCH_THROUGH, IN_EPOCH
-from pliant.tools.run.elastic.state.state import Mean, seed_everything
+from pliant.tools.run.elastic.state.state import (
+    BETWEEN_EPOCHS,
+    EPOCH_THROUGH,
+    IN_EPOCH,
+    Mean,
+    seed_everything,
+)
 from pliant.tools.run.elastic.state.training import Training
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TextIO
 
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.report.report import Reporter
+from pliant.tools.run.elastic.report import Reporter
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from pliant.tools.run.elastic.state.state import Counters
 from pliant.tools.run.elastic.state.training import Training

@@ -1,22 +1,25 @@
-"""How a worker ends, and the file that says so."""
+"""How a worker ends, and the file that says so.
+
+Telling a lost worker from every other error that a collective operation ends with.
+"""
 
 from __future__ import annotations
 
 import atexit
 import logging
 import sys
+import traceback
 from types import TracebackType
-from typing import Literal
+from typing import Final, Literal
 
 from pliant.schemas.errors import PliantError
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership.checkpoint_schedule import Saving
-from pliant.tools.run.elastic.membership.failure import cut_off
 from pliant.tools.run.elastic.membership.plan_watch import StopSignal
-from pliant.tools.run.elastic.report.report import Reporter
-from pliant.tools.run.elastic.state.state import Counters
+from pliant.tools.run.elastic.report import Reporter
+from pliant.tools.run.elastic.state.state import Counters, Cursor
 from pliant.tools.run.elastic.state.training import Training
-from pliant.tools.run.statedir.contract.outcome import LOST_PEER, WorkerOutcome
+from pliant.tools.run.statedir.contract.plan import LOST_PEER, WorkerOutcome
 
 _log = logging.getLogger("pliant")
 How = Literal["done", "stopped", "crashed", "left", "cut_off"]
@@ -93,3 +96,58 @@ def described(kind: type[BaseException], error: BaseException, *, alone: bool) -
     first = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
     text = f"{kind.__name__}: {first}" if first else kind.__name__
     return f"{LOST_PEER}: {text}" if not alone and cut_off(error) else text
+
+
+_CUT_OFF: Final = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "timed out")
+_LIBRARIES: Final = ("gloo", "nccl")
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether it comes from the exchange between workers, so that another worker's end may be the cause."""
+    return isinstance(error, RuntimeError) and _tells(error, (*_CUT_OFF, *_LIBRARIES))
+
+
+def cut_off(error: BaseException) -> bool:
+    """Whether it says that a connection to another worker has ended."""
+    return isinstance(error, RuntimeError) and _tells(error, _CUT_OFF)
+
+
+def _tells(error: BaseException, signs: tuple[str, ...]) -> bool:
+    text = str(error).lower()
+    return any(sign in text for sign in signs)
+
+
+class Recurrence:
+    """Notices an error that no lost worker explains: at the same place, twice, and all workers live.
+
+    The workers that void a step meet before they train it again. If those that meet are the same as before
+    the error, none of them was lost. Once, that may be a connection that was. A second time at the same
+    place, it is the training or the machine, and would come at every further try.
+    """
+
+    def __init__(self) -> None:
+        self._place: tuple[tuple[int, ...], Cursor | None] | None = None
+
+    def check(
+        self, error: RuntimeError, before: tuple[int, ...], after: tuple[int, ...], cursor: Cursor | None
+    ) -> None:
+        """The workers have met after an error, and go on from ``cursor``.
+
+        :param before: the workers that trained together when it came.
+        :param after: those that have met.
+        :raises RuntimeError: the error itself, if going on is useless.
+        """
+        place = (after, cursor) if before == after else None
+        if place is not None and place == self._place:
+            error.add_note("This came twice at the same place, and all workers are alive.")
+            raise error
+        self._place = place
+
+
+def released(error: RuntimeError) -> RuntimeError:
+    """The error with its traceback, but without the variables in it: they keep connections open."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__
+    return error

@@ -19,18 +19,16 @@ from functools import partial
 
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership.checkpoint_schedule import Saving
-from pliant.tools.run.elastic.membership.exit import Exit
-from pliant.tools.run.elastic.membership.failure import Recurrence, lost_peer, released
-from pliant.tools.run.elastic.membership.folder_store import make_known
+from pliant.tools.run.elastic.membership.exit import Exit, Recurrence, lost_peer, released
 from pliant.tools.run.elastic.membership.plan_watch import (
     NotNeededError,
     PlanWatch,
     StopAskedError,
     StopSignal,
+    make_known,
 )
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup, leave_at_exit
-from pliant.tools.run.elastic.membership.rendezvous import LeftAloneError, Rendezvous
-from pliant.tools.run.elastic.membership.round import CutOffError
+from pliant.tools.run.elastic.membership.rendezvous import CutOffError, LeftAloneError, Rendezvous
 from pliant.tools.run.elastic.membership.transition import (
     CONTINUE,
     REGROUP,
@@ -43,12 +41,10 @@ from pliant.tools.run.elastic.membership.transition import (
     share,
 )
 from pliant.tools.run.elastic.membership.vote import STOP, LeftEpochError, Vote, ballot
-from pliant.tools.run.elastic.report.report import Change, Reporter
-from pliant.tools.run.elastic.state.cursor import IN_EPOCH, Cursor
-from pliant.tools.run.elastic.state.state import Mean
+from pliant.tools.run.elastic.report import Change, Reporter
+from pliant.tools.run.elastic.state.state import IN_EPOCH, Cursor, Mean
 from pliant.tools.run.elastic.state.training import Training
-from pliant.tools.run.statedir.contract.outcome import LOST_PEER
-from pliant.tools.run.statedir.contract.plan import Plan
+from pliant.tools.run.statedir.contract.plan import LOST_PEER, Plan
 from pliant.tools.run.statedir.contract.presence import Presence
 
 _log = logging.getLogger("pliant")

@@ -5,18 +5,43 @@ plan is in force; then a FileStore takes its place for all that comes later. On 
 it is formed with, so that is the FileStore from the beginning. NCCL's communicator is made at once
 (``device_id``) and used once: what fails, fails here, where no training has been touched, and not in a
 backward pass.
+
+Closing the connections of a gloo process group while something still refers to it.
+
+Gloo closes them only when the group and every operation of it are freed; ``shutdown`` and ``abort`` do
+nothing (PyTorch 2.13). A script that keeps the group in a variable, or an error that remembers an operation,
+would leave the other workers waiting for this one as if it were still there.
+
+Gloo polls its connections, and the socket that it listens on, with an epoll instance of its own. So what it
+has opened is known from those that appear while a group forms. Where the system does not say what an epoll
+instance watches, nothing is known and nothing is closed early.
+
+A host that loses its power, or its network, ends no connection either. The system does, if it is asked to:
+it asks the other host for a sign of life every few seconds, and gives up after :data:`SILENCE_S`. That host's
+system answers by itself, so a worker that computes, or stands still, has all the time it needs.
+
+Which network interface the workers of a job exchange data over: their connections are not authenticated.
+
+Gloo listens on the first address of an interface; so does NCCL, for its bootstrap and for data between nodes.
+NCCL reads its variable once in a process: workers that have used it on one machine do not move to another
+interface when a later generation spans several, and need a relaunch.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ipaddress
 import logging
 import os
+import re
+import socket
+import stat
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -25,11 +50,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
+from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.files import probe_room
+from pliant.tools.profile.torchrun.start import LOOPBACK, VARIABLES, interface_of, refuse_loopback
 from pliant.tools.run.elastic.context import Context
-from pliant.tools.run.elastic.membership.connections import Connections
-from pliant.tools.run.elastic.membership.folder_store import FolderStore, shared_store
-from pliant.tools.run.elastic.membership.interface import stay_on_this_machine
+from pliant.tools.run.elastic.membership.plan_watch import FolderStore, shared_store
+from pliant.tools.run.statedir.contract.folders import refuse_public
+from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS, Member, Plan
 
 _log = logging.getLogger("pliant")
 COLLECTIVE: Final = timedelta(minutes=30)
@@ -182,3 +209,187 @@ def _end_if_stuck(limit: timedelta) -> Iterator[None]:
 def _end() -> None:
     _log.error("forming the process group hangs in a library: this worker ends")
     os._exit(_STUCK)
+
+
+SILENCE_S: Final = 9.0
+"""A host that does not answer for so long is dead, or cut off."""
+_PROCESS: Final = Path("/proc/self")
+_EPOLL: Final = "anon_inode:[eventpoll]"
+_WATCHED: Final = re.compile(r"^tfd:\s*(\d+)", re.MULTILINE)
+
+
+class Connections:
+    """The sockets of one process group after the other."""
+
+    def __init__(self) -> None:
+        self._inodes: frozenset[int] = frozenset()
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Remember what gloo opens meanwhile."""
+        before = _connected()
+        yield
+        # not by descriptors: those of a group that is freed meanwhile may serve the new one
+        self._inodes = _connected() - before
+        _for_each(self._inodes, _end_when_silent)
+
+    def close(self) -> None:
+        """End the connections: waiting for them ends in an error, here and in the other workers.
+
+        The descriptors stay gloo's, which frees them in its own time. Any thread may call it.
+        """
+        inodes, self._inodes = self._inodes, frozenset()
+        _for_each(inodes, lambda found: found.shutdown(socket.SHUT_RDWR))
+
+
+def _for_each(inodes: frozenset[int], act: Callable[[socket.socket], None]) -> None:
+    """Do something with each of the sockets that is still open."""
+    for number, _ in _descriptors() if inodes else ():
+        with _borrowed(number) as found:
+            if found is not None and os.fstat(found.fileno()).st_ino in inodes:
+                act(found)
+
+
+def _end_when_silent(connection: socket.socket) -> None:
+    """Let the system end a connection to a host that gives no sign of life.
+
+    A limit on unanswered data has to be set as well: the system does not ask while it has any to send.
+    """
+    every_s = int(SILENCE_S / 3)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", every_s),
+        ("TCP_KEEPINTVL", every_s),
+        ("TCP_KEEPCNT", 2),
+        ("TCP_USER_TIMEOUT", int(1000 * SILENCE_S)),
+    ):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _descriptors() -> Iterator[tuple[int, str]]:
+    """What is open, and what it is."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(_PROCESS / "fd"):
+            with contextlib.suppress(OSError):
+                yield int(name), os.readlink(_PROCESS / "fd" / name)
+
+
+def _connected() -> frozenset[int]:
+    """The inodes of the connections that epoll instances watch which also listen for others."""
+    found = [_sockets(number) for number, kind in _descriptors() if kind == _EPOLL]
+    return frozenset(inode for inodes, listens in found if listens for inode in inodes)
+
+
+def _sockets(epoll: int) -> tuple[set[int], bool]:
+    """The inodes of the connections that an epoll instance watches, and whether it listens for others."""
+    inodes, listens = set(), False
+    with contextlib.suppress(OSError):
+        for number in map(int, _WATCHED.findall((_PROCESS / "fdinfo" / str(epoll)).read_text())):
+            with _borrowed(number) as found:
+                if found is None:
+                    continue
+                if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    listens = True
+                else:
+                    inodes.add(os.fstat(found.fileno()).st_ino)
+    return inodes, listens
+
+
+@contextmanager
+def _borrowed(number: int) -> Iterator[socket.socket | None]:
+    """A socket, by a descriptor that stays its own if gloo closes the other one; None: it is not one.
+
+    Another file is not even duplicated: to close the copy would free the locks that this process holds on
+    it, of which its presence is one.
+    """
+    try:
+        copy = os.dup(number) if stat.S_ISSOCK(os.fstat(number).st_mode) else -1
+    except OSError:
+        copy = -1
+    try:
+        found = socket.socket(fileno=copy) if copy >= 0 else None
+    except OSError:
+        os.close(copy)
+        found = None
+    try:
+        with contextlib.suppress(OSError):  # closed by the other side meanwhile
+            yield found
+    finally:
+        if found is not None:
+            found.close()
+
+
+_ANY_PORT: Final = 9
+_chosen_here: Final = dict[str, str]()
+"""Interfaces that this process has chosen itself, not its user."""
+
+
+def own_address(plan: Plan, rank: int) -> str:
+    """The IP address that this worker may listen on: on one machine, that of the loopback interface.
+
+    On several nodes it is what the plan says, unless only the node itself knew it. An address is taken as it
+    is, without asking any name service. A machine's own name often means its loopback interface, where no
+    other one reaches it; then it is the address that this machine reaches another node of the plan from.
+
+    :raises UsageError: it cannot be looked up, or is public.
+    """
+    own = plan.members[rank]
+    if len({member.node for member in plan.members}) == 1:
+        return LOOPBACK
+    if known_here := os.environ.get(ENV_ADDRESS):
+        refuse_public(known_here)
+        return known_here
+    address = _looked_up(own)
+    if ipaddress.ip_address(address).is_loopback:
+        others = (_looked_up(member) for member in plan.members if member.node != own.node)
+        away = next((other for other in others if not ipaddress.ip_address(other).is_loopback), None)
+        address = address if away is None else _reached_from(away)
+    refuse_public(address)
+    return address
+
+
+def _looked_up(member: Member) -> str:
+    """The IP address of a member."""
+    try:
+        return str(ipaddress.ip_address(member.address))
+    except ValueError:
+        pass
+    try:
+        return str(socket.getaddrinfo(member.address, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise UsageError(f"address {member.address!r} of slot {member.slot}: {error}") from error
+
+
+def _reached_from(address: str) -> str:
+    """The own address that packets to another one would have; none is sent."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as towards:
+            towards.connect((address, _ANY_PORT))
+            return str(towards.getsockname()[0])
+    except OSError as error:
+        raise UsageError(f"this machine knows no way to {address}: {error}") from error
+
+
+def use_interface(address: str) -> None:
+    """Keep the collectives of this process on the interface of this address, unless the user has chosen one.
+
+    :raises UsageError: this machine has no such address, or the user's choice keeps other hosts out.
+    """
+    chosen = {name: os.environ.get(name) for name in VARIABLES}
+    free = [name for name, value in chosen.items() if value in (None, _chosen_here.get(name))]
+    refuse_loopback(address, {name: value for name, value in chosen.items() if value and name not in free})
+    if free:
+        interface = interface_of(address)
+        if interface is None:
+            raise UsageError(f"{address} is not an address of this machine; its workers need one to connect")
+        for name in free:
+            os.environ[name] = _chosen_here[name] = VARIABLES[name].format(interface)
+
+
+def stay_on_this_machine() -> None:
+    """Use the loopback interface where torchrun says that all workers are here."""
+    here, all_workers = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+    if here is not None and here == all_workers:
+        use_interface(LOOPBACK)

@@ -5,6 +5,17 @@ hide its death. A thread sets the file's time every second; where that stands st
 or its host is gone: a file server keeps the lock of a dead host for minutes (see heartbeat.py). The file and
 its lock need no process table: every process that shares the folder can look, on any host and in any
 container.
+
+How long others have not shown that they run: by their files' times, and by no clock but one's own.
+
+A worker sets its file's time every second, and the keeper of its unit that of another file. The file system
+sets it by its own clock, a file server's by the server's, so clocks of hosts are never compared: who looks
+measures how long the time has stood still. Who has not seen a file's time change, as a call from cron, takes
+the file system's clock for that, and looks for a few seconds more before it believes it: after a machine has
+slept, or its clock was set, all files are old.
+
+The lock on a worker's file says more, and at once, where the worker's host lives. A file server keeps the
+locks of a host that is dead for a minute or two, or for good. Then only the heartbeat is left.
 """
 
 from __future__ import annotations
@@ -15,10 +26,15 @@ import os
 import resource
 import struct
 import sys
+import tempfile
+import time
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from threading import Event, Thread
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal, NamedTuple
+
+from pliant.tools.run.statedir.contract.folders import look_again
 
 BEAT_S: Final = 1.0
 Life = Literal["absent", "alive", "gone"]
@@ -122,3 +138,87 @@ def _is_locked(descriptor: int) -> bool:
         return False
     found: int = _LAYOUT.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, _WANTED))[0]
     return found != fcntl.F_UNLCK
+
+
+SURE_S: Final = 3.0
+"""Who looks believes in no silence that it has not seen for so long."""
+_ABSENCE_S: Final = 8.0
+"""Who was away for longer itself has seen nothing that it could blame others for."""
+
+
+def last_beat(path: str | Path) -> float:
+    """When the owner of a file last showed that it runs, on the file system's clock; 0: there is no file."""
+    found = look_again(path)
+    return 0.0 if found is None else found.st_mtime
+
+
+class _Beat(NamedTuple):
+    """The last one of a file, as seen by one who looks."""
+
+    at_s: float
+    since_s: float
+    """Since when it is the last one, by the clock of who looks."""
+    is_new: bool
+    """Whether there was another one before: then ``since_s`` is when it came."""
+
+
+_NONE: Final = _Beat(0.0, 0.0, is_new=False)
+
+
+class Heartbeats:
+    """Files of others, looked at again and again by one who has a clock that cannot be set."""
+
+    def __init__(self) -> None:
+        self._looked_s = float("-inf")
+        self._seen: dict[str, _Beat] = {}
+        self._clocks = FileClock()
+
+    def look(self, paths: Iterable[str], now_s: float) -> None:
+        """See which of the files have a new time."""
+        seen = {} if now_s - self._looked_s > _ABSENCE_S else self._seen
+        self._looked_s, self._seen = now_s, {}
+        for path in paths:
+            at_s, before = last_beat(path), seen.get(path)
+            if before is None or before.at_s != at_s:
+                before = _Beat(at_s, now_s, is_new=before is not None)
+            self._seen[path] = before
+
+    def silence_s(self, path: str, limit_s: float) -> float:
+        """Since when there was no beat, as of the last look; 0 where that is not known, or was no silence.
+
+        :param limit_s: what the caller compares it with; the file system's clock is not asked without need.
+        """
+        beat = self._seen.get(path, _NONE)
+        still_s = self._looked_s - beat.since_s
+        if not beat.at_s or still_s < SURE_S:
+            return 0.0
+        known = beat.is_new or still_s >= limit_s
+        return still_s if known else max(still_s, self._clocks.now_s(path) - beat.at_s)
+
+    def in_doubt(self, path: str, limit_s: float) -> bool:
+        """Whether a file is old, and was not looked at for long enough to be sure."""
+        beat = self._seen.get(path, _NONE)
+        if not beat.at_s or beat.is_new or self._looked_s - beat.since_s >= SURE_S:
+            return False
+        return self._clocks.about_s(path) - beat.at_s >= limit_s
+
+
+class FileClock:
+    """The clock of the file system that a file is on: what it says is the time of a file that is made now."""
+
+    def __init__(self) -> None:
+        self._ahead_s: float | None = None
+
+    def now_s(self, path: str) -> float:
+        """Now; long ago where nothing can be written."""
+        try:
+            with tempfile.TemporaryFile(dir=os.path.dirname(path)) as made:
+                now_s = os.fstat(made.fileno()).st_mtime
+        except OSError:
+            return 0.0
+        self._ahead_s = now_s - time.monotonic()
+        return now_s
+
+    def about_s(self, path: str) -> float:
+        """Now, by what it said last: without it being set meanwhile that is as good."""
+        return self.now_s(path) if self._ahead_s is None else time.monotonic() + self._ahead_s

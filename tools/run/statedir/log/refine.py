@@ -12,13 +12,10 @@ from statistics import median
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
-from pliant.tools.run.statedir.contract.files import UnreadableError, read_record
-from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.plan import Plan
-from pliant.tools.run.statedir.contract.progress import Progress, ProgressFile
-from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.contract.folders import JobDir, UnreadableError, read_record
+from pliant.tools.run.statedir.contract.plan import Plan, Progress, ProgressFile
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
-from pliant.tools.run.statedir.private import check_job
+from pliant.tools.run.statedir.private import StateDir, check_job
 
 
 def refined(job: JobLog, progress: Progress | None) -> JobLog:

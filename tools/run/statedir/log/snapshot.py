@@ -22,18 +22,16 @@ from pydantic_core import from_json
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.bulk import garbage_collection_paused
-from pliant.schemas.file_io.event_log import LogReader, Place
+from pliant.schemas.file_io.events import LogReader, Place
 from pliant.schemas.file_io.files import atomic_write
+from pliant.schemas.file_io.json_lines import garbage_collection_paused
 from pliant.schemas.job import Job
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import on_clock
 from pliant.tools.run.statedir.log.fold import JOB_RECORD, RUN_RECORD, JobLog, RunLog
-from pliant.tools.run.statedir.private import PRIVATE
+from pliant.tools.run.statedir.private import PRIVATE, StateDir
 from pliant.tools.schedule.from_log import SessionFold
 from pliant.tools.schedule.jobs import JobState, NodeState
-from pliant.tools.schedule.session.lazy_dict import LazyDict, raw_of
-from pliant.tools.schedule.session.saved import Basis, SavedSession, SessionFacts
+from pliant.tools.schedule.session.saved import Basis, LazyDict, SavedSession, SessionFacts, raw_of
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.withheld import Withheld
 from pliant.tools.schedule.snapshot import Change

@@ -10,7 +10,7 @@ from typing import Final
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.event_log import LogReader
+from pliant.schemas.file_io.events import LogReader
 
 WORKER_EVENTS: Final = frozenset({"progress", "epoch", "checkpoint"})
 _log = logging.getLogger("pliant")

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil
 
-from pliant.schemas.text.wording import in_gpus
+from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import equal_shares
 from pliant.tools.schedule.policy import Explanation
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.rates import Speeds
 
 Share = tuple[int, int]
 """(index of the GPU type, GPUs)."""

@@ -14,10 +14,9 @@ from typing import Final
 
 import numpy as np
 
-from pliant.schemas.text.wording import in_gpus
+from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, Curves, ScalingCurve
-from pliant.tools.schedule.policies.elastic_dp.gains import Gains
+from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, Curves, Gains, ScalingCurve
 from pliant.tools.schedule.policies.elastic_dp.optimizer import Optimizer
 from pliant.tools.schedule.policy import Explanation
 

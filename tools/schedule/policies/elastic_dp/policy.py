@@ -3,32 +3,41 @@
 "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al., 2020): :mod:`curves` is the job
 scalability analyzer, :mod:`optimizer` the optimizer; the autoscaler is in :mod:`admission`, who takes part,
 and :mod:`rounds`, when.
+
+When elastic-dp scales: at multiples of the interval, and earlier when a part of the jobs has ended.
+
+The baselines of elastic scaling with batch sizes: the same policy with one batch for each job.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Elasticity
-from pliant.schemas.text.wording import in_gpus
+from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import reject_arrivals, why_impossible
 from pliant.tools.schedule.policies.elastic_dp.admission import Admission, AdmissionControl, Objective
 from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, Curves, allowed_batches
-from pliant.tools.schedule.policies.elastic_dp.rounds import ScalingTimes
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
-from pliant.tools.schedule.snapshot import Snapshot
-
-_log = logging.getLogger("pliant")
+from pliant.tools.schedule.snapshot import Change, Snapshot
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from pliant.tools.schedule.speeds import Speeds
+    from pliant.tools.schedule.jobs import JobState
+    from pliant.tools.schedule.policy import Decision
+    from pliant.tools.schedule.rates import Speeds
+    from pliant.tools.schedule.snapshot import Snapshot
+
+
+_log = logging.getLogger("pliant")
 
 
 class ElasticDp(Policy):
@@ -213,3 +222,158 @@ def _explain(job: JobState, control: AdmissionControl) -> Explanation:
         return Explanation(f"{factor}, its largest size")
     gain = curve.factors[job.gpus + 1] - curve.factors[job.gpus]
     return Explanation(f"{factor}, one GPU more would {f'add {gain:.2f}' if gain > 0 else 'add nothing'}")
+
+
+_ENDED: Final = frozenset({"finished", "cancelled", "failed"})
+
+
+class ScalingTimes:
+    """The times at which sizes may change; a change belongs to the first scaling time that is not before it.
+
+    They follow from the times of the changes, so that an object that sees the whole history at once knows
+    them as well as one that was there all along. It takes the latest changes for those that are not answered
+    yet.
+    """
+
+    def __init__(self, interval_s: float, ended_part: float | None) -> None:
+        """``ended_part``: of the active jobs and those that have ended, one a GPU at most; None: never."""
+        self._interval_s = interval_s
+        self._ended_part = ended_part
+        self._seen_s: float | None = None
+        """Time of the last change seen."""
+        self._held_s: float | None = None
+        """When sizes were last looked at."""
+        self._early_s = -math.inf
+        """The last scaling time that came because jobs had ended."""
+        self._active = 0
+        self._ended = 0
+        """Jobs that have ended since the last scaling time."""
+
+    def due(self, changes: Sequence[Change], now_s: float, gpus: int) -> bool:
+        """Take in what happened; whether a scaling time came since the last look, or with a new change.
+
+        :param gpus: GPUs of the cluster, up or down.
+        """
+        new = list(changes)
+        if self._seen_s is None and self._held_s is None and new:
+            latest_s = new[-1].time_s
+            while new[0].time_s < latest_s:
+                self._take(new.pop(0), gpus)
+        known_s = max(-math.inf if at_s is None else at_s for at_s in (self._seen_s, self._held_s))
+        for change in new:
+            self._take(change, gpus)
+        moment_s = max(self._early_s, self._last_s(now_s))
+        unanswered = (change.time_s for change in new if change.kind != "rejected")
+        return moment_s > known_s or moment_s >= next(unanswered, math.inf)
+
+    def hold(self, now_s: float) -> None:
+        """Sizes are looked at now."""
+        self._held_s = now_s
+
+    def next_s(self, now_s: float) -> float:
+        """The next multiple of the interval; without an interval, now."""
+        if not self._interval_s:
+            return now_s
+        next_s = (self._number(now_s) + 1) * self._interval_s
+        while self._last_s(next_s) <= now_s:  # rounding
+            next_s = math.nextafter(next_s, math.inf)
+        return next_s
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "told_s": self._seen_s,
+            "held_s": self._held_s,
+            "early_s": None if self._early_s == -math.inf else self._early_s,
+            "active": self._active,
+            "ended": self._ended,
+        }
+
+    def load(self, state: Any) -> None:
+        """The inverse of :meth:`dump`."""
+        self._seen_s, self._held_s = state["told_s"], state["held_s"]
+        self._early_s = -math.inf if state["early_s"] is None else state["early_s"]
+        self._active, self._ended = state["active"], state["ended"]
+
+    def _take(self, change: Change, gpus: int) -> None:
+        if self._seen_s is not None and self._last_s(change.time_s) > self._seen_s:
+            self._ended = 0
+        self._seen_s = change.time_s
+        if change.kind == "arrived":
+            self._active += 1
+        elif change.ended_job is not None:
+            self._active -= 1
+        if change.kind in _ENDED and self._ended_part is not None:
+            self._ended += 1
+            if self._ended >= self._ended_part * min(self._active + self._ended, gpus):
+                self._early_s, self._ended = change.time_s, 0
+
+    def _number(self, time_s: float) -> int:
+        return math.floor(time_s / self._interval_s)
+
+    def _last_s(self, now_s: float) -> float:
+        """The last multiple of the interval that is not after ``now_s``."""
+        return self._number(now_s) * self._interval_s if self._interval_s else now_s
+
+
+class MaxBs(ElasticDp):
+    """elastic-dp with every job at the largest batch it allows: sizes are chosen, batches are not.
+
+    A baseline of Saxena et al., 2020, section IV-B. The batch is split over the GPUs, so a large one that no
+    single GPU holds makes the smallest size large. Parameters as in elastic-dp.
+    """
+
+    name: ClassVar[str] = "max-bs"
+
+    def batches(self, job: JobState) -> BatchRange:
+        """The largest batch alone."""
+        return (allowed_batches(job)[1],) * 2
+
+
+class MinBs(ElasticDp):
+    """elastic-dp with every job at the smallest batch it allows: sizes are chosen, batches are not.
+
+    A baseline of Saxena et al., 2020, section IV-B. A small batch leaves each of many GPUs too little to do.
+    Parameters as in elastic-dp.
+    """
+
+    name: ClassVar[str] = "min-bs"
+
+    def batches(self, job: JobState) -> BatchRange:
+        """The smallest batch alone."""
+        return (allowed_batches(job)[0],) * 2
+
+
+class RandomBs(ElasticDp):
+    """elastic-dp with every job at a batch drawn once: uniform over all that it allows.
+
+    The baseline of Saxena et al., 2020, section IV-B, for users who choose some batch. A job's batch follows
+    from the seed and its id alone: neither other jobs nor their order matter. Parameters as in elastic-dp.
+    """
+
+    name: ClassVar[str] = "random-bs"
+    _seed: int | None = None
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """As elastic-dp, with batches by a seed that is drawn once."""
+        if self._seed is None:
+            self._seed = int(rng.integers(2**53))
+        return super().decide(snapshot, rng)
+
+    def batches(self, job: JobState) -> BatchRange:
+        """The one that was drawn for this job."""
+        low, high = allowed_batches(job)
+        if low == high:
+            return low, high
+        digest = sha256(f"{self._seed} {job.id}".encode()).digest()
+        drawn = low + int.from_bytes(digest[:16]) % (high - low + 1)
+        return drawn, drawn
+
+    def dump_state(self) -> dict[str, Any]:
+        """The seed, beside what elastic-dp keeps."""
+        return {**super().dump_state(), "seed": self._seed}
+
+    def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
+        """Take up the seed as well."""
+        super().load_state(state, jobs)
+        self._seed = state["seed"]

@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from pliant.tools.schedule.policies.multi_resource.fleet import Active, Fleet, Placed, shares_of_one
-from pliant.tools.schedule.policies.multi_resource.model import Floats, Ints, Servers, whole_fits
+from pliant.tools.schedule.policies.multi_resource.fleet import (
+    Active,
+    Fleet,
+    Floats,
+    Ints,
+    Placed,
+    Servers,
+    shares_of_one,
+    whole_fits,
+)
 from pliant.tools.schedule.policies.multi_resource.rules import Holdings, by_dominant_share
 
 if TYPE_CHECKING:

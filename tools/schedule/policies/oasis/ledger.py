@@ -1,20 +1,33 @@
-"""Who has booked which slots: a market that moves with time, and the bookings that it is committed to."""
+"""Who has booked which slots: a market that moves with time, and the bookings that it is committed to.
+
+Plans of jobs as a policy keeps them: by the number of a slot since time 0, and by the names of nodes.
+
+Jobs as bids for slots to come: what pliant knows of a job, as the market of OASiS wants it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
 from pliant.schemas.job import Utility
-from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.multi_resource.model import Bid, whole_fits
-from pliant.tools.schedule.policies.oasis.bookings import Booking
-from pliant.tools.schedule.policies.oasis.estimate import Estimate
-from pliant.tools.schedule.policies.oasis.exchange import Exchange
+from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_of
+from pliant.tools.schedule.policies.multi_resource.fleet import (
+    Bid,
+    Floats,
+    Ints,
+    Nodes,
+    Plan,
+    Servers,
+    whole_fits,
+)
 from pliant.tools.schedule.policies.oasis.market import Market, Quote
+from pliant.tools.schedule.policies.oasis.prices import Estimate
+from pliant.tools.schedule.rates import Speeds
 
 _UNSTATED: Final = Utility()
 _MOST: Final = 1_000_000
@@ -209,3 +222,219 @@ def _halved(bid: Bid) -> Bid | None:
     whole = bid.least_workers if bid.least_workers == bid.most_workers else 1
     work = bid.work // (2 * whole) * whole
     return replace(bid, work=work) if work else None
+
+
+class Row(NamedTuple):
+    """What a job holds in one slot."""
+
+    workers: NodeGpus = ()
+    servers: NodeGpus = ()
+
+    @property
+    def gpus(self) -> int:
+        """Workers on all nodes."""
+        return gpus_of(self.workers) if self.workers else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """The slots of one job."""
+
+    bid: Bid
+    gpu_type: str
+    plan: Plan
+    """Its slots are numbered from time 0."""
+    names: tuple[tuple[str, ...], tuple[str, ...]]
+    """Of the nodes of workers, and of those of parameter servers."""
+
+    @classmethod
+    def of(cls, bid: Bid, gpu_type: str, plan: Plan, origin: int, servers: Servers) -> Self:
+        """A plan of a market whose slot 0 is the slot ``origin``."""
+        return cls(
+            bid,
+            gpu_type,
+            replace(plan, first=origin + plan.first),
+            (servers.worker_names, servers.ps_names),
+        )
+
+    def continuing(self, before: Self, slot: int) -> Self:
+        """With what the booking before it has of the present slot, which has begun."""
+        alike = (before.gpu_type, before.names) == (self.gpu_type, self.names)
+        if not alike or slot >= self.plan.first or not before.at(slot).gpus:
+            return self
+        gap, row = self.plan.first - slot - 1, slice(slot - before.plan.first, slot - before.plan.first + 1)
+        workers, ps = (
+            np.concatenate([old[row], np.zeros((gap, old.shape[1]), dtype=np.int64), new])
+            for old, new in ((before.plan.workers, self.plan.workers), (before.plan.ps, self.plan.ps))
+        )
+        return replace(self, plan=Plan(slot, workers, ps))
+
+    def at(self, slot: int) -> Row:
+        """What the job holds in a slot."""
+        plan = self.plan
+        if not plan.first <= slot <= plan.last:
+            return Row()
+        at = slot - plan.first
+        return Row(*(_named(*pair) for pair in zip((plan.workers[at], plan.ps[at]), self.names, strict=True)))
+
+    def sizes_from(self, slot: int) -> list[int]:
+        """Workers in each slot from ``slot`` on."""
+        sizes: list[int] = self.plan.sizes()[max(0, slot - self.plan.first) :].tolist()
+        return [0] * max(0, self.plan.first - slot) + sizes
+
+    def from_slot(self, origin: int) -> Plan | None:
+        """The part from the slot ``origin`` on, for a market that begins there; None: there is none."""
+        skipped = max(0, origin - self.plan.first)
+        if self.plan.first + skipped > self.plan.last:
+            return None
+        return Plan(self.plan.first + skipped - origin, self.plan.workers[skipped:], self.plan.ps[skipped:])
+
+    def spans(self, slot: int) -> Iterator[tuple[int, int, Row]]:
+        """(first slot, slot after the last, what it holds) of slots from ``slot`` on that are alike."""
+        begin = at = max(slot, self.plan.first)
+        while at <= self.plan.last:
+            at += 1
+            if at > self.plan.last or self.at(at) != self.at(begin):
+                if self.at(begin).gpus:
+                    yield begin, at, self.at(begin)
+                begin = at
+
+    def dump(self) -> list[Any]:
+        """As JSON values."""
+        rows = [self.at(slot) for slot in range(self.plan.first, self.plan.last + 1)]
+        return [self.gpu_type, self.plan.first, [list(row) for row in rows]]
+
+    @classmethod
+    def load(cls, values: Sequence[Any], bid: Bid, servers: Servers) -> Self:
+        """Of JSON values; nodes that are not there any more are left out."""
+        gpu_type, first, rows = values
+        names = (servers.worker_names, servers.ps_names)
+        counts = ([_counts(dict(row[side]), names[side]) for row in rows] for side in (0, 1))
+        return cls(bid, gpu_type, Plan(first, *(np.array(side, dtype=np.int64) for side in counts)), names)
+
+
+def row_of(values: Sequence[Any]) -> Row:
+    """Of JSON values."""
+    return Row(*(tuple((str(name), int(count)) for name, count in place) for place in values))
+
+
+def _named(counts: Ints, names: Sequence[str]) -> NodeGpus:
+    return tuple((names[index], int(counts[index])) for index in np.flatnonzero(counts).tolist())
+
+
+def _counts(held: Mapping[str, int], names: Sequence[str]) -> list[int]:
+    return [held.get(name, 0) for name in names]
+
+
+_ROUNDING: Final = 1e-6
+"""Of a unit of work, by which what is left may be more than a whole number and count as that."""
+_UNITS: Final = 64
+"""Work of a slot at the fastest size, at least."""
+_EVERY: Final = 16
+"""Every size up to this one is offered; of larger ones those that are this much larger than the last:"""
+_STEP: Final = 1.125
+
+
+class Exchange(Nodes):
+    """The nodes of a cluster as servers, and jobs as bids.
+
+    :param slot_s: seconds of a slot.
+    :param by_size: work advances as fast as the size of a job lets it, at the sizes at which more workers are
+        faster. False: in proportion to its workers, at the speed that one has where a worker is slowest.
+    :param rescale_s: what a change of its workers costs a job whose profile has not measured it. Workers may
+        change with each slot, so of each slot that much is not planned, at most half of it. None: all is.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeState],
+        speeds: Speeds,
+        slot_s: float,
+        *,
+        by_size: bool = True,
+        rescale_s: float | None = None,
+    ) -> None:
+        super().__init__(nodes)
+        self._speeds = speeds
+        self._slot_s = slot_s
+        self._by_size = by_size
+        self._rescale_s = rescale_s
+        self._of_type = {kind: self.of_type(kind) for kind, gpus in speeds.gpu_types.items() if gpus}
+
+    @property
+    def gpu_types(self) -> Iterable[str]:
+        """Of all nodes that hold workers."""
+        return self._of_type
+
+    def bid(
+        self, job: JobState, gpu_type: str, time_s: float, slots: tuple[int, int], first_part: float = 1.0
+    ) -> Bid | None:
+        """What a job asks for on one GPU type; None: it does not run there.
+
+        :param slots: the first slot of the market, and how many it has.
+        :param first_part: what is left of that slot.
+        """
+        rates, left = self.rates(job, gpu_type), job.remaining_samples(time_s)
+        if not rates or left is None:
+            return None
+        least, most = min(rates), max(rates)
+        offered = replace(
+            self.demands(job),
+            most_workers=most,
+            least_workers=least,
+            worth=self._worths(job, *slots),
+            servers=self._of_type[gpu_type],
+            first_part=first_part,
+        )
+        trains_s = self._trains_s(job)
+        slowest = min(rate / size for size, rate in rates.items())
+        in_proportion = max(rate / size for size, rate in rates.items()) <= slowest * (1 + _ROUNDING)
+        if self._by_size and not (in_proportion and first_part >= 1):
+            advance, unit = _advance(rates)
+            work = max(1, math.ceil(left / (unit * trains_s) - _ROUNDING))
+            return replace(offered, work=work, most_workers=len(advance) - 1, advance=advance)
+        work = max(1, math.ceil(left / (slowest * trains_s) - _ROUNDING))
+        return replace(offered, work=least * -(-work // least) if least == most else work)
+
+    def _trains_s(self, job: JobState) -> float:
+        """Of a slot, the seconds for which a job trains even if its workers change with it."""
+        if self._rescale_s is None:
+            return self._slot_s
+        measured = self._speeds.rescale_seconds(job.spec.model)
+        lost_s = self._rescale_s if measured is None else measured
+        return self._slot_s - min(lost_s, self._slot_s / 2)
+
+    def rates(self, job: JobState, gpu_type: str) -> dict[int, float]:
+        """Samples per second by the sizes that a job may have on a type; empty: it does not run there."""
+        total = self._speeds.gpu_types[gpu_type]
+        sizes = [job.spec.gpus.requested]
+        if job.spec.elastic != "none":
+            sizes = list(range(job.spec.min_gpus, job.max_gpus(total) + 1))
+        rates = {size: self._speeds.rate(job, size, gpu_type) for size in sizes if size <= total}
+        return {size: rate for size, rate in rates.items() if rate > 0}
+
+    def _worths(self, job: JobState, first: int, count: int) -> Floats:
+        """[slot] what a job is worth that ends with each of ``count`` slots from ``first`` on."""
+        since_s = ((first + 1 + slot) * self._slot_s - job.spec.submit_time for slot in range(count))
+        return np.array([job.spec.utility.worth(max(0.0, each_s)) for each_s in since_s])
+
+
+def _advance(rates: Mapping[int, float]) -> tuple[Ints, float]:
+    """[workers] whole units of work that a slot does, and the samples per second of one unit.
+
+    Sizes that are no faster than a smaller one are left out, and of large ones some. Of numbers of units that
+    the fastest size may do, the one is taken that rounds down least.
+    """
+    useful: dict[int, float] = {}
+    fastest = 0.0
+    for size, rate in rates.items():
+        is_offered = size <= _EVERY or size >= _STEP * max(useful, default=0) or size == max(rates)
+        if is_offered and rate > fastest * (1 + _ROUNDING):
+            useful[size] = fastest = rate
+    shares = np.array([*useful.values()]) / fastest
+    counts = np.arange(_UNITS, 2 * _UNITS + 1)
+    whole = np.floor(shares * counts[:, None] * (1 + _ROUNDING))
+    best = int(np.argmin((1 - whole / (shares * counts[:, None])).max(axis=1)))
+    advance = np.zeros(max(useful) + 1, dtype=np.int64)
+    advance[list(useful)] = whole[best]
+    return advance, fastest / int(counts[best])

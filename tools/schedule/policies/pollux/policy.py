@@ -8,26 +8,39 @@ Departures from the paper: on clusters of several GPU types each type is a clust
 job queues for the one with most speed per job; of a long queue only the first wait to be placed, as many as
 the type has GPUs; the search shrinks with the size of its matrices; step times may be the profile's; the
 batch is chosen from a geometric grid.
+
+What Pollux knows of each job: limits, fit, candidates and goodput by allocation, kept while they hold.
+
+The jobs and nodes of one search of Pollux, and populations carried from search to search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Elasticity
-from pliant.schemas.text.wording import in_gpus
-from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible
-from pliant.tools.schedule.policies.pollux.goodput import Goodput
-from pliant.tools.schedule.policies.pollux.jobs import Goodputs, Knowledge
-from pliant.tools.schedule.policies.pollux.members import Members, Population
+from pliant.schemas.text import in_gpus
+from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState
+from pliant.tools.schedule.policies.common import Pool, minimum_alone, pools, reject_impossible
+from pliant.tools.schedule.policies.pollux.goodput import (
+    Candidates,
+    Fit,
+    Goodput,
+    Limits,
+    ProfileCandidates,
+    efficiency,
+    fit,
+    from_fit,
+)
 from pliant.tools.schedule.policies.pollux.search import Matrices, Problem, search
-from pliant.tools.schedule.policies.pools import pools
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Snapshot
 
 _CELLS: Final = 4_000_000
@@ -225,3 +238,184 @@ def _explanation(job: JobState, gpus: int, speedup: float, fair_gpus: int) -> Ex
         f"the mean slowdown of all jobs is less without it this round; its fair share is {share}",
         needs_gpus=job.spec.min_gpus,
     )
+
+
+Knowledge = Literal["profile", "measured"]
+"""Where step times come from: the session's profile, or nothing but what the job itself has measured."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was made for one job, and of what."""
+
+    pool: Pool
+    limits: Limits
+    observations: int
+    """How many there were."""
+    candidates: Candidates
+    noise_scale: float | None
+    goodput: Goodput
+    fit: Fit | None
+
+
+class Goodputs:
+    """Goodput tables of jobs, made again only when what they are made of has changed."""
+
+    def __init__(self, speeds: Speeds, knowledge: Knowledge, *, lone_accumulates: bool) -> None:
+        self.speeds = speeds
+        self._measured = knowledge == "measured"
+        self._lone_accumulates = lone_accumulates
+        self._profile = ProfileCandidates(speeds)
+        self._known: dict[str, _Known] = {}
+
+    def forget(self, job_id: str) -> None:
+        """The job has left."""
+        self._known.pop(job_id, None)
+
+    def limits(self, job: JobState, pool: Pool) -> Limits:
+        """What the job may be given out of the pool: its own limits, and at most twice what it has tried.
+
+        The batch may move where its elasticity and knowledge of its noise allow; a job that only measures
+        begins with the smallest it allows.
+        """
+        spec, batch = job.spec, job.reference_batch
+        least, most = spec.min_gpus, job.max_gpus(pool.gpus)
+        if spec.elastic == "none":
+            least = most = spec.gpus.requested
+        wide = self.speeds.most_local(job, pool.gpu_type)
+        if spec.elastic != "size+batch":
+            return Limits(least, self._tried(job, pool, least, most, batch), batch, batch, 1, wide)
+        low, high = spec.batch.min or batch, spec.batch.max or batch
+        local = min(self.speeds.throughput.local_batches(spec.model, pool.gpu_type), default=1)
+        most = min(most, max(least, high // local))
+        tried = self._tried(job, pool, least, most, high)
+        if job.noise_scale is None:
+            low = high = low if self._measured else batch
+        return Limits(least, tried, low, high, local, wide)
+
+    def goodput(self, job: JobState, pool: Pool) -> Goodput:
+        """The job's goodput by allocation."""
+        limits, measured = self.limits(job, pool), len(job.observations)
+        known = self._known.get(job.id)
+        if known is None or (known.pool, known.limits, known.observations) != (pool, limits, measured):
+            candidates, found = self._candidates(job, pool, limits, known)
+            best = candidates.best(job.noise_scale, job.reference_batch)
+            known = _Known(pool, limits, measured, candidates, job.noise_scale, best, found)
+            self._known[job.id] = known
+        elif known.noise_scale != job.noise_scale:
+            known.noise_scale = job.noise_scale
+            known.goodput = known.candidates.best(job.noise_scale, job.reference_batch)
+        return known.goodput
+
+    def present(self, job: JobState, several: int) -> float:
+        """Goodput on as many GPUs as the job holds, at the candidate nearest to its present batch."""
+        candidates = self._known[job.id].candidates
+        if job.gpus >= candidates.batches.shape[1]:
+            return 0.0
+        batches = candidates.batches[several, job.gpus]
+        nearest = int(np.abs(batches - job.global_batch).argmin())
+        useful = efficiency(job.noise_scale, job.reference_batch, np.array([job.global_batch]))
+        return float(candidates.samples_per_second[several, job.gpus, nearest] * useful[0])
+
+    def _candidates(
+        self, job: JobState, pool: Pool, limits: Limits, known: _Known | None
+    ) -> tuple[Candidates, Fit | None]:
+        if not self._measured:
+            return self._profile.of(job, pool.gpu_type, pool.node_gpus, limits), None
+        found = known.fit if known is not None else None
+        if job.observations and (known is None or known.observations != len(job.observations)):
+            found = fit(job.observations)
+        return from_fit(found, limits, lone_accumulates=self._lone_accumulates), found
+
+    def _tried(self, job: JobState, pool: Pool, least: int, most: int, batch: int) -> int:
+        """At most twice what the job has tried, and nothing of which the throughput model knows no speed.
+
+        The fit of a job promises speed on any number of GPUs; beyond all measurements it stands still.
+        """
+        if not self._measured:
+            return most
+        largest = max((sum(each.placement) for each in job.observations), default=0)
+        most = min(most, max(1, least, 2 * largest))
+        rate = self.speeds.rate
+        sizes = range(most, least, -1)
+        return next(
+            (k for k in sizes if rate(job, k, pool.gpu_type, global_batch=batch) > 0), min(most, least)
+        )
+
+
+@dataclass(frozen=True)
+class Members:
+    """The jobs and nodes of one search, in the order of its matrices."""
+
+    pool: Pool
+    jobs: Sequence[JobState]
+    nodes: Sequence[NodeState]
+    goodputs: Sequence[Goodput]
+
+    def fair_gpus(self, row: int) -> int:
+        """An equal share of the GPUs, whole and within the job's limits."""
+        job = self.jobs[row]
+        share = -(-self.pool.gpus // len(self.jobs))
+        return max(job.spec.min_gpus, min(share, job.max_gpus(self.pool.gpus)))
+
+    def held(self) -> Matrices:
+        """What the jobs hold now, as one matrix."""
+        columns = {node.name: column for column, node in enumerate(self.nodes)}
+        found = np.zeros((1, len(self.jobs), len(self.nodes)), dtype=np.int16)
+        for row, job in enumerate(self.jobs):
+            for name, count in job.placement:
+                found[0, row, columns[name]] = count
+        return found
+
+    def place(self, row: npt.NDArray[np.int16]) -> NodeGpus:
+        """The nodes of one job of a matrix."""
+        counts = zip(self.nodes, row.tolist(), strict=True)
+        return tuple((node.name, count) for node, count in counts if count)
+
+
+@dataclass(frozen=True)
+class Population:
+    """What the last search of a pool found, and whom it was about."""
+
+    jobs: Sequence[str]
+    nodes: Sequence[str]
+    found: Matrices
+
+    def of(self, members: Members) -> Matrices:
+        """The same matrices for the jobs and nodes of now; a new job has nothing."""
+        every = range(len(self.found))
+        found = np.zeros((len(every), len(members.jobs), len(members.nodes)), dtype=np.int16)
+        jobs = _common(self.jobs, [job.id for job in members.jobs])
+        nodes = _common(self.nodes, [node.name for node in members.nodes])
+        if jobs and nodes:
+            (old_jobs, new_jobs), (old_nodes, new_nodes) = zip(*jobs, strict=True), zip(*nodes, strict=True)
+            found[np.ix_(every, new_jobs, new_nodes)] = self.found[np.ix_(every, old_jobs, old_nodes)]
+        return found
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON values; of each matrix the elements with GPUs: job, node, GPUs in turn."""
+        cells = [np.nonzero(each) for each in self.found]
+        return {
+            "jobs": list(self.jobs),
+            "nodes": list(self.nodes),
+            "found": [
+                np.stack([*where, each[where]], axis=1).ravel().tolist()
+                for each, where in zip(self.found, cells, strict=True)
+            ],
+        }
+
+    @classmethod
+    def load(cls, state: Mapping[str, Any]) -> Population:
+        """The inverse of :meth:`dump`."""
+        jobs, nodes, cells = state["jobs"], state["nodes"], state["found"]
+        found = np.zeros((len(cells), len(jobs), len(nodes)), dtype=np.int16)
+        for matrix, each in zip(found, cells, strict=True):
+            rows = np.array(each, dtype=np.int64).reshape(-1, 3)
+            matrix[rows[:, 0], rows[:, 1]] = rows[:, 2]
+        return cls(jobs, nodes, found)
+
+
+def _common(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
+    """Positions of those that are in both: (old, new)."""
+    where = {name: position for position, name in enumerate(old)}
+    return [(where[name], position) for position, name in enumerate(new) if name in where]

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pliant.tools.schedule.policies.pollux.fit import Floats, Ints
+from pliant.tools.schedule.policies.pollux.goodput import Floats, Ints
 
 Matrices = npt.NDArray[np.int16]
 """GPUs by [matrix, job, node]."""

@@ -31,12 +31,26 @@ ended. So no job ends after the deal in which the reference has it end. ∎
 
 Outside these conditions nothing is promised, but a job that is behind is given what makes it as fast as k_i
 does until it has caught up. On several GPU types, sizes are free.
+
+What the GPUs that a job has held were good for, in samples of its author's batch.
+
+Counted by the speeds of the profile, so that a job that is slower than its profile, by a factor that depends
+on its progress alone, is as far as the same job in the reference when it has had the same credit.
+
+The reference of the bound: all GPUs dealt out equally among the jobs, in whole GPUs, again and again.
+
+It is a schedule that a real cluster could follow. A deal holds for ``deal_s`` seconds, and in each of them
+every job trains for ``lost_s`` seconds less: its start or rescale, and the wait for a decision. Every job
+gets the same number of GPUs within its limits. Those that have had the fewest GPU-seconds come first: they
+get the GPUs that are over, and where not all minima fit the others sit out a deal. Jobs enter some time after
+they were submitted, at the next deal; one that is done leaves at the end of its deal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -44,12 +58,9 @@ import numpy.typing as npt
 
 from pliant.tools.schedule.demand import demand_gpu_s
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.pools import known_pools
-from pliant.tools.schedule.policies.shadow_price.credits import Credits
+from pliant.tools.schedule.policies.common import equal_shares, known_pools
 from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
-from pliant.tools.schedule.policies.shadow_price.members import Members
-from pliant.tools.schedule.policies.shadow_price.reference import EqualShares, Sharer
+from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, Members
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
 Flags = npt.NDArray[np.bool_]
@@ -200,3 +211,193 @@ class Bound:
             safe[held] |= keeps
             moved[held] = not keeps  # a size in a place that makes the job slower: it may move
         return safe, bool(held and safe[held] and not moved[held])
+
+
+@dataclass(slots=True)
+class _Account:
+    credit: float
+    until_s: float
+    """Up to when it is counted."""
+    rate: float = 0.0
+    """Of what the job was to hold then, should it end before it is asked about again."""
+    from_s: float = 0.0
+
+
+class Credits:
+    """Credit by job; of those that are there."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+
+    def of(self, job_id: str) -> float:
+        """Credit at the last time that was booked."""
+        return self._accounts[job_id].credit
+
+    def begin(self, job: JobState, time_s: float) -> None:
+        """A job is there."""
+        self._accounts.setdefault(job.id, _Account(job.samples_done(time_s), time_s))
+
+    def book(self, jobs: Iterable[JobState], known: Knowledge, time_s: float) -> None:
+        """Count what jobs have held up to now, and go on with what they hold."""
+        for job in jobs:
+            account = self._accounts[job.id]
+            self.expect(job, known.held_rate(job, time_s), job.changed_s + known.rescale_s(job))
+            _count(account, time_s)
+
+    def expect(self, job: JobState, rate: float, from_s: float) -> None:
+        """A job is to hold from now on what is good for ``rate`` samples per second, from a time on."""
+        account = self._accounts[job.id]
+        account.rate, account.from_s = rate, from_s
+
+    def end(self, job_id: str, time_s: float) -> float | None:
+        """A job has left; its credit. None: it was not there."""
+        account = self._accounts.pop(job_id, None)
+        if account is None:
+            return None
+        _count(account, time_s)
+        return account.credit
+
+    def dump(self) -> dict[str, list[float]]:
+        """As JSON values."""
+        return {job_id: [*astuple(account)] for job_id, account in sorted(self._accounts.items())}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`dump`."""
+        self._accounts = {job_id: _Account(*values) for job_id, values in state.items()}
+
+
+def _count(account: _Account, time_s: float) -> None:
+    account.credit += account.rate * max(0.0, time_s - max(account.until_s, account.from_s))
+    account.until_s = max(account.until_s, time_s)
+
+
+RatesOf = Callable[[JobState], tuple[Ints, Floats]]
+"""Sizes, ascending from 0, and the samples per second of a job on each, 0 where infeasible."""
+
+
+@dataclass(slots=True)
+class Sharer:
+    """One job in the reference."""
+
+    job: JobState
+    enters_s: float
+    credit: float = 0.0
+    """Samples at the beginning of the deal."""
+    service_gpu_s: float = 0.0
+    gpus: int = 0
+    """What it has in this deal; of its part, as many as make it fastest."""
+    rate: float = 0.0
+    target: float = 0.0
+    """Samples at the end of the deal."""
+    over: float | None = None
+    """Samples at which it is done; None: the real job is not, so that this one goes on as well."""
+
+    def dumped(self) -> list[float | None]:
+        """As JSON values."""
+        return [
+            self.enters_s, self.credit, self.service_gpu_s, self.gpus, self.rate, self.target, self.over
+        ]  # fmt: skip
+
+
+class EqualShares:
+    """The reference up to the last time that it was asked about."""
+
+    def __init__(self, deal_s: float, lost_s: float) -> None:
+        self.deal_s = deal_s
+        self.lost_s = lost_s
+        self._sharers: dict[str, Sharer] = {}
+        self._dealt_s: float | None = None
+        """None: no deal holds, and the next is not before ``_closed_s``."""
+        self._closed_s = -math.inf
+
+    @property
+    def until_s(self) -> float:
+        """When the deal ends; infinite: there is none."""
+        return math.inf if self._dealt_s is None else self._dealt_s + self.deal_s
+
+    def share(self, job_id: str) -> Sharer | None:
+        """What a job has in this deal; None: it sits it out, or is not there."""
+        found = self._sharers.get(job_id)
+        return found if found is not None and found.gpus else None
+
+    def enter(self, job: JobState, enters_s: float) -> None:
+        """A job will be there from a time on."""
+        self._sharers[job.id] = Sharer(job, enters_s)
+
+    def end(self, job_id: str, over: float) -> None:
+        """The real job is done; this one leaves with the deal in which it gets as far."""
+        if job_id in self._sharers:
+            self._sharers[job_id].over = over
+
+    def withdraw(self, job_id: str) -> None:
+        """A job is not to be served any more."""
+        self._sharers.pop(job_id, None)
+
+    def advance(self, time_s: float, gpus: int, rates_of: RatesOf) -> Iterator[tuple[float, str]]:
+        """Deal out ``gpus`` GPUs up to a time; (time, id) of those that leave."""
+        while (next_s := self._next_s()) <= time_s:
+            yield from self.close(next_s)
+            if any(each.enters_s <= next_s for each in self._sharers.values()):
+                self._deal(next_s, gpus, rates_of)
+
+    def close(self, time_s: float) -> list[tuple[float, str]]:
+        """End the deal that holds, before its time where the GPUs change; (time, id) of those that leave."""
+        if self._dealt_s is not None:
+            whole = time_s >= self.until_s
+            lasted_s = time_s - self._dealt_s
+            for each in self._sharers.values():
+                trained_s = max(0.0, lasted_s - self.lost_s)
+                each.credit = each.target if whole else each.credit + each.rate * trained_s
+                each.service_gpu_s += each.gpus * lasted_s
+                each.gpus, each.rate, each.target = 0, 0.0, each.credit
+        self._dealt_s, self._closed_s = None, time_s
+        done = [
+            job_id
+            for job_id, each in self._sharers.items()
+            if each.over is not None and each.credit >= each.over * (1 - _ROUNDING)
+        ]
+        for job_id in done:
+            del self._sharers[job_id]
+        return [(time_s, job_id) for job_id in done]
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "dealt_s": self._dealt_s,
+            "closed_s": None if self._closed_s == -math.inf else self._closed_s,
+            "jobs": {job_id: each.dumped() for job_id, each in sorted(self._sharers.items())},
+        }
+
+    def load(self, state: Mapping[str, Any], jobs: Mapping[str, JobState]) -> None:
+        """The inverse of :meth:`dump`."""
+        self._dealt_s = state["dealt_s"]
+        self._closed_s = -math.inf if state["closed_s"] is None else state["closed_s"]
+        self._sharers = {
+            job_id: Sharer(jobs[job_id], *values)
+            for job_id, values in state["jobs"].items()
+            if job_id in jobs
+        }
+
+    def _next_s(self) -> float:
+        if self._dealt_s is not None:
+            return self.until_s
+        return max(self._closed_s, min((each.enters_s for each in self._sharers.values()), default=math.inf))
+
+    def _deal(self, time_s: float, gpus: int, rates_of: RatesOf) -> None:
+        self._dealt_s = time_s
+        there = [each for each in self._sharers.values() if each.enters_s <= time_s]
+        admitted: list[tuple[Sharer, Ints, Floats]] = []
+        limits: list[tuple[int, int]] = []
+        left = gpus
+        for each in sorted(there, key=lambda each: (each.service_gpu_s, each.enters_s, each.job.id)):
+            sizes, rates = rates_of(each.job)
+            able = np.flatnonzero(rates)
+            if able.size and (low := int(sizes[able[0]])) <= left:
+                left -= low
+                admitted.append((each, sizes, rates))
+                limits.append((low, int(sizes[rates.argmax()])))
+        parts = equal_shares(gpus, limits)
+        for (each, sizes, rates), part in zip(admitted, parts, strict=True):
+            best = int(rates[: int(np.searchsorted(sizes, part, side="right"))].argmax())
+            each.gpus, each.rate = int(sizes[best]), float(rates[best])
+            each.target = each.credit + each.rate * max(0.0, self.deal_s - self.lost_s)

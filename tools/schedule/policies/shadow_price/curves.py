@@ -1,4 +1,7 @@
-"""How fast a job would train, by number of GPUs and batch; jobs of one kind share it."""
+"""How fast a job would train, by number of GPUs and batch; jobs of one kind share it.
+
+The batch of a job on the GPUs that it gets: the one that trains most there, if it may move.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.rates import Speeds
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -115,3 +118,22 @@ class Curves:
                 ]
         base = min(spec.batch.min or usual, usual)
         return Curve(batches, rates, base, int(np.searchsorted(batches, usual)))
+
+
+def best_batch(
+    job: JobState, curve: Curve, size: int, noise_scale: float | None, *, worth_s: float | None
+) -> int:
+    """The global batch on the GPUs of a size, by position.
+
+    :param worth_s: None: the job starts or changes its GPUs anyway, or batches change for nothing. Else the
+        seconds that another batch costs it over those in which it pays.
+    """
+    if len(curve.batches) == 1 or noise_scale is None:
+        return job.global_batch if job.gpus and len(curve.batches) > 1 else job.reference_batch
+    rates = curve.rates[size] * curve.efficiency(noise_scale)
+    at = int(rates.argmax())
+    if worth_s is not None:
+        now = rates[int(np.abs(curve.batches - job.global_batch).argmin())]
+        if rates[at] * (1.0 - worth_s) <= now:
+            return job.global_batch
+    return int(curve.batches[at])

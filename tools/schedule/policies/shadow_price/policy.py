@@ -19,15 +19,18 @@ import numpy as np
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Elasticity
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible
-from pliant.tools.schedule.policies.pools import Pool
+from pliant.tools.schedule.policies.common import Pool, minimum_alone, reject_impossible
 from pliant.tools.schedule.policies.shadow_price.bound import Bound, Guard, Terms
-from pliant.tools.schedule.policies.shadow_price.explain import explained
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
-from pliant.tools.schedule.policies.shadow_price.members import Members
-from pliant.tools.schedule.policies.shadow_price.pool_choice import pool_members, second_choices
-from pliant.tools.schedule.policies.shadow_price.shares import Rules, Shares, shared
-from pliant.tools.schedule.policies.shadow_price.targets import Placing, Retune
+from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, Members
+from pliant.tools.schedule.policies.shadow_price.places import Placing, Retune
+from pliant.tools.schedule.policies.shadow_price.sizes import (
+    Rules,
+    Shares,
+    explained,
+    pool_members,
+    second_choices,
+    shared,
+)
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 

@@ -9,16 +9,23 @@ every decision maximises Σ λ_m g_m(k_m), and the Hamiltonian is 0 at the end. 
     S_m(c) = max over k ≤ c, 0 included, of S_{m-1}(c - k) + λ_m g_m(k),    S_0 = 0.
 
 V = Σ λ_m R_m is then the least flow time of the fluid system in that order. Curves may be of any shape.
+
+The order in which jobs are to end: least GPU-seconds first, then neighbours exchanged while that saves.
+
+How many GPUs each job gets: one size a job, the largest sum of values within the GPUs there are.
+
+The fluid schedule that prices stand for: when jobs would end if none came and changes were free.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
+from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
 
 
 class PricedJob(NamedTuple):
@@ -145,3 +152,198 @@ def priced(order: Sequence[PricedJob], worth: Worth, future: float = 0.0) -> lis
         prices.append(worth.price(job, made))
         made = worth.with_job(job, prices[-1], made)
     return prices
+
+
+_GAIN: Final = 1e-9
+"""Relative saving below which an exchange is rounding."""
+
+
+def improved(
+    order: list[int],
+    jobs: Sequence[PricedJob],
+    work: Sequence[float],
+    worth: Worth,
+    *,
+    future: float = 0.0,
+    sweeps: int = 3,
+) -> list[int]:
+    """A better order, last to end first.
+
+    Neighbours a, b change places while λ_a R_a + λ_b R_b falls.
+
+    :param work: R by job, in the unit of its rates.
+    :param sweeps: the most passes over all neighbours.
+    """
+    for _ in range(sweeps):
+        order, changed = _sweep(order, jobs, work, worth, future)
+        if not changed:
+            break
+    return order
+
+
+def _sweep(
+    order: list[int], jobs: Sequence[PricedJob], work: Sequence[float], worth: Worth, future: float
+) -> tuple[list[int], bool]:
+    """One pass, last to end first; a job that changes places is compared with the next, too."""
+    if len(order) < 2:
+        return order, False
+    made, changed, found = worth.start(future), False, []
+    held = order[0]
+    price = worth.price(jobs[held], made)
+    for other in order[1:]:
+        after_held = worth.with_job(jobs[held], price, made)
+        then_other = worth.price(jobs[other], after_held)
+        other_first = worth.price(jobs[other], made)
+        after_other = worth.with_job(jobs[other], other_first, made)
+        then_held = worth.price(jobs[held], after_other)
+        kept = price * work[held] + then_other * work[other]
+        if then_held * work[held] + other_first * work[other] < kept * (1 - _GAIN):
+            found.append(other)
+            made, price, changed = after_other, then_held, True
+        else:
+            found.append(held)
+            held, made, price = other, after_held, then_other
+    return [*found, held], changed
+
+
+_HALVINGS: Final = 50
+_FILLS: Final = 8
+"""Jobs that grow one after the other into what is left."""
+
+
+def exact(values: Sequence[Floats], gpus: int) -> list[int]:
+    """Sizes by job, ``values[job][k]`` that of k GPUs; the first of equal ones. O(jobs · K · sizes).
+
+    Infeasible sizes are -inf; the least of the others fit together.
+    """
+    padded = np.full(2 * gpus + 1, -np.inf)
+    padded[gpus:] = 0.0
+    step = padded.strides[0]
+    shape = (gpus + 1, gpus + 1)
+    left = np.lib.stride_tricks.as_strided(padded[gpus:], shape, (step, -step), writeable=False)
+    rows = np.arange(gpus + 1)
+    chosen: list[Ints] = []
+    for value in values:
+        made = left[:, : len(value)] + value
+        pick = made.argmax(axis=1)
+        chosen.append(pick)
+        padded[gpus:] = made[rows, pick]
+    sizes = [0] * len(values)
+    spare = gpus
+    for index in range(len(values) - 1, -1, -1):
+        sizes[index] = int(chosen[index][spare])
+        spare -= sizes[index]
+    return sizes
+
+
+def by_price(values: Floats, sizes: Ints, gpus: int) -> Ints:
+    """Positions of sizes by job: the largest values at one price of a GPU, the rest filled up.
+
+    At the least price at which all sizes fit, no other sizes of as many GPUs are worth more. What is left
+    goes to those that would have more at a price just below. Close to the best for many jobs.
+
+    :param values: [job, size].
+    """
+    if not len(values):
+        return np.zeros(0, dtype=np.int64)
+
+    def at(price: float) -> Ints:
+        found: Ints = (values - price * sizes).argmax(axis=1)
+        return found
+
+    finite = values[np.isfinite(values)]
+    low, high = 0.0, float(finite.max() - finite.min()) + 1.0
+    chosen = at(low)
+    if sizes[chosen].sum() <= gpus:
+        return chosen
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if sizes[at(middle)].sum() <= gpus else (middle, high)
+    return _filled(values, sizes, at(high), at(low), gpus)
+
+
+def _filled(values: Floats, sizes: Ints, chosen: Ints, wished: Ints, gpus: int) -> Ints:
+    """Jobs get what they would have at a price just below, in turn, while it fits; then what gains most."""
+    rows = np.arange(len(values))
+    spare = gpus - int(sizes[chosen].sum())
+    for row in np.flatnonzero(sizes[wished] > sizes[chosen]).tolist():
+        step = int(sizes[wished[row]] - sizes[chosen[row]])
+        if step <= spare:
+            chosen[row], spare = wished[row], spare - step
+    for _ in range(_FILLS):
+        more = sizes - sizes[chosen][:, None]
+        gains = values - values[rows, chosen][:, None]
+        gains = np.where((more > 0) & (more <= spare) & (gains > 0), gains / np.maximum(more, 1), 0.0)
+        row, size = divmod(int(gains.argmax()), len(sizes))
+        if not gains[row, size] > 0:
+            break
+        spare -= int(more[row, size])
+        chosen[row] = size
+    return chosen
+
+
+STAGES: Final = 64
+"""Ends that are computed; later ones count as infinite."""
+FEW: Final = 3
+"""Jobs of which every order is tried."""
+_DONE: Final = 1e-9
+"""Part of a job's work that is rounding."""
+
+
+def ends_s(prices: Floats, rates: Floats, work: Floats, sizes: Ints) -> Floats:
+    """Seconds from now by job; infinite where the job is not among the first :data:`STAGES` to end.
+
+    :param rates: [job, size] progress per second.
+    :param work: what is left, in the unit of the rates.
+    :param sizes: of which the last is all GPUs.
+    """
+    left, found, now_s = work.copy(), np.full(len(work), np.inf), 0.0
+    alive = np.arange(len(work))
+    for _ in range(STAGES):
+        speeds = rates[alive, _sizes(prices[alive], rates[alive], sizes)]
+        if not speeds.any():
+            break
+        with np.errstate(divide="ignore"):
+            lasts_s = float((left[alive] / speeds).min())
+        now_s += lasts_s
+        left[alive] -= speeds * lasts_s
+        over = left[alive] <= _DONE * work[alive]
+        found[alive[over]] = now_s
+        alive = alive[~over]
+        if not alive.size:
+            break
+    return found
+
+
+def best_order(
+    jobs: Sequence[PricedJob],
+    rates: Floats,
+    work: Floats,
+    sizes: Ints,
+    worth: Worth,
+    *,
+    order: Sequence[int] | None = None,
+    future: float = 0.0,
+) -> list[int]:
+    """Of all orders of a few jobs, last to end first, the one whose fluid schedule has least flow time.
+
+    :param order: of equal ones, the one closest to this order; None: to that of the jobs.
+    """
+    weights = np.array([job.weight for job in jobs])
+
+    def flow_s(order: list[int]) -> float:
+        prices = np.zeros(len(jobs))
+        prices[order] = priced([jobs[row] for row in order], worth, future)
+        return float(weights @ ends_s(prices, rates, work, sizes))
+
+    return min((list(each) for each in itertools.permutations(order or range(len(jobs)))), key=flow_s)
+
+
+def _sizes(prices: Floats, rates: Floats, sizes: Ints) -> Ints:
+    """Positions of the sizes of largest worth."""
+    gpus = int(sizes[-1])
+    worth = np.where(rates > 0, prices[:, None] * rates, -np.inf)
+    worth[:, 0] = 0.0
+    if gpus > EXACT_GPUS:
+        return by_price(worth, sizes, gpus)
+    return np.array(exact([*worth], gpus), dtype=np.int64)

@@ -10,10 +10,10 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.backends.protocol import Handle, Unit
-from pliant.tools.run.backends.slurm.ask import ask
-from pliant.tools.run.backends.slurm_jobs.backend import SlurmJobsBackend
+from pliant.tools.run.backends.slurm.commands import ask
+from pliant.tools.run.backends.slurm.jobs import SlurmJobsBackend
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
-from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.private import StateDir
 from tests.tools.run.site import until
 
 

@@ -13,10 +13,11 @@ import pytest
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
-from pliant.tools.run.backends.slurm import leases, units
+from pliant.tools.run.backends.slurm import units
+from pliant.tools.run.backends.slurm import units as leases
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
-from pliant.tools.run.backends.slurm.command_lines import lease_prefix
-from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.backends.slurm.commands import lease_prefix
+from pliant.tools.run.statedir.private import StateDir
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.backends.slurm.conftest import Launcher, ended, slurm_nodes
 from tests.tools.run.site import until
@@ -137,7 +138,7 @@ def test_what_was_to_be_started_is_started_by_the_next_process(
     launcher: Launcher, live: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(leases, "AGAIN_S", 1e9)  # the first process dies before it gets its lease
+        patch.setattr(leases, "LEASE_AGAIN_S", 1e9)  # the first process dies before it gets its lease
         patch.setattr(leases.Leases, "_submit", lambda *_: None)
         job = launcher.start("a", ("n0", WAITS))
         assert launcher.poll(job) == (RUNNING,)
@@ -298,7 +299,10 @@ def test_a_dry_run_shows_each_lease_and_each_step(live: SlurmCluster, tmp_path: 
     assert step.startswith(
         "env CUDA_VISIBLE_DEVICES=2 'SEED=1 2' srun --quiet --jobid=LEASE_OF_n0 --job-name=a.1.0 "
     )
-    assert step.endswith(f"step.py {shlex.quote(str(handle.folder))} 0 2 /work python 'train it.py'")
+    *_, keeper, folder, number, slots, workdir, program, script = shlex.split(step)
+    assert Path(keeper).name == "step.py"
+    assert (folder, number, slots, workdir) == (str(handle.folder), "0", "2", "/work")
+    assert (program, script) == ("python", "train it.py")
     assert not handle.folder.exists()
     assert live.command("squeue", "-h") == ""
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from pliant.schemas.cluster import Cluster, SlurmOptions
-from pliant.tools.run.backends.slurm.command_lines import (
+from pliant.tools.run.backends.slurm.commands import (
     Lease,
     Step,
     lease_of,

@@ -10,13 +10,16 @@ from types import SimpleNamespace
 import pytest
 
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
-from pliant.tools.run.backends.slurm import controller, later, leases, node_addresses, parsing
+from pliant.tools.run.backends.slurm import controller, parsing
+from pliant.tools.run.backends.slurm import controller as later
+from pliant.tools.run.backends.slurm import parsing as node_addresses
+from pliant.tools.run.backends.slurm import units as leases
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
-from pliant.tools.run.backends.slurm.command_lines import lease_prefix
+from pliant.tools.run.backends.slurm.commands import lease_prefix
 from pliant.tools.run.backends.slurm.controller import View
 from pliant.tools.run.backends.slurm.parsing import SlurmJob
 from pliant.tools.run.backends.slurm.units import SlurmUnit
-from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.private import StateDir
 from tests.tools.run.backends.slurm.conftest import kept_attempt, slurm_nodes
 from tests.tools.run.site import until
 
@@ -61,7 +64,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> SaidSlurm:
     monkeypatch.setattr(node_addresses, "_address", lambda *_: "127.0.0.1")
     monkeypatch.setattr(controller, "LOOK_S", 0.0)
     monkeypatch.setattr(controller, "NODES_S", 0.0)
-    monkeypatch.setattr(leases, "AGAIN_S", 0.0)
+    monkeypatch.setattr(leases, "LEASE_AGAIN_S", 0.0)
     return found
 
 

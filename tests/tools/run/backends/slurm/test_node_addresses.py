@@ -8,8 +8,8 @@ import pytest
 
 from pliant.schemas.cluster import Node
 from pliant.schemas.errors import BadInputError
-from pliant.tools.run.backends.slurm import node_addresses
-from pliant.tools.run.backends.slurm.node_addresses import Addresses
+from pliant.tools.run.backends.slurm import parsing as node_addresses
+from pliant.tools.run.backends.slurm.parsing import Addresses
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.io import write_cluster, write_jobs
-from pliant.tools.run.backends.slurm.command_lines import lease_prefix
+from pliant.tools.run.backends.slurm.commands import lease_prefix
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.backends.slurm.conftest import slurm_nodes
 from tests.tools.run.site import Site, in_order, until

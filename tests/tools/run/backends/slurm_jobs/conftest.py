@@ -9,9 +9,9 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
-from pliant.tools.run.backends.slurm_jobs.backend import SlurmJobsBackend
+from pliant.tools.run.backends.slurm.jobs import SlurmJobsBackend
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
-from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.private import StateDir
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.site import until
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from pliant.tools.run.backends.local import StartedUnit
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
-from pliant.tools.run.backends.record import StartedUnit
+from pliant.tools.run.backends.slurm import jobs as module
+from pliant.tools.run.backends.slurm.jobs import SHOWS_S, UNKNOWN_S, Attempt, Listed
 from pliant.tools.run.backends.slurm.parsing import SlurmJob
 from pliant.tools.run.backends.slurm.units import SlurmUnit, no_orders
-from pliant.tools.run.backends.slurm_jobs import attempt as module
-from pliant.tools.run.backends.slurm_jobs.attempt import SHOWS_S, UNKNOWN_S, Attempt, Listed
 from pliant.tools.run.statedir.folder_cache import FolderCache
 
 RUNNING = UnitStatus("running")

@@ -7,8 +7,8 @@ import shlex
 import pytest
 
 from pliant.tools.run.backends.protocol import Unit, UnitStatus
-from pliant.tools.run.backends.slurm_jobs import attempt as attempts
-from pliant.tools.run.backends.slurm_jobs.script import job_name
+from pliant.tools.run.backends.slurm import jobs as attempts
+from pliant.tools.run.backends.slurm.commands import job_name
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
 from tests.tools.run.backends.slurm_jobs.conftest import Launcher, ended
 from tests.tools.run.site import until

@@ -11,12 +11,11 @@ import pytest
 
 from pliant.schemas.cluster import Cluster, SlurmOptions
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, Unit
-from pliant.tools.run.backends.slurm_jobs.script import TASK, Request, job_name, request_of, sbatch, script
-from pliant.tools.run.service.allocation.change_steps import Target
-from pliant.tools.run.service.allocation.slots import Slot, counts
-from pliant.tools.run.service.attempt.commands import units
+from pliant.tools.run.backends.slurm.commands import TASK, Request, job_name, request_of, sbatch, script
+from pliant.tools.run.service.allocation import Slot, Target, counts
+from pliant.tools.run.service.commands import units
 from pliant.tools.run.statedir.contract.folders import AttemptDir
-from pliant.tools.run.statedir.share import Share
+from pliant.tools.run.statedir.log.fold import Share
 from tests.builders import job
 
 ATTEMPT = AttemptDir(Path("/state/jobs/a/attempts/2"))

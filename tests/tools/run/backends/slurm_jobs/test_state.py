@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pliant.tools.run.backends.slurm.jobs import stage_of, unusual, why_ended
 from pliant.tools.run.backends.slurm.parsing import SlurmJob, job_state
-from pliant.tools.run.backends.slurm_jobs.state import stage_of, unusual, why_ended
 
 
 def listed(state: str, reason: str = "None") -> SlurmJob:

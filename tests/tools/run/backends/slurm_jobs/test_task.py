@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.run.backends.slurm_jobs import task
-from pliant.tools.run.backends.slurm_jobs.task import NoGpuError, address_towards, gpus_of, main, on_this_node
+from pliant.tools.run.backends.slurm import task
+from pliant.tools.run.backends.slurm.task import NoGpuError, address_towards, gpus_of, main, on_this_node
 from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pliant.tools.run.elastic.loop.undo import StepStart
+from pliant.tools.run.elastic.loop.gradients import StepStart
 
 pytestmark = pytest.mark.torch
 LARGE = 1 << 16

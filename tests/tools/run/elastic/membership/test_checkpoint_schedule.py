@@ -14,7 +14,7 @@ from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership import checkpoint_schedule as saving
 from pliant.tools.run.elastic.membership.checkpoint_schedule import Saving
-from pliant.tools.run.elastic.report.report import Reporter
+from pliant.tools.run.elastic.report import Reporter
 from pliant.tools.run.elastic.state import checkpoint
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from pliant.tools.run.elastic.state.state import Counters

@@ -7,7 +7,7 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-from pliant.tools.run.elastic.membership.connections import SILENCE_S, Connections
+from pliant.tools.run.elastic.membership.process_group import SILENCE_S, Connections
 from pliant.tools.run.statedir.contract.presence import Presence, life
 from tests.tools.run.elastic.nursery import CONTEXT
 

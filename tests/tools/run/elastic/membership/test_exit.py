@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pliant.tools.run.elastic.membership.exit import described
-from pliant.tools.run.statedir.contract.outcome import LOST_PEER
+from pliant.tools.run.statedir.contract.plan import LOST_PEER
 
 pytestmark = pytest.mark.torch
 

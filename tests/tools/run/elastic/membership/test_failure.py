@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pliant.tools.run.elastic.membership.failure import Recurrence, released
-from pliant.tools.run.elastic.state.cursor import IN_EPOCH, Cursor
+from pliant.tools.run.elastic.membership.exit import Recurrence, released
+from pliant.tools.run.elastic.state.state import IN_EPOCH, Cursor
 
 pytestmark = pytest.mark.torch
 

@@ -9,9 +9,9 @@ import psutil
 import pytest
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.profile.torchrun import interfaces
-from pliant.tools.run.elastic.membership import interface
-from pliant.tools.run.elastic.membership.interface import own_address, stay_on_this_machine, use_interface
+from pliant.tools.profile.torchrun import start as interfaces
+from pliant.tools.run.elastic.membership import process_group as interface
+from pliant.tools.run.elastic.membership.process_group import own_address, stay_on_this_machine, use_interface
 from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS
 from tests.tools.run.elastic.membership.test_plan_watch import plan
 

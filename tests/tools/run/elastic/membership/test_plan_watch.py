@@ -17,7 +17,7 @@ from pliant.tools.run import elastic
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership import plan_watch as watch
 from pliant.tools.run.elastic.membership.plan_watch import PlanWatch
-from pliant.tools.run.service.attempt.plan_file import write_plan
+from pliant.tools.run.service.commands import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
 from tests.tools.run.elastic.alone import Alone

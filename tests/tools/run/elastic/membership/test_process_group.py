@@ -17,12 +17,11 @@ import torch.distributed as dist
 
 from pliant.tools.run.elastic.context import Context
 from pliant.tools.run.elastic.membership import process_group as group_module
-from pliant.tools.run.elastic.membership.failure import cut_off
-from pliant.tools.run.elastic.membership.folder_store import pause
-from pliant.tools.run.elastic.membership.interface import use_interface
-from pliant.tools.run.elastic.membership.process_group import COLLECTIVE, ProcessGroup, leave
+from pliant.tools.run.elastic.membership.exit import cut_off
+from pliant.tools.run.elastic.membership.plan_watch import pause
+from pliant.tools.run.elastic.membership.process_group import COLLECTIVE, ProcessGroup, leave, use_interface
 from pliant.tools.run.elastic.membership.vote import world
-from pliant.tools.run.elastic.state.cursor import Cursor
+from pliant.tools.run.elastic.state.state import Cursor
 from tests.tools.run.elastic.gang import Gang
 from tests.tools.run.elastic.nursery import CONTEXT
 from tests.tools.run.elastic.test_in_place import trained_as_alone

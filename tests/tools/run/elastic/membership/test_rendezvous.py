@@ -19,13 +19,20 @@ from pliant.tools.run.elastic.membership import process_group as group_module
 from pliant.tools.run.elastic.membership import rendezvous
 from pliant.tools.run.elastic.membership.plan_watch import PlanWatch, StopAskedError
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
-from pliant.tools.run.elastic.membership.rendezvous import CONNECT, TRIES, LeftAloneError, Rendezvous, Waiting
-from pliant.tools.run.elastic.membership.round import CalledAwayError, Round
-from pliant.tools.run.elastic.state.cursor import Cursor
-from pliant.tools.run.service.attempt.plan_file import write_plan
+from pliant.tools.run.elastic.membership.rendezvous import (
+    CONNECT,
+    TRIES,
+    CalledAwayError,
+    LeftAloneError,
+    Rendezvous,
+    Round,
+    Waiting,
+)
+from pliant.tools.run.elastic.state.state import Cursor
+from pliant.tools.run.service.commands import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.heartbeat import FileClock
 from pliant.tools.run.statedir.contract.plan import Plan
+from pliant.tools.run.statedir.contract.presence import FileClock
 from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from pliant.tools.run.elastic.membership.roll_call import Door, Place, cut_off, unreached
+from pliant.tools.run.elastic.membership.rendezvous import Door, Place, cut_off, unreached
 
 HERE = "127.0.0.1"
 

@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership import round as round_module
-from pliant.tools.run.elastic.membership.folder_store import FolderStore, pause
-from pliant.tools.run.elastic.membership.roll_call import Place, unreached
-from pliant.tools.run.elastic.membership.round import (
+from pliant.tools.run.elastic.membership import rendezvous as round_module
+from pliant.tools.run.elastic.membership.plan_watch import FolderStore, pause
+from pliant.tools.run.elastic.membership.rendezvous import (
     ApartError,
     CalledAwayError,
     CutOffError,
+    Place,
     Round,
     remove_earlier,
+    unreached,
 )
-from pliant.tools.run.elastic.state.cursor import Cursor
+from pliant.tools.run.elastic.state.state import Cursor
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
 from tests.tools.run.site import until

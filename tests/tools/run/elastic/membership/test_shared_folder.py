@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership import folder_store, plan_watch
-from pliant.tools.run.elastic.membership import round as round_module
-from pliant.tools.run.elastic.membership.folder_store import FolderStore, pause
-from pliant.tools.run.elastic.membership.plan_watch import PlanWatch
-from pliant.tools.run.elastic.membership.round import Round
-from pliant.tools.run.elastic.state.cursor import Cursor
-from pliant.tools.run.statedir.contract.files import ask_server
+from pliant.tools.run.elastic.membership import plan_watch
+from pliant.tools.run.elastic.membership import plan_watch as folder_store
+from pliant.tools.run.elastic.membership import rendezvous as round_module
+from pliant.tools.run.elastic.membership.plan_watch import FolderStore, PlanWatch, pause
+from pliant.tools.run.elastic.membership.rendezvous import Round
+from pliant.tools.run.elastic.state.state import Cursor
+from pliant.tools.run.statedir.contract.folders import ask_server
 from tests.tools.run.elastic.membership.test_plan_watch import plan, put
 from tests.tools.run.elastic.membership.test_round import context, waiting
 

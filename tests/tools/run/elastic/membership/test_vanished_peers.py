@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from pliant.tools.run.elastic.context import Context, WorkerContext
-from pliant.tools.run.elastic.membership import vanished_peers as lookout
-from pliant.tools.run.elastic.membership.failure import cut_off
+from pliant.tools.run.elastic.membership import rendezvous as lookout
+from pliant.tools.run.elastic.membership.exit import cut_off
 from pliant.tools.run.elastic.membership.plan_watch import PlanWatch
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
-from pliant.tools.run.elastic.membership.vanished_peers import Lookout
+from pliant.tools.run.elastic.membership.rendezvous import Lookout
 from pliant.tools.run.elastic.membership.vote import world
-from pliant.tools.run.service.attempt.plan_file import write_plan
+from pliant.tools.run.service.commands import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.contract.presence import Presence

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pliant.tools.run.elastic.report.noise import EVERY, NoiseMeter
+from pliant.tools.run.elastic.report import EVERY, NoiseMeter
 
 
 def steps(meter: NoiseMeter, batch: int, count: int, *, signal: float = 1.0, spread: float = 3.0) -> None:

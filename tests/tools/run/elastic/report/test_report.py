@@ -15,14 +15,13 @@ import pytest
 
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
+from pliant.tools.run.elastic import report as history
+from pliant.tools.run.elastic import report as progress
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.report import history
-from pliant.tools.run.elastic.report import report as progress
-from pliant.tools.run.elastic.report.report import Change, Reporter
+from pliant.tools.run.elastic.report import Change, Reporter
 from pliant.tools.run.elastic.state.state import Counters, Mean
 from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.plan import Member, Plan
-from pliant.tools.run.statedir.contract.progress import Progress, ProgressFile
+from pliant.tools.run.statedir.contract.plan import Member, Plan, Progress, ProgressFile
 
 BATCH = 10
 PLAN = Plan(job="a", generation=1, attempt=1, members=(Member(slot="n0/0", node="n0", address="n0"),))

@@ -13,8 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic import ElasticJob
-from pliant.tools.run.elastic.state.parameters import check_same, outline
-from pliant.tools.run.elastic.state.training import Training
+from pliant.tools.run.elastic.state.training import Training, check_same, outline
 from tests.tools.run.elastic.alone import Alone
 
 pytestmark = pytest.mark.torch

@@ -21,8 +21,14 @@ from torch.optim.swa_utils import SWALR, AveragedModel
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.run.elastic import ElasticJob
-from pliant.tools.run.elastic.state.checkpoint import FORMAT, Checkpoints
-from pliant.tools.run.elastic.state.storable import check_storable, loaded, plain, stored
+from pliant.tools.run.elastic.state.checkpoint import (
+    FORMAT,
+    Checkpoints,
+    check_storable,
+    loaded,
+    plain,
+    stored,
+)
 from pliant.tools.run.elastic.state.training import Training
 from tests.tools.run.elastic.alone import Alone
 

@@ -8,13 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.schemas.errors import InfeasibleError
-from pliant.tools.run.service.allocation.change_steps import (
-    Step,
-    Target,
-    plan_steps,
-)
-from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.statedir.share import Share
+from pliant.tools.run.service.allocation import Slot, Step, Target, plan_steps
+from pliant.tools.run.statedir.log.fold import Share
 from tests.builders import job
 
 NODES = {"n0": 2, "n1": 2}

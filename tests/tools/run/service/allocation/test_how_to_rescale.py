@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from pliant.tools.run.service.allocation.change_steps import Target
-from pliant.tools.run.service.allocation.how_to_rescale import Crew, InPlace, Relaunch, Way, way_to
-from pliant.tools.run.service.allocation.slots import Slot, counts
+from pliant.tools.run.service.allocation import Crew, InPlace, Relaunch, Slot, Target, Way, counts, way_to
 from pliant.tools.run.statedir.contract.plan import PROTOCOL, Member, Plan
-from pliant.tools.run.statedir.share import Share
+from pliant.tools.run.statedir.log.fold import Share
 from tests.builders import job
 
 

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-from pliant.tools.run.service.allocation.change_steps import Target
-from pliant.tools.run.service.allocation.slot_use import SlotUse, companions
-from pliant.tools.run.service.allocation.slots import Slot, counts
-from pliant.tools.run.statedir.share import Share
+from pliant.tools.run.service.allocation import Slot, SlotUse, Target, companions, counts
+from pliant.tools.run.statedir.log.fold import Share
 from tests.builders import job
 
 

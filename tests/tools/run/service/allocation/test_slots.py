@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.schemas.errors import InfeasibleError
-from pliant.tools.run.service.allocation.slots import Slot, by_node, counts, filled, kept
+from pliant.tools.run.service.allocation import Slot, by_node, counts, filled, kept
 
 
 def test_a_slot_reads_what_it_writes() -> None:

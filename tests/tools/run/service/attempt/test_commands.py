@@ -6,15 +6,12 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.job import Job
-from pliant.tools.profile.torchrun.command import ONE_WORKER, RUN_TORCHRUN
-from pliant.tools.profile.torchrun.processes import child_environment
+from pliant.tools.profile.torchrun.start import ONE_WORKER, RUN_TORCHRUN, child_environment
 from pliant.tools.run.backends.protocol import NodeInfo
-from pliant.tools.run.service.allocation.change_steps import Target
-from pliant.tools.run.service.allocation.slots import Slot, counts
-from pliant.tools.run.service.attempt.commands import ranked, units
-from pliant.tools.run.service.attempt.plan_file import make_plan
+from pliant.tools.run.service.allocation import Slot, Target, counts
+from pliant.tools.run.service.commands import make_plan, ranked, units
 from pliant.tools.run.statedir.contract.folders import AttemptDir
-from pliant.tools.run.statedir.share import Share
+from pliant.tools.run.statedir.log.fold import Share
 from tests.builders import job
 
 FOLDER = Path("/state/jobs/a")

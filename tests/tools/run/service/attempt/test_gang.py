@@ -13,19 +13,17 @@ import pytest
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLevel, UnitStatus
-from pliant.tools.run.service.allocation.change_steps import Target
-from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.service.attempt import members as members_module
-from pliant.tools.run.service.attempt import plan_file
-from pliant.tools.run.service.attempt.gang import Gang, NextPlan
-from pliant.tools.run.service.attempt.lost_workers import Setback
-from pliant.tools.run.service.attempt.members import Members
-from pliant.tools.run.service.attempt.plan_file import make_member, make_plan, read_plan, write_plan
-from pliant.tools.run.service.attempt.timeouts import Timeouts
+from pliant.tools.run.service import commands as plan_file
+from pliant.tools.run.service import members as members_module
+from pliant.tools.run.service.allocation import Slot, Target
+from pliant.tools.run.service.commands import make_member, make_plan, read_plan, write_plan
+from pliant.tools.run.service.endings import Setback
+from pliant.tools.run.service.gang import Gang, NextPlan
+from pliant.tools.run.service.members import Members, Timeouts
 from pliant.tools.run.statedir import folder_cache
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
-from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
-from pliant.tools.run.statedir.share import Share
+from pliant.tools.run.statedir.contract.plan import WorkerOutcome
+from pliant.tools.run.statedir.log.fold import Share
 from tests.builders import job
 
 RUNNING, CLEAN = UnitStatus("running"), UnitStatus("exited", 0)

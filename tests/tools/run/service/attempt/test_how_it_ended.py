@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 from pliant.tools.run.backends.protocol import UnitStatus
-from pliant.tools.run.service.attempt.how_it_ended import Verdict, broken, describe, judge
-from pliant.tools.run.statedir.contract.outcome import LOST_PEER, WorkerOutcome
+from pliant.tools.run.service.endings import Verdict, broken, describe, judge
+from pliant.tools.run.statedir.contract.plan import LOST_PEER, WorkerOutcome
 
 KILLED = "killed by SIGKILL, which the system sends where memory runs out"
 CLEAN = UnitStatus("exited", 0)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.service.attempt.lost_workers import TOO_MANY, YOUNG_S, LostWorkers, Setback
+from pliant.tools.run.service.allocation import Slot
+from pliant.tools.run.service.endings import TOO_MANY, YOUNG_S, LostWorkers, Setback
 
 HERE, THERE = Slot("n0", 0), Slot("n0", 1)
 

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.run.service.attempt.members import Members
-from pliant.tools.run.service.attempt.timeouts import Timeouts
-from pliant.tools.run.statedir.contract import heartbeat
+from pliant.tools.run.service.members import Members, Timeouts
+from pliant.tools.run.statedir.contract import presence as heartbeat
 from pliant.tools.run.statedir.contract.folders import AttemptDir
-from pliant.tools.run.statedir.contract.heartbeat import FileClock
 from pliant.tools.run.statedir.contract.plan import Member, Plan
+from pliant.tools.run.statedir.contract.presence import FileClock
 
 TIMES = Timeouts(silent_s=30.0, dead_s=10.0)
 SECONDS = 40

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.run.statedir.contract.addresses import refuse_public
+from pliant.tools.run.statedir.contract.folders import refuse_public
 
 
 @pytest.mark.parametrize(

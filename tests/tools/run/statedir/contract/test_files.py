@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import BadInputError
-from pliant.tools.run.service.attempt.plan_file import last_generation, read_plan, write_plan
-from pliant.tools.run.statedir.contract.files import DamagedError, UnreadableError, read_record, write_record
-from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
-from pliant.tools.run.statedir.contract.plan import Member, Plan
+from pliant.tools.run.service.commands import last_generation, read_plan, write_plan
+from pliant.tools.run.statedir.contract.folders import (
+    DamagedError,
+    JobDir,
+    UnreadableError,
+    read_record,
+    write_record,
+)
+from pliant.tools.run.statedir.contract.plan import Member, Plan, WorkerOutcome
 
 PLAN = Plan(job="a", generation=3, attempt=2, members=(Member(slot="n0/0", node="n0", address="n0"),))
 

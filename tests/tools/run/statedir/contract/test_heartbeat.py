@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.run.statedir.contract import heartbeat
-from pliant.tools.run.statedir.contract.files import look_again
-from pliant.tools.run.statedir.contract.heartbeat import FileClock, Heartbeats, last_beat
+from pliant.tools.run.statedir.contract import presence as heartbeat
+from pliant.tools.run.statedir.contract.folders import look_again
+from pliant.tools.run.statedir.contract.presence import FileClock, Heartbeats, last_beat
 
 LONG_AGO_S = 1000.0
 LIMIT_S = 10.0

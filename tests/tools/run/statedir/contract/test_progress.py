@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pliant.tools.run.statedir.contract.progress import Progress, ProgressFile, write_progress
+from pliant.tools.run.statedir.contract.plan import Progress, ProgressFile, write_progress
 
 
 def report(samples: float = 64.0, **more: Any) -> Progress:

@@ -10,9 +10,8 @@ from pliant.schemas.file_io.events import event_lines, read_event
 from pliant.schemas.io import profile_hash, profile_to_columns
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.schedule import PolicyUse, Schedule
-from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.service.attempt.how_it_ended import Verdict
-from pliant.tools.run.service.attempt.lost_workers import Setback
+from pliant.tools.run.service.allocation import Slot
+from pliant.tools.run.service.endings import Setback, Verdict
 from pliant.tools.run.service.reports import Ended, Hindered, Said, report_events
 from pliant.tools.run.statedir.log.events import (
     decision_event,
@@ -21,9 +20,7 @@ from pliant.tools.run.statedir.log.events import (
     run_event,
     submit_event,
 )
-from pliant.tools.run.statedir.log.fold import JobLog, RunLog, fold
-from pliant.tools.run.statedir.log.retry_rule import Record
-from pliant.tools.run.statedir.share import Share
+from pliant.tools.run.statedir.log.fold import JobLog, Record, RunLog, Share, fold
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from pliant.schemas.event import Event, EventName
-from pliant.tools.run.service.attempt.how_it_ended import Verdict
+from pliant.tools.run.service.endings import Verdict
 from pliant.tools.run.service.reports import Ended, report_events
-from pliant.tools.run.statedir.contract.progress import write_progress
+from pliant.tools.run.statedir.contract.plan import write_progress
 from pliant.tools.run.statedir.directory import State, read_log
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.refine import Reports, refined, reported, with_progress
+from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.watch.screen import status_text
 from pliant.tools.run.watch.status import Status
 from tests.builders import job

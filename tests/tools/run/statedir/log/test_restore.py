@@ -16,13 +16,13 @@ from pliant.schemas.io import read_events
 from pliant.tools.report.read_run import read_run
 from pliant.tools.run.doctor.examine import examine
 from pliant.tools.run.statedir.directory import State, read_log
-from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log import repair as log_repair
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.repair import repair
 from pliant.tools.run.statedir.log.snapshot import renew_snapshot
 from pliant.tools.run.statedir.log.view import LogView
-from pliant.tools.run.watch.between_runs import look_at
+from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.watch.status import look_at
 from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.registry import make_policy

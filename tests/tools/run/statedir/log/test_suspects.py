@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pliant.tools.run.statedir.log.suspects import FIRST_S, LONGEST_S, Consequence, Suspects
+from pliant.tools.run.statedir.log.fold import FIRST_S, LONGEST_SUSPICION_S, Consequence, Suspects
 
 
 def test_one_death_keeps_one_job_from_one_slot_and_each_further_one_for_twice_as_long() -> None:
@@ -13,7 +13,7 @@ def test_one_death_keeps_one_job_from_one_slot_and_each_further_one_for_twice_as
     assert known.next_death("a", "n0/2") == Consequence(FIRST_S, everybody=False)
     for _ in range(20):
         known.died("a", "n0/1")
-    assert known.next_death("a", "n0/1").seconds == LONGEST_S
+    assert known.next_death("a", "n0/1").seconds == LONGEST_SUSPICION_S
 
 
 def test_a_slot_on_which_two_jobs_failed_is_bad_for_everybody() -> None:

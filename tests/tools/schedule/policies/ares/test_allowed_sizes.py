@@ -10,8 +10,8 @@ from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.schedule.demand import demand_gpu_s, job_state
 from pliant.tools.schedule.jobs import NodeState
-from pliant.tools.schedule.policies.ares.allowed_sizes import AllowedSizes, SizesByJob, allowed_sizes
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.policies.ares.allocation import AllowedSizes, SizesByJob, allowed_sizes
+from pliant.tools.schedule.rates import Speeds
 from tests.builders import job
 
 CURVE = {1: 1.0, 2: 1.9, 4: 3.4, 8: 5.0, 16: 6.4}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.by_size import ThroughputBySize
+from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay

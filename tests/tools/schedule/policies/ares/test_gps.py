@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pliant.tools.schedule.policies.ares.gps import VirtualTime
+from pliant.tools.schedule.policies.ares.policy import VirtualTime
 
 
 def test_one_job_alone_is_served_by_all_gpus() -> None:

@@ -7,14 +7,13 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
-from pliant.tools.profile.batch import plan_batch, shares
-from pliant.tools.profile.throughput import CurveThroughput, Placement
+from pliant.tools.profile.throughput import CurveThroughput, Placement, plan_batch, shares
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policy import Decision
-from pliant.tools.schedule.prediction import copy_of, predictions
+from pliant.tools.schedule.predict_start import copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session.cluster_state import Holding
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.session.transitions import Holding
 from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
 
 BENT = {1: 1.0, 2: 1.9, 4: 3.4, 8: 5.0}

@@ -130,16 +130,31 @@ def test_carried_reloaded_and_rebuilt_state_agree_to_the_last_bit_and_decide_ali
 
 
 def assert_work_conserving(held: Session) -> None:
-    """Nobody of known demand waits for GPUs that are free."""
+    """No job of known demand waits for free GPUs, except those that a placed job leaves as they slow it."""
     policy = held.policy
     assert isinstance(policy, Ares)
     queue = policy._queue
     assert queue is not None
+    left_over = dict.fromkeys(queue.sizes.gpu_types, 0)
     for entry in queue.entries:
-        assert entry.gpus == entry.job.gpus
+        assert (entry.gpus > 0) == (entry.job.gpus > 0)
+        assert entry.job.spec.min_gpus <= entry.job.gpus <= entry.gpus or not entry.gpus
+        if entry.job.gpu_type is not None:
+            left_over[entry.job.gpu_type] += entry.gpus - entry.job.gpus
+    for entry in queue.entries:
         for kind, allowed in enumerate(entry.allowed_by_type):
-            free = held.free.by_type[queue.sizes.gpu_types[kind]]
+            gpu_type = queue.sizes.gpu_types[kind]
+            free = held.free.by_type[gpu_type] - left_over[gpu_type]
             assert entry.gpus or not allowed.sizes or allowed.sizes[0] > free
+
+
+def test_gpus_that_would_slow_a_job_where_they_are_stay_free() -> None:
+    held = session(Recorded(), cluster(4, 4, 4), TwoTypes())
+    for number, choice in enumerate((1, 69, 0)):
+        held.submit(some_job(number, choice, 0.0), 0)
+        held.decide(0)
+        assert_work_conserving(held)
+    assert held.jobs["j02"].gpus == 7, "of the eight that it may have, over three nodes"
 
 
 def test_a_late_arrival_takes_virtual_time_as_the_log_has_it() -> None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from pliant.schemas.errors import BadInputError
-from pliant.tools.schedule.policies.drl.actions import FEATURES
-from pliant.tools.schedule.policies.drl.network import SHIPPED, Weights, read_network, write_network
+from pliant.tools.schedule.policies.drl import FEATURES, SHIPPED, Weights, read_network, write_network
 
 WEIGHTS = Weights.drawn(3, np.random.default_rng(7))
 

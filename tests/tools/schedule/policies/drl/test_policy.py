@@ -9,9 +9,7 @@ import pytest
 
 from pliant.schemas.errors import BadInputError
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.schedule.policies.drl.actions import FEATURES, Situation, odds
-from pliant.tools.schedule.policies.drl.network import Weights, write_network
-from pliant.tools.schedule.policies.drl.policy import Drl
+from pliant.tools.schedule.policies.drl import FEATURES, Drl, Situation, Weights, odds, write_network
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
 from tests.tools.schedule.loop import play

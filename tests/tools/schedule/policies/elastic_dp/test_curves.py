@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.by_placement import ThroughputByPlacement
-from pliant.tools.profile.by_size import ThroughputBySize
 from pliant.tools.profile.throughput import Throughput
+from pliant.tools.profile.throughput_model import ThroughputByPlacement, ThroughputBySize
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState, node_states
 from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, Curves, allowed_batches
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.rates import Speeds
 from tests.builders import cluster, curves, job
 
 STEP_S: Mapping[int, float] = {8: 0.30, 16: 0.35, 32: 0.50, 64: 0.90}

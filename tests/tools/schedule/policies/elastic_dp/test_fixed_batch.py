@@ -9,9 +9,8 @@ import pytest
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import PolicyState
-from pliant.tools.profile.by_size import ThroughputBySize
-from pliant.tools.schedule.policies.elastic_dp.fixed_batch import MaxBs, MinBs, RandomBs
-from pliant.tools.schedule.policies.elastic_dp.policy import ElasticDp
+from pliant.tools.profile.throughput_model import ThroughputBySize
+from pliant.tools.schedule.policies.elastic_dp.policy import ElasticDp, MaxBs, MinBs, RandomBs
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job, sizes
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.tools.schedule.policies.elastic_dp.gains import GRID, Gains
+from pliant.tools.schedule.policies.elastic_dp.curves import GRID, Gains
 from pliant.tools.schedule.policies.elastic_dp.optimizer import Optimizer
 
 Curve = list[float]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.elastic_dp.rounds import ScalingTimes
+from pliant.tools.schedule.policies.elastic_dp.policy import ScalingTimes
 from pliant.tools.schedule.snapshot import Change, ChangeKind
 from tests.builders import job
 

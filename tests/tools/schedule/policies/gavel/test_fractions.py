@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from pliant.tools.schedule.policies.contention import Stake
-from pliant.tools.schedule.policies.gavel.fractions import Kind, gain, max_min
-from pliant.tools.schedule.policies.gavel.objectives import best_rate, least_ratio
+from pliant.tools.schedule.policies.common import Stake
+from pliant.tools.schedule.policies.gavel import Kind, best_rate, gain, least_ratio, max_min
 
 GAINS = st.sampled_from([0.0, 1.0, 2.0, 3.0, 5.0, 8.0])
 """Far enough apart that no job can trade a rounding error of another for much."""

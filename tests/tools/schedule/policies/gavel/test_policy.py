@@ -7,12 +7,11 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.by_size import ThroughputBySize
-from pliant.tools.schedule.policies.gavel.objectives import GavelFtf, GavelMakespan
-from pliant.tools.schedule.policies.gavel.policy import Gavel
+from pliant.tools.profile.throughput_model import ThroughputBySize
+from pliant.tools.schedule.policies.gavel import Gavel, GavelFtf, GavelMakespan
 from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.session.cluster_state import Holding
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.session.transitions import Holding
 from tests.builders import cluster, job, mixed_cluster, session, sizes
 
 ROUND_S = 360.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.tools.schedule.policies.lucid.durations import Durations
+from pliant.tools.schedule.policies.lucid import Durations
 from tests.builders import job
 
 

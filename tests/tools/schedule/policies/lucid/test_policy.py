@@ -10,9 +10,9 @@ from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.by_size import ThroughputBySize
 from pliant.tools.profile.throughput import Throughput
-from pliant.tools.schedule.policies.lucid.policy import Lucid
+from pliant.tools.profile.throughput_model import ThroughputBySize
+from pliant.tools.schedule.policies.lucid import Lucid
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job, mixed_cluster, session, sizes

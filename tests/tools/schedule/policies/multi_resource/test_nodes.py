@@ -10,7 +10,7 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import ResourceDemand
 from pliant.tools.schedule.jobs import node_states
-from pliant.tools.schedule.policies.multi_resource.nodes import Nodes
+from pliant.tools.schedule.policies.multi_resource.fleet import Nodes
 from pliant.tools.schedule.registry import make_policy
 from tests.builders import job, session
 

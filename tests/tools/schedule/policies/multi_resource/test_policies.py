@@ -5,8 +5,7 @@ from __future__ import annotations
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.job import Gpus, GpuTimeWork, Job, ResourceDemand, Utility
 from pliant.tools.schedule.policies.fifo import Fifo
-from pliant.tools.schedule.policies.multi_resource.policies import Drf, FifoDemands
-from pliant.tools.schedule.policies.multi_resource.rrh import Rrh
+from pliant.tools.schedule.policies.multi_resource.policies import Drf, FifoDemands, Rrh
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import session, sizes

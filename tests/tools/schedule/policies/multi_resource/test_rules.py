@@ -10,8 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.tools.schedule.policies.multi_resource.dorm import Dorm
-from pliant.tools.schedule.policies.multi_resource.fleet import Active, Fleet, Placed, dominant_share
-from pliant.tools.schedule.policies.multi_resource.model import Bid, Servers, sigmoid_worth
+from pliant.tools.schedule.policies.multi_resource.fleet import (
+    Active,
+    Bid,
+    Fleet,
+    Placed,
+    Servers,
+    dominant_share,
+    sigmoid_worth,
+)
 from pliant.tools.schedule.policies.multi_resource.rules import (
     Prospect,
     RiskReward,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.parts.slot_schedules import broken_rules
-from pliant.tools.schedule.policies.multi_resource.model import Bid, Plan, Servers, sigmoid_worth
+from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Plan, Servers, sigmoid_worth
 from pliant.tools.schedule.policies.oasis.market import Market
 from pliant.tools.schedule.policies.oasis.prices import Bound, PriceBounds
 from tests.tools.schedule.policies.oasis.worlds import bid_of, servers_of

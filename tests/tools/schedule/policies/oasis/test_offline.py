@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.parts.slot_schedules import broken_rules
-from pliant.tools.schedule.policies.multi_resource.model import Bid, Servers
+from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Servers
 from pliant.tools.schedule.policies.oasis.market import Market
-from pliant.tools.schedule.policies.oasis.offline import solve, variables
-from pliant.tools.schedule.policies.oasis.offline_model import Layout
+from pliant.tools.schedule.policies.oasis.offline import Layout, solve, variables
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds
 from tests.tools.schedule.policies.oasis.worlds import bid_of, servers_of
 

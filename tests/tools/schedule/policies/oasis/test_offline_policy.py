@@ -19,8 +19,8 @@ from pliant.schemas.io import write_cluster, write_jobs
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.report.read_run import read_run
-from pliant.tools.schedule.policies.oasis import offline_policy
-from pliant.tools.schedule.policies.oasis.offline_policy import OasisOffline
+from pliant.tools.schedule.policies.oasis import offline as offline_policy
+from pliant.tools.schedule.policies.oasis.offline import OasisOffline
 from pliant.tools.schedule.policies.oasis.policy import Oasis
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session

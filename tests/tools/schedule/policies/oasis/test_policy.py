@@ -21,13 +21,12 @@ from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.run import Run, replay
-from pliant.tools.schedule.look_ahead import advance, happen, in_order_of_arrival
+from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.policies.oasis.policy import Oasis
-from pliant.tools.schedule.policy import Reserved
-from pliant.tools.schedule.policy_error import PolicyError
+from pliant.tools.schedule.policy import PolicyError, Reserved
+from pliant.tools.schedule.predict_start import advance, happen, in_order_of_arrival
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.to_schedule import schedule_of
 from tests.builders import cluster, job, session, sizes
 
 SLOT_S = 100.0

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from pliant.tools.schedule.policies.multi_resource.model import Bid, Floats, Servers
-from pliant.tools.schedule.policies.oasis.market import Market, Side
+from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Floats, Servers
+from pliant.tools.schedule.policies.oasis.market import Market, Places, Side, schedules
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds
-from pliant.tools.schedule.policies.oasis.subroutine import Places, schedules
 from tests.tools.schedule.policies.oasis.worlds import bid_of, busy_market, servers_of
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pliant.tools.schedule.policies.multi_resource.model import Bid, Servers, sigmoid_worth
+from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Servers, sigmoid_worth
 from pliant.tools.schedule.policies.oasis.market import Market
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds
 

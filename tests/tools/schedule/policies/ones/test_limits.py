@@ -8,9 +8,8 @@ import pytest
 
 from benchmarks.parts.evolution import FixedAndPerSample
 from pliant.tools.schedule.jobs import EpochEnd, JobState, node_states
-from pliant.tools.schedule.policies.ones.limits import ArrivalRate, Epochs, Limit, Limits
-from pliant.tools.schedule.policies.ones.tables import Tables
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.policies.ones.limits import ArrivalRate, Epochs, Limit, Limits, Tables
+from pliant.tools.schedule.rates import Speeds
 from tests.builders import cluster, curves, job
 
 SPEEDS = Speeds(curves(), node_states(cluster(16)))

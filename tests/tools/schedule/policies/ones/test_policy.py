@@ -11,9 +11,9 @@ import pytest
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.tools.schedule.jobs import EpochEnd
-from pliant.tools.schedule.policies.ones import evolution
+from pliant.tools.schedule.policies.ones import search as evolution
 from pliant.tools.schedule.policies.ones.policy import Ones
-from pliant.tools.schedule.prediction import copy_of
+from pliant.tools.schedule.predict_start import copy_of
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
 

@@ -10,6 +10,7 @@ import pytest
 from pliant.tools.schedule.policies.ones.genome import (
     IDLE,
     Genomes,
+    Sizes,
     counts_of,
     crossover,
     first_genes,
@@ -17,9 +18,9 @@ from pliant.tools.schedule.policies.ones.genome import (
     reorder,
     runs_of,
 )
-from pliant.tools.schedule.policies.ones.population import Population
 from pliant.tools.schedule.policies.ones.search import (
     Candidates,
+    Population,
     Problem,
     beginning,
     crossed,
@@ -29,7 +30,6 @@ from pliant.tools.schedule.policies.ones.search import (
     mutated,
     refreshed,
 )
-from pliant.tools.schedule.policies.ones.sizes import Sizes
 from pliant.tools.schedule.work_ahead import WorkAhead, known_work
 
 INF = math.inf

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pliant.tools.schedule.jobs import Observation
-from pliant.tools.schedule.policies.pollux.fit import Fit, fit
+from pliant.tools.schedule.policies.pollux.goodput import Fit, fit
 
 TRUE = Fit(alpha_c=0.05, beta_c=0.001, alpha_n=0.04, beta_n=0.002, alpha_r=0.02, beta_r=0.001, gamma=2.0)
 PLACES = ((1,), (2,), (3,), (4,), (1, 1), (2, 2), (4, 4), (4, 4, 4))

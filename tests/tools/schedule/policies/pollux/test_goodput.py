@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import Observation
+from pliant.tools.schedule.policies.common import Pool
 from pliant.tools.schedule.policies.fifo import Fifo
-from pliant.tools.schedule.policies.pollux.fit import Fit
 from pliant.tools.schedule.policies.pollux.goodput import (
     Candidates,
+    Fit,
     Goodput,
     Limits,
     ProfileCandidates,
     efficiency,
     from_fit,
 )
-from pliant.tools.schedule.policies.pollux.jobs import Goodputs
-from pliant.tools.schedule.policies.pools import Pool
+from pliant.tools.schedule.policies.pollux.policy import Goodputs
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, curves, job
 

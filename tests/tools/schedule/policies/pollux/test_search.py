@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.tools.schedule.policies.pollux.members import Population
+from pliant.tools.schedule.policies.pollux.policy import Population
 from pliant.tools.schedule.policies.pollux.search import (
     WAITING,
     Matrices,

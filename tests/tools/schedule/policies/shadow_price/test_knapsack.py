@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pliant.tools.schedule.policies.shadow_price.knapsack import by_price, exact
+from pliant.tools.schedule.policies.shadow_price.prices import by_price, exact
 
 
 def test_the_sizes_are_those_of_a_mixed_integer_program():

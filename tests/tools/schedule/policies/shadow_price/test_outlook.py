@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from pliant.tools.schedule.policies.shadow_price.curves import Curve, sizes_of
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
-from pliant.tools.schedule.policies.shadow_price.noise import CELLS, noise_scales
-from pliant.tools.schedule.policies.shadow_price.outlook import Ahead
+from pliant.tools.schedule.policies.shadow_price.knowledge import CELLS, Ahead, Knowledge, noise_scales
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from tests.builders import cluster, job, session
 

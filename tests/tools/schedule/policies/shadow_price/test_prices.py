@@ -7,12 +7,13 @@ import itertools
 import numpy as np
 import pytest
 
-from pliant.tools.schedule.policies.shadow_price.fluid import best_order, ends_s
-from pliant.tools.schedule.policies.shadow_price.knapsack import exact
 from pliant.tools.schedule.policies.shadow_price.prices import (
     ExactWorth,
     PricedJob,
     SlopeWorth,
+    best_order,
+    ends_s,
+    exact,
     hull_slopes,
     priced,
 )

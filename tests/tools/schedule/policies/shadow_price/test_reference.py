@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.schemas.runinfo import EqualDeals
-from pliant.tools.report.references.equal_deals import equal_deal_finishes
-from pliant.tools.report.references.jobs import ReferenceJob
+from pliant.tools.report.references.equal_shares import equal_deal_finishes
+from pliant.tools.report.references.isolated import ReferenceJob
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState, node_states
+from pliant.tools.schedule.policies.shadow_price.bound import EqualShares
 from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
-from pliant.tools.schedule.policies.shadow_price.reference import EqualShares
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.rates import Speeds
 from tests.builders import cluster, curves, job
 
 GPUS = 4

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.schedule.policies.tiresias.gittins import Services, TiresiasGittins
+from pliant.tools.schedule.policies.tiresias import Services, TiresiasGittins
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job, session, sizes

@@ -6,7 +6,7 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.schedule.policies.tiresias.policy import Tiresias
+from pliant.tools.schedule.policies.tiresias import Tiresias
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job, mixed_cluster, session, sizes

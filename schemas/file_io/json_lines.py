@@ -1,0 +1,431 @@
+"""JSON Lines: one record a line, the schema in a header line or on every line.
+
+JSON text before it is validated: its syntax, the schema it names, fields of newer versions.
+
+Checksums in the lines of a log: readers notice changed bytes, and lines that are lost, moved or repeated.
+
+A sealed line ends in ``"crc":"PPPPPPPPOOOOOOOO"``: the CRC-32 of the line before it (00000000 after a header)
+and its own, which covers all bytes up to there. Lines without the field are read as they are.
+
+Spare large inputs the garbage collector, which would find nothing in them.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Generic, TypeVar
+from zlib import crc32
+
+from pydantic_core import ValidationError, from_json
+
+from pliant.schemas.errors import BadInputError, OutOfMemoryError, Problem
+from pliant.schemas.file_io.files import PARQUET_MAGIC
+from pliant.schemas.file_io.record import (
+    a_file,
+    as_pointer,
+    check_schema_id,
+    details,
+    is_newer,
+    location,
+    problems_of,
+    schema_id,
+)
+from pliant.schemas.text import TOO_MANY
+
+BOM: Final = b"\xef\xbb\xbf"
+SCHEMA_FIRST: Final = re.compile(rb'\{\s*"schema"\s*:\s*"([^"\\]*)"\s*([,}])\s*')
+"""An object whose first field is the schema."""
+_keys: Final = re.compile(rb'"([^"]*)"\s*:').findall
+"""Roughly the keys in JSON text, a few more or less where strings hold quotes."""
+_TWICE: Final = 'key "{}" is given twice in one object, expected once'
+_UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+def stated_schema(data: bytes) -> str | None:
+    """The schema that JSON text names in its first field."""
+    match = SCHEMA_FIRST.match(data.removeprefix(BOM).lstrip())
+    return match[1].decode(errors="replace") if match else None
+
+
+def refuse_other_kind(data: bytes, source: str, kind: str) -> None:
+    """Refuse a file whose first bytes say that it is of another kind, form or major version."""
+    if data.startswith(PARQUET_MAGIC):
+        raise BadInputError.one(source, f"is a Parquet file, expected {a_file(kind)} in JSON")
+    found = stated_schema(data)
+    if found is not None:
+        is_newer(found, kind, source, line=1)
+
+
+def syntax_problem(data: bytes, source: str, line: int | None = None) -> Problem | None:
+    """What is wrong with the syntax of JSON text, or None; ``line`` is its number where it is one of many."""
+    try:
+        json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        at = line or data.count(b"\n", 0, error.start) + 1
+        return Problem(
+            source, at, "", f"not valid UTF-8 (byte {data[error.start]:#04x}), expected JSON in UTF-8"
+        )
+    except json.JSONDecodeError as error:
+        text = f"not valid JSON: {error.msg[:1].lower()}{error.msg[1:]} (column {error.colno})"
+        return Problem(source, line or error.lineno, "", text)
+    except RecursionError:
+        return Problem(source, line, "", "not readable JSON: nested too deeply")
+    except ValueError:
+        return Problem(source, line or _line_of_digits(data), "", f"not readable JSON: {TOO_MANY}")
+    try:
+        from_json(data)
+    except ValueError as error:
+        return Problem(source, line, "", f"not readable JSON: {str(error).partition(' at line')[0]}")
+    return None
+
+
+def parse_json(data: bytes, source: str) -> Any:
+    """The value of a JSON text in which no object gives a key twice; a byte order mark is skipped.
+
+    :raises BadInputError: it is not JSON, or a key is given twice.
+    """
+    data = data.removeprefix(BOM)
+    problem = syntax_problem(data, source) or key_given_twice(data, source)
+    if problem is not None:
+        raise BadInputError([problem])
+    return json.loads(data)
+
+
+def _line_of_digits(data: bytes) -> int | None:
+    """The line of the first number that Python does not convert."""
+    found = re.search(rb"[0-9]{%d,}" % sys.get_int_max_str_digits(), data)
+    return None if found is None else data.count(b"\n", 0, found.start()) + 1
+
+
+def key_given_twice(text: bytes, source: str, line: int | None = None) -> Problem | None:
+    """What is wrong where one object of JSON text gives a key twice: only its last value would count.
+
+    Cheap where no key occurs again in another object either. None, too, of text that is not JSON.
+    """
+    keys = _keys(text)
+    if len(set(keys)) == len(keys):
+        return None
+    twice: list[str] = []
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        counts = Counter(name for name, _ in pairs)
+        twice.extend(name for name, count in counts.items() if count > 1)
+
+    try:
+        json.loads(text, object_pairs_hook=look)
+    except (ValueError, RecursionError):
+        return None
+    return Problem(source, line, "", _TWICE.format(twice[0])) if twice else None
+
+
+def is_json(line: bytes) -> bool:
+    """Whether the bytes are one whole JSON value."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def validate_value(value: Any, validate: Callable[[bytes], T], *, drop_unknown: bool) -> tuple[T, list[str]]:
+    """Validate parsed JSON; with ``drop_unknown`` without the fields that this version does not know.
+
+    Returns the record and the pointers of the dropped fields.
+    """
+    try:
+        return validate(json.dumps(value).encode()), []
+    except ValidationError as error:
+        unknown = [location(found) for found in details(error) if found["type"] in _UNKNOWN]
+        if not drop_unknown or not unknown:
+            raise
+    for path in unknown:
+        _remove(value, path)
+    return validate(json.dumps(value).encode()), [as_pointer(path) for path in unknown]
+
+
+def _remove(value: Any, path: tuple[str | int, ...]) -> None:
+    for part in path[:-1]:
+        value = value[part]
+    del value[path[-1]]
+
+
+def warn_dropped(source: str, names: list[str]) -> None:
+    """Say which fields of a newer minor version are left out."""
+    if names:
+        _log.warning("%s: from a newer minor version, fields left out: %s", source, ", ".join(names))
+
+
+FIRST: Final = b"00000000"
+"""What the first sealed line after a header continues."""
+CRC_DOC: Final = (
+    "in logs, as the last field: CRC-32 of the line before (00000000 after a header), "
+    "then of this line up to here"
+)
+DAMAGED: Final = "the line is damaged: its checksum is wrong"
+OUT_OF_ORDER: Final = "does not follow the line before it: lines are missing, moved or there twice"
+_FIELD: Final = b',"crc":"'
+_END: Final = b'"}'
+_DIGITS: Final = len(FIRST)
+_OWN: Final = _DIGITS + len(_END)
+_LENGTH: Final = len(_FIELD) + _DIGITS + _OWN
+_WHOLE: Final = re.compile(_FIELD + rb'[0-9a-f]{16}"\}')
+
+
+def seal(line: bytes, link: bytes) -> tuple[bytes, bytes]:
+    """A sealed line, and what the next one continues.
+
+    :param line: one JSON object with at least one field, without a line end.
+    :param link: what the line before it gave.
+    """
+    head = line[:-1] + _FIELD + link
+    own = b"%08x" % crc32(head)
+    return head + own + _END, own
+
+
+def link_of(line: bytes) -> bytes | None:
+    """What the line after a sealed one continues; None: this one is not sealed."""
+    return line[-_OWN : -len(_END)] if _is_sealed(line) else None
+
+
+def followed_by(line: bytes) -> bytes:
+    """What a sealed line continues."""
+    return line[-_OWN - _DIGITS : -_OWN]
+
+
+def holds_seal(line: bytes) -> bool:
+    """Whether bytes hold a whole seal, so that no crash while writing has cut them short."""
+    return _WHOLE.search(line) is not None
+
+
+class Seals:
+    """Opens the sealed lines of one file, in their order."""
+
+    def __init__(self, link: bytes | None = FIRST) -> None:
+        self.link = link
+        """What the next line continues; None: unknown, as after a damaged line."""
+
+    def restart(self) -> None:
+        """A header line: what follows it continues nothing."""
+        self.link = FIRST
+
+    def open(self, line: bytes) -> tuple[bytes, str | None]:
+        """The line without its seal, and what is wrong with it; a line without a seal stays as it is."""
+        if not _is_sealed(line):
+            self.link = None
+            return line, None
+        own, before = line[-_OWN : -len(_END)], followed_by(line)
+        expected, self.link = self.link, own
+        if b"%08x" % crc32(line[:-_OWN]) != own:
+            self.link = None
+            return line, DAMAGED
+        follows = expected is None or expected == before
+        return line[:-_LENGTH] + b"}", None if follows else OUT_OF_ORDER
+
+
+def _is_sealed(line: bytes) -> bool:
+    return line.endswith(_END) and line[-_LENGTH : -_LENGTH + len(_FIELD)] == _FIELD
+
+
+_MANY: Final = 50_000
+"""New objects between two looks of the cycle collector; Python's own number suits small programs."""
+
+
+@contextmanager
+def garbage_collection_paused(*, to_the_end: bool = False) -> Iterator[None]:
+    """No garbage collection while records are made: they hold no cycles, and it triples the time.
+
+    :param to_the_end: the process ends soon: what it has by then is not scanned afterwards either.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if to_the_end:
+            gc.freeze()
+        if was_on:
+            gc.enable()
+
+
+@contextmanager
+def spared_by_garbage_collection() -> Iterator[None]:
+    """Garbage collection looks at new objects only, and less often: large inputs stay to the end."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(_MANY, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+T = TypeVar("T")
+
+_log = logging.getLogger("pliant")
+_compact: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def header(kind: str, minor: int = 0) -> bytes:
+    """The first line of a JSON Lines file; ``minor``: the version that first had all that the file holds."""
+    return json.dumps({"schema": schema_id(kind, minor)}, separators=(",", ":")).encode() + b"\n"
+
+
+def encode(value: object) -> bytes:
+    """One line of compact JSON. NaN is a ``ValueError``: no reader would accept it."""
+    return _compact(value).encode() + b"\n"
+
+
+@garbage_collection_paused()
+def read_lines(
+    data: bytes,
+    source: str,
+    kind: str,
+    validate: Callable[[bytes], T],
+    *,
+    schema_required: bool = False,
+    torn_end_allowed: bool = False,
+    written_by_people: bool = False,
+    seals: Seals | None = None,
+) -> tuple[list[tuple[int, T]], list[Problem]]:
+    """All good records with their line numbers, and all problems.
+
+    :param validate: makes a record of the bytes of one JSON object, or raises pydantic's ``ValidationError``.
+    :param schema_required: the first line must name the schema; else version 1 is assumed.
+    :param torn_end_allowed: drop a last line that a crash has cut short, with a warning.
+    :param written_by_people: look for keys that one object gives twice; takes a sixth more time.
+    :param seals: verifies the checksums of lines that have some.
+    :raises BadInputError: the file cannot be read any further, being of another kind or major version.
+    :raises OutOfMemoryError: the file is too large.
+    """
+    reader = LineReader(source, kind, validate, keys_once=written_by_people, seals=seals)
+    try:
+        refuse_other_kind(data, source, kind)
+        lines = data.removeprefix(BOM).split(b"\n")
+        if torn_end_allowed and is_torn(lines[-1]):
+            where = f"{source}:{len(lines)}"
+            _log.warning("%s: the last line is torn (a crash while writing) and is dropped", where)
+            lines.pop()
+        reader.feed(lines, schema_required=schema_required)
+    except MemoryError:
+        read = len(reader.records)
+        reader.records.clear()
+        raise OutOfMemoryError(f"{read} records of {source}") from None
+    if reader.problems and is_json(data) and not is_json(data.strip().partition(b"\n")[0]):
+        raise BadInputError.one(source, "is one JSON text over many lines, expected one JSON object a line")
+    return reader.records, reader.problems
+
+
+def is_torn(line: bytes) -> bool:
+    """Whether bytes after the last line end are the beginning of a line that a crash cut short."""
+    return bool(line.strip()) and not is_json(line) and not holds_seal(line)
+
+
+class LineReader(Generic[T]):
+    """Reads one file, all of it or line by line as they come: the version in force, records and problems.
+
+    :param first_line: the number of the first line that it is fed.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        kind: str,
+        validate: Callable[[bytes], T],
+        *,
+        keys_once: bool = False,
+        seals: Seals | None = None,
+        first_line: int = 1,
+    ) -> None:
+        self.keys_once = keys_once
+        self.source, self.kind, self.validate = source, kind, validate
+        self.seals = seals
+        self.number = first_line
+        """Of the next line."""
+        self.records: list[tuple[int, T]] = []
+        self.problems: list[Problem] = []
+        self.newer = False
+        self.warned: set[str] = set()
+
+    def feed(self, lines: Iterable[bytes], *, schema_required: bool = False) -> None:
+        """Read further lines, without their line ends.
+
+        :raises BadInputError: they are of another kind or major version.
+        """
+        for number, raw in enumerate(lines, self.number):
+            self.number = number + 1
+            line = raw.strip()
+            if not line:
+                continue
+            if schema_required and not _names_schema(line):
+                expected = json.dumps({"schema": schema_id(self.kind)})
+                self.problem(number, "/schema", f"is missing, expected {expected} as the first line")
+            schema_required = False
+            if self.seals is not None:
+                line, broken = self.seals.open(line)
+                if broken is not None:
+                    self.problem(number, "", broken)
+                    continue
+            self.line(number, line)
+
+    def line(self, number: int, line: bytes) -> None:
+        """One line that is not empty."""
+        newer, body = self.newer, line
+        match = SCHEMA_FIRST.match(line)
+        if match is not None:
+            newer = self.version(number, match[1].decode(errors="replace"))
+            if match.end() == len(line):
+                self.newer = newer
+                if self.seals is not None:
+                    self.seals.restart()
+                return
+            body = b"{" + line[match.end() :] if match[2] == b"," else line
+        if self.keys_once and (twice := key_given_twice(line, self.source, number)) is not None:
+            self.problems.append(twice)
+            return
+        try:
+            self.records.append((number, self.validate(body)))
+        except ValidationError:
+            self.recover(number, line, newer=newer)
+
+    def recover(self, number: int, line: bytes, *, newer: bool) -> None:
+        """The slow path of a line that does not validate as it stands."""
+        syntax = syntax_problem(line, self.source, number)
+        if syntax is not None:
+            self.problems.append(syntax)
+            return
+        value = json.loads(line)
+        if isinstance(value, dict) and "schema" in value:
+            newer = self.version(number, value.pop("schema"))
+        try:
+            record, dropped = validate_value(value, self.validate, drop_unknown=newer)
+        except ValidationError as error:
+            self.problems.extend(problems_of(error, self.source, number))
+        else:
+            warn_dropped(self.source, [name for name in dropped if name not in self.warned])
+            self.warned.update(dropped)
+            self.records.append((number, record))
+
+    def version(self, number: int, found: object) -> bool:
+        """Whether the line is of a newer minor version; ends the reading if it cannot be read at all."""
+        problem, newer = check_schema_id(found, self.kind)
+        if problem is not None:
+            self.problem(number, "/schema", problem)
+            raise BadInputError(self.problems)
+        return newer
+
+    def problem(self, number: int, pointer: str, message: str) -> None:
+        """Note what is wrong with a line."""
+        self.problems.append(Problem(self.source, number, pointer, message))
+
+
+def _names_schema(line: bytes) -> bool:
+    value = json.loads(line) if is_json(line) else None
+    return isinstance(value, dict) and "schema" in value

@@ -1,0 +1,310 @@
+"""Words that messages share.
+
+Whole numbers in text: as many digits as a file can ever need, and no error for the rest.
+
+Times as people read them, and as programs do.
+
+Text for a terminal: how wide it is, and where it may be broken.
+
+Tables of text, one line a row, that fit a terminal and never break a number or an id.
+
+What does not fit is left out by columns, those of the highest rank first. Text that may be cut is cut
+between words. An id is cut as a last resort, where nothing else would be left beside it. Without a width, as
+for a file or a pipe, nothing is left out or cut.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+
+def shortened(text: str, limit: int = 60) -> str:
+    """A value of a file as a message shows it: a long one is cut."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def without_long_words(line: str, limit: int = 300) -> str:
+    """A line of a message: the middle of a word that is too long to be read is left out."""
+    return re.sub(rf"\S{{{limit},}}", lambda word: f"{word[0][: limit // 2]}…{word[0][-limit // 4 :]}", line)
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 job``, ``2 jobs``; for nouns whose plural takes an s."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def in_gpus(count: int) -> str:
+    """``1 GPU``, ``2 GPUs``."""
+    return counted(count, "GPU")
+
+
+def listed(names: Sequence[str], shown: int = 3) -> str:
+    """``"a", "b", "c" and 2 more``."""
+    text = ", ".join(f'"{name}"' for name in names[:shown])
+    return text if len(names) <= shown else f"{text} and {len(names) - shown} more"
+
+
+TOO_MANY: Final = "a number has too many digits"
+"""What messages say of a number that Python does not convert."""
+
+
+def whole_number(text: str) -> int | None:
+    """The number that a text of decimal digits stands for; None for any other text, and beyond 18 digits.
+
+    ``int`` takes signs, blanks, underscores and the digits of other scripts as well, and raises beyond a
+    limit of digits that the environment sets.
+    """
+    plain = text.isascii() and text.isdigit()
+    return int(text) if plain and len(text.lstrip("0")) <= 18 else None  # all of them fit 64 bits
+
+
+EPOCH_LIKE_S: Final = 1e9
+"""Times from this on (September 2001) are UTC seconds since the epoch; below, since the start of a trace."""
+_MINUTE_S: Final = 60
+_HOUR_S: Final = 3600
+_DAY_S: Final = 86_400
+_UNITS: Final = frozenset({"s", "min"})
+"""Those of spans in one unit."""
+
+
+def span_text(seconds: float) -> str:
+    """A length of time in one unit or two: ``40 s``, ``3 min``, ``2 h 5 min``, ``3 d 4 h``."""
+    rounded = round(max(0.0, seconds))
+    if rounded < _MINUTE_S:
+        return f"{rounded} s"
+    if rounded < _HOUR_S:
+        return f"{round(rounded / _MINUTE_S)} min"
+    if rounded < _DAY_S:
+        return _two(rounded, _HOUR_S, "h", _MINUTE_S, "min")
+    return _two(rounded, _DAY_S, "d", _HOUR_S, "h")
+
+
+def between_text(first_s: float, last_s: float, now_s: float) -> str:
+    """A time to come that is not known exactly: ``in 24 to 47 min``, ``in 50 min to 1 h 10 min``."""
+    first, last = (span_text(max(0.0, at_s - now_s)) for at_s in (first_s, last_s))
+    if first == last:
+        return f"in {first}"
+    number, _, unit = first.partition(" ")
+    same = unit in _UNITS and last.partition(" ")[2] == unit
+    return f"in {number if same else first} to {last}"
+
+
+def when_text(at_s: float, now_s: float) -> str:
+    """A time from now and by the clock: ``in 3 min (14:05)``, ``2 h ago (2026-03-01 23:50)``.
+
+    :param at_s: UTC seconds since the epoch, or seconds since the start of a trace.
+    :param now_s: the present on the same clock.
+    """
+    span = span_text(abs(at_s - now_s))
+    relative = f"in {span}" if at_s > now_s else f"{span} ago"
+    if abs(at_s - now_s) < 0.5:
+        relative = "now"
+    at = "at " if at_s < EPOCH_LIKE_S else ""
+    return f"{relative} ({at}{clock_text(at_s, now_s)})"
+
+
+def clock_text(at_s: float, now_s: float) -> str:
+    """The local time of day, with the date where that is not today's; of a trace, its seconds."""
+    if at_s < EPOCH_LIKE_S:
+        return f"{at_s:,.0f} s"
+    try:
+        at, today = time.localtime(at_s), time.localtime(now_s)
+    except (OverflowError, ValueError, OSError):
+        return "far ahead"
+    form = "%H:%M" if at[:3] == today[:3] else "%Y-%m-%d %H:%M"
+    return time.strftime(form, at)
+
+
+def iso_time(at_s: float | None) -> str | None:
+    """A UTC time as ISO 8601 with milliseconds; None where there is none, or none that a calendar has."""
+    if at_s is None:
+        return None
+    try:
+        found = datetime.fromtimestamp(at_s, UTC)
+    except (OverflowError, ValueError, OSError):
+        return None
+    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _two(seconds: int, large_s: int, large: str, small_s: int, small: str) -> str:
+    smalls = round(seconds / small_s)
+    whole, rest = divmod(smalls, large_s // small_s)
+    return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
+
+
+_CUT: Final = "…"
+_BREAKS: Final = re.compile(r"\d+(?:[.,:]\d+)*|\D")
+"""What stays whole in a word that is too long for a line: numbers, and single characters."""
+
+
+def width_of(text: str) -> int:
+    """Columns that a terminal needs for the text; some characters take two, some none."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def one_line(text: str) -> str:
+    """The text without line ends, and with everything escaped that would act on a terminal."""
+    if text.isascii() and text.isprintable():
+        return text
+    return harmless(" ".join(text.split()))
+
+
+def harmless(text: str, *, keeps: str = "") -> str:
+    """The text with everything escaped that would act on a terminal, line ends included.
+
+    :param keeps: characters that stay as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each
+        if each.isprintable() or each in keeps
+        else each.encode("unicode_escape", "surrogatepass").decode()
+        for each in text
+    )
+
+
+def cut_to_width(text: str, width: int) -> str:
+    """The text, cut after its last word that fits into ``width`` columns; a number is never cut."""
+    if width_of(text) <= width:
+        return text
+    kept, room = "", width - width_of(_CUT)
+    for word in text.split():
+        longer = f"{kept} {word}".lstrip()
+        if width_of(longer) > room:
+            break
+        kept = longer
+    if not kept and room > 0:
+        kept = next(_parts(text.split(maxsplit=1)[0], room))[0]
+    return f"{kept if width_of(kept) <= room else ''}{_CUT}"
+
+
+def wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
+    """Lines of at most ``width`` columns, broken between words; all but the first begin with ``indent``.
+
+    A word that is longer than a line is broken too, but not within a number.
+    """
+    lines: list[str] = []
+    line = ""
+    for word in text.split():
+        for part, glued in _parts(word, width - width_of(indent)):
+            joined = part if not line else f"{line}{'' if glued else ' '}{part}"
+            if width_of(joined) <= width - (width_of(indent) if lines else 0):
+                line = joined
+            else:
+                lines += [line] if line else []
+                line = part
+    lines.append(line)
+    return [lines[0], *(indent + line for line in lines[1:])]
+
+
+def narrowest(text: str) -> int:
+    """The least width that :func:`wrapped` keeps to: that of the longest number."""
+    return max(map(width_of, _BREAKS.findall(text)), default=0)
+
+
+def fitted(lines: Iterable[str], width: int | None) -> list[str]:
+    """Lines as they are, those wider than ``width`` broken; what follows is indented as the line was."""
+    found: list[str] = []
+    for line in lines:
+        if width is None or width_of(line) <= width:
+            found.append(line)
+            continue
+        begins = line[: len(line) - len(line.lstrip())]
+        found += [begins + each for each in wrapped(line, width - width_of(begins))]
+    return found
+
+
+def _parts(word: str, width: int) -> Iterator[tuple[str, bool]]:
+    """A word in parts that each fit a line, and whether a part belongs to the one before."""
+    if width_of(word) <= width:
+        yield word, False
+        return
+    part, first = "", True
+    for piece in _BREAKS.findall(word):
+        if part and width_of(part + piece) > width:
+            yield part, not first
+            part, first = "", False
+        part += piece
+    yield part, not first
+
+
+GAP: Final = "  "
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column and what happens to it on a narrow terminal."""
+
+    header: str
+    rank: int = 0
+    """Columns of the highest rank are left out first, those of rank 0 never."""
+    least: int | None = None
+    """Cells may be cut between words where at least this width is left for them; None: never."""
+    right: bool = False
+    """Whether cells end at the same place, as numbers do."""
+
+
+def text_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
+    """The header and a line for each row; ``width`` is that of the terminal in columns, if there is one."""
+    cells = [[one_line(cell) for cell in row] for row in rows]
+    widths = [
+        max([width_of(column.header), *(width_of(row[index]) for row in cells)])
+        for index, column in enumerate(columns)
+    ]
+    kept = list(range(len(columns)))
+    if width is not None:
+        kept = _kept(columns, widths, width)
+        widths = _cut_widths(columns, widths, kept, width)
+    lines = [[column.header for column in columns], *cells]
+    return "".join(_line(columns, row, widths, kept) for row in lines)
+
+
+def _kept(columns: Sequence[Column], widths: Sequence[int], width: int) -> list[int]:
+    """The columns that there is room for."""
+    kept = list(range(len(columns)))
+    while sum(_least(columns[at], widths[at]) + len(GAP) for at in kept) - len(GAP) > width:
+        last = max(kept, key=lambda at: columns[at].rank)
+        beside = _least(columns[last], widths[last]) + len(GAP)
+        if not columns[last].rank or (len(kept) == 2 and beside <= width // 2):
+            break
+        kept.remove(last)
+    return kept
+
+
+def _least(column: Column, width: int) -> int:
+    return width if column.least is None else min(width, column.least)
+
+
+def _cut_widths(columns: Sequence[Column], widths: Sequence[int], kept: list[int], width: int) -> list[int]:
+    """The widths of columns that may be cut, so that all that are kept fit; of the others as they are."""
+    found = list(widths)
+    for at in reversed(kept):
+        excess = sum(found[at] + len(GAP) for at in kept) - len(GAP) - width
+        if excess <= 0:
+            break
+        if columns[at].least is not None:
+            found[at] = max(_least(columns[at], found[at]), found[at] - excess)
+        elif at == kept[0]:
+            found[at] -= excess
+    return found
+
+
+def _line(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int], kept: Sequence[int]) -> str:
+    cells = []
+    for at in kept:
+        text, room = row[at], widths[at]
+        if not text.isascii() or len(text) > room:
+            text = cut_to_width(text, room)
+            room -= width_of(text) - len(text)
+        cells.append(text.rjust(room) if columns[at].right else text.ljust(room))
+    return GAP.join(cells).rstrip() + "\n"

@@ -1,1 +1,0 @@
-"""How far jobs are that do not state their work: a Beta distribution learned from jobs that ended."""

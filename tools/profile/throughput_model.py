@@ -1,0 +1,610 @@
+"""Step times by the number of GPUs: what was measured, and the additive model in between.
+
+With b samples a GPU and micro-step on k GPUs, one optimizer step takes
+
+    t(b, k, accum) = (accum - 1) · t_proc(b) + S(b, k)
+    S(b, k) = t_proc(b) + t_comm(b, k)
+
+after the job scalability analyzer of "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al.,
+2020, section III-B; there accum is 1). A measured row wins over all of it; several rows of one placement and
+local batch (rings in another order, repeated imports) are one, of their plain mean. Else, in this order:
+
+- t_proc: linear between the local batches measured on one GPU; below the smallest no faster than there.
+- S at a measured size: linear between its local batches; beyond them t_proc plus the overhead at the nearest.
+- S between two measured sizes: linear in k at equal b (t_comm(b, 1) = 0).
+- S beyond the largest measured size: t_proc plus a measured all-reduce of the model's weights; without
+  one nothing is known, and nothing is claimed.
+
+Departures from the paper: overhead is what measured steps took beyond computing (the neighbours'
+interference included), an all-reduce only where there are none; shares beyond the largest probed batch are
+accumulated rather than infeasible (Ares, section 4).
+
+Step times by placement and local batch, interpolated from measurements: :class:`ThroughputByPlacement`.
+
+After how the Pollux simulator reads its measurements (replay.md, the semantics of the Pollux simulator):
+
+- A placement is the GPUs per node in the order of the ring; rotations of it are the same, the smallest stands
+  for all. A measured one answers linearly between its local batches.
+- Any other is interpolated linearly over (nodes, GPUs, local batch), between the means of the measured
+  placements with as many nodes and GPUs and the rows that state those numbers alone, on the Delaunay
+  triangulation of these points. Larger node counts are clamped to :data:`MOST_NODES`.
+- A step with ``accum`` micro-steps takes the measured step and ``accum - 1`` times its part without sync.
+
+Local batches beyond the measured ones are answered as the nearest measured one. Outside of the triangulation
+nothing is known, and nothing is claimed.
+
+Piecewise linear curves through measured points.
+
+What both throughput models share that are made from a profile.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from statistics import fmean
+from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.schedule import BatchPlan
+from pliant.tools.profile.simplices import Point, Simplices
+from pliant.tools.profile.throughput import (
+    Key,
+    Placement,
+    key,
+    local_limit,
+    mean_rescale,
+    plan_batch,
+    shape,
+    stand_in,
+    training_rows,
+)
+
+T = TypeVar("T")
+_X: Final = itemgetter(0)
+
+
+class Curve:
+    """Seconds by batch or by weights: linear between the points, which it goes through exactly."""
+
+    def __init__(self, points: Iterable[tuple[int, float]]) -> None:
+        self._points = sorted(points)
+
+    @property
+    def low(self) -> int:
+        """Smallest x that was measured."""
+        return self._points[0][0]
+
+    @property
+    def high(self) -> int:
+        """Largest x that was measured."""
+        return self._points[-1][0]
+
+    def inside(self, x: int) -> float:
+        """The value at ``x``, the nearest end's outside of the points."""
+        (left, at_left), (right, at_right) = around(self._points, x)
+        return at_left if left == right else between(x, left, at_left, right, at_right)
+
+    def costly(self, x: int) -> float:
+        """The value at ``x``: below the points no less than at the first, above them in proportion."""
+        return self.inside(x) * max(1.0, x / self.high)
+
+
+def around(points: Sequence[tuple[int, T]], x: int) -> tuple[tuple[int, T], tuple[int, T]]:
+    """The neighbours of ``x`` among points of ascending x.
+
+    At a point, and beyond the ends, both are the same. Of several points of one x the first counts.
+    """
+    after = bisect_left(points, x, key=_X)
+    if after == len(points):
+        return points[-1], points[-1]
+    if after == 0 or points[after][0] == x:
+        return points[after], points[after]
+    return points[after - 1], points[after]
+
+
+def between(x: float, left: float, at_left: float, right: float, at_right: float) -> float:
+    """The line through two points at ``x``, never outside of their values by rounding."""
+    value = at_left + (at_right - at_left) * ((x - left) / (right - left))
+    return min(max(value, min(at_left, at_right)), max(at_left, at_right))
+
+
+class Table(Protocol):
+    """What one model does on one GPU type."""
+
+    @property
+    def local_batches(self) -> Sequence[int]:
+        """Local batches that were measured, ascending."""
+        ...
+
+
+AnyTable = TypeVar("AnyTable", bound=Table)
+
+
+class ProfiledThroughput(ABC, Generic[AnyTable]):
+    """Answers from tables, one for each model and GPU type, made when they are first needed.
+
+    A GPU type that a model was not measured on answers as the type with most rows of that model does, its
+    times multiplied by the ratio of the relative speeds (1 where none is given).
+    """
+
+    def __init__(
+        self, profile: Profile, speeds: Mapping[str, float] | None, rows: Iterable[ProfileRow]
+    ) -> None:
+        """``rows``: those of the profile that count.
+
+        :raises BadInputError: none of them is a training row.
+        """
+        self._speeds = dict(speeds or {})
+        self._profile = profile
+        self._rows = training_rows(rows)
+        if not self._rows:
+            raise BadInputError.one(
+                profile.source, "has no training rows; measure some with `pliant profile`"
+            )
+        self._tables: dict[tuple[str, str], tuple[AnyTable, float]] = {}
+
+    def models(self) -> Collection[str]:
+        """Models with training rows."""
+        return self._rows.keys()
+
+    def local_batches(self, model: str, gpu_type: str) -> Sequence[int]:
+        """Local batches that were measured, ascending."""
+        return self.table(model, gpu_type)[0].local_batches
+
+    def rescale_seconds(self, model: str) -> float | None:
+        """The mean of the model's rows, or of all rows where the model has none; None: there is none."""
+        return mean_rescale(self._rows, model)
+
+    def profile_rows(self) -> Collection[ProfileRow]:
+        """All rows of the profile."""
+        return self._profile.rows
+
+    def table(self, model: str, gpu_type: str) -> tuple[AnyTable, float]:
+        """The table that answers for a GPU type, and the factor on its times.
+
+        :raises BadInputError: the model is not profiled.
+        """
+        found = self._tables.get((model, gpu_type))
+        if found is None:
+            rows, known = self.rows_for(model, gpu_type)
+            factor = self._speeds.get(known, 1.0) / self._speeds.get(gpu_type, 1.0)
+            found = self._tables[model, gpu_type] = self._make(model, known, rows), factor
+        return found
+
+    def rows_for(self, model: str, gpu_type: str) -> tuple[Sequence[ProfileRow], str]:
+        """The rows that answer for a GPU type, and the type that they were measured on.
+
+        :raises BadInputError: the model is not profiled.
+        """
+        by_type = self._rows.get(model)
+        if by_type is None:
+            raise BadInputError(_unprofiled(model, self._rows))
+        known = stand_in({name: len(rows) for name, rows in by_type.items()}, gpu_type)
+        return by_type[known], known
+
+    @abstractmethod
+    def _make(self, model: str, gpu_type: str, rows: Sequence[ProfileRow]) -> AnyTable:
+        """The table of the rows of a model on a type that it was measured on."""
+
+
+def _unprofiled(model: str, known: Collection[str]) -> str:
+    names = sorted(known)
+    shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+    return f"model '{model}' is not in the profile (it has: {shown}); measure it with `pliant profile`"
+
+
+Query = tuple[str, str, Placement, int, int | None]
+
+
+class ThroughputBySize(ProfiledThroughput["SizeTable"]):
+    """Answers from a profile, largely by the number of GPUs."""
+
+    def __init__(self, profile: Profile, speeds: Mapping[str, float] | None = None) -> None:
+        """:raises BadInputError: the profile has no training row."""
+        super().__init__(profile, speeds, profile.rows)
+        self._allreduce = allreduces(profile.rows)
+        self._seconds: dict[Query, float | None] = {}
+
+    def max_local_batch(self, model: str, gpu_type: str) -> int:
+        """Largest number of samples known to fit one GPU of the type; 0: nothing was found to fit."""
+        return self.table(model, gpu_type)[0].max_local
+
+    def sizes(self, model: str, gpu_type: str) -> Sequence[int]:
+        """Numbers of GPUs that were measured and fit a batch, ascending."""
+        return sorted({row.gpus for row in self.rows_for(model, gpu_type)[0] if row.feasible})
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
+    ) -> float | None:
+        """Seconds of one optimizer step; see :class:`Throughput`."""
+        query = (model, gpu_type, placement, global_batch, per_gpu_max)
+        try:
+            return self._seconds[query]
+        except KeyError:
+            answer = self._seconds[query] = self._answer(query)
+            return answer
+
+    def source(
+        self,
+        model: str,
+        gpu_type: str,
+        placement: Placement,
+        global_batch: int,
+        per_gpu_max: int | None = None,
+    ) -> Literal["measured", "modelled"]:
+        """Where ``step_seconds`` has its answer from: a row of this very type and size, or the model.
+
+        :raises BadInputError: the model is not profiled.
+        """
+        table = self.table(model, gpu_type)[0]
+        plan = table.cut(placement, global_batch, per_gpu_max)
+        row = None if plan is None else table.measured(placement, plan)
+        same = row is not None and row.gpu_type == gpu_type and shape(row) == placement
+        return "measured" if same and row is not None and row.source != "modelled" else "modelled"
+
+    def _answer(self, query: Query) -> float | None:
+        model, gpu_type, placement, global_batch, per_gpu_max = query
+        table, factor = self.table(model, gpu_type)
+        plan = table.cut(placement, global_batch, per_gpu_max)
+        seconds = None if plan is None else table.seconds(placement, plan)
+        return None if seconds is None else seconds * factor
+
+    def _make(self, model: str, gpu_type: str, rows: Sequence[ProfileRow]) -> SizeTable:
+        del model
+        return SizeTable(rows, self._allreduce.get(gpu_type, AllReduce(())))
+
+
+class AllReduce:
+    """Seconds of an all-reduce by placement and weights."""
+
+    def __init__(self, rows: Iterable[ProfileRow]) -> None:
+        points: dict[Placement, dict[int, float]] = {}
+        for row in _averaged(row for row in rows if row.feasible and row.step_seconds is not None):
+            if row.step_seconds is not None and row.parameters:
+                points.setdefault(shape(row), {})[row.parameters] = row.step_seconds
+        self._curves = {place: Curve(by.items()) for place, by in points.items()}
+
+    def seconds(self, place: Placement, weights: int) -> float | None:
+        """Seconds for ``weights`` weights; None beyond the largest size that was measured."""
+        return over_sizes(self._curves, place, lambda found: self._curves[found].costly(weights), alone=0.0)
+
+
+def allreduces(rows: Iterable[ProfileRow]) -> dict[str, AllReduce]:
+    """Those of all GPU types that have some."""
+    by_type: dict[str, list[ProfileRow]] = {}
+    for row in rows:
+        if row.kind == "allreduce":
+            by_type.setdefault(row.gpu_type, []).append(row)
+    return {gpu_type: AllReduce(found) for gpu_type, found in by_type.items()}
+
+
+class SizeTable:
+    """What one model does on one GPU type, from its training rows."""
+
+    def __init__(self, rows: Collection[ProfileRow], allreduce: AllReduce) -> None:
+        good = _averaged(row for row in rows if row.feasible and row.step_seconds is not None)
+        self.max_local = _largest_safe(rows)
+        """Largest local batch that fits; 0: none does."""
+        self._exact = {(shape(row), row.local_batch, row.accum_steps): row for row in good}
+        self._compute = _compute_curve(good)
+        self._curves = _curves(good, self._compute)
+        self._allreduce = allreduce
+        self._weights = max((row.parameters or 0 for row in rows), default=0)
+
+    @property
+    def local_batches(self) -> list[int]:
+        """Local batches that were measured, ascending."""
+        return sorted({local for _, local, _ in self._exact})
+
+    def cut(self, place: Placement, global_batch: int, per_gpu_max: int | None) -> BatchPlan | None:
+        """The batch as the workers get it; None: there is no such cut."""
+        gpus = sum(place)
+        cap = min(self.max_local, per_gpu_max or self.max_local)
+        return plan_batch(global_batch, gpus, cap) if 0 < gpus <= global_batch and cap else None
+
+    def measured(self, place: Placement, plan: BatchPlan) -> ProfileRow | None:
+        """The row that says how long this takes, of the same placement or else the most similar."""
+        found = _most_alike(self._curves, place).get(sum(place))
+        return None if found is None else self._exact.get((found, plan.local, plan.accum))
+
+    def seconds(self, place: Placement, plan: BatchPlan) -> float | None:
+        """Seconds of one optimizer step; None where nothing is known."""
+        row = self.measured(place, plan)
+        if row is not None:
+            return row.step_seconds
+        last = self._last_micro_step(place, plan.local)
+        if last is None or plan.accum == 1:
+            return last
+        return last + (plan.accum - 1) * (self._compute.costly(plan.local) if self._compute else last)
+
+    def _last_micro_step(self, place: Placement, local: int) -> float | None:
+        """S(b, k): one micro-step with synchronisation."""
+        alone = self._compute.costly(local) if self._compute else None
+        known = over_sizes(self._curves, place, lambda found: self._at(found, local), alone=alone)
+        if known is not None or alone is None:
+            return known
+        sync = self._allreduce.seconds(place, self._weights) if self._weights else None
+        return None if sync is None else alone + sync
+
+    def _at(self, place: Placement, local: int) -> float:
+        """S at a measured placement: within its local batches, or the overhead of the nearest beyond."""
+        curve = self._curves[place]
+        if self._compute is None:
+            return curve.costly(local)
+        if curve.low <= local <= curve.high:
+            return curve.inside(local)
+        edge = min(max(local, curve.low), curve.high)
+        overhead = max(0.0, curve.inside(edge) - self._compute.costly(edge))
+        return self._compute.costly(local) + overhead
+
+
+def over_sizes(
+    known: Iterable[Placement], place: Placement, at: Callable[[Placement], float], alone: float | None
+) -> float | None:
+    """A value at a placement: at the most similar one of the size, else linear between the sizes around it.
+
+    :param known: placements that have a value.
+    :param alone: the value on one GPU, where that is known without a placement of that size.
+    :returns: None beyond what is known.
+    """
+    gpus, alike = sum(place), _most_alike(known, place)
+    if gpus in alike:
+        return at(alike[gpus])
+    if gpus == 1:
+        return alone
+    left = max((size for size in alike if size < gpus), default=None)
+    right = min((size for size in alike if size > gpus), default=None)
+    if right is None or (left is None and alone is None):
+        return None
+    at_right = at(alike[right])
+    if left is None:
+        return between(gpus, 1, alone or 0.0, right, at_right)
+    return between(gpus, left, at(alike[left]), right, at_right)
+
+
+def _most_alike(known: Iterable[Placement], wanted: Placement) -> dict[int, Placement]:
+    """By number of GPUs, the placement most like the wanted one: of as many nodes first, else of more."""
+
+    def unlike(place: Placement) -> tuple[int, int, Placement]:
+        return abs(len(place) - len(wanted)), -len(place), place
+
+    return {sum(place): place for place in sorted(known, key=unlike, reverse=True)}
+
+
+def _averaged(rows: Iterable[ProfileRow]) -> list[ProfileRow]:
+    """Rows that measure the same as one, of their mean times.
+
+    Each counts once, however many iterations it is of; modelled ones only where there is nothing else.
+    """
+    groups: dict[Key, list[ProfileRow]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return [found[0] if len(found) == 1 else _mean_row(found) for found in groups.values()]
+
+
+def _mean_row(rows: Sequence[ProfileRow]) -> ProfileRow:
+    rows = [row for row in rows if row.source != "modelled"] or rows
+    compute = [row.compute_seconds for row in rows if row.compute_seconds is not None]
+    return replace(
+        rows[0],
+        step_seconds=fmean(row.step_seconds or 0.0 for row in rows),
+        compute_seconds=fmean(compute) if compute else None,
+    )
+
+
+def _largest_safe(rows: Iterable[ProfileRow]) -> int:
+    fits = {row.local_batch for row in rows if row.feasible}
+    misfits = [row.local_batch for row in rows if not row.feasible]
+    ceiling = min(misfits, default=None)
+    return max((batch for batch in fits if ceiling is None or batch < ceiling), default=0)
+
+
+def _compute_curve(rows: Sequence[ProfileRow]) -> Curve | None:
+    """t_proc: from rows of one GPU, else from the share of computing in rows of several."""
+    alone = [row for row in rows if row.gpus == 1]
+    points: dict[int, float] = {}
+    for row in sorted(alone, key=lambda row: -row.accum_steps):
+        points[row.local_batch] = (row.step_seconds or 0.0) / row.accum_steps
+    if not points:
+        shares: dict[int, list[float]] = {}
+        for row in rows:
+            if row.compute_seconds:
+                shares.setdefault(row.local_batch, []).append(row.compute_seconds / row.accum_steps)
+        points = {batch: sum(found) / len(found) for batch, found in shares.items()}
+    return Curve(points.items()) if points else None
+
+
+def _curves(rows: Sequence[ProfileRow], compute: Curve | None) -> Mapping[Placement, Curve]:
+    """S by placement; of rows with accumulation the micro-steps before the last are taken off."""
+    points: dict[Placement, dict[int, float]] = {}
+    for row in sorted(rows, key=lambda row: -row.accum_steps):
+        step_s, accum = row.step_seconds or 0.0, row.accum_steps
+        before = (accum - 1) * (compute.costly(row.local_batch) if compute else step_s / accum)
+        points.setdefault(shape(row), {})[row.local_batch] = max(step_s / accum, step_s - before)
+    return {place: Curve(by.items()) for place, by in points.items()}
+
+
+MOST_NODES: Final = 16
+"""Larger node counts are clamped to this value."""
+
+
+class StepTimes(NamedTuple):
+    """One measured step of one micro-batch, seconds."""
+
+    step_seconds: float
+    sync_seconds: float
+    """The part that waits for the all-reduce."""
+
+    def accumulated(self, micro_steps: int) -> float:
+        """Seconds of an optimizer step of N micro-steps, 1 without accumulation."""
+        return self.step_seconds + (self.step_seconds - self.sync_seconds) * (micro_steps - 1)
+
+    def times(self, factor: float) -> StepTimes:
+        """On a type of GPU that takes ``factor`` times as long."""
+        return StepTimes(self.step_seconds * factor, self.sync_seconds * factor)
+
+
+Samples = list[tuple[int, StepTimes]]
+"""(local batch, times), ascending."""
+
+
+def smallest_rotation(ring: Placement) -> Placement:
+    """The rotation of a placement that stands for all of them."""
+    return min(ring[turn:] + ring[:turn] for turn in range(len(ring)))
+
+
+class PlacementTable:
+    """Times of one model on one GPU type."""
+
+    def __init__(self, rows: Iterable[ProfileRow], triangulation: str = "") -> None:
+        """``triangulation``: what :attr:`triangulation` was for the same rows."""
+        self._rings: dict[Placement, Samples] = {}
+        self._by_text: dict[str, Samples] = {}
+        counted: list[tuple[Point, StepTimes]] = []
+        grouped: dict[Point, list[StepTimes]] = {}
+        local_batches: set[int] = set()
+        for row in rows:
+            if row.step_seconds is None or row.accum_steps != 1:
+                continue
+            times = StepTimes(row.step_seconds, row.sync_seconds or 0.0)
+            point = (row.nodes, row.gpus, row.local_batch)
+            if row.node_order is None and row.source == "imported":
+                counted.append((point, times))
+                continue
+            self._samples_of(row.node_order or row.placement).append((row.local_batch, times))
+            grouped.setdefault(point, []).append(times)
+            local_batches.add(row.local_batch)
+        self.local_batches: Sequence[int] = sorted(local_batches)
+        """Local batches of measured placements, ascending."""
+        for samples in self._rings.values():
+            samples.sort()
+        means = [(point, _mean_times(grouped[point])) for point in sorted(grouped)]
+        points, values = zip(*means, *counted, strict=True) if means or counted else ((), ())
+        self._simplices = Simplices(points, values, triangulation)
+        self._known: dict[tuple[Placement, int], StepTimes | None] = {}
+
+    def load(self) -> None:
+        """Make ready all that is between the measured placements."""
+        self._simplices.load()
+
+    @property
+    def triangulation(self) -> str:
+        """The triangulation between the rows, as text."""
+        return self._simplices.text()
+
+    def _samples_of(self, text: str) -> Samples:
+        """The list for a placement as profiles write it."""
+        found = self._by_text.get(text)
+        if found is None:
+            ring = smallest_rotation(tuple(map(int, text.split(","))))
+            found = self._by_text[text] = self._rings.setdefault(ring, [])
+        return found
+
+    def times(self, ring: Placement, local_batch: int) -> StepTimes | None:
+        """Of one micro-batch of ``local_batch`` samples a GPU; None: nothing is known."""
+        key = (ring, local_batch)
+        if key not in self._known:
+            self._known[key] = self._interpolate(smallest_rotation(ring), local_batch)
+        return self._known[key]
+
+    def _interpolate(self, ring: Placement, local_batch: int) -> StepTimes | None:
+        samples = self._rings.get(ring)
+        if samples is not None:
+            return _between(samples, local_batch)
+        local = local_batch
+        if self.local_batches:
+            local = min(max(local, self.local_batches[0]), self.local_batches[-1])
+        found = self._simplices.at((min(len(ring), MOST_NODES), sum(ring), local))
+        return None if found is None else StepTimes(*found)
+
+
+class ThroughputByPlacement(ProfiledThroughput[PlacementTable]):
+    """The throughput model that tells placements apart; what it answers is said in ``throughput.py``."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        speeds: Mapping[str, float] | None = None,
+        most_local: Mapping[str, int] | None = None,
+    ) -> None:
+        """``most_local``: largest local batches by model, smaller than the measured ones.
+
+        :raises BadInputError: the profile has no training row.
+        """
+        super().__init__(profile, speeds, (row for row in profile.rows if row.feasible))
+        self._most_local = dict(most_local or {})
+        self._metadata = dict(profile.metadata)
+
+    def load(self, models: Iterable[str], gpu_types: Iterable[str]) -> None:
+        """Compile the tables of some models, so that the first question costs what others do."""
+        kinds = list(gpu_types)
+        for model in sorted(set(models) & set(self.models())):
+            for gpu_type in kinds:
+                self.table(model, gpu_type)[0].load()
+
+    def max_local_batch(self, model: str, gpu_type: str) -> int | None:
+        """Largest number of samples known to fit one GPU of the type."""
+        limits = (*self.local_batches(model, gpu_type)[-1:], self._most_local.get(model))
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def times(self, model: str, gpu_type: str, ring: Placement, local_batch: int) -> StepTimes | None:
+        """Of one micro-batch on the GPUs of ``ring``, a placement in the order of the ring.
+
+        None: nothing is known. Raises ``BadInputError`` for a model that is not known.
+        """
+        table, factor = self.table(model, gpu_type)
+        found = table.times(ring, local_batch)
+        return found if found is None or factor == 1.0 else found.times(factor)
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
+    ) -> float | None:
+        """Seconds of one optimizer step, the batch cut evenly; None: infeasible or not known."""
+        gpus = sum(placement)
+        if global_batch < gpus:
+            return None
+        plan = plan_batch(global_batch, gpus, local_limit(self, model, gpu_type, per_gpu_max))
+        found = self.times(model, gpu_type, placement, plan.local)
+        return None if found is None else found.accumulated(plan.accum)
+
+    def _make(self, model: str, gpu_type: str, rows: Sequence[ProfileRow]) -> PlacementTable:
+        return PlacementTable(rows, self._metadata.get(_key(model, gpu_type), ""))
+
+
+def with_triangulations(profile: Profile) -> Profile:
+    """The profile with the triangulations of its rows in its metadata, so that they are found only once."""
+    groups = training_rows(row for row in profile.rows if row.feasible)
+    made = (
+        (_key(model, gpu_type), PlacementTable(groups[model][gpu_type]).triangulation)
+        for model in sorted(groups)
+        for gpu_type in sorted(groups[model])
+    )
+    found = tuple((key, text) for key, text in made if text)
+    return Profile(profile.rows, (*profile.metadata, *found))
+
+
+def _key(model: str, gpu_type: str) -> str:
+    return f"triangulation of {model} on {gpu_type}"
+
+
+def _mean_times(found: list[StepTimes]) -> StepTimes:
+    count = len(found)
+    if count == 1:
+        return found[0]
+    return StepTimes(
+        sum([times.step_seconds for times in found]) / count,
+        sum([times.sync_seconds for times in found]) / count,
+    )
+
+
+def _between(samples: Samples, local_batch: int) -> StepTimes:
+    """Linear between the neighbours; beyond them the nearest."""
+    (left, low), (right, high) = around(samples, local_batch)
+    if left == right:
+        return low
+    return StepTimes(*(between(local_batch, left, a, right, b) for a, b in zip(low, high, strict=True)))

@@ -1,0 +1,250 @@
+"""The argument lists that start workers, and the environment of a CPU slot: data, never a shell.
+
+What is started gets a clean environment, and all of it can be ended, wherever it hangs in the tree.
+
+The network interface that the workers of a job exchange data over, and the variables that say so.
+
+Why a script failed, from the end of what its workers wrote on stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from pliant.schemas.errors import UsageError
+
+ONE_THREAD: Final = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
+)
+"""A CPU slot is one thread: several would take the cores of the neighbours' slots."""
+
+
+RUN_TORCHRUN: Final = str(Path(__file__).with_name("run_torchrun.py"))
+NO_STORE: Final = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Keeps torchrun from opening a store for its workers: it would listen on every address."""
+
+
+def torchrun(command: Sequence[str], workers: int, rendezvous: Sequence[str], logs: Path) -> tuple[str, ...]:
+    """The argument list of one torchrun; output of each worker goes to files under ``logs``.
+
+    The environment of :data:`NO_STORE` belongs to it. What follows ``--`` is the script's own.
+    """
+    return (
+        *(sys.executable, "-P", RUN_TORCHRUN),
+        *rendezvous,
+        f"--nproc-per-node={workers}",
+        *("--max-restarts", "0"),
+        *("--log-dir", str(logs), "--redirects", "3"),
+        "--",
+        *command,
+    )
+
+
+ONE_WORKER: Final = str(Path(__file__).with_name("one_worker.py"))
+ALONE: Final = {
+    **{f"{scope}RANK": "0" for scope in ("", "LOCAL_", "GROUP_", "ROLE_")},
+    **{f"{scope}WORLD_SIZE": "1" for scope in ("", "LOCAL_", "GROUP_", "ROLE_")},
+}
+"""What torchrun says to an only worker."""
+
+
+def one_worker(command: Sequence[str], logs: Path) -> tuple[str, ...]:
+    """The argument list of a script that is one worker; its output goes to files where torchrun's would.
+
+    The environment of :data:`ALONE` belongs to it.
+    """
+    return (sys.executable, "-I", "-S", ONE_WORKER, str(logs / "worker" / "attempt_0" / "0"), *command)
+
+
+def standalone(address: str) -> tuple[str, ...]:
+    """The rendezvous of one torchrun with itself, in its own memory: no other process can take part.
+
+    :param address: what the workers of the node reach each other at.
+    """
+    return (
+        *("--nnodes=1", "--rdzv-backend=one-node", "--rdzv-endpoint=none", "--rdzv-id=pliant"),
+        f"--local-addr={address}",
+    )
+
+
+FOREIGN: Final = ("PLIANT_", "SLURM_", "TORCHELASTIC_", "PMI_", "OMPI_")
+TORCHRUN: Final = frozenset(
+    {"MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"}
+    | {f"{scope}{name}" for scope in ("", "LOCAL_", "GROUP_", "ROLE_") for name in ("RANK", "WORLD_SIZE")}
+)
+
+
+def child_environment(base: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
+    """The launcher's own environment, without what other launchers left in it, and ``added``."""
+    kept = {
+        name: value for name, value in base.items() if name not in TORCHRUN and not name.startswith(FOREIGN)
+    }
+    return {**kept, **added}
+
+
+def tree(process: psutil.Process) -> list[psutil.Process]:
+    """A process and all its descendants, children first."""
+    try:
+        return [*reversed(process.children(recursive=True)), process]
+    except psutil.Error:
+        return [process]
+
+
+def strays(env: tuple[str, str]) -> Iterator[psutil.Process]:
+    """Processes of this user that carry a variable with that value, wherever they hang in the tree.
+
+    A worker whose parent was killed has no parent of ours; its environment still says whose it is.
+    """
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(env[0]) == env[1]:
+                yield process
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL; who is gone already is gone."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+VARIABLES: Final = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
+"""And how they name an interface: without "=", NCCL takes all whose names begin like this."""
+LOOPBACK: Final = "127.0.0.1"
+
+
+def interface_of(address: str) -> str | None:
+    """The interface of this machine that has an IP address; None: none has, or it is a name."""
+    wanted = LOOPBACK if _is_loopback(address) and ":" not in address else address
+    for name, found in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == wanted for entry in found):
+            return name
+    return None
+
+
+def refuse_loopback(address: str, chosen: Mapping[str, str] = os.environ) -> None:
+    """Accept the user's choice of an interface for a worker that others reach at an address.
+
+    Workers of several hosts that listen on their loopback interfaces each call themselves, or another one on
+    their own host, and wait for the others until a limit ends them.
+
+    :raises UsageError: it is the loopback interface, and the address is not.
+    """
+    if _is_loopback(address):
+        return
+    for variable in VARIABLES:
+        name = chosen.get(variable, "")
+        if name and name.removeprefix("=") == interface_of(LOOPBACK):
+            raise UsageError(
+                f"{variable} is {name}, the loopback interface, where workers on other hosts do not reach "
+                f"this one: unset it, or name the interface of {address}"
+            )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False  # a name
+
+
+ERROR_LINE: Final = re.compile(r"(\[rank\d+\]: *)?[\w.]*(Error|Exception|Interrupt)\b")
+"""Last line of a Python traceback; torch puts the rank before it."""
+_WARNING: Final = re.compile(r"\S.*:\d+: \w*Warning: |\[?W\d{3,4} |\[W\] ")
+"""First line of a warning of Python's, or of the libraries below torch."""
+_SIGNAL: Final = re.compile(r"Signal \d+ \((?P<name>SIG\w+)\) received by PID")
+"""Where torchrun says that a worker was killed."""
+_SYNTAX_ERROR: Final = re.compile(r"(SyntaxError|IndentationError|TabError)\b")
+_PLACE: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+"""Where a traceback says that it was."""
+LONGEST: Final = 200
+"""Characters of a line that are kept."""
+_END_BYTES: Final = 65536
+"""So much of the end of a file is looked at."""
+
+
+def last_words(workers: Iterable[Path], *others: Path) -> str:
+    """The error of the worker that failed first, else what killed one, else the last line that is no warning.
+
+    It is one line that a terminal shows as it is; empty: there is nothing in any of the files.
+
+    :param workers: stderr of each worker, in files whose folder is named after the worker's number.
+    :param others: what else may have something to say, asked where no worker was started: what a launcher
+        says of a worker that failed is only that it did.
+    """
+    started = [*workers]
+    told = [_without_warnings(lines) for lines in _files(started, others)]
+    lines = next(filter(None, told), [])
+    if not any(map(ERROR_LINE.match, lines)) and started:
+        killed = (_SIGNAL.search(line) for path in others for line in _end_of(path).splitlines())
+        if (found := next(filter(None, killed), None)) is not None:
+            return f"killed by {found['name']}"
+    if told and not lines:
+        return "only warnings on stderr"
+    return printable(_most_telling(lines)) if lines else ""
+
+
+def _without_warnings(lines: Iterable[str]) -> list[str]:
+    """Lines without warnings, and without the lines of code that Python shows below them."""
+    found, below = list[str](), False
+    for line in lines:
+        is_code = below and line[:1].isspace()
+        below = _WARNING.match(line) is not None
+        if not (below or is_code):
+            found.append(line.strip())
+    return found
+
+
+def _most_telling(lines: list[str]) -> str:
+    place = max((i for i, line in enumerate(lines) if ERROR_LINE.match(line)), default=len(lines) - 1)
+    line = lines[place]
+    if _SYNTAX_ERROR.match(line):  # its message alone does not say where
+        where = [found for before in lines[:place] if (found := _PLACE.match(before))]
+        return f"{line} ({Path(where[-1]['file']).name}, line {where[-1]['line']})" if where else line
+    return line
+
+
+def last_lines(workers: Iterable[Path], *others: Path, most: int) -> list[str]:
+    """The last lines of the file that :func:`last_words` speaks from, each fit for a terminal."""
+    lines = next(_files(workers, others), [])
+    return [printable(line.rstrip()) for line in lines[-most:]]
+
+
+def printable(line: str) -> str:
+    """A line without what would act on a terminal, cut to :data:`LONGEST` characters."""
+    text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _files(workers: Iterable[Path], others: Iterable[Path]) -> Iterator[list[str]]:
+    """The last lines of each file that has any."""
+    for path in sorted(workers, key=_failed_first) or others:
+        if lines := [line for line in _end_of(path).splitlines() if line.strip()]:
+            yield lines
+
+
+def _failed_first(log: Path) -> tuple[bool, int, str]:
+    try:
+        changed_ns = log.stat().st_mtime_ns
+    except OSError:
+        changed_ns = 0
+    return "Traceback" not in _end_of(log), changed_ns, log.parent.name.rjust(9)
+
+
+def _end_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _END_BYTES))
+            return file.read().decode(errors="replace").strip("\0")
+    except OSError:
+        return ""

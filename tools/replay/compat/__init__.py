@@ -1,1 +1,0 @@
-"""Replaying as published simulators do."""

@@ -1,0 +1,325 @@
+"""Text from a file or stdin, gzipped or not, whose lines and total size have a limit.
+
+The rows of a CSV file, or of one with another delimiter, as a stream of records.
+
+One big JSON list of objects as a stream: only the object at hand and a block of text are in memory.
+
+Jobs on their way to a file: ordered and shifted in time without being in memory all at once.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+import tempfile
+import zlib
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Final, Literal, Self, TextIO, cast
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.file_io.documents import job_fields
+from pliant.schemas.file_io.files import PIPE, NoWriterError, open_file, open_stdin, read_failure, source_name
+from pliant.schemas.file_io.json_lines import encode, header
+from pliant.schemas.file_io.limits import check_bytes, check_text, longest_text
+from pliant.schemas.job import Job
+from pliant.schemas.text import TOO_MANY
+from pliant.tools.replay.importers.conversion import Conversion, InputRow
+
+GZIP: Final = b"\x1f\x8b"
+"""Bytes that a gzipped file begins with."""
+_BEGINNING: Final = 1000
+"""Characters of a first line that tell formats apart."""
+
+
+@contextmanager
+def open_text(path: str | Path) -> Iterator[TextIO]:
+    """A text file, or stdin for ``-``; gzipped or not, with a byte order mark or without.
+
+    :raises BadInputError: it is missing, unreadable, a folder, cut short, or no UTF-8 text.
+    """
+    source = source_name(path)
+    try:
+        if str(path) == PIPE:
+            with _text(cast(io.BufferedReader, open_stdin()), source) as stream:
+                yield stream
+        else:
+            with open_file(path) as binary, _text(cast(io.BufferedReader, binary), source) as stream:
+                yield stream
+    except FileNotFoundError:
+        raise BadInputError.one(source, "no such file") from None
+    except IsADirectoryError:
+        raise BadInputError.one(source, "is a folder, expected a file") from None
+    except (PermissionError, NoWriterError) as error:
+        raise read_failure(error, source) from None
+    except UnicodeDecodeError as error:
+        raise BadInputError.one(source, f"is not UTF-8 text: {error.reason}") from None
+    except (gzip.BadGzipFile, zlib.error, EOFError):
+        raise BadInputError.one(source, "is gzipped, and cut short or damaged") from None
+
+
+def first_line(path: str) -> str:
+    """The beginning of a file's first line; empty for stdin, which can be read only once."""
+    if path == PIPE:
+        return ""
+    with open_text(path) as stream:
+        return stream.readline(_BEGINNING)
+
+
+@contextmanager
+def _text(binary: io.BufferedReader, source: str) -> Iterator[TextIO]:
+    """The text in a stream of bytes, which stays open."""
+    packed = binary.peek(2).startswith(GZIP)
+    stream = _Lines(_Unpacked(binary, source) if packed else binary, source)
+    try:
+        yield stream
+    finally:
+        stream.detach()
+
+
+class _Lines(io.TextIOWrapper):
+    """Text whose lines have a limit: they are read whole, before any field of them is looked at."""
+
+    def __init__(self, binary: io.BufferedIOBase, source: str) -> None:
+        super().__init__(cast(BinaryIO, binary), encoding="utf-8-sig", newline="")
+        self._source = source
+        self._longest = longest_text()
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        """The next line; iterating comes here, too."""
+        line = super().readline(self._longest + 1 if size < 0 else size)
+        check_text(len(line), self._source)
+        return line
+
+
+class _Counted:
+    """A stream that counts what was read from it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.bytes = 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self.bytes += len(data)
+        return data
+
+
+class _Unpacked(gzip.GzipFile):
+    """The bytes that were gzipped; the stream of packed ones stays open.
+
+    Reading raises :class:`~pliant.schemas.errors.BadInputError` where they are too many for what was read
+    so far (:mod:`pliant.schemas.file_io.limits`), and what gzip raises where the stream is damaged.
+    """
+
+    def __init__(self, packed: BinaryIO, source: str) -> None:
+        self._counted = _Counted(packed)
+        super().__init__(fileobj=self._counted)  # type: ignore[call-overload]
+        self._source = source
+        self._bytes = 0
+
+    def read1(self, size: int = -1) -> bytes:
+        """What is read next; text is read by this alone."""
+        data = super().read1(size)
+        self._bytes += len(data)
+        check_bytes(self._bytes, self._counted.bytes, self._source, f"{self._bytes:,} bytes so far")
+        return data
+
+
+def csv_rows(
+    path: str | Path,
+    conversion: Conversion,
+    needed: Collection[str],
+    *,
+    names: Sequence[str] | None = None,
+    delimiter: str = ",",
+    quoted: bool = True,
+) -> Iterator[InputRow]:
+    """The rows of a CSV file by column name.
+
+    :param names: columns of a file without a header line; else the first line names them.
+    :param quoted: whether ``"`` encloses fields.
+    :raises BadInputError: a needed column is missing, or the file is not CSV.
+    """
+    source = source_name(path)
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    with open_text(path) as stream:
+        reader = csv.reader(stream, delimiter=delimiter, quoting=quoting)
+        try:
+            header = next(reader, []) if names is None else list(names)
+            _check_header(header, needed, source)
+            for fields in reader:
+                if len(fields) == len(header):
+                    yield InputRow(source, reader.line_num, dict(zip(header, fields, strict=True)))
+                elif fields:
+                    message = f"has {len(fields)} fields, expected {len(header)}"
+                    conversion.refuse_row(source, reader.line_num, message)
+        except csv.Error as error:
+            raise BadInputError.one(source, f"is not CSV: {error}", line=reader.line_num) from None
+
+
+def _check_header(header: Sequence[str], needed: Collection[str], source: str) -> None:
+    twice = [name for name in needed if header.count(name) > 1]
+    if twice:
+        raise BadInputError.one(source, f"has more than one column {', '.join(twice)}", line=1)
+    missing = [name for name in needed if name not in header]
+    if missing:
+        found = ", ".join(header) or "nothing"
+        text = f"has no column {', '.join(missing)}; it has: {found[:200]}"
+        raise BadInputError.one(source, text, line=1)
+
+
+BLOCK: Final = 1 << 18
+"""Characters read at a time."""
+_BLANKS: Final = re.compile(r"[ \t\r\n]*")
+_decode: Final = json.JSONDecoder().raw_decode
+
+
+def json_rows(path: str | Path, *, block: int = BLOCK) -> Iterator[InputRow]:
+    """The objects of the list with the lines on which they begin.
+
+    :raises BadInputError: the file is not one JSON list of objects, with the line where that shows.
+    """
+    with open_text(path) as stream:
+        yield from _Reader(stream, source_name(path), block).objects()
+
+
+class _Reader:
+    """A window on the text; ``at`` is the place in it, ``line`` the line of that place."""
+
+    def __init__(self, stream: TextIO, source: str, block: int) -> None:
+        self.stream, self.source, self.block = stream, source, block
+        self.text, self.at, self.line = "", 0, 1
+
+    def objects(self) -> Iterator[InputRow]:
+        self.expect("[", "a JSON list")
+        first = self.next()
+        while first != "]":
+            if first != "{":
+                raise self.problem("is not an object, expected the objects of one JSON list")
+            line = self.line
+            yield InputRow(self.source, line, self.object())
+            if self.next() == ",":
+                self.skip(1)
+                first = self.next()
+            else:
+                first = self.expect("]", "',' or ']' after an object", stay=True)
+        self.skip(1)
+        if self.next():
+            raise self.problem("there is text behind the list")
+
+    def object(self) -> dict[str, Any]:
+        while True:
+            try:
+                value, end = _decode(self.text, self.at)
+            except (ValueError, RecursionError) as error:
+                # The end of the text at hand may be in the middle of the object.
+                check_text(len(self.text) - self.at, self.source, line=self.line)
+                if not self.more():
+                    reason = "too deep" if isinstance(error, RecursionError) else _reason(error)
+                    raise self.problem(f"is not readable JSON: {reason}") from None
+            else:
+                self.skip(end - self.at)
+                found: dict[str, Any] = value
+                return found
+
+    def expect(self, character: str, what: str, *, stay: bool = False) -> str:
+        found = self.next()
+        if found != character:
+            raise self.problem(f"found {found or 'the end of the file'!r}, expected {what}")
+        if not stay:
+            self.skip(1)
+        return found
+
+    def next(self) -> str:
+        """The next character that is not a blank; empty at the end."""
+        while True:
+            blanks = _BLANKS.match(self.text, self.at)
+            self.skip((blanks.end() if blanks else self.at) - self.at)
+            if self.at < len(self.text):
+                return self.text[self.at]
+            if not self.more():
+                return ""
+
+    def skip(self, characters: int) -> None:
+        self.line += self.text.count("\n", self.at, self.at + characters)
+        self.at += characters
+
+    def more(self) -> bool:
+        """Read on: as much again as is waiting, so that a long object is not parsed once per block."""
+        waiting = self.text[self.at :]
+        fresh = self.stream.read(max(self.block, len(waiting)))
+        self.text, self.at = waiting + fresh, 0
+        return bool(fresh)
+
+    def problem(self, message: str) -> BadInputError:
+        return BadInputError.one(self.source, message, line=self.line)
+
+
+def _reason(error: ValueError) -> str:
+    return error.msg.lower() if isinstance(error, json.JSONDecodeError) else TOO_MANY
+
+
+_IN_MEMORY: Final = 1 << 25
+"""Bytes that are kept before the jobs go to a temporary file."""
+_CHUNK: Final = 1 << 20
+
+
+class OrderedJobs:
+    """Lines of a job file; 24 bytes a job stay in memory. A context manager: leaving it frees the rest."""
+
+    def __init__(self) -> None:
+        self._lines = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (closed by __exit__)
+        self._submitted, self._starts, self._ends = array("d"), array("q"), array("q")
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lines.close()
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Put jobs behind those that are there."""
+        for job in jobs:
+            fields = job_fields(job)
+            del fields["submit_time"]
+            line = encode(fields)
+            start = self._ends[-1] if self._ends else 0
+            self._lines.write(line)
+            self._submitted.append(job.submit_time)
+            self._starts.append(start)
+            self._ends.append(start + len(line))
+
+    def chunks(self, *, from_zero: bool) -> Iterator[bytes]:
+        """The job file in pieces, by submission time; ``from_zero``: seconds since the first submission."""
+        import numpy as np
+
+        times = np.array(self._submitted)
+        origin = float(times.min()) if from_zero and len(times) else 0.0
+        pieces, size = [header("job")], 0
+        for index in np.argsort(times, kind="stable").tolist():
+            line = self._line(index, self._submitted[index] - origin)
+            pieces.append(line)
+            size += len(line)
+            if size >= _CHUNK:
+                yield b"".join(pieces)
+                pieces, size = [], 0
+        yield b"".join(pieces)
+
+    def _line(self, index: int, time_s: float) -> bytes:
+        """The line with its time behind the id, which holds no comma."""
+        self._lines.seek(self._starts[index])
+        line = self._lines.read(self._ends[index] - self._starts[index])
+        comma = line.index(b",")
+        return b'%s,"submit_time":%s%s' % (line[:comma], repr(time_s).encode(), line[comma:])

@@ -1,0 +1,161 @@
+"""Cumulative distributions of JCT and FTF, all runs in one plot.
+
+Jobs completed over time, all runs in one plot.
+
+Predicted progress with its 90 % band against what happened, job by job (ONES, figure 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from pliant.tools.report.figures.style import (
+    COLOURS,
+    GREY,
+    axes,
+    axes_below,
+    legend,
+    line_style,
+    plain_log,
+    whole_numbers,
+)
+from pliant.tools.report.metrics import completions
+from pliant.tools.report.records import JobRecord, kind
+from pliant.tools.report.rendering.sections import time_unit
+from pliant.tools.report.report import Report, RunReport
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+_WIDE_JCT: Final = 30
+_WIDE_FTF: Final = 3
+"""The axis is logarithmic where the largest value is more than this many times the median."""
+_NAMES: Final = {"fair-share": "fluid fair share", "gps": "linear GPS", "isolated": "isolated jobs"}
+
+
+def jcts(each: RunReport) -> list[float]:
+    """JCTs of the finished jobs, ascending, seconds."""
+    return sorted(job.jct_s for job in each.run.jobs if job.jct_s is not None)
+
+
+def cumulated(values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """The steps of the empirical distribution of ascending values: x, and the share at or below x."""
+    return [*values[:1], *values], [index / len(values) for index in range(len(values) + 1)]
+
+
+def jct_cdf(report: Report) -> Figure | None:
+    """Share of finished jobs by JCT; None if nothing finished."""
+    found = [jcts(each) for each in report.runs]
+    if not any(found):
+        return None
+    unit = time_unit(value for values in found for value in values)
+    figure, plot = axes("Job completion time", f"JCT, {unit.name}", "share of finished jobs")
+    scaled = [[value / unit.seconds for value in values] for values in found]
+    _draw_cdf(plot, report, scaled)
+    _finish(figure, plot, scaled, wide=_WIDE_JCT)
+    return figure
+
+
+def ftf_cdf(report: Report) -> Figure | None:
+    """Share of finished jobs by FTF; None if it is known of none."""
+    found = [sorted(each.fair[report.reference].ftf.values()) for each in report.runs]
+    if not any(found):
+        return None
+    title = f"Finish-time fairness against {_NAMES[report.reference]}"
+    figure, plot = axes(title, "FTF = JCT / JCT under fair sharing", "share of finished jobs")
+    _draw_cdf(plot, report, found)
+    plot.axvline(1, color=GREY, linewidth=0.9, zorder=1)
+    note = plot.annotate(
+        "unfair →", (1, 0), xytext=(4, 4), textcoords="offset points", color=GREY, fontsize=8
+    )
+    note.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1})  # curves run below it
+    _finish(figure, plot, found, wide=_WIDE_FTF)
+    return figure
+
+
+def _draw_cdf(plot: Axes, report: Report, found: Sequence[Sequence[float]]) -> None:
+    for index, (each, values) in enumerate(zip(report.runs, found, strict=True)):
+        if values:
+            x, y = cumulated(values)
+            plot.plot(x, y, drawstyle="steps-post", label=_name(each, len(values)), **line_style(index))
+
+
+def _name(each: RunReport, shown: int) -> str:
+    missing = len(each.run.jobs) - shown
+    info = each.run.info
+    demand = [f"{info.demand} demand"] if info.demand != "stated" else []
+    oracle = ["oracle"] if info.oracle and info.demand != "oracle" else []
+    facts = [kind(each.run), *oracle, *demand]
+    return f"{each.label} ({', '.join([*facts, *([f'{missing} jobs missing'] if missing else [])])})"
+
+
+def _finish(figure: Figure, plot: Axes, found: Sequence[Sequence[float]], *, wide: float) -> None:
+    values = sorted(value for each in found for value in each)
+    if values[-1] > wide * values[len(values) // 2] and values[0] > 0:
+        plain_log(plot, values[0], values[-1])
+    else:
+        plot.set_xlim(left=0)
+    plot.set_ylim(0, 1.02)
+    legend(figure, plot, columns=2)
+
+
+def completed_over_time(report: Report) -> Figure | None:
+    """Finished jobs by the time since the first submission; None if nothing finished."""
+    found = [completions(each.run) for each in report.runs]
+    if not any(found):
+        return None
+    end_s = max(each.run.last_event_s for each in report.runs)
+    unit = time_unit([end_s])
+    figure, plot = axes("Jobs completed", f"time since the first submission, {unit.name}", "finished jobs")
+    for index, (each, ends) in enumerate(zip(report.runs, found, strict=True)):
+        x = [0.0, *(end / unit.seconds for end in ends), each.run.last_event_s / unit.seconds]
+        y = [*range(len(ends) + 1), len(ends)]
+        name = f"{each.label} ({kind(each.run)})"
+        plot.plot(x, y, drawstyle="steps-post", label=name, **line_style(index))
+    plot.set_xlim(0, end_s / unit.seconds or None)
+    plot.set_ylim(bottom=0)
+    whole_numbers(plot)
+    legend(figure, plot, columns=2)
+    return figure
+
+
+MOST_JOBS: Final = 4
+_FEWEST: Final = 3
+"""Predictions of a job that is drawn."""
+
+
+def progress(each: RunReport) -> Figure | None:
+    """The jobs of one run of which most was predicted; None where there is none that finished."""
+    jobs = shown(each)
+    if not jobs:
+        return None
+    figure, plots = axes_below(
+        f"Predicted progress: {each.label}", "samples trained, part of all", "progress", len(jobs)
+    )
+    for plot, job in zip(plots, jobs, strict=True):
+        _draw_progress(plot, job)
+    legend(figure, plots[0])
+    return figure
+
+
+def shown(each: RunReport) -> list[JobRecord]:
+    """The jobs that are drawn, in order of submission."""
+    known = [job for job in each.run.jobs if job.forecasts_held[1] >= _FEWEST]
+    most = sorted(known, key=lambda job: -job.forecasts_held[1])[:MOST_JOBS]
+    return [job for job in known if job in most]
+
+
+def _draw_progress(plot: Axes, job: JobRecord) -> None:
+    total = job.samples_done or 1.0
+    happened = [each.samples_done / total for each in job.forecasts]
+    low, high = [each.low for each in job.forecasts], [each.high for each in job.forecasts]
+    plot.fill_between(happened, low, high, facecolor=COLOURS[0], alpha=0.2, label="90 % interval")
+    plot.plot(happened, [each.mean for each in job.forecasts], color=COLOURS[0], label="predicted, mean")
+    plot.plot([0, 1], [0, 1], color=COLOURS[1], linestyle="--", label="what happened")
+    plot.set_xlim(0, 1)
+    plot.set_ylim(0, 1)
+    held, made = job.forecasts_held
+    plot.set_title(f"{job.id}: {held} of {made} intervals held it", fontsize=8, fontweight="normal")

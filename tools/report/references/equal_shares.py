@@ -1,0 +1,261 @@
+"""Fluid fair sharing along measured curves: the fair-sharing JCT of Ares (ACM TACO 2025), section 5.
+
+Generalized processor sharing with linear scaling: Ares (ACM TACO 2025), section 3.2.
+
+Equal shares in whole GPUs, dealt out again and again: what a policy may promise not to fall behind.
+
+A deal holds for ``deal_s`` seconds, or until the GPUs change; in each every job trains for ``lost_s`` seconds
+less. Every job gets the same number of GPUs within its limits, and those that have had the fewest
+GPU-seconds come first: they get the GPUs that are over, and where not all minima fit the others sit out a
+deal. A job enters at the first deal after its submission and its grace, and leaves with the deal in which it
+has done its work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from heapq import heappop, heappush
+from math import floor, inf
+from typing import TYPE_CHECKING, Final
+
+from pliant.schemas.runinfo import EqualDeals
+from pliant.tools.report.references.isolated import Point, ReferenceJob, at_most_linear, boundaries, rate_at
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+_CACHED_RATES: Final = 2_000_000
+"""Most numbers kept in memory for shares that come up again."""
+
+
+def fluid_finishes(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, int]]) -> dict[str, float]:
+    """Finish time of each job under fluid fair sharing, seconds.
+
+    With N(t) active jobs and M(t) GPUs each job holds M/N GPUs, a fraction too, and runs at the speed of
+    its own curve there, without rescale cost. Jobs with equal curves advance together, so
+    each such group has one clock of samples per job and one heap of the clock's readings at which its
+    members end; an event costs one vector operation over the groups. A job that never finishes is left out.
+    """
+    groups = _Groups(jobs)
+    finishes: dict[str, float] = {}
+    for now, arrivals, gpus, until in boundaries(jobs, capacity):
+        for job in arrivals:
+            groups.add(job)
+        time = now
+        while groups.active and gpus:
+            speeds = groups.speeds(gpus / groups.active)
+            seconds, group = groups.next_end(speeds)
+            if time + seconds > until:
+                break
+            time += seconds
+            finishes[groups.end(group, speeds, seconds)] = time
+        if groups.active and until < inf:
+            groups.advance(groups.speeds(gpus / groups.active), until - time)
+    return finishes
+
+
+class _Groups:
+    """Jobs by curve; ``clock[g]`` is the samples that a member of group g trained since it was last empty."""
+
+    def __init__(self, jobs: Sequence[ReferenceJob]) -> None:
+        import numpy as np
+
+        curves = sorted({job.curve for job in jobs})
+        self.active = 0
+        self._index = {curve: index for index, curve in enumerate(curves)}
+        self._heaps: list[list[tuple[float, str]]] = [[] for _ in curves]
+        self._clock = np.zeros(len(curves))
+        self._next = np.full(len(curves), inf)
+        self._curves = _Curves(curves)
+        self._gaps = np.empty(len(curves))
+        self._by_share: dict[float, NDArray[np.float64]] = {}
+
+    def add(self, job: ReferenceJob) -> None:
+        """A job arrives."""
+        group = self._index[job.curve]
+        heap = self._heaps[group]
+        if not heap:
+            self._clock[group] = 0.0
+        heappush(heap, (float(self._clock[group]) + job.samples, job.id))
+        self._next[group] = heap[0][0]
+        self.active += 1
+
+    def next_end(self, speeds: NDArray[np.float64]) -> tuple[float, int]:
+        """Seconds until the next job ends at these speeds, and its group."""
+        gaps = self._gaps
+        gaps[:] = self._next
+        gaps -= self._clock
+        gaps /= speeds
+        group = int(gaps.argmin())
+        return max(0.0, gaps.item(group)), group
+
+    def end(self, group: int, speeds: NDArray[np.float64], seconds: float) -> str:
+        """Let ``seconds`` pass and the next job of the group go; returns its id."""
+        self.advance(speeds, seconds)
+        heap = self._heaps[group]
+        self._clock[group], job_id = heappop(heap)
+        self._next[group] = heap[0][0] if heap else inf
+        self.active -= 1
+        return job_id
+
+    def advance(self, speeds: NDArray[np.float64], seconds: float) -> None:
+        """Let ``seconds`` pass."""
+        self._clock += speeds * seconds
+
+    def speeds(self, share: float) -> NDArray[np.float64]:
+        """Samples per second of every group when each job holds ``share`` GPUs."""
+        found = self._by_share.get(share)
+        if found is None:
+            if len(self._by_share) * len(self._clock) > _CACHED_RATES:
+                self._by_share.clear()
+            found = self._by_share[share] = self._curves.at(share)
+        return found
+
+
+class _Curves:
+    """Curves from (0, 0) to their last rate, a row each, as segments that are padded without end."""
+
+    def __init__(self, curves: Sequence[tuple[Point, ...]]) -> None:
+        import numpy as np
+
+        width = 1 + max((len(curve) for curve in curves), default=0)
+        self._sizes = np.full((len(curves), width), inf)
+        self._rates = np.zeros((len(curves), width))
+        for row, curve in enumerate(curves):
+            self._sizes[row, : len(curve) + 1] = [0.0, *(size for size, _ in curve)]
+            self._rates[row, : len(curve) + 1] = [0.0, *(rate for _, rate in curve)]
+            self._rates[row, len(curve) + 1 :] = curve[-1][1]
+        with np.errstate(invalid="ignore"):  # between two paddings, where no share falls
+            self._lengths = np.diff(self._sizes, append=inf)
+        self._rises = np.diff(self._rates, append=self._rates[:, -1:])
+        self._before = np.arange(len(curves)) * width - 1
+
+    def at(self, share: float) -> NDArray[np.float64]:
+        """Samples per second of every curve at a number of GPUs."""
+        segment = (self._sizes <= share).sum(axis=1) + self._before
+        part = (share - self._sizes.take(segment)) / self._lengths.take(segment)
+        found: NDArray[np.float64] = self._rates.take(segment) + part * self._rises.take(segment)
+        return found
+
+
+_DIGITS: Final = 12
+"""Significant digits of a rate by GPU: jobs that differ by less share one curve."""
+
+
+def gps_finishes(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, int]]) -> dict[str, float]:
+    """Finish time of each job in GPS, seconds.
+
+    With N(t) active jobs and M(t) GPUs each job receives M/N GPU-seconds per second, and is done when it has
+    received its demand. Departure from the paper: it receives no more than it can use, which is the best of
+    its speeds at up to M/N GPUs over its speed for each GPU that it requests. There, GPUs beyond any size of
+    the job count as well. A job that never finishes is left out.
+    """
+    linear = cache(at_most_linear)
+
+    def in_gps(job: ReferenceJob) -> ReferenceJob:
+        per_gpu = float(f"{job.samples / job.demand_gpu_s:.{_DIGITS}g}")
+        return replace(job, curve=linear(job.curve, per_gpu))
+
+    return fluid_finishes([in_gps(job) for job in jobs], capacity)
+
+
+_ROUNDING: Final = 1e-9
+_MOST_DEALS: Final = 1_000_000
+"""19 years of ten minutes each: what has not ended by then counts as never."""
+
+
+@dataclass(slots=True)
+class _Sharer:
+    job: ReferenceJob
+    enters_s: float
+    done: float = 0.0
+    service_gpu_s: float = 0.0
+    gpus: int = 0
+    rate: float = 0.0
+
+
+def equal_deal_finishes(
+    jobs: Sequence[ReferenceJob],
+    capacity: Sequence[tuple[float, int]],
+    terms: EqualDeals,
+    left_s: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """Ends of the deals in which the jobs end, seconds; a job that never ends is left out.
+
+    :param left_s: when jobs left that did not end, by id: no share of a later deal is theirs.
+    """
+    coming = sorted((_entering(job, terms) for job in jobs), key=lambda each: each.enters_s, reverse=True)
+    changes = [(time_s, gpus) for time_s, gpus in capacity[1:]]
+    gone = left_s or {}
+    there: list[_Sharer] = []
+    finishes: dict[str, float] = {}
+    now, gpus = 0.0, capacity[0][1]
+    for _ in range(_MOST_DEALS):
+        if not coming and not there:
+            break
+        if not there:
+            now = max(now, coming[-1].enters_s)
+        while coming and coming[-1].enters_s <= now:
+            there.append(coming.pop())
+        while changes and changes[0][0] <= now:
+            gpus = changes.pop(0)[1]
+        until = min(now + terms.deal_s, changes[0][0] if changes else inf)
+        there = [each for each in there if gone.get(each.job.id, inf) > now]
+        if not changes and not coming and not _trains_ever(there, gpus, terms):
+            break
+        _deal(there, gpus)
+        for each in there:
+            each.done += each.rate * max(0.0, until - now - terms.lost_s)
+            each.service_gpu_s += each.gpus * (until - now)
+        over = {each.job.id for each in there if each.done >= each.job.samples * (1 - _ROUNDING)}
+        finishes |= dict.fromkeys(over, until)
+        there, now = [each for each in there if each.job.id not in over], until
+    return finishes
+
+
+def _entering(job: ReferenceJob, terms: EqualDeals) -> _Sharer:
+    return _Sharer(job, job.arrival_s + terms.grace_s + terms.grace * job.alone_s)
+
+
+def _trains_ever(there: Sequence[_Sharer], gpus: int, terms: EqualDeals) -> bool:
+    """Whether any job trains in the deals that follow, now that the GPUs stay as they are."""
+    return terms.lost_s < terms.deal_s and any(each.job.least_gpus <= gpus for each in there)
+
+
+def _deal(there: Sequence[_Sharer], gpus: int) -> None:
+    admitted, limits, left = [], [], gpus
+    for each in there:
+        each.gpus, each.rate = 0, 0.0
+    for each in sorted(there, key=lambda each: (each.service_gpu_s, each.enters_s, each.job.id)):
+        most = max(each.job.least_gpus, floor(each.job.curve[-1][0]))
+        if each.job.least_gpus <= left:
+            left -= each.job.least_gpus
+            admitted.append(each)
+            limits.append((each.job.least_gpus, most))
+    for each, part in zip(admitted, _parts(gpus, limits), strict=True):
+        each.gpus, each.rate = part, rate_at(each.job.curve, part)
+
+
+def _parts(gpus: int, limits: Sequence[tuple[int, int]]) -> list[int]:
+    """Whole GPUs, equal within the limits; what is over goes to the first.
+
+    Reports do without the code of policies (``equal_shares``), which they check; a test compares the two.
+    """
+
+    def at(level: int) -> list[int]:
+        return [min(max(level, low), high) for low, high in limits]
+
+    low, high = 0, gpus
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if sum(at(middle)) <= gpus else (low, middle - 1)
+    parts = at(low)
+    over = gpus - sum(parts)
+    for index, (least, most) in enumerate(limits):
+        if over and least <= low < most:
+            parts[index], over = parts[index] + 1, over - 1
+    return parts

@@ -1,0 +1,376 @@
+"""The command lines of Slurm, as data: pure functions that return argument lists. No shell reads them.
+
+``squeue`` is asked for fields with ``|`` between them, the name last: names may contain anything.
+
+What Slurm is asked for an attempt, and the script that it runs there, as text: pure functions.
+
+Slurm chooses the nodes. What it is given of a placement is how many workers there are, whether they share
+one node, and what each needs.
+
+Run one of Slurm's commands, and read what it prints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.cluster import Cluster, Node, SlurmOptions
+from pliant.schemas.errors import ServiceMissingError
+from pliant.tools.run.backends.protocol import Handle, Unit
+from pliant.tools.run.statedir.contract.folders import AttemptDir
+from pliant.tools.run.statedir.contract.plan import ENV_WORKER
+
+JOB_FIELDS: Final = "%i|%T|%N|%r|%j"
+"""id, state, nodes, reason, name; :func:`parsing.jobs` reads them."""
+STEP_FIELDS: Final = "%i|%N|%j"
+"""id, node, name; :func:`parsing.steps` reads them."""
+IMMEDIATE_S: Final = 5
+"""For a step to be given what it asks for, before srun gives up."""
+_DIGEST_CHARS: Final = 12
+_MEGABYTE: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a lease job is to hold of a node."""
+
+    name: str
+    """Of the job: it leads from a state directory to its leases."""
+    node: str
+    gpus: int
+    """Through --gres; 0: none, the slots are CPUs."""
+    cpus: int | None = None
+    """None: all of the node."""
+    memory_bytes: int | None = None
+    """None: all of the node."""
+
+
+def name_of(state: Path) -> str:
+    """How the names of all jobs of one state directory begin."""
+    return f"pliant-{hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:_DIGEST_CHARS]}"
+
+
+def lease_prefix(state: Path) -> str:
+    """How the names of all leases of one state directory begin."""
+    return f"{name_of(state)}-"
+
+
+def asked_for(options: SlurmOptions) -> tuple[str, ...]:
+    """Which queue a job comes into, and for how long; what is left out is up to Slurm."""
+    asked = {
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "reservation": options.reservation,
+        "time": None if options.lease_seconds is None else str(math.ceil(options.lease_seconds / 60)),
+    }
+    return tuple(f"--{name}={value}" for name, value in asked.items() if value is not None)
+
+
+def lease_of(cluster: Cluster, node: Node, state: Path) -> Lease:
+    """The lease that a node of a cluster file needs."""
+    gpus = node.gpus if cluster.slots == "gpu" else 0
+    name = f"{lease_prefix(state)}{node.name}"
+    if cluster.slurm.exclusive:
+        return Lease(name, node.name, gpus)
+    cpus = math.ceil(node.cpus) if node.cpus is not None else node.gpus
+    return Lease(name, node.name, gpus, max(1, cpus), node.memory)
+
+
+def sbatch_lease(lease: Lease, options: SlurmOptions, state: Path) -> tuple[str, ...]:
+    """Submit a lease job: it holds a node and does nothing. Prints its id.
+
+    It is not requeued: a job that is waits for two minutes, and its steps are lost all the same.
+    """
+    return (
+        *("sbatch", "--parsable", f"--job-name={lease.name}", f"--comment=pliant --state {state}"),
+        *("--nodes=1", "--ntasks=1", f"--nodelist={lease.node}", "--no-requeue"),
+        *_share(lease),
+        *((f"--gres={options.gres}:{lease.gpus}",) if lease.gpus else ()),
+        *asked_for(options),
+        *("--chdir=/", "--output=/dev/null", "--error=/dev/null", "--export=NONE"),
+        *options.options,
+        "--wrap=exec sleep infinity",
+    )
+
+
+def _share(lease: Lease) -> tuple[str, ...]:
+    """Of the node: all, or a part."""
+    if lease.cpus is None:
+        return "--exclusive", "--mem=0"
+    memory = () if lease.memory_bytes is None else (f"--mem={max(1, lease.memory_bytes // _MEGABYTE)}M",)
+    return (f"--cpus-per-task={lease.cpus}", *memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One unit of a training job on the node of a lease."""
+
+    lease_id: str
+    name: str
+    log: Path
+    """What the unit says before it redirects its output; written on the node."""
+    gres: str = ""
+    """What the step sees of the lease's GPUs: "gpu:4"; empty: none."""
+    cpus: int | None = None
+    """Of its own, where Slurm chooses its GPUs, too; None: it shares all that the lease has."""
+
+
+def step_name(job: str, attempt: int, unit: int) -> str:
+    """How the step of a unit is called."""
+    return f"{job}.{attempt}.{unit}"
+
+
+def step_gres(options: SlurmOptions, lease_gpus: int, own_gpus: int) -> str:
+    """What a step asks for: all GPUs of its lease, of which its keeper picks its own, or their number."""
+    count = own_gpus if options.gpu_choice == "slurm" else lease_gpus
+    return f"{options.gres}:{count}" if lease_gpus else ""
+
+
+def srun_step(step: Step, argv: Sequence[str]) -> tuple[str, ...]:
+    """Start a step; returns its exit code when it has ended. The step outlives an srun that is killed hard.
+
+    Memory is shared among the steps of a lease, and so are CPUs and GPUs unless the step has its own.
+    """
+    share = ("--overlap",) if step.cpus is None else ("--exact", f"--cpus-per-task={step.cpus}")
+    return (
+        *("srun", "--quiet", f"--jobid={step.lease_id}", f"--job-name={step.name}"),
+        *("--nodes=1", "--ntasks=1", "--mem=0", *share, f"--immediate={IMMEDIATE_S}"),
+        f"--gres={step.gres or 'none'}",
+        *("--mpi=none", "--cpu-bind=none", "--chdir=/", "--input=none"),
+        *(f"--output={escaped(step.log)}", "--open-mode=append"),
+        *argv,
+    )
+
+
+def escaped(path: Path) -> str:
+    """A path as a file name of srun: a percent sign would begin a pattern."""
+    return str(path).replace("%", "%%")
+
+
+def squeue_jobs(user_id: int) -> tuple[str, ...]:
+    """All jobs of a user that wait or run."""
+    return "squeue", "--all", "--noheader", f"--user={user_id}", f"--format={JOB_FIELDS}"
+
+
+def squeue_steps(user_id: int) -> tuple[str, ...]:
+    """All steps of a user that run."""
+    return "squeue", "--all", "--noheader", "--steps", f"--user={user_id}", f"--format={STEP_FIELDS}"
+
+
+def show_nodes(names: Iterable[str] = ()) -> tuple[str, ...]:
+    """Nodes with all that Slurm knows of them, one a line; none named: all nodes."""
+    wanted = ",".join(names)
+    return "scontrol", "--oneliner", "--all", "show", "node", *((wanted,) if wanted else ())
+
+
+def show_partitions() -> tuple[str, ...]:
+    """All partitions, one a line."""
+    return "scontrol", "--oneliner", "--all", "show", "partition"
+
+
+def show_job(job_id: str) -> tuple[str, ...]:
+    """A job with all that Slurm knows of it, also for a while after it has ended."""
+    return "scontrol", "--oneliner", "show", "job", job_id
+
+
+def show_config() -> tuple[str, ...]:
+    """How Slurm is configured."""
+    return "scontrol", "show", "config"
+
+
+def version() -> tuple[str, ...]:
+    """Which Slurm this is; no daemon is asked."""
+    return "sinfo", "--version"
+
+
+def scancel_jobs(ids: Iterable[str]) -> tuple[str, ...]:
+    """End lease jobs, with all of their steps."""
+    return "scancel", "--quiet", *ids
+
+
+def scancel_named(name: str, user_id: int) -> tuple[str, ...]:
+    """End a user's jobs of that name, wherever they stand; harmless if there are none.
+
+    An operator could end those of other users, too, whose directory has the same path on another host.
+    """
+    return "scancel", "--quiet", f"--user={user_id}", f"--name={name}"
+
+
+def scancel_step(step_id: str) -> tuple[str, ...]:
+    """Kill every process of a step at once. A softer signal would reach all of them, too."""
+    return "scancel", "--quiet", "--signal=KILL", step_id
+
+
+TASK: Final = str(Path(__file__).with_name("task.py"))
+_WORKERS: Final = "--nproc-per-node="
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What an attempt needs of Slurm: equal tasks, one for each unit."""
+
+    name: str
+    """Of the job: it leads from the attempt to it, and is used once."""
+    tasks: int
+    nodes: int | None
+    """On exactly this many; None: on as many as Slurm likes."""
+    gpus: int = 0
+    """Of each task."""
+    cpus: int | None = None
+    """Of each task; None: what Slurm gives."""
+    memory_bytes: int | None = None
+    """For each processor; None: what Slurm gives."""
+
+
+def job_name(handle: Handle, state: Path) -> str:
+    """What the Slurm job of an attempt is called."""
+    return f"{name_of(state)}.{handle.job}.{handle.attempt}"
+
+
+def request_of(cluster: Cluster, units: Sequence[Unit], name: str) -> Request:
+    """What the units of an attempt need.
+
+    Units that are a node each get nodes of their own, and all as much as the largest: Slurm gives equal
+    tasks only.
+    """
+    workers = max(_workers(unit) for unit in units)
+    planned = {unit.node for unit in units}
+    a_node_each = all(ENV_WORKER not in unit.env for unit in units)
+    nodes = len(planned) if a_node_each or len(planned) == 1 else None
+    if cluster.slots == "cpu":
+        return Request(name, len(units), nodes, cpus=workers)
+    known = [node for node in cluster.expanded() if node.name in planned]
+    each = min((share for node in known if (share := _cpus_of_a_gpu(node))), default=None)
+    memory = min((share for node in known if (share := _memory_of_a_cpu(node))), default=None)
+    cpus = None if each is None else each * workers
+    return Request(name, len(units), nodes, workers, cpus, memory if cpus is not None else None)
+
+
+def _workers(unit: Unit) -> int:
+    """How many workers a torchrun starts."""
+    stated = next((word for word in unit.argv if word.startswith(_WORKERS)), f"{_WORKERS}1")
+    return int(stated.removeprefix(_WORKERS))
+
+
+def _cpus_of_a_gpu(node: Node) -> int | None:
+    return max(1, int(node.cpus / node.gpus)) if node.cpus and node.gpus else None
+
+
+def _memory_of_a_cpu(node: Node) -> int | None:
+    return int(node.memory / node.cpus) if node.memory and node.cpus else None
+
+
+def sbatch(request: Request, options: SlurmOptions, attempt: AttemptDir) -> tuple[str, ...]:
+    """Submit the script of an attempt. Slurm does not start it a second time: that is our part."""
+    nodes = () if request.nodes is None else (f"--nodes={request.nodes}",)
+    memory = request.memory_bytes
+    return (
+        *("sbatch", "--parsable", f"--job-name={request.name}", "--no-requeue", "--export=ALL"),
+        *nodes,
+        *_tasks(request, options),
+        *(() if memory is None else (f"--mem-per-cpu={max(1, memory // _MEGABYTE)}M",)),
+        *asked_for(options),
+        *("--chdir=/", f"--output={escaped(attempt.logs / 'slurm.log')}", "--open-mode=append"),
+        *options.options,
+        str(script_file(attempt)),
+    )
+
+
+def script(request: Request, options: SlurmOptions, attempt: AttemptDir, locale: str | None = None) -> str:
+    """The script: it starts a task for each unit, and a task that fails leaves the others alone.
+
+    The environment is that of the launcher, but no task gets its token.
+
+    :param locale: LC_ALL as the launcher has it; None: not at all.
+    """
+    srun = (
+        *("srun", "--quiet", *_tasks(request, options)),
+        *("--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--input=none"),
+        *(f"--output={escaped(attempt.logs)}/launcher-%t.log", "--open-mode=append"),
+        *(sys.executable, "-I", "-S", TASK, str(attempt.path)),
+    )
+    said = "unset LC_ALL" if locale is None else f"export LC_ALL={shlex.quote(locale)}"
+    return f"#!/bin/sh\n{said}\nunset {JWT}\nexec {shlex.join(srun)}\n"
+
+
+def script_file(attempt: AttemptDir) -> Path:
+    """Where the script of an attempt is."""
+    return attempt.path / "slurm.sh"
+
+
+def _tasks(request: Request, options: SlurmOptions) -> tuple[str, ...]:
+    """Said to sbatch and to srun alike: not all of it is passed on by every release."""
+    kind = options.gres.partition(":")[2]
+    found = [f"--ntasks={request.tasks}"]
+    if request.nodes is not None and request.nodes == request.tasks:
+        found.append("--ntasks-per-node=1")
+    if request.gpus:
+        found.append(f"--gpus-per-task={f'{kind}:' if kind else ''}{request.gpus}")
+    if request.cpus is not None:
+        found.append(f"--cpus-per-task={request.cpus}")
+    return tuple(found)
+
+
+TIMEOUT_S: Final = 30.0
+"""A controller that does not answer is asked again by the command itself for about ten seconds."""
+CONF: Final = "SLURM_CONF"
+"""Which Slurm is meant."""
+JWT: Final = "SLURM_JWT"
+"""A token that stands for the user where Slurm asks for one; srun does not support it."""
+_OPTIONS: Final = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_")
+
+
+def of_slurm(env: Mapping[str, str], *names: str) -> dict[str, str]:
+    """Those of Slurm's variables; all others stand for options, or belong to a job that we may be in."""
+    return {name: env[name] for name in names if name in env}
+
+
+def ask(
+    argv: Sequence[str],
+    *,
+    text: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+    base: Mapping[str, str] | None = None,
+) -> str:
+    """What the command prints.
+
+    :param text: its standard input.
+    :param base: its environment, but for what is Slurm's; None: that of this process.
+    :raises ServiceMissingError: it is not there, does not end in time, or fails.
+    """
+    base = os.environ if base is None else base
+    env = {name: value for name, value in base.items() if not name.startswith(_OPTIONS)}
+    env |= of_slurm(os.environ, CONF, JWT)
+    try:
+        done = subprocess.run(
+            argv,
+            input=text or "",
+            env={**env, "LC_ALL": "C"},
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise ServiceMissingError(f"Slurm's {argv[0]} is not here: run on a host of the cluster") from None
+    except subprocess.TimeoutExpired:
+        raise ServiceMissingError(
+            f"Slurm does not answer: {argv[0]} took more than {timeout_s:.0f} s"
+        ) from None
+    except OSError as error:
+        raise ServiceMissingError(f"{argv[0]} cannot be run: {error.strerror}") from error
+    if done.returncode:
+        said = next(iter(done.stderr.strip().splitlines()), "") or f"exit code {done.returncode}"
+        raise ServiceMissingError(f"{argv[0]}: {said.removeprefix(f'{argv[0]}: ')}")
+    return done.stdout

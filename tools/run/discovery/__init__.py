@@ -1,1 +1,0 @@
-"""What a cluster file says, found out: by asking this machine, or Slurm."""

@@ -1,0 +1,489 @@
+"""What rank 0 says about a job while it trains: the newest in one small file, and history as events.
+
+The file (:class:`Progress`) is replaced every ``progress_s`` seconds of the plan. The events go to the
+attempt's own file. The first step of an attempt, and the first one after each change of its workers or of its
+batch, is recorded by a ``progress`` event. Its detail names the ``generation`` that trains; after a change
+while training went on also ``mechanism`` ("in place"), ``parts`` (seconds of each part of the stall) and,
+where a worker died, ``lost``; in an attempt that replaces another one ``mechanism`` ("relaunched") and the
+``reason``. The first measurement after it follows as soon as there is one, later ones every ``history_s``
+seconds: ``step_seconds``, a mean, and where the batch may move the ``noise_scale``.
+
+What stays known about a job's training: events in the attempt's own file, few of them.
+
+How much memory a worker holds.
+
+The gradient noise scale of a job while it trains, from gradients that are there anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import torch
+from torch import nn
+
+from pliant.schemas.errors import PliantError
+from pliant.schemas.event import Event, EventName
+from pliant.schemas.file_io.events import EventWriter
+from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.state.state import Counters, Mean
+from pliant.tools.run.statedir.contract.plan import ENV_NOISE, LastCheckpoint, Plan, Progress, write_progress
+
+_LEAST_STEPS: Final = 3
+"""The least number of steps whose mean counts as a measured speed."""
+_STEP_SMOOTHING: Final = 0.2
+"""Weight of the newest step in what a step usually takes."""
+_PROC: Final = Path("/proc")
+_START_TICKS: Final = 19
+"""Where a process's start, in ticks since the system was booted, stands behind its name in ``stat``."""
+_log = logging.getLogger("pliant")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change that training went on over."""
+
+    since_s: float
+    """Since when no step is trained that counts (monotonic)."""
+    usual_step_s: float
+    """What a step took before it."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds by part."""
+    lost: bool = False
+    """A worker died."""
+
+
+class Reporter:
+    """Reports every ``progress_s`` seconds. A file that cannot be written stops nothing.
+
+    Every worker has one, that of rank 0 writes. The loss of a ``progress`` event is the mean over rank 0's
+    samples since the last one, that of an ``epoch`` event the mean over the epoch on all workers. NaN and
+    infinities are recorded as null, with a note.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.usual_step_s = 0.0
+        """What steps take; 0 before the first one."""
+        self._context = context
+        self._batch: int | None = None
+        self._due_s = self._keep_due_s = 0.0
+        self._started = False
+        self._change: Change | None = None
+        self._history = History(context)
+        self._newest = _Newest(context)
+        self._reported_at = -1
+        self._reached: Counters | None = None
+        self._loss = Mean()
+        self._steps = Mean()
+        self._noise = NoiseMeter() if ENV_NOISE in os.environ else None
+
+    def turn_to(self, global_batch: int, change: Change | None = None) -> None:
+        """Report about the plan that is followed now."""
+        self._batch, self._change, self._steps = global_batch, change, Mean()
+        if self._noise is not None:
+            self._noise.forget()
+        if self._context.rank != 0:
+            self.close()
+            return
+        self._newest.begin(global_batch)
+        self._history.begin(global_batch)
+
+    def look(self, model: nn.Module, counters: Counters) -> None:
+        """Measure the noise of the gradients, if that is asked for; a step is complete."""
+        if self._noise is not None and self._batch is not None and self._context.rank == 0:
+            self._noise.look(model, counters.step, self._batch)
+
+    def step_done(self, counters: Counters, losses: Mean, step_s: float) -> None:
+        """An optimizer step is complete; it took ``step_s``."""
+        self._loss.include(losses)
+        self._newest.loss.include(losses)
+        now, weight = time.monotonic(), _STEP_SMOOTHING if self.usual_step_s else 1.0
+        self.usual_step_s += (step_s - self.usual_step_s) * weight
+        plan, change, self._reached = self._context.plan, self._change, counters
+        if change is not None:
+            self._change = None
+            self._progress(counters, *_cost_of(change, plan, now, step_s))
+        elif not self._started:
+            ready_s = process_age_s()
+            self._progress(counters, _first(plan, ready_s), ready_s - step_s)
+        else:
+            self._steps.add(step_s, 1)
+            if now < self._due_s:
+                return
+            self._newest.measured |= self._measured()
+            if now >= self._keep_due_s and self._newest.measured:
+                self._progress(counters, self._newest.measured)
+                self._keep_due_s = now + plan.history_s
+        if change is not None or not self._started:
+            self._keep_due_s = now
+        self._started = True
+        self._due_s = now + plan.progress_s
+        self._newest.write(counters)
+
+    def _measured(self) -> dict[str, float]:
+        """The speed since the last measurement, and the noise; those of a few steps say little."""
+        found: dict[str, float | None] = {"step_seconds": None, "noise_scale": None}
+        if self._steps.samples >= _LEAST_STEPS:
+            found["step_seconds"], self._steps = self._steps.value(), Mean()
+        if self._noise is not None:
+            found["noise_scale"] = self._noise.noise_scale
+        return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+
+    def last_words(self, counters: Counters) -> None:
+        """What is not reported yet, before leaving; checkpoints after this are part of the leaving."""
+        if self._loss.samples:
+            self._progress(counters)
+        self._history.flush()
+        self._history.leaving = True
+
+    def before_change(self) -> None:
+        """Say what another worker, rank 0 by then, could not; all have yet to agree on the loss."""
+        if self._context.rank == 0:
+            self._history.flush()
+
+    def epoch_done(self, counters: Counters, loss: float | None, metric: float | None) -> None:
+        """An epoch is complete."""
+        self._reported_at = counters.step
+        self._history.write("epoch", counters, loss=loss, metric=metric, detail={"epoch": counters.epoch})
+
+    def checkpoint_done(self, counters: Counters, took_s: float) -> None:
+        """A checkpoint is safe on disk."""
+        self._newest.checkpoint_done(counters, took_s)
+        self._history.checkpoint_done(counters, took_s)
+
+    def warn(self, counters: Counters, text: str) -> None:
+        """Something went wrong that training goes on after."""
+        _log.warning("%s", text)
+        self._newest.warnings += 1
+        self._history.warn(counters, text)
+
+    def close(self) -> None:
+        """Say what is not said yet, where this is still rank 0, and close the file.
+
+        One worker writes at a time: that which the others go on without is silent.
+        """
+        if self._context.rank == 0:
+            if self._reached is not None and self._reached.step != self._reported_at:
+                self._progress(self._reached)
+            self._history.flush()
+        self._history.close()
+
+    def _progress(
+        self, counters: Counters, detail: Mapping[str, Any] | None = None, overhead_s: float | None = None
+    ) -> None:
+        overhead_s = None if overhead_s is None else max(0.0, overhead_s)
+        self._reported_at = counters.step
+        self._history.write(
+            "progress", counters, loss=self._loss.value(), overhead_seconds=overhead_s, detail=detail
+        )
+        self._loss = Mean()
+
+
+class _Newest:
+    """What was measured last, for the job's small file. Where that cannot be written, it warns once."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.warnings = 0
+        self.loss = Mean()
+        """Since the last report."""
+        self.measured: dict[str, float] = {}
+        """``step_seconds`` and ``noise_scale`` under this plan, where they are known."""
+        self._context = context
+        self._batch = 0
+        self._before: tuple[float, int] | None = None
+        self._checkpoint: tuple[float, Counters, float] | None = None
+        self._failed = False
+
+    def begin(self, global_batch: int) -> None:
+        """Measure under another plan."""
+        self._batch, self.measured, self._before = global_batch, {}, None
+
+    def checkpoint_done(self, counters: Counters, took_s: float) -> None:
+        """A checkpoint is safe on disk."""
+        self._checkpoint = (time.monotonic(), counters.copy(), took_s)
+
+    def write(self, counters: Counters) -> None:
+        """Replace the file, if this is rank 0."""
+        loss, self.loss = self.loss.value(), Mean()
+        path = self._context.folder.progress
+        if self._context.rank != 0:
+            return
+        try:
+            write_progress(path, self._report(counters, loss))
+        except (OSError, ValueError) as error:
+            if not self._failed:
+                _log.warning("%s is not up to date: %s", path, error)
+            self._failed = True
+        else:
+            self._failed = False
+
+    def _report(self, counters: Counters, loss: float | None) -> Progress:
+        now, plan = time.monotonic(), self._context.plan
+        return Progress(
+            job=plan.job,
+            attempt=plan.attempt,
+            generation=plan.generation,
+            gpus=len(plan.members),
+            global_batch=self._batch,
+            step=counters.step,
+            epoch=counters.epoch,
+            samples_done=float(counters.samples_done),
+            loss=loss if loss is not None and math.isfinite(loss) else None,
+            samples_per_second=self._speed(counters, now),
+            step_seconds=self.measured.get("step_seconds"),
+            noise_scale=self.measured.get("noise_scale"),
+            checkpoint=self._last_checkpoint(now),
+            memory=memory_held(),
+            warnings=self.warnings,
+        )
+
+    def _speed(self, counters: Counters, now_s: float) -> float | None:
+        before, self._before = self._before, (now_s, counters.samples_done)
+        if before is None or now_s <= before[0]:
+            return None
+        return max(0.0, (counters.samples_done - before[1]) / (now_s - before[0]))
+
+    def _last_checkpoint(self, now_s: float) -> LastCheckpoint | None:
+        if self._checkpoint is None:
+            return None
+        at_s, counters, took_s = self._checkpoint
+        return LastCheckpoint(
+            step=counters.step,
+            samples_done=float(counters.samples_done),
+            seconds=took_s,
+            age_s=now_s - at_s,
+        )
+
+
+def process_age_s(pid: int | None = None) -> float:
+    """Seconds since a process was started, this one without a pid.
+
+    By the clock in which the kernel keeps starts, to a tick (10 ms): as a time of day they are up to a second
+    off, since the kernel tells the time of its boot in whole seconds, and a clock that is set moves them.
+
+    :raises psutil.NoSuchProcess: it is gone.
+    """
+    pid = os.getpid() if pid is None else pid
+    if not hasattr(time, "CLOCK_BOOTTIME") or not _PROC.joinpath("self", "stat").exists():
+        return time.time() - psutil.Process(pid).create_time()
+    try:
+        text = _PROC.joinpath(str(pid), "stat").read_text(errors="replace")
+    except OSError:
+        raise psutil.NoSuchProcess(pid) from None
+    ticks = int(text.rpartition(")")[2].split()[_START_TICKS])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _first(plan: Plan, ready_s: float) -> dict[str, Any]:
+    """The detail of the first step of an attempt."""
+    detail = {"first_step": True, "ready_s": round(ready_s, 3), "generation": plan.generation}
+    return {**detail, "mechanism": "relaunched", "reason": plan.reason} if plan.reason else detail
+
+
+def _cost_of(change: Change, plan: Plan, now_s: float, step_s: float) -> tuple[dict[str, Any], float]:
+    """The detail of the first step after a change, and what it cost: all time beyond that of a usual step.
+
+    At least the parts before the step: fewer workers may make the step itself shorter than usual.
+    """
+    parts = {name: round(seconds, 4) for name, seconds in change.parts.items()}
+    detail = {
+        "mechanism": "in place",
+        "generation": plan.generation,
+        "parts": {**parts, "first_step": round(step_s, 4), "usual_step": round(change.usual_step_s, 4)},
+    }
+    if change.lost:
+        detail["lost"] = True
+    beyond_s = now_s - change.since_s - change.usual_step_s
+    return detail, max(beyond_s, math.fsum(change.parts.values()))
+
+
+MOST_WARNINGS: Final = 10
+"""Of an attempt; later ones are recorded as rarely as checkpoints."""
+
+
+class History:
+    """Writes events while this worker is rank 0. A file that cannot be written stops nothing.
+
+    Checkpoints are recorded every ``history_s`` seconds: one event has the time of all since the one before,
+    and their ``count``. That of the last checkpoint before leaving is a part of what the leaving costs.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.leaving = False
+        self._context = context
+        self._batch: int | None = None
+        self._writer: EventWriter | None = None
+        self._saved: Counters | None = None
+        self._saved_s = 0.0
+        self._count = 0
+        self._checkpoint_due_s = self._warning_due_s = 0.0
+        self._warnings = 0
+        self._not_finite = set[str]()
+        """Columns that the log has a line about."""
+
+    def begin(self, global_batch: int) -> None:
+        """Write about a plan from now on."""
+        self._batch, attempt = global_batch, self._context.attempt
+        if self._writer is not None:
+            return
+        attempt.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._writer = EventWriter(attempt.progress)
+        except PliantError as error:
+            _log.warning("no progress is reported: %s", error)
+
+    def checkpoint_done(self, counters: Counters, took_s: float) -> None:
+        """A checkpoint is safe on disk."""
+        if self.leaving:
+            self.write("checkpoint", counters, detail={"step": counters.step})
+            return
+        self._saved, self._saved_s, self._count = counters.copy(), self._saved_s + took_s, self._count + 1
+        if time.monotonic() >= self._checkpoint_due_s:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write about checkpoints that nothing is written about yet."""
+        if self._saved is None:
+            return
+        counters, self._saved = self._saved, None
+        detail = {"step": counters.step, "count": self._count}
+        self.write("checkpoint", counters, overhead_seconds=self._saved_s, detail=detail)
+        self._saved_s, self._count, self._checkpoint_due_s = 0.0, 0, self._later()
+
+    def warn(self, counters: Counters, text: str) -> None:
+        """Something went wrong that training goes on after."""
+        self._warnings += 1
+        if self._warnings <= MOST_WARNINGS or time.monotonic() >= self._warning_due_s:
+            self.write("progress", counters, detail={"warning": text})
+            self._warning_due_s = self._later()
+
+    def write(
+        self,
+        name: EventName,
+        counters: Counters,
+        *,
+        detail: Mapping[str, Any] | None = None,
+        **numbers: Any,
+    ) -> None:
+        """Write an event."""
+        if self._writer is None:
+            return
+        known = {name: value for name, value in numbers.items() if value is not None}
+        if strange := {name: value for name, value in known.items() if not math.isfinite(value)}:
+            numbers |= dict.fromkeys(strange)
+            detail = {**(detail or {}), "warning": self._note(strange, counters)}
+        event = Event(
+            time=time.time(),
+            event=name,
+            job=self._context.plan.job,
+            gpus=self._context.world_size,
+            global_batch=self._batch,
+            samples_done=float(counters.samples_done),
+            detail=detail,
+            **numbers,
+        )
+        try:
+            self._writer.append([event])
+        except PliantError as error:
+            _log.warning("an event is lost: %s", error)
+
+    def _note(self, strange: Mapping[str, float | None], counters: Counters) -> str:
+        """What an event says of numbers that it cannot hold; the log says it once."""
+        named = ", ".join(f"{column} is {value}" for column, value in strange.items())
+        text = f"{named} after step {counters.step}, recorded as null"
+        if strange.keys() - self._not_finite:
+            self._not_finite |= strange.keys()
+            _log.warning("%s; this is said once", text)
+        return text
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _later(self) -> float:
+        return time.monotonic() + self._context.plan.history_s
+
+
+def memory_held() -> int:
+    """Bytes: the most that this process has reserved of its GPU; where it uses none, its resident memory."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_reserved())
+    return int(psutil.Process().memory_info().rss)
+
+
+EVERY: Final = 10
+"""The steps from one measured pair to the next."""
+_NOISE_SMOOTHING: Final = 0.1
+
+
+class NoiseMeter:
+    """Estimates φ = tr Σ / |G|², in samples: how large a batch must be for noise and signal to be equal.
+
+    Two successive steps have gradients g, h of nearly the same weights, each a mean over a batch of B, so
+    E[g · h] = |G|² and E|g - h|² = 2 tr Σ / B. Both are smoothed over pairs. It looks when a step is
+    complete: a script that drops its gradients before that is not measured, and clipping blurs it. Holds one
+    copy of the gradients for one step in :data:`EVERY`. A pair that is not finite (an overflow in mixed
+    precision) is left out.
+    """
+
+    def __init__(self) -> None:
+        self._before: list[torch.Tensor] | None = None
+        self._signal = 0.0
+        self._noise = 0.0
+        self._pairs = 0
+
+    @property
+    def noise_scale(self) -> float | None:
+        """φ; None while there is no pair, or noise alone."""
+        found = self._noise / self._signal if self._signal > 0 else math.inf
+        return found if math.isfinite(found) else None
+
+    def look(self, model: nn.Module, step: int, batch: int) -> None:
+        """A step is complete; it trained ``batch`` samples."""
+        turn = step % EVERY
+        if turn == 0:
+            self._before = [gradient.clone() for gradient in _gradients(model)]
+        elif turn == 1 and self._before is not None:
+            before, self._before = self._before, None
+            after = _gradients(model)
+            if before and [one.shape for one in before] == [one.shape for one in after]:
+                self._compare(before, after, batch)
+
+    def forget(self) -> None:
+        """The batch has changed: no pair reaches over that."""
+        self._before = None
+
+    def _compare(self, before: list[torch.Tensor], after: list[torch.Tensor], batch: int) -> None:
+        pairs = list(zip(before, after, strict=True))
+        signal = math.fsum(_dot(g, h) for g, h in pairs)
+        spread = math.fsum(_dot(d, d) for d in (g.sub_(h) for g, h in pairs))
+        noise = batch * spread / 2
+        if not math.isfinite(signal + noise):
+            return
+        self._pairs += 1
+        part = max(_NOISE_SMOOTHING, 1 / self._pairs)
+        self._signal += part * (signal - self._signal)
+        self._noise += part * (noise - self._noise)
+
+
+def _dot(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Their inner product, in their own precision: a noise scale needs few digits."""
+    if one.dtype in (torch.float16, torch.bfloat16):
+        one, other = one.float(), other.float()
+    if one.is_sparse:
+        return float((one * other).sum())
+    return float(torch.dot(one.flatten(), other.flatten()))
+
+
+def _gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad.detach() for parameter in model.parameters() if parameter.grad is not None]

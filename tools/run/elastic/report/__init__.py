@@ -1,1 +1,0 @@
-"""What a worker reports: progress and history."""

@@ -1,1 +1,0 @@
-"""What jobs shall hold, on which slots, and how a gang gets there: pure functions."""

@@ -1,0 +1,249 @@
+"""The commands that a job is started with, as data: argument lists and environments, never a shell.
+
+An elastic job gets one process per slot, so that a worker that dies does not take its siblings along
+and each has logs of its own; its workers meet through files. A job that cannot be resized gets one
+``torchrun`` per node with a worker per slot, which is what any PyTorch script expects. On a single slot it is
+started as by ``python``: scripts take torchrun's variables for a sign of other workers.
+
+Plan files: what the workers of an attempt shall do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.job import Job
+from pliant.schemas.text import whole_number
+from pliant.tools.profile.torchrun.start import ALONE, NO_STORE, ONE_THREAD, one_worker, standalone, torchrun
+from pliant.tools.run.backends.protocol import NodeInfo, Unit
+from pliant.tools.run.service.allocation import Slot, Target, by_node, counts
+from pliant.tools.run.statedir.contract.folders import (
+    AttemptDir,
+    DamagedError,
+    JobDir,
+    read_file,
+    read_record,
+    write_record,
+)
+from pliant.tools.run.statedir.contract.plan import (
+    ENV_JOB_DIR,
+    ENV_LOG_BYTES,
+    ENV_NOISE,
+    ENV_SLOT,
+    ENV_WORKER,
+    PROTOCOL,
+    SLOT_FROM_RANK,
+    Member,
+    Plan,
+)
+from pliant.tools.run.statedir.log.fold import CHECKPOINT_S, Share
+
+
+def units(
+    target: Target,
+    job_dir: Path,
+    attempt: AttemptDir,
+    nodes: Mapping[str, NodeInfo],
+    port: int = 0,
+    *,
+    first: int = 0,
+    log_bytes: int | None = None,
+) -> list[Unit]:
+    """What to start for one attempt, in order of rank.
+
+    :param job_dir: the job's folder, absolute.
+    :param first: number of the first unit, where the attempt has some already.
+    :param log_bytes: most bytes of each output file that stay on disk; None: what keepers think best.
+    :param port: free on the first node; used only by a job that is not elastic and spans several nodes.
+    """
+    job = target.job
+    groups = groups_of(target)
+    made = []
+    for index, slots in enumerate(groups):
+        number = first + index
+        logs = attempt.logs / str(number)
+        if by_torchrun(target):
+            argv = torchrun(job.script, len(slots), _rendezvous(target, index, nodes, port), logs)
+            own = {**NO_STORE, ENV_SLOT: SLOT_FROM_RANK}
+        elif job.elastic == "none":
+            argv, own = one_worker(job.script, logs), {ENV_SLOT: SLOT_FROM_RANK}
+        else:
+            argv = one_worker(job.script, logs)
+            own = {**ALONE, ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
+        if job.elastic == "size+batch":
+            own[ENV_NOISE] = "1"
+        if log_bytes is not None:
+            own[ENV_LOG_BYTES] = str(log_bytes)
+        env = {**environment(job, slots, nodes), ENV_JOB_DIR: str(job_dir), **own}
+        made.append(Unit(slots[0].node, argv, job.workdir or str(Path.cwd()), env))
+    return made
+
+
+def by_torchrun(target: Target) -> bool:
+    """Whether torchrun starts its workers: it has several that do not change, or its command says so."""
+    return target.job.elastic == "none" and (len(target.slots) > 1 or target.job.names_torchrun)
+
+
+def groups_of(target: Target) -> list[list[Slot]]:
+    """The slots that one unit serves: each alone, or all of a node where the job is not elastic."""
+    if target.job.elastic != "none":
+        return [[slot] for slot in target.slots]
+    return [[Slot(node, index) for index in indices] for node, indices in by_node(target.slots).items()]
+
+
+def meets_at_port(target: Target) -> bool:
+    """Whether its torchruns meet at a port of the first node, so that one has to be found."""
+    return target.job.elastic == "none" and len(groups_of(target)) > 1
+
+
+def ranked(target: Target) -> tuple[Slot, ...]:
+    """The slots in order of rank."""
+    return tuple(slot for group in groups_of(target) for slot in group)
+
+
+def environment(job: Job, slots: Sequence[Slot], nodes: Mapping[str, NodeInfo]) -> dict[str, str]:
+    """What the slots mean to the libraries in use, and what the job adds."""
+    devices = nodes[slots[0].node].devices
+    if devices is None:
+        return {**ONE_THREAD, "PYTHONUNBUFFERED": "1", **job.env, "CUDA_VISIBLE_DEVICES": ""}
+    visible = ",".join(devices[slot.index] for slot in slots)
+    return {"PYTHONUNBUFFERED": "1", **job.env, "CUDA_VISIBLE_DEVICES": visible}
+
+
+def _rendezvous(target: Target, index: int, nodes: Mapping[str, NodeInfo], port: int) -> tuple[str, ...]:
+    groups = groups_of(target)
+    address = nodes[groups[index][0].node].address
+    if not meets_at_port(target):
+        return standalone(address)
+    master = nodes[groups[0][0].node].address
+    return (
+        *(f"--nnodes={len(groups)}", f"--node-rank={index}", "--rdzv-backend=static"),
+        *(f"--master-addr={master}", f"--master-port={port}", f"--local-addr={address}"),
+    )
+
+
+_log = logging.getLogger("pliant")
+
+
+def make_plan(
+    target: Target, generation: int, attempt: int, nodes: Mapping[str, NodeInfo], reason: str = ""
+) -> Plan:
+    """The plan of a new attempt; members are in order of rank.
+
+    :param reason: why the attempt before had to be left.
+    """
+    job, share = target.job, target.share
+    return Plan(
+        job=job.id,
+        generation=generation,
+        attempt=attempt,
+        members=tuple(make_member(slot, nodes[slot.node], rank) for rank, slot in enumerate(ranked(target))),
+        global_batch=share.global_batch,
+        accum=share.accum,
+        lr_scale=share.lr_scale,
+        seed=job.seed,
+        checkpoint_s=job.checkpoint_seconds or CHECKPOINT_S,
+        reason=reason,
+        protocol=PROTOCOL,
+    )
+
+
+def make_member(slot: Slot, node: NodeInfo, worker: int) -> Member:
+    """A worker on a slot."""
+    device: Literal["cpu", "cuda"] = "cpu" if node.devices is None else "cuda"
+    return Member(slot=str(slot), node=slot.node, address=node.address, device=device, worker=worker)
+
+
+def next_plan(plan: Plan, members: Iterable[Member], cut: tuple[int | None, int, float]) -> Plan:
+    """The next generation of an attempt.
+
+    :param members: in order of rank, workers that train already before those that are added.
+    :param cut: (global batch, micro-steps, learning-rate scale).
+    """
+    batch, accum, lr_scale = cut
+    changed = {"members": tuple(members), "global_batch": batch, "accum": accum, "lr_scale": lr_scale}
+    return plan.model_copy(update={"generation": plan.generation + 1, **changed})
+
+
+def aborted(plan: Plan, reason: str = "") -> Plan:
+    """The next generation of a plan: stop at a step boundary."""
+    return plan.model_copy(update={"generation": plan.generation + 1, "abort": True, "reason": reason})
+
+
+def write_plan(job: JobDir, plan: Plan) -> None:
+    """Replace the plan file, and keep a copy; only their owner can read them."""
+    for path in (job.attempt(plan.attempt).plan(plan.generation), job.plan):
+        write_record(path, "plan", plan)
+
+
+def read_plan(job: JobDir) -> Plan | None:
+    """The plan in force; None: none was written yet.
+
+    One that is damaged or lost is replaced by its copy in the attempt's folder.
+
+    :raises UnreadableError: it cannot be read at the moment.
+    :raises DamagedError: it is damaged or lost, and its copy is damaged.
+    :raises BadInputError: it is of an unknown version.
+    """
+    damage: DamagedError | None = None
+    try:
+        if (found := read_plan_of(job.plan)) is not None:
+            return found
+    except DamagedError as error:
+        damage = error
+    copies = sorted(job.path.glob("attempts/*/plan-*.json"), key=generation_of)
+    plan = read_plan_of(copies[-1]) if copies else None
+    if plan is None:
+        if damage is not None:
+            raise damage
+        return None
+    _log.warning("%s; its copy %s takes its place", damage or f"{job.plan}: is lost", copies[-1])
+    write_record(job.plan, "plan", plan)
+    return plan
+
+
+def last_generation(job: JobDir) -> int:
+    """The newest generation that was ever written; 0: none was."""
+    return max(map(generation_of, job.path.glob("attempts/*/plan-*.json")), default=0)
+
+
+def generation_of(path: Path) -> int:
+    """The generation that a copy of a plan is named after; 0: it is not a copy of one."""
+    return whole_number(path.stem.removeprefix("plan-")) or 0
+
+
+def read_reached(attempt: AttemptDir, known: Mapping[int, Plan]) -> Plan | None:
+    """The plan that the workers of an attempt train under; None: they do not train yet.
+
+    :param known: plans of the attempt by generation: they never change, so they are not read again.
+    :raises UnreadableError: it cannot be read at the moment.
+    """
+    text = read_file(attempt.reached)
+    generation = None if text is None else whole_number(text.decode("ascii", "replace").strip())
+    if generation is None or generation in known:
+        return None if generation is None else known[generation]
+    try:
+        return read_plan_of(attempt.plan(generation))
+    except BadInputError:
+        return None
+
+
+def read_plan_of(path: Path) -> Plan | None:
+    """The plan in a file; None: there is none.
+
+    :raises UnreadableError: it cannot be read at the moment.
+    :raises DamagedError: it is damaged.
+    :raises BadInputError: it is of an unknown version.
+    """
+    return read_record(path, "plan", Plan)
+
+
+def target_of(plan: Plan, share: Share) -> Target:
+    """The target that a plan was made for; ``share`` names the job."""
+    slots = tuple(Slot.parse(member.slot) for member in plan.members)
+    found = Share(share.job, counts(slots), plan.global_batch, plan.accum, plan.lr_scale)
+    return Target(found, slots)

@@ -1,0 +1,385 @@
+"""One attempt that is under way: its plans, its processes, deaths of workers, and the stages of a stop.
+
+A gang says which plan it needs next; the executor publishes it, and then the gang takes it up.
+
+While it trains, a newer plan changes its workers (``how_to_rescale.py``). New ones that live are waited
+for as long as it takes. A worker that dies without a word, or stands still for too long, is left out of the
+next plan at once, and the others go on, also where it cannot be killed because its host is dead. Where that
+cannot be, the rest is sent home and the attempt has failed. A slot on which new workers die is reported as a
+setback.
+
+A stop goes through stages, each with its own time: the plan says ``abort`` and the workers save and leave;
+then SIGTERM; then SIGKILL, again and again until all of it is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+from pliant.schemas.event import Event
+from pliant.tools.profile.torchrun.start import ERROR_LINE, last_lines, last_words
+from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
+from pliant.tools.run.service.allocation import Crew, Slot, Target, by_node, counts
+from pliant.tools.run.service.commands import aborted, by_torchrun, next_plan
+from pliant.tools.run.service.endings import (
+    YOUNG_S,
+    LostWorkers,
+    Setback,
+    Verdict,
+    broken,
+    describe,
+    judge,
+    listed,
+)
+from pliant.tools.run.service.members import Members, Stage, Timeouts
+from pliant.tools.run.statedir.contract.plan import LOST_PEER, Member, Plan, ProgressFile
+from pliant.tools.run.statedir.log.fold import Share
+from pliant.tools.run.statedir.log.tail import Tail
+
+_TRACE_LINES: Final = 200
+"""The most of a traceback that is looked at."""
+_SENT: Final[Mapping[Stage, str]] = {"term": "SIGTERM", "kill": "SIGKILL"}
+"""The signal that each stage of a stop sends."""
+EXIT_CODE_S: Final = 5.0
+"""For so long the exit code of a worker that is gone is waited for."""
+_log = logging.getLogger("pliant")
+
+
+@dataclass(frozen=True, slots=True)
+class NextPlan:
+    """A plan that an attempt shall go on under."""
+
+    plan: Plan
+    target: Target
+    """What it is closer to then."""
+    setback: Setback | None = None
+    """Slots that it does without."""
+
+
+class Gang:
+    """The processes of one attempt, from their start until nothing of them is left."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        plan: Plan,
+        target: Target,
+        backend: Backend,
+        *,
+        timeouts: Timeouts,
+        seen: int = 0,
+    ) -> None:
+        """:param seen: how many of its workers' events were read before."""
+        self.handle = handle
+        self.plan, self._workers = plan, plan.workers
+        self.target = target
+        self.files = handle.job_files
+        self.tail = Tail(handle.files.progress, skip=seen)
+        self.progress = ProgressFile(self.files.progress)
+        self.statuses: tuple[UnitStatus, ...] = ()
+        self._backend = backend
+        self._timeouts = timeouts
+        self._members = Members(handle.files, plan)
+        self._setback: Setback | None = None
+        self._gone: dict[int, float] = {}
+        """Workers that trained and are gone, and since when, until that is reported."""
+        self._silenced = set[int]()
+        """Workers that were killed because they stood still."""
+        self._told = plan.generation if self._members.trains() is None else 0
+        for event in islice(Tail(handle.files.progress).read(), seen):
+            self.settles(event)
+        self._stage: Stage | None = None
+        self._deadline_s = float("inf")
+        self._at_break: tuple[UnitStatus, ...] = ()
+        self._lost_workers = LostWorkers()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it is on its way out."""
+        return self._stage is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether none of its units runs."""
+        return all(status.state != "running" for status in self.statuses)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether one of its workers may stand still, which a few more looks will show."""
+        return not self.stopping and not self.ended and self._members.in_doubt(self._timeouts)
+
+    @property
+    def starting(self) -> bool:
+        """Whether a unit of it is still to be started by this process."""
+        return any(status.starting for status in self.statuses)
+
+    @property
+    def busy(self) -> set[Slot]:
+        """Slots that are its own, and all that its units run on: those of a plan to stop may have more."""
+        return set(self.target.slots) | self._slots_of(self._running)
+
+    @property
+    def leaving(self) -> set[Slot]:
+        """Slots of units that still run though the plan goes on without their workers."""
+        return self._slots_of(self._running.difference(self._workers))
+
+    def _slots_of(self, workers: Iterable[int]) -> set[Slot]:
+        """Where workers are; the units of a job that is not elastic stay where they began."""
+        if self.target.job.elastic == "none":
+            return set()
+        return {self._members.slot(worker) for worker in workers}
+
+    def serves(self, target: Target | None) -> bool:
+        """Whether it runs on exactly these slots with this cut of the batch, and stays."""
+        return (
+            target is not None
+            and not self.stopping
+            and (target.slots == self.target.slots or set(target.slots) == set(self.target.slots))
+            and target.cut == self.target.cut
+        )
+
+    def crew(self) -> Crew:
+        """What is known of its workers."""
+        # looked at first: workers make known that they train before they report
+        reports = self.handle.files.progress.exists()
+        self._members.look()
+        return Crew(self.plan, self._members.trains(), reports)
+
+    def setback(self) -> Setback | None:
+        """Slots on which new workers died since the last call."""
+        found, self._setback = self._setback, None
+        return found
+
+    def losses(self, now_s: float) -> list[tuple[tuple[Slot, ...], str]]:
+        """Workers that trained and are gone, each once, by why: where they were.
+
+        How a process ended is known a little later than that it has; that is waited for.
+        """
+        why: dict[str, list[Slot]] = {}
+        for worker, since_s in [*self._gone.items()]:
+            status = self.statuses[worker]
+            if status.state == "running" and now_s - since_s < EXIT_CODE_S:
+                continue
+            del self._gone[worker]
+            if worker in self._silenced:
+                ended = "it stood still, and was killed"
+            else:
+                ended = "its process is gone" if status.state == "running" else describe([status])
+            why.setdefault(self._members.message(worker) or ended, []).append(self._members.slot(worker))
+        return [(tuple(slots), reason) for reason, slots in why.items()]
+
+    def proven(self) -> set[Slot]:
+        """Slots on which workers have trained for long enough to be trusted, by the clock of their files."""
+        trains = self._members.trains()
+        if trains is None or self.target.job.elastic == "none":
+            return set()
+        return self._members.proven(trains.workers, YOUNG_S)
+
+    def settles(self, event: Event) -> bool:
+        """Take note of a worker's event; whether the newest plan was in force then."""
+        self._told = max(self._told, (event.detail or {}).get("generation", 0))
+        return self._told >= self.plan.generation
+
+    def plan_for(self, target: Target, members: Iterable[Member], joining: Iterable[Member] = ()) -> NextPlan:
+        """A plan that takes it to a target, or closer to it.
+
+        :param joining: members that are still to be started.
+        """
+        return NextPlan(next_plan(self.plan, (*members, *joining), target.cut), target)
+
+    def plan_without(self, members: Sequence[Member], setback: Setback) -> NextPlan:
+        """A plan to go on with these members; the setback says which slots could not be taken."""
+        slots = tuple(Slot.parse(member.slot) for member in members)
+        trains = self._members.trains()
+        old_size = trains is not None and {one.worker for one in members} == set(trains.workers)
+        cut = trains.cut if trains is not None and old_size else self.plan.cut
+        target = Target(Share(self.target.job, counts(slots), *cut), slots)
+        return replace(self.plan_for(target, members), setback=setback)
+
+    def plan_to_stop(self, reason: str = "") -> NextPlan | None:
+        """A plan to save and leave; None: it has one.
+
+        :param reason: why it is launched again, where it will be.
+        """
+        if self.plan.abort:
+            return None
+        self._members.look()
+        trains = self._members.trains()
+        members = self.plan.members if trains is None else trains.members
+        plan = self.plan.model_copy(update={"members": members})
+        return NextPlan(aborted(plan, reason), self.target)
+
+    def take_up(self, published: NextPlan) -> None:
+        """Go on under a plan that its workers can read now."""
+        self.plan, self._workers = published.plan, published.plan.workers
+        self.target = published.target
+        self._members.add(published.plan)
+        found = published.setback
+        if found is not None:
+            self._setback = found if self._setback is None else self._setback.and_also(found)
+
+    def stop(self, now_s: float) -> None:
+        """Wait for the workers to save and leave.
+
+        A script that knows nothing of plans gets SIGTERM now, and so does what has not begun.
+        """
+        reads_plans = self.target.job.elastic != "none" or self.handle.files.progress.exists()
+        waits = bool(self.statuses) and all(status.queued for status in self.statuses)
+        self._enter("abort" if reads_plans and not waits else "term", now_s)
+
+    def kill(self, now_s: float) -> None:
+        """End it at once."""
+        self._enter("kill", now_s)
+
+    def watch(self, now_s: float) -> NextPlan | None:
+        """Move on to the next stage when its time has come; the plan to go on without workers that died.
+
+        A part that has ended well sets no deadline: rank 0 may evaluate for as long as it likes.
+        """
+        self._members.look()
+        self._end_silent(now_s)
+        self._end_lingering(now_s)
+        if self._stage is None and (found := self._plan_without_lost(now_s)) is not None:
+            return found
+        outcomes = self._members.outcomes()
+        if self._stage is None and broken(self._own(), outcomes):
+            self._at_break = self._own()
+            self._enter("term", now_s, self._timeouts.broken_s)
+        elif self._stage is None and any(found.outcome == "stopped" for found in outcomes.values()):
+            self._enter("abort", now_s)
+        elif now_s >= self._deadline_s:
+            self._enter("term" if self._stage == "abort" else "kill", now_s)
+        return None
+
+    def verdict(self) -> Verdict:
+        """How it ended; nothing of it is left after this."""
+        self._backend.stop(self.handle, "kill")
+        self._members.look()
+        removed = not self.handle.files.plan(self.plan.generation).exists()
+        found = judge(
+            self._members.outcomes(),
+            self._own(),
+            ranks=len(self.plan.members),
+            elastic=self.target.job.elastic != "none",
+            stop_requested=self.plan.abort,
+            at_break=self._at_break,
+            words=lambda place: "" if removed else self._last_words(place),
+            trace=self._last_lines,
+            sent=_SENT.get(self._stage or "abort", ""),
+        )
+        if removed and found.end == "failed":
+            found = replace(found, message=f"{found.message}; its folder was removed while it ran")
+        return found
+
+    def _last_words(self, place: int) -> str:
+        """What the unit of a rank, or of a node, said last on stderr."""
+        elastic = self.target.job.elastic != "none"
+        unit = self.plan.workers[place] if elastic else place
+        files = self.handle.files
+        return last_words(files.worker_errors(unit), files.launcher_log(unit)) or "nothing on stderr"
+
+    def _reason_of(self, worker: int) -> str:
+        """What a worker died of in its own words; empty: it said nothing, or that another one was lost."""
+        said = self._members.message(worker)
+        if not said:
+            words = last_words(self.handle.files.worker_errors(worker))
+            said = words if ERROR_LINE.match(words) else ""
+        return "" if said.startswith(LOST_PEER) else said
+
+    def _last_lines(self) -> list[str]:
+        """The end of what its workers said on stderr, of the one that failed first."""
+        files = self.handle.files
+        errors = [path for unit in range(len(self.statuses)) for path in files.worker_errors(unit)]
+        return last_lines(errors, most=_TRACE_LINES)
+
+    def _own(self) -> tuple[UnitStatus, ...]:
+        """The units of the plan's workers; one that was not started yet runs as good as another."""
+        if self.target.job.elastic == "none":
+            return self.statuses
+        return tuple(
+            self.statuses[worker] if worker < len(self.statuses) else UnitStatus("running")
+            for worker in self._workers
+        )
+
+    def _plan_without_lost(self, now_s: float) -> NextPlan | None:
+        """A plan without workers that died; None: none has died, or the others cannot go on without it."""
+        trains = self._members.trains()
+        if self.target.job.elastic == "none" or trains is None:
+            return None
+        trained = self._members.trained(trains)
+        self._lost_workers.train({worker: self._members.slot(worker) for worker in trained}, now_s)
+        newcomers = self._lost_workers.newcomers(trained, now_s)
+        lost = self._members.lost(trained, self._running, newcomers)
+        if not lost:
+            return None
+        left = [one for one in self.plan.members if one.worker not in lost]
+        going_on = [one for one in left if one.worker in trained]
+        on_gpus = any(member.device == "cuda" for member in self.plan.members)
+        ended = {self.plan.workers[rank] for rank in self._members.outcomes()} - lost
+        if not going_on or ended or (on_gpus and lost & trained):
+            return None
+        slots = {worker: self._members.slot(worker) for worker in sorted(lost)}
+        bad = self._lost_workers.lose(slots, trained, self._reason_of, now_s)
+        reasons = "".join(
+            f": {reason}" for reason in {self._reason_of(worker): None for worker in slots} if reason
+        )
+        _log.warning(
+            "job %s: lost the workers on %s, goes on without%s",
+            self.handle.job,
+            listed(slots.values()),
+            reasons,
+        )
+        self._gone |= dict.fromkeys(sorted(lost & trained), now_s)
+        self._backend.stop(self.handle, "kill", lost)
+        if not lost & trained and bad is not None:
+            return self.plan_without(left, bad)
+        held = tuple(Slot.parse(member.slot) for member in going_on)
+        return replace(self.plan_for(Target(self.target.share, held), going_on), setback=bad)
+
+    def _end_silent(self, now_s: float) -> None:
+        """Kill workers that stand still; they are lost even so, for nothing can be killed on a dead host."""
+        silent = self._members.listen(now_s, self._timeouts)
+        if silent:
+            self._silenced |= silent
+            slots = [self._members.slot(worker) for worker in sorted(silent)]
+            _log.warning("job %s: the workers on %s stand still: killed", self.handle.job, listed(slots))
+            self._backend.stop(self.handle, "kill", silent)
+
+    def _end_lingering(self, now_s: float) -> None:
+        """Kill launchers that outlive their workers, and workers that should have left."""
+        overdue = self._members.overdue(self._idle, now_s)
+        if overdue:
+            where = self._places(overdue)
+            _log.warning("job %s: what is left on %s does not end: killed", self.handle.job, where)
+            self._backend.stop(self.handle, "kill", overdue)
+
+    def _places(self, units: Iterable[int]) -> str:
+        """Where units are, for people: a unit of a job that is not elastic has a node for itself."""
+        if self.target.job.elastic == "none":
+            nodes = list(by_node(self.target.slots))
+            return ", ".join(nodes[unit] for unit in units)
+        return listed(self._members.slot(worker) for worker in units)
+
+    def _idle(self) -> dict[int, float]:
+        """Units that have nothing to do, and how long each may take to end (seconds)."""
+        if self.target.job.elastic == "none":  # its workers say nothing of themselves, a torchrun has some
+            idle = [
+                unit for unit, status in enumerate(self.statuses) if status.idle and by_torchrun(self.target)
+            ]
+            return dict.fromkeys(idle, self._timeouts.exit_s)
+        return self._members.idle(self._running, self._timeouts)
+
+    @property
+    def _running(self) -> set[int]:
+        """Numbers of the units that run."""
+        return {number for number, unit in enumerate(self.statuses) if unit.state == "running"}
+
+    def _enter(self, stage: Stage, now_s: float, seconds: float | None = None) -> None:
+        self._stage = stage
+        self._deadline_s = now_s + (self._timeouts.of(stage) if seconds is None else seconds)
+        if stage != "abort":
+            self._backend.stop(self.handle, "term" if stage == "term" else "kill")

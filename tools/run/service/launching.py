@@ -1,0 +1,282 @@
+"""Starts attempts, and workers that join one: first their plan is on disk, then their processes start.
+
+Whether jobs can be started here: their folders, their commands, and the scripts that these start.
+
+All that is wrong with a schedule is said at once. torchrun runs a command as ``python -u COMMAND…`` in each
+worker, in the folder of the job. So its first word is a Python file, a folder or archive with
+``__main__.py``, or an option of Python such as ``-m``.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import zipfile
+from collections.abc import Collection, Mapping, Sequence
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.errors import BadInputError, Problem
+from pliant.schemas.file_io.files import make_folder
+from pliant.schemas.job import Job
+from pliant.schemas.schedule import Schedule
+from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit, port_to_meet_at
+from pliant.tools.run.service.allocation import InPlace, Slot, Target
+from pliant.tools.run.service.commands import (
+    last_generation,
+    make_member,
+    make_plan,
+    meets_at_port,
+    read_plan,
+    units,
+    write_plan,
+)
+from pliant.tools.run.service.endings import Setback
+from pliant.tools.run.service.gang import Gang, NextPlan
+from pliant.tools.run.service.members import Timeouts
+from pliant.tools.run.statedir.contract.folders import DamagedError
+from pliant.tools.run.statedir.contract.plan import Plan
+from pliant.tools.run.statedir.private import StateDir, check_job
+
+Nodes = Mapping[str, NodeInfo]
+"""By name."""
+
+
+class Launching:
+    """What one state directory needs to start something on its backend.
+
+    :param log_bytes: most bytes of each output file of a worker that stay on disk; None: the default.
+    """
+
+    def __init__(
+        self, backend: Backend, dirs: StateDir, timeouts: Timeouts, *, log_bytes: int | None = None
+    ) -> None:
+        self._backend = backend
+        self._dirs = dirs
+        self._timeouts = timeouts
+        self._log_bytes = log_bytes
+
+    def launch(self, job_id: str, target: Target, nodes: Nodes) -> Gang:
+        """Start the next attempt of a job.
+
+        :raises BadInputError: the job cannot be started here and now.
+        :raises OSError: its processes cannot be started.
+        """
+        check_startable(target.job)
+        check_job(self._dirs, job_id)
+        job_dir = self._dirs.job(job_id)
+        try:
+            before = read_plan(job_dir)
+        except DamagedError:  # nothing runs under it, and its number is known
+            before = None
+        handle = next_handle(self._dirs, job_id)
+        make_folder(handle.folder, exist_ok=False, mode=0o700)
+        generation = max(last_generation(job_dir), before.generation if before else 0) + 1
+        reason = before.reason if before is not None and before.abort else ""
+        plan = make_plan(target, generation, handle.attempt, nodes, reason)
+        write_plan(job_dir, plan)
+        first = nodes[target.slots[0].node]
+        port = port_to_meet_at(first.address) if meets_at_port(target) else 0
+        self._backend.start(handle, self._commands(target, handle, nodes, port=port))
+        return self.gang(handle, plan, target)
+
+    def gang(self, handle: Handle, plan: Plan, target: Target, seen: int = 0) -> Gang:
+        """The gang of an attempt that was started.
+
+        :param seen: how many of its workers' events were read before.
+        """
+        gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts, seen=seen)
+        gang.statuses = self._backend.poll([handle])[handle]
+        return gang
+
+    def publish(self, gang: Gang, change: NextPlan) -> None:
+        """Put a newer plan before the workers of an attempt. Where it cannot be written, none is in force."""
+        write_plan(self._dirs.job(gang.handle.job), change.plan)
+        gang.take_up(change)
+
+    def rescale(self, gang: Gang, target: Target, way: InPlace, nodes: Nodes) -> None:
+        """Change the workers of an attempt while it trains.
+
+        The plan comes first: workers that are not in it would leave as soon as they start.
+        """
+        first = len(gang.statuses)
+        joining = [
+            make_member(slot, nodes[slot.node], worker) for worker, slot in enumerate(way.joining, first)
+        ]
+        slots = tuple(Slot.parse(member.slot) for member in (*way.members, *joining))
+        self.publish(gang, gang.plan_for(Target(target.share, slots), way.members, joining))
+        if not joining:
+            return
+        added = Target(target.share, way.joining)
+        try:
+            self._backend.start(gang.handle, self._commands(added, gang.handle, nodes, first=first))
+        except OSError as error:
+            reason = f"new workers cannot be started: {error.strerror or error}"
+            self.publish(gang, gang.plan_without(way.members, Setback(way.joining, reason)))
+        gang.statuses = self._backend.poll([gang.handle])[gang.handle]
+
+    def _commands(
+        self, target: Target, handle: Handle, nodes: Nodes, *, first: int = 0, port: int = 0
+    ) -> list[Unit]:
+        job, files, most = handle.job_files.path, handle.files, self._log_bytes
+        return units(target, job, files, nodes, port, first=first, log_bytes=most)
+
+
+def next_handle(dirs: StateDir, job_id: str) -> Handle:
+    """The attempt after the newest one that has a folder."""
+    number = dirs.job(job_id).newest_attempt() + 1
+    return Handle(job_id, number, dirs.job(job_id).attempt(number).path)
+
+
+def runnable(schedule: Schedule, source: str, folder: Path, accepted: Collection[str] = ()) -> Schedule:
+    """The schedule with the folder of every job written out, ``folder`` where a job names none.
+
+    :param accepted: jobs that were acknowledged: what is wrong with one of them keeps no other from running.
+    :raises BadInputError: with every job that has no command, whose folder is missing, or that a decision
+        names without the schedule having it; and every node that is given more than it has.
+    """
+    jobs = tuple(at_home(job, folder) for job in schedule.jobs)
+    problems = [
+        found
+        for index, job in enumerate(jobs)
+        if job.id not in accepted
+        for found in job_problems(job, source, f"/jobs/{index}")
+    ]
+    problems += _allocation_problems(schedule, source)
+    if problems:
+        raise BadInputError(problems)
+    return schedule.model_copy(update={"jobs": jobs})
+
+
+def at_home(job: Job, folder: Path) -> Job:
+    """The job with its folder written out, ``folder`` where it names none."""
+    return job.model_copy(update={"workdir": str(folder / (job.workdir or ""))})
+
+
+def job_problems(job: Job, source: str, pointer: str = "") -> list[Problem]:
+    """What keeps one job from being started here.
+
+    :param pointer: where the job stands in its source.
+    """
+    return [
+        Problem(source, None, f"{pointer}/{field}", f'job "{job.id}"{text}')
+        for field, text in (_obstacles(job) | _unserved(job)).items()
+    ]
+
+
+def check_startable(job: Job) -> None:
+    """Refuse a job that cannot be started here and now.
+
+    :raises BadInputError: its folder is missing, or it has no command.
+    """
+    for text in _obstacles(job).values():
+        raise BadInputError(text.lstrip(": "))
+
+
+def _obstacles(job: Job) -> dict[str, str]:
+    """What keeps a job from being started, by field, as the end of a sentence about it."""
+    found = {}
+    if not job.command:
+        found["command"] = " has no command: it can be replayed, but not run"
+    if not os.path.isdir(job.workdir or "."):
+        found["workdir"] = f": no such folder: {job.workdir}"
+    return found
+
+
+def _unserved(job: Job) -> dict[str, str]:
+    """What a job states and would have to do without; one that was accepted all the same is started."""
+    found = {}
+    if job.resources.ps:
+        found["resources/ps"] = " has parameter servers: it can be replayed, but not run"
+    if (gpus := job.resources.worker.get("gpu", 1.0)) > 1:
+        found["resources/worker/gpu"] = f" needs {gpus:g} GPUs for each worker, which gets one"
+    return found
+
+
+def _allocation_problems(schedule: Schedule, source: str) -> list[Problem]:
+    known = {job.id for job in schedule.jobs}
+    left = {node.name: node.gpus for node in schedule.cluster.expanded()}
+    problems = []
+    for index, allocation in enumerate(schedule.allocations):
+        where = f"/allocations/{index}"
+        if allocation.job not in known:
+            problems.append(
+                Problem(source, None, f"{where}/job", f'"{allocation.job}" is not among the jobs')
+            )
+        if allocation.gpus and not allocation.placement:
+            problems.append(Problem(source, None, f"{where}/placement", "is empty, expected nodes"))
+        shares = allocation.beside is not None and allocation.beside < allocation.job
+        for node, count in () if shares else allocation.placement:  # those of two count once
+            left[node] = left.get(node, 0) - count
+            if left[node] < 0:
+                text = f"node {node} has fewer free GPUs than that"
+                problems.append(Problem(source, None, f"{where}/placement", text))
+    return problems
+
+
+_STARTERS: Final = re.compile(r"(python[\d.]*|torchrun|accelerate|deepspeed|srun|mpirun|env|sh|bash)$")
+"""Programs that people type before a script."""
+_LOOKED_AT_BYTES: Final = 200
+
+
+def script_obstacle(command: Sequence[str], workdir: Path) -> str | None:
+    """Why Python would not find or read what the command starts, as a clause; None: it would, or who knows.
+
+    :param workdir: the folder that the job starts in.
+    """
+    first = command[0]
+    if first == "-m":
+        return _module_obstacle(command[1:], workdir)
+    if first.startswith("-"):
+        return None
+    path = workdir / first
+    try:
+        return _file_obstacle(path) if path.exists() else _missing(command, path)
+    except OSError as error:
+        return f"script {path} cannot be read: {error.strerror}"
+
+
+def _file_obstacle(path: Path) -> str | None:
+    if not os.access(path, os.R_OK):
+        return f"script {path} cannot be read: {os.strerror(errno.EACCES)}"
+    if path.is_dir():
+        return None if (path / "__main__.py").exists() else f"{path} is a folder without __main__.py"
+    if not path.is_file() or zipfile.is_zipfile(path):
+        return None
+    with path.open("rb") as file:
+        return _language_obstacle(path, file.read(_LOOKED_AT_BYTES))
+
+
+def _language_obstacle(path: Path, head: bytes) -> str | None:
+    """Python reads every file as Python, whatever its first line names."""
+    first = head.partition(b"\n")[0].decode(errors="replace").strip()
+    if b"\0" in head:
+        what = "a compiled program"
+    elif first.startswith("#!") and "python" not in first:
+        what = f'a script for "{first[2:].strip()}"'
+    else:
+        return None
+    return f"{path} is {what}, but torchrun starts Python scripts"
+
+
+def _module_obstacle(words: Sequence[str], workdir: Path) -> str | None:
+    if not words:
+        return "-m names no module"
+    top = words[0].partition(".")[0]
+    if PathFinder.find_spec(top, [str(workdir)]) or find_spec(top):
+        return None
+    return f'no module "{words[0]}" in {workdir} or among the installed packages'
+
+
+def _missing(command: Sequence[str], path: Path) -> str:
+    """What is wrong where the first word is not a file: often a program that torchrun takes the place of."""
+    if not _STARTERS.match(Path(command[0]).name):
+        return f"no such script: {path}"
+    rest = command[1:]
+    place = next((i for i, word in enumerate(rest) if word == "-m" or word.endswith(".py")), len(rest))
+    expected = json.dumps(rest[place:] or ["train.py"], ensure_ascii=False)
+    return f'starts with "{command[0]}", but torchrun itself starts Python: expected "command": {expected}'

@@ -1,0 +1,400 @@
+"""DRL: one job at a time, as a trained network prefers.
+
+What the scheduler can do next to one job, and what the network sees of it.
+
+The network that prefers one action to another, and the file that keeps what it has learnt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from math import log1p, log2
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, model_validator
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.file_io.documents import document_bytes, parse_document
+from pliant.schemas.file_io.files import atomic_write, read_bytes
+from pliant.schemas.file_io.record import NonNegativeInt, Record, broken_rule
+from pliant.schemas.job import Elasticity
+from pliant.schemas.text import in_gpus
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible
+from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Drl(Policy):
+    """One job at a time, as a network prefers that was trained by policy gradient to keep mean JCT low.
+
+    The baseline DRL of ONES (SC '21), section 4.1: the scheduler of Chic (IWQoS '19) for all-reduce. A small
+    network scores every action: to start a job that waits on a size that fits, to double or halve one that
+    runs, or to change nothing. The best one is taken, then the best of those that are left, until none is
+    better than to change nothing. No job is preempted; one that runs changes at most once in ``settled_s``.
+
+    Departures from the papers, which print neither network nor features: a score for each action instead of
+    one output for each job, so that any number of jobs is seen; greedy where it does not learn. ``network``
+    is a file as ``python -m experiments.ones.train`` writes it; without one, the weights that come with
+    pliant, trained on jobs like those of ONES.
+    """
+
+    name: ClassVar[str] = "drl"
+    knows: ClassVar[Knows] = "profile"
+    elasticity: ClassVar[Elasticity] = "size"
+    files: ClassVar[frozenset[str]] = frozenset({"network"})
+    priority_means: ClassVar[str] = "jobs of higher priority are among those that the network looks at first"
+
+    def __init__(self, settled_s: float = 60.0, network: str = "") -> None:
+        if settled_s <= 0:
+            raise ValueError("parameter settled_s: expected more than 0")
+        self.settled_s = settled_s
+        self.network = network
+        self._own = read_network(Path(network)).weights if network else None
+
+    @property
+    def weights(self) -> Weights:
+        """What the network has learnt."""
+        return _shipped() if self._own is None else self._own
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """One action after another, until to change nothing is preferred."""
+        decision = Decision({}, reject_impossible(snapshot, minimum_alone))
+        seen = self._seen(snapshot, decision.rejected)
+        while len(actions := seen.actions()) > 1 or (actions and actions[0].job is not None):
+            chosen = self.choose(seen, actions, rng)
+            if chosen.job is None:
+                break
+            decision.targets[chosen.job.id] = Target(chosen.gpus, chosen.gpu_type)
+            seen.take(chosen)
+        decision.ask_again_s = self._next_settled_s(snapshot)
+        return decision
+
+    def choose(self, seen: Situation, actions: list[Action], rng: np.random.Generator) -> Action:
+        """The action that the network prefers; of equal ones the first."""
+        del rng
+        return actions[int(self.weights.preferences(seen.features(actions)).argmax())]
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        """How likely the network would take each job next."""
+        seen = self._seen(snapshot, {})
+        actions = seen.actions()
+        chances = odds(self.weights.preferences(seen.features(actions))) if actions else ()
+        best = best_by_job(actions, chances)
+        still = best.get(None, (0.0, 0))[0]
+        return {job.id: _explanation(best.get(job.id), still, job.gpus) for job in snapshot.jobs.values()}
+
+    def _seen(self, snapshot: Snapshot, rejected: dict[str, str]) -> Situation:
+        waiting = [job for job in snapshot.arrivals() if not job.gpus and job.id not in rejected]
+        return Situation(snapshot, waiting, self.settled_s)
+
+    def _next_settled_s(self, snapshot: Snapshot) -> float | None:
+        """When the next job that runs may change again, if one may not yet."""
+        times = [job.changed_s + self.settled_s for job in snapshot.jobs.values() if job.gpus]
+        return min((time_s for time_s in times if time_s > snapshot.time_s), default=None)
+
+
+def _explanation(best: tuple[float, int] | None, still: float, held: int) -> Explanation:
+    if best is None:
+        words = "keeps its size" if held else "no size of it fits what is free"
+        return Explanation(words)
+    chance, gpus = best
+    what = f"{in_gpus(gpus)} would be its next step, chosen with probability {chance:.2f}"
+    return Explanation(f"{what}; no change with {still:.2f}", needs_gpus=None if held else gpus)
+
+
+@cache
+def _shipped() -> Weights:
+    """The weights that come with pliant."""
+    return read_network(SHIPPED).weights
+
+
+FEATURES: Final = (
+    "starts", "grows", "shrinks", "waits", "gpus", "takes", "takes_of_free", "efficiency", "of_requested",
+    "gain", "remaining", "remaining_gpu_time", "is_known", "before", "age", "service",
+    "waiting", "running", "free", "demand",
+)  # fmt: skip
+"""Of an action, all about -1 to 1 to keep the units of the network in their range."""
+WAITING_SEEN: Final = 24
+"""Of the jobs that wait and fit, this many are looked at; of those that run all."""
+_UNKNOWN_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One job goes to another size; without a job nothing changes."""
+
+    job: JobState | None = None
+    gpus: int = 0
+    gpu_type: str | None = None
+
+
+NOTHING: Final = Action()
+
+
+class Situation:
+    """The cluster at one moment: its actions, and the features of each."""
+
+    def __init__(self, snapshot: Snapshot, waiting: Iterable[JobState], settled_s: float) -> None:
+        """``settled_s``: a job that runs changes at most once in this time."""
+        self._snapshot = snapshot
+        self.time_s = snapshot.time_s
+        self._free = dict(snapshot.free_gpus)
+        self._waiting = list(waiting)
+        running = [job for job in snapshot.jobs.values() if job.gpus]
+        self._running = len(running)
+        self._settled = [job for job in running if self.time_s - job.changed_s >= settled_s]
+        self._total = max(1, snapshot.total_gpus)
+        self._wanted = sum(job.spec.gpus.requested for job in self._waiting)
+        self._lefts = sorted(self._left_s(job, job.spec.gpus.requested) for job in self._waiting)
+
+    def take(self, action: Action) -> None:
+        """The action is taken: its job does not change again at this moment."""
+        job, gpu_type = action.job, action.gpu_type
+        if job is None or gpu_type is None:
+            return
+        self._free[gpu_type] -= action.gpus - job.gpus
+        if job.gpus:
+            self._settled.remove(job)
+        else:
+            self._waiting.remove(job)
+            self._wanted -= job.spec.gpus.requested
+            self._lefts.remove(self._left_s(job, job.spec.gpus.requested))
+            self._running += 1
+
+    def actions(self) -> list[Action]:
+        """Everything allowed now; to do nothing is the first, where it does not leave the cluster idle."""
+        guessed = any(job.is_speed_guessed for job in self._waiting)  # then the first to come is the next
+        most = 1 if guessed else WAITING_SEEN
+        seen = islice((found for job in self._waiting if (found := self._starts(job))), most)
+        starts = [action for found in seen for action in found] if any(self._free.values()) else []
+        changes = [Action(job, gpus, job.gpu_type) for job in self._settled for gpus in self._changes(job)]
+        idle = bool(starts) and not self._running
+        return [*([] if idle else [NOTHING]), *starts, *changes]
+
+    def features(self, actions: Iterable[Action]) -> npt.NDArray[np.float64]:
+        """[action, feature]."""
+        shared = self._of_the_cluster()
+        return np.array([(*self._features(action), *shared) for action in actions])
+
+    # Sizes.
+
+    def _starts(self, job: JobState) -> list[Action]:
+        """Each of its sizes that fits, on the type where it is fastest."""
+        found = []
+        for gpus in _sizes(job, self._total):
+            roomy = [kind for kind, free in self._free.items() if free >= gpus]
+            rates = [(-rate, kind) for kind in roomy if (rate := self._rate(job, gpus, kind)) > 0]
+            if rates:
+                found.append(Action(job, gpus, min(rates)[1]))
+        return found
+
+    def _changes(self, job: JobState) -> Iterator[int]:
+        """Twice as many GPUs, or half of them; limits may have changed since it got what it has."""
+        if job.spec.elastic == "none":
+            return
+        low, high = job.spec.min_gpus, job.max_gpus(self._total)
+        for gpus in (min(2 * job.gpus, high), max(min(job.gpus // 2, high), low)):
+            fits = gpus - job.gpus <= self._free.get(job.gpu_type or "", 0)
+            if gpus != job.gpus and fits and self._rate(job, gpus, job.gpu_type) > 0:
+                yield gpus
+
+    # Features.
+
+    def _of_the_cluster(self) -> tuple[float, ...]:
+        return (
+            log1p(len(self._waiting)) / 5,
+            log1p(self._running) / 5,
+            sum(self._free.values()) / self._total,
+            log1p(self._wanted / self._total) / 3,
+        )
+
+    def _features(self, action: Action) -> tuple[float, ...]:
+        job, gpus = action.job, action.gpus
+        if job is None:
+            return (0.0, 0.0, 0.0, 1.0, *(0.0,) * 12)
+        takes = gpus - job.gpus
+        rate = self._rate(job, gpus, action.gpu_type)
+        least = job.spec.min_gpus
+        single = self._rate(job, least, action.gpu_type) / least
+        left_s = self._left_s(job, gpus, action.gpu_type)
+        known = job.known_samples is not None
+        now = self._rate(job, job.gpus, action.gpu_type) if job.gpus else 0.0
+        return (
+            float(not job.gpus),
+            float(0 < job.gpus < gpus),
+            float(gpus < job.gpus),
+            0.0,
+            log2(gpus) / 6,
+            takes / self._total,
+            takes / max(1, self._free.get(action.gpu_type or "", 0), -takes),
+            rate / gpus / single - 1 if single else 0.0,
+            log2(gpus / job.spec.gpus.requested) / 4,
+            log2(rate / now) if now and rate else 0.0,
+            log1p(left_s / 60) / 5,
+            log1p(left_s * gpus / 60) / 8,
+            float(known),
+            self._shorter(self._left_s(job, job.spec.gpus.requested)),
+            log1p(max(0.0, self.time_s - job.spec.submit_time) / 60) / 5,
+            log1p(job.attained_service_s(self.time_s) / 60) / 8,
+        )
+
+    def _shorter(self, left_s: float) -> float:
+        """Part of the waiting jobs that are sooner done."""
+        return float(np.searchsorted(self._lefts, left_s)) / max(1, len(self._lefts))
+
+    def _left_s(self, job: JobState, gpus: int, gpu_type: str | None = None) -> float:
+        """Seconds that the rest of the job takes on that many GPUs; of unknown work a usual number."""
+        samples = job.remaining_samples(self.time_s)
+        rate = self._rate(job, gpus, gpu_type)
+        if samples is None or rate <= 0 or job.is_speed_guessed:
+            return _UNKNOWN_S
+        return samples / rate
+
+    def _rate(self, job: JobState, gpus: int, gpu_type: str | None) -> float:
+        return self._snapshot.speeds.rate(job, gpus, gpu_type)
+
+
+def _sizes(job: JobState, total: int) -> list[int]:
+    """Powers of two between the job's limits, with its smallest and its requested size."""
+    if job.spec.elastic == "none":
+        return [job.spec.gpus.requested]
+    low, high = job.spec.min_gpus, job.max_gpus(total)
+    powers = {1 << power for power in range(high.bit_length())} | {low, job.spec.gpus.requested}
+    return sorted(size for size in powers if low <= size <= high)
+
+
+def odds(preferences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The probability of each action."""
+    weights = np.exp(preferences - preferences.max())
+    return np.asarray(weights / weights.sum())
+
+
+def best_by_job(
+    actions: Iterable[Action], chances: Iterable[float]
+) -> Mapping[str | None, tuple[float, int]]:
+    """For each job, and None for nothing, the chance of its best action and the GPUs of that."""
+    found: dict[str | None, tuple[float, int]] = {}
+    for action, chance in zip(actions, chances, strict=True):
+        key = action.job.id if action.job else None
+        if key not in found or chance > found[key][0]:
+            found[key] = (float(chance), action.gpus)
+    return found
+
+
+Floats = npt.NDArray[np.float64]
+KIND: Final = "network"
+SHIPPED: Final = Path(__file__).with_name("drl_network.json")
+"""The weights that come with pliant."""
+_DIGITS: Final = 6
+"""Of a weight in its file."""
+
+_Row = Annotated[tuple[float, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One hidden layer, tanh, and a preference: a score for each row of features."""
+
+    hidden: Floats
+    """[feature, unit]."""
+    offsets: Floats
+    """[unit]."""
+    out: Floats
+    """[unit]."""
+
+    @classmethod
+    def drawn(cls, units: int, rng: np.random.Generator) -> Self:
+        """Where training begins: all actions are about equally good."""
+        scale = 1 / np.sqrt(len(FEATURES))
+        hidden = rng.normal(0, scale, (len(FEATURES), units))
+        return cls(hidden, np.zeros(units), rng.normal(0, 0.01, units))
+
+    def preferences(self, features: Floats) -> Floats:
+        """A score for each action; higher is better, differences are logarithms of odds."""
+        return np.asarray(self.activities(features) @ self.out)
+
+    def activities(self, features: Floats) -> Floats:
+        """[action, unit] what the hidden units say."""
+        return np.asarray(np.tanh(features @ self.hidden + self.offsets))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the weights as their file states them; it depends on nothing else."""
+        text = repr([_rounded(self.hidden), _rounded(self.offsets), _rounded(self.out)])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class TrainedNetwork(Record):
+    """A file of weights, and where they come from."""
+
+    schema_: Literal["pliant.network/1"] = Field(default="pliant.network/1", alias="schema")
+    policy: Literal["drl"] = "drl"
+    command: str
+    """What trains the same weights."""
+    recipe: dict[str, Any]
+    """Everything that the training read."""
+    seed: NonNegativeInt
+    digest: str
+    """SHA-256 of the weights."""
+    features: tuple[str, ...]
+    """What a row of features holds, in order."""
+    hidden: Annotated[tuple[_Row, ...], Field(min_length=1)]
+    offsets: _Row
+    out: _Row
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        units = len(self.out)
+        if self.features != FEATURES:
+            raise broken_rule("is not what this pliant shows the network", "/features")
+        if len(self.hidden) != len(FEATURES) or {units, *map(len, self.hidden)} != {len(self.offsets)}:
+            raise broken_rule("does not have a row of weights for each feature", "/hidden")
+        if self.weights.digest != self.digest:
+            raise broken_rule("is not that of these weights", "/digest")
+        return self
+
+    @property
+    def weights(self) -> Weights:
+        """The weights as arrays."""
+        return Weights(np.array(self.hidden), np.array(self.offsets), np.array(self.out))
+
+
+def write_network(path: Path, weights: Weights, command: str, recipe: dict[str, Any], seed: int) -> None:
+    """Keep weights and where they come from; equal ones give equal bytes."""
+    record = TrainedNetwork(
+        command=command,
+        recipe=recipe,
+        seed=seed,
+        digest=weights.digest,
+        features=FEATURES,
+        hidden=tuple(tuple(row) for row in _rounded(weights.hidden)),
+        offsets=tuple(_rounded(weights.offsets)),
+        out=tuple(_rounded(weights.out)),
+    )
+    atomic_write(path, document_bytes(record, KIND, with_defaults=True))
+
+
+def read_network(path: Path) -> TrainedNetwork:
+    """The network of a file.
+
+    :raises BadInputError: with every problem of the file.
+    """
+    if not path.is_file():
+        raise BadInputError.one(str(path), "no such file")
+    return parse_document(read_bytes(path), str(path), KIND, TrainedNetwork)
+
+
+def _rounded(values: Floats) -> Any:
+    """As lists of numbers of :data:`_DIGITS` digits, negative zeros positive."""
+    return (np.round(values, _DIGITS) + 0.0).tolist()

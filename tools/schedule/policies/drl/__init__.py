@@ -1,1 +1,0 @@
-"""DRL: a small network, trained by policy gradient, that changes one job at a time."""

@@ -1,0 +1,490 @@
+"""Gavel: fractions of time by a linear program, and rounds that give each job the time it is entitled to.
+
+What each job was entitled to and what it received, in seconds on each GPU type.
+
+Fractions of time on each GPU type that make the least gain as large as it can be: linear programs.
+
+Jobs that gain alike get alike, so the program has a row for each kind of job and not for each job. After the
+first program water-filling goes on: kinds that no solution can give more are fixed at their level, and the
+next program raises the others. The outcome is max-min fair: no job gains more without one that gains less, or
+as little, losing.
+
+Gavel for other aims than max-min fairness: finish-time fairness and makespan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq, linprog
+from scipy.sparse import csc_array
+
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.common import (
+    Contention,
+    GpuBudget,
+    Grant,
+    Stake,
+    decision_from_grants,
+    explain_gang,
+    reject_impossible,
+    samples_to_go,
+)
+from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
+from pliant.tools.schedule.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+ROUND_S: Final = 360.0
+_WHOLE: Final = 1 - 1e-4
+_DIGITS: Final = 5
+"""Significant digits of a fraction: more of them would be those of a solver and its version."""
+
+
+class Gavel(Policy):
+    """Max-min fairness over effective throughput, with GPU types that differ: fractions of time by an LP.
+
+    Gavel (OSDI '20), sections 4.1 and 5. A linear program finds the fraction of time that each job spends on
+    each GPU type. It makes the least normalised effective throughput as large as it can be, then the next
+    larger one, and so on: throughput over the mean of the GPU types, times requested GPUs, so that one job on
+    four GPUs counts as much as four on one. Rounds of 360 s follow the fractions: the pairs of job and GPU
+    type go by the time that the fraction entitles the job to over the time it has received there, and a job
+    gets what it requested or waits. Preemptive, needs no knowledge of the work.
+
+    round_s: seconds between decisions; change it together with ``--interval``.
+
+    Departures from the paper: time counts since a job arrived, not since the fractions changed last. GPUs
+    that remain go to waiting jobs in the same order on types of fraction 0. No two jobs share a GPU.
+    """
+
+    name: ClassVar[str] = "gavel"
+    knows: ClassVar[Knows] = "profile"
+    priority_means: ClassVar[str] = ""
+    default_interval_s: ClassVar[float | None] = ROUND_S
+    rebuilds_state: ClassVar[bool] = False
+
+    def __init__(self, round_s: float = ROUND_S) -> None:
+        if round_s <= 0:
+            raise ValueError("parameter round_s: expected a number above 0")
+        self.round_s = round_s
+        self._accounts: Accounts | None = None
+        self._solved: tuple[object, dict[Kind, Fractions]] | None = None
+        """The last problem and its solution."""
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """Find the fractions, then serve the jobs that are furthest behind theirs."""
+        rejected = reject_impossible(snapshot)
+        jobs = sorted(
+            (job for job in snapshot.jobs.values() if job.id not in rejected), key=lambda job: job.arrival
+        )
+        types = tuple(snapshot.speeds.gpu_types)
+        if self._accounts is None or self._accounts.gpu_types != types:
+            self._accounts = Accounts(types)
+        fractions = self._fractions(jobs, snapshot)
+        self._accounts.follow(jobs, _rounded(fractions), snapshot.time_s)
+        grants = self._serve(jobs, self._accounts, snapshot)
+        decision = decision_from_grants(snapshot, grants, rejected)
+        if all(_has_all(job, grants, fractions[job.id], types) for job in jobs):
+            decision.quiet_until_s = math.inf
+        return decision
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        """Fraction and received time of each job by GPU type."""
+        accounts = self._accounts
+        if accounts is None:
+            return {}
+        known = [job for job in snapshot.jobs.values() if job.id in accounts.by_job]
+        return {job.id: explain_gang(job, self._reason(accounts.by_job[job.id])) for job in known}
+
+    def _reason(self, account: Account) -> str:
+        """What a job is entitled to, what it received, and its best priority."""
+        types = self._accounts.gpu_types if self._accounts else ()
+        named = [
+            f"{part:.0%} of the time on {gpu_type} ({account.received_s[index]:.0f} s received)"
+            for index, (gpu_type, part) in enumerate(zip(types, account.fractions, strict=True))
+            if part > 0
+        ]
+        priority = max((account.priority(index, self.round_s) for index in range(len(types))), default=0.0)
+        return f"entitled to {' and '.join(named) or 'no time'}, priority {priority:.2g}"
+
+    def dump_state(self) -> Any:
+        """What jobs were entitled to and what they received."""
+        return None if self._accounts is None else self._accounts.dump()
+
+    def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
+        """Take up what ``dump_state`` gave."""
+        self._accounts = Accounts.load(state)
+
+    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> dict[str, Fractions]:
+        """Fractions of time of each job, by GPU type."""
+        kinds = {job.id: kind_of(job, _share(job, snapshot), snapshot) for job in jobs}
+        problem = (dict(Counter(kinds.values())), capacity_of(snapshot))
+        if self._solved is None or self._solved[0] != problem:
+            self._solved = problem, max_min(*problem)
+        return {job_id: self._solved[1][kind] for job_id, kind in kinds.items()}
+
+    def _serve(self, jobs: Sequence[JobState], accounts: Accounts, snapshot: Snapshot) -> dict[str, Grant]:
+        """Give GPUs away, first to the pairs of job and GPU type that are furthest behind."""
+        by_id = accounts.by_job
+        pairs = sorted(
+            (part > 0, by_id[job.id].priority(index, self.round_s), part, -turn, -index)
+            for turn, job in enumerate(jobs)
+            for index, part in enumerate(by_id[job.id].fractions)
+        )
+        budget = GpuBudget(snapshot.gpus_by_type())
+        grants: dict[str, Grant] = {}
+        for _, _, _, turn, index in reversed(pairs):
+            job, grant = jobs[-turn], Grant(jobs[-turn].spec.gpus.requested, accounts.gpu_types[-index])
+            if (
+                job.id not in grants
+                and budget.left.get(grant.gpu_type, 0) >= grant.gpus
+                and snapshot.speeds.rate(job, *grant) > 0
+            ):
+                budget.take(grant)
+                grants[job.id] = grant
+        return grants
+
+
+def _share(job: JobState, snapshot: Snapshot) -> float:
+    """Samples per second of equal time on all GPUs, for one of its GPUs."""
+    return snapshot.speeds.rate(job, job.spec.gpus.requested) / job.spec.gpus.requested
+
+
+def kind_of(job: JobState, need: float, snapshot: Snapshot) -> Kind:
+    """A job whose gain is its throughput over ``need``."""
+    gpus = job.spec.gpus.requested
+    rates = (snapshot.speeds.rate(job, gpus, gpu_type) for gpu_type in snapshot.speeds.gpu_types)
+    return Kind(tuple(rate / need for rate in rates), gpus)
+
+
+def capacity_of(snapshot: Snapshot) -> list[int]:
+    """GPUs that are up, by type."""
+    up = snapshot.gpus_by_type()
+    return [up.get(gpu_type, 0) for gpu_type in snapshot.speeds.gpu_types]
+
+
+def _rounded(fractions: Mapping[str, Fractions]) -> dict[str, Fractions]:
+    return {
+        job_id: tuple(float(f"{part:.{_DIGITS}g}") for part in parts) for job_id, parts in fractions.items()
+    }
+
+
+def _has_all(job: JobState, grants: Mapping[str, Grant], fractions: Fractions, types: Sequence[str]) -> bool:
+    """Whether a job has GPUs all of the time on the one type that it is entitled to."""
+    grant = grants.get(job.id)
+    return grant is not None and fractions[types.index(grant.gpu_type)] >= _WHOLE
+
+
+Floats = npt.NDArray[np.float64]
+Fractions = tuple[float, ...]
+"""Parts of the time on each GPU type; together at most 1."""
+_BINDING: Final = 1e-7
+"""Prices below this come from rounding."""
+_SLACK: Final = 1e-6
+"""Part of its level that a fixed kind may lose, so that rounding makes no program infeasible."""
+
+
+class Kind(NamedTuple):
+    """Jobs that gain alike."""
+
+    gains: tuple[float, ...]
+    """What all of the time on each GPU type would be worth; 0: they cannot run there."""
+    gpus: int
+    """GPUs of each such job."""
+
+
+def max_min(
+    counts: Mapping[Kind, int], capacity: Sequence[int], levels: int | None = None
+) -> dict[Kind, Fractions]:
+    """Fractions by kind, for ``counts`` jobs of each on ``capacity`` GPUs of each type.
+
+    A job gains its fractions times ``gains``. A job that fits no type gets none.
+
+    :param levels: how many linear programs at most: 1 makes the least gain as large as it can be and leaves
+        the others where the program puts them. None: as many as there are levels. On one GPU type, where a
+        closed form gives all levels, it does not count.
+    """
+    usable = {kind: _usable(kind, capacity) for kind in counts}
+    number: Counter[Kind] = Counter()
+    for kind, count in counts.items():
+        number[usable[kind]] += count
+    able = sorted(kind for kind in number if any(kind.gains))
+    used = [index for index in range(len(capacity)) if any(kind.gains[index] for kind in able)]
+    gains = np.array([[kind.gains[index] for index in used] for kind in able])
+    weights = np.array([kind.gpus * number[kind] for kind in able], dtype=float)
+    limits = np.array([capacity[index] for index in used], dtype=float)
+    parts = np.zeros((len(able), len(capacity)))
+    if len(used) == 1:
+        parts[:, used[0]] = _one_type(gains[:, 0], weights, limits[0])
+    elif used:
+        parts[:, used] = _Programs(gains, weights, limits).solve(levels)
+    found = dict(zip(able, map(tuple, np.clip(parts, 0.0, 1.0).tolist()), strict=True))
+    return {kind: found.get(usable[kind], (0.0,) * len(capacity)) for kind in counts}
+
+
+def gain(kind: Kind, fractions: Fractions) -> float:
+    """What a job of that kind gains by its fractions."""
+    return sum(worth * part for worth, part in zip(kind.gains, fractions, strict=True))
+
+
+def _usable(kind: Kind, capacity: Sequence[int]) -> Kind:
+    """The same without gains on types that have too few GPUs."""
+    gains = (worth if kind.gpus <= gpus else 0.0 for worth, gpus in zip(kind.gains, capacity, strict=True))
+    return Kind(tuple(gains), kind.gpus)
+
+
+def _one_type(gains: Floats, weights: Floats, capacity: float) -> Floats:
+    """Fractions on the only type: water rises to one level, which a job reaches or has all of the time.
+
+    ``weights`` are GPUs of all jobs of a kind.
+    """
+    order = np.argsort(gains, kind="stable")
+    at_level = np.cumsum((weights / gains)[order][::-1])[::-1]
+    before = np.concatenate([[0.0], np.cumsum(weights[order])[:-1]])
+    levels = (capacity - before) / at_level
+    reached = np.flatnonzero(levels <= gains[order])
+    if not reached.size:
+        return np.ones_like(gains)
+    parts: Floats = np.minimum(levels[reached[0]] / gains, 1.0)
+    return parts
+
+
+class _Programs:
+    """The linear programs of one problem: variables are the fractions, and last the level."""
+
+    def __init__(self, gains: Floats, weights: Floats, capacity: Floats) -> None:
+        """``weights`` are GPUs of all jobs of a kind."""
+        self._rows, self._columns = np.nonzero(gains)
+        self._worth = gains[self._rows, self._columns] / gains.max(axis=1).min()
+        self._shape = gains.shape
+        self._weights = weights
+        self._capacity = capacity
+        self._levels = np.full(len(gains), np.nan)
+        """Of kinds that are fixed."""
+
+    def solve(self, most: int | None) -> Floats:
+        """Raise the level until every kind is fixed, or ``most`` times."""
+        kinds = self._shape[0]
+        parts = np.zeros(self._shape)
+        for _ in range(kinds if most is None else most):
+            found = self._program()
+            if found is None:  # what the programs before it gave is feasible
+                break
+            parts, level, binding = found
+            rising = np.isnan(self._levels)
+            binding &= rising
+            self._levels[binding if binding.any() else rising] = level
+            if not np.isnan(self._levels).any():
+                break
+        return parts
+
+    def _program(self) -> tuple[Floats, float, npt.NDArray[np.bool_]] | None:
+        """Fractions, the level, and which kinds hold it down; None: the solver gave up on the numbers."""
+        kinds, types = self._shape
+        variables = np.arange(len(self._rows))
+        rising = np.flatnonzero(np.isnan(self._levels))
+        parts = [
+            (self._rows, variables, -self._worth),
+            (rising, np.full(len(rising), len(variables)), np.ones(len(rising))),
+            (kinds + self._rows, variables, np.ones(len(variables))),
+            (2 * kinds + self._columns, variables, self._weights[self._rows]),
+        ]
+        rows, columns, values = (np.concatenate(each) for each in zip(*parts, strict=True))
+        matrix: Any = csc_array((values, (rows, columns)), shape=(2 * kinds + types, len(variables) + 1))
+        floors = -np.nan_to_num(self._levels, nan=0.0) * (1 - _SLACK)
+        limits = np.concatenate([floors, np.ones(kinds), self._capacity])
+        costs = np.zeros(len(variables) + 1)
+        costs[-1] = -1.0
+        found = linprog(costs, A_ub=matrix, b_ub=limits, method="highs")
+        if found.x is None:
+            return None
+        fractions = np.zeros(self._shape)
+        fractions[self._rows, self._columns] = found.x[:-1]
+        return fractions, float(found.x[-1]), found.ineqlin.marginals[:kinds] < -_BINDING
+
+
+@dataclass(slots=True)
+class Account:
+    """One job. Lists go by GPU type."""
+
+    since_s: float
+    """Until when it is kept."""
+    fractions: Fractions
+    """Parts of the time that it is entitled to since then."""
+    entitled_s: list[float]
+    received_s: list[float]
+    attained_gpu_s: float
+    """All service of the job until then."""
+
+    def priority(self, index: int, round_s: float) -> float:
+        """Seconds that it is entitled to by the end of the coming round, over those received.
+
+        Half a round counts as received beforehand, as otherwise all that received nothing were level.
+        """
+        entitled_s = self.entitled_s[index] + round_s * self.fractions[index]
+        return entitled_s / (self.received_s[index] + round_s / 2)
+
+
+class Accounts:
+    """Those of all active jobs."""
+
+    def __init__(self, gpu_types: Sequence[str]) -> None:
+        self.gpu_types = tuple(gpu_types)
+        self.by_job: dict[str, Account] = {}
+
+    def follow(self, jobs: Iterable[JobState], fractions: Mapping[str, Fractions], time_s: float) -> None:
+        """Keep the accounts until now; from now on jobs are entitled to these ``fractions``."""
+        kept = {}
+        for job in jobs:
+            account = self.by_job.get(job.id) or self._opened(job, time_s)
+            self._keep(account, job, time_s)
+            account.fractions = fractions[job.id]
+            kept[job.id] = account
+        self.by_job = kept
+
+    def _opened(self, job: JobState, time_s: float) -> Account:
+        """Of a job that is new, or that a policy without its state finds running."""
+        zeros = [0.0] * len(self.gpu_types)
+        return Account(time_s, tuple(zeros), list(zeros), list(zeros), job.attained_service_s(time_s))
+
+    def _keep(self, account: Account, job: JobState, time_s: float) -> None:
+        for index, part in enumerate(account.fractions):
+            account.entitled_s[index] += part * (time_s - account.since_s)
+        attained = job.attained_service_s(time_s)
+        if job.gpu_type in self.gpu_types and job.gpus:
+            received_s = (attained - account.attained_gpu_s) / job.gpus
+            account.received_s[self.gpu_types.index(job.gpu_type)] += received_s
+        account.since_s, account.attained_gpu_s = time_s, attained
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "gpu_types": list(self.gpu_types),
+            "jobs": {
+                job_id: [
+                    account.since_s, list(account.fractions), account.entitled_s, account.received_s,
+                    account.attained_gpu_s,
+                ]
+                for job_id, account in self.by_job.items()
+            },
+        }  # fmt: skip
+
+    @classmethod
+    def load(cls, state: Mapping[str, Any]) -> Accounts:
+        """What :meth:`dump` gave."""
+        found = cls(state["gpu_types"])
+        found.by_job = {
+            job_id: Account(since_s, tuple(fractions), list(entitled_s), list(received_s), attained)
+            for job_id, (since_s, fractions, entitled_s, received_s, attained) in state["jobs"].items()
+        }
+        return found
+
+
+_PRECISION = 1e-4
+"""Of the ratio that is made least."""
+
+
+class GavelMakespan(Gavel):
+    """Gavel for the least makespan: the largest remaining time is made as small as it can be, by an LP.
+
+    Gavel (OSDI '20), section 4.2. As ``gavel``, but the fractions make the largest of remaining samples over
+    effective throughput as small as they can, at every round for what is left then. That counts as at least
+    what the job trains in a round; a job of unknown work is expected to be half done.
+    """
+
+    name: ClassVar[str] = "gavel-makespan"
+
+    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> dict[str, Fractions]:
+        kinds = {
+            job.id: kind_of(job, samples_to_go(job, snapshot, self.round_s) or 1.0, snapshot) for job in jobs
+        }
+        found = max_min(Counter(kinds.values()), capacity_of(snapshot), levels=1)
+        return {job_id: found[kind] for job_id, kind in kinds.items()}
+
+
+class GavelFtf(Gavel):
+    """Gavel for finish-time fairness: the largest ratio of JCT to isolated JCT is made least, by LPs.
+
+    Gavel (OSDI '20), section 4.2, with the ratio of Themis (NSDI '20): expected JCT under these fractions
+    over the JCT with 1/N of the cluster alone, where N is the mean number of active jobs since the job
+    arrived. A ratio can be reached if a linear program of the throughputs that it takes can be solved; the
+    least one is found by root finding, at every round. All else is as in ``gavel``.
+    """
+
+    name: ClassVar[str] = "gavel-ftf"
+
+    def __init__(self, round_s: float = ROUND_S) -> None:
+        super().__init__(round_s)
+        self._contention = Contention()
+
+    def dump_state(self) -> Any:
+        """The accounts, and how many jobs were active."""
+        return {"accounts": super().dump_state(), "contention": self._contention.dump()}
+
+    def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
+        """Take up what ``dump_state`` gave."""
+        if state["accounts"] is not None:
+            super().load_state(state["accounts"], jobs)
+        self._contention = Contention.load(state["contention"])
+
+    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> dict[str, Fractions]:
+        self._contention.follow(snapshot.changes, snapshot.time_s)
+        capacity = capacity_of(snapshot)
+        members = {}
+        for job in jobs:
+            stake, kind = self._contention.stake(job, snapshot, self.round_s), kind_of(job, 1.0, snapshot)
+            if stake is not None and best_rate(kind, capacity) > 0:
+                members[job.id] = (kind, stake)
+        nothing = dict.fromkeys((job.id for job in jobs), (0.0,) * len(capacity))
+        return nothing | least_ratio(members, capacity)
+
+
+def least_ratio(members: Mapping[str, tuple[Kind, Stake]], capacity: Sequence[int]) -> dict[str, Fractions]:
+    """Fractions that make the largest ρ least; ``gains`` of the kinds are samples per second."""
+    alike = Counter(members.values())
+    if not alike:
+        return {}
+
+    def solved(ratio: float) -> tuple[float, dict[tuple[Kind, Stake], Fractions]]:
+        """How many times the throughputs that the ratio takes are possible, and the fractions for that."""
+        kinds = {member: _towards(ratio, *member) for member in alike}
+        counts: Counter[Kind] = Counter()
+        for member, count in alike.items():
+            counts[kinds[member]] += count
+        found = max_min(counts, capacity, levels=1)
+        return min(gain(kind, found[kind]) for kind in counts), {
+            member: found[kind] for member, kind in kinds.items()
+        }
+
+    ratio = max(stake.rho(best_rate(kind, capacity)) for kind, stake in alike)
+    times, fractions = solved(ratio)
+    if times < 1 - _PRECISION:
+        high = max(_ratio_at(times, ratio, stake) for _, stake in alike) * (1 + _PRECISION)
+        ratio = brentq(lambda ratio: solved(ratio)[0] - 1, ratio, high, rtol=_PRECISION)
+        fractions = solved(ratio)[1]
+    return {job_id: fractions[member] for job_id, member in members.items()}
+
+
+def _ratio_at(times: float, ratio: float, stake: Stake) -> float:
+    """The ρ of a job that has ``times`` the throughput that takes it to ``ratio``."""
+    return (stake.elapsed_s + (ratio * stake.isolated_s - stake.elapsed_s) / times) / stake.isolated_s
+
+
+def _towards(ratio: float, kind: Kind, stake: Stake) -> Kind:
+    """Gains relative to the throughput that ends the job at that ratio."""
+    needed = stake.remaining_samples / (ratio * stake.isolated_s - stake.elapsed_s)
+    return Kind(tuple(rate / needed for rate in kind.gains), kind.gpus)
+
+
+def best_rate(kind: Kind, capacity: Sequence[int]) -> float:
+    """The largest gain on a type that has enough GPUs; 0: there is none."""
+    usable = (worth for worth, gpus in zip(kind.gains, capacity, strict=True) if kind.gpus <= gpus)
+    return max(usable, default=0.0)

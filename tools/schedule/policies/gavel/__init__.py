@@ -1,1 +1,0 @@
-"""Gavel: fractions of time by a linear program, and rounds that follow them."""

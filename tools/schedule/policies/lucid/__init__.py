@@ -1,1 +1,0 @@
-"""Lucid: shortest predicted jobs first, light ones two on one set of GPUs."""

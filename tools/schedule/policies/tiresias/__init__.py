@@ -1,1 +1,0 @@
-"""Tiresias: least attained service in queues, with and without the Gittins index."""

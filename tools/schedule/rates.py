@@ -1,0 +1,331 @@
+"""The throughput model asked in terms of jobs: one table of speeds for all policies.
+
+Speeds are kept by size or placement, GPU type, batch and :class:`JobKind`, which is all that the speed of a
+job follows from. Policies that make more of speeds (curves, allowed sizes, gains) keep it here as well, so
+that what a job demands of nodes is never forgotten: see :meth:`Speeds.of_kind`.
+
+Whether two jobs can train on the same GPUs, and how fast: what a policy that packs jobs asks.
+
+Two jobs share whole sets: every GPU of the one is a GPU of the other, and no third job is on them. Each
+trains at its speed alone times the part that it keeps beside the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final, NamedTuple, TypeVar
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.schedule import BatchPlan
+from pliant.tools.profile.throughput import (
+    UNKNOWN,
+    Load,
+    PairTable,
+    Parts,
+    Placement,
+    Throughput,
+    local_limit,
+    plan_batch,
+)
+from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState
+
+T = TypeVar("T")
+_Key = tuple[str, str, int | Placement, int, int | None]
+"""Model, GPU type, size (consolidated) or placement, global batch, largest local batch."""
+_ROUNDING: Final = 1e-9
+"""Relative difference of speeds that counts as none."""
+
+
+class JobKind(NamedTuple):
+    """All by which the speeds of jobs differ: on equal GPUs, jobs of one kind are equally fast."""
+
+    model: str
+    reference_batch: int
+    states_batch: bool
+    """Whether more GPUs than samples are infeasible."""
+    per_gpu_max: int | None
+    room: tuple[tuple[str, int], ...] | None
+    """The most workers that nodes have room for by GPU type, as the job demands CPUs, memory or bandwidth;
+    None: GPUs alone count."""
+
+    @classmethod
+    def of(cls, job: JobState) -> JobKind:
+        """The kind of a job."""
+        batch, room = job.spec.batch, job.room
+        return cls(
+            job.spec.model,
+            job.reference_batch,
+            batch.size is not None,
+            batch.per_gpu_max,
+            None if room is None else tuple(room.items()),
+        )
+
+
+class Speeds:
+    """Samples per second of jobs, by size, GPU type and batch, on one cluster.
+
+    Where a caller names no placement, the most consolidated one is meant: whole nodes of the type's
+    largest size, the rest on one more. All nodes count, whether up or down: speeds do not change while a
+    cluster lives.
+    """
+
+    def __init__(
+        self, throughput: Throughput, nodes: Sequence[NodeState], sharing: GpuSharing | None = None
+    ) -> None:
+        """:param sharing: what is known of jobs on the same GPUs; None: no two jobs share."""
+        self.throughput = throughput
+        self.sharing = sharing
+        self._node_gpus: dict[str, int] = {}
+        self._types = {node.name: node.gpu_type for node in nodes}
+        self._total: dict[str, int] = {}
+        for node in nodes:
+            self._node_gpus[node.gpu_type] = max(node.gpus, self._node_gpus.get(node.gpu_type, 1))
+            self._total[node.gpu_type] = self._total.get(node.gpu_type, 0) + node.gpus
+        self._rates: dict[_Key, float] = {}
+        self._of_kind: dict[tuple[JobKind, Hashable], Any] = {}
+        self._rescales: dict[str, float | None] = {}
+
+    @property
+    def gpu_types(self) -> Mapping[str, int]:
+        """GPUs of the whole cluster by type, in order of the nodes."""
+        return self._total
+
+    def gpu_type_of(self, placement: NodeGpus) -> str:
+        """The one type of GPU of a placement; empty: it has none."""
+        return self._types[placement[0][0]] if placement else ""
+
+    def consolidated(self, gpus: int, gpu_type: str) -> Placement:
+        """The placement of ``gpus`` on as few nodes as the type allows."""
+        whole, rest = divmod(gpus, self._node_gpus[gpu_type])
+        return (self._node_gpus[gpu_type],) * whole + ((rest,) if rest else ())
+
+    def rate(
+        self,
+        job: JobState,
+        gpus: int,
+        gpu_type: str | None = None,
+        *,
+        global_batch: int | None = None,
+        placement: Placement | None = None,
+    ) -> float:
+        """Samples per second of ``job`` on ``gpus`` GPUs; 0.0 where that is infeasible.
+
+        Without a GPU type on a mixed cluster: the mean over the types that have enough GPUs and can run the
+        job on them, weighted by all their GPUs, which is the average per-GPU computing power of Ares, section
+        3.5. A size that no type has is asked of all of them, as on a cluster of one type. Raises
+        ``BadInputError`` for a model that is not profiled.
+        """
+        batch = global_batch or job.reference_batch
+        if gpus > batch and job.spec.batch.size is not None:
+            return 0.0  # a worker without a sample; a batch that is not stated limits nothing
+        if gpu_type is None:
+            return self._mean(gpus, lambda kind: self.rate(job, gpus, kind, global_batch=batch))
+        if job.room is not None and gpus > job.room.get(gpu_type, 0):
+            return 0.0  # the nodes lack CPUs, memory or bandwidth for as many workers
+        key = (job.spec.model, gpu_type, placement or gpus, batch, job.spec.batch.per_gpu_max)
+        rate = self._rates.get(key)
+        if rate is None:
+            shape = placement or self.consolidated(gpus, gpu_type)
+            seconds = self.throughput.step_seconds(job.spec.model, gpu_type, shape, batch, key[-1])
+            rate = self._rates[key] = batch / seconds if seconds else 0.0
+        return rate
+
+    def useful(self, job: JobState, gpus: int, gpu_type: str, *, global_batch: int | None = None) -> int:
+        """The largest size up to ``gpus`` on which no smaller one of the job is faster.
+
+        0: it runs on none of its sizes up to there. Where speed stands still, more GPUs count as useful.
+        """
+        least = max(1, job.spec.min_gpus)
+        if gpus < least:
+            return 0
+        batch = global_batch or job.reference_batch
+        sizes = self.of_kind(job, ("useful", gpu_type, least, batch), _UsefulSizes)
+        for size in range(least + len(sizes.up_to), gpus + 1):
+            sizes.append(size, self.rate(job, size, gpu_type, global_batch=batch))
+        return sizes.up_to[gpus - least]
+
+    def best_rate(self, job: JobState, gpus: int) -> float:
+        """What up to ``gpus`` GPUs are good for: an elastic job leaves those that would make it slower."""
+
+        def best(kind: str) -> float:
+            rate = self.rate(job, gpus, kind)
+            return self.rate(job, self.useful(job, gpus, kind), kind) if rate else 0.0
+
+        return self.rate(job, gpus) if job.spec.elastic == "none" else self._mean(gpus, best)
+
+    def useful_part(self, job: JobState, placement: NodeGpus, global_batch: int) -> NodeGpus:
+        """What of a placement makes the job fastest: all of it, unless it is faster on fewer of its GPUs.
+
+        Those are taken from few of its nodes, from the ones with most of them, then those that the job holds.
+        """
+        shape, kind = shape_of(placement), self.gpu_type_of(placement)
+        what = ("useful part", kind, job.spec.min_gpus, shape, global_batch)
+        gpus = self.of_kind(job, what, lambda: self._useful_part(job, shape, kind, global_batch))
+        return placement if gpus == sum(shape) else _cut(placement, gpus, job.placement)
+
+    def _useful_part(self, job: JobState, shape: Placement, gpu_type: str, batch: int) -> int:
+        """The number of GPUs of :meth:`useful_part`."""
+        total, sizes = sum(shape), _UsefulSizes()
+        for gpus in range(max(1, job.spec.min_gpus), total + 1):
+            part = _first_of(shape, gpus)
+            sizes.append(gpus, self.rate(job, gpus, gpu_type, global_batch=batch, placement=part))
+        return (sizes.up_to[-1] if sizes.up_to else 0) or total
+
+    def of_kind(self, job: JobState, what: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` makes of the speeds of a job, made once for all jobs of its kind.
+
+        :param what: names what is made, with all else that it depends on: GPU type, sizes, batches.
+        """
+        key = (JobKind.of(job), what)
+        try:
+            found: T = self._of_kind[key]
+        except KeyError:
+            found = self._of_kind[key] = make()
+        return found
+
+    def parts(self, job: JobState, other: JobState, gpu_type: str, placement: NodeGpus) -> Parts | None:
+        """Of its speed alone, what each of two jobs keeps on the same GPUs; None: they cannot share them."""
+        if self.sharing is None:
+            return None
+        if not (job.spec.shares_gpus and other.spec.shares_gpus):
+            return None
+        shape = shape_of(placement)
+        one, two = (self._load(each, gpu_type, sum(shape)) for each in (job, other))
+        return self.sharing.parts(one, two, gpu_type, shape)
+
+    def share_nothing(self) -> None:
+        """No two jobs can share GPUs."""
+        self.sharing = None
+
+    def _load(self, job: JobState, gpu_type: str, gpus: int) -> Load:
+        limit = self.most_local(job, gpu_type) or job.spec.batch.per_gpu_max
+        return Load(job.spec.model, plan_batch(max(job.global_batch, gpus), gpus, limit).local)
+
+    def most_local(self, job: JobState, gpu_type: str) -> int | None:
+        """Most samples that one GPU of the type may get at a time; 0: no batch fits; None: no limit."""
+        return local_limit(self.throughput, job.spec.model, gpu_type, job.spec.batch.per_gpu_max)
+
+    def batch_plan(self, job: JobState) -> BatchPlan | None:
+        """How a running job's global batch is cut; None where no batch was ever stated.
+
+        None, too, where a batch that follows from a memory limit has no sample for some worker.
+        """
+        limit = self.most_local(job, job.gpu_type or "") or job.spec.batch.per_gpu_max
+        if not job.gpus or job.global_batch < job.gpus or (job.spec.batch.size is None and not limit):
+            return None
+        return plan_batch(job.global_batch, job.gpus, limit)
+
+    def rescale_seconds(self, model: str) -> float | None:
+        """Seconds that a change of its workers costs a job of the model that trains; None: not measured."""
+        if model not in self._rescales:
+            self._rescales[model] = self.throughput.rescale_seconds(model)
+        return self._rescales[model]
+
+    def _mean(self, gpus: int, rate_on: Callable[[str], float]) -> float:
+        """The mean of rates over the types that have so many GPUs, or over all where none has."""
+        if len(self._total) == 1:
+            return rate_on(next(iter(self._total)))
+        roomy = {kind: count for kind, count in self._total.items() if count >= gpus} or self._total
+        weight = weighted = 0.0
+        for gpu_type, count in roomy.items():
+            if rate := rate_on(gpu_type):
+                weight += count
+                weighted += count * rate
+        return weighted / weight if weight else 0.0
+
+
+class _UsefulSizes:
+    """The largest useful size up to each size, from the smallest on; sizes are appended in order."""
+
+    __slots__ = ("_fastest", "up_to")
+
+    def __init__(self) -> None:
+        self.up_to: list[int] = []
+        self._fastest = 0.0
+
+    def append(self, gpus: int, rate: float) -> None:
+        if rate > 0 and rate >= self._fastest * (1 - _ROUNDING):
+            self._fastest = max(rate, self._fastest)
+            self.up_to.append(gpus)
+        else:
+            self.up_to.append(self.up_to[-1] if self.up_to else 0)
+
+
+def _first_of(shape: Placement, gpus: int) -> Placement:
+    """That many GPUs of a placement, from the nodes with most of them."""
+    found = []
+    for count in shape:
+        if not gpus:
+            break
+        found.append(min(count, gpus))
+        gpus -= found[-1]
+    return tuple(sorted(found, reverse=True))
+
+
+def _cut(placement: NodeGpus, gpus: int, held: NodeGpus) -> NodeGpus:
+    """That many GPUs of a placement, in its order of nodes."""
+    own = dict(held)
+    order = sorted(range(len(placement)), key=lambda n: (-placement[n][1], -own.get(placement[n][0], 0), n))
+    kept: dict[int, int] = {}
+    for number in order:
+        kept[number] = min(placement[number][1], gpus)
+        gpus -= kept[number]
+    return tuple((name, kept[n]) for n, (name, _) in enumerate(placement) if kept[n])
+
+
+def shape_of(placement: NodeGpus) -> Placement:
+    """GPUs on each node, descending."""
+    if len(placement) == 1:
+        return (placement[0][1],)
+    return tuple(sorted((count for _, count in placement), reverse=True))
+
+
+class GpuSharing:
+    """Answers by what the profile has measured, else by what the cluster says (``Cluster.sharing``)."""
+
+    def __init__(self, cluster: Cluster, throughput: Throughput) -> None:
+        self._rules = cluster.sharing
+        self._memory = _gpu_memory(cluster)
+        self._throughput = throughput
+        self._known: dict[tuple[str, Placement, Load, Load], Parts | None] = {}
+
+    @cached_property
+    def _pairs(self) -> PairTable:
+        return PairTable(self._throughput.profile_rows())
+
+    def parts(self, one: Load, other: Load, gpu_type: str, place: Placement) -> Parts | None:
+        """What each keeps of its speed alone; None: they do not fit the memory together, as far as is known.
+
+        :param place: GPUs on each node, descending.
+        """
+        key = (gpu_type, place, one, other)
+        if key not in self._known:
+            self._known[key] = self._answer(*key)
+        return self._known[key]
+
+    def _answer(self, gpu_type: str, place: Placement, one: Load, other: Load) -> Parts | None:
+        found = self._pairs.measured(one, other, gpu_type, place)
+        if found != UNKNOWN:
+            return found
+        fits = self._fits(one, other, gpu_type)
+        if fits is None:
+            fits = self._rules.unmeasured == "together"
+        return (self._rules.speed, self._rules.speed) if fits else None
+
+    def _fits(self, one: Load, other: Load, gpu_type: str) -> bool | None:
+        """Whether the memory of one GPU holds both; None: not known."""
+        taken = self._pairs.memory(one, gpu_type), self._pairs.memory(other, gpu_type)
+        there = self._memory.get(gpu_type)
+        if there is None or taken[0] is None or taken[1] is None:
+            return None
+        return taken[0] + taken[1] <= there
+
+
+def _gpu_memory(cluster: Cluster) -> dict[str, int]:
+    """Bytes of one GPU by type, the least of its nodes; types are left out of which a node states none."""
+    stated: dict[str, list[int | None]] = {}
+    for node in cluster.nodes:
+        if node.gpus:
+            stated.setdefault(node.gpu_type, []).append(node.gpu_memory)
+    return {kind: min(size or 0 for size in sizes) for kind, sizes in stated.items() if all(sizes)}
