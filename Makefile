@@ -1,4 +1,4 @@
-# make demo | test | check | bench [NAME=x] | chaos | experiment [NAME=x] | docs: each does its own set-up in $(VENV) first.
+# make demo | test | check | bench [NAME=x] | chaos | experiment [NAME=x] | house | docs: each does its own set-up in $(VENV) first.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 NAME ?=
 TESTS ?= -n 3 --dist worksteal
 
-.PHONY: demo test check lint types bench chaos experiment docs clean
+.PHONY: demo test check lint types bench chaos experiment house docs clean
 
 # The exact torch version comes first and alone: a range would let pip choose another build.
 $(STAMP): pyproject.toml constraints.txt
@@ -40,6 +40,10 @@ chaos: $(STAMP)
 
 experiment: $(STAMP)
 	$(BIN)/python -m experiments $(NAME)
+
+# Counts, and what a reader passes; nothing fails.
+house: $(STAMP)
+	$(BIN)/python -m benchmarks.house
 
 docs: $(STAMP)
 	$(BIN)/python -m pliant.schemas.generate

@@ -1,0 +1,71 @@
+"""What ``make house`` counts."""
+
+from __future__ import annotations
+
+from benchmarks.house import (
+    Source,
+    classes_defined_twice,
+    imports,
+    lines_by_kind,
+    longest_chain,
+    small_with_one_importer,
+    sources,
+)
+from benchmarks.parts.visits import Stays, recording
+from pliant.schemas.text import counted
+
+ONE = Source(
+    "tools/one.py",
+    '''"""Page."""
+
+import ast
+from pliant.tools.two import (
+    Two,
+)
+
+# Why.
+class Pair(Two):
+    """A class."""
+
+    def both(
+        self,
+    ) -> int:
+        """Text
+        of two lines."""
+        return 1
+''',
+)
+TWO = Source("tools/two.py", "class Two:\n    pass\n\n\nclass Pair:\n    pass\n")
+
+
+def test_each_line_is_of_one_kind() -> None:
+    assert lines_by_kind(ONE) == {
+        "docstrings": 4,
+        "blank": 3,
+        "imports": 4,
+        "comments": 1,
+        "code": 2,
+        "signatures": 3,
+    }
+    for source in sources():
+        assert lines_by_kind(source).total() == len(source.text.splitlines())
+
+
+def test_names_importers_and_chains() -> None:
+    assert imports([ONE, TWO]) == {"tools.one": {"tools.two"}, "tools.two": set()}
+    assert longest_chain({"a": {"b", "d"}, "b": {"c"}, "c": set(), "d": set()}) == 3
+    assert classes_defined_twice([ONE, TWO]) == {"Pair": 2}
+    assert small_with_one_importer([ONE, TWO]) == ["tools/two.py"]
+
+
+def test_calls_of_the_product_are_recorded() -> None:
+    with recording() as passed:
+        counted(2, "job")
+    assert passed.modules == {"schemas/text.py"}
+    assert "schemas/text.py:counted" in passed.functions
+
+
+def test_a_module_that_is_entered_again_is_a_return() -> None:
+    handed = Stays(["a", "a", "b", "a", "c", "b"])
+    assert handed.stays == ["a", "b", "a", "c", "b"]
+    assert handed.returns == 2
