@@ -242,7 +242,7 @@ def _wait(reached: Callable[[], bool], service: subprocess.Popen[bytes]) -> None
 
 
 def grown() -> Visits:
-    """What of the elastic library the first worker of a job passes in the step in which a second one joins."""
+    """What the first worker of a job passes of the elastic library as a second worker joins it."""
     found = Visits()
     with tempfile.TemporaryDirectory() as folder:
         env = {"PYTHONPATH": str(ROOT)}
