@@ -258,7 +258,7 @@ def rescaling_page() -> str:
 {where}. A stall is all time in which the workers that stay train no
 step, beyond a usual step, and never less than leaving, meeting and the broadcast together; medians of ten
 changes. The first step is shown whole. Beside it is the same change by checkpoint and relaunch, from the
-request to the first step, medians of three. How it works is in [running.md](running.md).
+request to the first step, medians of three. How it works is in [running-failures.md](running-failures.md).
 
 {_table(head, rows)}
 A worker of three that is killed costs the others {values["stall_kill_s"]:.2f} s: median of ten, at most
