@@ -233,8 +233,8 @@ def _policy(found: Description) -> str:
     priority = f"Priorities: {found.priority or 'it does not look at them'}."
     rows = [(f"`{p.name}`", p.expected, f"`{p.default}`") for p in found.parameters]
     table = "\n" + _table(("parameter", "value", "default"), rows) if rows else ""
-    told = " ".join([facts, priority, *found.traits])
-    return f"### {found.name}\n\n{found.text}\n\n{told}\n{table}"
+    said = " ".join([facts, priority, *found.traits])
+    return f"### {found.name}\n\n{found.text}\n\n{said}\n{table}"
 
 
 def rescaling_page() -> str:
