@@ -43,35 +43,15 @@ def _facts(replays: Replays) -> Mapping[str, Any]:
         "pollux_first": f"{_on_first(replays, 'newtrace', 'pollux'):.2f}",
     }
     for world, size in ((BASE, "large"), (RECORDS, "small")):
-        for policy in ("ares", "ares-goodput", "pollux", "srtf"):
-            names = {family: stem(world, family) for family in FAMILIES}
-            found[f"{policy.removeprefix('ares-')}_{size}"] = {
-                family: f"{relative_jct(replays, name, policy):.2f}" for family, name in names.items()
-            }
         best = best_alpha(replays, stem(world, "newtrace"))
         ratio = relative_jct(replays, stem(world, "newtrace"), alpha_name(best))
         found |= {f"alpha_{size}": f"{best:g}", f"best_{size}": f"{ratio:.2f}"}
-    return found | {
-        "ares_changes": _changes(replays, "ares"),
-        "fair_changes": _changes(replays, "fair-share"),
-        "fair_changes_philly": _changes(replays, "fair-share", "philly"),
-        "pollux_changes": _changes(replays, "pollux"),
-        "goodput_changes": _changes(replays, "ares-goodput"),
-        "ares_ms": _decision(replays, "ares"),
-        "pollux_ms": _decision(replays, "pollux"),
-        "goodput_ms": _decision(replays, "ares-goodput"),
-        "fair_worst": f"{mean_of(replays, 'newtrace', 'fair-share', 'worst_ftf'):.1f}",
-        "ares_worst": f"{mean_of(replays, 'newtrace', 'ares', 'worst_ftf'):.0f}",
-    }
+    return found | {"fair_changes_philly": _changes(replays, "fair-share", "philly")}
 
 
 def _changes(replays: Replays, policy: str, family: str = "newtrace") -> str:
     fields = ("preemptions_per_job", "rescales_per_job")
     return f"{sum(mean_of(replays, family, policy, field) for field in fields):.1f}"
-
-
-def _decision(replays: Replays, policy: str) -> str:
-    return f"{mean_of(replays, 'newtrace', policy, 'decision_ms'):.1f} ms"
 
 
 def _ours(replays: Replays) -> dict[str, str]:

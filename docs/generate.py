@@ -233,8 +233,8 @@ def _policy(found: Description) -> str:
     priority = f"Priorities: {found.priority or 'it does not look at them'}."
     rows = [(f"`{p.name}`", p.expected, f"`{p.default}`") for p in found.parameters]
     table = "\n" + _table(("parameter", "value", "default"), rows) if rows else ""
-    told = " ".join([facts, priority, *found.traits])
-    return f"### {found.name}\n\n{found.text}\n\n{told}\n{table}"
+    said = " ".join([facts, priority, *found.traits])
+    return f"### {found.name}\n\n{found.text}\n\n{said}\n{table}"
 
 
 def rescaling_page() -> str:
@@ -258,7 +258,7 @@ def rescaling_page() -> str:
 {where}. A stall is all time in which the workers that stay train no
 step, beyond a usual step, and never less than leaving, meeting and the broadcast together; medians of ten
 changes. The first step is shown whole. Beside it is the same change by checkpoint and relaunch, from the
-request to the first step, medians of three. How it works is in [running.md](running.md).
+request to the first step, medians of three. How it works is in [running-failures.md](running-failures.md).
 
 {_table(head, rows)}
 A worker of three that is killed costs the others {values["stall_kill_s"]:.2f} s: median of ten, at most

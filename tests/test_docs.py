@@ -12,6 +12,7 @@ from docs.generate import stale, with_table
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 DECISIONS = ROOT / "docs" / "decisions.md"
+HOOD = ROOT / "docs" / "under-the-hood.md"
 DECISIONS_ABOUT = (
     "General",
     "Files",
@@ -27,6 +28,56 @@ DECISIONS_ABOUT = (
 )
 
 
+def _place(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def links(page: Path) -> list[str]:
+    """Relative links of a page, those in code blocks left out."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    return target.exists() and (not anchor or anchor in anchors(target.read_text()))
+
+
+def anchors(text: str) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    found: set[str] = set()
+    for heading in re.findall(
+        r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE
+    ):
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        again = sum(re.fullmatch(rf"{re.escape(slug)}(-\d+)?", each) is not None for each in found)
+        found.add(f"{slug}-{again}" if again else slug)
+    return found
+
+
+def missing_modules(text: str, *, files: bool) -> list[str]:
+    """Modules in backticks that are not there; with ``files`` names without a folder count, too."""
+    names = re.findall(r"`([\w/.]+)`", text)
+    return [name for name in names if "NAME" not in name and not _is_there(name, files=files)]
+
+
+def _is_there(name: str, *, files: bool) -> bool:
+    if name.startswith("pliant.") and "/" not in name:
+        path = ROOT.joinpath(*name.split(".")[1:])
+        return path.is_dir() or path.with_suffix(".py").exists() or _defines(path.parent, path.name)
+    if re.match(r"(cli|schemas|tools|docs|tests|benchmarks|experiments|examples)/", name):
+        return (ROOT / name).exists()
+    if files and re.fullmatch(r"\w+\.py", name):
+        return any(any((ROOT / part).rglob(name)) for part in ("cli", "schemas", "tools"))
+    return True
+
+
+def _defines(module: Path, name: str) -> bool:
+    source = module.with_suffix(".py") if module.with_suffix(".py").exists() else module / "__init__.py"
+    return source.exists() and re.search(rf"\b{name}\b", source.read_text()) is not None
+
+
 def test_generated_pages_are_current() -> None:
     assert stale() == [], "run `make docs`"
 
@@ -39,11 +90,36 @@ def test_a_table_that_comes_from_results_is_replaced_in_a_page_written_by_hand()
         with_table(page.replace(mark, ""), "| a |")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=_place)
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
-    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
-    assert missing == []
+    assert [link for link in links(page) if not leads_somewhere(page, link)] == []
+
+
+def test_a_link_to_a_missing_page_or_heading_is_found(tmp_path: Path) -> None:
+    page, other = tmp_path / "page.md", tmp_path / "other.md"
+    page.write_text(
+        "# One\n[a](other.md#the-same-again-1) [b](#one) [c](none.md) [d](other.md#none) [e](https://x)\n"
+    )
+    other.write_text("```\n# none\n```\n## The same, again\n## The `same` again\n")
+    assert [link for link in links(page) if not leads_somewhere(page, link)] == ["none.md", "other.md#none"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_place)
+def test_modules_that_a_page_names_exist(page: Path) -> None:
+    assert missing_modules(page.read_text(), files=page in (DECISIONS, HOOD)) == []
+
+
+def test_a_module_that_went_is_found() -> None:
+    text = (
+        "`tools/run/gone.py` `pliant.tools.run.gone` `gone.py` `job.py` `pliant.schemas.errors.BadInputError`"
+    )
+    assert missing_modules(text, files=True) == ["tools/run/gone.py", "pliant.tools.run.gone", "gone.py"]
+    assert missing_modules("`gone.py` `train.py` `tools/NAME.py`", files=False) == []
+
+
+def test_the_path_through_the_code_has_ten_steps_for_each_life() -> None:
+    lives = re.split(r"^## The life of .*$", HOOD.read_text(), flags=re.MULTILINE)[1:]
+    assert [len(re.findall(r"^\d+\. ", life, re.MULTILINE)) for life in lives] == [10, 10, 10]
 
 
 def test_prose_wraps_at_100_columns() -> None:

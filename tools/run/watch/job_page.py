@@ -1,6 +1,6 @@
 """One job described: why it waits or runs, until when, what happened to it, its last error lines.
 
-``pliant status -o json``: where jobs stand, for programs. docs/running.md lists the fields.
+``pliant status -o json``: where jobs stand, for programs. docs/running-json.md lists the fields.
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ def summary_line(log: RunLog, uses: Sequence[Use]) -> str:
 
 
 def top_document(log: RunLog, uses: Sequence[Use]) -> str:
-    """For programs: docs/running.md lists the fields."""
+    """For programs: docs/running-json.md lists the fields."""
     found = {
         "schema": SCHEMA,
         "time": iso_time(time.time()),

@@ -253,7 +253,7 @@ def test_a_job_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path:
 def test_every_field_is_in_the_documentation(tmp_path: Path, at_once: None) -> None:
     dirs = running(tmp_path / "state")
     found = Watcher(dirs.path).look(ahead=True)
-    text = (ROOT / "docs" / "running.md").read_text()
+    text = (ROOT / "docs" / "running-json.md").read_text()
     fields: dict[str, Any] = job_fields(statuses(found, NOW_S)[0])
     document = json.loads(status_document(found, (), NOW_S))
     named = {*fields, *document, "history", "error_lines", *STATES}

@@ -100,7 +100,7 @@ def test_for_programs_every_field_is_there_and_unknown_ones_are_null(
     assert first.keys() == second.keys()
     assert (first["id"], first["share"], first["samples_per_second"]) == ("a", 0.25, 120.0)
     assert (second["samples_per_second"], second["heard_at"]) == (None, None)
-    text = (Path(__file__).resolve().parents[4] / "docs" / "running.md").read_text()
+    text = (Path(__file__).resolve().parents[4] / "docs" / "running-json.md").read_text()
     assert [name for name in first if f"`{name}`" not in text] == []
 
 
