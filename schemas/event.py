@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from pliant.schemas.file_io.columns import About, Broken, Table
+from pliant.schemas.file_io.columns import About, Broken, TableKind
 from pliant.schemas.file_io.record import NOT_FINITE, as_pointer, nonfinite
 
 EventName = Literal[
@@ -98,4 +98,4 @@ def _broken(event: Event) -> Broken:
     return found
 
 
-EVENT: Final = Table("event", Event, first=("time", "job"), broken=_broken)
+EVENT: Final = TableKind("event", Event, first=("time", "job"), broken=_broken)

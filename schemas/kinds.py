@@ -65,7 +65,6 @@ def read_kind(path: str | Path, kind: str | None = None) -> tuple[str, Sequence[
 
 
 def check_kind(kind: str | None) -> None:
-    """Refuse a name that is not a kind."""
     if kind is not None and kind not in KINDS:
         raise UsageError(f"there is no kind {kind!r}, expected one of {', '.join(KINDS)}")
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 
-from pliant.schemas.file_io.columns import About, Table
+from pliant.schemas.file_io.columns import About, TableKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Sighting:
     more: Annotated[Mapping[str, Any] | None, About("free")] = None
 
 
-SIGHTING = Table("sighting", Sighting, first=("count",))
+SIGHTING = TableKind("sighting", Sighting, first=("count",))
 
 
 def test_columns_come_in_the_order_of_the_fields_after_those_that_come_first() -> None:

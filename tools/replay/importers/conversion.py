@@ -21,7 +21,7 @@ from pydantic_core import ValidationError
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.columns import Table, validate_row
+from pliant.schemas.file_io.columns import TableKind, validate_row
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Gpus, GpuTimeWork, Job
 from pliant.schemas.profile import ConvergenceRow, ProfileRow
@@ -40,7 +40,7 @@ class DroppedRowError(Exception):
     """By the format's own meaning the row is not a GPU training job; the message says why."""
 
 
-def checked(row: T, table: Table[T]) -> T:
+def checked(row: T, table: TableKind[T]) -> T:
     """A row of a table that an importer has made; its reader must accept it.
 
     :raises ValidationError: pydantic's, where a value is wrong.
