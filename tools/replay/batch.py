@@ -1,6 +1,6 @@
 """Several replays of one trace, one after the other or side by side in processes. The files are the same.
 
-Worker processes for replays: none outlives its work, and Ctrl-C is the parent's alone.
+:func:`worker_pool` also serves sweeps: no worker outlives its work, and Ctrl-C is the parent's alone.
 """
 
 from __future__ import annotations

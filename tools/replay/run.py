@@ -22,7 +22,7 @@ from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs, assumed
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.output import Summary, rejections, unfinished
-from pliant.tools.replay.progress.choice import Prepared, prepared
+from pliant.tools.replay.prepare import PreparedReplay, prepared
 from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.demand import check_demand, demand_gpu_s, submit_detail
 from pliant.tools.schedule.forecast import WorkForecast
@@ -116,7 +116,6 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
 
 
 def _forecast(run: Run) -> WorkForecast:
-    """What predictions begin from."""
     path = run.conditions.predictor
     return WorkForecast(None if path is None else read_predictor(path), seed=run.seed)
 
@@ -164,7 +163,9 @@ def _summary(inputs: Inputs, engine: Engine, run: Run, assumptions: tuple[Assump
     )
 
 
-def _info(inputs: Inputs, trained: Prepared, assumptions: tuple[Assumption, ...], done: Replayed) -> str:
+def _info(
+    inputs: Inputs, trained: PreparedReplay, assumptions: tuple[Assumption, ...], done: Replayed
+) -> str:
     """The detail of the first event, made when it is written: to digest the profile takes a moment."""
     run, summary, policy, simulated = done.run, done.summary, done.session.policy, trained.simulated
     models = [job.model for job in inputs.jobs]
@@ -206,7 +207,6 @@ class Submissions:
         self._cluster_gpus = sum(speeds.gpu_types.values())
 
     def describe(self, job: JobState) -> Detail:
-        """The detail of the job's ``submit`` event."""
         return partial(self._text, job)
 
     def _text(self, job: JobState) -> str:

@@ -43,7 +43,7 @@ _PATIENCE: Final = 1000
 
 
 @dataclass(slots=True)
-class Counters:
+class EngineCounters:
     """What the engine counts about itself."""
 
     decisions: int = 0
@@ -78,7 +78,7 @@ class Engine:
         self.session = session
         self.simulated = simulated or SimulatedCluster()
         self.log = EventLog()
-        self.counters = Counters()
+        self.counters = EngineCounters()
         self.stands_still = False
         """Whether the end was reached because the policy moves its jobs more often than they can pay for."""
         self._describe = describe

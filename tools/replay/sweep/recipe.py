@@ -1,6 +1,7 @@
 """Recipes of sweeps: traces × clusters × policies × parameters × seeds in one small TOML or JSON file.
 
-What a task of a sweep was made from: a digest of each thing that its outcome depends on.
+Each task of a sweep has an :class:`Origin`: a digest of each thing that its outcome depends on. What is
+finished is done again only where one of them changed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,23 @@ from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import files_among, make_policy, policy_class, policy_names
 
 Value = bool | int | float | str
+_KIND: Final = "origin"
+_INPUTS: Final = ("jobs", "cluster", "profile", "convergence", "failures", "predictor")
+COSTS: Final = ("start_cost", "rescale_cost", "resume_cost")
+"""Options that may name an event file."""
+_IN_WORDS: Final = {
+    "failures": "the node failures",
+    "predictor": "the progress predictor",
+    "start_cost": "the start cost",
+    "rescale_cost": "the rescale cost",
+    "resume_cost": "the resume cost",
+    "policy": "the policy's code",
+    "settings": "the recipe's settings",
+    "pliant": "pliant itself",
+}
+_PLIANT: Final = "pliant"
+_REPLAYED: Final = ("schemas", "tools/profile", "tools/replay", "tools/schedule")
+"""Folders of pliant whose code a replay runs."""
 
 
 class Trace(Record):
@@ -176,25 +194,6 @@ def _files_beside(recipe: SweepRecipe, folder: Path) -> dict[str, dict[str, tupl
     return grids
 
 
-_KIND: Final = "origin"
-_INPUTS: Final = ("jobs", "cluster", "profile", "convergence", "failures", "predictor")
-COSTS: Final = ("start_cost", "rescale_cost", "resume_cost")
-"""Options that may name an event file."""
-_IN_WORDS: Final = {
-    "failures": "the node failures",
-    "predictor": "the progress predictor",
-    "start_cost": "the start cost",
-    "rescale_cost": "the rescale cost",
-    "resume_cost": "the resume cost",
-    "policy": "the policy's code",
-    "settings": "the recipe's settings",
-    "pliant": "pliant itself",
-}
-_PLIANT: Final = "pliant"
-_REPLAYED: Final = ("schemas", "tools/profile", "tools/replay", "tools/schedule")
-"""Folders of pliant whose code a replay runs."""
-
-
 class Origin(Record):
     """The key of a finished task: what its files were made from."""
 
@@ -246,7 +245,6 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def write_origin(path: Path, origin: Mapping[str, str]) -> None:
-    """Write the key of a finished task."""
     path.parent.mkdir(exist_ok=True)
     atomic_write(path, document_bytes(Origin(made_from=dict(origin)), _KIND), mode=0o600)
 

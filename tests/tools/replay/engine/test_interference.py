@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.tools.replay.engine.costs import Cost, Interference
+from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.failures import NodeEvent
-from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.engine.simulated_cluster import Interference, SimulatedCluster
 from pliant.tools.replay.inputs import inputs
-from pliant.tools.replay.progress.choice import Goodput
+from pliant.tools.replay.progress.models import GoodputProgress
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.policy import Decision
@@ -120,7 +120,7 @@ def test_a_policy_sees_the_speed_that_a_job_has_from_this_moment_on() -> None:
 
 
 def test_goodput_is_slowed_as_throughput_is() -> None:
-    simulated = SimulatedCluster(progress=lambda: Goodput({}, {"": 100.0}), interference=0.25)
+    simulated = SimulatedCluster(progress=lambda: GoodputProgress({}, {"": 100.0}), interference=0.25)
     policy = Seats({0: {"a": A, "b": B}})
     trace = [job("a", gpus=3, gpu_seconds=27), job("b", gpus=3, gpu_seconds=45)]
     # a takes 9 s / 0.75; b has done 9 of its 15 s by then.

@@ -7,7 +7,7 @@ from pliant.schemas.job import Job
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
-from pliant.tools.replay.progress.protocol import Samples, Segment
+from pliant.tools.replay.progress.protocol import SampleProgress, Segment
 from pliant.tools.schedule.jobs import EpochEnd, JobState
 from tests.builders import cluster, job
 from tests.tools.replay.world import Pairs, ends, play
@@ -64,7 +64,7 @@ def test_a_checkpoint_from_before_the_company_came_counts_as_it_was() -> None:
     assert found == {"a": 26}
 
 
-class Epochs(Samples):
+class Epochs(SampleProgress):
     """Epochs of 10 samples."""
 
     def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.tools.replay.compat import WholeSecondPieces
-from pliant.tools.replay.progress.tables import Pieces
+from pliant.tools.replay.progress.models import Pieces
 
 STEPS = Pieces([0.0, 10.0, 30.0, 40.0], [1.0, 4.0, 2.0])
 """10, 5 and 5 seconds."""

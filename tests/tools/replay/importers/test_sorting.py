@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from pliant.schemas import io
 from pliant.schemas.file_io.files import write_chunks
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers import reading as spools
-from pliant.tools.replay.importers.reading import OrderedJobs
+from pliant.tools.replay.importers import run
+from pliant.tools.replay.importers.run import SortedJobs
 from tests.builders import job
 
 
 def written(jobs: list[Job], *, from_zero: bool) -> tuple[Job, ...]:
-    with tempfile.TemporaryDirectory() as folder, OrderedJobs() as spool:
+    with tempfile.TemporaryDirectory() as folder, SortedJobs() as spool:
         spool.add(jobs)
         write_chunks(Path(folder) / "jobs.jsonl", spool.chunks(from_zero=from_zero))
         return io.read_jobs(Path(folder) / "jobs.jsonl")
@@ -34,7 +34,7 @@ def test_the_first_submission_is_zero() -> None:
 
 
 def test_more_jobs_than_memory_allows_for_go_through_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spools, "_IN_MEMORY", 1000)
-    monkeypatch.setattr(spools, "_CHUNK", 300)
+    monkeypatch.setattr(run, "_IN_MEMORY", 1000)
+    monkeypatch.setattr(run, "_CHUNK", 300)
     jobs = [job(f"j{i}", at=float(99 - i)) for i in range(100)]
     assert list(written(jobs, from_zero=False)) == jobs[::-1]
