@@ -1,6 +1,6 @@
 """Talking to people on stderr and to the next program on stdout. Data and words never mix.
 
-Text of others, made fit for a terminal: it can neither hide anything nor command the terminal.
+Text of others can neither hide anything nor command the terminal.
 """
 
 from __future__ import annotations
@@ -32,6 +32,15 @@ _WITHOUT_CURSOR: Final = frozenset(("dumb", "unknown"))
 """Values of $TERM: editors and job runners that only pass text on."""
 UNKNOWN_WIDTH: Final = 80
 """Columns of a terminal that does not say how wide it is."""
+_PLAIN: Final = "\n\t"
+_CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0))
+_DIRECTIONS: Final = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""What turns the direction of writing, so that a line reads differently from what it says."""
+_ESCAPES: Final = {
+    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    for code in (*_CONTROLS, *_DIRECTIONS)
+    if chr(code) not in _PLAIN
+}
 
 
 @dataclass(slots=True)
@@ -205,17 +214,6 @@ def _lines(label: str, unit: str, every_s: float = 10.0) -> Advance:
         note(f"{label}: {done}{of} {unit}, {rate:.1f}/s{left}")
 
     return advance
-
-
-_PLAIN: Final = "\n\t"
-_CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0))
-_DIRECTIONS: Final = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""What turns the direction of writing, so that a line reads differently from what it says."""
-_ESCAPES: Final = {
-    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-    for code in (*_CONTROLS, *_DIRECTIONS)
-    if chr(code) not in _PLAIN
-}
 
 
 class Shown:

@@ -71,12 +71,10 @@ class _OnDemand(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """As every command: the options before the command."""
         with _harmless_errors():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        """As every command: the command, and its options."""
         with _harmless_errors():
             return super().invoke(ctx)
 

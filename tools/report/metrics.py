@@ -3,15 +3,12 @@
 JCT, FTF and the GPS bound are over finished jobs; the counts of the others stand beside them. Percentiles
 interpolate linearly between order statistics: the value at position q·(n − 1), as NumPy's default.
 
-Lower bounds: no schedule of the jobs that finished could have a smaller mean JCT or makespan.
-
-Two relaxations, each of which forgets one half of the problem. *Alone*: every job has its best size from its
+No schedule of the jobs that finished could have a smaller mean JCT or makespan than the lower bounds, two
+relaxations that each forget one half of the problem. *Alone*: every job has its best size from its
 submission on, as if the cluster were its own. *Pooled*: every job needs only the GPU-time of its cheapest
 size, and the whole cluster works on one job at a time, the one with the least left, which is optimal there
-(shortest remaining processing time with release times, preemptive).
-
-They hold at the batch for which the log has scaling curves, the requested one. A job whose work or
-speed is unknown counts with no time at all.
+(shortest remaining processing time with release times, preemptive). They hold at the batch for which the
+log has scaling curves, the requested one. A job whose work or speed is unknown counts with no time at all.
 """
 
 from __future__ import annotations

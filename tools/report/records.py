@@ -1,10 +1,6 @@
-"""A run as a report sees it: what happened to each job, and how many GPUs there were.
+"""A run as a report sees it: what happened to each job, how many GPUs were held, and what to call it.
 
 All times are seconds since the first submission, simulated and live runs alike.
-
-GPUs in use over time: how many are held, how many are up, and for how long the cluster is full.
-
-Short names that tell runs apart.
 """
 
 from __future__ import annotations
@@ -27,48 +23,44 @@ _UNSTATED: Final = Utility()
 Outcome = End | Literal["unfinished"]
 
 
-class Seen(NamedTuple):
-    """How far workers said that a job is, on the clock of the log."""
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One event file, folded."""
 
-    time_s: float
-    samples: float
-    checkpoint_s: float
-    """Time without training because of checkpoints, on the same GPUs before."""
-
-
-@dataclass(slots=True)
-class Step:
-    """From ``time_s`` on the job holds ``gpus`` GPUs."""
-
-    time_s: float
-    gpus: int
-    event: str
-    """Name of the event that changed the allocation."""
-    overhead_s: float = 0.0
-    """Time without training that the change cost."""
-    checkpoint_s: float = 0.0
-    """Time without training because of checkpoints."""
-    shared: bool = False
-    """Whether another job trains on the same GPUs."""
-    first: Seen | None = None
-    """The first report after training went on with these GPUs; kept of live runs alone."""
-    last: Seen | None = None
-    """The newest report."""
+    source: str
+    info: RunInfo
+    jobs: tuple[JobRecord, ...]
+    """In order of (submission, id)."""
+    capacity: tuple[tuple[float, int], ...]
+    """(time, GPUs that are up from then on); the first entry holds from the beginning."""
+    origin_s: float
+    """Time of the first submission on the log's own clock."""
+    last_event_s: float
+    decisions: int = 0
+    """Timed decisions in the log, and the seconds they took."""
+    decision_seconds: float = 0.0
+    policies: tuple[str, ...] = ()
+    """Every policy that decided, in order of appearance."""
 
     @property
-    def counted_gpus(self) -> float:
-        """What counts of its GPUs: of shared ones one half, so that both jobs together count them once."""
-        return self.gpus / 2 if self.shared else self.gpus
+    def total_gpus(self) -> int:
+        return self.info.cluster.total_gpus
 
+    @property
+    def largest_gang(self) -> int:
+        """Most GPUs that one job can hold: a job stays on one type."""
+        by_type: dict[str, int] = {}
+        for node in self.info.cluster.nodes:
+            by_type[node.gpu_type] = by_type.get(node.gpu_type, 0) + node.gpus * (node.count or 1)
+        return max(by_type.values(), default=0)
 
-class Forecast(NamedTuple):
-    """What was predicted of a job's progress, as a part of its work."""
+    def with_outcome(self, outcome: Outcome) -> list[JobRecord]:
+        return [job for job in self.jobs if job.outcome == outcome]
 
-    samples_done: float
-    mean: float
-    low: float
-    high: float
-    """The 90 % interval."""
+    @property
+    def is_measured(self) -> bool:
+        """Whether the speeds of its jobs were measured in this run, for want of a profile."""
+        return any(job.is_measured for job in self.jobs)
 
 
 @dataclass(slots=True)
@@ -89,7 +81,7 @@ class JobRecord:
     """Whether curve and work are what this run measured, and neither stated nor predicted before it."""
     outcome: Outcome = "unfinished"
     end_s: float | None = None
-    steps: list[Step] = field(default_factory=list)
+    steps: list[AllocationStep] = field(default_factory=list)
     """Every change of its allocation, in order of time."""
     preemptions: int = 0
     rescales: int = 0
@@ -109,7 +101,6 @@ class JobRecord:
 
     @property
     def id(self) -> str:
-        """The job's id."""
         return self.job.id
 
     @property
@@ -152,7 +143,7 @@ class JobRecord:
         start = self.first_start_s
         return None if start is None else start - self.submit_s
 
-    def held(self, until_s: float) -> Iterator[tuple[float, float, Step]]:
+    def held(self, until_s: float) -> Iterator[tuple[float, float, AllocationStep]]:
         """(start, end, step) of every stretch of time in which it held GPUs, cut at ``until_s``."""
         end = until_s if self.end_s is None else min(until_s, self.end_s)
         for index, step in enumerate(self.steps):
@@ -165,46 +156,48 @@ class JobRecord:
         return sum((end - start) * step.counted_gpus for start, end, step in self.held(until_s))
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """One event file, folded."""
+@dataclass(slots=True)
+class AllocationStep:
+    """From ``time_s`` on the job holds ``gpus`` GPUs."""
 
-    source: str
-    info: RunInfo
-    jobs: tuple[JobRecord, ...]
-    """In order of (submission, id)."""
-    capacity: tuple[tuple[float, int], ...]
-    """(time, GPUs that are up from then on); the first entry holds from the beginning."""
-    origin_s: float
-    """Time of the first submission on the log's own clock."""
-    last_event_s: float
-    decisions: int = 0
-    """Timed decisions in the log, and the seconds they took."""
-    decision_seconds: float = 0.0
-    policies: tuple[str, ...] = ()
-    """Every policy that decided, in order of appearance."""
-
-    @property
-    def total_gpus(self) -> int:
-        """GPUs of the whole cluster."""
-        return self.info.cluster.total_gpus
+    time_s: float
+    gpus: int
+    event: str
+    """Name of the event that changed the allocation."""
+    overhead_s: float = 0.0
+    """Time without training that the change cost."""
+    checkpoint_s: float = 0.0
+    """Time without training because of checkpoints."""
+    shared: bool = False
+    """Whether another job trains on the same GPUs."""
+    first: ReportedProgress | None = None
+    """The first report after training went on with these GPUs; kept of live runs alone."""
+    last: ReportedProgress | None = None
+    """The newest report."""
 
     @property
-    def largest_gang(self) -> int:
-        """Most GPUs that one job can hold: a job stays on one type."""
-        by_type: dict[str, int] = {}
-        for node in self.info.cluster.nodes:
-            by_type[node.gpu_type] = by_type.get(node.gpu_type, 0) + node.gpus * (node.count or 1)
-        return max(by_type.values(), default=0)
+    def counted_gpus(self) -> float:
+        """What counts of its GPUs: of shared ones one half, so that both jobs together count them once."""
+        return self.gpus / 2 if self.shared else self.gpus
 
-    def with_outcome(self, outcome: Outcome) -> list[JobRecord]:
-        """The jobs that ended so."""
-        return [job for job in self.jobs if job.outcome == outcome]
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether the speeds of its jobs were measured in this run, for want of a profile."""
-        return any(job.is_measured for job in self.jobs)
+class ReportedProgress(NamedTuple):
+    """How far workers said that a job is, on the clock of the log."""
+
+    time_s: float
+    samples: float
+    checkpoint_s: float
+    """Time without training because of checkpoints, on the same GPUs before."""
+
+
+class Forecast(NamedTuple):
+    """What was predicted of a job's progress, as a part of its work."""
+
+    samples_done: float
+    mean: float
+    low: float
+    high: float
+    """The 90 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,16 +287,6 @@ def _differences(run: RunRecord, alike: Sequence[RunRecord]) -> list[str]:
     return parts or [f"[{PurePath(run.source).stem}]"]
 
 
-def parameters_text(run: RunRecord) -> list[str]:
-    """``name=value`` of every parameter of the policy that is set."""
-    found = sorted(run.info.parameters.items())
-    return [f"{name}={_value(value)}" for name, value in found if value is not None]
-
-
-def _value(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-
-
 def _numbered(names: list[str]) -> list[str]:
     """Names that are still equal get a number."""
     total, seen = Counter(names), Counter[str]()
@@ -312,6 +295,16 @@ def _numbered(names: list[str]) -> list[str]:
         seen[name] += 1
         found.append(name if total[name] == 1 else f"{name} #{seen[name]}")
     return found
+
+
+def parameters_text(run: RunRecord) -> list[str]:
+    """``name=value`` of every parameter of the policy that is set."""
+    found = sorted(run.info.parameters.items())
+    return [f"{name}={_value(value)}" for name, value in found if value is not None]
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def kind(run: RunRecord) -> str:

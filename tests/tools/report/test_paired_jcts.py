@@ -12,7 +12,7 @@ import pytest
 from pliant.schemas.event import Event
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.rendering.output import Extras, Format, render
+from pliant.tools.report.rendering.output import Extras, ReportFormat, render
 from pliant.tools.report.report import Report, make_report
 from tests.builders import job
 from tests.tools.report.runs import begin, submit
@@ -36,7 +36,7 @@ def beside(*others: RunRecord) -> Report:
     return make_report([run("fifo"), *others], baseline="fifo")
 
 
-def shown(report: Report, kind: Format) -> str:
+def shown(report: Report, kind: ReportFormat) -> str:
     return render(report, kind, Extras())
 
 

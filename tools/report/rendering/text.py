@@ -1,8 +1,7 @@
-"""Sections as text for a terminal, Markdown and CSV. Pure: data in, text out.
+"""Sections as text: tables for a terminal, Markdown and CSV. Pure: data in, text out.
 
-The tables of a report as text that fits a terminal: where a table is too wide, in blocks of columns.
-
-Markdown for reports, the generated docs and the pages of experiments: tables, and prose that wraps.
+A table that is too wide for its terminal comes in blocks of columns. Markdown also serves the generated
+docs and the pages of experiments: tables, and prose that wraps.
 """
 
 from __future__ import annotations
@@ -22,6 +21,16 @@ from pliant.tools.report.records import parameters_text
 from pliant.tools.report.rendering.sections import FIGURES, Section, ratio_to
 from pliant.tools.report.report import Report
 
+_GAP: Final = "   "
+_MARGIN: Final = " "
+_NARROW: Final = 8
+"""Columns of words are made narrower than this only where numbers would be broken otherwise."""
+_WIDTH: Final = 100
+_VERBATIM: Final = re.compile(r"```| {4}|\||#|<|!\[|\s*$")
+"""How a line begins that is code, a row of a table, a heading, a comment or a figure, or that is blank."""
+_ITEM: Final = re.compile(r" *[*-] ")
+_PARAMETER: Final = re.compile(r"\w+: ")
+
 
 def as_table(sections: Sequence[Section], width: int | None = None) -> str:
     """Tables for a terminal of ``width`` columns; None: as wide as they need to be."""
@@ -29,7 +38,6 @@ def as_table(sections: Sequence[Section], width: int | None = None) -> str:
 
 
 def as_markdown(sections: Sequence[Section]) -> str:
-    """The tables in Markdown."""
     return "\n".join(_markdown(section) for section in sections)
 
 
@@ -37,6 +45,16 @@ def _markdown(section: Section) -> str:
     table = markdown_table(section.headers, section.rows, section.text_columns)
     notes = "".join(f"- {note}\n" for note in section.notes)
     return f"## {section.title}\n\n{table}\n" + (f"\n{notes}" if notes else "")
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of equal keys as CSV with a header; null is empty, numbers keep all their digits."""
+    text = StringIO()
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return text.getvalue()
 
 
 def metrics_rows(report: Report) -> list[dict[str, Any]]:
@@ -53,22 +71,6 @@ def metrics_rows(report: Report) -> list[dict[str, Any]]:
             row |= {f"paired_{name}": getattr(found, name, None) for name in PairedJcts.model_fields}
         rows.append(row)
     return rows
-
-
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of equal keys as CSV with a header; null is empty, numbers keep all their digits."""
-    text = StringIO()
-    if rows:
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return text.getvalue()
-
-
-_GAP: Final = "   "
-_MARGIN: Final = " "
-_NARROW: Final = 8
-"""Columns of words are made narrower than this only where numbers would be broken otherwise."""
 
 
 def drawn(section: Section, width: int | None = None) -> str:
@@ -175,13 +177,6 @@ def _total(widths: Sequence[int]) -> int:
 def _placed(text: str, width: int, *, right: bool) -> str:
     blank = " " * max(0, width - width_of(text))
     return blank + text if right else text + blank
-
-
-_WIDTH: Final = 100
-_VERBATIM: Final = re.compile(r"```| {4}|\||#|<|!\[|\s*$")
-"""How a line begins that is code, a row of a table, a heading, a comment or a figure, or that is blank."""
-_ITEM: Final = re.compile(r" *[*-] ")
-_PARAMETER: Final = re.compile(r"\w+: ")
 
 
 def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> str:
