@@ -94,9 +94,9 @@ def note_sentence(text: str) -> None:
 
 
 def say(line: str) -> None:
-    """A line on stderr, also with --quiet. A reader that is gone, or a full disk, is not a reason to fail.
+    """A line on stderr, also with --quiet. It never fails, even if the reader is gone or the disk full.
 
-    Names of files and keys are those of others: nothing in them acts on the terminal.
+    What it quotes, such as names of files and keys, cannot act on the terminal.
     """
     try:
         print(f"{_NAME}{harmless(line, keeps=LINES)}", file=sys.stderr, flush=True)
@@ -105,17 +105,17 @@ def say(line: str) -> None:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person is at the other end; not where the stream was closed (``<&-``, ``>&-``)."""
+    """Whether a person is at the other end. A closed stream (``<&-``, ``>&-``) is not a terminal."""
     return stream is not None and stream.isatty()
 
 
 def is_screen(stream: TextIO | None) -> bool:
-    """Whether what was written there can be replaced: a terminal with a cursor to move, so not a dumb one."""
+    """Whether text there can be overwritten: a terminal whose cursor moves, so not a dumb one."""
     return is_terminal(stream) and os.environ.get("TERM", "").lower() not in _WITHOUT_CURSOR
 
 
 def width_for(stream: TextIO | None) -> int | None:
-    """Columns of the terminal at the other end, $COLUMNS first; None: there is none, so nothing is cut."""
+    """Columns of the terminal, $COLUMNS first. Returns None without a terminal: then nothing is cut."""
     if stream is None or not is_terminal(stream):
         return None
     stated = os.environ.get("COLUMNS", "")
@@ -128,7 +128,7 @@ def width_for(stream: TextIO | None) -> int | None:
 
 
 def reader_left(stream: TextIO | None) -> bool:
-    """Whether it is a pipe whose other end is closed, so that what is yet to be written has no reader."""
+    """Whether it is a pipe whose other end is closed: further output has no reader."""
     if stream is None:
         return False
     poll = select.poll()
@@ -138,7 +138,7 @@ def reader_left(stream: TextIO | None) -> bool:
 
 
 def terminal_left(stream: TextIO | None) -> bool:
-    """Whether it is a terminal that was closed: it is a device still, and no terminal any more."""
+    """Whether it is a terminal that was closed: still a device, but no longer a terminal."""
     if stream is None:
         return False
     with suppress(OSError, ValueError):

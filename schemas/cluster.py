@@ -186,7 +186,7 @@ class Cluster(Record):
         return self.backend == "local"
 
     def limit_of(self, user: str) -> UserLimit | None:
-        """The limit of a user; None: there is none."""
+        """Returns None if the user has no limit."""
         return self.user_limits.get(user) or self.user_limits.get("*")
 
     @property

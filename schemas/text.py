@@ -80,7 +80,7 @@ def span_text(seconds: float) -> str:
 
 
 def between_text(first_s: float, last_s: float, now_s: float) -> str:
-    """A time to come that is not known exactly: ``in 24 to 47 min``, ``in 50 min to 1 h 10 min``."""
+    """A future time that is not known exactly: ``in 24 to 47 min``, ``in 50 min to 1 h 10 min``."""
     first, last = (span_text(max(0.0, at_s - now_s)) for at_s in (first_s, last_s))
     if first == last:
         return f"in {first}"
@@ -236,7 +236,7 @@ class Column:
     rank: int = 0
     """Columns of the highest rank are left out first, those of rank 0 never."""
     least: int | None = None
-    """Cells may be cut between words where at least this width is left for them; None: never."""
+    """Cells may be cut between words if at least this width is left for them. None: they are never cut."""
     right: bool = False
     """Whether cells end at the same place, as numbers do."""
 

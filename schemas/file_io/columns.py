@@ -50,8 +50,6 @@ class About:
     """Smallest allowed value."""
     added: bool = False
     """Added after the first version: may be missing in a file, and may be null."""
-    former: tuple[str, ...] = ()
-    """Words that files may hold and that nothing writes any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +216,7 @@ def _value_schema(hint: Any, about: About) -> core_schema.CoreSchema:
     if hint is bool:
         return core_schema.bool_schema(strict=True)
     if origin is Literal:
-        return core_schema.literal_schema([*inside, *about.former])
+        return core_schema.literal_schema(list(inside))
     if origin is Annotated:
         return _value_schema(*inside)
     if origin is tuple:

@@ -52,10 +52,10 @@ _BLOCK: Final = 65536
 _log = logging.getLogger("pliant")
 _LOG_BLOCK: Final = 1 << 24
 _LOOK: Final = 1 << 18
-"""Bytes that are only looked at, at one time. A writer looks at all of its log for as long as it lives: with
-blocks as large as those that are read, it would come to need memory for such a block."""
+"""Bytes that are checked at a time. A writer checks its whole log for as long as it lives; blocks as large as
+those that are read would cost it that much memory."""
 _MAYBE_INFINITE: Final = r"NaN|Infinity|[0-9][eE]\+?[0-9]{3}"
-"""What JSON text holds wherever one of its numbers is not finite, and seldom else."""
+"""Matches JSON text wherever one of its numbers is not finite, and rarely elsewhere."""
 
 
 def parse_events(data: bytes, source: str) -> tuple[Event, ...]:
@@ -108,7 +108,7 @@ def read_event(line: bytes) -> Event:
 
 @cache
 def _validator() -> SchemaValidator:
-    """That of one event; finding it by its table takes as long as an event."""
+    """The validator of one event. To look it up by its table takes as long as an event."""
     return validator(EVENT)
 
 
@@ -136,8 +136,8 @@ class EventRow(NamedTuple):
 def event_rows(data: bytes, source: str) -> Iterator[EventRow] | None:
     """The events of a Parquet file; None where it needs the careful reader.
 
-    Every value is checked as that reader does, but the details of ``submit`` events: their text is finite and
-    no more is known of it.
+    Every value is checked as that reader does, except the details of ``submit`` events: of their text only
+    the numbers are known to be finite.
     """
     if not data.startswith(PARQUET_MAGIC):
         return None
@@ -326,7 +326,7 @@ class Place:
     lines: int = 0
     """Before it."""
     link: str | None = FIRST.decode()
-    """What the next line continues (see :mod:`pliant.schemas.file_io.json_lines`); None: unknown."""
+    """What the next line continues (see :mod:`pliant.schemas.file_io.json_lines`), None if unknown."""
     crc: int = 0
     """CRC-32 of all bytes before it."""
 
@@ -363,10 +363,10 @@ class LogReader:
 
         A last line without its line end waits for the next call: it may still be being written.
 
-        :param to_the_end: there is no next call, so a last line counts that lacks no more than its line end.
+        :param to_the_end: there is no next call: a last line counts even if it lacks its line end.
         :param until: the number of bytes to look at.
-        :raises BadInputError: a line is damaged or no event, or the file is shorter than it was. This reader
-            is of no use any more.
+        :raises BadInputError: a line is damaged or no event, or the file is shorter than it was. Discard
+            the reader then.
         :raises OSError: the file cannot be read.
         """
         size = self._path.stat().st_size

@@ -30,20 +30,20 @@ _OUT_OF_ORDER: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errn
 PIPE: Final = "-"
 """What stands for stdin or stdout where a file is named."""
 WRITER_S: Final = 10.0
-"""For so long a named pipe is waited for that no process has opened for writing. One that is open for writing
-is read to its end, however slowly that comes, and so is a process substitution."""
+"""How long to wait for a process to open a named pipe for writing. A pipe that is open for writing is read to
+its end, however slowly it comes, and so is a process substitution."""
 
 
 def source_name(path: str | Path) -> str:
-    """How messages call an input, in one line."""
+    """What messages call an input, in one line."""
     return "<stdin>" if str(path) == PIPE else harmless(str(path))
 
 
 def read_bytes(path: str | Path, *, most: int = DOCUMENT_BYTES) -> bytes:
     """All bytes of a file, or of stdin for ``-``.
 
-    :param most: bytes that it may have (:mod:`pliant.schemas.file_io.limits`); what does not say its size in
-        advance may have no more than ``STREAM_BYTES``.
+    :param most: bytes that it may have (:mod:`pliant.schemas.file_io.limits`); a stream that does not
+        state its size may have ``STREAM_BYTES`` at most.
     :raises BadInputError: the file is missing, unreadable, a directory, empty, too large, or a pipe that no
         process writes to.
     :raises UsageError: stdin is wanted and closed.
@@ -77,7 +77,7 @@ def _read_all(stream: BinaryIO, most: int, source: str) -> bytes:
 
 
 def _stated_bytes(stream: BinaryIO) -> int | None:
-    """The size of a file as the system states it; None: it is a pipe or a device, or not a file at all."""
+    """The size of a file as the system states it. Returns None for pipes, devices and other streams."""
     try:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError, AttributeError):
@@ -132,7 +132,7 @@ def open_stdin() -> BinaryIO:
 
 
 def nothing_came_in() -> str:
-    """What is wrong with an empty stdin; who wrote nothing into a pipe has said why before it closed it."""
+    """What is wrong with an empty stdin. A command that writes nothing into a pipe says why itself."""
     with suppress(OSError, ValueError, AttributeError):
         if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
             return "nothing came in: the command before this one wrote nothing; what it says is the cause"
@@ -157,7 +157,7 @@ def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
 
 
 def write_chunks(path: str | Path, chunks: Iterable[bytes], *, mode: int = 0o666) -> None:
-    """Like :func:`write_bytes`, of a product that is made piece by piece and never whole in memory."""
+    """Like :func:`write_bytes`, for a product that is made piece by piece and is never whole in memory."""
     _write(path, chunks, mode)
 
 
@@ -181,7 +181,7 @@ def _refuse_terminal(data: bytes) -> None:
 
 
 def _shown(chunk: bytes) -> bytes:
-    """What a terminal gets of a product: nothing in it acts on that."""
+    """A product as a terminal gets it: nothing in it acts on the terminal."""
     return harmless(chunk.decode(errors="backslashreplace"), keeps="\n\t").encode()
 
 
@@ -196,7 +196,7 @@ def stdout() -> TextIO:
 
 
 def write_stdout(data: bytes) -> None:
-    """Write a part of the product; what stdout refuses, it refuses once.
+    """Write a part of the product. Stdout is abandoned after a failure, so that it fails only once.
 
     :raises OSError: it cannot be written.
     """
@@ -211,7 +211,7 @@ def write_stdout(data: bytes) -> None:
 
 
 def abandon(stream: TextIO) -> None:
-    """Point a stream at nothing: what it still buffers would fail once more at exit."""
+    """Point a stream at the null device: what it still buffers would fail again at exit."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, stream.fileno())
     os.close(nothing)
@@ -278,7 +278,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what writers that were killed have left in a folder. No process may be writing a file of it."""
+    """Remove what killed writers left in a folder. No process may be writing there."""
     for left in folder.glob(f"{TEMPORARY}*.tmp"):
         left.unlink(missing_ok=True)
 
@@ -354,9 +354,9 @@ def _mode(path: Path) -> int | None:
 
 
 def probe_room(folder: Path, size_bytes: int = _PROBE) -> None:
-    """Write a little into a folder, and remove it: does its disk take that much?
+    """Check that the disk of a folder takes that much: write a file there, and remove it.
 
-    :raises ServiceMissingError: it does not.
+    :raises ServiceMissingError: the disk is full or broken.
     """
     try:
         make_and_remove(folder, size_bytes)
@@ -385,7 +385,7 @@ def write_error(error: OSError | ValueError, target: str, what: str = "cannot be
 
 
 def is_out_of_order(error: BaseException) -> bool:
-    """Whether an error, or the one that it was made of, says that a disk is full or broken."""
+    """Whether an error, or its cause, says that a disk is full or broken."""
     found = error if isinstance(error, OSError) else error.__cause__
     return isinstance(found, OSError) and found.errno in _OUT_OF_ORDER
 

@@ -68,7 +68,7 @@ _compact: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separato
 def garbage_collection_paused(*, to_the_end: bool = False) -> Iterator[None]:
     """No garbage collection while records are made: they hold no cycles, and it triples the time.
 
-    :param to_the_end: the process ends soon: what it has by then is not scanned afterwards either.
+    :param to_the_end: the process ends soon, so what it has by then is never scanned.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -83,7 +83,7 @@ def garbage_collection_paused(*, to_the_end: bool = False) -> Iterator[None]:
 
 @contextmanager
 def spared_by_garbage_collection() -> Iterator[None]:
-    """Garbage collection looks at new objects only, and less often: large inputs stay to the end."""
+    """Garbage collection scans new objects only, and less often: large inputs live to the end."""
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(_OBJECTS_BETWEEN_SCANS, *before[1:])
@@ -337,7 +337,7 @@ def _line_of_digits(data: bytes) -> int | None:
 def key_given_twice(text: bytes, source: str, line: int | None = None) -> Problem | None:
     """What is wrong where one object of JSON text gives a key twice: only its last value would count.
 
-    Cheap where no key occurs again in another object either. None, too, of text that is not JSON.
+    Cheap where no key occurs in two objects either. Returns None of text that is not JSON, too.
     """
     keys = _keys(text)
     if len(set(keys)) == len(keys):
@@ -376,7 +376,7 @@ def seal(line: bytes, link: bytes) -> tuple[bytes, bytes]:
 
 
 def link_of(line: bytes) -> bytes | None:
-    """What the line after a sealed one continues; None: this one is not sealed."""
+    """What the line after this one continues. Returns None if this one is not sealed."""
     return line[-_OWN_CRC : -len(_CRC_END)] if _is_sealed(line) else None
 
 
@@ -395,7 +395,7 @@ class Seals:
 
     def __init__(self, link: bytes | None = FIRST) -> None:
         self.link = link
-        """What the next line continues; None: unknown, as after a damaged line."""
+        """What the next line continues, None if unknown, as after a damaged line."""
 
     def restart(self) -> None:
         """A header line: what follows it continues nothing."""

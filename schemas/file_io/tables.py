@@ -105,8 +105,8 @@ def parquet_bytes(rows: Sequence[R], table: TableKind[R], metadata: Metadata = (
 def within_limits(written: Callable[..., bytes]) -> bytes:
     """A Parquet file that :func:`read_arrow` does not refuse for what it expands to.
 
-    Rows that are much alike become so small that a reader cannot tell them from an attack; they are packed
-    less tightly then, so that what one step writes, the next one reads. Equal rows give equal bytes.
+    Rows that are much alike pack so small that a reader cannot tell them from an attack. They are packed less
+    tightly then, so that the next step can read what this one writes. Equal rows give equal bytes.
 
     :param written: makes the file, from pyarrow's options for ``compression`` and ``use_dictionary``.
     """
@@ -274,7 +274,7 @@ def file_metadata(arrow: pa.Table) -> dict[str, str]:
 
 
 def schema_in_footer(path: Path) -> str | None:
-    """The schema that a Parquet file states; None: it states none, or is damaged. Reads no row."""
+    """The schema that a Parquet file's footer states. Returns None if it states none, or is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -169,13 +169,3 @@ def test_a_broken_detail_in_parquet_names_its_row(tmp_path: Path, log: Path) -> 
     first, second = str(caught.value).splitlines()
     assert first == f"{path}: row 2: /detail/a: NaN and infinities are not allowed, expected a finite number"
     assert second.startswith(f"{path}: row 3: /detail: ")
-
-
-def test_an_event_that_nothing_writes_any_more_stays_readable(tmp_path: Path) -> None:
-    lines = '{"schema": "pliant.event/1"}\n{"time": 1, "event": "admit", "job": "a"}\n'
-    old = tmp_path / "old.jsonl"
-    old.write_text(lines)
-    (event,) = io.read_events(old)
-    assert (event.event, event.job) == ("admit", "a")
-    io.write_events([event], tmp_path / "old.parquet")
-    assert io.read_events(tmp_path / "old.parquet") == (event,)

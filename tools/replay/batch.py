@@ -172,7 +172,7 @@ def _begin(sources: Sources) -> None:
 
 
 def _in_worker(task: Task) -> Summary:
-    """:raises WorkerError: the task fails; other errors may not survive the way between processes."""
+    """:raises WorkerError: the task fails. Other errors may not survive pickling."""
     assert _inputs is not None  # noqa: S101
     try:
         return carry_out(_inputs, task)

@@ -52,7 +52,7 @@ def _is_round(time_s: float, round_s: float | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Compat:
-    """What differs from our own semantics. Without arguments, nothing does."""
+    """What differs from our own semantics; without arguments, nothing."""
 
     name: str = ""
     interval_s: float | None = None
@@ -290,7 +290,7 @@ class WholeSecondPieces(Pieces):
     """
 
     def __init__(self, bounds: Sequence[float], rates: Sequence[float], round_s: float | None = None) -> None:
-        """``round_s``: seconds between decisions; None: there are no rounds."""
+        """``round_s``: seconds between decisions, None without rounds."""
         super().__init__(bounds, rates)
         self.round_s = round_s
 

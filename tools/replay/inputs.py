@@ -168,7 +168,7 @@ def _magnitude(work: Work) -> object:
 def assumed(
     inputs: Inputs, conditions: Conditions, simulated: SimulatedCluster, policy: type[Policy]
 ) -> tuple[Assumption, ...]:
-    """All that one replay takes for granted, each thing once however many jobs it concerns."""
+    """All that one replay takes for granted, each thing once, however many jobs it concerns."""
     measured = None if inputs.profile is None else kinds_measured(inputs.profile.rows)
     speeds = speeds_assumed(inputs.models, inputs.cluster, measured)
     rows = () if inputs.profile is None else inputs.profile.rows

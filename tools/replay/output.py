@@ -163,7 +163,7 @@ def output_paths(output: str, policies: Sequence[str]) -> list[str]:
 
 
 def _refuse_no_folder(output: str) -> None:
-    """Refuse what is there and no folder, and what looks like a file of a form that is not written."""
+    """Refuse what exists and is not a folder, and names of files in forms that are not written."""
     folder = Path(output)
     if folder.exists():
         if not folder.is_dir():

@@ -141,7 +141,7 @@ def _check_noise(conditions: Conditions, inputs: Inputs) -> None:
 def _model(
     name: ProgressName | None, conditions: Conditions, inputs: Inputs, *, stepwise: bool
 ) -> ProgressModel | None:
-    """The progress model; None: the one that the simulated cluster has."""
+    """Returns None for the progress model that the simulated cluster has."""
     tables = inputs.tables
     if name == "samples" or (name is None and not tables):
         return None

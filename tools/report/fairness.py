@@ -113,7 +113,7 @@ class Promise:
 
 
 def promise(run: RunRecord, gps: Fairness, usage: Usage) -> Promise | None:
-    """The run against what its policy promises; None: it promises nothing.
+    """The run against what its policy promises. Returns None if it promises nothing.
 
     Premises of such bounds often fail on real traces, so the jobs past it are counted instead of denied.
     """

@@ -48,7 +48,7 @@ def run_metrics(
     usage: Usage | None = None,
     wanted: Wanted = NOTHING_MORE,
 ) -> RunMetrics:
-    """Every figure that applies; what the caller has computed already is taken over."""
+    """Every figure that applies. ``fair`` and ``usage`` are computed unless given."""
     fair = fairness(run) if fair is None else fair
     usage = gpu_usage(run) if usage is None else usage
     figures: dict[str, float | int | None] = {

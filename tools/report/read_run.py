@@ -294,7 +294,7 @@ def _admission(job: JobRecord, found: object) -> None:
 
 
 def _step(job: JobRecord, event: AnyEvent) -> None:
-    if job.outcome == "failed":  # started once more without a word in between
+    if job.outcome == "failed":  # restarted without an event in between
         job.outcome, job.end_s = "unfinished", None
     job.preemptions += event.event == "preempt"
     same_batch = event.global_batch in (None, job.global_batch) or job.global_batch is None
@@ -338,7 +338,7 @@ def _keep_on(job: JobRecord, time_s: float, *, shared: bool) -> None:
 
 
 def _not_before(job: JobRecord, time_s: float) -> float:
-    """The clocks of several machines may disagree by a little; a job's own story never runs backwards."""
+    """The clocks of machines may disagree a little; the events of one job never run backwards."""
     before = job.steps[-1].time_s if job.steps else job.submit_s
     return time_s if time_s > before else before
 

@@ -110,7 +110,7 @@ class JobRecord:
 
     @property
     def forecasts_held(self) -> tuple[int, int]:
-        """How many of its predicted intervals held what became of it, and how many there are of it."""
+        """How many of its predicted intervals held the outcome, and how many there are."""
         total = self.samples_done if self.outcome == "finished" else None
         if not total:
             return 0, 0
@@ -124,13 +124,13 @@ class JobRecord:
 
     @property
     def late_s(self) -> float | None:
-        """Completion minus target, below 0 where it was early; None: it did not finish, or has no target."""
+        """Completion minus target, below 0 if early. Returns None if it did not finish, or has no target."""
         target = self.job.utility.target
         return None if target is None or self.jct_s is None else self.jct_s - target
 
     @property
     def utility(self) -> float | None:
-        """What it was worth, 0 if it will never finish; None: it states no utility, or it may yet finish."""
+        """What it was worth, 0 if it will never finish. None if it states no utility, or may yet finish."""
         if self.job.utility == _UNSTATED:
             return None
         if self.jct_s is not None:
@@ -177,7 +177,7 @@ class AllocationStep:
 
     @property
     def counted_gpus(self) -> float:
-        """What counts of its GPUs: of shared ones one half, so that both jobs together count them once."""
+        """Its GPUs; shared ones count one half, so that both jobs together count them once."""
         return self.gpus / 2 if self.shared else self.gpus
 
 

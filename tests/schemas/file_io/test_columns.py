@@ -14,7 +14,7 @@ from pliant.schemas.file_io.columns import About, TableKind
 @dataclass(frozen=True, slots=True)
 class Sighting:
     bird: Annotated[str, About("its name")]
-    size: Annotated[Literal["small", "large"] | None, About("as seen", former=("tiny",))]
+    size: Annotated[Literal["small", "large"] | None, About("as seen")]
     count: Annotated[int, About("how many", least=1)] = 1
     nests: Annotated[tuple[tuple[str, int], ...] | None, About("[[place, nests], …]", added=True)] = None
     more: Annotated[Mapping[str, Any] | None, About("free")] = None
@@ -37,7 +37,7 @@ def test_types_words_and_nulls_are_those_of_the_fields() -> None:
         "more": ("json", True),
     }
     (size,) = (column for column in SIGHTING.columns if column.name == "size")
-    assert size.words == ("small", "large"), "what was once written is no word to write"
+    assert size.words == ("small", "large")
 
 
 def test_the_arrow_schema_names_the_kind_and_keeps_json_as_text() -> None:

@@ -51,14 +51,14 @@ DEFAULT: Final = Cost(DEFAULT_COST_S)
 def parse_costs(
     start: str | None, rescale: str | None, resume: str | None, profile: str | None
 ) -> tuple[Cost | None, Cost | None, Cost | None]:
-    """What the options of that name say, in the order of the fields of ``SimulatedCluster``; None: nothing.
+    """The costs that the options state, in the order of the fields of ``SimulatedCluster``; None if unstated.
 
     ``S``; ``MODEL=S,…``, where a bare ``S`` is for the others; an event file to take measured costs from; or
     ``profile`` for the measurements of the file ``profile``. A resume without a stated cost has what the
     source of the rescales has measured.
 
     :raises UsageError: a number is missing, negative or not finite, or there is no profile file.
-    :raises BadInputError: the file is none, or measured no start and no rescale.
+    :raises BadInputError: it is not an event file, or measured no start and no rescale.
     """
     if resume is None and rescale is not None and _is_measured(rescale):
         resume = rescale
@@ -129,7 +129,7 @@ class MeasuredCosts:
     """Costs of each kind as some source has measured them; without any measurement all are free."""
 
     start: Cost
-    """First starts, and what jobs hold their GPUs for after their last step."""
+    """First starts, with the time in which jobs hold their GPUs after their last step."""
     rescale: Cost
     """Growths, shrinks, moves and changes of the batch, of a job that runs."""
     resume: Cost
@@ -140,9 +140,9 @@ def costs_from_events(events: Iterable[Event]) -> MeasuredCosts:
     """The mean measured costs of each model.
 
     A live run writes them into the ``progress`` event after the change, a simulated one into the change
-    itself. A model without a measurement gets the mean over all; a kind that was not measured is taken to
-    cost what the kind costs that is most like it: starts and resumes are alike, rescales are not. A start
-    also bears the end of its job: from the last report of its workers until they are gone.
+    itself. A model without a measurement gets the mean over all; a kind that was not measured costs what the
+    most similar kind costs: starts and resumes are alike, rescales are not. Start cost includes the time
+    between the last report of a job's workers and their end.
     """
     models: dict[str, str] = {}
     reported_s: dict[str, float] = {}
@@ -185,7 +185,7 @@ def costs_from_profile(profile: Profile) -> MeasuredCosts:
 
 
 def unstated_costs(profile: Profile | None) -> MeasuredCosts | None:
-    """What a replay charges where no option says it: what the profile measured; None: it measured nothing."""
+    """Costs that a profile measured, for options that state none. Returns None if it measured none."""
     found = None if profile is None else costs_from_profile(profile)
     return found if found is not None and found.start.by_model else None
 

@@ -29,7 +29,7 @@ LATE_SEGMENT_END: Final = 5
 """Kinds, in the order in which things of one moment happen; arrivals come after them all, and what is late
 after the decision of that moment."""
 _ROUNDING: Final = 2.0**-40
-"""Two completions nearer than this part of the time are one moment: they differ by rounding alone."""
+"""Completions closer than this part of the time happen at one moment: they differ by rounding alone."""
 
 
 class RunningJobs:
@@ -68,7 +68,7 @@ class RunningJobs:
         return job_id in self._held
 
     def arrive(self, job: JobState) -> None:
-        """A job has arrived: policies see of its work what they may."""
+        """A job has arrived. Its work is hidden from policies as far as they may not see it."""
         if self._session.demand == "predicted" or self._reveals_work or job.total_samples is None:
             job.hide_work(self._progress.all_samples(job))
             self._end_samples(job, 0.0)
@@ -89,7 +89,7 @@ class RunningJobs:
         return all(held.held_since_s > time_s for held in self._held.values() if held.rate)
 
     def begin(self, job: JobState, row: int, cost_s: float, now_s: float) -> None:
-        """The job has got GPUs or a batch, as ``row`` of the log says; it trains once it has paid."""
+        """The job has new GPUs or a new batch, as ``row`` of the log says; it trains once it has paid."""
         if self._interference is not None:
             self._interference.place(job.id, job.placement)
         done = job.samples_done(now_s)
@@ -128,9 +128,7 @@ class RunningJobs:
         return {job_id: self._saved_samples(jobs[job_id], held, now_s) for job_id, held in self._held.items()}
 
     def heed_neighbours(self, now_s: float) -> None:
-        """Jobs that got or lost a neighbour, on their way to the network or on their GPUs, go on slower or
-        faster.
-        """
+        """Change the speed of jobs that got or lost a neighbour on their GPUs or their way to the network."""
         slowed = self._session.slowed
         if self._interference is None and not slowed:
             return
@@ -194,7 +192,7 @@ class RunningJobs:
             job.observe(observation)
 
     def _observation(self, job: JobState, speed: float) -> Observation | None:
-        """The step that the throughput model gives the job; None: it does not train, or states no batch."""
+        """The step that the throughput model gives. None if the job does not train, or states no batch."""
         plan = self._session.speeds.batch_plan(job)
         if plan is None or speed <= 0:
             return None

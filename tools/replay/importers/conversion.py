@@ -49,7 +49,7 @@ _EPOCH_NAIVE: Final = datetime(1970, 1, 1)
 class TraceFormat:
     """A format that holds jobs. ``jobs`` reads the given paths; ``absolute``: its times are shifted to 0.
 
-    ``cluster`` reads the nodes of those paths that list some; None: there is no such path.
+    ``cluster`` reads the nodes of those paths that list some; it returns None if there are none.
     """
 
     name: str

@@ -46,7 +46,7 @@ class EpochProgress(ProgressModel):
         return job.spec.work.epochs if isinstance(job.spec.work, EpochWork) else self.table(job).epochs
 
     def cut(self, job: JobState) -> BatchCut | None:
-        """The policy's batch, at the speed of the throughput model; None: it does not run there."""
+        """The policy's batch, at the speed of the throughput model. Returns None if it does not run there."""
         speed = job.samples_per_second
         return BatchCut(job.global_batch, job.global_batch / speed) if speed > 0 else None
 
@@ -142,7 +142,7 @@ class BatchCut(NamedTuple):
 
 
 def _target(job: JobState) -> float | None:
-    """The metric at which a job ends; None: it names none.
+    """The metric at which a job ends. Returns None if it names none.
 
     :raises BadInputError: it is not a number.
     """

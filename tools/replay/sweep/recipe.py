@@ -239,7 +239,7 @@ def file_digest(path: str) -> str:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What a task's outcome depends on and is not what it was before, in words."""
+    """What changed of the things that a task's outcome depends on, in words."""
     names = sorted({*before, *now})
     return [_IN_WORDS.get(name, f"the {name}") for name in names if before.get(name) != now.get(name)]
 
@@ -250,7 +250,7 @@ def write_origin(path: Path, origin: Mapping[str, str]) -> None:
 
 
 def read_origin(path: Path) -> dict[str, str] | None:
-    """What a finished task was made from; None: it has no key, or one that this version cannot read."""
+    """What a finished task was made from. Returns None without a key that this version can read."""
     try:
         return parse_document(read_bytes(path), str(path), _KIND, Origin).made_from
     except BadInputError:

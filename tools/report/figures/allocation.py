@@ -153,7 +153,7 @@ def _name_bands(plot: Axes, bands: Sequence[Band], unit: TimeUnit, end_s: float)
 
 
 def _rotation(characters: int, wide: float, high: float) -> float | None:
-    """The angle at which a name fits a part of the plot's width and height; None: it does not."""
+    """The angle at which a name fits a part of the plot's width and height, None if it does not."""
     if wide > _ACROSS * (characters + 1) and high > _UPRIGHT:
         return 0.0
     return 90.0 if high > _UPRIGHT * (characters + 1) / 2 and wide > 1.8 * _ACROSS else None

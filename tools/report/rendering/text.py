@@ -33,7 +33,7 @@ _PARAMETER: Final = re.compile(r"\w+: ")
 
 
 def as_table(sections: Sequence[Section], width: int | None = None) -> str:
-    """Tables for a terminal of ``width`` columns; None: as wide as they need to be."""
+    """Tables for a terminal of ``width`` columns, as wide as they need to be if it is None."""
     return "\n".join(drawn(section, width) for section in sections)
 
 
@@ -74,7 +74,8 @@ def metrics_rows(report: Report) -> list[dict[str, Any]]:
 
 
 def drawn(section: Section, width: int | None = None) -> str:
-    """A titled table and its notes; ``width`` is that of the terminal, None: as wide as it needs to be.
+    """A titled table and its notes; ``width`` is that of the terminal; without it the table is as wide as it
+    needs to be.
 
     Headers, and cells of words, are broken between words where a block is too wide. Numbers stay whole.
     """
