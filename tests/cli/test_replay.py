@@ -224,20 +224,6 @@ def test_what_cannot_be_done_is_one_clear_line(
     assert done.stdout == ""
 
 
-def test_a_job_without_work_is_bad_input(here: Path) -> None:
-    write_jobs([job("a")], "jobs.jsonl")
-    done = call("replay", *FILES, "--policy", "fifo")
-    assert done.exit_code == 3
-    assert 'jobs.jsonl: job "a": its work is null, a replay needs' in done.stderr
-
-
-def test_jobs_that_never_run_are_counted(here: Path) -> None:
-    write_jobs([job("a", gpus=8, gpu_seconds=1)], "jobs.jsonl")
-    done = call("replay", *FILES, "--policy", "ares")
-    assert done.exit_code == 0
-    assert "ares: 0 of 1 job finished, 1 rejected" in done.stderr
-
-
 def test_a_trace_is_made_from_options(here: Path) -> None:
     options = [
         "--jobs",

@@ -1,7 +1,10 @@
 """Inputs as a stream of rows: CSV, and one big JSON list of objects of which only the object at hand is in
 memory.
 
-They come from a file or stdin, gzipped or not; lines and the total size have a limit.
+They come from a file or stdin, gzipped or not; lines and the total size have a limit. Python's csv reads
+them, not Arrow: of the time of an import 6 % is reading; most is the making and checking of jobs, one by
+one. Arrow reads a block faster but has to make the same Python rows of it, and names no line where quotes
+hold line breaks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Sections as text: tables for a terminal, Markdown and CSV. Pure: data in, text out.
 
-A table that is too wide for its terminal comes in blocks of columns. Markdown also serves the generated
-docs and the pages of experiments: tables, and prose that wraps.
+A table that is too wide for its terminal comes in blocks of columns, each with the columns that name its
+rows. Tables of rich are not used: on a narrow terminal they shrink columns until numbers are cut, and they
+do not lay columns in blocks. Markdown also serves the generated docs and the pages of experiments: tables,
+and prose that wraps.
 """
 
 from __future__ import annotations

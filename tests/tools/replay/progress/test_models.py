@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
 from pliant.schemas.profile import ConvergenceRow, Profile, ProfileRow
-from pliant.tools.replay.compat import SimulatorEpochs
+from pliant.tools.replay.compat import SimulatorEpochs, WholeSecondPieces
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.options import Conditions, parse_noise_scales
 from pliant.tools.replay.progress.convergence import Validation, validations
-from pliant.tools.replay.progress.models import BatchCut, EpochProgress, GoodputProgress, efficiency
+from pliant.tools.replay.progress.models import BatchCut, EpochProgress, GoodputProgress, Pieces, efficiency
 from pliant.tools.replay.run import Inputs, Run, replay
 from pliant.tools.schedule.jobs import Observation
 from tests.builders import FREE_CHANGES, cluster, curves, job
@@ -213,7 +215,7 @@ def test_a_larger_batch_trains_less_per_sample_as_the_noise_of_the_epoch_says():
     assert GoodputProgress({}, {"": 16.0}).segment(state, 0.0).samples_per_second == pytest.approx(8 * calm)
 
 
-def given(conditions: Conditions, *specs: Job, tables: bool = True) -> float:
+def end_under(conditions: Conditions, *specs: Job, tables: bool = True) -> float:
     profile = Profile(
         (ProfileRow("train", "m", "gpu", 1, 1, "1", 8, step_seconds=1.0, samples_per_second=8.0),)
     )
@@ -226,17 +228,17 @@ def given(conditions: Conditions, *specs: Job, tables: bool = True) -> float:
 
 def test_the_model_is_chosen_by_what_a_job_has():
     plain = job("b", model="m", batch=8, work={"samples": 80})
-    assert given(Conditions(), epochs_job()) == 30
-    assert given(Conditions(), plain) == 10
-    assert given(Conditions(progress="samples"), epochs_job()) == 20
-    assert given(Conditions(), epochs_job(), tables=False) == 20
-    assert given(Conditions(progress="goodput", noise_scale={"": 3.0}), plain) == 10
+    assert end_under(Conditions(), epochs_job()) == 30
+    assert end_under(Conditions(), plain) == 10
+    assert end_under(Conditions(progress="samples"), epochs_job()) == 20
+    assert end_under(Conditions(), epochs_job(), tables=False) == 20
+    assert end_under(Conditions(progress="goodput", noise_scale={"": 3.0}), plain) == 10
     with pytest.raises(BadInputError, match='1 job without a run in the convergence table: "b"'):
-        given(Conditions(progress="epochs"), epochs_job(), plain)
+        end_under(Conditions(progress="epochs"), epochs_job(), plain)
     with pytest.raises(UsageError, match="needs a --convergence table"):
-        given(Conditions(progress="epochs"), epochs_job(), tables=False)
+        end_under(Conditions(progress="epochs"), epochs_job(), tables=False)
     with pytest.raises(UsageError, match='no noise scale is known for model "m"'):
-        given(Conditions(progress="goodput"), plain)
+        end_under(Conditions(progress="goodput"), plain)
 
 
 def test_the_event_file_says_by_which_model_jobs_advanced():
@@ -277,3 +279,45 @@ def test_what_a_table_lacks_is_said():
     silent = Validation([ConvergenceRow("m", 8, 0, 1.0, 1.0)])
     with pytest.raises(BadInputError, match="epoch 0: a value that this replay needs is null"):
         silent.gain(8, 0)
+
+
+STEPS = Pieces([0.0, 10.0, 30.0, 40.0], [1.0, 4.0, 2.0])
+
+
+"""10, 5 and 5 seconds."""
+
+
+def test_a_job_is_where_its_pieces_take_it():
+    trajectory = STEPS.trajectory(0.0)
+    assert trajectory.seconds == 20
+    told = [trajectory.samples_done(100.0, 100.0 + passed) for passed in (-5, 0, 5, 10, 12, 15, 17.5, 20, 99)]
+    assert told == [0, 0, 5, 10, 18, 30, 35, 40, 40]
+
+
+def test_it_begins_in_the_middle_or_at_a_bound():
+    assert STEPS.trajectory(5.0).seconds == 15
+    assert STEPS.trajectory(5.0).samples_done(0.0, 6.0) == 14
+    at_bound = STEPS.trajectory(10.0)
+    assert (at_bound.rate, at_bound.seconds) == (4.0, 10)
+    nearly = STEPS.trajectory(10.0 - 1e-12)
+    assert (nearly.rate, nearly.seconds) == (4.0, pytest.approx(10))
+    assert STEPS.trajectory(40.0).seconds == 0
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.5, 50), st.floats(0.1, 20)), min_size=1, max_size=6),
+    st.floats(0, 1),
+    st.booleans(),
+    st.lists(st.floats(0, 400), min_size=2, max_size=8),
+)
+def test_progress_never_runs_back_and_ends_at_the_goal(widths, part, whole_seconds, times):
+    bounds = [0.0]
+    for width, _ in widths:
+        bounds.append(bounds[-1] + width)
+    rates = [rate for _, rate in widths]
+    pieces = WholeSecondPieces(bounds, rates, 60.0) if whole_seconds else Pieces(bounds, rates)
+    trajectory = pieces.trajectory(part * bounds[-1])
+    told = [trajectory.samples_done(0.0, time) for time in sorted(times)]
+    assert told == sorted(told)
+    assert all(part * bounds[-1] <= done <= bounds[-1] for done in told)
+    assert trajectory.samples_done(0.0, trajectory.seconds + 1e-6) == pytest.approx(bounds[-1])
