@@ -18,7 +18,7 @@ _SLACK: Final = 1e-9
 """Part of a worker by which sums of fractions may miss a whole number."""
 
 MANY: Final = 10_000_000
-"""Stands for a count that nothing limits: no cluster holds as many of anything, and sums of it stay exact."""
+"""Stands for a count that nothing limits: no cluster holds that many, and sums of it stay exact."""
 
 
 def capacities(node: Node) -> dict[str, float]:

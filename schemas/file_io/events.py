@@ -299,7 +299,7 @@ class EventWriter:
         os.fsync(self._descriptor)
 
     def _check_header(self) -> None:
-        """Refuse another kind of file before a byte of it is changed; a header cut short is none."""
+        """Refuse a file of another kind before a byte of it is changed. A header may be cut short."""
         start = os.pread(self._descriptor, _BLOCK, 0)
         if LOG_HEADER.startswith(start) or header(EVENT.kind).startswith(start):
             return
@@ -319,7 +319,7 @@ def _last_line(descriptor: int, size: int) -> tuple[int, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Between two lines of a log."""
+    """A place between two lines of a log."""
 
     bytes: int = 0
     """From its start."""
@@ -331,7 +331,7 @@ class Place:
     """CRC-32 of all bytes before it."""
 
     def is_in(self, path: Path) -> bool:
-        """Whether the bytes before it are those of this file, all of which are read.
+        """Whether this file begins with the bytes before it, all of which are read.
 
         :raises OSError: the file cannot be read.
         """

@@ -150,7 +150,7 @@ def is_torn(line: bytes) -> bool:
 
 
 class LineReader(Generic[T]):
-    """Reads one file, all of it or line by line as they come: the version in force, records and problems.
+    """Reads one file, whole or as its lines come, and keeps the version in force, records and problems.
 
     :param first_line: the number of the first line that it is fed.
     """

@@ -264,7 +264,7 @@ def _parts_bytes(chunk: Any) -> int:
 
 
 def _sum_of(numbers: Any, chunk: Any) -> int:
-    """The sum over a chunk of what there is for each entry of its dictionary."""
+    """The sum over a chunk of ``numbers``, which has one for each entry of its dictionary."""
     return int(compute("sum", compute("take", numbers, chunk.indices)).as_py() or 0)
 
 

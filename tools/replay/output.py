@@ -61,7 +61,7 @@ class Summary:
     wall_seconds: float | None
     """Time that the engine took on this machine, reading and writing left out."""
     cpu_seconds: float | None = None
-    """The part of it that this process had a core for."""
+    """The part of that time in which this process had a core."""
     moves: int = 0
     """Changes of jobs to other GPUs, as many as before and with the same batch."""
     assumptions: tuple[str, ...] = ()

@@ -64,7 +64,7 @@ class Expectation:
         return found is not None and above and below
 
     def deviation(self, found: float | None) -> float | None:
-        """(found − value) / value; None where one of them is missing, or the value is next to 0."""
+        """(found − value) / value. Returns None if one is missing, or the result is not finite."""
         if found is None or not self.value:
             return None
         return _finite((found - self.value) / abs(self.value))

@@ -263,7 +263,7 @@ def lower_bounds(run: RunRecord) -> LowerBounds | None:
 
 
 def _cheapest_gpu_s(job: ReferenceJob, min_gpus: int) -> float:
-    """GPU-seconds at the size that needs the fewest; the curve is linear in between, so one of its own."""
+    """GPU-seconds at the size that needs the fewest, one of the curve: it is linear between sizes."""
     sizes = [point for point in job.curve if point[0] >= min_gpus] or job.curve[-1:]
     return job.samples * min(size / rate for size, rate in sizes)
 

@@ -279,7 +279,7 @@ def _see(job: JobRecord, event: AnyEvent) -> None:
 
 
 def _forecast(job: JobRecord, found: object) -> None:
-    """What was predicted of its progress; anything else is another program's."""
+    """What was predicted of its progress. Other values come from other programs and are skipped."""
     if isinstance(found, Mapping):
         values = [found.get(name) for name in Forecast._fields]
         numbers = [float(value) for value in values if isinstance(value, int | float) and abs(value) <= MOST]
@@ -288,7 +288,7 @@ def _forecast(job: JobRecord, found: object) -> None:
 
 
 def _admission(job: JobRecord, found: object) -> None:
-    """What a policy said when it admitted or rejected the job; anything else is another program's."""
+    """What a policy said when it admitted or rejected the job. Other values are skipped."""
     if isinstance(found, Mapping) and isinstance(found.get("admitted"), bool):
         job.admission = found
 

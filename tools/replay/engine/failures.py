@@ -129,7 +129,7 @@ def together(*sources: Sequence[NodeEvent]) -> tuple[NodeEvent, ...]:
 
 
 def _without_gaps(events: Sequence[NodeEvent]) -> Iterator[NodeEvent]:
-    """The events of one source; outages of a node of which one ends as the next begins are one outage."""
+    """The events of one source. Outages of a node that follow each other without a gap are one outage."""
     down: set[str] = set()
     for (_, node), at_once in groupby(sorted(events), key=lambda event: (event.time_s, event.node)):
         turns = list(at_once)

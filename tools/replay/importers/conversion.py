@@ -126,7 +126,7 @@ class Conversion:
             self.finish()
 
     def refuse_row(self, source: str, line: int, message: str) -> None:
-        """A row of which no field can be read."""
+        """A row none of whose fields can be read."""
         self._count()
         self.refuse([Problem(source, line, "", message)])
 

@@ -188,7 +188,7 @@ def _import_folder(
 
 
 def _write_folder(imported: Imported, out: Path, summary: ImportSummary) -> None:
-    """The measurements; kinds of which there is nothing give no file."""
+    """Write the measurements, a file for each kind that there is."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

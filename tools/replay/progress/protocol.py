@@ -8,7 +8,7 @@ from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation, Trajecto
 
 
 class EndingTrajectory(Trajectory, Protocol):
-    """A trajectory of which the engine also asks when its end is noticed."""
+    """A trajectory that also says when its end is noticed."""
 
     def is_late(self, end_s: float) -> bool:
         """Whether a decision at the very moment of the end still sees the job."""

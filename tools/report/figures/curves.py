@@ -123,7 +123,7 @@ def completed_over_time(report: Report) -> Figure | None:
 
 
 def progress(each: RunReport) -> Figure | None:
-    """The jobs of one run of which most was predicted; None where there is none that finished."""
+    """The finished jobs of one run with the most predictions. Returns None if there are none."""
     jobs = shown(each)
     if not jobs:
         return None
