@@ -25,21 +25,20 @@ if TYPE_CHECKING:
 
 
 Advance = Callable[[int, int | None], None]
-_NAME: Final = "pliant: "
+_PREFIX: Final = "pliant: "
 LINES: Final = "\n\t"
 """What text of several lines may do to a terminal."""
 _WITHOUT_CURSOR: Final = frozenset(("dumb", "unknown"))
 """Values of $TERM: editors and job runners that only pass text on."""
 UNKNOWN_WIDTH: Final = 80
 """Columns of a terminal that does not say how wide it is."""
-_PLAIN: Final = "\n\t"
 _CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0))
 _DIRECTIONS: Final = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """What turns the direction of writing, so that a line reads differently from what it says."""
 _ESCAPES: Final = {
     code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
     for code in (*_CONTROLS, *_DIRECTIONS)
-    if chr(code) not in _PLAIN
+    if chr(code) not in LINES
 }
 
 
@@ -89,7 +88,7 @@ def note_sentence(text: str) -> None:
     if width is None:
         note(text)
         return
-    for line in wrapped(text, width - len(_NAME), indent="  "):
+    for line in wrapped(text, width - len(_PREFIX), indent="  "):
         note(line)
 
 
@@ -99,7 +98,7 @@ def say(line: str) -> None:
     What it quotes, such as names of files and keys, cannot act on the terminal.
     """
     try:
-        print(f"{_NAME}{harmless(line, keeps=LINES)}", file=sys.stderr, flush=True)
+        print(f"{_PREFIX}{harmless(line, keeps=LINES)}", file=sys.stderr, flush=True)
     except OSError:
         abandon(sys.stderr)
 

@@ -51,7 +51,7 @@ LOG_HEADER: Final = header(EVENT.kind, minor=1)
 _BLOCK: Final = 65536
 _log = logging.getLogger("pliant")
 _LOG_BLOCK: Final = 1 << 24
-_LOOK: Final = 1 << 18
+_CRC_BLOCK: Final = 1 << 18
 """Bytes that are checked at a time. A writer checks its whole log for as long as it lives; blocks as large as
 those that are read would cost it that much memory."""
 _MAYBE_INFINITE: Final = r"NaN|Infinity|[0-9][eE]\+?[0-9]{3}"
@@ -337,7 +337,7 @@ class Place:
         """
         crc, left = 0, self.bytes
         with path.open("rb") as file:
-            while left and (block := file.read(min(left, _LOOK))):
+            while left and (block := file.read(min(left, _CRC_BLOCK))):
                 crc, left = crc32(block, crc), left - len(block)
         return not left and crc == self.crc
 

@@ -31,9 +31,9 @@ _FILES: Final = (_PARQUET, ".jsonl")
 _BLOCK: Final = 1 << 16
 """Events in one block (row group)."""
 _REJECT: Final = EVENT_NAMES.index("reject")
-_NAMED: Final = 5
+_JOBS_NAMED: Final = 5
 """Jobs that are named where several are left for one reason."""
-_LINES: Final = 10
+_REASONS_LISTED: Final = 10
 """Reasons that get a line of their own."""
 
 
@@ -135,11 +135,11 @@ def in_words(jobs: Iterable[Unfinished], what: str) -> Iterator[str]:
     by_reason: dict[str, list[str]] = {}
     for each in jobs:
         by_reason.setdefault(each.reason, []).append(each.job)
-    for reason, names in list(by_reason.items())[:_LINES]:
-        named = ", ".join([f'"{name}"' for name in names[:_NAMED]] + ["…"] * (len(names) > _NAMED))
+    for reason, names in list(by_reason.items())[:_REASONS_LISTED]:
+        named = ", ".join([f'"{name}"' for name in names[:_JOBS_NAMED]] + ["…"] * (len(names) > _JOBS_NAMED))
         who = f"job {named} is" if len(names) == 1 else f"{len(names)} jobs ({named}) are"
         yield f"{who} {what}: {reason}"
-    more = sum(len(names) for names in list(by_reason.values())[_LINES:])
+    more = sum(len(names) for names in list(by_reason.values())[_REASONS_LISTED:])
     if more:
         yield f"… and {more} more {what} for other reasons"
 

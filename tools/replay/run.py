@@ -43,7 +43,7 @@ from pliant.tools.schedule.registry import make_policy, policy_class
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Oracle
 
-_SHOWN: Final = 5
+_JOBS_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +225,8 @@ def _check_work(progress: ProgressName, inputs: Inputs) -> None:
 def _check_tables(inputs: Inputs) -> None:
     missing = [job for job in inputs.jobs if job.convergence not in inputs.tables]
     if missing:
-        names = ", ".join(f'"{job.id}"' for job in missing[:_SHOWN]) + (
-            ", …" if len(missing) > _SHOWN else ""
+        names = ", ".join(f'"{job.id}"' for job in missing[:_JOBS_NAMED]) + (
+            ", …" if len(missing) > _JOBS_NAMED else ""
         )
         raise BadInputError(f"{counted(len(missing), 'job')} without a run in the convergence table: {names}")
 

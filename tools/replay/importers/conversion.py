@@ -28,8 +28,8 @@ T = TypeVar("T")
 Progress = Callable[[int, int | None], None]
 MOST_PROBLEMS: Final = 1000
 """Reading ends after this number of malformed rows: the file is of another format."""
-_EVERY: Final = 1000
-_OTHER: Final = re.compile(r"[^A-Za-z0-9._-]")
+_ROWS_PER_REPORT: Final = 1000
+_NOT_IN_IDS: Final = re.compile(r"[^A-Za-z0-9._-]")
 NO_GPU: Final = "asked for no GPU"
 NO_SUBMISSION: Final = "had no time of submission"
 NEVER_STARTED: Final = "never started"
@@ -137,7 +137,7 @@ class Conversion:
 
     def new_id(self, text: str) -> str:
         """A job id made of ``text``: unused characters become ``_``, a repeated id gets ``-2``, ``-3``, …"""
-        plain = _OTHER.sub("_", text).lstrip("._-")[:120] or "job"
+        plain = _NOT_IN_IDS.sub("_", text).lstrip("._-")[:120] or "job"
         if plain != text:
             self.summary.assume_here("an id with characters that ids may not have was rewritten")
         number = self._ids.get(plain, 0) + 1
@@ -153,7 +153,7 @@ class Conversion:
 
     def _count(self) -> None:
         self.summary.rows += 1
-        if self._progress is not None and self.summary.rows % _EVERY == 0:
+        if self._progress is not None and self.summary.rows % _ROWS_PER_REPORT == 0:
             self._progress(self.summary.rows, None)
 
 

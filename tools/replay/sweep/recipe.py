@@ -32,7 +32,7 @@ from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import files_among, make_policy, policy_class, policy_names
 
 Value = bool | int | float | str
-_KIND: Final = "origin"
+_ORIGIN_KIND: Final = "origin"
 _INPUTS: Final = ("jobs", "cluster", "profile", "convergence", "failures", "predictor")
 COSTS: Final = ("start_cost", "rescale_cost", "resume_cost")
 """Options that may name an event file."""
@@ -246,13 +246,13 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 def write_origin(path: Path, origin: Mapping[str, str]) -> None:
     path.parent.mkdir(exist_ok=True)
-    atomic_write(path, document_bytes(Origin(made_from=dict(origin)), _KIND), mode=0o600)
+    atomic_write(path, document_bytes(Origin(made_from=dict(origin)), _ORIGIN_KIND), mode=0o600)
 
 
 def read_origin(path: Path) -> dict[str, str] | None:
     """What a finished task was made from. Returns None without a key that this version can read."""
     try:
-        return parse_document(read_bytes(path), str(path), _KIND, Origin).made_from
+        return parse_document(read_bytes(path), str(path), _ORIGIN_KIND, Origin).made_from
     except BadInputError:
         return None
 

@@ -54,8 +54,8 @@ from pliant.tools.schedule.registry import files_among, policy_class
 KEYS: Final = ".sweep"
 """Folder of the keys of what is finished, beside the event files."""
 TABLE: Final = "tasks.jsonl"
-_KIND: Final = "task"
-_LONGEST: Final = 100
+_TASK_KIND: Final = "task"
+_LONGEST_NAME: Final = 100
 
 
 def sweep(
@@ -254,16 +254,16 @@ def _name(parts: list[str], policy: str, parameters: Mapping[str, Value], seed: 
     varied = [f"{key}{value}" for key, value in shown.items()]
     name = "-".join([*parts, policy, *varied, *([] if seed is None else [f"s{seed}"])])
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
-    if len(plain) <= _LONGEST:
+    if len(plain) <= _LONGEST_NAME:
         return plain
-    return f"{plain[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{plain[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def write_table(tasks: list[SweepTask], folder: Path) -> Path:
     """Write the task table: line n + 2 is task n, the first line names the kind."""
     path = folder / TABLE
     lines = (encode(task.model_dump(mode="json", exclude_defaults=True)) for task in tasks)
-    write_bytes(path, header(_KIND) + b"".join(lines))
+    write_bytes(path, header(_TASK_KIND) + b"".join(lines))
     return path
 
 
@@ -274,7 +274,7 @@ def read_table(folder: Path) -> list[SweepTask]:
     """
     path = folder / TABLE
     lines, problems = read_lines(
-        read_bytes(path, most=ROWS_BYTES), str(path), _KIND, SweepTask.model_validate_json
+        read_bytes(path, most=ROWS_BYTES), str(path), _TASK_KIND, SweepTask.model_validate_json
     )
     if problems:
         raise BadInputError(problems)

@@ -25,9 +25,9 @@ from pliant.tools.report.report import Report
 
 _GAP: Final = "   "
 _MARGIN: Final = " "
-_NARROW: Final = 8
+_NARROW_WORDS: Final = 8
 """Columns of words are made narrower than this only where numbers would be broken otherwise."""
-_WIDTH: Final = 100
+_PROSE_WIDTH: Final = 100
 _VERBATIM: Final = re.compile(r"```| {4}|\||#|<|!\[|\s*$")
 """How a line begins that is code, a row of a table, a heading, a comment or a figure, or that is blank."""
 _ITEM: Final = re.compile(r" *[*-] ")
@@ -142,7 +142,7 @@ def _narrowed(section: Section, columns: Sequence[int], width: int) -> list[int]
     widths = [_key_width(section, at, width) for at in columns]
     last = [_least(section, at) for at in columns]
     first = [
-        max(_NARROW, least) if at < section.text_columns else have
+        max(_NARROW_WORDS, least) if at < section.text_columns else have
         for at, have, least in zip(columns, widths, last, strict=True)
     ]
     for floors in (first, last):
@@ -208,9 +208,11 @@ def wrapped_prose(text: str) -> str:
 
 
 def _wrapped(unit: Sequence[str]) -> Sequence[str]:
-    if max(map(len, unit), default=0) <= _WIDTH:
+    if max(map(len, unit), default=0) <= _PROSE_WIDTH:
         return unit
     item = _ITEM.match(unit[0])
     joined = " ".join([unit[0].rstrip(), *(line.strip() for line in unit[1:])])
     indent = " " * len(item[0]) if item else ""
-    return wrap(joined, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return wrap(
+        joined, _PROSE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
