@@ -116,7 +116,7 @@ def stated(context: typer.Context) -> list[str]:
 
 
 def run_command(body: Callable[[], None]) -> int:
-    """Run the body of a command; returns its exit code, every expected error printed in one line."""
+    """Run the body of a command and return its exit code. Every expected error is printed in one line."""
     try:
         body()
         if sys.stdout is not None:

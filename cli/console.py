@@ -1,6 +1,6 @@
 """Talking to people on stderr and to the next program on stdout. Data and words never mix.
 
-Text of others, made fit for a terminal: it can neither hide anything nor command the terminal.
+Text of others can neither hide anything nor command the terminal.
 """
 
 from __future__ import annotations
@@ -25,13 +25,21 @@ if TYPE_CHECKING:
 
 
 Advance = Callable[[int, int | None], None]
-_NAME: Final = "pliant: "
+_PREFIX: Final = "pliant: "
 LINES: Final = "\n\t"
 """What text of several lines may do to a terminal."""
 _WITHOUT_CURSOR: Final = frozenset(("dumb", "unknown"))
 """Values of $TERM: editors and job runners that only pass text on."""
 UNKNOWN_WIDTH: Final = 80
 """Columns of a terminal that does not say how wide it is."""
+_CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0))
+_DIRECTIONS: Final = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""What turns the direction of writing, so that a line reads differently from what it says."""
+_ESCAPES: Final = {
+    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    for code in (*_CONTROLS, *_DIRECTIONS)
+    if chr(code) not in LINES
+}
 
 
 @dataclass(slots=True)
@@ -80,33 +88,33 @@ def note_sentence(text: str) -> None:
     if width is None:
         note(text)
         return
-    for line in wrapped(text, width - len(_NAME), indent="  "):
+    for line in wrapped(text, width - len(_PREFIX), indent="  "):
         note(line)
 
 
 def say(line: str) -> None:
-    """A line on stderr, also with --quiet. A reader that is gone, or a full disk, is not a reason to fail.
+    """A line on stderr, also with --quiet. It never fails, even if the reader is gone or the disk full.
 
-    Names of files and keys are those of others: nothing in them acts on the terminal.
+    What it quotes, such as names of files and keys, cannot act on the terminal.
     """
     try:
-        print(f"{_NAME}{harmless(line, keeps=LINES)}", file=sys.stderr, flush=True)
+        print(f"{_PREFIX}{harmless(line, keeps=LINES)}", file=sys.stderr, flush=True)
     except OSError:
         abandon(sys.stderr)
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person is at the other end; not where the stream was closed (``<&-``, ``>&-``)."""
+    """Whether a person is at the other end. A closed stream (``<&-``, ``>&-``) is not a terminal."""
     return stream is not None and stream.isatty()
 
 
 def is_screen(stream: TextIO | None) -> bool:
-    """Whether what was written there can be replaced: a terminal with a cursor to move, so not a dumb one."""
+    """Whether text there can be overwritten: a terminal whose cursor moves, so not a dumb one."""
     return is_terminal(stream) and os.environ.get("TERM", "").lower() not in _WITHOUT_CURSOR
 
 
 def width_for(stream: TextIO | None) -> int | None:
-    """Columns of the terminal at the other end, $COLUMNS first; None: there is none, so nothing is cut."""
+    """Columns of the terminal, $COLUMNS first. Returns None without a terminal: then nothing is cut."""
     if stream is None or not is_terminal(stream):
         return None
     stated = os.environ.get("COLUMNS", "")
@@ -119,7 +127,7 @@ def width_for(stream: TextIO | None) -> int | None:
 
 
 def reader_left(stream: TextIO | None) -> bool:
-    """Whether it is a pipe whose other end is closed, so that what is yet to be written has no reader."""
+    """Whether it is a pipe whose other end is closed: further output has no reader."""
     if stream is None:
         return False
     poll = select.poll()
@@ -129,7 +137,7 @@ def reader_left(stream: TextIO | None) -> bool:
 
 
 def terminal_left(stream: TextIO | None) -> bool:
-    """Whether it is a terminal that was closed: it is a device still, and no terminal any more."""
+    """Whether it is a terminal that was closed: still a device, but no longer a terminal."""
     if stream is None:
         return False
     with suppress(OSError, ValueError):
@@ -205,17 +213,6 @@ def _lines(label: str, unit: str, every_s: float = 10.0) -> Advance:
         note(f"{label}: {done}{of} {unit}, {rate:.1f}/s{left}")
 
     return advance
-
-
-_PLAIN: Final = "\n\t"
-_CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0))
-_DIRECTIONS: Final = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""What turns the direction of writing, so that a line reads differently from what it says."""
-_ESCAPES: Final = {
-    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-    for code in (*_CONTROLS, *_DIRECTIONS)
-    if chr(code) not in _PLAIN
-}
 
 
 class Shown:

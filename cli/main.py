@@ -65,18 +65,16 @@ class _OnDemand(TyperGroup):
         self.commands: dict[str, Any] = dict.fromkeys(name for name, *_ in (*COMMANDS, *GROUPS))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name; None: there is none."""
+        """Returns None if there is no such command."""
         if cmd_name in self.commands and self.commands[cmd_name] is None:
             self.commands[cmd_name] = _made(cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """As every command: the options before the command."""
         with _harmless_errors():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        """As every command: the command, and its options."""
         with _harmless_errors():
             return super().invoke(ctx)
 
@@ -155,7 +153,7 @@ def main() -> None:
 
 
 def _exit_code(leaving: SystemExit) -> str | int | None:
-    """The exit code: help or a usage error that is not read to the end is not a failure of its own."""
+    """The exit code. A reader that leaves before help or a usage error ends does not change it."""
     broken = leaving.__context__
     if not isinstance(broken, BrokenPipeError):
         return leaving.code

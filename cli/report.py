@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from pliant.cli.console import UNKNOWN_WIDTH, note, nothing_comes_in, out_text, stderr, width_for
 from pliant.schemas.file_io.json_lines import garbage_collection_paused
-
-
-class Format(StrEnum):
-    """How the report is written."""
-
-    table = "table"
-    json = "json"
-    csv = "csv"
-    md = "md"
-    html = "html"
-
-
-class Reference(StrEnum):
-    """Which fair sharing FTF is relative to."""
-
-    fair_share = "fair-share"
-    gps = "gps"
-    isolated = "isolated"
 
 
 @garbage_collection_paused(to_the_end=True)
@@ -40,7 +21,10 @@ def report(
         ),
     ] = None,
     *,
-    format: Annotated[Format, typer.Option("--format", "-f", help="Form of the report.")] = Format.table,
+    format: Annotated[
+        Literal["table", "json", "csv", "md", "html"],
+        typer.Option("--format", "-f", help="Form of the report."),
+    ] = "table",
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - is stdout.")] = "-",
     figures: Annotated[
         str | None, typer.Option(metavar="DIR", help="Draw figures into this folder, PNG and SVG.")
@@ -49,8 +33,9 @@ def report(
         str | None, typer.Option(metavar="NAME", help="Run (label or policy) to divide the others by.")
     ] = None,
     reference: Annotated[
-        Reference, typer.Option(help="Fair sharing that the table's FTF is relative to.")
-    ] = Reference.fair_share,
+        Literal["fair-share", "gps", "isolated"],
+        typer.Option(help="Fair sharing that the table's FTF is relative to."),
+    ] = "fair-share",
     bound: Annotated[
         bool, typer.Option("--bound", help="Add lower bounds that no schedule of the finished jobs can beat.")
     ] = False,
@@ -96,7 +81,6 @@ def report(
     from pliant.tools.report.metrics import Wanted
     from pliant.tools.report.read_run import read_run
     from pliant.tools.report.rendering.output import Extras, render, shows_expectations
-    from pliant.tools.report.rendering.output import Format as FormatName
     from pliant.tools.report.rendering.text import as_table
     from pliant.tools.report.report import read_report
 
@@ -107,7 +91,7 @@ def report(
         check_folder(figures)
     expectations = None if expect is None else read_expectations(expect)
     wanted = Wanted(bound, _seconds(completed_at))
-    made = read_report(events or ["-"], reference=reference.value, baseline=baseline, wanted=wanted)
+    made = read_report(events or ["-"], reference=reference, baseline=baseline, wanted=wanted)
     twin = None if simulated is None else read_run(simulated)
     if twin is not None and len(made.runs) > 1:
         raise UsageError("--simulated goes with one measured run")
@@ -117,10 +101,9 @@ def report(
         twin,
         () if expectations is None else check_expectations(made, expectations, source_name(str(expect))),
     )
-    kind: FormatName = format.value
     width = width_for(sys.stdout) if output == "-" else None
-    text = render(made, kind, extras, width=width)
-    if kind == "table" and (width is not None if plot is None else plot):
+    text = render(made, format, extras, width=width)
+    if format == "table" and (width is not None if plot is None else plot):
         from pliant.tools.report.rendering.terminal_plot import jct_plot
 
         text += "\n" + jct_plot(made, min(width or UNKNOWN_WIDTH, 100)) + "\n"
@@ -132,7 +115,7 @@ def report(
         from pliant.tools.report.figures import write_figures
 
         note(f"{len(write_figures(made, figures))} figures in {figures}")
-    if not shows_expectations(kind):
+    if not shows_expectations(format):
         for warning in made.warnings:
             note(f"warning: {warning}")
         if extras.checked:

@@ -1,6 +1,5 @@
-"""``pliant schema``: print what a kind of file looks like.
-
-``pliant validate``: check files against their schemas.
+"""``pliant schema`` prints what a kind of file looks like; ``pliant validate`` checks files against their
+schemas.
 """
 
 from __future__ import annotations

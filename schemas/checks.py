@@ -18,13 +18,13 @@ class Room(NamedTuple):
     """What a job can get of a cluster at most."""
 
     gpus: int
-    """Of the type that there are most of."""
+    """GPUs of the most frequent type."""
     types: int
     """How many GPU types there are."""
     limit_of: Callable[[str], UserLimit | None] = lambda _: None
     """What a user may hold."""
     capacities: Capacities | None = None
-    """What jobs that state demands can get; None: of them GPUs alone count."""
+    """What jobs with demands can get; None if GPUs alone count."""
 
     @classmethod
     def of(cls, cluster: Cluster) -> Room:

@@ -21,7 +21,7 @@ MOST_NODES: Final = 1_000_000
 SlurmWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:@,/-]{0,255}$")]
 SbatchOption = Annotated[str, Field(pattern=r"^-[^\x00-\x1f]{1,1023}$")]
 OWN_OPTIONS: Final = ("job-name", "array", "clusters", "wrap", "wait", "parsable", "test-only", "uid")
-"""Options of sbatch that a cluster file may not set, nor any beginning of them: sbatch takes that, too."""
+"""Options of sbatch that a cluster file may not set, not even abbreviated: sbatch accepts that, too."""
 OWN_LETTERS: Final = "JaMW"
 DEVICE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9./_-]{0,127}$"
 
@@ -85,7 +85,7 @@ class Sharing(Record):
     """
 
     unmeasured: Literal["alone", "together"] = "alone"
-    """What jobs do of which it is not known whether the memory of a GPU holds both."""
+    """What two jobs do if it is not known whether the memory of a GPU holds both."""
     speed: Annotated[float, Field(gt=0, le=1)] = 0.65
     """Part of its speed alone that each keeps, where that was not measured."""
 
@@ -94,7 +94,7 @@ class SlurmOptions(Record):
     """How nodes are asked for where the backend is Slurm."""
 
     partition: SlurmWord | None = None
-    """Default: what Slurm takes by itself; so for each of these that is left out."""
+    """Default: Slurm's own, as for all of these."""
     account: SlurmWord | None = None
     qos: SlurmWord | None = None
     reservation: SlurmWord | None = None
@@ -186,7 +186,7 @@ class Cluster(Record):
         return self.backend == "local"
 
     def limit_of(self, user: str) -> UserLimit | None:
-        """The limit of a user; None: there is none."""
+        """Returns None if the user has no limit."""
         return self.user_limits.get(user) or self.user_limits.get("*")
 
     @property

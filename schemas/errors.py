@@ -60,7 +60,6 @@ class BadInputError(PliantError):
 
     @classmethod
     def one(cls, source: str, message: str, *, line: int | None = None, pointer: str = "") -> BadInputError:
-        """The error of a single problem."""
         return cls([Problem(source, line, pointer, message)])
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from pliant.schemas.file_io.columns import About, Broken, Table
+from pliant.schemas.file_io.columns import About, Broken, TableKind
 from pliant.schemas.file_io.record import NOT_FINITE, as_pointer, nonfinite
 
 EventName = Literal[
@@ -38,11 +38,11 @@ End = Literal["finished", "failed", "cancelled", "rejected"]
 ENDS: Final[Mapping[str, End]] = {
     "finish": "finished", "fail": "failed", "cancel": "cancelled", "reject": "rejected",
 }  # fmt: skip
-"""Events that end a job, and how; it holds nothing afterwards. One that failed may start once more."""
+"""Events that end a job, and how; it holds nothing afterwards. A failed job may start again."""
 FREES: Final = frozenset({*ENDS, "requeue"})
 """Events by which a job gives up its GPUs without a decision."""
 _MOST_EPOCHS: Final = 10**9
-"""Of one job: more are no number of epochs."""
+"""Of one job: larger numbers are not counts of epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Event:
     time: Annotated[
         float, About("seconds since the start of a trace; UTC seconds since the epoch when live", least=0)
     ]
-    event: Annotated[EventName, About("what happened", former=("admit",))]
+    event: Annotated[EventName, About("what happened")]
     job: Annotated[str | None, About("job id; null for events of the cluster")] = None
     gpus: Annotated[int | None, About("GPUs that the job holds after the event", least=0)] = None
     placement: Annotated[
@@ -78,7 +78,7 @@ class Event:
 
 
 def epochs_done(event: Event) -> int | None:
-    """Epochs that were done at the end of an epoch; None: its detail, which scripts write, does not say."""
+    """Epochs done at the end of an epoch. Returns None if its detail, which scripts write, does not say."""
     number = (event.detail or {}).get("epoch")  # from 0
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < _MOST_EPOCHS:
         return None
@@ -98,4 +98,4 @@ def _broken(event: Event) -> Broken:
     return found
 
 
-EVENT: Final = Table("event", Event, first=("time", "job"), broken=_broken)
+EVENT: Final = TableKind("event", Event, first=("time", "job"), broken=_broken)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import EVENT
-from pliant.schemas.file_io.columns import About, Column, Table
+from pliant.schemas.file_io.columns import About, Column, TableKind
 from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.file_io.json_lines import CRC_DOC
 from pliant.schemas.file_io.record import KINDS, MINORS, Record, schema_id
@@ -27,7 +27,7 @@ _DOCUMENTS: Final[dict[str, type[Record]]] = {
     "metrics": Metrics,
     "predictor": Predictor,
 }
-_TABLES: Final[dict[str, Table[Any]]] = {table.kind: table for table in (PROFILE, CONVERGENCE, EVENT)}
+_TABLES: Final[dict[str, TableKind[Any]]] = {table.kind: table for table in (PROFILE, CONVERGENCE, EVENT)}
 _JSON_TYPES: Final = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
@@ -72,7 +72,7 @@ def _lines_schema(kind: str, described: dict[str, Any]) -> dict[str, Any]:
     return {"$schema": _DIALECT, "$id": schema_id(kind), **described}
 
 
-def _table_schema(table: Table[Any]) -> dict[str, Any]:
+def _table_schema(table: TableKind[Any]) -> dict[str, Any]:
     described: dict[str, Any] = {
         "schema": schema_id(table.kind),
         "form": "Parquet, the schema in the file's metadata",
@@ -107,7 +107,7 @@ def _column(column: Column) -> dict[str, Any]:
     return described
 
 
-def _object_schema(table: Table[Any]) -> dict[str, Any]:
+def _object_schema(table: TableKind[Any]) -> dict[str, Any]:
     return {
         "title": table.kind.capitalize(),
         "type": "object",

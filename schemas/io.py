@@ -1,5 +1,9 @@
 """Read and write the eight kinds of file.
 
+Jobs are JSON Lines; clusters, schedules, metrics and predictors are JSON documents; profiles and
+convergence tables are Parquet; events are either. What equals its default is left out, but for metrics, where
+null stands for a figure that does not apply.
+
 ``path`` is a name or ``-`` for stdin or stdout; ``mode`` is that of a new file, less the umask. Readers raise
 :class:`~pliant.schemas.errors.BadInputError` with every problem of the file; writers replace a file as a
 whole or leave it as it was. Equal data gives equal bytes.
@@ -33,49 +37,40 @@ def read_jobs(path: str | Path) -> tuple[Job, ...]:
 
 
 def write_jobs(jobs: Iterable[Job], path: str | Path, *, mode: int = 0o666) -> None:
-    """Write jobs as JSON Lines; fields that equal their default are left out."""
     listed = list(jobs)
     minor = max((job.minor for job in listed), default=0)
     write_bytes(path, header("job", minor) + job_lines(listed), mode=mode)
 
 
 def read_cluster(path: str | Path) -> Cluster:
-    """The cluster in a JSON file."""
     return parse_document(read_bytes(path), source_name(path), "cluster", Cluster, schema_required=False)
 
 
 def write_cluster(cluster: Cluster, path: str | Path, *, mode: int = 0o666) -> None:
-    """Write a cluster as JSON."""
     write_bytes(path, document_bytes(cluster, "cluster"), mode=mode)
 
 
 def read_schedule(path: str | Path) -> Schedule:
-    """The schedule in a JSON file."""
     return parse_document(read_bytes(path), source_name(path), "schedule", Schedule)
 
 
 def write_schedule(schedule: Schedule, path: str | Path, *, mode: int = 0o666) -> None:
-    """Write a schedule as JSON; fields that equal their default are left out."""
     write_bytes(path, document_bytes(schedule, "schedule"), mode=mode)
 
 
 def read_metrics(path: str | Path) -> Metrics:
-    """The metrics in a JSON file."""
     return parse_document(read_bytes(path), source_name(path), "metrics", Metrics)
 
 
 def write_metrics(metrics: Metrics, path: str | Path) -> None:
-    """Write metrics as JSON; null stands where a figure does not apply."""
     write_bytes(path, document_bytes(metrics, "metrics", with_defaults=True))
 
 
 def read_predictor(path: str | Path) -> Predictor:
-    """The progress predictor in a JSON file."""
     return parse_document(read_bytes(path), source_name(path), "predictor", Predictor)
 
 
 def write_predictor(predictor: Predictor, path: str | Path, *, mode: int = 0o666) -> None:
-    """Write a progress predictor as JSON; fields that equal their default are left out."""
     write_bytes(path, document_bytes(predictor, "predictor"), mode=mode)
 
 
@@ -87,17 +82,14 @@ def read_profile(path: str | Path) -> Profile:
 
 
 def write_profile(profile: Profile, path: str | Path, *, mode: int = 0o666) -> None:
-    """Write a profile as Parquet."""
     write_bytes(path, parquet_bytes(profile.rows, PROFILE, profile.metadata), mode=mode)
 
 
 def read_convergence(path: str | Path) -> tuple[ConvergenceRow, ...]:
-    """The rows of a Parquet file."""
     return parse_parquet(read_bytes(path, most=ROWS_BYTES), source_name(path), CONVERGENCE)[0]
 
 
 def write_convergence(rows: Iterable[ConvergenceRow], path: str | Path) -> None:
-    """Write convergence rows as Parquet."""
     write_bytes(path, parquet_bytes(tuple(rows), CONVERGENCE))
 
 

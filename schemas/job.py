@@ -1,6 +1,5 @@
-"""The ``job`` kind: one training job a line (JSON Lines).
-
-One hash for a trace, so that results say which jobs they are about.
+"""The ``job`` kind: one training job a line (JSON Lines); and one hash for all jobs of a trace, by which
+results say which jobs they are about.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ LONGEST_TEXT: Final = 100_000
 """Bytes of one argument or variable; Linux takes 131,072."""
 MOST_TEXT: Final = 500_000
 """Bytes of all arguments, and of all variables; Linux takes a quarter of the stack, 2,097,152 by default."""
+_REQUIRED: Final = object()
 
 
 def _refuse_crossed(field: str, name: str, value: int | None, low: int | None, high: int | None) -> None:
@@ -114,7 +114,6 @@ class GpuTimeWork(Record):
 
 
 Work = SampleWork | EpochWork | IterationWork | GpuTimeWork
-
 _FORM_TYPES: Final[dict[str, type[Record]]] = {
     "samples": SampleWork,
     "epochs": EpochWork,
@@ -284,9 +283,6 @@ class Job(Record):
             text = "'none' contradicts gpus.min and gpus.max, expected them to equal gpus.requested"
             raise broken_rule(text, "/elastic")
         return self
-
-
-_REQUIRED: Final = object()
 
 
 def trace_hash(jobs: Iterable[Job]) -> str:

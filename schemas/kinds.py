@@ -65,7 +65,6 @@ def read_kind(path: str | Path, kind: str | None = None) -> tuple[str, Sequence[
 
 
 def check_kind(kind: str | None) -> None:
-    """Refuse a name that is not a kind."""
     if kind is not None and kind not in KINDS:
         raise UsageError(f"there is no kind {kind!r}, expected one of {', '.join(KINDS)}")
 
@@ -80,7 +79,7 @@ def kind_of(data: bytes, source: str) -> str:
 
 
 def kind_of_parquet(path: Path) -> str | None:
-    """The kind that a Parquet file states; None: it states none, or cannot be read. Its rows are not read."""
+    """The kind that a Parquet file's footer states. Returns None if it states none, or cannot be read."""
     return _kind_in(schema_in_footer(path))
 
 

@@ -1,6 +1,5 @@
-"""The ``profile`` kind: one row per measured configuration (Parquet).
-
-The ``convergence`` kind: how a model learns at a batch size, epoch by epoch (Parquet).
+"""The ``profile`` kind: one row per measured configuration; and the ``convergence`` kind: how a model
+learns at a batch size, epoch by epoch. Both are Parquet files.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Final, Literal
 
-from pliant.schemas.file_io.columns import About, Broken, Table
+from pliant.schemas.file_io.columns import About, Broken, TableKind
 from pliant.schemas.text import whole_number
 
 MEASURED: Final = (
@@ -19,6 +18,8 @@ MEASURED: Final = (
 """The columns that a row which did not fit leaves null."""
 _RATE_TOLERANCE: Final = 0.01
 """Between samples_per_second and the rest of its row: files from elsewhere round their numbers."""
+OF_PAIRS: Final = ("beside_model", "beside_batch")
+"""The columns that rows of pairs have, and no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +111,6 @@ class ProfileRow:
     ] = None
 
 
-OF_PAIRS: Final = ("beside_model", "beside_batch")
-"""The columns that rows of pairs have, and no others."""
-
-
 @dataclass(frozen=True, slots=True)
 class Profile:
     """All rows of a profile and the file's own metadata (tool version, host, torch, command, seed)."""
@@ -191,7 +188,7 @@ def _shares(placement: str) -> list[int]:
     return [whole_number(part) or 0 for part in placement.split(",")]
 
 
-PROFILE: Final = Table("profile", ProfileRow, broken=_broken)
+PROFILE: Final = TableKind("profile", ProfileRow, broken=_broken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,4 +205,4 @@ class ConvergenceRow:
     grad_var: Annotated[float | None, About("variance of the gradient", least=0)] = None
 
 
-CONVERGENCE: Final = Table("convergence", ConvergenceRow)
+CONVERGENCE: Final = TableKind("convergence", ConvergenceRow)

@@ -18,7 +18,7 @@ _SLACK: Final = 1e-9
 """Part of a worker by which sums of fractions may miss a whole number."""
 
 MANY: Final = 10_000_000
-"""Stands for a count that nothing limits: no cluster holds as many of anything, and sums of it stay exact."""
+"""Stands for a count that nothing limits: no cluster holds that many, and sums of it stay exact."""
 
 
 def capacities(node: Node) -> dict[str, float]:
@@ -78,13 +78,13 @@ class Capacities:
         return dict(found)
 
     def without_what_never_fits(self, job: Job) -> Job:
-        """The job; where no node has room for its demands even at its smallest size, without all of them."""
+        """The job itself, or without its demands if no node has room for them even at its smallest size."""
         if self.why_too_large(job) is None:
             return job
         return job.model_copy(update={"resources": ResourceDemand()})
 
     def why_too_large(self, job: Job) -> str | None:
-        """Why the job's smallest size fits no GPU type, as a clause; None: it does, or has too few GPUs."""
+        """Why the job's smallest size fits no GPU type, as a clause. None if it fits, or GPUs are too few."""
         least = job.min_gpus
         if not self.limits(job) or max(self.room(job).values(), default=0) >= least:
             return None
@@ -108,7 +108,7 @@ class Capacities:
 
 
 def _served(job: Job, workers: int, servers: int) -> int:
-    """Of that many workers, those that as many parameter servers can serve."""
+    """How many of these workers the parameter servers can serve."""
     low, high = 0, workers
     while low < high:
         middle = (low + high + 1) // 2

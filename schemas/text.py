@@ -1,16 +1,10 @@
-"""Words that messages share.
+"""Text for people: words, numbers, times, and what fits a terminal.
 
-Whole numbers in text: as many digits as a file can ever need, and no error for the rest.
-
-Times as people read them, and as programs do.
-
-Text for a terminal: how wide it is, and where it may be broken.
-
-Tables of text, one line a row, that fit a terminal and never break a number or an id.
-
-What does not fit is left out by columns, those of the highest rank first. Text that may be cut is cut
-between words. An id is cut as a last resort, where nothing else would be left beside it. Without a width, as
-for a file or a pipe, nothing is left out or cut.
+The first functions are words that messages share; then come whole numbers, times, the width of text and
+where it may be broken. :func:`text_table` makes tables with one line a row. What does not fit is left out
+by columns, those of the highest rank first; text that may be cut is cut between words, a number never, and
+an id only as a last resort, where nothing else would be left beside it. Without a width, as for a file or a
+pipe, nothing is left out or cut.
 """
 
 from __future__ import annotations
@@ -21,6 +15,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
+
+TOO_MANY: Final = "a number has too many digits"
+"""What messages say of a number that Python does not convert."""
+EPOCH_LIKE_S: Final = 1e9
+"""Times from this on (September 2001) are UTC seconds since the epoch; below, since the start of a trace."""
+_MINUTE_S: Final = 60
+_HOUR_S: Final = 3600
+_DAY_S: Final = 86_400
+_UNITS: Final = frozenset({"s", "min"})
+"""Those of spans in one unit."""
+_CUT: Final = "…"
+_BREAKS: Final = re.compile(r"\d+(?:[.,:]\d+)*|\D")
+"""What stays whole in a word that is too long for a line: numbers, and single characters."""
+GAP: Final = "  "
 
 
 def shortened(text: str, limit: int = 60) -> str:
@@ -49,10 +57,6 @@ def listed(names: Sequence[str], shown: int = 3) -> str:
     return text if len(names) <= shown else f"{text} and {len(names) - shown} more"
 
 
-TOO_MANY: Final = "a number has too many digits"
-"""What messages say of a number that Python does not convert."""
-
-
 def whole_number(text: str) -> int | None:
     """The number that a text of decimal digits stands for; None for any other text, and beyond 18 digits.
 
@@ -61,15 +65,6 @@ def whole_number(text: str) -> int | None:
     """
     plain = text.isascii() and text.isdigit()
     return int(text) if plain and len(text.lstrip("0")) <= 18 else None  # all of them fit 64 bits
-
-
-EPOCH_LIKE_S: Final = 1e9
-"""Times from this on (September 2001) are UTC seconds since the epoch; below, since the start of a trace."""
-_MINUTE_S: Final = 60
-_HOUR_S: Final = 3600
-_DAY_S: Final = 86_400
-_UNITS: Final = frozenset({"s", "min"})
-"""Those of spans in one unit."""
 
 
 def span_text(seconds: float) -> str:
@@ -85,7 +80,7 @@ def span_text(seconds: float) -> str:
 
 
 def between_text(first_s: float, last_s: float, now_s: float) -> str:
-    """A time to come that is not known exactly: ``in 24 to 47 min``, ``in 50 min to 1 h 10 min``."""
+    """A future time that is not known exactly: ``in 24 to 47 min``, ``in 50 min to 1 h 10 min``."""
     first, last = (span_text(max(0.0, at_s - now_s)) for at_s in (first_s, last_s))
     if first == last:
         return f"in {first}"
@@ -135,11 +130,6 @@ def _two(seconds: int, large_s: int, large: str, small_s: int, small: str) -> st
     smalls = round(seconds / small_s)
     whole, rest = divmod(smalls, large_s // small_s)
     return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
-
-
-_CUT: Final = "…"
-_BREAKS: Final = re.compile(r"\d+(?:[.,:]\d+)*|\D")
-"""What stays whole in a word that is too long for a line: numbers, and single characters."""
 
 
 def width_of(text: str) -> int:
@@ -238,9 +228,6 @@ def _parts(word: str, width: int) -> Iterator[tuple[str, bool]]:
     yield part, not first
 
 
-GAP: Final = "  "
-
-
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column and what happens to it on a narrow terminal."""
@@ -249,7 +236,7 @@ class Column:
     rank: int = 0
     """Columns of the highest rank are left out first, those of rank 0 never."""
     least: int | None = None
-    """Cells may be cut between words where at least this width is left for them; None: never."""
+    """Cells may be cut between words if at least this width is left for them. None: they are never cut."""
     right: bool = False
     """Whether cells end at the same place, as numbers do."""
 

@@ -1,9 +1,7 @@
-"""Table-shaped kinds: each is declared once, as the dataclass of its rows.
+"""TableKind-shaped kinds: each is declared once, as the dataclass of its rows.
 
 The type of a field says what its column holds and whether it may be null; :class:`About` says the rest. The
 Arrow schema, the check of a row, the JSON description and the page of the docs come from there.
-
-Check the rows of the table-shaped kinds: one validator, built from the declaration of a table.
 """
 
 from __future__ import annotations
@@ -38,9 +36,9 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 Broken = list[tuple[str, str]]
 """What is wrong with values that are each right by themselves: (pointer, message)."""
-
 _TYPES: Final = {str: "string", int: "int64", float: "float64", bool: "bool"}
 """Names of the types in Arrow; what is not among them is JSON, in Parquet its compact text."""
+_INT64: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +50,6 @@ class About:
     """Smallest allowed value."""
     added: bool = False
     """Added after the first version: may be missing in a file, and may be null."""
-    former: tuple[str, ...] = ()
-    """Words that files may hold and that nothing writes any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,7 @@ class Column:
         return get_args(self.hint) if get_origin(self.hint) is Literal else ()
 
 
-class Table(Generic[R]):
+class TableKind(Generic[R]):
     """A table-shaped kind: its name, its rows, and its columns in the order in which they are written."""
 
     def __init__(
@@ -117,11 +113,77 @@ def _column(name: str, hint: Any) -> Column:
     return Column(name, held, NoneType in options, about)
 
 
-_INT64: Final = 2**63
+def rows_from_columns(
+    columns: Mapping[str, Sequence[Any]], table: TableKind[R], source: str, *, json_as_text: bool = False
+) -> tuple[R, ...]:
+    """The rows of a table given as columns of equal length.
+
+    :raises BadInputError: with every problem; the row is counted from 1.
+    """
+    _check_names(columns, table, source)
+    check = validator(table, json_as_text=json_as_text).validate_python
+    missing = [None] * len(next(iter(columns.values())))
+    rows: list[R] = []
+    problems: list[Problem] = []
+    in_order = [columns.get(name, missing) for name in table.names]
+    for number, values in enumerate(zip(*in_order, strict=True), 1):
+        try:
+            # by place: that takes two thirds of the time that names take
+            rows.append(check(ArgsKwargs(values)))
+        except ValidationError:
+            problems += _problems(check, dict(zip(table.names, values, strict=True)), source, number)
+            continue
+        problems += [
+            Problem(source, None, f"row {number}: {pointer}", text)
+            for pointer, text in table.broken(rows[-1])
+        ]
+    if problems:
+        raise BadInputError(problems)
+    return tuple(rows)
+
+
+def _check_names(columns: Mapping[str, Sequence[Any]], table: TableKind[Any], source: str) -> None:
+    problems = [
+        Problem(source, None, f"/{column.name}", f"column is missing, expected {column.type}")
+        for column in table.columns
+        if column.name not in columns and not column.about.added
+    ]
+    problems += [
+        Problem(source, None, f"/{name}", "is not a column that this version knows")
+        for name in columns
+        if name not in table.names
+    ]
+    longest = max((len(values) for values in columns.values()), default=0)
+    problems += [
+        Problem(source, None, f"/{name}", f"has {len(values)} rows, expected {longest} as in the others")
+        for name, values in columns.items()
+        if len(values) != longest
+    ]
+    if problems:
+        raise BadInputError(problems)
+
+
+def _problems(
+    check: Callable[[Any], object], fields: Mapping[str, Any], source: str, number: int
+) -> list[Problem]:
+    """What is wrong with a row, by the names of its fields."""
+    try:
+        check(fields)
+    except ValidationError as error:
+        return problems_of(error, source, where=f"row {number}: ")
+    return []
+
+
+def validate_row(row: R, table: TableKind[R]) -> None:
+    """Check the values of a row, each for itself; ``table.broken`` says whether they go together.
+
+    :raises ValidationError: pydantic's, with every value that is wrong.
+    """
+    validator(table).validate_python({name: getattr(row, name) for name in table.names})
 
 
 @cache
-def validator(table: Table[Any], *, json_as_text: bool = False) -> SchemaValidator:
+def validator(table: TableKind[Any], *, json_as_text: bool = False) -> SchemaValidator:
     """The validator of one row. ``json_as_text``: its ``json`` columns come as text, as in Parquet."""
     schemas = [_column_schema(column, json_as_text=json_as_text) for column in table.columns]
     fields = [
@@ -154,7 +216,7 @@ def _value_schema(hint: Any, about: About) -> core_schema.CoreSchema:
     if hint is bool:
         return core_schema.bool_schema(strict=True)
     if origin is Literal:
-        return core_schema.literal_schema([*inside, *about.former])
+        return core_schema.literal_schema(list(inside))
     if origin is Annotated:
         return _value_schema(*inside)
     if origin is tuple:
@@ -163,72 +225,3 @@ def _value_schema(hint: Any, about: About) -> core_schema.CoreSchema:
     if hint is str:
         return core_schema.str_schema(strict=True)
     return core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema())
-
-
-def rows_from_columns(
-    columns: Mapping[str, Sequence[Any]], table: Table[R], source: str, *, json_as_text: bool = False
-) -> tuple[R, ...]:
-    """The rows of a table given as columns of equal length.
-
-    :raises BadInputError: with every problem; the row is counted from 1.
-    """
-    _check_names(columns, table, source)
-    check = validator(table, json_as_text=json_as_text).validate_python
-    missing = [None] * len(next(iter(columns.values())))
-    rows: list[R] = []
-    problems: list[Problem] = []
-    in_order = [columns.get(name, missing) for name in table.names]
-    for number, values in enumerate(zip(*in_order, strict=True), 1):
-        try:
-            # by place: that takes two thirds of the time that names take
-            rows.append(check(ArgsKwargs(values)))
-        except ValidationError:
-            problems += _problems(check, dict(zip(table.names, values, strict=True)), source, number)
-            continue
-        problems += [
-            Problem(source, None, f"row {number}: {pointer}", text)
-            for pointer, text in table.broken(rows[-1])
-        ]
-    if problems:
-        raise BadInputError(problems)
-    return tuple(rows)
-
-
-def _problems(
-    check: Callable[[Any], object], fields: Mapping[str, Any], source: str, number: int
-) -> list[Problem]:
-    """What is wrong with a row, by the names of its fields."""
-    try:
-        check(fields)
-    except ValidationError as error:
-        return problems_of(error, source, where=f"row {number}: ")
-    return []
-
-
-def validate_row(row: R, table: Table[R]) -> None:
-    """Check the values of a row, each for itself; ``table.broken`` says whether they go together.
-
-    :raises ValidationError: pydantic's, with every value that is wrong.
-    """
-    validator(table).validate_python({name: getattr(row, name) for name in table.names})
-
-
-def _check_names(columns: Mapping[str, Sequence[Any]], table: Table[Any], source: str) -> None:
-    problems = [
-        Problem(source, None, f"/{column.name}", f"column is missing, expected {column.type}")
-        for column in table.columns
-        if column.name not in columns and not column.about.added
-    ]
-    problems += [
-        Problem(source, None, f"/{name}", "is not a column that this version knows")
-        for name in columns
-        if name not in table.names
-    ]
-    longest = max((len(values) for values in columns.values()), default=0)
-    problems += [
-        Problem(source, None, f"/{name}", f"has {len(values)} rows, expected {longest} as in the others")
-        for name, values in columns.items()
-        if len(values) != longest
-    ]
-    if problems:
-        raise BadInputError(problems)

@@ -1,6 +1,7 @@
-"""JSON documents: one record a file, with its schema inside.
+"""JSON documents, which hold one record with its schema, and job files, which hold a job a line.
 
-Job files: JSON Lines in which every id occurs once.
+A good document is validated as it stands. One that is not is parsed again, slowly, to name the line of
+every problem.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ from pliant.schemas.file_io.record import (
 from pliant.schemas.job import Job
 
 R = TypeVar("R", bound=Record)
-
 _MAYBE_NOT_FINITE: Final = re.compile(rb"NaN|Infinity|[eE]\+?\d{3}")
 _SPACE: Final = re.compile(r"[\s,:]*")
 _DECODER: Final = json.JSONDecoder()
+_text: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def parse_document(
@@ -99,9 +100,6 @@ def _field(value: Any) -> str:
     if not isinstance(value, list) or not value:
         return _text(value)
     return "[\n" + ",\n".join(f"  {_text(item)}" for item in value) + "\n]"
-
-
-_text: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def _object(data: bytes, source: str, kind: str) -> dict[str, Any]:

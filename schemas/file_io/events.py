@@ -1,11 +1,9 @@
-"""Event files: JSON Lines that are appended to while live, Parquet when finished.
+"""Event files: JSON Lines that grow while a run is live, Parquet when it is finished.
 
-Read the event log of a state directory as it grows: from any place on, every checksum verified.
-
-Good Parquet event files, fast: whole columns are checked at once and details stay text until wanted.
-
-A file with anything unusual gives nothing here; :func:`~pliant.schemas.file_io.events.parse_events` reads it
-event by event and says what is wrong.
+:func:`parse_events` reads a whole file in either form. :func:`event_rows` reads a good Parquet file, fast,
+for reports: whole columns are checked at once and details stay text; a file with anything unusual is left
+to :func:`parse_events`, which says what is wrong. :class:`EventWriter` appends to the log of a state
+directory, and :class:`LogReader` reads it as it grows, from any place on. Both verify every checksum.
 """
 
 from __future__ import annotations
@@ -52,6 +50,12 @@ LOG_HEADER: Final = header(EVENT.kind, minor=1)
 """The first line of a log whose lines carry checksums."""
 _BLOCK: Final = 65536
 _log = logging.getLogger("pliant")
+_LOG_BLOCK: Final = 1 << 24
+_CRC_BLOCK: Final = 1 << 18
+"""Bytes that are checked at a time. A writer checks its whole log for as long as it lives; blocks as large as
+those that are read would cost it that much memory."""
+_MAYBE_INFINITE: Final = r"NaN|Infinity|[0-9][eE]\+?[0-9]{3}"
+"""Matches JSON text wherever one of its numbers is not finite, and rarely elsewhere."""
 
 
 def parse_events(data: bytes, source: str) -> tuple[Event, ...]:
@@ -104,7 +108,7 @@ def read_event(line: bytes) -> Event:
 
 @cache
 def _validator() -> SchemaValidator:
-    """That of one event; finding it by its table takes as long as an event."""
+    """The validator of one event. To look it up by its table takes as long as an event."""
     return validator(EVENT)
 
 
@@ -113,6 +117,104 @@ def _fields(event: Event) -> dict[str, Any]:
     if event.detail is not None:
         found["detail"] = dict(event.detail)
     return {name: value for name, value in found.items() if value is not None}
+
+
+class EventRow(NamedTuple):
+    """The columns of an :class:`~pliant.schemas.event.Event` that a report reads; ``detail`` is JSON text."""
+
+    time: float
+    event: EventName
+    job: str | None
+    gpus: int | None
+    global_batch: int | None
+    samples_done: float | None
+    loss: float | None
+    overhead_seconds: float | None
+    detail: str | None
+
+
+def event_rows(data: bytes, source: str) -> Iterator[EventRow] | None:
+    """The events of a Parquet file; None where it needs the careful reader.
+
+    Every value is checked as that reader does, except the details of ``submit`` events: of their text only
+    the numbers are known to be finite.
+    """
+    if not data.startswith(PARQUET_MAGIC):
+        return None
+    try:
+        arrow = read_arrow(data, source, EVENT.kind)
+    except BadInputError:
+        return None
+    same = arrow.schema.equals(EVENT.arrow().remove_metadata(), check_metadata=False)
+    is_current = same and file_metadata(arrow).get("schema") == schema_id(EVENT.kind)
+    holds = is_current and _numbers_hold(arrow) and _names_hold(arrow)
+    if not (holds and _preempted_hold_nothing(arrow) and _texts_hold(arrow)):
+        return None
+    columns = (arrow.column(name).to_pylist() for name in EventRow._fields)
+    return map(EventRow._make, zip(*columns, strict=True))
+
+
+def _numbers_hold(arrow: pa.TableKind) -> bool:
+    import pyarrow.compute as pc
+
+    for column in EVENT.columns:
+        values = arrow.column(column.name)
+        if not column.nullable and values.null_count:
+            return False
+        if column.type == "float64" and pc.all(pc.is_finite(values)).as_py() is False:
+            return False
+        if column.about.least is not None:
+            least = pc.min(values).as_py()
+            if least is not None and least < column.about.least:
+                return False
+    return True
+
+
+def _names_hold(arrow: pa.TableKind) -> bool:
+    """Whether the events are known and those of jobs name one."""
+    import pyarrow.compute as pc
+
+    events = arrow.column("event")
+    nameless = events.filter(pc.is_null(arrow.column("job")))
+    return _all_in(events, EVENT_NAMES) and _all_in(nameless, OF_THE_CLUSTER)
+
+
+def _preempted_hold_nothing(arrow: pa.TableKind) -> bool:
+    import pyarrow.compute as pc
+
+    held = arrow.column("gpus").filter(_is_in(arrow.column("event"), ["preempt"]))
+    return not pc.max(held).as_py()
+
+
+def _texts_hold(arrow: pa.TableKind) -> bool:
+    """Whether the JSON columns hold what they should; equal texts are looked at once."""
+    import pyarrow.compute as pc
+
+    details = arrow.column("detail")
+    if pc.any(pc.match_substring_regex(details, _MAYBE_INFINITE)).as_py():
+        return False
+    others = details.filter(pc.invert(_is_in(arrow.column("event"), ["submit"])))
+    check = validator(EVENT, json_as_text=True).validate_python
+    try:
+        for name, texts in (("placement", arrow.column("placement")), ("detail", others)):
+            for text in pc.unique(texts).to_pylist():
+                check({"time": 0.0, "event": "decision", name: text})
+    except ValidationError:
+        return False
+    return True
+
+
+def _all_in(values: Any, words: Iterable[str]) -> bool:
+    import pyarrow.compute as pc
+
+    return bool(pc.all(_is_in(values, words), min_count=0).as_py())
+
+
+def _is_in(values: Any, words: Iterable[str]) -> Any:
+    """Whether each of them is one of the words; comparing with a Python string would import pandas, too."""
+    import pyarrow.compute as pc
+
+    return pc.is_in(values, text_array(words))
 
 
 class EventWriter:
@@ -140,7 +242,6 @@ class EventWriter:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
         return os.fstat(self._descriptor).st_size
 
     def append(self, events: Iterable[Event]) -> None:
@@ -198,7 +299,7 @@ class EventWriter:
         os.fsync(self._descriptor)
 
     def _check_header(self) -> None:
-        """Refuse another kind of file before a byte of it is changed; a header cut short is none."""
+        """Refuse a file of another kind before a byte of it is changed. A header may be cut short."""
         start = os.pread(self._descriptor, _BLOCK, 0)
         if LOG_HEADER.startswith(start) or header(EVENT.kind).startswith(start):
             return
@@ -216,33 +317,27 @@ def _last_line(descriptor: int, size: int) -> tuple[int, bytes]:
     return size - len(line), line
 
 
-_LOG_BLOCK: Final = 1 << 24
-_LOOK: Final = 1 << 18
-"""Bytes that are only looked at, at one time. A writer looks at all of its log for as long as it lives: with
-blocks as large as those that are read, it would come to need memory for such a block."""
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Between two lines of a log."""
+    """A place between two lines of a log."""
 
     bytes: int = 0
     """From its start."""
     lines: int = 0
     """Before it."""
     link: str | None = FIRST.decode()
-    """What the next line continues (see :mod:`pliant.schemas.file_io.json_lines`); None: unknown."""
+    """What the next line continues (see :mod:`pliant.schemas.file_io.json_lines`), None if unknown."""
     crc: int = 0
     """CRC-32 of all bytes before it."""
 
     def is_in(self, path: Path) -> bool:
-        """Whether the bytes before it are those of this file, all of which are read.
+        """Whether this file begins with the bytes before it, all of which are read.
 
         :raises OSError: the file cannot be read.
         """
         crc, left = 0, self.bytes
         with path.open("rb") as file:
-            while left and (block := file.read(min(left, _LOOK))):
+            while left and (block := file.read(min(left, _CRC_BLOCK))):
                 crc, left = crc32(block, crc), left - len(block)
         return not left and crc == self.crc
 
@@ -268,10 +363,10 @@ class LogReader:
 
         A last line without its line end waits for the next call: it may still be being written.
 
-        :param to_the_end: there is no next call, so a last line counts that lacks no more than its line end.
+        :param to_the_end: there is no next call: a last line counts even if it lacks its line end.
         :param until: the number of bytes to look at.
-        :raises BadInputError: a line is damaged or no event, or the file is shorter than it was. This reader
-            is of no use any more.
+        :raises BadInputError: a line is damaged or no event, or the file is shorter than it was. Discard
+            the reader then.
         :raises OSError: the file cannot be read.
         """
         size = self._path.stat().st_size
@@ -317,105 +412,3 @@ class LogReader:
             raise BadInputError(self._lines.problems)
         found, self._lines.records = self._lines.records, []
         return found
-
-
-_MAYBE_INFINITE: Final = r"NaN|Infinity|[0-9][eE]\+?[0-9]{3}"
-"""What JSON text holds wherever one of its numbers is not finite, and seldom else."""
-
-
-class EventRow(NamedTuple):
-    """The columns of an :class:`~pliant.schemas.event.Event` that a report reads; ``detail`` is JSON text."""
-
-    time: float
-    event: EventName
-    job: str | None
-    gpus: int | None
-    global_batch: int | None
-    samples_done: float | None
-    loss: float | None
-    overhead_seconds: float | None
-    detail: str | None
-
-
-def event_rows(data: bytes, source: str) -> Iterator[EventRow] | None:
-    """The events of a Parquet file; None where it needs the careful reader.
-
-    Every value is checked as that reader does, but the details of ``submit`` events: their text is finite and
-    no more is known of it.
-    """
-    if not data.startswith(PARQUET_MAGIC):
-        return None
-    try:
-        arrow = read_arrow(data, source, EVENT.kind)
-    except BadInputError:
-        return None
-    same = arrow.schema.equals(EVENT.arrow().remove_metadata(), check_metadata=False)
-    is_current = same and file_metadata(arrow).get("schema") == schema_id(EVENT.kind)
-    holds = is_current and _numbers_hold(arrow) and _names_hold(arrow)
-    if not (holds and _preempted_hold_nothing(arrow) and _texts_hold(arrow)):
-        return None
-    columns = (arrow.column(name).to_pylist() for name in EventRow._fields)
-    return map(EventRow._make, zip(*columns, strict=True))
-
-
-def _numbers_hold(arrow: pa.Table) -> bool:
-    import pyarrow.compute as pc
-
-    for column in EVENT.columns:
-        values = arrow.column(column.name)
-        if not column.nullable and values.null_count:
-            return False
-        if column.type == "float64" and pc.all(pc.is_finite(values)).as_py() is False:
-            return False
-        if column.about.least is not None:
-            least = pc.min(values).as_py()
-            if least is not None and least < column.about.least:
-                return False
-    return True
-
-
-def _names_hold(arrow: pa.Table) -> bool:
-    """Whether the events are known and those of jobs name one."""
-    import pyarrow.compute as pc
-
-    events = arrow.column("event")
-    nameless = events.filter(pc.is_null(arrow.column("job")))
-    return _all_in(events, EVENT_NAMES) and _all_in(nameless, OF_THE_CLUSTER)
-
-
-def _preempted_hold_nothing(arrow: pa.Table) -> bool:
-    import pyarrow.compute as pc
-
-    held = arrow.column("gpus").filter(_is_in(arrow.column("event"), ["preempt"]))
-    return not pc.max(held).as_py()
-
-
-def _all_in(values: Any, words: Iterable[str]) -> bool:
-    import pyarrow.compute as pc
-
-    return bool(pc.all(_is_in(values, words), min_count=0).as_py())
-
-
-def _is_in(values: Any, words: Iterable[str]) -> Any:
-    """Whether each of them is one of the words; comparing with a Python string would import pandas, too."""
-    import pyarrow.compute as pc
-
-    return pc.is_in(values, text_array(words))
-
-
-def _texts_hold(arrow: pa.Table) -> bool:
-    """Whether the JSON columns hold what they should; equal texts are looked at once."""
-    import pyarrow.compute as pc
-
-    details = arrow.column("detail")
-    if pc.any(pc.match_substring_regex(details, _MAYBE_INFINITE)).as_py():
-        return False
-    others = details.filter(pc.invert(_is_in(arrow.column("event"), ["submit"])))
-    check = validator(EVENT, json_as_text=True).validate_python
-    try:
-        for name, texts in (("placement", arrow.column("placement")), ("detail", others)):
-            for text in pc.unique(texts).to_pylist():
-                check({"time": 0.0, "event": "decision", name: text})
-    except ValidationError:
-        return False
-    return True

@@ -1,8 +1,7 @@
 """Reading and writing whole files: ``-`` for the pipes, one-line errors, and writes that happen or do not.
 
-Can a product be written? Asked before the work that makes it; asking changes nothing.
-
-Stdin and stdout: either may be closed, and the other end of a pipe may leave early.
+:func:`check_output` and :func:`check_folder` say before the work begins whether its product can be written;
+they change nothing. Stdin and stdout may be closed, and the other end of a pipe may leave early.
 """
 
 from __future__ import annotations
@@ -28,18 +27,23 @@ TEMPORARY: Final = ".pliant-"
 _PROBE: Final = 65536
 _PIECE: Final = 1 << 22
 _OUT_OF_ORDER: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+PIPE: Final = "-"
+"""What stands for stdin or stdout where a file is named."""
+WRITER_S: Final = 10.0
+"""How long to wait for a process to open a named pipe for writing. A pipe that is open for writing is read to
+its end, however slowly it comes, and so is a process substitution."""
 
 
 def source_name(path: str | Path) -> str:
-    """How messages call an input, in one line."""
+    """What messages call an input, in one line."""
     return "<stdin>" if str(path) == PIPE else harmless(str(path))
 
 
 def read_bytes(path: str | Path, *, most: int = DOCUMENT_BYTES) -> bytes:
     """All bytes of a file, or of stdin for ``-``.
 
-    :param most: bytes that it may have (:mod:`pliant.schemas.file_io.limits`); what does not say its size in
-        advance may have no more than ``STREAM_BYTES``.
+    :param most: bytes that it may have (:mod:`pliant.schemas.file_io.limits`); a stream that does not
+        state its size may have ``STREAM_BYTES`` at most.
     :raises BadInputError: the file is missing, unreadable, a directory, empty, too large, or a pipe that no
         process writes to.
     :raises UsageError: stdin is wanted and closed.
@@ -73,12 +77,66 @@ def _read_all(stream: BinaryIO, most: int, source: str) -> bytes:
 
 
 def _stated_bytes(stream: BinaryIO) -> int | None:
-    """The size of a file as the system states it; None: it is a pipe or a device, or not a file at all."""
+    """The size of a file as the system states it. Returns None for pipes, devices and other streams."""
     try:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError, AttributeError):
         return None
     return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def open_file(path: str | Path) -> BinaryIO:
+    """A file as ``open`` gives it; a named pipe is waited for :data:`WRITER_S` and no longer.
+
+    :raises NoWriterError: no process has opened the pipe for writing.
+    :raises OSError: it cannot be opened.
+    """
+    if not stat.S_ISFIFO(os.stat(path).st_mode):
+        return Path(path).open("rb")
+    opened: list[BinaryIO] = []
+    failed: list[OSError] = []
+
+    def wait() -> None:
+        try:
+            opened.append(Path(path).open("rb"))  # noqa: SIM115 - the caller closes it
+        except OSError as error:
+            failed.append(error)
+
+    waiting = Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(WRITER_S)
+    if waiting.is_alive():
+        with suppress(OSError):  # a writer that leaves at once ends the wait
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            waiting.join(WRITER_S)
+        for stream in opened:
+            stream.close()
+        raise NoWriterError(f"is a pipe, and no process has opened it for writing within {WRITER_S:g} s")
+    if failed:
+        raise failed[0]
+    return opened[0]
+
+
+class NoWriterError(OSError):
+    """A named pipe has no process at its other end."""
+
+
+def open_stdin() -> BinaryIO:
+    """What comes in.
+
+    :raises UsageError: stdin is closed.
+    """
+    if sys.stdin is None:
+        raise UsageError("stdin is closed: pipe the input in, or name a file")
+    return sys.stdin.buffer
+
+
+def nothing_came_in() -> str:
+    """What is wrong with an empty stdin. A command that writes nothing into a pipe says why itself."""
+    with suppress(OSError, ValueError, AttributeError):
+        if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+            return "nothing came in: the command before this one wrote nothing; what it says is the cause"
+    return "nothing came in"
 
 
 def read_failure(error: OSError | ValueError, source: str) -> BadInputError:
@@ -99,7 +157,7 @@ def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
 
 
 def write_chunks(path: str | Path, chunks: Iterable[bytes], *, mode: int = 0o666) -> None:
-    """Like :func:`write_bytes`, of a product that is made piece by piece and never whole in memory."""
+    """Like :func:`write_bytes`, for a product that is made piece by piece and is never whole in memory."""
     _write(path, chunks, mode)
 
 
@@ -122,6 +180,43 @@ def _refuse_terminal(data: bytes) -> None:
         raise UsageError("Parquet is not written to a terminal: give -o FILE or pipe into the next command")
 
 
+def _shown(chunk: bytes) -> bytes:
+    """A product as a terminal gets it: nothing in it acts on the terminal."""
+    return harmless(chunk.decode(errors="backslashreplace"), keeps="\n\t").encode()
+
+
+def stdout() -> TextIO:
+    """The stream of the product.
+
+    :raises UsageError: it is closed.
+    """
+    if sys.stdout is None:
+        raise UsageError("stdout is closed: leave it open, or name a file with -o")
+    return sys.stdout
+
+
+def write_stdout(data: bytes) -> None:
+    """Write a part of the product. Stdout is abandoned after a failure, so that it fails only once.
+
+    :raises OSError: it cannot be written.
+    """
+    stream = stdout()
+    try:
+        stream.flush()
+        stream.buffer.write(data)
+        stream.buffer.flush()
+    except OSError:
+        abandon(stream)
+        raise
+
+
+def abandon(stream: TextIO) -> None:
+    """Point a stream at the null device: what it still buffers would fail again at exit."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stream.fileno())
+    os.close(nothing)
+
+
 def atomic_write(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
     """Replace a file by ``data`` so that a reader, or a crash, sees the old or the new bytes, never a mix.
 
@@ -131,11 +226,6 @@ def atomic_write(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
     :param mode: who may do what with a new file, less the umask; one that is there keeps its own.
     """
     _write_file(path, (data,), mode)
-
-
-def _shown(chunk: bytes) -> bytes:
-    """What a terminal gets of a product: nothing in it acts on that."""
-    return harmless(chunk.decode(errors="backslashreplace"), keeps="\n\t").encode()
 
 
 def _write_file(path: str | Path, chunks: Iterable[bytes], mode: int) -> None:
@@ -150,81 +240,6 @@ def _write_file(path: str | Path, chunks: Iterable[bytes], mode: int) -> None:
         raise
     except (OSError, ValueError) as error:
         raise write_error(error, str(path)) from error
-
-
-def make_folder(folder: Path, *, exist_ok: bool = True, mode: int = 0o777) -> None:
-    """Make a folder, and those above it.
-
-    :param mode: who may do what with each folder that is made, less the umask.
-    :raises PliantError: it cannot be made, or must not be there and is.
-    """
-    try:
-        for above in reversed(folder.parents):
-            if not above.exists():
-                above.mkdir(mode, exist_ok=True)
-        folder.mkdir(mode, exist_ok=exist_ok)
-    except OSError as error:
-        raise write_error(error, str(folder)) from error
-
-
-def write_error(error: OSError | ValueError, target: str, what: str = "cannot be written") -> PliantError:
-    """The expected error that a failed write stands for."""
-    kind = ServiceMissingError if is_out_of_order(error) else UsageError
-    return kind(f"{harmless(target)}: {what}: {_reason(error)}")
-
-
-def is_out_of_order(error: BaseException) -> bool:
-    """Whether an error, or the one that it was made of, says that a disk is full or broken."""
-    found = error if isinstance(error, OSError) else error.__cause__
-    return isinstance(found, OSError) and found.errno in _OUT_OF_ORDER
-
-
-def probe_room(folder: Path, size_bytes: int = _PROBE) -> None:
-    """Write a little into a folder, and remove it: does its disk take that much?
-
-    :raises ServiceMissingError: it does not.
-    """
-    try:
-        make_and_remove(folder, size_bytes)
-    except OSError as error:
-        raise ServiceMissingError(f"{folder}: cannot be written: {_reason(error)}") from error
-
-
-def make_and_remove(folder: Path, size_bytes: int = _PROBE) -> None:
-    """Write a file of that size into a folder, and remove it.
-
-    :raises OSError: one of the two cannot be done.
-    """
-    temporary = folder / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        write_all(descriptor, bytes(size_bytes))
-    finally:
-        os.close(descriptor)
-        temporary.unlink(missing_ok=True)
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    """Write every byte and force them to disk."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-    os.fsync(descriptor)
-
-
-def remove_temporaries(folder: Path) -> None:
-    """Remove what writers that were killed have left in a folder. No process may be writing a file of it."""
-    for left in folder.glob(f"{TEMPORARY}*.tmp"):
-        left.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Force a folder's own entries to disk, so that a new name survives a crash."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _replace(target: Path, chunks: Iterable[bytes], mode: int) -> None:
@@ -245,9 +260,42 @@ def _replace(target: Path, chunks: Iterable[bytes], mode: int) -> None:
     sync_folder(target.parent)
 
 
-def _reason(error: OSError | ValueError) -> str:
-    text = error.strerror if isinstance(error, OSError) else None
-    return (text or str(error)).lower()
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write every byte and force them to disk."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.fsync(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force a folder's own entries to disk, so that a new name survives a crash."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what killed writers left in a folder. No process may be writing there."""
+    for left in folder.glob(f"{TEMPORARY}*.tmp"):
+        left.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path, *, exist_ok: bool = True, mode: int = 0o777) -> None:
+    """Make a folder, and those above it.
+
+    :param mode: who may do what with each folder that is made, less the umask.
+    :raises PliantError: it cannot be made, or must not be there and is.
+    """
+    try:
+        for above in reversed(folder.parents):
+            if not above.exists():
+                above.mkdir(mode, exist_ok=True)
+        folder.mkdir(mode, exist_ok=exist_ok)
+    except OSError as error:
+        raise write_error(error, str(folder)) from error
 
 
 def check_output(path: str | Path, *, makes_folder: bool = False) -> None:
@@ -305,94 +353,43 @@ def _mode(path: Path) -> int | None:
         return None
 
 
-PIPE: Final = "-"
-"""What stands for stdin or stdout where a file is named."""
-WRITER_S: Final = 10.0
-"""For so long a named pipe is waited for that no process has opened for writing. One that is open for writing
-is read to its end, however slowly that comes, and so is a process substitution."""
+def probe_room(folder: Path, size_bytes: int = _PROBE) -> None:
+    """Check that the disk of a folder takes that much: write a file there, and remove it.
 
-
-class NoWriterError(OSError):
-    """A named pipe has no process at its other end."""
-
-
-def open_stdin() -> BinaryIO:
-    """What comes in.
-
-    :raises UsageError: stdin is closed.
+    :raises ServiceMissingError: the disk is full or broken.
     """
-    if sys.stdin is None:
-        raise UsageError("stdin is closed: pipe the input in, or name a file")
-    return sys.stdin.buffer
-
-
-def open_file(path: str | Path) -> BinaryIO:
-    """A file as ``open`` gives it; a named pipe is waited for :data:`WRITER_S` and no longer.
-
-    :raises NoWriterError: no process has opened the pipe for writing.
-    :raises OSError: it cannot be opened.
-    """
-    if not stat.S_ISFIFO(os.stat(path).st_mode):
-        return Path(path).open("rb")
-    opened: list[BinaryIO] = []
-    failed: list[OSError] = []
-
-    def wait() -> None:
-        try:
-            opened.append(Path(path).open("rb"))  # noqa: SIM115 - the caller closes it
-        except OSError as error:
-            failed.append(error)
-
-    waiting = Thread(target=wait, daemon=True)
-    waiting.start()
-    waiting.join(WRITER_S)
-    if waiting.is_alive():
-        with suppress(OSError):  # a writer that leaves at once ends the wait
-            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-            waiting.join(WRITER_S)
-        for stream in opened:
-            stream.close()
-        raise NoWriterError(f"is a pipe, and no process has opened it for writing within {WRITER_S:g} s")
-    if failed:
-        raise failed[0]
-    return opened[0]
-
-
-def nothing_came_in() -> str:
-    """What is wrong with an empty stdin; who wrote nothing into a pipe has said why before it closed it."""
-    with suppress(OSError, ValueError, AttributeError):
-        if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
-            return "nothing came in: the command before this one wrote nothing; what it says is the cause"
-    return "nothing came in"
-
-
-def stdout() -> TextIO:
-    """The stream of the product.
-
-    :raises UsageError: it is closed.
-    """
-    if sys.stdout is None:
-        raise UsageError("stdout is closed: leave it open, or name a file with -o")
-    return sys.stdout
-
-
-def write_stdout(data: bytes) -> None:
-    """Write a part of the product; what stdout refuses, it refuses once.
-
-    :raises OSError: it cannot be written.
-    """
-    stream = stdout()
     try:
-        stream.flush()
-        stream.buffer.write(data)
-        stream.buffer.flush()
-    except OSError:
-        abandon(stream)
-        raise
+        make_and_remove(folder, size_bytes)
+    except OSError as error:
+        raise ServiceMissingError(f"{folder}: cannot be written: {_reason(error)}") from error
 
 
-def abandon(stream: TextIO) -> None:
-    """Point a stream at nothing: what it still buffers would fail once more at exit."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, stream.fileno())
-    os.close(nothing)
+def make_and_remove(folder: Path, size_bytes: int = _PROBE) -> None:
+    """Write a file of that size into a folder, and remove it.
+
+    :raises OSError: one of the two cannot be done.
+    """
+    temporary = folder / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        write_all(descriptor, bytes(size_bytes))
+    finally:
+        os.close(descriptor)
+        temporary.unlink(missing_ok=True)
+
+
+def write_error(error: OSError | ValueError, target: str, what: str = "cannot be written") -> PliantError:
+    """The expected error that a failed write stands for."""
+    kind = ServiceMissingError if is_out_of_order(error) else UsageError
+    return kind(f"{harmless(target)}: {what}: {_reason(error)}")
+
+
+def is_out_of_order(error: BaseException) -> bool:
+    """Whether an error, or its cause, says that a disk is full or broken."""
+    found = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(found, OSError) and found.errno in _OUT_OF_ORDER
+
+
+def _reason(error: OSError | ValueError) -> str:
+    text = error.strerror if isinstance(error, OSError) else None
+    return (text or str(error)).lower()

@@ -1,13 +1,10 @@
 """JSON Lines: one record a line, the schema in a header line or on every line.
 
-JSON text before it is validated: its syntax, the schema it names, fields of newer versions.
-
-Checksums in the lines of a log: readers notice changed bytes, and lines that are lost, moved or repeated.
-
-A sealed line ends in ``"crc":"PPPPPPPPOOOOOOOO"``: the CRC-32 of the line before it (00000000 after a header)
-and its own, which covers all bytes up to there. Lines without the field are read as they are.
-
-Spare large inputs the garbage collector, which would find nothing in them.
+:func:`read_lines` reads a whole file, :class:`LineReader` one that grows. A line that does not validate is
+parsed again, slowly, to say what is wrong, or to leave out what a newer minor version added. Lines of logs
+are sealed by :func:`seal`: they end in ``"crc":"PPPPPPPPOOOOOOOO"``, the CRC-32 of the line before
+(00000000 after a header) and their own, which covers all bytes up to there. So readers notice changed
+bytes, and lines that are lost, moved or repeated. Lines without the field are read as they are.
 """
 
 from __future__ import annotations
@@ -46,122 +43,6 @@ _keys: Final = re.compile(rb'"([^"]*)"\s*:').findall
 """Roughly the keys in JSON text, a few more or less where strings hold quotes."""
 _TWICE: Final = 'key "{}" is given twice in one object, expected once'
 _UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
-
-
-def stated_schema(data: bytes) -> str | None:
-    """The schema that JSON text names in its first field."""
-    match = SCHEMA_FIRST.match(data.removeprefix(BOM).lstrip())
-    return match[1].decode(errors="replace") if match else None
-
-
-def refuse_other_kind(data: bytes, source: str, kind: str) -> None:
-    """Refuse a file whose first bytes say that it is of another kind, form or major version."""
-    if data.startswith(PARQUET_MAGIC):
-        raise BadInputError.one(source, f"is a Parquet file, expected {a_file(kind)} in JSON")
-    found = stated_schema(data)
-    if found is not None:
-        is_newer(found, kind, source, line=1)
-
-
-def syntax_problem(data: bytes, source: str, line: int | None = None) -> Problem | None:
-    """What is wrong with the syntax of JSON text, or None; ``line`` is its number where it is one of many."""
-    try:
-        json.loads(data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        at = line or data.count(b"\n", 0, error.start) + 1
-        return Problem(
-            source, at, "", f"not valid UTF-8 (byte {data[error.start]:#04x}), expected JSON in UTF-8"
-        )
-    except json.JSONDecodeError as error:
-        text = f"not valid JSON: {error.msg[:1].lower()}{error.msg[1:]} (column {error.colno})"
-        return Problem(source, line or error.lineno, "", text)
-    except RecursionError:
-        return Problem(source, line, "", "not readable JSON: nested too deeply")
-    except ValueError:
-        return Problem(source, line or _line_of_digits(data), "", f"not readable JSON: {TOO_MANY}")
-    try:
-        from_json(data)
-    except ValueError as error:
-        return Problem(source, line, "", f"not readable JSON: {str(error).partition(' at line')[0]}")
-    return None
-
-
-def parse_json(data: bytes, source: str) -> Any:
-    """The value of a JSON text in which no object gives a key twice; a byte order mark is skipped.
-
-    :raises BadInputError: it is not JSON, or a key is given twice.
-    """
-    data = data.removeprefix(BOM)
-    problem = syntax_problem(data, source) or key_given_twice(data, source)
-    if problem is not None:
-        raise BadInputError([problem])
-    return json.loads(data)
-
-
-def _line_of_digits(data: bytes) -> int | None:
-    """The line of the first number that Python does not convert."""
-    found = re.search(rb"[0-9]{%d,}" % sys.get_int_max_str_digits(), data)
-    return None if found is None else data.count(b"\n", 0, found.start()) + 1
-
-
-def key_given_twice(text: bytes, source: str, line: int | None = None) -> Problem | None:
-    """What is wrong where one object of JSON text gives a key twice: only its last value would count.
-
-    Cheap where no key occurs again in another object either. None, too, of text that is not JSON.
-    """
-    keys = _keys(text)
-    if len(set(keys)) == len(keys):
-        return None
-    twice: list[str] = []
-
-    def look(pairs: list[tuple[str, Any]]) -> None:
-        counts = Counter(name for name, _ in pairs)
-        twice.extend(name for name, count in counts.items() if count > 1)
-
-    try:
-        json.loads(text, object_pairs_hook=look)
-    except (ValueError, RecursionError):
-        return None
-    return Problem(source, line, "", _TWICE.format(twice[0])) if twice else None
-
-
-def is_json(line: bytes) -> bool:
-    """Whether the bytes are one whole JSON value."""
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def validate_value(value: Any, validate: Callable[[bytes], T], *, drop_unknown: bool) -> tuple[T, list[str]]:
-    """Validate parsed JSON; with ``drop_unknown`` without the fields that this version does not know.
-
-    Returns the record and the pointers of the dropped fields.
-    """
-    try:
-        return validate(json.dumps(value).encode()), []
-    except ValidationError as error:
-        unknown = [location(found) for found in details(error) if found["type"] in _UNKNOWN]
-        if not drop_unknown or not unknown:
-            raise
-    for path in unknown:
-        _remove(value, path)
-    return validate(json.dumps(value).encode()), [as_pointer(path) for path in unknown]
-
-
-def _remove(value: Any, path: tuple[str | int, ...]) -> None:
-    for part in path[:-1]:
-        value = value[part]
-    del value[path[-1]]
-
-
-def warn_dropped(source: str, names: list[str]) -> None:
-    """Say which fields of a newer minor version are left out."""
-    if names:
-        _log.warning("%s: from a newer minor version, fields left out: %s", source, ", ".join(names))
-
-
 FIRST: Final = b"00000000"
 """What the first sealed line after a header continues."""
 CRC_DOC: Final = (
@@ -170,78 +51,24 @@ CRC_DOC: Final = (
 )
 DAMAGED: Final = "the line is damaged: its checksum is wrong"
 OUT_OF_ORDER: Final = "does not follow the line before it: lines are missing, moved or there twice"
-_FIELD: Final = b',"crc":"'
-_END: Final = b'"}'
-_DIGITS: Final = len(FIRST)
-_OWN: Final = _DIGITS + len(_END)
-_LENGTH: Final = len(_FIELD) + _DIGITS + _OWN
-_WHOLE: Final = re.compile(_FIELD + rb'[0-9a-f]{16}"\}')
-
-
-def seal(line: bytes, link: bytes) -> tuple[bytes, bytes]:
-    """A sealed line, and what the next one continues.
-
-    :param line: one JSON object with at least one field, without a line end.
-    :param link: what the line before it gave.
-    """
-    head = line[:-1] + _FIELD + link
-    own = b"%08x" % crc32(head)
-    return head + own + _END, own
-
-
-def link_of(line: bytes) -> bytes | None:
-    """What the line after a sealed one continues; None: this one is not sealed."""
-    return line[-_OWN : -len(_END)] if _is_sealed(line) else None
-
-
-def followed_by(line: bytes) -> bytes:
-    """What a sealed line continues."""
-    return line[-_OWN - _DIGITS : -_OWN]
-
-
-def holds_seal(line: bytes) -> bool:
-    """Whether bytes hold a whole seal, so that no crash while writing has cut them short."""
-    return _WHOLE.search(line) is not None
-
-
-class Seals:
-    """Opens the sealed lines of one file, in their order."""
-
-    def __init__(self, link: bytes | None = FIRST) -> None:
-        self.link = link
-        """What the next line continues; None: unknown, as after a damaged line."""
-
-    def restart(self) -> None:
-        """A header line: what follows it continues nothing."""
-        self.link = FIRST
-
-    def open(self, line: bytes) -> tuple[bytes, str | None]:
-        """The line without its seal, and what is wrong with it; a line without a seal stays as it is."""
-        if not _is_sealed(line):
-            self.link = None
-            return line, None
-        own, before = line[-_OWN : -len(_END)], followed_by(line)
-        expected, self.link = self.link, own
-        if b"%08x" % crc32(line[:-_OWN]) != own:
-            self.link = None
-            return line, DAMAGED
-        follows = expected is None or expected == before
-        return line[:-_LENGTH] + b"}", None if follows else OUT_OF_ORDER
-
-
-def _is_sealed(line: bytes) -> bool:
-    return line.endswith(_END) and line[-_LENGTH : -_LENGTH + len(_FIELD)] == _FIELD
-
-
-_MANY: Final = 50_000
+_CRC_FIELD: Final = b',"crc":"'
+_CRC_END: Final = b'"}'
+_CRC_DIGITS: Final = len(FIRST)
+_OWN_CRC: Final = _CRC_DIGITS + len(_CRC_END)
+_SEAL_LENGTH: Final = len(_CRC_FIELD) + _CRC_DIGITS + _OWN_CRC
+_WHOLE_SEAL: Final = re.compile(_CRC_FIELD + rb'[0-9a-f]{16}"\}')
+_OBJECTS_BETWEEN_SCANS: Final = 50_000
 """New objects between two looks of the cycle collector; Python's own number suits small programs."""
+T = TypeVar("T")
+_log = logging.getLogger("pliant")
+_compact: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 @contextmanager
 def garbage_collection_paused(*, to_the_end: bool = False) -> Iterator[None]:
     """No garbage collection while records are made: they hold no cycles, and it triples the time.
 
-    :param to_the_end: the process ends soon: what it has by then is not scanned afterwards either.
+    :param to_the_end: the process ends soon, so what it has by then is never scanned.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -256,21 +83,15 @@ def garbage_collection_paused(*, to_the_end: bool = False) -> Iterator[None]:
 
 @contextmanager
 def spared_by_garbage_collection() -> Iterator[None]:
-    """Garbage collection looks at new objects only, and less often: large inputs stay to the end."""
+    """Garbage collection scans new objects only, and less often: large inputs live to the end."""
     before = gc.get_threshold()
     gc.freeze()
-    gc.set_threshold(_MANY, *before[1:])
+    gc.set_threshold(_OBJECTS_BETWEEN_SCANS, *before[1:])
     try:
         yield
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()
-
-
-T = TypeVar("T")
-
-_log = logging.getLogger("pliant")
-_compact: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def header(kind: str, minor: int = 0) -> bytes:
@@ -329,7 +150,7 @@ def is_torn(line: bytes) -> bool:
 
 
 class LineReader(Generic[T]):
-    """Reads one file, all of it or line by line as they come: the version in force, records and problems.
+    """Reads one file, whole or as its lines come, and keeps the version in force, records and problems.
 
     :param first_line: the number of the first line that it is fed.
     """
@@ -422,10 +243,177 @@ class LineReader(Generic[T]):
         return newer
 
     def problem(self, number: int, pointer: str, message: str) -> None:
-        """Note what is wrong with a line."""
         self.problems.append(Problem(self.source, number, pointer, message))
 
 
 def _names_schema(line: bytes) -> bool:
     value = json.loads(line) if is_json(line) else None
     return isinstance(value, dict) and "schema" in value
+
+
+def validate_value(value: Any, validate: Callable[[bytes], T], *, drop_unknown: bool) -> tuple[T, list[str]]:
+    """Validate parsed JSON; with ``drop_unknown`` without the fields that this version does not know.
+
+    Returns the record and the pointers of the dropped fields.
+    """
+    try:
+        return validate(json.dumps(value).encode()), []
+    except ValidationError as error:
+        unknown = [location(found) for found in details(error) if found["type"] in _UNKNOWN]
+        if not drop_unknown or not unknown:
+            raise
+    for path in unknown:
+        _remove(value, path)
+    return validate(json.dumps(value).encode()), [as_pointer(path) for path in unknown]
+
+
+def _remove(value: Any, path: tuple[str | int, ...]) -> None:
+    for part in path[:-1]:
+        value = value[part]
+    del value[path[-1]]
+
+
+def warn_dropped(source: str, names: list[str]) -> None:
+    if names:
+        _log.warning("%s: from a newer minor version, fields left out: %s", source, ", ".join(names))
+
+
+def stated_schema(data: bytes) -> str | None:
+    """The schema that JSON text names in its first field."""
+    match = SCHEMA_FIRST.match(data.removeprefix(BOM).lstrip())
+    return match[1].decode(errors="replace") if match else None
+
+
+def refuse_other_kind(data: bytes, source: str, kind: str) -> None:
+    """Refuse a file whose first bytes say that it is of another kind, form or major version."""
+    if data.startswith(PARQUET_MAGIC):
+        raise BadInputError.one(source, f"is a Parquet file, expected {a_file(kind)} in JSON")
+    found = stated_schema(data)
+    if found is not None:
+        is_newer(found, kind, source, line=1)
+
+
+def parse_json(data: bytes, source: str) -> Any:
+    """The value of a JSON text in which no object gives a key twice; a byte order mark is skipped.
+
+    :raises BadInputError: it is not JSON, or a key is given twice.
+    """
+    data = data.removeprefix(BOM)
+    problem = syntax_problem(data, source) or key_given_twice(data, source)
+    if problem is not None:
+        raise BadInputError([problem])
+    return json.loads(data)
+
+
+def syntax_problem(data: bytes, source: str, line: int | None = None) -> Problem | None:
+    """What is wrong with the syntax of JSON text, or None; ``line`` is its number where it is one of many."""
+    try:
+        json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        at = line or data.count(b"\n", 0, error.start) + 1
+        return Problem(
+            source, at, "", f"not valid UTF-8 (byte {data[error.start]:#04x}), expected JSON in UTF-8"
+        )
+    except json.JSONDecodeError as error:
+        text = f"not valid JSON: {error.msg[:1].lower()}{error.msg[1:]} (column {error.colno})"
+        return Problem(source, line or error.lineno, "", text)
+    except RecursionError:
+        return Problem(source, line, "", "not readable JSON: nested too deeply")
+    except ValueError:
+        return Problem(source, line or _line_of_digits(data), "", f"not readable JSON: {TOO_MANY}")
+    try:
+        from_json(data)
+    except ValueError as error:
+        return Problem(source, line, "", f"not readable JSON: {str(error).partition(' at line')[0]}")
+    return None
+
+
+def _line_of_digits(data: bytes) -> int | None:
+    """The line of the first number that Python does not convert."""
+    found = re.search(rb"[0-9]{%d,}" % sys.get_int_max_str_digits(), data)
+    return None if found is None else data.count(b"\n", 0, found.start()) + 1
+
+
+def key_given_twice(text: bytes, source: str, line: int | None = None) -> Problem | None:
+    """What is wrong where one object of JSON text gives a key twice: only its last value would count.
+
+    Cheap where no key occurs in two objects either. Returns None of text that is not JSON, too.
+    """
+    keys = _keys(text)
+    if len(set(keys)) == len(keys):
+        return None
+    twice: list[str] = []
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        counts = Counter(name for name, _ in pairs)
+        twice.extend(name for name, count in counts.items() if count > 1)
+
+    try:
+        json.loads(text, object_pairs_hook=look)
+    except (ValueError, RecursionError):
+        return None
+    return Problem(source, line, "", _TWICE.format(twice[0])) if twice else None
+
+
+def is_json(line: bytes) -> bool:
+    """Whether the bytes are one whole JSON value."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def seal(line: bytes, link: bytes) -> tuple[bytes, bytes]:
+    """A sealed line, and what the next one continues.
+
+    :param line: one JSON object with at least one field, without a line end.
+    :param link: what the line before it gave.
+    """
+    head = line[:-1] + _CRC_FIELD + link
+    own = b"%08x" % crc32(head)
+    return head + own + _CRC_END, own
+
+
+def link_of(line: bytes) -> bytes | None:
+    """What the line after this one continues. Returns None if this one is not sealed."""
+    return line[-_OWN_CRC : -len(_CRC_END)] if _is_sealed(line) else None
+
+
+def followed_by(line: bytes) -> bytes:
+    """What a sealed line continues."""
+    return line[-_OWN_CRC - _CRC_DIGITS : -_OWN_CRC]
+
+
+def holds_seal(line: bytes) -> bool:
+    """Whether bytes hold a whole seal, so that no crash while writing has cut them short."""
+    return _WHOLE_SEAL.search(line) is not None
+
+
+class Seals:
+    """Opens the sealed lines of one file, in their order."""
+
+    def __init__(self, link: bytes | None = FIRST) -> None:
+        self.link = link
+        """What the next line continues, None if unknown, as after a damaged line."""
+
+    def restart(self) -> None:
+        """A header line: what follows it continues nothing."""
+        self.link = FIRST
+
+    def open(self, line: bytes) -> tuple[bytes, str | None]:
+        """The line without its seal, and what is wrong with it; a line without a seal stays as it is."""
+        if not _is_sealed(line):
+            self.link = None
+            return line, None
+        own, before = line[-_OWN_CRC : -len(_CRC_END)], followed_by(line)
+        expected, self.link = self.link, own
+        if b"%08x" % crc32(line[:-_OWN_CRC]) != own:
+            self.link = None
+            return line, DAMAGED
+        follows = expected is None or expected == before
+        return line[:-_SEAL_LENGTH] + b"}", None if follows else OUT_OF_ORDER
+
+
+def _is_sealed(line: bytes) -> bool:
+    return line.endswith(_CRC_END) and line[-_SEAL_LENGTH : -_SEAL_LENGTH + len(_CRC_FIELD)] == _CRC_FIELD

@@ -1,8 +1,8 @@
-"""What all JSON records of pliant share: strict types, no unknown fields, no NaN, immutable.
+"""JSON records, what is wrong with them in words, and the versions of their schemas.
 
-Turn validation errors into one line each: where it is, what is wrong, what was expected.
-
-Schema names and versions: ``pliant.job/1`` or, from a newer minor version, ``pliant.job/1.2``.
+A record has strict types and finite numbers, takes no unknown fields and never changes. Each validation
+error becomes one line: where it is, what is wrong, what was expected. A schema is named ``pliant.job/1``
+or, from a newer minor version, ``pliant.job/1.2``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ IDENTIFIER: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 NODE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._{}-]{0,127}$"
 FORM: Final = "form:"
 """Tags of the members of a tagged union start so: they stand in pydantic's locations but not in the file."""
-
 Identifier = Annotated[str, Field(pattern=IDENTIFIER)]
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -47,13 +46,53 @@ WorkAmount = Annotated[float, Field(gt=0, le=MOST)]
 BoundedFloat = Annotated[float, Field(ge=-MOST, le=MOST)]
 Seed = Annotated[int, Field(ge=0, lt=2**64)]
 """What torch and numpy take."""
-
 PLAIN_TEXT: Final = r"^[^\x00]*$"
 VARIABLE: Final = r"^[^=\x00]+$"
 PlainText = Annotated[str, Field(pattern=PLAIN_TEXT)]
 """What a system call takes as an argument: no NUL."""
 VariableName = Annotated[str, Field(pattern=VARIABLE)]
 """Name of an environment variable."""
+Location = tuple[str | int, ...]
+NOT_FINITE: Final = "NaN and infinities are not allowed, expected a finite number"
+_TYPES: Final = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "int_parsing_size": "an integer of 64 bits",
+    "float_type": "a number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "dataclass_type": "an object",
+    "dataclass_exact_type": "an object",
+    "list_type": "a list",
+    "tuple_type": "a list",
+}
+_NAME: Final = "1 to 128 letters, digits, '.', '_' and '-', the first a letter or digit"
+_PATTERNS: Final = {
+    IDENTIFIER: _NAME,
+    NODE_NAME: _NAME + ", {} for the number",
+    PLAIN_TEXT: "text without NUL characters",
+    VARIABLE: "a name, not empty, without '=' and NUL characters",
+}
+_BOUNDS: Final = {
+    "greater_than": ("not above {gt}", "more than {gt}"),
+    "greater_than_equal": ("below {ge}", "{ge} or more"),
+    "less_than": ("not below {lt}", "less than {lt}"),
+    "less_than_equal": ("above {le}", "{le} or less"),
+}
+KINDS: Final = ("job", "cluster", "profile", "convergence", "schedule", "event", "metrics", "predictor")
+MAJOR: Final = 1
+MINORS: Final = {"event": 1, "job": 1, "cluster": 2, "schedule": 3}
+"""The newest minor version of each kind that this version knows, 0 where none is named.
+
+event: 1, lines may end in a checksum (:mod:`pliant.schemas.file_io.json_lines`). job: 1, it refuses to share
+its GPUs. cluster: 1, nodes name their devices and the cluster says how Slurm is asked; 2, nodes state further
+capacities. schedule: 1, as cluster 1, which it holds; 2, the work of jobs may be predicted; 3, as cluster 2,
+and jobs hold parameter servers and future time slots, or share GPUs.
+"""
+_SCHEMA_ID: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 
 
 class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
@@ -122,39 +161,6 @@ def _field_docs(record: type) -> dict[str, str]:
         ):
             found[field.target.id] = inspect.cleandoc(below.value.value)
     return found
-
-
-Location = tuple[str | int, ...]
-
-NOT_FINITE: Final = "NaN and infinities are not allowed, expected a finite number"
-_TYPES: Final = {
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "int_parsing_size": "an integer of 64 bits",
-    "float_type": "a number",
-    "string_type": "a string",
-    "bool_type": "true or false",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "model_attributes_type": "an object",
-    "dataclass_type": "an object",
-    "dataclass_exact_type": "an object",
-    "list_type": "a list",
-    "tuple_type": "a list",
-}
-_NAME: Final = "1 to 128 letters, digits, '.', '_' and '-', the first a letter or digit"
-_PATTERNS: Final = {
-    IDENTIFIER: _NAME,
-    NODE_NAME: _NAME + ", {} for the number",
-    PLAIN_TEXT: "text without NUL characters",
-    VARIABLE: "a name, not empty, without '=' and NUL characters",
-}
-_BOUNDS: Final = {
-    "greater_than": ("not above {gt}", "more than {gt}"),
-    "greater_than_equal": ("below {ge}", "{ge} or more"),
-    "less_than": ("not below {lt}", "less than {lt}"),
-    "less_than_equal": ("above {le}", "{le} or less"),
-}
 
 
 def problems_of(
@@ -275,19 +281,6 @@ def _shown(value: object) -> str:
     return shortened(text)
 
 
-KINDS: Final = ("job", "cluster", "profile", "convergence", "schedule", "event", "metrics", "predictor")
-MAJOR: Final = 1
-MINORS: Final = {"event": 1, "job": 1, "cluster": 2, "schedule": 3}
-"""The newest minor version of each kind that this version knows, 0 where none is named.
-
-event: 1, lines may end in a checksum (:mod:`pliant.schemas.file_io.json_lines`). job: 1, it refuses to share
-its GPUs. cluster: 1, nodes name their devices and the cluster says how Slurm is asked; 2, nodes state further
-capacities. schedule: 1, as cluster 1, which it holds; 2, the work of jobs may be predicted; 3, as cluster 2,
-and jobs hold parameter servers and future time slots, or share GPUs.
-"""
-_FORM: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))?")
-
-
 def schema_id(kind: str, minor: int = 0) -> str:
     """The identifier of one of :data:`KINDS`; ``minor``: the version that first had all that a file holds."""
     return f"pliant.{kind}/{MAJOR}.{minor}" if minor else f"pliant.{kind}/{MAJOR}"
@@ -315,7 +308,7 @@ def check_schema_id(found: object, kind: str) -> tuple[str | None, bool]:
     Returns ``(problem, newer_minor)``: the problem's text or None, and whether unknown fields are to be
     ignored with a warning because the file comes from a newer minor version.
     """
-    match = _FORM.fullmatch(found) if isinstance(found, str) else None
+    match = _SCHEMA_ID.fullmatch(found) if isinstance(found, str) else None
     if match is None:
         return f"{shortened(repr(found))} is not a schema identifier, expected {schema_id(kind)!r}", False
     name, major, minor = shortened(match[1]), int(match[2]), int(match[3] or 0)

@@ -1,8 +1,8 @@
 """Parquet files of the table-shaped kinds. Equal rows give equal bytes.
 
-Arrow arrays made without ``pa.array``: it imports pandas, which takes longer than most commands.
-
-The hash of a table: that of its columns as JSON, made faster than the standard library makes it.
+Reading checks a file before it is unpacked (:mod:`pliant.schemas.file_io.limits`), then its columns, then
+its rows. Neither reading nor writing imports pandas or ``pyarrow.compute``, each of which takes longer than
+most commands: arrays are made without ``pa.array``, and functions are called by name.
 """
 
 from __future__ import annotations
@@ -19,33 +19,44 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pydantic_core import ValidationError, to_json
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.file_io.columns import Column, Table, rows_from_columns, validate_row
+from pliant.schemas.file_io.columns import Column, TableKind, rows_from_columns, validate_row
 from pliant.schemas.file_io.files import PARQUET_MAGIC
 from pliant.schemas.file_io.json_lines import garbage_collection_paused, warn_dropped
-from pliant.schemas.file_io.limits import cast, check_footer, check_strings, compute, unscaled
+from pliant.schemas.file_io.limits import ROW_BYTES, check_bytes, check_text, unscaled
 from pliant.schemas.file_io.record import a_file, is_newer, schema_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 
 R = TypeVar("R")
 Metadata = tuple[tuple[str, str], ...]
-
 _NOT_OURS: Final = ("schema", "ARROW:schema", "pandas")
 _THREADS_FROM: Final = 1 << 22
 """Bytes of a file that is read by several threads. After a smaller one a command may end while they are still
 being started, which the C++ library answers with an abort."""
-
 _PACKINGS: Final[tuple[Mapping[str, Any], ...]] = (
     {"compression": "zstd"},
     {"compression": "none"},
     {"compression": "none", "use_dictionary": False},
 )
 """Ways to write a file, the smallest first; the last holds each value as often as it occurs."""
+_PLAIN: Final = {str, int, bool, type(None)}
+"""Of these, two that are equal are written alike."""
+_LEAST: Final = 1e-4
+_MOST: Final = 1e16
+"""From the one to below the other, Python and pydantic write equal numbers by the same digits, without an
+exponent."""
+_VALUE_BYTES: Final = 32
+_CONTAINER_BYTES: Final = 150
+"""What a list or an object of JSON takes in memory, more or less."""
+_ELEMENT_BYTES: Final = 60
+_TEXT_COPIES: Final = 2
+"""A string is in memory in the table, and in the row or in what its JSON says."""
 
 
-def to_columns(rows: Sequence[R], table: Table[R], *, json_as_text: bool = False) -> dict[str, list[Any]]:
+def to_columns(rows: Sequence[R], table: TableKind[R], *, json_as_text: bool = False) -> dict[str, list[Any]]:
     """Rows as columns, in the order of the table."""
     columns: dict[str, list[Any]] = {}
     for column in table.columns:
@@ -56,7 +67,7 @@ def to_columns(rows: Sequence[R], table: Table[R], *, json_as_text: bool = False
     return columns
 
 
-def check_rows(rows: Sequence[R], table: Table[R]) -> None:
+def check_rows(rows: Sequence[R], table: TableKind[R]) -> None:
     """Refuse to write rows that no reader would accept.
 
     :raises ValueError: a row breaks the schema; the program that made it is at fault, not its user.
@@ -72,7 +83,7 @@ def check_rows(rows: Sequence[R], table: Table[R]) -> None:
 
 
 @garbage_collection_paused()
-def parquet_bytes(rows: Sequence[R], table: Table[R], metadata: Metadata = ()) -> bytes:
+def parquet_bytes(rows: Sequence[R], table: TableKind[R], metadata: Metadata = ()) -> bytes:
     """A Parquet file of the rows, its schema and ``metadata`` in the file's own metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -94,8 +105,8 @@ def parquet_bytes(rows: Sequence[R], table: Table[R], metadata: Metadata = ()) -
 def within_limits(written: Callable[..., bytes]) -> bytes:
     """A Parquet file that :func:`read_arrow` does not refuse for what it expands to.
 
-    Rows that are much alike become so small that a reader cannot tell them from an attack; they are packed
-    less tightly then, so that what one step writes, the next one reads. Equal rows give equal bytes.
+    Rows that are much alike pack so small that a reader cannot tell them from an attack. They are packed less
+    tightly then, so that the next step can read what this one writes. Equal rows give equal bytes.
 
     :param written: makes the file, from pyarrow's options for ``compression`` and ``use_dictionary``.
     """
@@ -108,7 +119,7 @@ def within_limits(written: Callable[..., bytes]) -> bytes:
 
 
 @garbage_collection_paused()
-def parse_parquet(data: bytes, source: str, table: Table[R]) -> tuple[tuple[R, ...], Metadata]:
+def parse_parquet(data: bytes, source: str, table: TableKind[R]) -> tuple[tuple[R, ...], Metadata]:
     """The rows and the metadata of a Parquet file.
 
     :raises BadInputError: with every problem of the file.
@@ -195,14 +206,75 @@ def _packed(data: bytes, source: str) -> pa.Table:
     return packed
 
 
+def check_footer(file: pq.ParquetFile, file_bytes: int, source: str) -> None:
+    """Refuse a Parquet file by what its footer says of rows, values and bytes before it was compressed.
+
+    :raises BadInputError: it would become too large.
+    """
+    footer = file.metadata
+    chunks = [
+        footer.row_group(group).column(column)
+        for group in range(footer.num_row_groups)
+        for column in range(footer.num_columns)
+    ]
+    widths = [max(_VALUE_BYTES, file.schema.column(column).length) for column in range(footer.num_columns)]
+    values_bytes = sum(chunk.num_values * widths[number % len(widths)] for number, chunk in enumerate(chunks))
+    rows = f"{footer.num_rows:,} rows"
+    check_bytes(footer.num_rows * ROW_BYTES, file_bytes, source, rows)
+    check_bytes(values_bytes, file_bytes, source, f"{sum(chunk.num_values for chunk in chunks):,} values")
+    unpacked_bytes = sum(chunk.total_uncompressed_size for chunk in chunks)
+    check_bytes(unpacked_bytes, file_bytes, source, f"{unpacked_bytes:,} bytes")
+
+
+def check_strings(table: pa.Table, file_bytes: int, source: str) -> None:
+    """Refuse a table whose strings would become too large once each row has its own.
+
+    :param table: its strings are dictionaries, as Parquet files keep them.
+    :raises BadInputError: a string is too long, or all together are.
+    """
+    lengths = [_lengths(chunk) for column in table.columns for chunk in column.chunks]
+    check_text(max((longest for longest, _ in lengths), default=0), source)
+    total = sum(total for _, total in lengths)
+    needed = total * _TEXT_COPIES + table.num_rows * ROW_BYTES
+    check_bytes(needed, file_bytes, source, f"{total:,} bytes of text")
+    parts_bytes = sum(_parts_bytes(chunk) for column in table.columns for chunk in column.chunks)
+    check_bytes(parts_bytes, file_bytes, source, "nested values in its texts")
+
+
+def _lengths(chunk: Any) -> tuple[int, int]:
+    """Bytes of the longest string of a column's chunk, and of all of them, repetitions counted."""
+    import pyarrow.types as pt
+
+    if not pt.is_dictionary(chunk.type):
+        return 0, 0
+    each = compute("binary_length", chunk.dictionary)
+    return compute("max", each).as_py() or 0, _sum_of(each, chunk)
+
+
+def _parts_bytes(chunk: Any) -> int:
+    """What lists, objects and their elements take, were each string of a column's chunk read as JSON."""
+    import pyarrow.types as pt
+
+    if not pt.is_dictionary(chunk.type) or not (pt.is_string(chunk.type.value_type)):
+        return 0
+    weights = {"[": _CONTAINER_BYTES, "{": _CONTAINER_BYTES, ",": _ELEMENT_BYTES}
+    return sum(
+        weight * _sum_of(count_substring(chunk.dictionary, sign), chunk) for sign, weight in weights.items()
+    )
+
+
+def _sum_of(numbers: Any, chunk: Any) -> int:
+    """The sum over a chunk of ``numbers``, which has one for each entry of its dictionary."""
+    return int(compute("sum", compute("take", numbers, chunk.indices)).as_py() or 0)
+
+
 def file_metadata(arrow: pa.Table) -> dict[str, str]:
-    """Metadata of a Parquet file as text."""
     found = arrow.schema.metadata or {}
     return {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}
 
 
 def schema_in_footer(path: Path) -> str | None:
-    """The schema that a Parquet file states; None: it states none, or is damaged. Reads no row."""
+    """The schema that a Parquet file's footer states. Returns None if it states none, or is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -213,7 +285,7 @@ def schema_in_footer(path: Path) -> str | None:
     return None if found is None else found.decode(errors="replace")
 
 
-def cast_columns(arrow: pa.Table, source: str, table: Table[Any]) -> dict[str, list[Any]]:
+def cast_columns(arrow: pa.Table, source: str, table: TableKind[Any]) -> dict[str, list[Any]]:
     """The columns as lists of Python values, from any Arrow type that holds the same values."""
     columns: dict[str, list[Any]] = {}
     problems: list[Problem] = []
@@ -256,6 +328,26 @@ def _as_text(value: object) -> str | None:
     return json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
+def columns_hash(columns: Mapping[str, Sequence[Any]]) -> str:
+    """SHA-256, in hexadecimal, of ``json.dumps(columns, sort_keys=True)``, which recorded hashes are of."""
+    digest = hashlib.sha256(b"{")
+    for number, name in enumerate(sorted(columns)):
+        digest.update(f"{', ' if number else ''}{json.dumps(name)}: ".encode())
+        digest.update(_json(columns[name]))
+    digest.update(b"}")
+    return digest.hexdigest()
+
+
+def _json(values: Sequence[Any]) -> bytes:
+    """The values as ``json.dumps`` writes them. Most columns have one value, or numbers that all differ."""
+    kinds = set(map(type, values))
+    if kinds == {float} and min(values) >= _LEAST and max(values) < _MOST:
+        return to_json(values).replace(b",", b", ")
+    if len(kinds) == 1 and kinds <= _PLAIN and values.count(values[0]) == len(values):
+        return b"[" + b", ".join([json.dumps(values[0]).encode()] * len(values)) + b"]"
+    return json.dumps(values, sort_keys=True).encode()
+
+
 def text_array(texts: Iterable[str | None]) -> pa.Array:
     """The texts, null where there is none."""
     import pyarrow as pa
@@ -285,29 +377,29 @@ def value_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
     return compute("if_else", there, found, pa.nulls(len(values), arrow_type))
 
 
-_PLAIN: Final = {str, int, bool, type(None)}
-"""Of these, two that are equal are written alike."""
-_LEAST: Final = 1e-4
-_MOST: Final = 1e16
-"""From the one to below the other, Python and pydantic write equal numbers by the same digits, without an
-exponent."""
+def compute(name: str, *values: Any, options: Any = None) -> Any:
+    """The result of Arrow's function of that name: an array, a chunked array or a scalar.
+
+    ``pyarrow.compute`` would make a Python function of each of some 300, which takes about as long as all
+    decisions of a short replay. Methods such as ``take``, ``filter`` and ``cast`` import it, too.
+    """
+    return _kernels().call_function(name, list(values), options)
 
 
-def columns_hash(columns: Mapping[str, Sequence[Any]]) -> str:
-    """SHA-256, in hexadecimal, of ``json.dumps(columns, sort_keys=True)``, which recorded hashes are of."""
-    digest = hashlib.sha256(b"{")
-    for number, name in enumerate(sorted(columns)):
-        digest.update(f"{', ' if number else ''}{json.dumps(name)}: ".encode())
-        digest.update(_json(columns[name]))
-    digest.update(b"}")
-    return digest.hexdigest()
+def cast(values: Any, arrow_type: pa.DataType) -> Any:
+    """The same values of another type; a value that it cannot hold is an error."""
+    return compute("cast", values, options=_kernels().CastOptions(arrow_type))
 
 
-def _json(values: Sequence[Any]) -> bytes:
-    """The values as ``json.dumps`` writes them. Most columns have one value, or numbers that all differ."""
-    kinds = set(map(type, values))
-    if kinds == {float} and min(values) >= _LEAST and max(values) < _MOST:
-        return to_json(values).replace(b",", b", ")
-    if len(kinds) == 1 and kinds <= _PLAIN and values.count(values[0]) == len(values):
-        return b"[" + b", ".join([json.dumps(values[0]).encode()] * len(values)) + b"]"
-    return json.dumps(values, sort_keys=True).encode()
+def count_substring(texts: Any, part: str) -> Any:
+    """How often each text has that part."""
+    return compute("count_substring", texts, options=_kernels().MatchSubstringOptions(part))
+
+
+def _kernels() -> Any:
+    """Where pyarrow has the functions; its public module where a later version keeps them elsewhere."""
+    try:
+        from pyarrow import _compute as kernels
+    except ImportError:
+        import pyarrow.compute as kernels
+    return kernels

@@ -27,7 +27,7 @@ WORK = (
     "pliant.tools.report.report.read_report",
     "pliant.tools.schedule.decide.decide",
     "pliant.tools.replay.traces.synthetic.synthesize",
-    "pliant.tools.replay.importers.run.OrderedJobs",
+    "pliant.tools.replay.importers.run.SortedJobs",
 )
 """What takes the time."""
 

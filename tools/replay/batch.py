@@ -1,6 +1,6 @@
 """Several replays of one trace, one after the other or side by side in processes. The files are the same.
 
-Worker processes for replays: none outlives its work, and Ctrl-C is the parent's alone.
+:func:`worker_pool` also serves sweeps: no worker outlives its work, and Ctrl-C is the parent's alone.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _begin(sources: Sources) -> None:
 
 
 def _in_worker(task: Task) -> Summary:
-    """:raises WorkerError: the task fails; other errors may not survive the way between processes."""
+    """:raises WorkerError: the task fails. Other errors may not survive pickling."""
     assert _inputs is not None  # noqa: S101
     try:
         return carry_out(_inputs, task)

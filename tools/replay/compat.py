@@ -1,12 +1,9 @@
-"""Epochs and batches as the simulator of Pollux (OSDI '21) has them.
+"""Replaying as published simulators do: a preset switches all quirks of one simulator on together.
 
-What policies know in a replay of a simulator and no scheduler could.
-
-Replaying as published simulators do: presets that switch all quirks of one on together.
-
-docs/replay-compat.md says what each does and why one would not want it otherwise.
-
-Pieces of progress that last whole seconds, as a simulator that steps through seconds sees them.
+docs/replay-compat.md says what each quirk does and why one would not want it otherwise. After the presets
+come the parts of the simulator of Pollux (OSDI '21): its epochs, how it cuts batches, what its Optimus
+knows that no scheduler could, and pieces of progress that last whole seconds, as a simulator that steps
+through seconds sees them.
 """
 
 from __future__ import annotations
@@ -24,21 +21,123 @@ from pliant.schemas.text import whole_number
 from pliant.tools.profile.throughput_model import ThroughputByPlacement
 from pliant.tools.replay.engine.simulated_cluster import Quirks
 from pliant.tools.replay.inputs import Inputs
-from pliant.tools.replay.progress.epochs import Cut, Epochs, epoch_of
+from pliant.tools.replay.progress.convergence import Validation
+from pliant.tools.replay.progress.models import BatchCut, EpochProgress, Pieces, PieceTrajectory, epoch_of
 from pliant.tools.replay.progress.protocol import ProgressModel
-from pliant.tools.replay.progress.tables import Pieces, PieceTrajectory, Validation
 from pliant.tools.schedule.jobs import JobState, Observation
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.snapshot import Oracle
 
+ROW: Final = "row"
+"""Label in which importers note the place of a job in its file."""
 
-class SimulatorEpochs(Epochs):
+
+def file_order(job: Job) -> tuple[float, str]:
+    """Sort key of a job by the row of its file; jobs without one come after, by arrival."""
+    row = whole_number(job.labels.get(ROW, ""))
+    return (0.0, f"{row:018}") if row is not None else (1 + job.submit_time, job.id)
+
+
+def whole_second_end(from_s: float, lasts_s: float, interval_s: float | None) -> tuple[float, bool]:
+    """When a segment ends, and whether a decision at that moment still sees the job as before."""
+    if lasts_s == math.inf:
+        return math.inf, False
+    end_s = from_s + round(lasts_s)
+    return end_s, round(lasts_s) < lasts_s and _is_round(end_s, interval_s)
+
+
+def _is_round(time_s: float, round_s: float | None) -> bool:
+    return round_s is not None and time_s % round_s == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Compat:
+    """What differs from our own semantics; without arguments, nothing."""
+
+    name: str = ""
+    interval_s: float | None = None
+    """Seconds between decisions, unless the replay says otherwise; None: what the policy prefers."""
+    cost_s: float = 0.0
+    """Seconds without progress after a start and after every change, unless the replay says otherwise."""
+    quirks: Quirks = field(default_factory=Quirks)
+    """Of the simulated cluster."""
+    max_epochs: Mapping[str, int] = field(default_factory=dict)
+    """Epochs of the jobs of some models."""
+    most_local: Mapping[str, int] = field(default_factory=dict)
+    """Largest local batch of some models, below the measured ones."""
+    most_gpus: Mapping[str, int] = field(default_factory=dict)
+    """Largest size of some models, for policies that choose sizes."""
+    settled: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """GPUs and global batch that jobs of some models keep, for policies that choose both."""
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Parameters of policies, unless the replay says otherwise."""
+
+
+POLLUX: Final = Compat(
+    name="pollux",
+    interval_s=60.0,
+    cost_s=30.0,
+    quirks=Quirks(free_rebatch=True, first_round=1, order=file_order, segment_end=whole_second_end),
+    max_epochs={"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50},
+    most_local={"yolov3": 8},
+    most_gpus={"ncf": 1},
+    settled={"ncf": (1, 32768)},
+    parameters={
+        "tiresias": {"placement": "emptiest"},
+        "optimus": {"placement": "emptiest"},
+        "pollux": {"knowledge": "measured", "retune": "free", "lone_accumulation": True},
+        "shadow-price": {"retune": "free"},
+    },
+)
+"""The simulator of Pollux (OSDI '21)."""
+PRESETS: Final[Mapping[str, Compat]] = {POLLUX.name: POLLUX}
+NONE: Final = Compat()
+
+
+def preset(name: str | None) -> Compat:
+    """A preset by name.
+
+    :raises UsageError: there is none of that name.
+    """
+    if name is None:
+        return NONE
+    if name not in PRESETS:
+        raise UsageError(f'--compat "{name}": expected one of {", ".join(PRESETS)}')
+    return PRESETS[name]
+
+
+def settle(compat: Compat, jobs: Iterable[Job], policy: Policy) -> list[Job]:
+    """The jobs as a policy that chooses sizes and batches finds them: those of settled models are rigid."""
+    if policy.elasticity != "size+batch":
+        return list(jobs)
+    return [_settled(job, *compat.settled[job.model]) if job.model in compat.settled else job for job in jobs]
+
+
+def _settled(job: Job, gpus: int, batch: int) -> Job:
+    update = {"gpus": Gpus(requested=gpus), "batch": Batch(size=batch), "elastic": "none"}
+    return job.model_copy(update=update)
+
+
+def simulator_model(
+    compat: Compat, inputs: Inputs, times: ThroughputByPlacement, round_s: float | None, *, stepwise: bool
+) -> tuple[ProgressModel, Oracle]:
+    """How jobs train in the simulator, and what policies know in it.
+
+    :param round_s: seconds between decisions.
+    :param stepwise: the batch may change after each epoch.
+    """
+    cut = SteppedCut(times, inputs.tables)
+    model = SimulatorEpochs(inputs.tables, cut, compat.max_epochs, round_s=round_s, stepwise=stepwise)
+    return model, Truth(model, cut, times, inputs.cluster, compat.most_gpus)
+
+
+class SimulatorEpochs(EpochProgress):
     """Epochs that are a fixed amount of progress, the least of the validation runs, in whole seconds."""
 
     def __init__(
         self,
         tables: Mapping[str, Validation],
-        cut: Callable[[JobState], Cut | None],
+        cut: Callable[[JobState], BatchCut | None],
         max_epochs: Mapping[str, int],
         *,
         round_s: float | None = None,
@@ -51,36 +150,18 @@ class SimulatorEpochs(Epochs):
         self._round_s = round_s
 
     def epochs(self, job: JobState) -> float:
-        """Those of the model, else those of the job."""
         return self._max_epochs.get(job.spec.model) or super().epochs(job)
 
-    def cut(self, job: JobState) -> Cut | None:
-        """As the simulator cuts."""
+    def cut(self, job: JobState) -> BatchCut | None:
         return self._cut(job)
 
-    def epoch_seconds(self, table: Validation, cut: Cut, epoch: int) -> float:
+    def epoch_seconds(self, table: Validation, cut: BatchCut, epoch: int) -> float:
         """A step brings the gain that the gradients of the validation runs show."""
         before = table.least_progress[epoch - 1] if epoch else 0.0
         return (table.least_progress[epoch] - before) / (table.gains(cut.batch)[epoch] / cut.step_seconds)
 
     def pieces(self, bounds: Sequence[float], rates: Sequence[float]) -> Pieces:
-        """Of whole seconds."""
         return WholeSecondPieces(bounds, rates, self._round_s)
-
-
-def split(
-    batch: int, gpus: int, most_local: int | None, most_batch: int, *, accumulate: bool
-) -> tuple[int, int]:
-    """(micro-batch of a GPU, micro-steps) for a fixed batch.
-
-    Shares are rounded up, so the batch may grow, but not beyond ``most_batch``. ``accumulate``: at least two
-    micro-steps.
-    """
-    local = -(-batch // gpus)
-    steps = 1 if most_local is None else -(-local // most_local)
-    if accumulate:
-        steps = max(2, steps)
-    return min(-(-local // steps), most_batch // (gpus * steps)), steps
 
 
 class SteppedCut:
@@ -90,9 +171,9 @@ class SteppedCut:
         """``tables`` by the key that jobs name in ``convergence``."""
         self._times = times
         self._tables = tables
-        self._known: dict[tuple[object, ...], Cut | None] = {}
+        self._known: dict[tuple[object, ...], BatchCut | None] = {}
 
-    def __call__(self, job: JobState) -> Cut | None:
+    def __call__(self, job: JobState) -> BatchCut | None:
         """The cut for the GPUs that the job holds, in the order in which it lists its nodes."""
         ring = tuple(count for _, count in job.placement)
         key = (job.spec.model, job.spec.convergence, job.gpu_type, ring, job.global_batch)
@@ -111,7 +192,9 @@ class SteppedCut:
         times = self._times.times(job.spec.model, gpu_type, ring, local) if local else None
         return None if times is None else times.accumulated(steps)
 
-    def _cut(self, job: JobState, ring: tuple[int, ...], most_batch: int, *, accumulate: bool) -> Cut | None:
+    def _cut(
+        self, job: JobState, ring: tuple[int, ...], most_batch: int, *, accumulate: bool
+    ) -> BatchCut | None:
         model, gpu_type = job.spec.model, job.gpu_type or ""
         most = self._times.max_local_batch(model, gpu_type)
         local, steps = split(job.global_batch, job.gpus, most, most_batch, accumulate=accumulate)
@@ -121,7 +204,22 @@ class SteppedCut:
         seconds = times.accumulated(steps)
         shape = tuple(sorted(ring, reverse=True))
         observed = Observation(shape, local, steps, seconds, times.sync_seconds)
-        return Cut(job.gpus * local * steps, seconds, observed)
+        return BatchCut(job.gpus * local * steps, seconds, observed)
+
+
+def split(
+    batch: int, gpus: int, most_local: int | None, most_batch: int, *, accumulate: bool
+) -> tuple[int, int]:
+    """(micro-batch of a GPU, micro-steps) for a fixed batch.
+
+    Shares are rounded up, so the batch may grow, but not beyond ``most_batch``. ``accumulate``: at least two
+    micro-steps.
+    """
+    local = -(-batch // gpus)
+    steps = 1 if most_local is None else -(-local // most_local)
+    if accumulate:
+        steps = max(2, steps)
+    return min(-(-local // steps), most_batch // (gpus * steps)), steps
 
 
 class Truth:
@@ -129,7 +227,7 @@ class Truth:
 
     def __init__(
         self,
-        model: Epochs,
+        model: EpochProgress,
         cut: SteppedCut,
         times: ThroughputByPlacement,
         cluster: Cluster,
@@ -192,16 +290,14 @@ class WholeSecondPieces(Pieces):
     """
 
     def __init__(self, bounds: Sequence[float], rates: Sequence[float], round_s: float | None = None) -> None:
-        """``round_s``: seconds between decisions; None: there are no rounds."""
+        """``round_s``: seconds between decisions, None without rounds."""
         super().__init__(bounds, rates)
         self.round_s = round_s
 
     def trajectory(self, done: float) -> PieceTrajectory:
-        """Rounded from where the job is, too."""
         return _WholeSecondTrajectory(self, done)
 
     def lasts_s(self, exact_s: Sequence[float]) -> Sequence[float]:
-        """The nearest whole seconds."""
         rounded = [float(round(seconds)) for seconds in exact_s]
         self.cut_short = [last < exact for last, exact in zip(rounded, exact_s, strict=True)]
         return rounded
@@ -237,107 +333,3 @@ class _WholeSecondTrajectory(PieceTrajectory):
 
     def _is_short(self, piece: int) -> bool:
         return self._is_first_short if piece == self._first else self._whole.cut_short[piece]
-
-
-def whole_second_end(from_s: float, lasts_s: float, interval_s: float | None) -> tuple[float, bool]:
-    """When a segment ends, and whether a decision at that moment still sees the job as before."""
-    if lasts_s == math.inf:
-        return math.inf, False
-    end_s = from_s + round(lasts_s)
-    return end_s, round(lasts_s) < lasts_s and _is_round(end_s, interval_s)
-
-
-def _is_round(time_s: float, round_s: float | None) -> bool:
-    return round_s is not None and time_s % round_s == 0
-
-
-ROW: Final = "row"
-"""Label in which importers note the place of a job in its file."""
-
-
-def file_order(job: Job) -> tuple[float, str]:
-    """Sort key of a job by the row of its file; jobs without one come after, by arrival."""
-    row = whole_number(job.labels.get(ROW, ""))
-    return (0.0, f"{row:018}") if row is not None else (1 + job.submit_time, job.id)
-
-
-@dataclass(frozen=True, slots=True)
-class Compat:
-    """What differs from our own semantics. Without arguments, nothing does."""
-
-    name: str = ""
-    interval_s: float | None = None
-    """Seconds between decisions, unless the replay says otherwise; None: what the policy prefers."""
-    cost_s: float = 0.0
-    """Seconds without progress after a start and after every change, unless the replay says otherwise."""
-    quirks: Quirks = field(default_factory=Quirks)
-    """Of the simulated cluster."""
-    max_epochs: Mapping[str, int] = field(default_factory=dict)
-    """Epochs of the jobs of some models."""
-    most_local: Mapping[str, int] = field(default_factory=dict)
-    """Largest local batch of some models, below the measured ones."""
-    most_gpus: Mapping[str, int] = field(default_factory=dict)
-    """Largest size of some models, for policies that choose sizes."""
-    settled: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """GPUs and global batch that jobs of some models keep, for policies that choose both."""
-    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Parameters of policies, unless the replay says otherwise."""
-
-
-POLLUX: Final = Compat(
-    name="pollux",
-    interval_s=60.0,
-    cost_s=30.0,
-    quirks=Quirks(free_rebatch=True, first_round=1, order=file_order, segment_end=whole_second_end),
-    max_epochs={"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50},
-    most_local={"yolov3": 8},
-    most_gpus={"ncf": 1},
-    settled={"ncf": (1, 32768)},
-    parameters={
-        "tiresias": {"placement": "emptiest"},
-        "optimus": {"placement": "emptiest"},
-        "pollux": {"knowledge": "measured", "retune": "free", "lone_accumulation": True},
-        "shadow-price": {"retune": "free"},
-    },
-)
-"""The simulator of Pollux (OSDI '21)."""
-
-PRESETS: Final[Mapping[str, Compat]] = {POLLUX.name: POLLUX}
-NONE: Final = Compat()
-
-
-def simulator_model(
-    compat: Compat, inputs: Inputs, times: ThroughputByPlacement, round_s: float | None, *, stepwise: bool
-) -> tuple[ProgressModel, Oracle]:
-    """How jobs train in the simulator, and what policies know in it.
-
-    :param round_s: seconds between decisions.
-    :param stepwise: the batch may change after each epoch.
-    """
-    cut = SteppedCut(times, inputs.tables)
-    model = SimulatorEpochs(inputs.tables, cut, compat.max_epochs, round_s=round_s, stepwise=stepwise)
-    return model, Truth(model, cut, times, inputs.cluster, compat.most_gpus)
-
-
-def preset(name: str | None) -> Compat:
-    """A preset by name.
-
-    :raises UsageError: there is none of that name.
-    """
-    if name is None:
-        return NONE
-    if name not in PRESETS:
-        raise UsageError(f'--compat "{name}": expected one of {", ".join(PRESETS)}')
-    return PRESETS[name]
-
-
-def settle(compat: Compat, jobs: Iterable[Job], policy: Policy) -> list[Job]:
-    """The jobs as a policy that chooses sizes and batches finds them: those of settled models are rigid."""
-    if policy.elasticity != "size+batch":
-        return list(jobs)
-    return [_settled(job, *compat.settled[job.model]) if job.model in compat.settled else job for job in jobs]
-
-
-def _settled(job: Job, gpus: int, batch: int) -> Job:
-    update = {"gpus": Gpus(requested=gpus), "batch": Batch(size=batch), "elastic": "none"}
-    return job.model_copy(update=update)

@@ -1,6 +1,5 @@
-"""What a replay needs, read and checked once for all its policies.
-
-What a replay takes for granted because its inputs do not say it.
+"""What a replay needs, read and checked once for all its policies, and what it takes for granted because
+its inputs do not say it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from pliant.tools.profile.throughput import Throughput
 from pliant.tools.replay.engine.costs import unstated_costs
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.options import DEFAULT_COST_S, Conditions
-from pliant.tools.replay.progress.tables import Validation, validations
+from pliant.tools.replay.progress.convergence import Validation, validations
 from pliant.tools.schedule.assumptions import (
     kinds_measured,
     nothing_to_resize,
@@ -90,17 +89,14 @@ class Inputs:
 
     @cached_property
     def trace_hash(self) -> str:
-        """The trace's hash."""
         return trace_hash(self.jobs)
 
     @cached_property
     def models(self) -> frozenset[str]:
-        """The models that its jobs train."""
         return frozenset(job.model for job in self.jobs)
 
     @cached_property
     def profile_hash(self) -> str | None:
-        """The hash of the profile; None: there is none."""
         return None if self.profile is None else profile_hash(profile_to_columns(self.profile.rows))
 
 
@@ -172,7 +168,7 @@ def _magnitude(work: Work) -> object:
 def assumed(
     inputs: Inputs, conditions: Conditions, simulated: SimulatedCluster, policy: type[Policy]
 ) -> tuple[Assumption, ...]:
-    """All that one replay takes for granted, each thing once however many jobs it concerns."""
+    """All that one replay takes for granted, each thing once, however many jobs it concerns."""
     measured = None if inputs.profile is None else kinds_measured(inputs.profile.rows)
     speeds = speeds_assumed(inputs.models, inputs.cluster, measured)
     rows = () if inputs.profile is None else inputs.profile.rows

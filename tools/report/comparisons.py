@@ -29,7 +29,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class ComparedJob:
-    """One job in both runs. Times are seconds; null where a run did not get so far.
+    """One job in both runs. Times are seconds; null where a run did not get that far.
 
     The parts of ``extra`` add up to the difference of the JCTs.
     """

@@ -1,4 +1,4 @@
-"""Figures compared with published or golden ones.
+"""Figures compared with published or golden ones: for ``--expect``, the experiments and the benchmarks.
 
 The file that ``--expect`` reads::
 
@@ -7,8 +7,6 @@ The file that ``--expect`` reads::
         {"policy": "ares", "over": "fifo", "metric": "mean_jct_s", "value": 0.7, "high": 0.8},
         {"policy": "ares", "metric": "jobs_finished", "low": 160}
     ]}
-
-What a figure should be: one type for ``--expect``, the experiments and the benchmarks.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ class Expectation:
         return found is not None and above and below
 
     def deviation(self, found: float | None) -> float | None:
-        """(found − value) / value; None where one of them is missing, or the value is next to 0."""
+        """(found − value) / value. Returns None if one is missing, or the result is not finite."""
         if found is None or not self.value:
             return None
         return _finite((found - self.value) / abs(self.value))
@@ -87,7 +85,6 @@ class ExpectedFigure(Record):
 
     @classmethod
     def known(cls) -> Collection[str]:
-        """The figures that may be named."""
         return [name for name in RunMetrics.model_fields if name not in _NOT_NUMBERS]
 
     @model_validator(mode="after")
@@ -225,7 +222,6 @@ def _found(report: Report, expected: Expected) -> float | None:
 
 
 def _name(checked: CheckedFigure) -> str:
-    """Of which run a figure is."""
     return f"{checked.policy} / {checked.over}" if checked.over else checked.policy
 
 

@@ -1,6 +1,5 @@
-"""Finish-time fairness: a job's JCT over its JCT under fair sharing.
-
-What the policy of a run promises, held against what happened: how late each job was allowed to be.
+"""Finish-time fairness: a job's JCT over its JCT under fair sharing; and what the policy of a run promises,
+held against how late each job was.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ Reference = Literal["fair-share", "gps", "isolated"]
 REFERENCES: Final[tuple[Reference, ...]] = ("fair-share", "gps", "isolated")
 TOLERANCE: Final = 1e-9
 """A job counts as unfairly treated when its FTF exceeds 1 by more than this: rounding is not unfair."""
-
 Shared = tuple[tuple[tuple[float, int], ...], tuple[ReferenceJob, ...]]
 """What runs of one trace share, and their references follow from: GPUs over time, and jobs."""
-
 _SYSTEMS: Final[dict[Reference, Callable[..., dict[str, float]]]] = {
     "fair-share": fluid_finishes,
     "gps": gps_finishes,
 }
+_STOPPED: Final[tuple[Outcome, ...]] = ("failed", "cancelled", "rejected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +38,10 @@ class Fairness:
 
     @property
     def mean(self) -> float | None:
-        """Mean FTF."""
         return sum(self.ftf.values()) / len(self.ftf) if self.ftf else None
 
     @property
     def worst(self) -> float | None:
-        """Largest FTF."""
         return max(self.ftf.values(), default=None)
 
     @property
@@ -99,9 +95,6 @@ def _ratio(job: JobRecord, fair_finish_s: float) -> float:
     return (job.jct_s or 0.0) / (fair_finish_s - job.submit_s)
 
 
-_STOPPED: Final[tuple[Outcome, ...]] = ("failed", "cancelled", "rejected")
-
-
 @dataclass(frozen=True, slots=True)
 class Promise:
     """One run against what its policy promises, by job that finished and that the reference knows."""
@@ -120,7 +113,7 @@ class Promise:
 
 
 def promise(run: RunRecord, gps: Fairness, usage: Usage) -> Promise | None:
-    """The run against what its policy promises; None: it promises nothing.
+    """The run against what its policy promises. Returns None if it promises nothing.
 
     Premises of such bounds often fail on real traces, so the jobs past it are counted instead of denied.
     """

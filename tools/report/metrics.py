@@ -3,15 +3,12 @@
 JCT, FTF and the GPS bound are over finished jobs; the counts of the others stand beside them. Percentiles
 interpolate linearly between order statistics: the value at position q·(n − 1), as NumPy's default.
 
-Lower bounds: no schedule of the jobs that finished could have a smaller mean JCT or makespan.
-
-Two relaxations, each of which forgets one half of the problem. *Alone*: every job has its best size from its
+No schedule of the jobs that finished could have a smaller mean JCT or makespan than the lower bounds, two
+relaxations that each forget one half of the problem. *Alone*: every job has its best size from its
 submission on, as if the cluster were its own. *Pooled*: every job needs only the GPU-time of its cheapest
 size, and the whole cluster works on one job at a time, the one with the least left, which is optimal there
-(shortest remaining processing time with release times, preemptive).
-
-They hold at the batch for which the log has scaling curves, the requested one. A job whose work or
-speed is unknown counts with no time at all.
+(shortest remaining processing time with release times, preemptive). They hold at the batch for which the
+log has scaling curves, the requested one. A job whose work or speed is unknown counts with no time at all.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ def run_metrics(
     usage: Usage | None = None,
     wanted: Wanted = NOTHING_MORE,
 ) -> RunMetrics:
-    """Every figure that applies; what the caller has computed already is taken over."""
+    """Every figure that applies. ``fair`` and ``usage`` are computed unless given."""
     fair = fairness(run) if fair is None else fair
     usage = gpu_usage(run) if usage is None else usage
     figures: dict[str, float | int | None] = {
@@ -266,7 +263,7 @@ def lower_bounds(run: RunRecord) -> LowerBounds | None:
 
 
 def _cheapest_gpu_s(job: ReferenceJob, min_gpus: int) -> float:
-    """GPU-seconds at the size that needs the fewest; the curve is linear in between, so one of its own."""
+    """GPU-seconds at the size that needs the fewest, one of the curve: it is linear between sizes."""
     sizes = [point for point in job.curve if point[0] >= min_gpus] or job.curve[-1:]
     return job.samples * min(size / rate for size, rate in sizes)
 

@@ -145,7 +145,7 @@ def impossible(figures: Mapping[str, Any], ranges: Mapping[str, Range]) -> tuple
 
 
 def withheld(metrics: RunMetrics) -> tuple[RunMetrics, dict[str, str]]:
-    """The figures of a run without those that cannot be, and by name why each of these is missing."""
+    """The figures of a run without the impossible ones, and why each of these is missing, by name."""
     figures = dict(metrics)
     names = [name for name in impossible(figures, OF_RUNS) if RunMetrics.model_fields[name].default is None]
     reasons = {name: f"{figures[name]:.6g} is impossible, expected {OF_RUNS[name].text()}" for name in names}

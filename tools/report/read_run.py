@@ -1,12 +1,10 @@
 """From an event file to a :class:`~pliant.tools.report.records.RunRecord`, in one pass.
 
-The speeds that a run measured itself: what its report rests on where it had no profile.
-
 Without a profile a scheduler takes every GPU to train one sample per second, and the log of a live run says
-so in each ``submit``. That is a guess to decide by. How fast jobs really were follows from what their workers
-reported: samples over seconds between the first report on some GPUs and the last one there, without
-checkpoints. A job has its own speeds and, at sizes that it never held, those of other jobs of its model and
-batch. A job without such reports, which ran once and on one size, was as fast as its duration says.
+so in each ``submit``. That is a guess to decide by. :func:`measure` replaces it by what workers reported:
+samples over seconds between the first report on some GPUs and the last one there, without checkpoints. A
+job has its own speeds and, at sizes that it never held, those of other jobs of its model and batch. A job
+without such reports, which ran once and on one size, was as fast as its duration says.
 """
 
 from __future__ import annotations
@@ -29,7 +27,14 @@ from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.record import MOST, Record, problems_of
 from pliant.schemas.job import GpuTimeWork
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
-from pliant.tools.report.records import Curve, Forecast, JobRecord, RunRecord, Seen, Step
+from pliant.tools.report.records import (
+    AllocationStep,
+    Curve,
+    Forecast,
+    JobRecord,
+    ReportedProgress,
+    RunRecord,
+)
 from pliant.tools.report.references.isolated import rate_at
 
 R = TypeVar("R", bound=Record)
@@ -38,6 +43,8 @@ Detail = Mapping[str, Any] | str
 """A detail, or its JSON text."""
 _REPORTS: Final = frozenset({"progress", "epoch", "checkpoint", "finish"})
 """Events that say what workers reported of their progress."""
+Speeds = Mapping[int, tuple[float, float]]
+"""(samples, seconds) of training by GPUs."""
 
 
 @garbage_collection_paused()
@@ -264,15 +271,15 @@ def _see(job: JobRecord, event: AnyEvent) -> None:
         stood_s += event.overhead_seconds or 0.0
     if step.first is None and event.detail and "after" in _fields(event):
         known = job.samples_done or 0.0 if event.samples_done is None else event.samples_done
-        step.first = step.last = Seen(event.time, known, stood_s)
+        step.first = step.last = ReportedProgress(event.time, known, stood_s)
     elif step.first is None or event.samples_done is None:
         return
     elif event.event != "finish" or step.last is step.first:
-        step.last = Seen(event.time, event.samples_done, stood_s)
+        step.last = ReportedProgress(event.time, event.samples_done, stood_s)
 
 
 def _forecast(job: JobRecord, found: object) -> None:
-    """What was predicted of its progress; anything else is another program's."""
+    """What was predicted of its progress. Other values come from other programs and are skipped."""
     if isinstance(found, Mapping):
         values = [found.get(name) for name in Forecast._fields]
         numbers = [float(value) for value in values if isinstance(value, int | float) and abs(value) <= MOST]
@@ -281,13 +288,13 @@ def _forecast(job: JobRecord, found: object) -> None:
 
 
 def _admission(job: JobRecord, found: object) -> None:
-    """What a policy said when it admitted or rejected the job; anything else is another program's."""
+    """What a policy said when it admitted or rejected the job. Other values are skipped."""
     if isinstance(found, Mapping) and isinstance(found.get("admitted"), bool):
         job.admission = found
 
 
 def _step(job: JobRecord, event: AnyEvent) -> None:
-    if job.outcome == "failed":  # started once more without a word in between
+    if job.outcome == "failed":  # restarted without an event in between
         job.outcome, job.end_s = "unfinished", None
     job.preemptions += event.event == "preempt"
     same_batch = event.global_batch in (None, job.global_batch) or job.global_batch is None
@@ -320,18 +327,18 @@ def _add_overhead(job: JobRecord, name: str, seconds: float) -> None:
 
 def _hold(job: JobRecord, time_s: float, gpus: int, name: str) -> None:
     if job.steps or gpus:
-        job.steps.append(Step(_not_before(job, time_s), gpus, name))
+        job.steps.append(AllocationStep(_not_before(job, time_s), gpus, name))
 
 
 def _keep_on(job: JobRecord, time_s: float, *, shared: bool) -> None:
     """A job goes on with the GPUs that it holds, alone or not."""
     if job.steps and job.steps[-1].gpus and job.steps[-1].shared != shared:
         last = job.steps[-1]
-        job.steps.append(Step(_not_before(job, time_s), last.gpus, last.event, shared=shared))
+        job.steps.append(AllocationStep(_not_before(job, time_s), last.gpus, last.event, shared=shared))
 
 
 def _not_before(job: JobRecord, time_s: float) -> float:
-    """The clocks of several machines may disagree by a little; a job's own story never runs backwards."""
+    """The clocks of machines may disagree a little; the events of one job never run backwards."""
     before = job.steps[-1].time_s if job.steps else job.submit_s
     return time_s if time_s > before else before
 
@@ -342,10 +349,6 @@ def _shift(job: JobRecord, origin_s: float) -> None:
         job.end_s -= origin_s
     for step in job.steps:
         step.time_s -= origin_s
-
-
-Speeds = Mapping[int, tuple[float, float]]
-"""(samples, seconds) of training by GPUs."""
 
 
 def guesses_speeds(info: RunInfo) -> bool:
@@ -374,7 +377,7 @@ def _kind(job: JobRecord) -> object:
     return job.job.model, job.job.batch.size
 
 
-def _speeds(steps: Iterable[Step]) -> Speeds:
+def _speeds(steps: Iterable[AllocationStep]) -> Speeds:
     found: dict[int, tuple[float, float]] = {}
     for step in steps:
         if step.first is None or step.last is None or step.shared:

@@ -1,10 +1,6 @@
-"""A run as a report sees it: what happened to each job, and how many GPUs there were.
+"""A run as a report sees it: what happened to each job, how many GPUs were held, and what to call it.
 
 All times are seconds since the first submission, simulated and live runs alike.
-
-GPUs in use over time: how many are held, how many are up, and for how long the cluster is full.
-
-Short names that tell runs apart.
 """
 
 from __future__ import annotations
@@ -25,144 +21,6 @@ Curve = tuple[tuple[int, float], ...]
 """(GPUs, samples per second), sizes ascending."""
 _UNSTATED: Final = Utility()
 Outcome = End | Literal["unfinished"]
-
-
-class Seen(NamedTuple):
-    """How far workers said that a job is, on the clock of the log."""
-
-    time_s: float
-    samples: float
-    checkpoint_s: float
-    """Time without training because of checkpoints, on the same GPUs before."""
-
-
-@dataclass(slots=True)
-class Step:
-    """From ``time_s`` on the job holds ``gpus`` GPUs."""
-
-    time_s: float
-    gpus: int
-    event: str
-    """Name of the event that changed the allocation."""
-    overhead_s: float = 0.0
-    """Time without training that the change cost."""
-    checkpoint_s: float = 0.0
-    """Time without training because of checkpoints."""
-    shared: bool = False
-    """Whether another job trains on the same GPUs."""
-    first: Seen | None = None
-    """The first report after training went on with these GPUs; kept of live runs alone."""
-    last: Seen | None = None
-    """The newest report."""
-
-    @property
-    def counted_gpus(self) -> float:
-        """What counts of its GPUs: of shared ones one half, so that both jobs together count them once."""
-        return self.gpus / 2 if self.shared else self.gpus
-
-
-class Forecast(NamedTuple):
-    """What was predicted of a job's progress, as a part of its work."""
-
-    samples_done: float
-    mean: float
-    low: float
-    high: float
-    """The 90 % interval."""
-
-
-@dataclass(slots=True)
-class JobRecord:
-    """One job from its submission to its end, or to the end of the log."""
-
-    job: Job
-    submit_s: float
-    curve: Curve = ()
-    """At the reference batch."""
-    samples: float | None = None
-    """All the work in samples; None: unknown."""
-    demand_gpu_s: float | None = None
-    """GPU-seconds of all the work at the requested size; None: the log does not say."""
-    global_batch: int | None = None
-    """As the last event says that names one."""
-    is_measured: bool = False
-    """Whether curve and work are what this run measured, and neither stated nor predicted before it."""
-    outcome: Outcome = "unfinished"
-    end_s: float | None = None
-    steps: list[Step] = field(default_factory=list)
-    """Every change of its allocation, in order of time."""
-    preemptions: int = 0
-    rescales: int = 0
-    """Growths, shrinks and changes of the batch."""
-    moves: int = 0
-    """Changes to other GPUs, as many as before and with the same batch."""
-    restarts: int = 0
-    """How often it was put back into the queue after a failure."""
-    samples_done: float | None = None
-    """Samples trained as far as the log says, repetitions counted."""
-    first_loss: float | None = None
-    last_loss: float | None = None
-    forecasts: list[Forecast] = field(default_factory=list)
-    """What was predicted while it ran, in order of time."""
-    admission: Mapping[str, Any] = field(default_factory=dict)
-    """What the policy said last when it admitted or rejected it; empty: nothing."""
-
-    @property
-    def id(self) -> str:
-        """The job's id."""
-        return self.job.id
-
-    @property
-    def first_start_s(self) -> float | None:
-        """When it first held a GPU."""
-        return next((step.time_s for step in self.steps if step.gpus), None)
-
-    @property
-    def forecasts_held(self) -> tuple[int, int]:
-        """How many of its predicted intervals held what became of it, and how many there are of it."""
-        total = self.samples_done if self.outcome == "finished" else None
-        if not total:
-            return 0, 0
-        held = (each.low <= each.samples_done / total <= each.high for each in self.forecasts)
-        return sum(held), len(self.forecasts)
-
-    @property
-    def jct_s(self) -> float | None:
-        """Completion minus submission; None unless it finished."""
-        return None if self.outcome != "finished" or self.end_s is None else self.end_s - self.submit_s
-
-    @property
-    def late_s(self) -> float | None:
-        """Completion minus target, below 0 where it was early; None: it did not finish, or has no target."""
-        target = self.job.utility.target
-        return None if target is None or self.jct_s is None else self.jct_s - target
-
-    @property
-    def utility(self) -> float | None:
-        """What it was worth, 0 if it will never finish; None: it states no utility, or it may yet finish."""
-        if self.job.utility == _UNSTATED:
-            return None
-        if self.jct_s is not None:
-            return self.job.utility.worth(self.jct_s)
-        return None if self.outcome == "unfinished" else 0.0
-
-    @property
-    def queueing_delay_s(self) -> float | None:
-        """First start minus submission; None if it never started."""
-        start = self.first_start_s
-        return None if start is None else start - self.submit_s
-
-    def held(self, until_s: float) -> Iterator[tuple[float, float, Step]]:
-        """(start, end, step) of every stretch of time in which it held GPUs, cut at ``until_s``."""
-        end = until_s if self.end_s is None else min(until_s, self.end_s)
-        for index, step in enumerate(self.steps):
-            after = self.steps[index + 1].time_s if index + 1 < len(self.steps) else end
-            if step.gpus and after > step.time_s:
-                yield step.time_s, after, step
-
-    def gpu_seconds(self, until_s: float) -> float:
-        """GPU-seconds held, overheads included; of GPUs shared with another job one half."""
-        return sum((end - start) * step.counted_gpus for start, end, step in self.held(until_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +44,6 @@ class RunRecord:
 
     @property
     def total_gpus(self) -> int:
-        """GPUs of the whole cluster."""
         return self.info.cluster.total_gpus
 
     @property
@@ -198,13 +55,149 @@ class RunRecord:
         return max(by_type.values(), default=0)
 
     def with_outcome(self, outcome: Outcome) -> list[JobRecord]:
-        """The jobs that ended so."""
         return [job for job in self.jobs if job.outcome == outcome]
 
     @property
     def is_measured(self) -> bool:
         """Whether the speeds of its jobs were measured in this run, for want of a profile."""
         return any(job.is_measured for job in self.jobs)
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """One job from its submission to its end, or to the end of the log."""
+
+    job: Job
+    submit_s: float
+    curve: Curve = ()
+    """At the reference batch."""
+    samples: float | None = None
+    """All the work in samples; None: unknown."""
+    demand_gpu_s: float | None = None
+    """GPU-seconds of all the work at the requested size; None: the log does not say."""
+    global_batch: int | None = None
+    """As the last event says that names one."""
+    is_measured: bool = False
+    """Whether curve and work are what this run measured, and neither stated nor predicted before it."""
+    outcome: Outcome = "unfinished"
+    end_s: float | None = None
+    steps: list[AllocationStep] = field(default_factory=list)
+    """Every change of its allocation, in order of time."""
+    preemptions: int = 0
+    rescales: int = 0
+    """Growths, shrinks and changes of the batch."""
+    moves: int = 0
+    """Changes to other GPUs, as many as before and with the same batch."""
+    restarts: int = 0
+    """How often it was put back into the queue after a failure."""
+    samples_done: float | None = None
+    """Samples trained as far as the log says, repetitions counted."""
+    first_loss: float | None = None
+    last_loss: float | None = None
+    forecasts: list[Forecast] = field(default_factory=list)
+    """What was predicted while it ran, in order of time."""
+    admission: Mapping[str, Any] = field(default_factory=dict)
+    """What the policy said last when it admitted or rejected it; empty: nothing."""
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    @property
+    def first_start_s(self) -> float | None:
+        """When it first held a GPU."""
+        return next((step.time_s for step in self.steps if step.gpus), None)
+
+    @property
+    def forecasts_held(self) -> tuple[int, int]:
+        """How many of its predicted intervals held the outcome, and how many there are."""
+        total = self.samples_done if self.outcome == "finished" else None
+        if not total:
+            return 0, 0
+        held = (each.low <= each.samples_done / total <= each.high for each in self.forecasts)
+        return sum(held), len(self.forecasts)
+
+    @property
+    def jct_s(self) -> float | None:
+        """Completion minus submission; None unless it finished."""
+        return None if self.outcome != "finished" or self.end_s is None else self.end_s - self.submit_s
+
+    @property
+    def late_s(self) -> float | None:
+        """Completion minus target, below 0 if early. Returns None if it did not finish, or has no target."""
+        target = self.job.utility.target
+        return None if target is None or self.jct_s is None else self.jct_s - target
+
+    @property
+    def utility(self) -> float | None:
+        """What it was worth, 0 if it will never finish. None if it states no utility, or may yet finish."""
+        if self.job.utility == _UNSTATED:
+            return None
+        if self.jct_s is not None:
+            return self.job.utility.worth(self.jct_s)
+        return None if self.outcome == "unfinished" else 0.0
+
+    @property
+    def queueing_delay_s(self) -> float | None:
+        """First start minus submission; None if it never started."""
+        start = self.first_start_s
+        return None if start is None else start - self.submit_s
+
+    def held(self, until_s: float) -> Iterator[tuple[float, float, AllocationStep]]:
+        """(start, end, step) of every stretch of time in which it held GPUs, cut at ``until_s``."""
+        end = until_s if self.end_s is None else min(until_s, self.end_s)
+        for index, step in enumerate(self.steps):
+            after = self.steps[index + 1].time_s if index + 1 < len(self.steps) else end
+            if step.gpus and after > step.time_s:
+                yield step.time_s, after, step
+
+    def gpu_seconds(self, until_s: float) -> float:
+        """GPU-seconds held, overheads included; of GPUs shared with another job one half."""
+        return sum((end - start) * step.counted_gpus for start, end, step in self.held(until_s))
+
+
+@dataclass(slots=True)
+class AllocationStep:
+    """From ``time_s`` on the job holds ``gpus`` GPUs."""
+
+    time_s: float
+    gpus: int
+    event: str
+    """Name of the event that changed the allocation."""
+    overhead_s: float = 0.0
+    """Time without training that the change cost."""
+    checkpoint_s: float = 0.0
+    """Time without training because of checkpoints."""
+    shared: bool = False
+    """Whether another job trains on the same GPUs."""
+    first: ReportedProgress | None = None
+    """The first report after training went on with these GPUs; kept of live runs alone."""
+    last: ReportedProgress | None = None
+    """The newest report."""
+
+    @property
+    def counted_gpus(self) -> float:
+        """Its GPUs; shared ones count one half, so that both jobs together count them once."""
+        return self.gpus / 2 if self.shared else self.gpus
+
+
+class ReportedProgress(NamedTuple):
+    """How far workers said that a job is, on the clock of the log."""
+
+    time_s: float
+    samples: float
+    checkpoint_s: float
+    """Time without training because of checkpoints, on the same GPUs before."""
+
+
+class Forecast(NamedTuple):
+    """What was predicted of a job's progress, as a part of its work."""
+
+    samples_done: float
+    mean: float
+    low: float
+    high: float
+    """The 90 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,16 +287,6 @@ def _differences(run: RunRecord, alike: Sequence[RunRecord]) -> list[str]:
     return parts or [f"[{PurePath(run.source).stem}]"]
 
 
-def parameters_text(run: RunRecord) -> list[str]:
-    """``name=value`` of every parameter of the policy that is set."""
-    found = sorted(run.info.parameters.items())
-    return [f"{name}={_value(value)}" for name, value in found if value is not None]
-
-
-def _value(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-
-
 def _numbered(names: list[str]) -> list[str]:
     """Names that are still equal get a number."""
     total, seen = Counter(names), Counter[str]()
@@ -312,6 +295,16 @@ def _numbered(names: list[str]) -> list[str]:
         seen[name] += 1
         found.append(name if total[name] == 1 else f"{name} #{seen[name]}")
     return found
+
+
+def parameters_text(run: RunRecord) -> list[str]:
+    """``name=value`` of every parameter of the policy that is set."""
+    found = sorted(run.info.parameters.items())
+    return [f"{name}={_value(value)}" for name, value in found if value is not None]
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def kind(run: RunRecord) -> str:

@@ -1,8 +1,7 @@
 """A report: one or more runs with their figures, ready to be rendered.
 
-What a reader must know beside the figures: where they come from, and what they leave out.
-
-Whether jobs fare differently under two policies: Wilcoxon's signed-rank test on runs of one trace.
+Beside the figures stands what a reader must know: where they come from, what they leave out, and whether
+jobs fare differently than under the baseline, by Wilcoxon's signed-rank test on runs of one trace.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.json_lines import garbage_collection_paused
 from pliant.schemas.file_io.record import a_file
 from pliant.schemas.kinds import kind_of_parquet
-from pliant.schemas.metrics import RunMetrics
+from pliant.schemas.metrics import PairedJcts, RunMetrics
 from pliant.schemas.text import counted, shortened
 from pliant.tools.report.fairness import Fairness, Reference, References
 from pliant.tools.report.metrics import NOTHING_MORE, Wanted, knows_one_gpu, run_metrics
@@ -59,191 +58,17 @@ _WORDS: Final = {"sjs_efficiency": "SJS efficiency", "utilization": "GPUs held"}
 _OPEN: tuple[Outcome, ...] = ("unfinished", "failed", "cancelled", "rejected")
 
 
-def provenance(run: RunRecord) -> str:
-    """One line: simulated or measured, the trace, the seed, the versions."""
-    info = run.info
-    parts = [
-        kind(run),
-        f"{run.total_gpus} {'GPUs' if info.cluster.slots == 'gpu' else 'CPU slots'}",
-        " ".join(["trace", *([info.trace] if info.trace else []), info.trace_hash[:12]]),
-        f"seed {info.seed}",
-        *parameters_text(run),
-        f"pliant {info.pliant_version}",
-    ]
-    if info.oracle and info.demand != "oracle":
-        parts.insert(1, "oracle (knows what no scheduler can know)")
-    if info.demand != "stated":
-        parts.insert(1, _DEMANDS[info.demand])
-    return " · ".join(parts)
-
-
-def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
-    """Sentences about one run that its figures do not say."""
-    found = [assumption.text for assumption in run.info.assumptions]
-    open_jobs = [(name, len(run.with_outcome(name))) for name in _OPEN]
-    left_out = ", ".join(f"{count} {name}" for name, count in open_jobs if count)
-    if left_out:
-        found.append(f"{left_out} of {counted(len(run.jobs), 'job')}: in no JCT and no FTF")
-    unknown = len(run.with_outcome("finished")) - len(fair.ftf)
-    if unknown:
-        verb = "has" if unknown == 1 else "have"
-        found.append(f"{counted(unknown, 'finished job')} {verb} no FTF: work or speed is unknown")
-    if any(held > up for held, up in zip(usage.held, usage.available, strict=True)):
-        found.append("at times jobs hold more GPUs than there are: the log contradicts itself")
-    found += _measured(run)
-    found += _forecasts(run)
-    if len(run.policies) > 1:
-        found.append(f"the policy changed during the run: {', '.join(run.policies)}")
-    return found
-
-
-def _measured(run: RunRecord) -> list[str]:
-    """What references rest on where the run measured speeds itself."""
-    if not run.is_measured or not any(job.curve for job in run.jobs):
-        return []
-    found = ["no profile: FTF rests on the speeds that this run measured, in proportion below the least size"]
-    finished = run.with_outcome("finished")
-    known = sum(map(knows_one_gpu, finished))
-    if 0 < known < len(finished):
-        found.append(
-            f"SJS efficiency: of {known} of {counted(len(finished), 'job')}, those measured on one GPU"
-        )
-    return found
-
-
-def unknown_figures(run: RunRecord, metrics: RunMetrics, wanted: Wanted) -> dict[str, str]:
-    """Figures that a run with finished jobs should have and does not, and why."""
-    if not metrics.jobs_finished:
-        return {}
-    found = dict.fromkeys(_OF_REFERENCES, _UNKNOWN)
-    found["sjs_efficiency"] = "no finished job was measured on one GPU" if run.is_measured else _UNKNOWN
-    if wanted.bound:
-        found |= dict.fromkeys(_OF_BOUNDS, "without a profile the speed at other sizes is unknown")
-    return {name: why for name, why in found.items() if getattr(metrics, name) is None}
-
-
-def unknown_caveats(unknown: Mapping[str, str]) -> list[str]:
-    """One sentence for each reason, but for work and speed: the jobs that lack these are counted."""
-    words: dict[str, dict[str, None]] = {}
-    for name, why in unknown.items():
-        if why != _UNKNOWN:
-            words.setdefault(why, {})["lower bounds" if name in _OF_BOUNDS else _WORDS.get(name, name)] = None
-    return [f"{', '.join(names)} not known: {why}" for why, names in words.items()]
-
-
-def _forecasts(run: RunRecord) -> list[str]:
-    """How good predictions of work turned out to be."""
-    pairs = [job.forecasts_held for job in run.jobs]
-    held, made = sum(held for held, _ in pairs), sum(made for _, made in pairs)
-    if made:
-        return [
-            f"{held / made:.0%} of {counted(made, 'predicted 90 % interval')} of progress held what followed"
-        ]
-    if run.info.demand == "predicted":
-        return ["the work of jobs was predicted where they state none"]
-    if run.info.demand == "oracle":
-        return ["the policy saw when each job would end, whatever the job states"]
-    return []
-
-
-def bound_caveats(run: RunRecord) -> list[str]:
-    """What the lower bounds of a run take for granted."""
-    found = []
-    if run.info.progress != "samples" or any(job.job.elastic == "size+batch" for job in run.jobs):
-        found.append(
-            "lower bounds: of work in samples at the requested batches; a policy that moves batches, or work "
-            "in epochs that take fewer samples, may pass them"
-        )
-    if len({node.gpu_type for node in run.info.cluster.nodes}) > 1:
-        found.append("lower bounds: at the mean speed of the GPU types; jobs on the fastest may pass them")
-    return found
-
-
-def differences(runs: Sequence[RunRecord]) -> list[str]:
-    """Warnings about runs that should not be compared without a thought."""
-    found = []
-    if len({run.info.trace_hash for run in runs}) > 1:
-        found.append("the runs are of different traces: their figures do not compare")
-    if any(run.info.cluster != runs[0].info.cluster for run in runs):
-        found.append("the runs are on different clusters")
-    if len({run.info.simulated for run in runs}) > 1:
-        found.append("some runs are simulated and some are measured")
-    if len({run.info.oracle for run in runs}) > 1:
-        found.append("some policies knew what no scheduler can know (oracle), the others were not")
-    if len({run.info.demand for run in runs}) > 1:
-        seen = " and ".join(sorted({f"{run.info.demand} demand" for run in runs}))
-        found.append(f"the policies did not see the same of the work of jobs: {seen}")
-    return found
-
-
 @dataclass(frozen=True, slots=True)
-class Significance:
-    """Wilcoxon's test of paired values; p values are probabilities under the hypothesis that is tested."""
+class Report:
+    """Runs side by side. ``reference`` is the fair sharing that tables and figures show."""
 
-    pairs: int
-    """Pairs compared, those of equal values among them."""
-    two_sided: float
-    """Of: both are distributed alike. Small: they differ."""
-    greater: float
-    """Small: the first are larger. ONES (SC '21, table 4) prints this one: close to 1, they are smaller."""
-    less: float
-    """Small: the first are smaller."""
-
-
-def wilcoxon(first: Sequence[float], second: Sequence[float]) -> Significance:
-    """The test of pairs: the n-th value of the one belongs to the n-th of the other.
-
-    Without a pair that differs, nothing speaks against any hypothesis: all p values are 1.
-
-    :raises UsageError: there are no pairs, or one value has no partner.
-    """
-    if len(first) != len(second) or not first:
-        raise UsageError(f"a paired test needs values in pairs, got {len(first)} and {len(second)}")
-    if all(left == right for left, right in zip(first, second, strict=True)):
-        return Significance(len(first), 1.0, 1.0, 1.0)
-    from scipy.stats import wilcoxon as signed_rank
-
-    two_sided, greater, less = (
-        float(signed_rank(first, second, alternative=alternative).pvalue)
-        for alternative in ("two-sided", "greater", "less")
-    )
-    return Significance(len(first), two_sided, greater, less)
-
-
-def steady(run: RunRecord, dropped: float = 0.0) -> tuple[JobRecord, ...]:
-    """The jobs of a run without the first to be submitted, who found the cluster empty.
-
-    :param dropped: part of the jobs to leave out, 0 to below 1, rounded up.
-    """
-    ordered = sorted(run.jobs, key=lambda job: (job.submit_s, job.id))
-    return tuple(ordered[ceil(dropped * len(ordered)) :])
-
-
-def compare_jcts(first: RunRecord, second: RunRecord, dropped: float = 0.0) -> Significance:
-    """The test of the JCTs of the jobs that finished in both runs.
-
-    :param dropped: as :func:`steady`.
-    :raises UsageError: the runs are not of one trace, or no job finished in both.
-    """
-    if first.info.trace_hash != second.info.trace_hash:
-        raise UsageError(f"{first.source} and {second.source} are runs of different traces")
-    pairs = paired_jcts_s(first, second, dropped)
-    return wilcoxon([left for left, _ in pairs], [right for _, right in pairs])
-
-
-def paired_jcts_s(first: RunRecord, second: RunRecord, dropped: float = 0.0) -> list[tuple[float, float]]:
-    """Both JCTs of each job that finished in two runs of one trace; empty for runs of different traces.
-
-    :param dropped: as :func:`steady`.
-    """
-    if first.info.trace_hash != second.info.trace_hash:
-        return []
-    theirs = {job.id: job.jct_s for job in second.jobs}
-    return [
-        (job.jct_s, jct_s)
-        for job in steady(first, dropped)
-        if job.jct_s is not None and (jct_s := theirs.get(job.id)) is not None
-    ]
+    runs: tuple[RunReport, ...]
+    warnings: tuple[str, ...]
+    reference: Reference = "fair-share"
+    baseline: RunReport | None = None
+    """The run that the others are divided by."""
+    paired: Mapping[str, PairedJcts] = field(default_factory=dict)
+    """The test of each run's JCTs against those of the baseline, by label, where there are pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,19 +84,6 @@ class RunReport:
     caveats: Sequence[str]
     unknown: Mapping[str, str] = field(default_factory=dict)
     """Figures that the run should have and that cannot be known, and why; the caveats say it, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Runs side by side. ``reference`` is the fair sharing that tables and figures show."""
-
-    runs: tuple[RunReport, ...]
-    warnings: tuple[str, ...]
-    reference: Reference = "fair-share"
-    baseline: RunReport | None = None
-    """The run that the others are divided by."""
-    paired: Mapping[str, Significance] = field(default_factory=dict)
-    """The test of each run's JCTs against those of the baseline, by label, where there are pairs."""
 
 
 @garbage_collection_paused()
@@ -344,9 +156,21 @@ def make_report(
     )
 
 
-def _paired(runs: Sequence[RunReport], base: RunReport) -> dict[str, Significance]:
+def _paired(runs: Sequence[RunReport], base: RunReport) -> dict[str, PairedJcts]:
     others = [each for each in runs if each is not base and paired_jcts_s(each.run, base.run)]
     return {each.label: compare_jcts(each.run, base.run) for each in others}
+
+
+def _run_report(run: RunRecord, label: str, references: References, wanted: Wanted) -> RunReport:
+    fair, usage = references.fairness(run), gpu_usage(run)
+    metrics, impossible = withheld(run_metrics(run, fair, usage, wanted))
+    unknown = {**unknown_figures(run, metrics, wanted), **impossible}
+    notes = [
+        *caveats(run, fair["fair-share"], usage),
+        *unknown_caveats(unknown),
+        *(bound_caveats(run) if metrics.bound_jct_s is not None else ()),
+    ]
+    return RunReport(label, run, fair, usage, metrics, provenance(run), notes, unknown)
 
 
 def find_run(runs: Sequence[RunReport], name: str) -> RunReport:
@@ -364,13 +188,176 @@ def find_run(runs: Sequence[RunReport], name: str) -> RunReport:
     return matches[0]
 
 
-def _run_report(run: RunRecord, label: str, references: References, wanted: Wanted) -> RunReport:
-    fair, usage = references.fairness(run), gpu_usage(run)
-    metrics, impossible = withheld(run_metrics(run, fair, usage, wanted))
-    unknown = {**unknown_figures(run, metrics, wanted), **impossible}
-    notes = [
-        *caveats(run, fair["fair-share"], usage),
-        *unknown_caveats(unknown),
-        *(bound_caveats(run) if metrics.bound_jct_s is not None else ()),
+def provenance(run: RunRecord) -> str:
+    """One line: simulated or measured, the trace, the seed, the versions."""
+    info = run.info
+    parts = [
+        kind(run),
+        f"{run.total_gpus} {'GPUs' if info.cluster.slots == 'gpu' else 'CPU slots'}",
+        " ".join(["trace", *([info.trace] if info.trace else []), info.trace_hash[:12]]),
+        f"seed {info.seed}",
+        *parameters_text(run),
+        f"pliant {info.pliant_version}",
     ]
-    return RunReport(label, run, fair, usage, metrics, provenance(run), notes, unknown)
+    if info.oracle and info.demand != "oracle":
+        parts.insert(1, "oracle (knows what no scheduler can know)")
+    if info.demand != "stated":
+        parts.insert(1, _DEMANDS[info.demand])
+    return " · ".join(parts)
+
+
+def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
+    """Sentences about one run that its figures do not say."""
+    found = [assumption.text for assumption in run.info.assumptions]
+    open_jobs = [(name, len(run.with_outcome(name))) for name in _OPEN]
+    left_out = ", ".join(f"{count} {name}" for name, count in open_jobs if count)
+    if left_out:
+        found.append(f"{left_out} of {counted(len(run.jobs), 'job')}: in no JCT and no FTF")
+    unknown = len(run.with_outcome("finished")) - len(fair.ftf)
+    if unknown:
+        verb = "has" if unknown == 1 else "have"
+        found.append(f"{counted(unknown, 'finished job')} {verb} no FTF: work or speed is unknown")
+    if any(held > up for held, up in zip(usage.held, usage.available, strict=True)):
+        found.append("at times jobs hold more GPUs than there are: the log contradicts itself")
+    found += _measured(run)
+    found += _forecasts(run)
+    if len(run.policies) > 1:
+        found.append(f"the policy changed during the run: {', '.join(run.policies)}")
+    return found
+
+
+def _measured(run: RunRecord) -> list[str]:
+    """What references rest on where the run measured speeds itself."""
+    if not run.is_measured or not any(job.curve for job in run.jobs):
+        return []
+    found = ["no profile: FTF rests on the speeds that this run measured, in proportion below the least size"]
+    finished = run.with_outcome("finished")
+    known = sum(map(knows_one_gpu, finished))
+    if 0 < known < len(finished):
+        found.append(
+            f"SJS efficiency: of {known} of {counted(len(finished), 'job')}, those measured on one GPU"
+        )
+    return found
+
+
+def _forecasts(run: RunRecord) -> list[str]:
+    """How good predictions of work turned out to be."""
+    pairs = [job.forecasts_held for job in run.jobs]
+    held, made = sum(held for held, _ in pairs), sum(made for _, made in pairs)
+    if made:
+        return [
+            f"{held / made:.0%} of {counted(made, 'predicted 90 % interval')} of progress held what followed"
+        ]
+    if run.info.demand == "predicted":
+        return ["the work of jobs was predicted where they state none"]
+    if run.info.demand == "oracle":
+        return ["the policy saw when each job would end, whatever the job states"]
+    return []
+
+
+def unknown_figures(run: RunRecord, metrics: RunMetrics, wanted: Wanted) -> dict[str, str]:
+    """Figures that a run with finished jobs should have and does not, and why."""
+    if not metrics.jobs_finished:
+        return {}
+    found = dict.fromkeys(_OF_REFERENCES, _UNKNOWN)
+    found["sjs_efficiency"] = "no finished job was measured on one GPU" if run.is_measured else _UNKNOWN
+    if wanted.bound:
+        found |= dict.fromkeys(_OF_BOUNDS, "without a profile the speed at other sizes is unknown")
+    return {name: why for name, why in found.items() if getattr(metrics, name) is None}
+
+
+def unknown_caveats(unknown: Mapping[str, str]) -> list[str]:
+    """One sentence for each reason, but for work and speed: the jobs that lack these are counted."""
+    words: dict[str, dict[str, None]] = {}
+    for name, why in unknown.items():
+        if why != _UNKNOWN:
+            words.setdefault(why, {})["lower bounds" if name in _OF_BOUNDS else _WORDS.get(name, name)] = None
+    return [f"{', '.join(names)} not known: {why}" for why, names in words.items()]
+
+
+def bound_caveats(run: RunRecord) -> list[str]:
+    """What the lower bounds of a run take for granted."""
+    found = []
+    if run.info.progress != "samples" or any(job.job.elastic == "size+batch" for job in run.jobs):
+        found.append(
+            "lower bounds: of work in samples at the requested batches; a policy that moves batches, or work "
+            "in epochs that take fewer samples, may pass them"
+        )
+    if len({node.gpu_type for node in run.info.cluster.nodes}) > 1:
+        found.append("lower bounds: at the mean speed of the GPU types; jobs on the fastest may pass them")
+    return found
+
+
+def differences(runs: Sequence[RunRecord]) -> list[str]:
+    """Warnings about runs that should not be compared without a thought."""
+    found = []
+    if len({run.info.trace_hash for run in runs}) > 1:
+        found.append("the runs are of different traces: their figures do not compare")
+    if any(run.info.cluster != runs[0].info.cluster for run in runs):
+        found.append("the runs are on different clusters")
+    if len({run.info.simulated for run in runs}) > 1:
+        found.append("some runs are simulated and some are measured")
+    if len({run.info.oracle for run in runs}) > 1:
+        found.append("some policies knew what no scheduler can know (oracle), the others were not")
+    if len({run.info.demand for run in runs}) > 1:
+        seen = " and ".join(sorted({f"{run.info.demand} demand" for run in runs}))
+        found.append(f"the policies did not see the same of the work of jobs: {seen}")
+    return found
+
+
+def compare_jcts(first: RunRecord, second: RunRecord, dropped: float = 0.0) -> PairedJcts:
+    """The test of the JCTs of the jobs that finished in both runs.
+
+    :param dropped: as :func:`steady`.
+    :raises UsageError: the runs are not of one trace, or no job finished in both.
+    """
+    if first.info.trace_hash != second.info.trace_hash:
+        raise UsageError(f"{first.source} and {second.source} are runs of different traces")
+    pairs = paired_jcts_s(first, second, dropped)
+    return wilcoxon([left for left, _ in pairs], [right for _, right in pairs])
+
+
+def paired_jcts_s(first: RunRecord, second: RunRecord, dropped: float = 0.0) -> list[tuple[float, float]]:
+    """Both JCTs of each job that finished in two runs of one trace; empty for runs of different traces.
+
+    :param dropped: as :func:`steady`.
+    """
+    if first.info.trace_hash != second.info.trace_hash:
+        return []
+    theirs = {job.id: job.jct_s for job in second.jobs}
+    return [
+        (job.jct_s, jct_s)
+        for job in steady(first, dropped)
+        if job.jct_s is not None and (jct_s := theirs.get(job.id)) is not None
+    ]
+
+
+def steady(run: RunRecord, dropped: float = 0.0) -> tuple[JobRecord, ...]:
+    """The jobs of a run without the first to be submitted, who found the cluster empty.
+
+    :param dropped: part of the jobs to leave out, 0 to below 1, rounded up.
+    """
+    ordered = sorted(run.jobs, key=lambda job: (job.submit_s, job.id))
+    return tuple(ordered[ceil(dropped * len(ordered)) :])
+
+
+def wilcoxon(first: Sequence[float], second: Sequence[float]) -> PairedJcts:
+    """The test of pairs: the n-th value of the one belongs to the n-th of the other.
+
+    ONES (SC '21, table 4) prints ``greater``: close to 1, the first are smaller.
+
+    Without a pair that differs, nothing speaks against any hypothesis: all p values are 1.
+
+    :raises UsageError: there are no pairs, or one value has no partner.
+    """
+    if len(first) != len(second) or not first:
+        raise UsageError(f"a paired test needs values in pairs, got {len(first)} and {len(second)}")
+    if all(left == right for left, right in zip(first, second, strict=True)):
+        return PairedJcts(pairs=len(first), two_sided=1.0, greater=1.0, less=1.0)
+    from scipy.stats import wilcoxon as signed_rank
+
+    two_sided, greater, less = (
+        float(signed_rank(first, second, alternative=alternative).pvalue)
+        for alternative in ("two-sided", "greater", "less")
+    )
+    return PairedJcts(pairs=len(first), two_sided=two_sided, greater=greater, less=less)

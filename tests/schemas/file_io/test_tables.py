@@ -1,22 +1,29 @@
-"""Parquet files that are cut short, lack columns, or hold what a row may not."""
+"""Table-shaped kinds: their declaration, their Parquet files, and what is wrong with bad ones."""
 
 # ruff: noqa: E501 (one case a line reads better)
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io.tables import to_columns
+from pliant.schemas.file_io.columns import About, TableKind
+from pliant.schemas.file_io.tables import columns_hash, to_columns
 from pliant.schemas.profile import PROFILE, Profile, ProfileRow
 
 ROW = ProfileRow("train", "m", "gpu", 2, 6, "4,2", 8, step_seconds=0.5, samples_per_second=96.0)
@@ -213,3 +220,69 @@ def test_a_small_file_is_read_without_threads_that_might_outlive_the_command(tmp
     io.write_profile(Profile((ROW,)), tmp_path / "p.parquet")
     command = [sys.executable, "-c", COUNTS_THREADS, str(tmp_path / "p.parquet")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "0\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    bird: Annotated[str, About("its name")]
+    size: Annotated[Literal["small", "large"] | None, About("as seen")]
+    count: Annotated[int, About("how many", least=1)] = 1
+    nests: Annotated[tuple[tuple[str, int], ...] | None, About("[[place, nests], …]", added=True)] = None
+    more: Annotated[Mapping[str, Any] | None, About("free")] = None
+
+
+SIGHTING = TableKind("sighting", Sighting, first=("count",))
+
+
+def test_columns_come_in_the_order_of_the_fields_after_those_that_come_first() -> None:
+    assert SIGHTING.names == ("count", "bird", "size", "nests", "more")
+
+
+def test_types_words_and_nulls_are_those_of_the_fields() -> None:
+    types = {column.name: (column.type, column.nullable) for column in SIGHTING.columns}
+    assert types == {
+        "count": ("int64", False),
+        "bird": ("string", False),
+        "size": ("string", True),
+        "nests": ("json", True),
+        "more": ("json", True),
+    }
+    (size,) = (column for column in SIGHTING.columns if column.name == "size")
+    assert size.words == ("small", "large")
+
+
+def test_the_arrow_schema_names_the_kind_and_keeps_json_as_text() -> None:
+    schema = SIGHTING.arrow()
+    assert schema.metadata == {b"schema": b"pliant.sighting/1"}
+    assert [(field.type, field.nullable) for field in schema] == [
+        (pa.int64(), False),
+        *[(pa.string(), False), (pa.string(), True), (pa.string(), True), (pa.string(), True)],
+    ]
+
+
+VALUES = (st.integers() | st.text() | st.none(), st.booleans() | st.just(1), st.floats() | st.just(1.0))
+COLUMNS = st.dictionaries(
+    st.text(),
+    st.one_of(
+        *(st.lists(values) for values in VALUES),
+        st.lists(st.floats(1e-4, 1e16, exclude_max=True)),
+        st.builds(lambda value, times: [value] * times, st.one_of(*VALUES), st.integers(0, 4)),
+        st.lists(st.lists(st.booleans() | st.just(1), max_size=1)),
+    ),
+    max_size=4,
+)
+
+
+def plainly(columns: dict[str, list[Any]]) -> str:
+    return hashlib.sha256(json.dumps(columns, sort_keys=True).encode()).hexdigest()
+
+
+@given(COLUMNS)
+def test_it_is_that_of_the_columns_as_json(columns: dict[str, list[Any]]) -> None:
+    assert columns_hash(columns) == plainly(columns)
+
+
+@pytest.mark.parametrize("edge", [1e-4, 1e16, 2.0**53, 1.0, 0.1])
+def test_numbers_around_those_that_are_written_in_another_way_count_by_every_digit(edge: float) -> None:
+    around = [edge, math.nextafter(edge, 0), math.nextafter(edge, math.inf), 3 * edge, edge / 3]
+    assert columns_hash({"x": around}) == plainly({"x": around})

@@ -18,10 +18,9 @@ from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
-from pliant.tools.replay.progress.choice import Goodput
-from pliant.tools.replay.progress.epochs import Epochs
-from pliant.tools.replay.progress.protocol import ProgressModel, Samples
-from pliant.tools.replay.progress.tables import validations
+from pliant.tools.replay.progress.convergence import validations
+from pliant.tools.replay.progress.models import EpochProgress, GoodputProgress
+from pliant.tools.replay.progress.protocol import ProgressModel, SampleProgress
 from pliant.tools.schedule.policy import Policy, parameter_names
 from pliant.tools.schedule.registry import make_policy, policy_class, policy_names
 from pliant.tools.schedule.testing.harness import drawn_policies
@@ -136,13 +135,13 @@ class World:
     def model(self) -> ProgressModel:
         match self.progress:
             case "samples":
-                return Samples()
+                return SampleProgress()
             case "constant noise":
-                return Goodput({}, {"": 100.0})
+                return GoodputProgress({}, {"": 100.0})
             case "goodput":
-                return Goodput(TABLES)
+                return GoodputProgress(TABLES)
             case _:
-                return Epochs(TABLES, stepwise=self.progress == "stepwise epochs")
+                return EpochProgress(TABLES, stepwise=self.progress == "stepwise epochs")
 
     def play(self, name: str, *, interval_s: float | None = None) -> Engine:
         """The replay under a policy, asked as often as it prefers where nothing is said."""

@@ -16,7 +16,7 @@ from pliant.schemas.profile import ConvergenceRow
 from pliant.tools.profile.predictor import ProgressPredictor, ended_jobs
 from pliant.tools.replay.inputs import Inputs, inputs
 from pliant.tools.replay.options import Conditions
-from pliant.tools.replay.progress.tables import validations
+from pliant.tools.replay.progress.convergence import validations
 from pliant.tools.replay.run import Replayed, Run, replay
 from tests.builders import FREE_CHANGES, cluster, job
 from tests.tools.profile.predictor.histories import history

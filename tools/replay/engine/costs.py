@@ -1,6 +1,7 @@
 """What starting and rescaling costs: seconds in which a job holds its GPUs and does not train.
 
-Jobs that span several nodes slow each other down where they share one.
+Costs are stated by options, taken from what a run measured (:func:`costs_from_events`), or from what
+``pliant profile --costs`` measured (:func:`costs_from_profile`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from pliant.schemas.io import read_events, read_profile
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.throughput import by_model, rescales
 from pliant.tools.replay.options import DEFAULT_COST_S
-from pliant.tools.schedule.jobs import NodeGpus
 
 Kind = Literal["start", "rescale", "resume"]
 _REPORTS: Final = frozenset({"progress", "epoch", "checkpoint"})
@@ -34,7 +34,6 @@ class Cost:
     """The option that names these models one by one; empty: they were measured."""
 
     def of(self, model: str) -> float:
-        """Seconds for one model."""
         return self.by_model.get(model, self.default_s)
 
     def for_models(self, models: Iterable[str]) -> dict[str, float] | float:
@@ -49,25 +48,101 @@ DEFAULT: Final = Cost(DEFAULT_COST_S)
 """Where neither an option nor the profile says more."""
 
 
+def parse_costs(
+    start: str | None, rescale: str | None, resume: str | None, profile: str | None
+) -> tuple[Cost | None, Cost | None, Cost | None]:
+    """The costs that the options state, in the order of the fields of ``SimulatedCluster``; None if unstated.
+
+    ``S``; ``MODEL=S,…``, where a bare ``S`` is for the others; an event file to take measured costs from; or
+    ``profile`` for the measurements of the file ``profile``. A resume without a stated cost has what the
+    source of the rescales has measured.
+
+    :raises UsageError: a number is missing, negative or not finite, or there is no profile file.
+    :raises BadInputError: it is not an event file, or measured no start and no rescale.
+    """
+    if resume is None and rescale is not None and _is_measured(rescale):
+        resume = rescale
+    known: dict[str, MeasuredCosts] = {}
+
+    def cost(kind: Kind, text: str | None) -> Cost | None:
+        if text is None:
+            return None
+        option = f"--{kind}-cost"
+        if not _is_measured(text):
+            return _stated(text, option)
+        if text not in known:
+            known[text] = _read_costs(text, option, profile)
+        found: Cost = getattr(known[text], kind)
+        return found
+
+    return cost("start", start), cost("rescale", rescale), cost("resume", resume)
+
+
+def _stated(text: str, option: str) -> Cost:
+    default_s, by_model = 0.0, {}
+    for part in text.split(","):
+        model, equals, number = part.rpartition("=")
+        if equals:
+            by_model[model] = _seconds(number, part, option)
+        else:
+            default_s = _seconds(number, part, option)
+    return Cost(default_s, by_model, option)
+
+
+def _seconds(number: str, part: str, option: str) -> float:
+    try:
+        seconds = float(number)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise UsageError(
+            f'{option} "{part}": expected seconds, MODEL=SECONDS, profile or an event file (.jsonl, .parquet)'
+        )
+    return seconds
+
+
+def _read_costs(text: str, option: str, profile: str | None) -> MeasuredCosts:
+    if text != "profile":
+        found = costs_from_events(read_events(text))
+        if not found.start.by_model:
+            raise BadInputError.one(text, "has no measured start or rescale to take costs from")
+        return found
+    if profile is None or profile == PIPE:
+        raise UsageError(f"{option} profile: name the profile with --profile FILE")
+    measured = unstated_costs(read_profile(profile))
+    if measured is None:
+        raise BadInputError.one(profile, "has no measured costs: measure with pliant profile --costs")
+    return measured
+
+
+def _is_measured(text: str) -> bool:
+    return text == "profile" or is_event_file(text)
+
+
+def is_event_file(text: str) -> bool:
+    """Whether the words for a cost name an event file."""
+    return text.endswith((".jsonl", ".parquet"))
+
+
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredCosts:
     """Costs of each kind as some source has measured them; without any measurement all are free."""
 
     start: Cost
-    """First starts, and what jobs hold their GPUs for after their last step."""
+    """First starts, with the time in which jobs hold their GPUs after their last step."""
     rescale: Cost
     """Growths, shrinks, moves and changes of the batch, of a job that runs."""
     resume: Cost
     """Starts after a preemption or a failure."""
 
 
-def costs_from_events(events: Iterable[Event]) -> Measured:
+def costs_from_events(events: Iterable[Event]) -> MeasuredCosts:
     """The mean measured costs of each model.
 
     A live run writes them into the ``progress`` event after the change, a simulated one into the change
-    itself. A model without a measurement gets the mean over all; a kind that was not measured is taken to
-    cost what the kind costs that is most like it: starts and resumes are alike, rescales are not. A start
-    also bears the end of its job: from the last report of its workers until they are gone.
+    itself. A model without a measurement gets the mean over all; a kind that was not measured costs what the
+    most similar kind costs: starts and resumes are alike, rescales are not. Start cost includes the time
+    between the last report of a job's workers and their end.
     """
     models: dict[str, str] = {}
     reported_s: dict[str, float] = {}
@@ -100,7 +175,7 @@ def _with_ends(start: Cost, leaves: Mapping[str, list[float]]) -> Cost:
     return Cost(default_s, bearing)
 
 
-def costs_from_profile(profile: Profile) -> Measured:
+def costs_from_profile(profile: Profile) -> MeasuredCosts:
     """What ``pliant profile --costs`` measured, each the mean of a model's rows; a resume is a relaunch."""
     return _measured(
         by_model(profile.rows, lambda row: row.start_seconds),
@@ -109,16 +184,16 @@ def costs_from_profile(profile: Profile) -> Measured:
     )
 
 
-def unstated_costs(profile: Profile | None) -> Measured | None:
-    """What a replay charges where no option says it: what the profile measured; None: it measured nothing."""
+def unstated_costs(profile: Profile | None) -> MeasuredCosts | None:
+    """Costs that a profile measured, for options that state none. Returns None if it measured none."""
     found = None if profile is None else costs_from_profile(profile)
     return found if found is not None and found.start.by_model else None
 
 
 def _measured(
     starts: Mapping[str, list[float]], rescaled: Mapping[str, list[float]], resumes: Mapping[str, list[float]]
-) -> Measured:
-    return Measured(
+) -> MeasuredCosts:
+    return MeasuredCosts(
         _mean_cost(starts or resumes or rescaled),
         _mean_cost(rescaled or resumes or starts),
         _mean_cost(resumes or starts or rescaled),
@@ -130,124 +205,3 @@ def _mean_cost(measured: Mapping[str, list[float]]) -> Cost:
     every = [seconds for found in measured.values() for seconds in found]
     means = {model: fmean(found) for model, found in sorted(measured.items())}
     return Cost(fmean(every) if every else 0.0, means)
-
-
-def is_event_file(text: str) -> bool:
-    """Whether the words for a cost name an event file."""
-    return text.endswith((".jsonl", ".parquet"))
-
-
-def _is_measured(text: str) -> bool:
-    return text == "profile" or is_event_file(text)
-
-
-def parse_costs(
-    start: str | None, rescale: str | None, resume: str | None, profile: str | None
-) -> tuple[Cost | None, Cost | None, Cost | None]:
-    """What the options of that name say, in the order of the fields of ``SimulatedCluster``; None: nothing.
-
-    ``S``; ``MODEL=S,…``, where a bare ``S`` is for the others; an event file to take measured costs from; or
-    ``profile`` for the measurements of the file ``profile``. A resume without a stated cost has what the
-    source of the rescales has measured.
-
-    :raises UsageError: a number is missing, negative or not finite, or there is no profile file.
-    :raises BadInputError: the file is none, or measured no start and no rescale.
-    """
-    if resume is None and rescale is not None and _is_measured(rescale):
-        resume = rescale
-    known: dict[str, Measured] = {}
-
-    def cost(kind: Kind, text: str | None) -> Cost | None:
-        if text is None:
-            return None
-        option = f"--{kind}-cost"
-        if not _is_measured(text):
-            return _stated(text, option)
-        if text not in known:
-            known[text] = _read_costs(text, option, profile)
-        found: Cost = getattr(known[text], kind)
-        return found
-
-    return cost("start", start), cost("rescale", rescale), cost("resume", resume)
-
-
-def _stated(text: str, option: str) -> Cost:
-    default_s, by_model = 0.0, {}
-    for part in text.split(","):
-        model, equals, number = part.rpartition("=")
-        if equals:
-            by_model[model] = _seconds(number, part, option)
-        else:
-            default_s = _seconds(number, part, option)
-    return Cost(default_s, by_model, option)
-
-
-def _read_costs(text: str, option: str, profile: str | None) -> Measured:
-    if text != "profile":
-        found = costs_from_events(read_events(text))
-        if not found.start.by_model:
-            raise BadInputError.one(text, "has no measured start or rescale to take costs from")
-        return found
-    if profile is None or profile == PIPE:
-        raise UsageError(f"{option} profile: name the profile with --profile FILE")
-    measured = unstated_costs(read_profile(profile))
-    if measured is None:
-        raise BadInputError.one(profile, "has no measured costs: measure with pliant profile --costs")
-    return measured
-
-
-def _seconds(number: str, part: str, option: str) -> float:
-    try:
-        seconds = float(number)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise UsageError(
-            f'{option} "{part}": expected seconds, MODEL=SECONDS, profile or an event file (.jsonl, .parquet)'
-        )
-    return seconds
-
-
-class Interference:
-    """Who disturbs whom, as the simulator of Pollux (OSDI '21) has it.
-
-    A node is contended while two or more jobs hold GPUs on it that each hold GPUs on other nodes, too: they
-    share its way to the network. Such a job loses the given part of its speed while any of its nodes is
-    contended; how many neighbours it has does not matter. Jobs on one node neither disturb nor are disturbed.
-    """
-
-    def __init__(self, part: float) -> None:
-        """``part``: of the speed that is lost, from 0 to below 1."""
-        self._slowed = 1.0 - part
-        self._nodes: dict[str, tuple[str, ...]] = {}
-        """Nodes of each job that spans several."""
-        self._beside: dict[str, set[str]] = {}
-        """The same by node."""
-        self._last: dict[str, float] = {}
-        self._stale: set[str] = set()
-
-    def place(self, job_id: str, placement: NodeGpus) -> None:
-        """From now on the job holds this; nothing, if it is empty."""
-        for node in self._nodes.pop(job_id, ()):
-            self._beside[node].remove(job_id)
-            self._stale |= self._beside[node]
-        self._last.pop(job_id, None)
-        if len(placement) > 1:
-            self._nodes[job_id] = tuple(node for node, _ in placement)
-            for node in self._nodes[job_id]:
-                others = self._beside.setdefault(node, set())
-                self._stale |= others
-                others.add(job_id)
-
-    def speed_factor(self, job_id: str) -> float:
-        """The part of its speed that the job has now."""
-        nodes = self._nodes.get(job_id, ())
-        found = self._slowed if any(len(self._beside[node]) > 1 for node in nodes) else 1.0
-        self._last[job_id] = found
-        return found
-
-    def changed(self) -> list[str]:
-        """Jobs whose speed factor is not what :meth:`speed_factor` said last, in order of their ids."""
-        stale, self._stale = self._stale, set()
-        known = {job_id: self._last[job_id] for job_id in stale if job_id in self._last}
-        return sorted(job_id for job_id, before in known.items() if self.speed_factor(job_id) != before)

@@ -43,7 +43,7 @@ _PATIENCE: Final = 1000
 
 
 @dataclass(slots=True)
-class Counters:
+class EngineCounters:
     """What the engine counts about itself."""
 
     decisions: int = 0
@@ -78,9 +78,9 @@ class Engine:
         self.session = session
         self.simulated = simulated or SimulatedCluster()
         self.log = EventLog()
-        self.counters = Counters()
+        self.counters = EngineCounters()
         self.stands_still = False
-        """Whether the end was reached because the policy moves its jobs more often than they can pay for."""
+        """Whether the replay ended because the policy moves jobs more often than they can pay for."""
         self._describe = describe
         self._advance = advance
         self._arrivals = sorted(jobs, key=lambda job: (job.submit_time, job.id))
@@ -99,7 +99,7 @@ class Engine:
         self._idle_limit = IdleLimit()
         self._forecasts = ForecastLog()
         self._ended_late = False
-        """Whether a job ended at this moment after the decision: it took less time than a clock can show."""
+        """Whether a job ended at this moment after the decision: it took less time than clocks resolve."""
         self._quiet_decisions = 0
         self._last_look: tuple[float, float] = (-math.inf, -1.0)
 
@@ -191,7 +191,7 @@ class Engine:
             self._submit(job_spec, now_s)
 
     def _happen_late(self, now_s: float) -> None:
-        """What is of this moment and was not noticed before the decision."""
+        """Everything of this moment that is noticed only after the decision."""
         self._ended_late = False
         while (entry := self._agenda.pop(now_s, LATE_SEGMENT_END)) is not None:
             if entry.kind in (FINISH, LATE_FINISH):

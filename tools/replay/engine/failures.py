@@ -26,7 +26,7 @@ CHECKPOINT_S: Final = 60.0
 """Seconds between checkpoints of a job that states none."""
 _HOUR_S: Final = 3600.0
 _MOST: Final = 2_000_000
-"""Failures that are drawn at most: more would fill the memory, and leave no time between them."""
+"""Most failures that are drawn: more would fill the memory, and leave no time between them."""
 _STREAM: Final = 1
 """Sets the random numbers of failures apart from those of policies, which have the same seed."""
 
@@ -129,7 +129,7 @@ def together(*sources: Sequence[NodeEvent]) -> tuple[NodeEvent, ...]:
 
 
 def _without_gaps(events: Sequence[NodeEvent]) -> Iterator[NodeEvent]:
-    """The events of one source; outages of a node of which one ends as the next begins are one outage."""
+    """The events of one source. Outages of a node that follow each other without a gap are one outage."""
     down: set[str] = set()
     for (_, node), at_once in groupby(sorted(events), key=lambda event: (event.time_s, event.node)):
         turns = list(at_once)
@@ -149,8 +149,8 @@ def failures_end_s(jobs: Sequence[Job], speeds: Speeds, progress: ProgressModel)
     """Until when failures are drawn for a trace: long enough for twice its work.
 
     That is the last submission, twice the time in which the whole cluster does all the work at the requested
-    sizes, and twice the longest job. Without an end the replay would wait
-    indefinitely for a job that can never run.
+    sizes, and twice the longest job. Without an end the replay would wait indefinitely for a job that can
+    never run.
     """
     seconds = [_alone(job, speeds, progress) for job in jobs]
     gpus = max(1, sum(speeds.gpu_types.values()))

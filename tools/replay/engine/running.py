@@ -1,6 +1,7 @@
 """The jobs that hold GPUs: what each has paid for, how it trains, and when that ends.
 
-What happens next: a heap with a total order, and the times at which the policy is asked.
+:class:`RunningJobs` enters the end of each stretch of progress into the :class:`Agenda`, a heap with a
+total order. :class:`Rounds` are the times at which a policy with an interval is asked.
 """
 
 from __future__ import annotations
@@ -10,40 +11,25 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from pliant.tools.replay.engine.costs import FREE, Interference
+from pliant.tools.replay.engine.costs import FREE
 from pliant.tools.replay.engine.failures import last_checkpoint_s
 from pliant.tools.replay.engine.log import EventLog
-from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.engine.simulated_cluster import Interference, SimulatedCluster
 from pliant.tools.replay.progress.protocol import Segment
 from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation, Trajectory
 from pliant.tools.schedule.session.cluster_state import Transition
 from pliant.tools.schedule.session.session import Session
 
-
-@dataclass(slots=True)
-class Allocation:
-    """What one job holds, and the segment of progress in which it is."""
-
-    row: int
-    """Where the log says how it began."""
-    held_since_s: float
-    speed: float
-    """Samples per second that the throughput model gives, which every segment begins from."""
-    paid_s: float
-    """When its start or change is paid for and it begins to train; checkpoints count from then."""
-    saved_samples: float
-    """Progress at the last checkpoint before the present segment."""
-    trains_since_s: float = math.inf
-    """When the present segment of progress begins."""
-    done: float = 0.0
-    """Progress there, in samples."""
-    trajectory: Trajectory | None = None
-    """The line of progress in it; None: straight."""
-    rate: float = 0.0
-    goal: float = math.inf
-    """Progress at which this segment ends, in samples."""
-    epoch_end: EpochEnd | None = None
-    """What the job reports then, if that is the end of an epoch."""
+FINISH: Final = 0
+SEGMENT_END: Final = 1
+NODE_DOWN: Final = 2
+NODE_UP: Final = 3
+LATE_FINISH: Final = 4
+LATE_SEGMENT_END: Final = 5
+"""Kinds, in the order in which things of one moment happen; arrivals come after them all, and what is late
+after the decision of that moment."""
+_ROUNDING: Final = 2.0**-40
+"""Completions closer than this part of the time happen at one moment: they differ by rounding alone."""
 
 
 class RunningJobs:
@@ -74,7 +60,7 @@ class RunningJobs:
         self._progress = simulated.progress()
         self._interference = Interference(simulated.interference) if simulated.interference else None
         self._reveals_work = reveals_work
-        self._held: dict[str, Allocation] = {}
+        self._held: dict[str, RunningJob] = {}
         self._trained: set[str] = set()
         """Jobs that have paid what a start costs and trained since."""
 
@@ -82,12 +68,12 @@ class RunningJobs:
         return job_id in self._held
 
     def arrive(self, job: JobState) -> None:
-        """A job has arrived: policies see of its work what they may."""
+        """A job has arrived. Its work is hidden from policies as far as they may not see it."""
         if self._session.demand == "predicted" or self._reveals_work or job.total_samples is None:
             job.hide_work(self._progress.all_samples(job))
             self._end_samples(job, 0.0)
 
-    def cost_s(self, transition: Transition, left: Allocation | None, now_s: float) -> float:
+    def cost_s(self, transition: Transition, left: RunningJob | None, now_s: float) -> float:
         """Seconds without training that a change costs; ``left``: what the job held before."""
         if transition.step == "rebatch" and left is not None and self._simulated.quirks.free_rebatch:
             return max(0.0, left.paid_s - now_s)
@@ -103,15 +89,15 @@ class RunningJobs:
         return all(held.held_since_s > time_s for held in self._held.values() if held.rate)
 
     def begin(self, job: JobState, row: int, cost_s: float, now_s: float) -> None:
-        """The job has got GPUs or a batch, as ``row`` of the log says; it trains once it has paid."""
+        """The job has new GPUs or a new batch, as ``row`` of the log says; it trains once it has paid."""
         if self._interference is not None:
             self._interference.place(job.id, job.placement)
         done = job.samples_done(now_s)
-        held = Allocation(row, now_s, job.samples_per_second, now_s + cost_s, done)
+        held = RunningJob(row, now_s, job.samples_per_second, now_s + cost_s, done)
         self._held[job.id] = held
         self._train(job, held, now_s, held.paid_s)
 
-    def leave(self, job_id: str, now_s: float) -> Allocation:
+    def leave(self, job_id: str, now_s: float) -> RunningJob:
         """The job's allocation ends; if it was still being paid for, only that much was paid."""
         self._agenda.unplan(job_id)
         held = self._drop(job_id)
@@ -142,9 +128,7 @@ class RunningJobs:
         return {job_id: self._saved_samples(jobs[job_id], held, now_s) for job_id, held in self._held.items()}
 
     def heed_neighbours(self, now_s: float) -> None:
-        """Jobs that got or lost a neighbour, on their way to the network or on their GPUs, go on slower or
-        faster.
-        """
+        """Change the speed of jobs that got or lost a neighbour on their GPUs or their way to the network."""
         slowed = self._session.slowed
         if self._interference is None and not slowed:
             return
@@ -160,12 +144,12 @@ class RunningJobs:
             self._train(job, held, now_s, max(now_s, held.paid_s))
         slowed.clear()
 
-    def _drop(self, job_id: str) -> Allocation:
+    def _drop(self, job_id: str) -> RunningJob:
         if self._interference is not None:
             self._interference.place(job_id, ())
         return self._held.pop(job_id)
 
-    def _train(self, job: JobState, held: Allocation, now_s: float, from_s: float) -> None:
+    def _train(self, job: JobState, held: RunningJob, now_s: float, from_s: float) -> None:
         """The job trains from ``from_s`` on; plan the end of that."""
         done = job.samples_done(now_s)
         factor = 1.0 if self._interference is None else self._interference.speed_factor(job.id)
@@ -208,14 +192,14 @@ class RunningJobs:
             job.observe(observation)
 
     def _observation(self, job: JobState, speed: float) -> Observation | None:
-        """The step that the throughput model gives the job; None: it does not train, or states no batch."""
+        """The step that the throughput model gives. None if the job does not train, or states no batch."""
         plan = self._session.speeds.batch_plan(job)
         if plan is None or speed <= 0:
             return None
         shape = tuple(sorted((count for _, count in job.placement), reverse=True))
         return Observation(shape, plan.local, plan.accum, job.global_batch / speed)
 
-    def _saved_samples(self, job: JobState, held: Allocation, now_s: float) -> float:
+    def _saved_samples(self, job: JobState, held: RunningJob, now_s: float) -> float:
         """Progress at the job's last checkpoint; a job saves itself before its GPUs change, too."""
         saved_s = last_checkpoint_s(job.spec, held.paid_s, now_s)
         if saved_s < held.trains_since_s:
@@ -226,50 +210,51 @@ class RunningJobs:
         return done if job.work_samples is None else min(done, job.work_samples)
 
 
-FINISH: Final = 0
-SEGMENT_END: Final = 1
-NODE_DOWN: Final = 2
-NODE_UP: Final = 3
-LATE_FINISH: Final = 4
-LATE_SEGMENT_END: Final = 5
-"""Kinds, in the order in which things of one moment happen; arrivals come after them all, and what is late
-after the decision of that moment."""
+@dataclass(slots=True)
+class RunningJob:
+    """What one job holds, and the segment of progress in which it is."""
 
-_ROUNDING: Final = 2.0**-40
-"""Two completions nearer than this part of the time are one moment: they differ by rounding alone."""
-
-
-class Entry(NamedTuple):
-    """One thing to come. Entries are ordered by (time, kind, subject)."""
-
-    time_s: float
-    kind: int
-    subject: str
-    """Job id or node name."""
-    version: int = 0
-    """Number of the plan it belongs to; an entry whose plan no longer holds is void."""
+    row: int
+    """Where the log says how it began."""
+    held_since_s: float
+    speed: float
+    """Samples per second that the throughput model gives, which every segment begins from."""
+    paid_s: float
+    """When its start or change is paid for and it begins to train; checkpoints count from then."""
+    saved_samples: float
+    """Progress at the last checkpoint before the present segment."""
+    trains_since_s: float = math.inf
+    """When the present segment of progress begins."""
+    done: float = 0.0
+    """Progress there, in samples."""
+    trajectory: Trajectory | None = None
+    """The line of progress in it; None: straight."""
+    rate: float = 0.0
+    goal: float = math.inf
+    """Progress at which this segment ends, in samples."""
+    epoch_end: EpochEnd | None = None
+    """What the job reports then, if that is the end of an epoch."""
 
 
 class Agenda:
     """Entries in order. Void ones are dropped when they come up, so that a change of plan costs one push."""
 
     def __init__(self) -> None:
-        self._heap: list[Entry] = []
+        self._heap: list[AgendaEntry] = []
         self._plans: dict[str, int] = {}
         self._version = 0
 
     def add(self, time_s: float, kind: int, subject: str) -> None:
         """Something that will happen whatever comes before it."""
-        heappush(self._heap, Entry(time_s, kind, subject))
+        heappush(self._heap, AgendaEntry(time_s, kind, subject))
 
     def plan(self, time_s: float, kind: int, job_id: str) -> None:
         """The next event of a job that no decision causes; replaces what was planned for it."""
         self._version += 1
         self._plans[job_id] = self._version
-        heappush(self._heap, Entry(time_s, kind, job_id, self._version))
+        heappush(self._heap, AgendaEntry(time_s, kind, job_id, self._version))
 
     def unplan(self, job_id: str) -> None:
-        """Drops what was planned for the job."""
         self._plans.pop(job_id, None)
 
     def next_s(self) -> float:
@@ -279,7 +264,7 @@ class Agenda:
             heappop(heap)
         return heap[0].time_s if heap else math.inf
 
-    def pop(self, time_s: float, last_kind: int = NODE_UP) -> Entry | None:
+    def pop(self, time_s: float, last_kind: int = NODE_UP) -> AgendaEntry | None:
         """Take the next entry if it is due at ``time_s`` and of a kind up to ``last_kind``.
 
         Completions may be early by a rounding error.
@@ -295,6 +280,17 @@ class Agenda:
         if entry.version:
             del self._plans[entry.subject]
         return entry
+
+
+class AgendaEntry(NamedTuple):
+    """One thing to come. Entries are ordered by (time, kind, subject)."""
+
+    time_s: float
+    kind: int
+    subject: str
+    """Job id or node name."""
+    version: int = 0
+    """Number of the plan it belongs to; an entry whose plan no longer holds is void."""
 
 
 class Rounds:

@@ -1,8 +1,5 @@
-"""Rows in, jobs out: what all formats share about bad rows, dropped rows and names, and the account.
-
-What an importer is, and what is common to those of production traces.
-
-One row of an input, with its fields as numbers, times and words.
+"""What all formats share: what an importer is, the account of rows that were dropped or are malformed, and
+the fields of a row as numbers, times and words.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from pydantic_core import ValidationError
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.columns import Table, validate_row
+from pliant.schemas.file_io.columns import TableKind, validate_row
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Gpus, GpuTimeWork, Job
 from pliant.schemas.profile import ConvergenceRow, ProfileRow
@@ -29,71 +26,62 @@ from pliant.schemas.text import counted
 
 T = TypeVar("T")
 Progress = Callable[[int, int | None], None]
-
 MOST_PROBLEMS: Final = 1000
 """Reading ends after this number of malformed rows: the file is of another format."""
-_EVERY: Final = 1000
-_OTHER: Final = re.compile(r"[^A-Za-z0-9._-]")
+_ROWS_PER_REPORT: Final = 1000
+_NOT_IN_IDS: Final = re.compile(r"[^A-Za-z0-9._-]")
+NO_GPU: Final = "asked for no GPU"
+NO_SUBMISSION: Final = "had no time of submission"
+NEVER_STARTED: Final = "never started"
+NO_DURATION: Final = "ran for no time"
+BACKWARDS: Final = "ended before they started"
+NOT_FINISHED: Final = "had not finished when the trace ended"
+UNKNOWN_MODEL: Final = "unknown"
+MOST_GPUS: Final = 65_536
+"""Of one measurement: its placement names every node."""
+NOTHING: Final = frozenset({"", "none", "null", "nan", "n/a", "unknown"})
+"""How traces write a missing value, in lower case."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH_NAIVE: Final = datetime(1970, 1, 1)
 
 
-class DroppedRowError(Exception):
-    """By the format's own meaning the row is not a GPU training job; the message says why."""
+@dataclass(frozen=True, slots=True)
+class TraceFormat:
+    """A format that holds jobs. ``jobs`` reads the given paths; ``absolute``: its times are shifted to 0.
 
-
-def checked(row: T, table: Table[T]) -> T:
-    """A row of a table that an importer has made; its reader must accept it.
-
-    :raises ValidationError: pydantic's, where a value is wrong.
-    :raises MalformedRowError: values contradict each other.
+    ``cluster`` reads the nodes of those paths that list some; it returns None if there are none.
     """
-    validate_row(row, table)
-    for pointer, message in table.broken(row):
-        raise MalformedRowError(pointer.removeprefix("/"), message)
-    return row
+
+    name: str
+    jobs: Callable[[Sequence[str], Conversion], Iterator[Job]]
+    absolute: bool = True
+    cluster: Callable[[Sequence[str], Conversion], Cluster | None] | None = None
 
 
-@dataclass(slots=True)
-class ImportSummary:
-    """Counts and sentences of one import, filled while it runs."""
+@dataclass(frozen=True, slots=True)
+class FolderFormat:
+    """A format that brings measurements: ``read`` takes its folder and the workload file, if one is wanted.
 
-    format: str
-    rows: int = 0
-    """Rows read: jobs and measurements, dropped ones included."""
-    jobs: int = 0
-    nodes: int = 0
-    profile_rows: int = 0
-    convergence_rows: int = 0
-    history_jobs: int = 0
-    """Jobs whose epochs were imported."""
-    dropped: Counter[str] = field(default_factory=Counter)
-    """Rows that gave no job, by reason."""
-    assumptions: dict[str, int | None] = field(default_factory=dict)
-    """What the input does not say and was decided here; the number of times, or None: throughout."""
-    files: list[str] = field(default_factory=list)
-    """Files written, ``-`` for stdout."""
+    ``workload`` reads a workload file alone, for formats whose jobs need no measurements.
+    """
 
-    def assume(self, sentence: str) -> None:
-        """State what holds for the whole import."""
-        self.assumptions.setdefault(sentence, None)
+    name: str
+    read: Callable[[Path, Path | None, Conversion], Imported]
+    workload: Callable[[Path, Conversion], Iterator[Job]] | None = None
 
-    def assume_here(self, sentence: str) -> None:
-        """State what holds for one more row."""
-        self.assumptions[sentence] = (self.assumptions.get(sentence) or 0) + 1
 
-    def lines(self) -> list[str]:
-        """The summary as lines for people."""
-        made = f"{self.jobs} jobs"
-        if self.profile_rows or self.convergence_rows:
-            made += f", {self.profile_rows} profile rows, {self.convergence_rows} convergence rows"
-        if self.history_jobs:
-            made += f", the history of {counted(self.history_jobs, 'job')}"
-        if self.nodes:
-            made += f", {self.nodes} nodes"
-        lines = [f"{self.format}: {self.rows} rows read, {made} written, {self.dropped.total()} rows dropped"]
-        lines += [f"dropped: {count} {reason}" for reason, count in sorted(self.dropped.items())]
-        for sentence, count in self.assumptions.items():
-            lines.append("assumed: " + (sentence if count is None else f"{sentence} ({count} times)"))
-        return lines
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What a folder of measurements gives; ``jobs`` is empty without a workload."""
+
+    jobs: Iterable[Job] = ()
+    profile: Sequence[ProfileRow] = ()
+    convergence: Sequence[ConvergenceRow] = ()
+    history: Sequence[Event] = ()
+    """What jobs reported that ran."""
+
+
+Format = TraceFormat | FolderFormat
 
 
 class Conversion:
@@ -138,7 +126,7 @@ class Conversion:
             self.finish()
 
     def refuse_row(self, source: str, line: int, message: str) -> None:
-        """A row of which no field can be read."""
+        """A row none of whose fields can be read."""
         self._count()
         self.refuse([Problem(source, line, "", message)])
 
@@ -149,7 +137,7 @@ class Conversion:
 
     def new_id(self, text: str) -> str:
         """A job id made of ``text``: unused characters become ``_``, a repeated id gets ``-2``, ``-3``, …"""
-        plain = _OTHER.sub("_", text).lstrip("._-")[:120] or "job"
+        plain = _NOT_IN_IDS.sub("_", text).lstrip("._-")[:120] or "job"
         if plain != text:
             self.summary.assume_here("an id with characters that ids may not have was rewritten")
         number = self._ids.get(plain, 0) + 1
@@ -165,123 +153,52 @@ class Conversion:
 
     def _count(self) -> None:
         self.summary.rows += 1
-        if self._progress is not None and self.summary.rows % _EVERY == 0:
+        if self._progress is not None and self.summary.rows % _ROWS_PER_REPORT == 0:
             self._progress(self.summary.rows, None)
 
 
-NO_GPU: Final = "asked for no GPU"
-NO_SUBMISSION: Final = "had no time of submission"
-NEVER_STARTED: Final = "never started"
-NO_DURATION: Final = "ran for no time"
-BACKWARDS: Final = "ended before they started"
-NOT_FINISHED: Final = "had not finished when the trace ended"
-UNKNOWN_MODEL: Final = "unknown"
-MOST_GPUS: Final = 65_536
-"""Of one measurement: its placement names every node."""
+@dataclass(slots=True)
+class ImportSummary:
+    """Counts and sentences of one import, filled while it runs."""
 
+    format: str
+    rows: int = 0
+    """Rows read: jobs and measurements, dropped ones included."""
+    jobs: int = 0
+    nodes: int = 0
+    profile_rows: int = 0
+    convergence_rows: int = 0
+    history_jobs: int = 0
+    """Jobs whose epochs were imported."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Rows that gave no job, by reason."""
+    assumptions: dict[str, int | None] = field(default_factory=dict)
+    """What the input does not say and was decided here; the number of times, or None: throughout."""
+    files: list[str] = field(default_factory=list)
+    """Files written, ``-`` for stdout."""
 
-@dataclass(frozen=True, slots=True)
-class TraceFormat:
-    """A format that holds jobs. ``jobs`` reads the given paths; ``absolute``: its times are shifted to 0.
+    def assume(self, sentence: str) -> None:
+        """State what holds for the whole import."""
+        self.assumptions.setdefault(sentence, None)
 
-    ``cluster`` reads the nodes of those paths that list some; None: there is no such path.
-    """
+    def assume_here(self, sentence: str) -> None:
+        """State what holds for one more row."""
+        self.assumptions[sentence] = (self.assumptions.get(sentence) or 0) + 1
 
-    name: str
-    jobs: Callable[[Sequence[str], Conversion], Iterator[Job]]
-    absolute: bool = True
-    cluster: Callable[[Sequence[str], Conversion], Cluster | None] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """What a folder of measurements gives; ``jobs`` is empty without a workload."""
-
-    jobs: Iterable[Job] = ()
-    profile: Sequence[ProfileRow] = ()
-    convergence: Sequence[ConvergenceRow] = ()
-    history: Sequence[Event] = ()
-    """What jobs reported that ran."""
-
-
-@dataclass(frozen=True, slots=True)
-class FolderFormat:
-    """A format that brings measurements: ``read`` takes its folder and the workload file, if one is wanted.
-
-    ``workload`` reads a workload file alone, for formats whose jobs need no measurements.
-    """
-
-    name: str
-    read: Callable[[Path, Path | None, Conversion], Imported]
-    workload: Callable[[Path, Conversion], Iterator[Job]] | None = None
-
-
-Format = TraceFormat | FolderFormat
-
-
-def executed_job(
-    job_id: str,
-    submit_time_s: float,
-    gpus: int,
-    gpu_seconds: float,
-    *,
-    labels: Mapping[str, Any],
-    user: str = "",
-    model: str = UNKNOWN_MODEL,
-) -> Job:
-    """A rigid job known by what it executed; labels that say nothing are left out."""
-    stated = {name: "" if value is None else str(value) for name, value in labels.items()}
-    return Job(
-        id=job_id,
-        submit_time=submit_time_s,
-        model=model,
-        gpus=Gpus(requested=gpus),
-        user=user,
-        work=GpuTimeWork(gpu_seconds=gpu_seconds),
-        labels={name: text for name, text in stated.items() if text.lower() not in NOTHING},
-    )
-
-
-def executed_seconds(start_s: float | None, end_s: float | None) -> float:
-    """Seconds from start to end.
-
-    :raises DroppedRowError: it did not start, did not end, took no time, or ended first.
-    """
-    if start_s is None:
-        raise DroppedRowError(NEVER_STARTED)
-    if end_s is None:
-        raise DroppedRowError(NOT_FINISHED)
-    if end_s < start_s:
-        raise DroppedRowError(BACKWARDS)
-    if end_s == start_s:
-        raise DroppedRowError(NO_DURATION)
-    return end_s - start_s
-
-
-def assume_no_models(conversion: Conversion) -> None:
-    """State what every trace without models has in common."""
-    conversion.summary.assume(f"the trace names no models: every job has the model {UNKNOWN_MODEL!r}")
-    conversion.summary.assume("work is the executed time times the GPUs requested; jobs do not change size")
-
-
-def assume_utc(conversion: Conversion) -> None:
-    """State how clock times are read."""
-    conversion.summary.assume("clock times without a zone are read as UTC, without daylight saving")
-
-
-NOTHING: Final = frozenset({"", "none", "null", "nan", "n/a", "unknown"})
-"""How traces write a missing value, in lower case."""
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_EPOCH_NAIVE: Final = datetime(1970, 1, 1)
-
-
-class MalformedRowError(Exception):
-    """The row does not say what the format asks for."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
-        self.message = message
+    def lines(self) -> list[str]:
+        """The summary as lines for people."""
+        made = f"{self.jobs} jobs"
+        if self.profile_rows or self.convergence_rows:
+            made += f", {self.profile_rows} profile rows, {self.convergence_rows} convergence rows"
+        if self.history_jobs:
+            made += f", the history of {counted(self.history_jobs, 'job')}"
+        if self.nodes:
+            made += f", {self.nodes} nodes"
+        lines = [f"{self.format}: {self.rows} rows read, {made} written, {self.dropped.total()} rows dropped"]
+        lines += [f"dropped: {count} {reason}" for reason, count in sorted(self.dropped.items())]
+        for sentence, count in self.assumptions.items():
+            lines.append("assumed: " + (sentence if count is None else f"{sentence} ({count} times)"))
+        return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +266,81 @@ class InputRow:
         if found is None:
             raise MalformedRowError(name, "is empty, expected a time")
         return found
+
+
+class DroppedRowError(Exception):
+    """By the format's own meaning the row is not a GPU training job; the message says why."""
+
+
+class MalformedRowError(Exception):
+    """The row does not say what the format asks for."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+        self.message = message
+
+
+def checked(row: T, table: TableKind[T]) -> T:
+    """A row of a table that an importer has made; its reader must accept it.
+
+    :raises ValidationError: pydantic's, where a value is wrong.
+    :raises MalformedRowError: values contradict each other.
+    """
+    validate_row(row, table)
+    for pointer, message in table.broken(row):
+        raise MalformedRowError(pointer.removeprefix("/"), message)
+    return row
+
+
+def executed_job(
+    job_id: str,
+    submit_time_s: float,
+    gpus: int,
+    gpu_seconds: float,
+    *,
+    labels: Mapping[str, Any],
+    user: str = "",
+    model: str = UNKNOWN_MODEL,
+) -> Job:
+    """A rigid job known by what it executed; labels that say nothing are left out."""
+    stated = {name: "" if value is None else str(value) for name, value in labels.items()}
+    return Job(
+        id=job_id,
+        submit_time=submit_time_s,
+        model=model,
+        gpus=Gpus(requested=gpus),
+        user=user,
+        work=GpuTimeWork(gpu_seconds=gpu_seconds),
+        labels={name: text for name, text in stated.items() if text.lower() not in NOTHING},
+    )
+
+
+def executed_seconds(start_s: float | None, end_s: float | None) -> float:
+    """Seconds from start to end.
+
+    :raises DroppedRowError: it did not start, did not end, took no time, or ended first.
+    """
+    if start_s is None:
+        raise DroppedRowError(NEVER_STARTED)
+    if end_s is None:
+        raise DroppedRowError(NOT_FINISHED)
+    if end_s < start_s:
+        raise DroppedRowError(BACKWARDS)
+    if end_s == start_s:
+        raise DroppedRowError(NO_DURATION)
+    return end_s - start_s
+
+
+def assume_no_models(conversion: Conversion) -> None:
+    """State what every trace without models has in common."""
+    conversion.summary.assume(f"the trace names no models: every job has the model {UNKNOWN_MODEL!r}")
+    conversion.summary.assume("work is the executed time times the GPUs requested; jobs do not change size")
+
+
+def assume_utc(conversion: Conversion) -> None:
+    """State how clock times are read."""
+    conversion.summary.assume("clock times without a zone are read as UTC, without daylight saving")
 
 
 def parse_number(found: str, name: str) -> float:

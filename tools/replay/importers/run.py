@@ -1,19 +1,21 @@
-"""Import a trace: read, drop or refuse rows, order, and write.
-
-The formats by name.
-"""
+"""Import a trace: read, drop or refuse rows, sort the jobs by time, and write them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from pliant.schemas import io
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.file_io.files import PIPE, check_folder, check_output, write_chunks
+from pliant.schemas.file_io.json_lines import encode, header
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.throughput_model import with_triangulations
@@ -37,12 +39,29 @@ from pliant.tools.replay.importers.formats import (
     slurm,
     tiresias,
 )
-from pliant.tools.replay.importers.reading import OrderedJobs
 
 JOBS: Final = "jobs.jsonl"
 PROFILE: Final = "profile.parquet"
 CONVERGENCE: Final = "convergence.parquet"
 HISTORY: Final = "history.jsonl"
+FORMATS: Final[dict[str, Format]] = {
+    each.name: each
+    for each in (
+        philly.FORMAT,
+        helios.FORMAT,
+        pai.FORMAT,
+        alibaba_v2023.FORMAT,
+        pollux.FORMAT,
+        pollux.SIA,
+        ones.FORMAT,
+        tiresias.FORMAT,
+        gavel.FORMAT,
+        slurm.FORMAT,
+    )
+}
+_IN_MEMORY: Final = 1 << 25
+"""Bytes that are kept before the jobs go to a temporary file."""
+_CHUNK: Final = 1 << 20
 
 
 def import_trace(
@@ -126,12 +145,12 @@ def _workload_path(folder: Path, workload: str | None) -> Path | None:
 
 def _import_jobs(jobs: Iterable[Job], absolute: bool, out: str, conversion: Conversion) -> None:
     check_output(out)
-    with OrderedJobs() as spool:
+    with SortedJobs() as spool:
         _collect(jobs, spool, conversion)
         _write_jobs(spool, absolute, out, conversion.summary)
 
 
-def _collect(jobs: Iterable[Job], spool: OrderedJobs, conversion: Conversion) -> None:
+def _collect(jobs: Iterable[Job], spool: SortedJobs, conversion: Conversion) -> None:
     """:raises BadInputError: a row is malformed, or there is no job."""
     spool.add(jobs)
     conversion.finish()
@@ -142,7 +161,7 @@ def _collect(jobs: Iterable[Job], spool: OrderedJobs, conversion: Conversion) ->
         raise BadInputError(f"{summary.format}: no job in {summary.rows} rows{why}")
 
 
-def _write_jobs(spool: OrderedJobs, absolute: bool, out: str, summary: ImportSummary) -> None:
+def _write_jobs(spool: SortedJobs, absolute: bool, out: str, summary: ImportSummary) -> None:
     origin = "the submission of its first job that was kept" if absolute else "the start that the trace has"
     summary.assume(f"times are seconds since {origin}")
     write_chunks(out, spool.chunks(from_zero=absolute))
@@ -157,7 +176,7 @@ def _import_folder(
         raise UsageError(f"{found.name} gives several files: name a folder with -o FOLDER")
     check_folder(out)
     imported = found.read(folder, workload, conversion)
-    with OrderedJobs() as spool:
+    with SortedJobs() as spool:
         if workload is not None:
             _collect(imported.jobs, spool, conversion)
         conversion.finish()
@@ -169,7 +188,7 @@ def _import_folder(
 
 
 def _write_folder(imported: Imported, out: Path, summary: ImportSummary) -> None:
-    """The measurements; kinds of which there is nothing give no file."""
+    """Write the measurements, a file for each kind that there is."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -190,18 +209,55 @@ def _write_folder(imported: Imported, out: Path, summary: ImportSummary) -> None
         summary.files.append(str(out / HISTORY))
 
 
-FORMATS: Final[dict[str, Format]] = {
-    each.name: each
-    for each in (
-        philly.FORMAT,
-        helios.FORMAT,
-        pai.FORMAT,
-        alibaba_v2023.FORMAT,
-        pollux.FORMAT,
-        pollux.SIA,
-        ones.FORMAT,
-        tiresias.FORMAT,
-        gavel.FORMAT,
-        slurm.FORMAT,
-    )
-}
+class SortedJobs:
+    """Lines of a job file; 24 bytes a job stay in memory. A context manager: leaving it frees the rest."""
+
+    def __init__(self) -> None:
+        self._lines = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (closed by __exit__)
+        self._submitted, self._starts, self._ends = array("d"), array("q"), array("q")
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lines.close()
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Put jobs behind those that are there."""
+        for job in jobs:
+            fields = job_fields(job)
+            del fields["submit_time"]
+            line = encode(fields)
+            start = self._ends[-1] if self._ends else 0
+            self._lines.write(line)
+            self._submitted.append(job.submit_time)
+            self._starts.append(start)
+            self._ends.append(start + len(line))
+
+    def chunks(self, *, from_zero: bool) -> Iterator[bytes]:
+        """The job file in pieces, by submission time; ``from_zero``: seconds since the first submission."""
+        import numpy as np
+
+        times = np.array(self._submitted)
+        origin = float(times.min()) if from_zero and len(times) else 0.0
+        pieces, size = [header("job")], 0
+        for index in np.argsort(times, kind="stable").tolist():
+            line = self._line(index, self._submitted[index] - origin)
+            pieces.append(line)
+            size += len(line)
+            if size >= _CHUNK:
+                yield b"".join(pieces)
+                pieces, size = [], 0
+        yield b"".join(pieces)
+
+    def _line(self, index: int, time_s: float) -> bytes:
+        """The line with its time behind the id, which holds no comma."""
+        self._lines.seek(self._starts[index])
+        line = self._lines.read(self._ends[index] - self._starts[index])
+        comma = line.index(b",")
+        return b'%s,"submit_time":%s%s' % (line[:comma], repr(time_s).encode(), line[comma:])

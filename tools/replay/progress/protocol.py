@@ -8,7 +8,7 @@ from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation, Trajecto
 
 
 class EndingTrajectory(Trajectory, Protocol):
-    """A trajectory of which the engine also asks when its end is noticed."""
+    """A trajectory that also says when its end is noticed."""
 
     def is_late(self, end_s: float) -> bool:
         """Whether a decision at the very moment of the end still sees the job."""
@@ -56,9 +56,8 @@ class ProgressModel(Protocol):
         return self.all_samples(job)
 
 
-class Samples(ProgressModel):
+class SampleProgress(ProgressModel):
     """Work is a number of samples: the batch size changes the speed and nothing else."""
 
     def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
-        """One segment to the end, at the speed of the throughput model."""
         return Segment(job.samples_per_second * speed_factor)

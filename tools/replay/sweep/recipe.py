@@ -1,6 +1,7 @@
 """Recipes of sweeps: traces × clusters × policies × parameters × seeds in one small TOML or JSON file.
 
-What a task of a sweep was made from: a digest of each thing that its outcome depends on.
+Each task of a sweep has an :class:`Origin`: a digest of each thing that its outcome depends on. What is
+finished is done again only where one of them changed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,23 @@ from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import files_among, make_policy, policy_class, policy_names
 
 Value = bool | int | float | str
+_ORIGIN_KIND: Final = "origin"
+_INPUTS: Final = ("jobs", "cluster", "profile", "convergence", "failures", "predictor")
+COSTS: Final = ("start_cost", "rescale_cost", "resume_cost")
+"""Options that may name an event file."""
+_IN_WORDS: Final = {
+    "failures": "the node failures",
+    "predictor": "the progress predictor",
+    "start_cost": "the start cost",
+    "rescale_cost": "the rescale cost",
+    "resume_cost": "the resume cost",
+    "policy": "the policy's code",
+    "settings": "the recipe's settings",
+    "pliant": "pliant itself",
+}
+_PLIANT: Final = "pliant"
+_REPLAYED: Final = ("schemas", "tools/profile", "tools/replay", "tools/schedule")
+"""Folders of pliant whose code a replay runs."""
 
 
 class Trace(Record):
@@ -176,25 +194,6 @@ def _files_beside(recipe: SweepRecipe, folder: Path) -> dict[str, dict[str, tupl
     return grids
 
 
-_KIND: Final = "origin"
-_INPUTS: Final = ("jobs", "cluster", "profile", "convergence", "failures", "predictor")
-COSTS: Final = ("start_cost", "rescale_cost", "resume_cost")
-"""Options that may name an event file."""
-_IN_WORDS: Final = {
-    "failures": "the node failures",
-    "predictor": "the progress predictor",
-    "start_cost": "the start cost",
-    "rescale_cost": "the rescale cost",
-    "resume_cost": "the resume cost",
-    "policy": "the policy's code",
-    "settings": "the recipe's settings",
-    "pliant": "pliant itself",
-}
-_PLIANT: Final = "pliant"
-_REPLAYED: Final = ("schemas", "tools/profile", "tools/replay", "tools/schedule")
-"""Folders of pliant whose code a replay runs."""
-
-
 class Origin(Record):
     """The key of a finished task: what its files were made from."""
 
@@ -240,21 +239,20 @@ def file_digest(path: str) -> str:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What a task's outcome depends on and is not what it was before, in words."""
+    """What changed of the things that a task's outcome depends on, in words."""
     names = sorted({*before, *now})
     return [_IN_WORDS.get(name, f"the {name}") for name in names if before.get(name) != now.get(name)]
 
 
 def write_origin(path: Path, origin: Mapping[str, str]) -> None:
-    """Write the key of a finished task."""
     path.parent.mkdir(exist_ok=True)
-    atomic_write(path, document_bytes(Origin(made_from=dict(origin)), _KIND), mode=0o600)
+    atomic_write(path, document_bytes(Origin(made_from=dict(origin)), _ORIGIN_KIND), mode=0o600)
 
 
 def read_origin(path: Path) -> dict[str, str] | None:
-    """What a finished task was made from; None: it has no key, or one that this version cannot read."""
+    """What a finished task was made from. Returns None without a key that this version can read."""
     try:
-        return parse_document(read_bytes(path), str(path), _KIND, Origin).made_from
+        return parse_document(read_bytes(path), str(path), _ORIGIN_KIND, Origin).made_from
     except BadInputError:
         return None
 

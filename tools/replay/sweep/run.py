@@ -1,6 +1,7 @@
 """Sweeps: many replays, side by side, each in files of its own; what is finished is not done again.
 
-The tasks of a sweep: each is one replay of files into files, named by what it varies.
+A :class:`SweepTask` is one replay of files into files, named by what it varies; the tasks of a sweep are
+the lines of its task table.
 """
 
 from __future__ import annotations
@@ -52,56 +53,9 @@ from pliant.tools.schedule.registry import files_among, policy_class
 
 KEYS: Final = ".sweep"
 """Folder of the keys of what is finished, beside the event files."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A task that did not get done, and why."""
-
-    name: str
-    message: str
-
-
-def event_file(task: SweepTask, folder: Path) -> Path:
-    """Where a task's events go."""
-    return folder / f"{task.name}.parquet"
-
-
-def is_finished(task: SweepTask, folder: Path) -> bool:
-    """Whether the task's event file is there and was made from the same inputs by the same code."""
-    return event_file(task, folder).exists() and read_origin(_key_file(task, folder)) == task.made_from
-
-
-def outdated(tasks: Sequence[SweepTask], folder: Path) -> Counter[str]:
-    """How many tasks have a result that no longer counts, by what has changed since, in words."""
-    reasons: Counter[str] = Counter()
-    for task in tasks:
-        origin = read_origin(_key_file(task, folder)) if event_file(task, folder).exists() else None
-        changed = [] if origin is None else differences(origin, task.made_from)
-        if changed:
-            reasons[", ".join(changed)] += 1
-    return reasons
-
-
-def strangers(tasks: Sequence[SweepTask], folder: Path) -> list[str]:
-    """Event files in the folder that no task of this sweep writes: a report would mix them in."""
-    own = {event_file(task, folder).name for task in tasks}
-    return sorted(path.name for path in folder.glob("*.parquet") if path.name not in own)
-
-
-def assumptions(tasks: Sequence[SweepTask], folder: Path) -> Counter[str]:
-    """What the finished replays took for granted, with the number of replays that did."""
-    paths = [summary_path(str(event_file(task, folder))) for task in tasks if is_finished(task, folder)]
-    return Counter(text for path in paths for text in read_summary(path).get("assumptions", ()))
-
-
-def carry_out(task: SweepTask, folder: Path) -> None:
-    """Replay one task and write its files; the key comes last, so that a torn task counts as none.
-
-    :raises PliantError: an input is wrong, or the policy broke a rule.
-    """
-    batch.carry_out(_inputs(task.sources()), batch.Task(task.run(), str(event_file(task, folder))))
-    write_origin(_key_file(task, folder), task.made_from)
+TABLE: Final = "tasks.jsonl"
+_TASK_KIND: Final = "task"
+_LONGEST_NAME: Final = 100
 
 
 def sweep(
@@ -151,19 +105,63 @@ def _attempt(task: SweepTask, folder: Path) -> Failure | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A task that did not get done, and why."""
+
+    name: str
+    message: str
+
+
+def carry_out(task: SweepTask, folder: Path) -> None:
+    """Replay one task and write its files; the key comes last, so that a torn task counts as none.
+
+    :raises PliantError: an input is wrong, or the policy broke a rule.
+    """
+    batch.carry_out(_inputs(task.sources()), batch.Task(task.run(), str(event_file(task, folder))))
+    write_origin(_key_file(task, folder), task.made_from)
+
+
 @lru_cache(maxsize=1)
 def _inputs(sources: Sources) -> Inputs:
     """Inputs are read once for tasks that follow each other."""
     return sources.read()
 
 
+def event_file(task: SweepTask, folder: Path) -> Path:
+    return folder / f"{task.name}.parquet"
+
+
 def _key_file(task: SweepTask, folder: Path) -> Path:
     return folder / KEYS / f"{task.name}.key"
 
 
-TABLE: Final = "tasks.jsonl"
-_KIND: Final = "task"
-_LONGEST: Final = 100
+def is_finished(task: SweepTask, folder: Path) -> bool:
+    """Whether the task's event file is there and was made from the same inputs by the same code."""
+    return event_file(task, folder).exists() and read_origin(_key_file(task, folder)) == task.made_from
+
+
+def outdated(tasks: Sequence[SweepTask], folder: Path) -> Counter[str]:
+    """How many tasks have a result that no longer counts, by what has changed since, in words."""
+    reasons: Counter[str] = Counter()
+    for task in tasks:
+        origin = read_origin(_key_file(task, folder)) if event_file(task, folder).exists() else None
+        changed = [] if origin is None else differences(origin, task.made_from)
+        if changed:
+            reasons[", ".join(changed)] += 1
+    return reasons
+
+
+def strangers(tasks: Sequence[SweepTask], folder: Path) -> list[str]:
+    """Event files in the folder that no task of this sweep writes: a report would mix them in."""
+    own = {event_file(task, folder).name for task in tasks}
+    return sorted(path.name for path in folder.glob("*.parquet") if path.name not in own)
+
+
+def assumptions(tasks: Sequence[SweepTask], folder: Path) -> Counter[str]:
+    """What the finished replays took for granted, with the number of replays that did."""
+    paths = [summary_path(str(event_file(task, folder))) for task in tasks if is_finished(task, folder)]
+    return Counter(text for path in paths for text in read_summary(path).get("assumptions", ()))
 
 
 class SweepTask(Record, ReplayOptions):  # type: ignore[misc]  # pydantic freezes it
@@ -183,7 +181,6 @@ class SweepTask(Record, ReplayOptions):  # type: ignore[misc]  # pydantic freeze
         return made_from(self.model_dump(mode="json", exclude={"name", "made_from"}), digests)
 
     def sources(self) -> Sources:
-        """Its inputs."""
         return Sources(self.jobs, self.cluster, self.profile, self.jobs_limit, self.convergence)
 
     def run(self) -> Run:
@@ -227,11 +224,46 @@ def sweep_tasks(recipe: SweepRecipe, folder: Path) -> list[SweepTask]:
     return [task.model_copy(update={"made_from": task.origin(digests)}) for task in tasks.values()]
 
 
+def _job_files(trace: Trace, folder: Path) -> Iterator[tuple[str, str]]:
+    """(part of the name, job file) of each trace; those of a recipe are made now."""
+    if trace.jobs is not None:
+        yield trace.name, trace.jobs
+        return
+    for seed in trace.seeds:
+        stem = f"{trace.name}-t{seed}" if len(trace.seeds) > 1 else trace.name
+        path = folder / "traces" / f"{stem}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stated = {"seed": seed} if "seeds" in trace.model_fields_set else {}
+        recipe = str(trace.synth)
+        write_jobs(synthesize(read_recipe(recipe, stated), recipe), path)
+        yield stem, str(path.resolve())
+
+
+def _runs(recipe: SweepRecipe) -> Iterator[tuple[str, dict[str, Value], int]]:
+    """(policy, its parameters, seed)."""
+    for policy in recipe.policies:
+        for parameters in parameter_grid(recipe, policy):
+            for seed in recipe.seeds:
+                yield policy, parameters, seed
+
+
+def _name(parts: list[str], policy: str, parameters: Mapping[str, Value], seed: int | None) -> str:
+    """File name stem: what a task varies, in characters that every file system takes; a long one is cut."""
+    files = files_among(policy_class(policy), parameters)
+    shown = {key: Path(str(value)).stem if key in files else value for key, value in parameters.items()}
+    varied = [f"{key}{value}" for key, value in shown.items()]
+    name = "-".join([*parts, policy, *varied, *([] if seed is None else [f"s{seed}"])])
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
+    if len(plain) <= _LONGEST_NAME:
+        return plain
+    return f"{plain[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
 def write_table(tasks: list[SweepTask], folder: Path) -> Path:
     """Write the task table: line n + 2 is task n, the first line names the kind."""
     path = folder / TABLE
     lines = (encode(task.model_dump(mode="json", exclude_defaults=True)) for task in tasks)
-    write_bytes(path, header(_KIND) + b"".join(lines))
+    write_bytes(path, header(_TASK_KIND) + b"".join(lines))
     return path
 
 
@@ -242,7 +274,7 @@ def read_table(folder: Path) -> list[SweepTask]:
     """
     path = folder / TABLE
     lines, problems = read_lines(
-        read_bytes(path, most=ROWS_BYTES), str(path), _KIND, SweepTask.model_validate_json
+        read_bytes(path, most=ROWS_BYTES), str(path), _TASK_KIND, SweepTask.model_validate_json
     )
     if problems:
         raise BadInputError(problems)
@@ -278,38 +310,3 @@ def task_of(folder: Path, number: int, table: str | None = None) -> SweepTask:
         text = f"{task.name}: {', '.join(changed)} changed after this table was written: submit again"
         raise BadInputError.one(str(path), text, line=number + 2)
     return task
-
-
-def _job_files(trace: Trace, folder: Path) -> Iterator[tuple[str, str]]:
-    """(part of the name, job file) of each trace; those of a recipe are made now."""
-    if trace.jobs is not None:
-        yield trace.name, trace.jobs
-        return
-    for seed in trace.seeds:
-        stem = f"{trace.name}-t{seed}" if len(trace.seeds) > 1 else trace.name
-        path = folder / "traces" / f"{stem}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        stated = {"seed": seed} if "seeds" in trace.model_fields_set else {}
-        recipe = str(trace.synth)
-        write_jobs(synthesize(read_recipe(recipe, stated), recipe), path)
-        yield stem, str(path.resolve())
-
-
-def _runs(recipe: SweepRecipe) -> Iterator[tuple[str, dict[str, Value], int]]:
-    """(policy, its parameters, seed)."""
-    for policy in recipe.policies:
-        for parameters in parameter_grid(recipe, policy):
-            for seed in recipe.seeds:
-                yield policy, parameters, seed
-
-
-def _name(parts: list[str], policy: str, parameters: Mapping[str, Value], seed: int | None) -> str:
-    """File name stem: what a task varies, in characters that every file system takes; a long one is cut."""
-    files = files_among(policy_class(policy), parameters)
-    shown = {key: Path(str(value)).stem if key in files else value for key, value in parameters.items()}
-    varied = [f"{key}{value}" for key, value in shown.items()]
-    name = "-".join([*parts, policy, *varied, *([] if seed is None else [f"s{seed}"])])
-    plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
-    if len(plain) <= _LONGEST:
-        return plain
-    return f"{plain[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

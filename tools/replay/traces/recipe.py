@@ -169,7 +169,7 @@ class Recipe(Record):
 
     @property
     def count(self) -> int | None:
-        """How many jobs; None: as many as arrive in ``hours``."""
+        """How many jobs. None means as many as arrive in ``hours``."""
         return self.jobs or (None if self.hours and self.kind != "sample" else _USUAL_JOBS)
 
     @property

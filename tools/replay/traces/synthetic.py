@@ -1,8 +1,7 @@
 """Synthetic traces. A recipe and its seed give the same jobs, byte for byte.
 
-When the jobs of a synthetic trace arrive: a Poisson process whose rate is constant piece by piece.
-
-Jobs drawn from a window of another trace, the way the evaluations of Pollux and Ares sample theirs.
+Jobs arrive by a Poisson process whose rate is constant piece by piece, or are drawn from a window of
+another trace, the way the evaluations of Pollux and Ares sample theirs.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
 _HOUR_S: Final = 3600.0
 _LEAST_S: Final = 0.001
+_DAY_H: Final = 24
 
 
 def synthesize(recipe: Recipe, source: str | None = None) -> tuple[Job, ...]:
@@ -66,6 +66,17 @@ def _made(recipe: Recipe) -> tuple[Job, ...]:
         for time_s, size, seconds in zip(submit_s, sizes, gpu_s, strict=True)
     ]
     return _jobs(recipe, outlines, kinds, rng)
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A job before its model is chosen."""
+
+    submit_s: float
+    gpus: int
+    gpu_seconds: float
+    sampled_from: str | None = None
+    """Id of the job of the other trace."""
 
 
 def _jobs(
@@ -111,7 +122,6 @@ def _model(models: Sequence[Model], outline: Outline, kind: float) -> Model:
 
 
 def class_of(gpu_seconds: float) -> GpuTimeClass:
-    """The class of a GPU time."""
     hours = gpu_seconds / _HOUR_S
     return next((name for name, (_, high) in CLASS_HOURS.items() if hours <= high), "XL")
 
@@ -142,9 +152,6 @@ def _picks(draws: Iterable[float], weights: Sequence[float]) -> list[int]:
     shares = np.cumsum(np.array(weights) / sum(weights))
     found = np.searchsorted(shares / shares[-1], np.fromiter(draws, float), side="right")
     return [int(index) for index in found]
-
-
-_DAY_H: Final = 24
 
 
 def arrival_times_s(recipe: Recipe, rng: np.random.Generator) -> Floats:
@@ -206,17 +213,6 @@ def _cycle(pieces: list[tuple[float, float]]) -> tuple[Floats, Floats]:
 
     table = np.array([(0.0, 0.0), *((hours, hours * rate) for hours, rate in pieces)])
     return np.cumsum(table[:, 0]), np.cumsum(table[:, 1])
-
-
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """A job before its model is chosen."""
-
-    submit_s: float
-    gpus: int
-    gpu_seconds: float
-    sampled_from: str | None = None
-    """Id of the job of the other trace."""
 
 
 def sampled(recipe: Recipe, rng: np.random.Generator) -> list[Outline]:

@@ -1,6 +1,5 @@
-"""Who held how many GPUs when: one band a job, or a model where there are many jobs.
-
-GPUs in use over time, one row a run: lines of several runs would hide each other.
+"""Who held how many GPUs when: one band a job, or a model where there are many jobs; and GPUs in use over
+time, one row a run, since lines of several runs would hide each other.
 """
 
 from __future__ import annotations
@@ -37,26 +36,8 @@ _MOST_MODELS: Final = 8
 _ACROSS: Final = 0.0125
 _UPRIGHT: Final = 0.045
 """Width of a character as a part of the plot's width, height of a line as a part of its height."""
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """GPUs held by one job, or by the jobs of one model: a step function of time."""
-
-    name: str
-    colour: str
-    times_s: Sequence[float]
-    gpus: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """A rectangle of a band: from ``start_s`` to ``end_s``, ``gpus`` high on top of ``low``."""
-
-    start_s: float
-    end_s: float
-    low: float
-    gpus: float
+POINTS: Final = 1500
+"""More steps than this are averaged over equal intervals: more cannot be distinguished on a page."""
 
 
 def allocation(each: RunReport) -> Figure | None:
@@ -106,6 +87,26 @@ def bands_of(each: RunReport) -> list[Band]:
     return bands
 
 
+@dataclass(frozen=True, slots=True)
+class Band:
+    """GPUs held by one job, or by the jobs of one model: a step function of time."""
+
+    name: str
+    colour: str
+    times_s: Sequence[float]
+    gpus: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A rectangle of a band: from ``start_s`` to ``end_s``, ``gpus`` high on top of ``low``."""
+
+    start_s: float
+    end_s: float
+    low: float
+    gpus: float
+
+
 def _stack(plot: Axes, bands: Sequence[Band], unit: TimeUnit, *, edges: bool) -> None:
     line: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.8} if edges else {"linewidth": 0.0}
     x = [time / unit.seconds for time in bands[0].times_s]
@@ -152,7 +153,7 @@ def _name_bands(plot: Axes, bands: Sequence[Band], unit: TimeUnit, end_s: float)
 
 
 def _rotation(characters: int, wide: float, high: float) -> float | None:
-    """The angle at which a name fits a part of the plot's width and height; None: it does not."""
+    """The angle at which a name fits a part of the plot's width and height, None if it does not."""
     if wide > _ACROSS * (characters + 1) and high > _UPRIGHT:
         return 0.0
     return 90.0 if high > _UPRIGHT * (characters + 1) / 2 and wide > 1.8 * _ACROSS else None
@@ -171,10 +172,6 @@ def _longest_stretch(band: Band, low: Sequence[float]) -> Stretch | None:
             best = found
         start = index
     return best
-
-
-POINTS: Final = 1500
-"""More steps than this are averaged over equal intervals: more cannot be distinguished on a page."""
 
 
 def gpu_use(report: Report) -> Figure | None:

@@ -1,8 +1,5 @@
-"""Cumulative distributions of JCT and FTF, all runs in one plot.
-
-Jobs completed over time, all runs in one plot.
-
-Predicted progress with its 90 % band against what happened, job by job (ONES, figure 6).
+"""Figures of curves: distributions of JCT and FTF and jobs completed over time, all runs in one plot; and
+predicted progress with its 90 % band against what happened, job by job (ONES, figure 6).
 """
 
 from __future__ import annotations
@@ -34,6 +31,9 @@ _WIDE_JCT: Final = 30
 _WIDE_FTF: Final = 3
 """The axis is logarithmic where the largest value is more than this many times the median."""
 _NAMES: Final = {"fair-share": "fluid fair share", "gps": "linear GPS", "isolated": "isolated jobs"}
+MOST_JOBS: Final = 4
+_FEWEST: Final = 3
+"""Predictions of a job that is drawn."""
 
 
 def jcts(each: RunReport) -> list[float]:
@@ -122,13 +122,8 @@ def completed_over_time(report: Report) -> Figure | None:
     return figure
 
 
-MOST_JOBS: Final = 4
-_FEWEST: Final = 3
-"""Predictions of a job that is drawn."""
-
-
 def progress(each: RunReport) -> Figure | None:
-    """The jobs of one run of which most was predicted; None where there is none that finished."""
+    """The finished jobs of one run with the most predictions. Returns None if there are none."""
     jobs = shown(each)
     if not jobs:
         return None

@@ -1,14 +1,15 @@
-"""Fluid fair sharing along measured curves: the fair-sharing JCT of Ares (ACM TACO 2025), section 5.
+"""References in which jobs share the cluster equally: fluid along measured curves, in GPS, and in whole
+GPUs.
 
-Generalized processor sharing with linear scaling: Ares (ACM TACO 2025), section 3.2.
+Fluid fair sharing is the fair-sharing JCT of Ares (ACM TACO 2025), section 5; generalized processor sharing
+with linear scaling is section 3.2 there. Equal shares in whole GPUs, dealt out again and again, are what a
+policy may promise not to fall behind.
 
-Equal shares in whole GPUs, dealt out again and again: what a policy may promise not to fall behind.
-
-A deal holds for ``deal_s`` seconds, or until the GPUs change; in each every job trains for ``lost_s`` seconds
-less. Every job gets the same number of GPUs within its limits, and those that have had the fewest
+A deal holds for ``deal_s`` seconds, or until the GPUs change; in each every job trains for ``lost_s``
+seconds less. Every job gets the same number of GPUs within its limits, and those that have had the fewest
 GPU-seconds come first: they get the GPUs that are over, and where not all minima fit the others sit out a
-deal. A job enters at the first deal after its submission and its grace, and leaves with the deal in which it
-has done its work.
+deal. A job enters at the first deal after its submission and its grace, and leaves with the deal in which
+it has done its work.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 
 _CACHED_RATES: Final = 2_000_000
 """Most numbers kept in memory for shares that come up again."""
+_DIGITS: Final = 12
+"""Significant digits of a rate by GPU: jobs that differ by less share one curve."""
+_ROUNDING: Final = 1e-9
+_MOST_DEALS: Final = 1_000_000
+"""19 years of ten minutes each: what has not ended by then counts as never."""
 
 
 def fluid_finishes(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, int]]) -> dict[str, float]:
@@ -103,7 +109,6 @@ class _Groups:
         return job_id
 
     def advance(self, speeds: NDArray[np.float64], seconds: float) -> None:
-        """Let ``seconds`` pass."""
         self._clock += speeds * seconds
 
     def speeds(self, share: float) -> NDArray[np.float64]:
@@ -142,10 +147,6 @@ class _Curves:
         return found
 
 
-_DIGITS: Final = 12
-"""Significant digits of a rate by GPU: jobs that differ by less share one curve."""
-
-
 def gps_finishes(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, int]]) -> dict[str, float]:
     """Finish time of each job in GPS, seconds.
 
@@ -161,11 +162,6 @@ def gps_finishes(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, i
         return replace(job, curve=linear(job.curve, per_gpu))
 
     return fluid_finishes([in_gps(job) for job in jobs], capacity)
-
-
-_ROUNDING: Final = 1e-9
-_MOST_DEALS: Final = 1_000_000
-"""19 years of ten minutes each: what has not ended by then counts as never."""
 
 
 @dataclass(slots=True)

@@ -1,14 +1,13 @@
-"""What the references know: jobs, their work and speed at any size, and when jobs and GPUs come and go.
-
-Isolated fair sharing: each job alone on its average share of the cluster, as the Sia artifact has it.
+"""The jobs of the references with their work and speeds; and isolated fair sharing, each job alone on its
+average share of the cluster, as the Sia artifact has it.
 
 v is the cluster's GPUs over the time-average of the active jobs in this run while the job lived. Where the
 policy sizes jobs, the reference JCT is that of the job alone on v GPUs: linear in v between the JCTs on the
-two whole numbers around it, below one GPU that on one GPU divided by v. Where it does not, and for a
-job that is not elastic, it is the JCT alone at the requested size, times requested / v where v is less.
+two whole numbers around it, below one GPU that on one GPU divided by v. Where it does not, and for a job
+that is not elastic, it is the JCT alone at the requested size, times requested / v where v is less.
 
-Departures: alone, a job runs at the best of its measured sizes up to v, whatever the policy would choose, and
-it starts at once, so that no wait for the first round has to be taken off again.
+Departures: alone, a job runs at the best of its measured sizes up to v, whatever the policy would choose,
+and it starts at once, so that no wait for the first round has to be taken off again.
 """
 
 from __future__ import annotations

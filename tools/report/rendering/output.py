@@ -1,18 +1,17 @@
-"""The product of ``pliant report`` in each of its formats.
-
-A report as the metrics document: what it was asked for, in one JSON file.
+"""The product of ``pliant report`` in each of its formats. The metrics document holds all that was asked
+for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.documents import document_bytes
-from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, PairedJcts, ReportedRun
+from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, ReportedRun
 from pliant.tools.report.comparisons import ComparedJob, comparison_rows, comparison_section
 from pliant.tools.report.expectations import expectations_section
 from pliant.tools.report.records import RunRecord
@@ -27,13 +26,27 @@ from pliant.tools.report.rendering.sections import (
     ratio_to,
 )
 from pliant.tools.report.rendering.text import as_csv, as_markdown, as_table, metrics_rows
-from pliant.tools.report.report import Report, RunReport, Significance
+from pliant.tools.report.report import Report, RunReport
 
-Format = Literal["table", "json", "csv", "md", "html"]
+ReportFormat = Literal["table", "json", "csv", "md", "html"]
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 
 
-def render(report: Report, kind: Format, extras: Extras, *, width: int | None = None) -> str:
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What is shown beside the metrics."""
+
+    jobs: bool = False
+    compared: tuple[ComparedJob, ...] = ()
+    simulated: RunRecord | None = None
+    """The simulated run of ``compared``."""
+    checked: tuple[CheckedFigure, ...] = ()
+
+
+NO_EXTRAS = Extras()
+
+
+def render(report: Report, kind: ReportFormat, extras: Extras, *, width: int | None = None) -> str:
     """The report in one format; ``width`` is that of the terminal, if there is one.
 
     :raises UsageError: the format has no place for what is asked.
@@ -54,8 +67,7 @@ def render(report: Report, kind: Format, extras: Extras, *, width: int | None = 
     return as_table(sections, width)
 
 
-def shows_expectations(kind: Format) -> bool:
-    """Whether the format has a place for the expected figures."""
+def shows_expectations(kind: ReportFormat) -> bool:
     return kind in ("table", "md", "html")
 
 
@@ -75,21 +87,6 @@ def _sections(report: Report, extras: Extras) -> Sequence[Section]:
     return sections
 
 
-def _csv_rows(report: Report, extras: Extras) -> list[dict[str, Any]]:
-    if extras.jobs and extras.simulated is not None:
-        raise UsageError("CSV holds one table: give either --jobs or --simulated")
-    if extras.simulated is not None:
-        return comparison_rows(extras.compared)
-    if extras.jobs:
-        return [row for each in report.runs for row in job_rows(each)]
-    return metrics_rows(report)
-
-
-def _refuse_in_json(extras: Extras) -> None:
-    if extras.simulated is not None:
-        raise UsageError("the metrics document has no place for --simulated: use --format csv")
-
-
 def _as_html(sections: Sequence[Section], figures: Mapping[str, str], title: str) -> str:
     """One page that loads nothing: tables, notes and figures, which are ``<svg>`` elements by name."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -104,18 +101,19 @@ def _as_html(sections: Sequence[Section], figures: Mapping[str, str], title: str
     return environment.get_template("report.html").render(sections=sections, figures=figures, title=title)
 
 
-@dataclass(frozen=True, slots=True)
-class Extras:
-    """What is shown beside the metrics."""
+def _csv_rows(report: Report, extras: Extras) -> list[dict[str, Any]]:
+    if extras.jobs and extras.simulated is not None:
+        raise UsageError("CSV holds one table: give either --jobs or --simulated")
+    if extras.simulated is not None:
+        return comparison_rows(extras.compared)
+    if extras.jobs:
+        return [row for each in report.runs for row in job_rows(each)]
+    return metrics_rows(report)
 
-    jobs: bool = False
-    compared: tuple[ComparedJob, ...] = ()
-    simulated: RunRecord | None = None
-    """The simulated run of ``compared``."""
-    checked: tuple[CheckedFigure, ...] = ()
 
-
-NO_EXTRAS = Extras()
+def _refuse_in_json(extras: Extras) -> None:
+    if extras.simulated is not None:
+        raise UsageError("the metrics document has no place for --simulated: use --format csv")
 
 
 def document(report: Report, extras: Extras = NO_EXTRAS) -> Metrics:
@@ -135,7 +133,7 @@ def _run(each: RunReport, report: Report, *, with_jobs: bool) -> ReportedRun:
         trace=each.run.info.trace,
         caveats=tuple(each.caveats),
         ratios=_ratios(each, report.baseline),
-        paired=_paired(report.paired.get(each.label)),
+        paired=report.paired.get(each.label),
         jobs=_jobs(each) if with_jobs else None,
     )
 
@@ -145,10 +143,6 @@ def _ratios(each: RunReport, baseline: RunReport | None) -> dict[str, float] | N
         return None
     found = {row.name: ratio_to(each.metrics, baseline.metrics, row.name) for row in FIGURES}
     return {name: ratio for name, ratio in found.items() if ratio is not None}
-
-
-def _paired(found: Significance | None) -> PairedJcts | None:
-    return None if found is None else PairedJcts(**asdict(found))
 
 
 def _jobs(each: RunReport) -> tuple[JobFigures, ...]:

@@ -1,10 +1,5 @@
-"""The tables of a report as text cells; what prints them does not matter here.
-
-The jobs of a run one by one.
-
-What policies promise of every run, and the jobs for which it did not hold.
-
-Numbers as people read them: one unit of time a table, few digits.
+"""The tables of a report as text cells, whatever prints them: a :class:`Section` is rendered for terminals,
+HTML, Markdown and CSV. Numbers are written as people read them: one unit of time a table, few digits.
 """
 
 from __future__ import annotations
@@ -19,6 +14,22 @@ from pliant.tools.report.fairness import REFERENCES, promise
 from pliant.tools.report.report import Report, RunReport
 
 Kind = Literal["time", "percent", "ratio", "count", "ms"]
+_OF_ONE_REFERENCE: Final = {
+    "fair-share": ("mean_ftf", "worst_ftf", "unfair_fraction"),
+    "gps": ("mean_ftf_gps", "worst_ftf_gps", "unfair_fraction_gps"),
+    "isolated": ("mean_ftf_isolated", "worst_ftf_isolated", "unfair_fraction_isolated"),
+}
+_NOT_COMPARED: Final = frozenset(
+    (
+        *("gps_bound_s", "worst_gps_delay_s", "jobs_past_gps_bound", "worst_bound_used"),
+        *("median_late_s", "stdev_late_s"),
+    )
+)
+Row = dict[str, Any]
+_NAMED: Final = 5
+"""Jobs named, those that are latest."""
+NOTHING: Final = "–"
+"""Stands where a figure does not apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +96,6 @@ FIGURES: Final = (
     Figure("bound_makespan_s", "lower bound of the makespan", "time"),
     Figure("cheapest_gpu_s", "GPU time at the cheapest sizes", "time"),
 )
-_OF_ONE_REFERENCE: Final = {
-    "fair-share": ("mean_ftf", "worst_ftf", "unfair_fraction"),
-    "gps": ("mean_ftf_gps", "worst_ftf_gps", "unfair_fraction_gps"),
-    "isolated": ("mean_ftf_isolated", "worst_ftf_isolated", "unfair_fraction_isolated"),
-}
-_NOT_COMPARED: Final = frozenset(
-    (
-        *("gps_bound_s", "worst_gps_delay_s", "jobs_past_gps_bound", "worst_bound_used"),
-        *("median_late_s", "stdev_late_s"),
-    )
-)
 
 
 def metrics_section(report: Report) -> Section:
@@ -112,33 +112,6 @@ def metrics_section(report: Report) -> Section:
     base = (f"in brackets: relative to {report.baseline.label}",) if report.baseline and compared else ()
     headers = ("", "", *(each.label for each in report.runs))
     return Section("Runs", headers, tuple(rows), 2, (*notes, *base, *report.warnings), keys=2)
-
-
-def paired_section(report: Report) -> Section:
-    """Whether jobs fare differently than under the baseline; without rows where there is nothing to test."""
-    base = "" if report.baseline is None else report.baseline.label
-    headers = ("", "jobs in both", "p, two-sided", "p, larger", "p, smaller")
-    rows = tuple(
-        (label, str(found.pairs), *map(p_text, (found.two_sided, found.greater, found.less)))
-        for label, found in report.paired.items()
-    )
-    notes = (
-        "JCTs of the same jobs, paired; two-sided: near 0, they differ",
-        f"larger, smaller: near 0, they are larger or smaller than under {base}",
-    )
-    return Section(f"Against {base}: Wilcoxon's signed-rank tests", headers, rows, 1, notes)
-
-
-def value_of(metrics: RunMetrics, name: str) -> float | None:
-    """One figure by its field name."""
-    value = getattr(metrics, name)
-    return None if value is None else float(value)
-
-
-def ratio_to(metrics: RunMetrics, base: RunMetrics, name: str) -> float | None:
-    """A figure relative to the baseline's; None where that says nothing."""
-    value, reference = value_of(metrics, name), value_of(base, name)
-    return value / reference if value is not None and reference and name not in _NOT_COMPARED else None
 
 
 def _shown(report: Report) -> list[Figure]:
@@ -197,7 +170,58 @@ def _unit_name(kind: Kind, unit: TimeUnit) -> str:
     return {"time": unit.name, "percent": "%", "ms": "ms"}.get(kind, "")
 
 
-Row = dict[str, Any]
+def value_of(metrics: RunMetrics, name: str) -> float | None:
+    """One figure by its field name."""
+    value = getattr(metrics, name)
+    return None if value is None else float(value)
+
+
+def ratio_to(metrics: RunMetrics, base: RunMetrics, name: str) -> float | None:
+    """A figure relative to the baseline's; None where that says nothing."""
+    value, reference = value_of(metrics, name), value_of(base, name)
+    return value / reference if value is not None and reference and name not in _NOT_COMPARED else None
+
+
+def paired_section(report: Report) -> Section:
+    """Whether jobs fare differently than under the baseline; without rows where there is nothing to test."""
+    base = "" if report.baseline is None else report.baseline.label
+    headers = ("", "jobs in both", "p, two-sided", "p, larger", "p, smaller")
+    rows = tuple(
+        (label, str(found.pairs), *map(p_text, (found.two_sided, found.greater, found.less)))
+        for label, found in report.paired.items()
+    )
+    notes = (
+        "JCTs of the same jobs, paired; two-sided: near 0, they differ",
+        f"larger, smaller: near 0, they are larger or smaller than under {base}",
+    )
+    return Section(f"Against {base}: Wilcoxon's signed-rank tests", headers, rows, 1, notes)
+
+
+def jobs_section(each: RunReport) -> Section:
+    """The jobs as a table; the losses only where a run has any."""
+    rows = job_rows(each)
+    unit = time_unit([row["jct_s"] for row in rows] + [row["submit_s"] for row in rows])
+    with_loss = any(row["last_loss"] is not None for row in rows)
+    losses = (f"{name} loss" for name in ("first", "last") if with_loss)
+    with_worth = any(row["utility"] is not None for row in rows)
+    with_payoff = any(row["admission"] for row in rows)
+    headers = (
+        *("job", "outcome", f"submitted, {unit.name}", f"waited, {unit.name}", f"JCT, {unit.name}"),
+        *("FTF (fair share)", "FTF (linear GPS)", "preemptions", "rescales", "moves"),
+        *(("utility", f"late, {unit.name}") if with_worth else ()),
+        *(("payoff",) if with_payoff else ()),
+        *losses,
+    )
+    cells = []
+    for row in rows:
+        times = (unit.text(row[name]) for name in ("submit_s", "queueing_delay_s", "jct_s"))
+        fair = (number(row[name], 3) for name in ("ftf", "ftf_gps"))
+        counts = (str(row[name]) for name in ("preemptions", "rescales", "moves"))
+        loss = (number(row[name], 4) for name in ("first_loss", "last_loss") if with_loss)
+        worth = (number(row["utility"], 4), unit.text(row["late_s"])) if with_worth else ()
+        payoff = (number((row["admission"] or {}).get("payoff"), 4),) if with_payoff else ()
+        cells.append((row["job"], row["outcome"], *times, *fair, *counts, *worth, *payoff, *loss))
+    return Section(f"Jobs of {each.label}", headers, tuple(cells), 2)
 
 
 def job_rows(each: RunReport) -> list[Row]:
@@ -230,37 +254,6 @@ def job_rows(each: RunReport) -> list[Row]:
         }
         for job in each.run.jobs
     ]
-
-
-def jobs_section(each: RunReport) -> Section:
-    """The jobs as a table; the losses only where a run has any."""
-    rows = job_rows(each)
-    unit = time_unit([row["jct_s"] for row in rows] + [row["submit_s"] for row in rows])
-    with_loss = any(row["last_loss"] is not None for row in rows)
-    losses = (f"{name} loss" for name in ("first", "last") if with_loss)
-    with_worth = any(row["utility"] is not None for row in rows)
-    with_payoff = any(row["admission"] for row in rows)
-    headers = (
-        *("job", "outcome", f"submitted, {unit.name}", f"waited, {unit.name}", f"JCT, {unit.name}"),
-        *("FTF (fair share)", "FTF (linear GPS)", "preemptions", "rescales", "moves"),
-        *(("utility", f"late, {unit.name}") if with_worth else ()),
-        *(("payoff",) if with_payoff else ()),
-        *losses,
-    )
-    cells = []
-    for row in rows:
-        times = (unit.text(row[name]) for name in ("submit_s", "queueing_delay_s", "jct_s"))
-        fair = (number(row[name], 3) for name in ("ftf", "ftf_gps"))
-        counts = (str(row[name]) for name in ("preemptions", "rescales", "moves"))
-        loss = (number(row[name], 4) for name in ("first_loss", "last_loss") if with_loss)
-        worth = (number(row["utility"], 4), unit.text(row["late_s"])) if with_worth else ()
-        payoff = (number((row["admission"] or {}).get("payoff"), 4),) if with_payoff else ()
-        cells.append((row["job"], row["outcome"], *times, *fair, *counts, *worth, *payoff, *loss))
-    return Section(f"Jobs of {each.label}", headers, tuple(cells), 2)
-
-
-_NAMED: Final = 5
-"""Jobs named, those that are latest."""
 
 
 def guarantee_section(report: Report) -> Section:
@@ -301,10 +294,6 @@ def _row(each: RunReport) -> tuple[str, ...]:
 
 def _signed(value_s: float) -> str:
     return f"{'-' if value_s < 0 else ''}{duration(abs(value_s))}"
-
-
-NOTHING: Final = "–"
-"""Stands where a figure does not apply."""
 
 
 @dataclass(frozen=True, slots=True)

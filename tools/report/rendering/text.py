@@ -1,8 +1,9 @@
-"""Sections as text for a terminal, Markdown and CSV. Pure: data in, text out.
+"""Sections as text: tables for a terminal, Markdown and CSV. Pure: data in, text out.
 
-The tables of a report as text that fits a terminal: where a table is too wide, in blocks of columns.
-
-Markdown for reports, the generated docs and the pages of experiments: tables, and prose that wraps.
+A table that is too wide for its terminal comes in blocks of columns, each with the columns that name its
+rows. Tables of rich are not used: on a narrow terminal they shrink columns until numbers are cut, and they
+do not lay columns in blocks. Markdown also serves the generated docs and the pages of experiments: tables,
+and prose that wraps.
 """
 
 from __future__ import annotations
@@ -22,14 +23,23 @@ from pliant.tools.report.records import parameters_text
 from pliant.tools.report.rendering.sections import FIGURES, Section, ratio_to
 from pliant.tools.report.report import Report
 
+_GAP: Final = "   "
+_MARGIN: Final = " "
+_NARROW_WORDS: Final = 8
+"""Columns of words are made narrower than this only where numbers would be broken otherwise."""
+_PROSE_WIDTH: Final = 100
+_VERBATIM: Final = re.compile(r"```| {4}|\||#|<|!\[|\s*$")
+"""How a line begins that is code, a row of a table, a heading, a comment or a figure, or that is blank."""
+_ITEM: Final = re.compile(r" *[*-] ")
+_PARAMETER: Final = re.compile(r"\w+: ")
+
 
 def as_table(sections: Sequence[Section], width: int | None = None) -> str:
-    """Tables for a terminal of ``width`` columns; None: as wide as they need to be."""
+    """Tables for a terminal of ``width`` columns, as wide as they need to be if it is None."""
     return "\n".join(drawn(section, width) for section in sections)
 
 
 def as_markdown(sections: Sequence[Section]) -> str:
-    """The tables in Markdown."""
     return "\n".join(_markdown(section) for section in sections)
 
 
@@ -37,6 +47,16 @@ def _markdown(section: Section) -> str:
     table = markdown_table(section.headers, section.rows, section.text_columns)
     notes = "".join(f"- {note}\n" for note in section.notes)
     return f"## {section.title}\n\n{table}\n" + (f"\n{notes}" if notes else "")
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of equal keys as CSV with a header; null is empty, numbers keep all their digits."""
+    text = StringIO()
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return text.getvalue()
 
 
 def metrics_rows(report: Report) -> list[dict[str, Any]]:
@@ -55,24 +75,9 @@ def metrics_rows(report: Report) -> list[dict[str, Any]]:
     return rows
 
 
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of equal keys as CSV with a header; null is empty, numbers keep all their digits."""
-    text = StringIO()
-    if rows:
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return text.getvalue()
-
-
-_GAP: Final = "   "
-_MARGIN: Final = " "
-_NARROW: Final = 8
-"""Columns of words are made narrower than this only where numbers would be broken otherwise."""
-
-
 def drawn(section: Section, width: int | None = None) -> str:
-    """A titled table and its notes; ``width`` is that of the terminal, None: as wide as it needs to be.
+    """A titled table and its notes; ``width`` is that of the terminal; without it the table is as wide as it
+    needs to be.
 
     Headers, and cells of words, are broken between words where a block is too wide. Numbers stay whole.
     """
@@ -137,7 +142,7 @@ def _narrowed(section: Section, columns: Sequence[int], width: int) -> list[int]
     widths = [_key_width(section, at, width) for at in columns]
     last = [_least(section, at) for at in columns]
     first = [
-        max(_NARROW, least) if at < section.text_columns else have
+        max(_NARROW_WORDS, least) if at < section.text_columns else have
         for at, have, least in zip(columns, widths, last, strict=True)
     ]
     for floors in (first, last):
@@ -177,13 +182,6 @@ def _placed(text: str, width: int, *, right: bool) -> str:
     return blank + text if right else text + blank
 
 
-_WIDTH: Final = 100
-_VERBATIM: Final = re.compile(r"```| {4}|\||#|<|!\[|\s*$")
-"""How a line begins that is code, a row of a table, a heading, a comment or a figure, or that is blank."""
-_ITEM: Final = re.compile(r" *[*-] ")
-_PARAMETER: Final = re.compile(r"\w+: ")
-
-
 def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> str:
     """A table, without a last line end; the first columns are words, the others numbers."""
     rule = ["---" if index < text_columns else "---:" for index in range(len(headers))]
@@ -210,9 +208,11 @@ def wrapped_prose(text: str) -> str:
 
 
 def _wrapped(unit: Sequence[str]) -> Sequence[str]:
-    if max(map(len, unit), default=0) <= _WIDTH:
+    if max(map(len, unit), default=0) <= _PROSE_WIDTH:
         return unit
     item = _ITEM.match(unit[0])
     joined = " ".join([unit[0].rstrip(), *(line.strip() for line in unit[1:])])
     indent = " " * len(item[0]) if item else ""
-    return wrap(joined, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return wrap(
+        joined, _PROSE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

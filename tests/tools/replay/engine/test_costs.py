@@ -9,7 +9,7 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import write_events, write_profile
 from pliant.schemas.profile import Profile
-from pliant.tools.replay.engine.costs import Cost, Measured, costs_from_events, parse_costs
+from pliant.tools.replay.engine.costs import Cost, MeasuredCosts, costs_from_events, parse_costs
 from tests.tools.profile.rows_builder import step
 
 
@@ -70,7 +70,7 @@ def test_a_start_bears_the_end_of_its_job_too() -> None:
 
 
 def test_a_run_that_measured_nothing_says_that_nothing_costs_anything() -> None:
-    assert costs_from_events(LIVE[:2]) == Measured(Cost(), Cost(), Cost())
+    assert costs_from_events(LIVE[:2]) == MeasuredCosts(Cost(), Cost(), Cost())
 
 
 def test_a_simulated_run_says_costs_in_the_changes_themselves() -> None:

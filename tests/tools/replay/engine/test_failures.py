@@ -15,7 +15,7 @@ from pliant.tools.replay.engine.failures import (
 )
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
-from pliant.tools.replay.progress.protocol import Samples
+from pliant.tools.replay.progress.protocol import SampleProgress
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.session.session import Session
@@ -85,7 +85,7 @@ def test_failures_are_drawn_for_twice_the_work_of_a_trace() -> None:
     trace = [job("a", gpus=2, gpu_seconds=100), job("b", at=50, low=1, gpu_seconds=30)]
     held = given(trace, cluster(2))
     speeds = Session(Fifo(), held.cluster, held.throughput).speeds
-    assert failures_end_s(held.jobs, speeds, Samples()) == 50 + 2 * 130 / 2 + 2 * 50
+    assert failures_end_s(held.jobs, speeds, SampleProgress()) == 50 + 2 * 130 / 2 + 2 * 50
 
 
 def test_every_policy_meets_the_same_failures_and_jobs_get_done_nevertheless() -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pliant.cli.trace import trace_import
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.file_io.files import write_chunks
 from pliant.schemas.file_io.record import IDENTIFIER
+from pliant.schemas.job import Job
 from pliant.tools.replay.importers.conversion import MOST_PROBLEMS, Conversion, ImportSummary
-from pliant.tools.replay.importers.run import FORMATS, import_trace
+from pliant.tools.replay.importers.run import FORMATS, SortedJobs, import_trace
+from tests.builders import job
 from tests.tools.replay.importers.importing import problems, run, text
 
 HEADER = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval"
@@ -129,3 +134,44 @@ def test_a_malformed_row_does_not_hide_a_file_that_is_no_csv(tmp_path: Path) -> 
     path = jobs(tmp_path, "x" * 200_000)
     with pytest.raises(BadInputError, match=r"jobs.csv:2: is not CSV: field larger than field limit"):
         run(tmp_path, "tiresias", path)
+
+
+def written(jobs: list[Job], *, from_zero: bool) -> tuple[Job, ...]:
+    with tempfile.TemporaryDirectory() as folder, SortedJobs() as spool:
+        spool.add(jobs)
+        write_chunks(Path(folder) / "jobs.jsonl", spool.chunks(from_zero=from_zero))
+        return io.read_jobs(Path(folder) / "jobs.jsonl")
+
+
+@given(st.lists(st.floats(0, 1e9), max_size=20))
+def test_jobs_come_out_by_time_and_otherwise_as_they_went_in(times: list[float]) -> None:
+    jobs = [job(f"j{i}", at=at, gpus=1 + i % 3) for i, at in enumerate(times)]
+    assert list(written(jobs, from_zero=False)) == sorted(jobs, key=lambda found: found.submit_time)
+
+
+def test_the_first_submission_is_zero() -> None:
+    found = written([job("a", at=1500.5), job("b", at=1000.25)], from_zero=True)
+    assert [(each.id, each.submit_time) for each in found] == [("b", 0.0), ("a", 500.25)]
+
+
+def test_more_jobs_than_memory_allows_for_go_through_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pliant.tools.replay.importers.run._IN_MEMORY", 1000)
+    monkeypatch.setattr("pliant.tools.replay.importers.run._CHUNK", 300)
+    jobs = [job(f"j{i}", at=float(99 - i)) for i in range(100)]
+    assert list(written(jobs, from_zero=False)) == jobs[::-1]
+
+
+def test_the_account_goes_to_stderr_and_the_jobs_to_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = text(tmp_path, "jobs.csv", HEADER, "1,2,30,606,vgg19,164,30", "2,0,30,606,vgg19,164,30")
+    trace_import("tiresias", [path], out=str(tmp_path / "jobs.jsonl"))
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "pliant: tiresias: 2 rows read, 1 jobs written, 1 rows dropped",
+        "pliant: dropped: 1 asked for no GPU",
+        "pliant: assumed: work is duration times GPUs; the iterations are kept as a label",
+        "pliant: assumed: times are seconds since the start that the trace has",
+    ]
+    assert len(io.read_jobs(tmp_path / "jobs.jsonl")) == 1

@@ -4,13 +4,16 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.file_io.documents import job_lines, parse_jobs
-from pliant.schemas.job import GpuTimeWork, Job
+from pliant.schemas.io import write_jobs
+from pliant.schemas.job import EpochWork, GpuTimeWork, Job
 from pliant.tools.replay.traces.recipe import Recipe, read_recipe
-from pliant.tools.replay.traces.synthetic import synthesize
+from pliant.tools.replay.traces.synthetic import arrival_times_s, synthesize
+from tests.builders import job
 
 
 def made(**fields: Any) -> tuple[Job, ...]:
@@ -137,3 +140,107 @@ def test_a_recipe_whose_jobs_are_none_says_why(tmp_path: Path, text: str, messag
 def test_an_unknown_recipe_is_told() -> None:
     with pytest.raises(UsageError, match='"posson" is neither a recipe'):
         read_recipe("posson", {})
+
+
+HOUR_S = 3600.0
+
+
+def hours(seed: int = 0, kind: str = "poisson", **fields: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    recipe: Recipe = read_recipe("poisson", {"kind": kind, **fields})
+    return arrival_times_s(recipe, np.random.default_rng(seed)) / HOUR_S
+
+
+def test_bursts_come_in_turn_with_calm() -> None:
+    times = hours(kind="bursty", rate_per_hour=1000, low_rate_per_hour=100, phase_minutes=30, jobs=5500)
+    in_bursts = np.sum(times % 1 < 0.5)
+    assert in_bursts == pytest.approx(5000, rel=0.05)
+    assert times[-1] == pytest.approx(10, rel=0.05)
+
+
+def test_calm_is_a_quarter_of_a_burst_unless_the_recipe_says_otherwise() -> None:
+    times = hours(kind="bursty", rate_per_hour=4000, jobs=5000)
+    assert np.sum(times < 1) == pytest.approx(4000, rel=0.05)
+    assert times[-1] == pytest.approx(2, rel=0.05)
+
+
+def test_a_day_peaks_at_its_hour_and_keeps_its_mean() -> None:
+    times = hours(kind="diurnal", rate_per_hour=1000, amplitude=0.8, peak_hour=15, jobs=24_000)
+    by_hour = np.bincount(times.astype(int) % 24, minlength=24)
+    assert times[-1] == pytest.approx(24, rel=0.02)
+    assert by_hour[14:16] == pytest.approx([1800, 1800], rel=0.07)
+    assert by_hour[2:4] == pytest.approx([200, 200], rel=0.2)
+
+
+def test_hours_alone_bring_as_many_jobs_as_the_rate() -> None:
+    times = hours(hours=10, rate_per_hour=300)
+    assert len(times) == pytest.approx(3000, rel=0.06)
+    assert times[0] == 0
+    assert times[-1] < 10
+
+
+def test_jobs_and_hours_bring_exactly_so_many_in_so_long() -> None:
+    times = hours(jobs=160, hours=8, rate_per_hour=1)
+    assert len(times) == 160
+    assert 0 <= times[0] < times[-1] < 8
+
+
+def test_an_hour_and_a_half_of_bursts_ends_within_the_calm() -> None:
+    times = hours(kind="bursty", jobs=9000, hours=1.5, rate_per_hour=40, phase_minutes=60)
+    assert np.sum(times < 1) == pytest.approx(8000, rel=0.05)
+    assert times[-1] < 1.5
+
+
+CALM = [job(f"calm-{n}", at=HOUR_S * n, gpus=1, gpu_seconds=60) for n in range(3)]
+BUSY = [
+    job("small", at=5 * HOUR_S + 10, gpus=1, gpu_seconds=0.5 * HOUR_S),
+    job("medium", at=5 * HOUR_S + 20, gpus=4, gpu_seconds=5 * HOUR_S),
+    job("large", at=5 * HOUR_S + 30, gpus=8, gpu_seconds=50 * HOUR_S),
+]
+MODELS = [
+    {"name": "net", "classes": ["S"]},
+    {"name": "bert", "classes": ["M"], "epochs": [2, 2], "dataset_size": 100},
+    {"name": "yolo", "classes": ["L", "XL"], "gpus": {"16": 1}, "batch": 64},
+]
+
+
+def sampled(folder: Path, trace: list[Job], **fields: Any) -> tuple[Job, ...]:
+    write_jobs(trace, folder / "trace.jsonl")
+    recipe = {"kind": "sample", "trace": str(folder / "trace.jsonl"), "models": MODELS, "hours": 1, **fields}
+    return synthesize(read_recipe("poisson", recipe))
+
+
+def test_classes_of_gpu_time_become_models_and_the_rest_stays(tmp_path: Path) -> None:
+    jobs = sampled(tmp_path, BUSY, jobs=3)
+    found = [(one.submit_time, one.model, one.gpus.requested, one.labels["sampled_from"]) for one in jobs]
+    assert found == [(10, "net", 1, "small"), (20, "bert", 4, "medium"), (30, "yolo", 16, "large")]
+    assert jobs[0].work == GpuTimeWork(gpu_seconds=1800)
+    assert jobs[1].work == EpochWork(epochs=2, dataset_size=100)
+
+
+def test_the_busiest_hours_are_sampled_unless_the_recipe_names_others(tmp_path: Path) -> None:
+    busiest = sampled(tmp_path, CALM + BUSY, jobs=3)
+    assert {one.labels["sampled_from"] for one in busiest} == {"small", "medium", "large"}
+    named = sampled(tmp_path, CALM + BUSY, jobs=1, from_hour=1)
+    assert [(one.submit_time, one.labels["sampled_from"]) for one in named] == [(0, "calm-1")]
+
+
+def test_a_sample_is_without_repetition_and_its_seed_decides(tmp_path: Path) -> None:
+    trace = [job(f"j{n:02}", at=float(n), gpus=1, gpu_seconds=60) for n in range(50)]
+    picks = [
+        tuple(one.labels["sampled_from"] for one in sampled(tmp_path, trace, jobs=20, seed=seed))
+        for seed in (1, 1, 2)
+    ]
+    assert picks[0] == picks[1] != picks[2]
+    assert len(set(picks[0])) == 20
+    assert list(picks[0]) == sorted(picks[0])
+
+
+def test_too_small_a_window_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="has 3 jobs that state GPU time in the 1 hours from hour 5 on"):
+        sampled(tmp_path, CALM + BUSY, jobs=4)
+
+
+def test_a_relative_trace_lies_beside_its_recipe(tmp_path: Path) -> None:
+    write_jobs(BUSY, tmp_path / "t.jsonl")
+    (tmp_path / "r.toml").write_text('kind = "sample"\ntrace = "t.jsonl"\njobs = 3\n')
+    assert len(synthesize(read_recipe(str(tmp_path / "r.toml"), {}))) == 3

@@ -6,16 +6,28 @@ from html.parser import HTMLParser
 from io import StringIO
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import read_metrics
 from pliant.schemas.metrics import ReportedRun
+from pliant.schemas.text import narrowest, one_line, width_of
 from pliant.tools.report.comparisons import compare_runs
 from pliant.tools.report.expectations import Expectations, check_expectations
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.rendering.output import Extras, document, render
-from pliant.tools.report.rendering.sections import HOURS, MINUTES, SECONDS, number, ratio_text, time_unit
+from pliant.tools.report.rendering.sections import (
+    HOURS,
+    MINUTES,
+    SECONDS,
+    Section,
+    number,
+    ratio_text,
+    time_unit,
+)
 from pliant.tools.report.rendering.terminal_plot import jct_plot
+from pliant.tools.report.rendering.text import drawn, wrapped_prose
 from pliant.tools.report.report import make_report
 from tests.tools.report.runs import check_golden, first_come, shared
 
@@ -209,3 +221,84 @@ def test_a_ratio_keeps_digits_that_say_something(value, text):
 def test_a_baseline_that_is_the_only_run_has_nothing_beside_it_in_brackets():
     alone = make_report([fold(first_come(), "out/fifo.parquet")], baseline="fifo")
     assert "in brackets" not in render(alone, "table", Extras())
+
+
+widths = st.integers(40, 200)
+words = (
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+    .map(one_line)
+    .filter(lambda text: narrowest(text) < 5)
+)
+figures = st.floats(-1e9, 1e9).map(lambda value: f"{number(value, 2)} (0.88×)")
+
+
+@st.composite
+def sections(draw: st.DrawFn) -> Section:
+    keys = draw(st.integers(1, 2))
+    text_columns = draw(st.integers(keys, keys + 1))
+    columns = draw(st.integers(text_columns, text_columns + 6))
+    row = [words] * text_columns + [figures] * (columns - text_columns)
+    return Section(
+        draw(words),
+        tuple(draw(words) for _ in range(columns)),
+        tuple(draw(st.lists(st.tuples(*row), max_size=4))),
+        text_columns,
+        tuple(draw(st.lists(words, max_size=3))),
+        keys,
+    )
+
+
+@given(sections(), widths)
+@settings(deadline=None)
+def test_no_line_is_wider_than_the_terminal_and_no_figure_is_broken(section: Section, width: int) -> None:
+    text = drawn(section, width)
+    assert all(width_of(line) <= width for line in text.splitlines())
+    for row in section.rows:
+        assert all(cell in text for cell in row[section.text_columns :])
+
+
+@given(
+    st.lists(st.text("abc-[] ü模", min_size=1, max_size=60), min_size=1, max_size=4, unique=True),
+    widths,
+)
+@settings(max_examples=15, deadline=None)
+def test_a_report_fits_the_terminal_whatever_its_policies_are_called(names: list[str], width: int) -> None:
+    runs = [fold(first_come(policy=name), f"out/{at}.parquet") for at, name in enumerate(names)]
+    report = make_report([*runs, fold(shared(), "out/ares.parquet")], baseline="ares")
+    text = render(report, "table", Extras(jobs=True), width=width) + jct_plot(report, width)
+    assert max(map(width_of, text.splitlines())) <= width
+    cells = ("1.643", "230.00", "0.2500", "2.5000", "175.00 (1.14×)")
+    assert all(cell in text for cell in cells)
+
+
+def test_runs_that_do_not_fit_beside_each_other_stand_in_blocks_of_all_rows() -> None:
+    runs = [fold(first_come(policy=name), f"out/{name}.parquet") for name in ("fifo", "las", "srtf", "sjf")]
+    text = render(make_report(runs), "table", Extras(), width=60)
+    assert text.count("JCT, median") == 2
+    assert len(text.split("Runs")) == 2
+
+
+WORDS = "twelve chars " * 9
+
+
+"""117 characters."""
+
+
+def test_a_paragraph_with_a_long_line_is_wrapped_as_a_whole():
+    text = f"short\n\n{WORDS.strip()}\nand its end.\n"
+    first, *rest = wrapped_prose(text).splitlines()[2:]
+    assert len(first) <= 100
+    assert " ".join([first, *rest]) == f"{WORDS}and its end."
+    assert wrapped_prose("left\nas it is\n") == "left\nas it is\n"
+
+
+def test_an_item_keeps_its_indent_and_a_parameter_its_line():
+    told = wrapped_prose(f"- {WORDS}\n  end\n- next\nalpha: {WORDS}\nbeta: short\n").splitlines()
+    begun = [line.partition("e")[0] for line in told]
+    assert begun == ["- tw", "  chars tw", "- n", "alpha: tw", "tw", "b"]
+
+
+def test_code_tables_headings_and_figures_are_left_alone():
+    lines = ["# " + WORDS, "| " + WORDS, "    " + WORDS, "```", WORDS, "- " + WORDS, "```", "![" + WORDS]
+    text = "\n".join(lines)
+    assert wrapped_prose(text) == text

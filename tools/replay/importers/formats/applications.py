@@ -86,7 +86,6 @@ def _step_files(folder: Path, gpu_type: str, conversion: Conversion) -> Iterator
 
 
 def _validation_files(folder: Path) -> list[tuple[Path, int]]:
-    """Validation files by ascending batch."""
     matches = [(path, _VALIDATION.fullmatch(path.name)) for path in folder.iterdir()]
     return sorted(((path, int(match[1])) for path, match in matches if match), key=lambda found: found[1])
 

@@ -4,12 +4,9 @@ A trace is tab separated without a header: job type, command, [working folder,] 
 needs a data folder, total steps, then arrival (s) and GPUs, or in the longer form GPUs, priority, deadline
 (negative: none) and arrival. A job type is a model and, in brackets, the batch of each GPU.
 
-Throughputs are the mini-batches of all workers together per second: n GPUs at r of them take n/r seconds a
-step. Those of ``TYPE_unconsolidated`` are of one GPU a node, the others of one node.
-
-Gavel's throughputs (``simulation_throughputs.json``): rows of job types alone and of pairs.
-
-A pair that Gavel gives the throughputs 0 does not fit the GPU's memory: its rows are not feasible.
+Throughputs (``simulation_throughputs.json``) are the mini-batches of all workers together per second: n
+GPUs at r of them take n/r seconds a step. Those of ``TYPE_unconsolidated`` are of one GPU a node, the
+others of one node. A pair with the throughputs 0 does not fit the GPU's memory: its rows are not feasible.
 """
 
 from __future__ import annotations
@@ -45,6 +42,11 @@ SHORT: Final = ("type", "command", "option", "data", "steps", "arrival", "gpus")
 LONG: Final = (
     "type", "command", "folder", "option", "data", "steps", "gpus", "priority", "deadline", "arrival",
 )  # fmt: skip
+FILE: Final = "simulation_throughputs.json"
+ALONE: Final = "null"
+_SPREAD: Final = "_unconsolidated"
+_KEY: Final = re.compile(r"\('(.+)', (\d+)\)")
+_TYPE: Final = re.compile(r"(.+) \(batch size (\d+)\)")
 
 
 def read(folder: Path, workload: Path | None, conversion: Conversion) -> Imported:
@@ -98,25 +100,15 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
 FORMAT: Final = FolderFormat("gavel", read, read_workload)
 
 
-FILE: Final = "simulation_throughputs.json"
-ALONE: Final = "null"
-_SPREAD: Final = "_unconsolidated"
-_KEY: Final = re.compile(r"\('(.+)', (\d+)\)")
-_TYPE: Final = re.compile(r"(.+) \(batch size (\d+)\)")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """GPUs of one type, on one node or on as many nodes as GPUs."""
-
-    gpu_type: str
-    gpus: int
-    spread: bool
-
-    @property
-    def placement(self) -> str:
-        """GPUs per node."""
-        return ",".join(["1"] * self.gpus) if self.spread else str(self.gpus)
+def model_and_batch(job_type: str) -> tuple[str, int]:
+    """``ResNet-18 (batch size 32)`` as model and samples per GPU; a type that states no batch has 1."""
+    match = _TYPE.fullmatch(job_type)
+    if match is None:
+        return job_type, 1
+    batch = whole_number(match[2])
+    if not batch or batch > LARGEST_BATCH:
+        raise MalformedRowError(job_type, f"expected a batch size from 1 to {LARGEST_BATCH:,}")
+    return match[1], batch
 
 
 def read_throughputs(path: Path, conversion: Conversion) -> Imported:
@@ -137,17 +129,6 @@ def read_throughputs(path: Path, conversion: Conversion) -> Imported:
     return Imported(profile=[*profile, *pairs])
 
 
-def model_and_batch(job_type: str) -> tuple[str, int]:
-    """``ResNet-18 (batch size 32)`` as model and samples per GPU; a type that states no batch has 1."""
-    match = _TYPE.fullmatch(job_type)
-    if match is None:
-        return job_type, 1
-    batch = whole_number(match[2])
-    if not batch or batch > LARGEST_BATCH:
-        raise MalformedRowError(job_type, f"expected a batch size from 1 to {LARGEST_BATCH:,}")
-    return match[1], batch
-
-
 def _document(path: Path) -> Mapping[str, Any]:
     document = parse_json(read_bytes(path), str(path))
     if not isinstance(document, dict) or not all(isinstance(types, dict) for types in document.values()):
@@ -163,7 +144,7 @@ def _entries(document: Mapping[str, Any], path: Path) -> Iterator[InputRow]:
             job_type, gpus = _parsed(key)
             if spread and gpus == 1:
                 continue
-            place = Place(name.removesuffix(_SPREAD), gpus, spread)
+            place = GavelPlacement(name.removesuffix(_SPREAD), gpus, spread)
             values = {
                 "type": job_type,
                 "place": place,
@@ -180,8 +161,21 @@ def _parsed(key: str) -> tuple[str, int]:
     return (match[1], gpus) if match and gpus and gpus <= MOST_GPUS else (key, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class GavelPlacement:
+    """GPUs of one type, on one node or on as many nodes as GPUs."""
+
+    gpu_type: str
+    gpus: int
+    spread: bool
+
+    @property
+    def placement(self) -> str:
+        return ",".join(["1"] * self.gpus) if self.spread else str(self.gpus)
+
+
 def _alone(record: InputRow) -> tuple[ProfileRow, list[ProfileRow]]:
-    place: Place = record.values["place"]
+    place: GavelPlacement = record.values["place"]
     entry, name = record.values["entry"], record.values["name"]
     if not place.gpus:
         raise MalformedRowError(name, "expected a key like ('MODEL (batch size 32)', 1)")
@@ -189,6 +183,24 @@ def _alone(record: InputRow) -> tuple[ProfileRow, list[ProfileRow]]:
         raise MalformedRowError(f"{name}/{ALONE}", "expected the throughput of the job type alone")
     row = _row(record.values["type"], place, float(entry[ALONE]))
     return row, list(_pairs(row, record))
+
+
+def _pairs(row: ProfileRow, record: InputRow) -> Iterator[ProfileRow]:
+    """Both jobs of each pair with this job type first; of a pair and its mirror the one in order of names."""
+    place, types, name = (record.values[key] for key in ("place", "types", "name"))
+    this_key, first = name.partition("/")[2], record.values["type"]
+    for key, rates in record.values["entry"].items():
+        if key == ALONE or (key < this_key and this_key in _entry(types, key)):
+            continue
+        other = _entry(types, key).get(ALONE)
+        if not (isinstance(rates, list) and len(rates) == 2 and all(map(_is_rate, [*rates, other]))):
+            what = "expected the throughputs of both job types, each of which also stands alone"
+            raise MalformedRowError(f"{name}/{key}", what)
+        second = _parsed(key)[0]
+        fits = all(rates) and row.feasible and bool(other)
+        yield _row(first, place, rates[0] if fits else 0.0, second)
+        if key != this_key:
+            yield _row(second, place, rates[1] if fits else 0.0, first)
 
 
 def _entry(types: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -201,7 +213,9 @@ def _is_rate(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value < float("inf")
 
 
-def _row(job_type: str, place: Place, steps_per_second: float, beside: str | None = None) -> ProfileRow:
+def _row(
+    job_type: str, place: GavelPlacement, steps_per_second: float, beside: str | None = None
+) -> ProfileRow:
     """A job type alone, or beside another one; no steps: it does not fit there."""
     model, local = model_and_batch(job_type)
     fits = steps_per_second > 0
@@ -224,21 +238,3 @@ def _row(job_type: str, place: Place, steps_per_second: float, beside: str | Non
         ),
         PROFILE,
     )
-
-
-def _pairs(row: ProfileRow, record: InputRow) -> Iterator[ProfileRow]:
-    """Both jobs of each pair with this job type first; of a pair and its mirror the one in order of names."""
-    place, types, name = (record.values[key] for key in ("place", "types", "name"))
-    this_key, first = name.partition("/")[2], record.values["type"]
-    for key, rates in record.values["entry"].items():
-        if key == ALONE or (key < this_key and this_key in _entry(types, key)):
-            continue
-        other = _entry(types, key).get(ALONE)
-        if not (isinstance(rates, list) and len(rates) == 2 and all(map(_is_rate, [*rates, other]))):
-            what = "expected the throughputs of both job types, each of which also stands alone"
-            raise MalformedRowError(f"{name}/{key}", what)
-        second = _parsed(key)[0]
-        fits = all(rates) and row.feasible and bool(other)
-        yield _row(first, place, rates[0] if fits else 0.0, second)
-        if key != this_key:
-            yield _row(second, place, rates[1] if fits else 0.0, first)

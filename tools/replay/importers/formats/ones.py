@@ -38,7 +38,7 @@ EPOCHS: Final = (
 
 
 @dataclass(slots=True)
-class Run:
+class RecordedRun:
     """The recorded epochs of one job, and how many it took in all."""
 
     kind: str
@@ -108,7 +108,7 @@ def _kind(row: InputRow) -> str:
     return f"{row.optional_text('model')}-{row.optional_text('task')}-{row.count('epoch_size')}"
 
 
-def _runs(folder: Path, conversion: Conversion) -> list[Run]:
+def _runs(folder: Path, conversion: Conversion) -> list[RecordedRun]:
     """The recorded runs in the order of the test trace."""
     trace, history = folder / "trace_dev.csv", folder / "job_history.csv"
     if not (trace.is_file() and history.is_file()):
@@ -120,7 +120,9 @@ def _runs(folder: Path, conversion: Conversion) -> list[Run]:
     )
     kinds = conversion.convert(
         csv_rows(trace, conversion, JOBS),
-        lambda row: Run(_kind(row), row.count("epoch_size"), _job(f"recorded-{row.row_number}", {}, row)),
+        lambda row: RecordedRun(
+            _kind(row), row.count("epoch_size"), _job(f"recorded-{row.row_number}", {}, row)
+        ),
     )
     runs = dict(enumerate(kinds))
     for _ in conversion.convert(csv_rows(history, conversion, EPOCHS), partial(_epoch, runs)):
@@ -128,7 +130,7 @@ def _runs(folder: Path, conversion: Conversion) -> list[Run]:
     return [run for run in runs.values() if run.history]
 
 
-def _epoch(runs: Mapping[int, Run], row: InputRow) -> None:
+def _epoch(runs: Mapping[int, RecordedRun], row: InputRow) -> None:
     """Add an epoch to its run."""
     run, epoch, size = runs.get(row.count("id")), row.count("epoch"), row.positive_count("epoch_size")
     if run is None or run.epoch_size != size or epoch != len(run.history) + 1:
@@ -147,7 +149,7 @@ def _epoch(runs: Mapping[int, Run], row: InputRow) -> None:
     run.rows.append(ConvergenceRow(run.kind, before.batch, epoch - 1, iterations, done, row.number("acc")))
 
 
-def _report(run: Run, row: InputRow) -> None:
+def _report(run: RecordedRun, row: InputRow) -> None:
     """What the job reported at the end of an epoch."""
     before, done = (run.history[-1] if run.history else None), row.number("num_samples")
     trained = done - (before.samples_done or 0.0 if before else 0.0)
@@ -167,7 +169,7 @@ def _report(run: Run, row: InputRow) -> None:
     run.history.append(checked(event, EVENT))
 
 
-def _history(runs: Iterable[Run]) -> list[Event]:
+def _history(runs: Iterable[RecordedRun]) -> list[Event]:
     """What the jobs reported, from their submission to their end, in order of time."""
     found: list[Event] = []
     for run in runs:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
 from pliant.schemas.profile import ConvergenceRow, Profile, ProfileRow
-from pliant.tools.replay.compat import SimulatorEpochs
+from pliant.tools.replay.compat import SimulatorEpochs, WholeSecondPieces
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.options import Conditions, parse_noise_scales
-from pliant.tools.replay.progress.choice import Goodput, efficiency
-from pliant.tools.replay.progress.epochs import Cut, Epochs
-from pliant.tools.replay.progress.tables import Validation, validations
+from pliant.tools.replay.progress.convergence import Validation, validations
+from pliant.tools.replay.progress.models import BatchCut, EpochProgress, GoodputProgress, Pieces, efficiency
 from pliant.tools.replay.run import Inputs, Run, replay
 from pliant.tools.schedule.jobs import Observation
 from tests.builders import FREE_CHANGES, cluster, curves, job
@@ -57,17 +58,17 @@ def test_tables_are_linear_between_batches_and_level_beyond():
 
 
 def test_an_epoch_is_as_many_steps_as_the_validation_run_took():
-    assert trained(epochs_job(8), Epochs({"m": TABLE})) == 20  # 20 steps of 8 samples at 8 a second
-    assert trained(epochs_job(16), Epochs({"m": TABLE})) == 20  # 10 steps of 2 s
-    assert trained(epochs_job(12), Epochs({"m": TABLE})) == pytest.approx(15 * 1.5)
+    assert trained(epochs_job(8), EpochProgress({"m": TABLE})) == 20  # 20 steps of 8 samples at 8 a second
+    assert trained(epochs_job(16), EpochProgress({"m": TABLE})) == 20  # 10 steps of 2 s
+    assert trained(epochs_job(12), EpochProgress({"m": TABLE})) == pytest.approx(15 * 1.5)
 
 
 def test_part_of_an_epoch_is_kept_when_the_gpus_change():
     uneven = Validation(run(8, (10, 10), (30, 20)))
     spec = epochs_job(low=1, high=2)
     told = Told({0.0: {"a": 1}, 20.0: {"a": 2}}, again_s=[20.0])
-    assert trained(spec, Epochs({"m": uneven}), told) == 25  # 10 + 10 of 20 s, the rest twice as fast
-    stepwise = Epochs({"m": uneven}, stepwise=True)
+    assert trained(spec, EpochProgress({"m": uneven}), told) == 25  # 10 + 10 of 20 s, the rest twice as fast
+    stepwise = EpochProgress({"m": uneven}, stepwise=True)
     again = Told({0.0: {"a": 1}, 20.0: {"a": 2}}, again_s=[20.0])
     assert trained(spec, stepwise, again) == 25, "epoch by epoch or at once is the same"
 
@@ -76,17 +77,17 @@ def test_part_of_an_epoch_is_kept_when_the_gpus_change():
 def test_every_epoch_starts_from_the_speed_of_the_gpus_not_of_the_epoch_before(stepwise):
     uneven = Validation(run(8, (20, 10), (60, 20), (70, 30)))
     spec = job("a", model="m", batch=8, work={"epochs": 3, "dataset_size": 80}, convergence="m")
-    assert trained(spec, Epochs({"m": uneven}, stepwise=stepwise)) == 70  # steps of a second each
+    assert trained(spec, EpochProgress({"m": uneven}, stepwise=stepwise)) == 70  # steps of a second each
 
 
 def simulator_epochs(**max_epochs: int) -> SimulatorEpochs:
-    return SimulatorEpochs({"m": TABLE}, Epochs({"m": TABLE}).cut, max_epochs)
+    return SimulatorEpochs({"m": TABLE}, EpochProgress({"m": TABLE}).cut, max_epochs)
 
 
 def test_by_gain_an_epoch_is_so_much_progress():
     model = simulator_epochs()
     assert trained(epochs_job(8), model) == 20, "a step of the smallest batch gains 1"
-    epochs_s = [model.epoch_seconds(TABLE, Cut(16, 2.0), epoch) for epoch in (0, 1)]
+    epochs_s = [model.epoch_seconds(TABLE, BatchCut(16, 2.0), epoch) for epoch in (0, 1)]
     assert epochs_s == pytest.approx([10 / (5 / 3) * 2, 10 / (3 / 2) * 2])  # gains 5/3 and 3/2
 
 
@@ -94,25 +95,25 @@ def test_whole_seconds_round_each_epoch_and_max_epochs_wins():
     assert trained(epochs_job(16), simulator_epochs()) == 12 + 13  # 12.0 and 13.33
     assert trained(epochs_job(8), simulator_epochs(m=1)) == 10
     half = job("a", model="m", batch=8, work={"epochs": 1.5, "dataset_size": 80}, convergence="m")
-    assert trained(half, Epochs({"m": TABLE})) == 15
+    assert trained(half, EpochProgress({"m": TABLE})) == 15
 
 
 @pytest.mark.parametrize(("metrics", "target", "end_s"), [((1, 5), 4, 20), ((5, 6), 4, 10), ((9, 3), 3, 20)])
 def test_a_target_metric_ends_a_job_at_an_epochs_end(metrics, target, end_s):
     table = Validation(run(8, (10, 10), (20, 20), metrics=metrics))
     spec = epochs_job(labels={"target_metric": str(target)})
-    assert trained(spec, Epochs({"m": table})) == end_s
+    assert trained(spec, EpochProgress({"m": table})) == end_s
 
 
 @pytest.mark.parametrize("text", ["high", "nan", ""])
 def test_a_target_metric_is_a_number(text):
     table = Validation(run(8, (10, 10), (20, 20), metrics=(1, 5)))
     with pytest.raises(BadInputError, match=f'job "a": label target_metric: "{text}" is not a finite number'):
-        trained(epochs_job(labels={"target_metric": text}), Epochs({"m": table}))
+        trained(epochs_job(labels={"target_metric": text}), EpochProgress({"m": table}))
 
 
 def test_a_watched_job_shows_its_noise():
-    model = Epochs({"m": TABLE}, stepwise=True)
+    model = EpochProgress({"m": TABLE}, stepwise=True)
     engine = play(
         Told({0.0: {"a": 1}}),
         [epochs_job()],
@@ -127,10 +128,10 @@ def test_models_return_what_a_job_measures_and_change_nothing_about_it():
     engine = play(Told({}), [epochs_job(8)], NODES, curves(m={1: 8}))
     state = engine.session.jobs["a"]
     state.gpus, state.samples_per_second = 1, 8.0
-    for model in (Epochs({"m": TABLE}, stepwise=True), Goodput({"m": TABLE}, stepwise=True)):
+    for model in (EpochProgress({"m": TABLE}, stepwise=True), GoodputProgress({"m": TABLE}, stepwise=True)):
         segment = model.segment(state, 0.0)
         assert (segment.noise_scale, segment.until_samples, segment.trajectory) == (32, 80, None)
-    assert Goodput({}, {"m": 5.0}).segment(state, 0.0).noise_scale == 5
+    assert GoodputProgress({}, {"m": 5.0}).segment(state, 0.0).noise_scale == 5
     assert (state.noise_scale, state.observations) == (None, ())
 
 
@@ -138,7 +139,7 @@ def test_models_return_what_a_job_measures_and_change_nothing_about_it():
 def test_the_engine_lets_jobs_learn_where_the_simulated_cluster_says_so(measured):
     told = Told({0.0: {"a": 1}, 5.0: {"a": 2}, 7.0: {"a": 1}}, again_s=[5.0, 7.0])
     spec = epochs_job(8, low=1, high=2)
-    world = SimulatedCluster(progress=lambda: Goodput({}, {"m": 5.0}), measured=measured)
+    world = SimulatedCluster(progress=lambda: GoodputProgress({}, {"m": 5.0}), measured=measured)
     engine = play(told, [spec], NODES, curves(m={1: 8, 2: 16}), simulated=world)
     job = engine.session.ended["a"]
     assert job.noise_scale == (5.0 if measured else None)
@@ -148,8 +149,10 @@ def test_the_engine_lets_jobs_learn_where_the_simulated_cluster_says_so(measured
 
 def test_goodput_epoch_by_epoch_ends_when_the_whole_course_ends():
     for batch in (8, 16):
-        whole = trained(epochs_job(batch), Goodput({"m": TABLE}))
-        assert trained(epochs_job(batch), Goodput({"m": TABLE}, stepwise=True)) == pytest.approx(whole)
+        whole = trained(epochs_job(batch), GoodputProgress({"m": TABLE}))
+        assert trained(epochs_job(batch), GoodputProgress({"m": TABLE}, stepwise=True)) == pytest.approx(
+            whole
+        )
 
 
 @pytest.mark.parametrize("knowledge", ["profile", "measured"])
@@ -195,13 +198,13 @@ def test_goodput_at_the_reference_batch_is_the_throughput():
     assert efficiency(10, 8, 8) == 1
     assert efficiency(8, 8, 16) == pytest.approx(16 / 24)
     assert efficiency(float("inf"), 8, 16) == 1
-    assert trained(epochs_job(8), Goodput({"m": TABLE})) == 20
-    assert trained(epochs_job(8), Goodput({}, {"m": 5.0})) == 20
+    assert trained(epochs_job(8), GoodputProgress({"m": TABLE})) == 20
+    assert trained(epochs_job(8), GoodputProgress({}, {"m": 5.0})) == 20
 
 
 def test_a_larger_batch_trains_less_per_sample_as_the_noise_of_the_epoch_says():
     spec = epochs_job(8, low=1, high=2).model_copy(update={"elastic": "size"})
-    state_batch = Goodput({"m": TABLE})
+    state_batch = GoodputProgress({"m": TABLE})
     engine = play(Told({}), [spec], NODES, curves(m={1: 8}))
     state = engine.session.jobs["a"]
     state.global_batch, state.samples_per_second = 16, 8.0
@@ -209,10 +212,10 @@ def test_a_larger_batch_trains_less_per_sample_as_the_noise_of_the_epoch_says():
     noisy, calm = (32 + 8) / (32 + 16), (16 + 8) / (16 + 16)
     assert trajectory is not None
     assert trajectory.seconds == pytest.approx(80 / 8 / noisy + 80 / 8 / calm)
-    assert Goodput({}, {"": 16.0}).segment(state, 0.0).samples_per_second == pytest.approx(8 * calm)
+    assert GoodputProgress({}, {"": 16.0}).segment(state, 0.0).samples_per_second == pytest.approx(8 * calm)
 
 
-def given(conditions: Conditions, *specs: Job, tables: bool = True) -> float:
+def end_under(conditions: Conditions, *specs: Job, tables: bool = True) -> float:
     profile = Profile(
         (ProfileRow("train", "m", "gpu", 1, 1, "1", 8, step_seconds=1.0, samples_per_second=8.0),)
     )
@@ -225,17 +228,17 @@ def given(conditions: Conditions, *specs: Job, tables: bool = True) -> float:
 
 def test_the_model_is_chosen_by_what_a_job_has():
     plain = job("b", model="m", batch=8, work={"samples": 80})
-    assert given(Conditions(), epochs_job()) == 30
-    assert given(Conditions(), plain) == 10
-    assert given(Conditions(progress="samples"), epochs_job()) == 20
-    assert given(Conditions(), epochs_job(), tables=False) == 20
-    assert given(Conditions(progress="goodput", noise_scale={"": 3.0}), plain) == 10
+    assert end_under(Conditions(), epochs_job()) == 30
+    assert end_under(Conditions(), plain) == 10
+    assert end_under(Conditions(progress="samples"), epochs_job()) == 20
+    assert end_under(Conditions(), epochs_job(), tables=False) == 20
+    assert end_under(Conditions(progress="goodput", noise_scale={"": 3.0}), plain) == 10
     with pytest.raises(BadInputError, match='1 job without a run in the convergence table: "b"'):
-        given(Conditions(progress="epochs"), epochs_job(), plain)
+        end_under(Conditions(progress="epochs"), epochs_job(), plain)
     with pytest.raises(UsageError, match="needs a --convergence table"):
-        given(Conditions(progress="epochs"), epochs_job(), tables=False)
+        end_under(Conditions(progress="epochs"), epochs_job(), tables=False)
     with pytest.raises(UsageError, match='no noise scale is known for model "m"'):
-        given(Conditions(progress="goodput"), plain)
+        end_under(Conditions(progress="goodput"), plain)
 
 
 def test_the_event_file_says_by_which_model_jobs_advanced():
@@ -267,12 +270,54 @@ def test_what_a_table_lacks_is_said():
     with pytest.raises(BadInputError, match="iterations at batch 8: 9 after epoch 1, expected more than 9"):
         Validation(run(8, (9, 1), (9, 2)))
     stuck = Validation(run(8, (1, 1), (2, 1)))
-    assert trained(epochs_job(), Epochs({"m": stuck})) == 2, "these epochs are counted by iterations"
+    assert trained(epochs_job(), EpochProgress({"m": stuck})) == 2, "these epochs are counted by iterations"
     with pytest.raises(BadInputError, match='"m", progress: 1 after epoch 1, expected more than 1'):
-        trained(epochs_job(), Goodput({"m": stuck}))
+        trained(epochs_job(), GoodputProgress({"m": stuck}))
     still = Validation([ConvergenceRow("m", 8, 0, 1.0, 1.0, None, 0.0, 0.0)])
     with pytest.raises(BadInputError, match="grad_sqr and grad_var are 0 around batch 8, epoch 0"):
         still.gain(8, 0)
     silent = Validation([ConvergenceRow("m", 8, 0, 1.0, 1.0)])
     with pytest.raises(BadInputError, match="epoch 0: a value that this replay needs is null"):
         silent.gain(8, 0)
+
+
+STEPS = Pieces([0.0, 10.0, 30.0, 40.0], [1.0, 4.0, 2.0])
+
+
+"""10, 5 and 5 seconds."""
+
+
+def test_a_job_is_where_its_pieces_take_it():
+    trajectory = STEPS.trajectory(0.0)
+    assert trajectory.seconds == 20
+    told = [trajectory.samples_done(100.0, 100.0 + passed) for passed in (-5, 0, 5, 10, 12, 15, 17.5, 20, 99)]
+    assert told == [0, 0, 5, 10, 18, 30, 35, 40, 40]
+
+
+def test_it_begins_in_the_middle_or_at_a_bound():
+    assert STEPS.trajectory(5.0).seconds == 15
+    assert STEPS.trajectory(5.0).samples_done(0.0, 6.0) == 14
+    at_bound = STEPS.trajectory(10.0)
+    assert (at_bound.rate, at_bound.seconds) == (4.0, 10)
+    nearly = STEPS.trajectory(10.0 - 1e-12)
+    assert (nearly.rate, nearly.seconds) == (4.0, pytest.approx(10))
+    assert STEPS.trajectory(40.0).seconds == 0
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.5, 50), st.floats(0.1, 20)), min_size=1, max_size=6),
+    st.floats(0, 1),
+    st.booleans(),
+    st.lists(st.floats(0, 400), min_size=2, max_size=8),
+)
+def test_progress_never_runs_back_and_ends_at_the_goal(widths, part, whole_seconds, times):
+    bounds = [0.0]
+    for width, _ in widths:
+        bounds.append(bounds[-1] + width)
+    rates = [rate for _, rate in widths]
+    pieces = WholeSecondPieces(bounds, rates, 60.0) if whole_seconds else Pieces(bounds, rates)
+    trajectory = pieces.trajectory(part * bounds[-1])
+    told = [trajectory.samples_done(0.0, time) for time in sorted(times)]
+    assert told == sorted(told)
+    assert all(part * bounds[-1] <= done <= bounds[-1] for done in told)
+    assert trajectory.samples_done(0.0, trajectory.seconds + 1e-6) == pytest.approx(bounds[-1])

@@ -1,0 +1,328 @@
+"""The progress models of a replay: work in epochs, work in goodput, and a mixture by job.
+
+The models lay the epochs of a job end to end as :class:`Pieces`: it advances at one rate from bound to
+bound, without an event in between. Where it is at some time, and when it ends, is then looked up.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.job import EpochWork
+from pliant.tools.replay.progress.convergence import Validation
+from pliant.tools.replay.progress.protocol import ProgressModel, SampleProgress, Segment
+from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation
+
+TARGET: Final = "target_metric"
+"""Label of a job that ends at the first epoch whose metric reaches its value."""
+_SNAP: Final = 1e-9
+"""Parts of a piece within which a job stands at its end: the difference is rounding."""
+
+
+class EpochProgress(ProgressModel):
+    """Per validated batch size a table of epochs, linear between neighbouring batch sizes.
+
+    Work is counted in samples as everywhere: an epoch is the total over the number of epochs. A job ends
+    after its epochs, or at the first that reaches its target metric. One trajectory covers all epochs to the
+    end; stepwise, each is a segment of its own, at whose end the batch may be cut again.
+    """
+
+    def __init__(self, tables: Mapping[str, Validation], *, stepwise: bool = False) -> None:
+        """``tables`` by the key that jobs name in ``convergence``."""
+        self._tables = tables
+        self._stepwise = stepwise
+        self._pieces: dict[tuple[object, ...], Pieces] = {}
+
+    def table(self, job: JobState) -> Validation:
+        return self._tables[job.spec.convergence or ""]
+
+    def epochs(self, job: JobState) -> float:
+        """Epochs of a job; the metric may end it sooner."""
+        return job.spec.work.epochs if isinstance(job.spec.work, EpochWork) else self.table(job).epochs
+
+    def cut(self, job: JobState) -> BatchCut | None:
+        """The policy's batch, at the speed of the throughput model. Returns None if it does not run there."""
+        speed = job.samples_per_second
+        return BatchCut(job.global_batch, job.global_batch / speed) if speed > 0 else None
+
+    def epoch_seconds(self, table: Validation, cut: BatchCut, epoch: int) -> float:
+        """Seconds of a whole epoch of the table: an epoch is as many steps as the validation runs took."""
+        before = table.iterations(cut.batch, epoch - 1) if epoch else 0.0
+        return (table.iterations(cut.batch, epoch) - before) * cut.step_seconds
+
+    def pieces(self, bounds: Sequence[float], rates: Sequence[float]) -> Pieces:
+        return Pieces(bounds, rates)
+
+    def samples_per_epoch(self, job: JobState) -> float:
+        return self.all_samples(job) / self.epochs(job)
+
+    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
+        cut = self.cut(job)
+        if cut is None:
+            return Segment(0.0)
+        cut = cut._replace(step_seconds=cut.step_seconds / speed_factor)
+        pieces = self._pieces_of(job, cut, samples_done)
+        if self._stepwise:
+            return self._one_epoch(job, cut, pieces, samples_done)
+        return pieces.to_the_end(samples_done)
+
+    def end_samples(self, job: JobState, samples_done: float) -> float:
+        if _target(job) is None:
+            return self.all_samples(job)
+        cut = self.cut(job) if job.gpus else None
+        goal = self._goal(job, job.global_batch if cut is None else cut.batch, samples_done)
+        return goal * self.samples_per_epoch(job) if goal < self.epochs(job) else self.all_samples(job)
+
+    def all_samples(self, job: JobState) -> float:
+        if job.work_samples is not None:
+            return job.work_samples
+        table = self.table(job)
+        return table.iterations(job.reference_batch, table.epochs - 1) * job.reference_batch
+
+    def _one_epoch(self, job: JobState, cut: BatchCut, pieces: Pieces, samples_done: float) -> Segment:
+        piece = pieces.piece_at(samples_done)
+        table = self.table(job)
+        end = EpochEnd(
+            piece + 1,
+            pieces.bounds[piece + 1],
+            metric=table.metric(cut.batch, piece) if table.has_metric else None,
+        )
+        return pieces.segment(piece)._replace(
+            noise_scale=table.noise_scale(cut.batch, piece) if table.has_noise else None,
+            observation=cut.observation,
+            epoch_end=end,
+        )
+
+    def _pieces_of(self, job: JobState, cut: BatchCut, samples_done: float) -> Pieces:
+        goal = self._goal(job, cut.batch, samples_done)
+        key = (job.spec.convergence, job.spec.model, cut.batch, cut.step_seconds, goal, job.work_samples)
+        if key not in self._pieces:
+            self._pieces[key] = self._make(job, cut, goal)
+        return self._pieces[key]
+
+    def _goal(self, job: JobState, batch: int, samples_done: float) -> float:
+        """Epochs after which the job ends at that batch; at the end of the present one at the earliest."""
+        target, goal = _target(job), self.epochs(job)
+        if target is None:
+            return goal
+        reached = self._epoch_of_metric(self.table(job), batch, target, goal)
+        return min(goal, max(reached, epoch_of(samples_done, self.samples_per_epoch(job)) + 1))
+
+    def _make(self, job: JobState, cut: BatchCut, goal: float) -> Pieces:
+        table, width = self.table(job), self.samples_per_epoch(job)
+        epochs = range(math.ceil(goal))
+        bounds = [epoch * width for epoch in epochs] + [goal * width]
+        last = table.epochs - 1  # after the last epoch of the table as in the last
+        rates = [width / self.epoch_seconds(table, cut, min(epoch, last)) for epoch in epochs]
+        return self.pieces(bounds, rates)
+
+    @staticmethod
+    def _epoch_of_metric(table: Validation, batch: int, target: float, goal: float) -> float:
+        """Epochs after which the metric is there; ``goal`` if it never is."""
+        for epoch in range(min(table.epochs, math.ceil(goal))):
+            metric = table.metric(batch, epoch)
+            if metric >= target if table.grows() else metric <= target:
+                return epoch + 1
+        return goal
+
+
+class BatchCut(NamedTuple):
+    """How a job's batch is cut for the GPUs that it holds, and what a step takes."""
+
+    batch: int
+    """Samples per step that are really trained."""
+    step_seconds: float
+    observation: Observation | None = None
+    """What the job measures by it; None: what the throughput model says."""
+
+
+def _target(job: JobState) -> float | None:
+    """The metric at which a job ends. Returns None if it names none.
+
+    :raises BadInputError: it is not a number.
+    """
+    text = job.spec.labels.get(TARGET)
+    if text is None:
+        return None
+    try:
+        target = float(text)
+    except ValueError:
+        target = math.nan
+    if not math.isfinite(target):
+        raise BadInputError(f'job "{job.id}": label {TARGET}: "{text}" is not a finite number')
+    return target
+
+
+def epoch_of(samples: float, samples_per_epoch: float) -> int:
+    """The epoch that this many samples reach; at its end the next one."""
+    return math.floor(samples / samples_per_epoch + 1e-9)
+
+
+class GoodputProgress(ProgressModel):
+    """Goodput of Pollux (OSDI '21): throughput times the statistical efficiency (φ + B0) / (φ + B).
+
+    φ is the gradient noise scale, from the convergence table that the job names: that of the epoch in which
+    the same part of the work was done. Where there is no table it is one number for each model. One
+    trajectory covers all epochs; stepwise, each epoch is a segment of its own, so the job shows the noise of
+    each.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Validation],
+        constant: Mapping[str, float] | None = None,
+        *,
+        stepwise: bool = False,
+    ) -> None:
+        """``constant``: φ in samples by model, for jobs without a table; "" stands for all other models."""
+        self._tables = tables
+        self._constant = constant or {}
+        self._stepwise = stepwise
+        self._pieces: dict[tuple[object, ...], Pieces] = {}
+
+    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
+        speed = job.samples_per_second * speed_factor
+        if speed <= 0:
+            return Segment(0.0)
+        table = self._tables.get(job.spec.convergence or "")
+        if table is None or job.work_samples is None:
+            noise_scale = self._constant.get(job.spec.model) or self._constant[""]
+            rate = speed * efficiency(noise_scale, job.reference_batch, job.global_batch)
+            return Segment(rate, noise_scale=noise_scale)
+        key = (job.spec.convergence, job.reference_batch, job.global_batch, job.work_samples, speed)
+        if key not in self._pieces:
+            self._pieces[key] = _goodput_pieces(table, job, speed, job.work_samples)
+        pieces = self._pieces[key]
+        if self._stepwise:
+            epoch = pieces.piece_at(samples_done)
+            return pieces.segment(epoch)._replace(noise_scale=table.noise_scale(job.global_batch, epoch))
+        return pieces.to_the_end(samples_done)
+
+
+def efficiency(noise_scale: float, reference_batch: float, batch: float) -> float:
+    """Training per sample of ``batch``, relative to the reference batch: (φ + B0) / (φ + B)."""
+    if noise_scale == float("inf"):
+        return 1.0
+    return (noise_scale + reference_batch) / (noise_scale + batch)
+
+
+def _goodput_pieces(table: Validation, job: JobState, speed: float, total: float) -> Pieces:
+    batch, whole = job.global_batch, table.least_progress[-1]
+    bounds = [0.0, *(total * progress / whole for progress in table.least_progress)]
+    rates = [
+        speed * efficiency(table.noise_scale(batch, epoch), job.reference_batch, batch)
+        for epoch in range(table.epochs)
+    ]
+    return Pieces(bounds, rates)
+
+
+class ProgressByJob(ProgressModel):
+    """Epochs for the jobs that have a table, samples for the others."""
+
+    def __init__(self, tables: Mapping[str, Validation], epochs: EpochProgress) -> None:
+        self._tables = tables
+        self._epochs = epochs
+        self._samples = SampleProgress()
+
+    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
+        return self._model(job).segment(job, samples_done, speed_factor)
+
+    def all_samples(self, job: JobState) -> float | None:
+        return self._model(job).all_samples(job)
+
+    def end_samples(self, job: JobState, samples_done: float) -> float | None:
+        return self._model(job).end_samples(job, samples_done)
+
+    def _model(self, job: JobState) -> ProgressModel:
+        return self._epochs if job.spec.convergence in self._tables else self._samples
+
+
+class Pieces:
+    """Bounds in samples and the rates between them, shared by all jobs of a kind on equal GPUs."""
+
+    def __init__(self, bounds: Sequence[float], rates: Sequence[float]) -> None:
+        """``bounds`` are one more than ``rates``, which are samples per second."""
+        self.bounds = bounds
+        self.rates = rates
+        exact_s = [(end - start) / rate for start, end, rate in zip(bounds, bounds[1:], rates, strict=False)]
+        self.ends_s = list(accumulate(self.lasts_s(exact_s), initial=0.0))
+        """When each bound is reached, from the start of the first piece."""
+
+    def lasts_s(self, exact_s: Sequence[float]) -> Sequence[float]:
+        """How long the pieces take that last ``exact_s`` by their rates."""
+        return exact_s
+
+    def trajectory(self, done: float) -> PieceTrajectory:
+        """The trajectory of a job that has done this many samples."""
+        return PieceTrajectory(self, done)
+
+    def to_the_end(self, done: float) -> Segment:
+        """All that comes for a job that has done this many samples."""
+        trajectory = self.trajectory(done)
+        return Segment(trajectory.rate, trajectory=trajectory)
+
+    def segment(self, piece: int) -> Segment:
+        """One piece by itself: its rate, up to its end; the last one ends with the work."""
+        is_last = piece == len(self.rates) - 1
+        return Segment(self.rates[piece], None if is_last else self.bounds[piece + 1])
+
+    def piece_at(self, samples: float) -> int:
+        """The piece of a job that has done this many samples; at a bound the one that begins there."""
+        last = len(self.rates) - 1
+        piece = min(bisect_right(self.bounds, samples) - 1, last)
+        width = self.bounds[piece + 1] - self.bounds[piece]
+        return min(piece + 1, last) if self.bounds[piece + 1] - samples <= _SNAP * width else piece
+
+
+class PieceTrajectory:
+    """The trajectory of one job from where it is to the end of the last piece."""
+
+    __slots__ = ("_done", "_first", "_offset_s", "_pieces", "seconds")
+
+    def __init__(self, pieces: Pieces, done: float) -> None:
+        """``done``: samples at its start."""
+        self._pieces = pieces
+        self._done = done
+        self._first = pieces.piece_at(done)
+        left_s = max(0.0, pieces.bounds[self._first + 1] - done) / pieces.rates[self._first]
+        self._offset_s = pieces.ends_s[self._first + 1] - self._first_lasts_s(left_s)
+        self.seconds = pieces.ends_s[-1] - self._offset_s
+        """To the end of the work."""
+
+    @property
+    def rate(self) -> float:
+        return self._pieces.rates[self._first]
+
+    def samples_done(self, since_s: float, time_s: float) -> float:
+        """Samples done at ``time_s`` by a job that follows it since ``since_s``."""
+        passed_s = time_s - since_s
+        if passed_s <= 0:
+            return self._done
+        pieces = self._pieces
+        at_s = passed_s + self._offset_s
+        piece = self._piece_at(at_s, time_s)
+        if piece == self._first:
+            return min(self._done + passed_s * pieces.rates[piece], pieces.bounds[piece + 1])
+        if piece == len(pieces.rates):
+            return pieces.bounds[piece]
+        in_piece_s = at_s - pieces.ends_s[piece]
+        return min(pieces.bounds[piece] + in_piece_s * pieces.rates[piece], pieces.bounds[piece + 1])
+
+    def is_late(self, end_s: float) -> bool:
+        """Whether a decision at the very moment of the end still sees the job."""
+        del end_s
+        return False
+
+    def _first_lasts_s(self, left_s: float) -> float:
+        """Seconds until the end of the piece in which the job is, by its rate ``left_s``."""
+        return left_s
+
+    def _piece_at(self, at_s: float, time_s: float) -> int:
+        """The piece ``at_s`` after the start of the first one, which is ``time_s`` on the clock."""
+        del time_s
+        return bisect_right(self._pieces.ends_s, at_s, self._first + 1) - 1
