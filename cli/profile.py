@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pliant.cli.console import is_terminal, named_or_piped, note, progress, reader_left, stderr, width_for
-from pliant.cli.profile_predict import Format, Wanted, predictions_text
+from pliant.cli.profile_predict import Format, WantedPredictions, predictions_text
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 from pliant.schemas.file_io.files import PIPE
 from pliant.schemas.text import whole_number
@@ -137,7 +137,7 @@ def profile(
                 "--predict measures nothing: it goes with --cluster, --model, --gpus and --batches"
             )
         found = read_profile(predict)
-        asked = Wanted(tuple(model or ()), *wanted)
+        asked = WantedPredictions(tuple(model or ()), *wanted)
         width = width_for(sys.stdout) if out == "-" else None
         text = predictions_text(found, named_or_piped(jobs, NO_JOBS), cluster, asked, format, width=width)
         write_bytes(out, text.encode())

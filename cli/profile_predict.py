@@ -28,7 +28,7 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedPredictions:
     """What is asked about a file of jobs; None: what the jobs and the cluster suggest."""
 
     models: Collection[str] = ()
@@ -40,7 +40,7 @@ def predictions_text(
     profile: Profile,
     jobs: str,
     cluster: str | None,
-    wanted: Wanted,
+    wanted: WantedPredictions,
     form: Format,
     *,
     width: int | None = None,
@@ -148,7 +148,7 @@ def _answers(
     state: JobState,
     speed: ThroughputBySize,
     speeds: Speeds,
-    wanted: Wanted,
+    wanted: WantedPredictions,
     errors: Mapping[tuple[str, str], Spread],
 ) -> Iterator[_Answer]:
     """One for each type of GPU of the cluster."""

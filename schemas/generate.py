@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import EVENT
-from pliant.schemas.file_io.columns import About, Column, TableKind
+from pliant.schemas.file_io.columns import About, TableColumn, TableKind
 from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.file_io.json_lines import CRC_DOC
 from pliant.schemas.file_io.record import KINDS, MINORS, Record, schema_id
@@ -91,7 +91,7 @@ def _log_schema() -> dict[str, Any]:
     return described
 
 
-def _column(column: Column) -> dict[str, Any]:
+def _column(column: TableColumn) -> dict[str, Any]:
     described: dict[str, Any] = {
         "name": column.name,
         "type": column.type,
@@ -117,7 +117,7 @@ def _object_schema(table: TableKind[Any]) -> dict[str, Any]:
     }
 
 
-def _property(column: Column) -> dict[str, Any]:
+def _property(column: TableColumn) -> dict[str, Any]:
     value = _value(column.hint, column.about)
     if column.nullable:
         value = {"anyOf": [value, {"type": "null"}]}

@@ -23,7 +23,7 @@ from pliant.schemas.file_io.events import event_lines, parse_events
 from pliant.schemas.file_io.files import PIPE, read_bytes, source_name, write_bytes
 from pliant.schemas.file_io.json_lines import header
 from pliant.schemas.file_io.limits import ROWS_BYTES
-from pliant.schemas.file_io.tables import columns_hash, parquet_bytes, parse_parquet, to_columns
+from pliant.schemas.file_io.parquet import columns_hash, parquet_bytes, parse_parquet, to_columns
 from pliant.schemas.job import Job
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.predictor import Predictor

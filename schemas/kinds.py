@@ -14,8 +14,8 @@ from pliant.schemas.file_io.documents import parse_document, parse_jobs
 from pliant.schemas.file_io.events import parse_events
 from pliant.schemas.file_io.files import PARQUET_MAGIC, read_bytes, source_name
 from pliant.schemas.file_io.limits import ROWS_BYTES
+from pliant.schemas.file_io.parquet import file_metadata, parse_parquet, read_arrow, schema_in_footer
 from pliant.schemas.file_io.record import KINDS
-from pliant.schemas.file_io.tables import file_metadata, parse_parquet, read_arrow, schema_in_footer
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.predictor import Predictor
 from pliant.schemas.profile import CONVERGENCE, PROFILE

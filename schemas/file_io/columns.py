@@ -53,7 +53,7 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """One column: its name, what it holds, and what it means."""
 
     name: str
@@ -106,11 +106,11 @@ class TableKind(Generic[R]):
         return pa.schema(fields, metadata={"schema": schema_id(self.kind)})
 
 
-def _column(name: str, hint: Any) -> Column:
+def _column(name: str, hint: Any) -> TableColumn:
     plain, about = get_args(hint)
     options = get_args(plain) if get_origin(plain) in (Union, UnionType) else (plain,)
     (held,) = (option for option in options if option is not NoneType)
-    return Column(name, held, NoneType in options, about)
+    return TableColumn(name, held, NoneType in options, about)
 
 
 def rows_from_columns(
@@ -196,7 +196,7 @@ def validator(table: TableKind[Any], *, json_as_text: bool = False) -> SchemaVal
     )
 
 
-def _column_schema(column: Column, *, json_as_text: bool) -> core_schema.CoreSchema:
+def _column_schema(column: TableColumn, *, json_as_text: bool) -> core_schema.CoreSchema:
     schema = _value_schema(column.hint, column.about)
     if column.type == "json" and json_as_text:
         schema = core_schema.json_schema(schema)

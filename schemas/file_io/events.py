@@ -39,8 +39,8 @@ from pliant.schemas.file_io.json_lines import (
     seal,
     stated_schema,
 )
+from pliant.schemas.file_io.parquet import check_rows, file_metadata, parse_parquet, read_arrow, text_array
 from pliant.schemas.file_io.record import broken_rule, is_newer, schema_id
-from pliant.schemas.file_io.tables import check_rows, file_metadata, parse_parquet, read_arrow, text_array
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -318,7 +318,7 @@ def _last_line(descriptor: int, size: int) -> tuple[int, bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogPlace:
     """A place between two lines of a log."""
 
     bytes: int = 0
@@ -348,9 +348,9 @@ class LogReader:
     :param place: where to begin; the lines before it are not looked at.
     """
 
-    def __init__(self, path: Path, place: Place | None = None) -> None:
+    def __init__(self, path: Path, place: LogPlace | None = None) -> None:
         self._path = path
-        self.place = place = place or Place()
+        self.place = place = place or LogPlace()
         """After the last line that was read."""
         self._seals = Seals(None if place.link is None else place.link.encode())
         self._lines = LineReader(
@@ -397,7 +397,7 @@ class LogReader:
             whole = data[: len(data) - len(rest)]
             link = None if self._seals.link is None else self._seals.link.decode()
             crc = crc32(whole, self.place.crc)
-            self.place = Place(self.place.bytes + len(whole), self._lines.number - 1, link, crc)
+            self.place = LogPlace(self.place.bytes + len(whole), self._lines.number - 1, link, crc)
         return rest
 
     def read_all(self) -> Iterator[list[Event]]:

@@ -17,8 +17,8 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import EVENT, Event
 from pliant.schemas.file_io.documents import parse_document, parse_jobs
 from pliant.schemas.file_io.events import parse_events
+from pliant.schemas.file_io.parquet import parquet_bytes, parse_parquet
 from pliant.schemas.file_io.record import KINDS
-from pliant.schemas.file_io.tables import parquet_bytes, parse_parquet
 from pliant.schemas.kinds import kind_of
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.profile import PROFILE, ProfileRow

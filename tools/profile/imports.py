@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.file_io.columns import Column, rows_from_columns
+from pliant.schemas.file_io.columns import TableColumn, rows_from_columns
 from pliant.schemas.file_io.files import PARQUET_MAGIC, read_bytes, source_name
 from pliant.schemas.file_io.limits import ROWS_BYTES
-from pliant.schemas.file_io.tables import cast_columns, read_arrow
+from pliant.schemas.file_io.parquet import cast_columns, read_arrow
 from pliant.schemas.profile import PROFILE, ProfileRow
 from pliant.tools.profile.throughput import merged
 
@@ -66,7 +66,7 @@ def _text(data: bytes, source: str) -> str:
 def _read_record(
     record: Mapping[str | None, Any],
     columns: dict[str, list[Any]],
-    known: Mapping[str, Column],
+    known: Mapping[str, TableColumn],
     source: str,
     line: int,
 ) -> list[Problem]:
@@ -85,7 +85,7 @@ def _read_record(
     return problems
 
 
-def _value(text: str, column: Column) -> object:
+def _value(text: str, column: TableColumn) -> object:
     """The value that a field stands for; an empty one is null where the column allows it.
 
     :raises ValueError: it is not of the column's type.

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import EVENT, EVENT_NAMES
 from pliant.schemas.file_io.files import PIPE, check_output, make_folder, write_bytes
+from pliant.schemas.file_io.parquet import compute, number_array, text_array, within_limits
 from pliant.schemas.file_io.record import schema_id
-from pliant.schemas.file_io.tables import compute, number_array, text_array, within_limits
 from pliant.schemas.text import counted, in_gpus
 from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.schedule.jobs import JobState

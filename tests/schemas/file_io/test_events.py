@@ -20,7 +20,7 @@ from pliant.schemas import io
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
 from pliant.schemas.event import EVENT, Event
 from pliant.schemas.file_io.events import EventRow, EventWriter, event_rows, parse_events
-from pliant.schemas.file_io.tables import parquet_bytes
+from pliant.schemas.file_io.parquet import parquet_bytes
 from tests.strategies import events
 
 SUBMIT = Event(0.0, "submit", "a", detail={"name": "träin"})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pliant.cli.profile import profile
-from pliant.cli.profile_predict import Format, Wanted, predictions_text
+from pliant.cli.profile_predict import Format, WantedPredictions, predictions_text
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import write_cluster, write_jobs, write_profile
 from pliant.schemas.profile import Profile
@@ -127,7 +127,7 @@ def test_the_command_answers_as_a_table(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_a_narrow_terminal_gets_blocks_of_whole_numbers(tmp_path: Path, width: int) -> None:
     jobs, _, nodes = files(tmp_path)
-    found, wanted = Profile(ROWS), Wanted()
+    found, wanted = Profile(ROWS), WantedPredictions()
     whole = predictions_text(found, jobs, nodes, wanted, Format.table)
     text = predictions_text(found, jobs, nodes, wanted, Format.table, width=width)
     assert max(map(len, text.splitlines())) <= width

@@ -13,7 +13,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 from zlib import crc32
 
-from pliant.schemas.file_io.events import Place
+from pliant.schemas.file_io.events import LogPlace
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.loop import Loop
@@ -122,7 +122,7 @@ def test_to_look_whether_a_snapshot_is_of_a_log_takes_no_memory_for_the_log(tmp_
     """The writer of a log does that again and again, and what its largest look took it keeps."""
     log = tmp_path / "events.jsonl"
     log.write_bytes(bytes(1 << 23))
-    place = Place(log.stat().st_size, crc=crc32(bytes(1 << 23)))
+    place = LogPlace(log.stat().st_size, crc=crc32(bytes(1 << 23)))
     tracemalloc.start()
     try:
         assert place.is_in(log)

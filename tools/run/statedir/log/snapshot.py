@@ -22,7 +22,7 @@ from pydantic_core import from_json
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.events import LogReader, Place
+from pliant.schemas.file_io.events import LogPlace, LogReader
 from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.file_io.json_lines import garbage_collection_paused
 from pliant.schemas.job import Job
@@ -49,7 +49,7 @@ _ELSEWHERE: Final = {"jobs", "active", *(field.name for field in fields(RunLog) 
 class Snapshot:
     """A log up to one place in it."""
 
-    place: Place
+    place: LogPlace
     log: RunLog
     session: SavedSession | None
     """None: there was no cluster to rebuild one under."""
@@ -116,7 +116,7 @@ def _decoded(values: dict[str, Any], log: RunLog, lines: list[bytes], size: int)
         facts = SessionFacts.from_json(values["session"])
         states = dict(zip([*facts.active, *facts.ended], lines[len(ids) :], strict=False))
         kept = SavedSession(facts, states, lambda job_id: spec_on_clock(log, job_id, facts.origin_s))
-    return Snapshot(Place(**values["place"]), log, kept, size)
+    return Snapshot(LogPlace(**values["place"]), log, kept, size)
 
 
 def records_kept_small(jobs: Mapping[str, bytes | JobLog]) -> LazyDict[JobLog]:
@@ -170,7 +170,7 @@ def _session(
 
 
 def _lines(
-    place: Place, log: RunLog, session: tuple[SessionFacts, Mapping[str, bytes]] | None
+    place: LogPlace, log: RunLog, session: tuple[SessionFacts, Mapping[str, bytes]] | None
 ) -> Iterator[bytes]:
     facts, states = session or (None, {})
     values = {

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event, EventName
-from pliant.schemas.file_io.events import LogReader, Place
+from pliant.schemas.file_io.events import LogPlace, LogReader
 from pliant.schemas.file_io.files import read_failure
 from pliant.tools.run.statedir.log.events import decision_event, interruption_event, on_clock, submit_event
 from pliant.tools.run.statedir.log.fold import (
@@ -142,7 +142,7 @@ class LogView:
         if kept is not None and (kept.facts.basis != basis or (now_s is not None and kept.until_s > now_s)):
             kept = None
         if events is None or (kept is None and self._snapshot is not None):
-            place = self._snapshot.place if self._snapshot is not None and kept is not None else Place()
+            place = self._snapshot.place if self._snapshot is not None and kept is not None else LogPlace()
             found = LogReader(self._dirs.events, place).read(to_the_end=True, until=self._until)
             events = [event for _, event in found]
         return kept, on_clock(events, basis.origin_s)
@@ -153,7 +153,7 @@ class LogView:
 
     def _begin(self) -> Snapshot | None:
         """Start with the snapshot, or from nothing; returns the snapshot where it is not of this log."""
-        self.log, place = RunLog(), Place()
+        self.log, place = RunLog(), LogPlace()
         self._events = None if self._events is None else []
         self._lost = []
         found = read_snapshot(self._dirs)

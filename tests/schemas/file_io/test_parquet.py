@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.columns import About, TableKind
-from pliant.schemas.file_io.tables import columns_hash, to_columns
+from pliant.schemas.file_io.parquet import columns_hash, to_columns
 from pliant.schemas.profile import PROFILE, Profile, ProfileRow
 
 ROW = ProfileRow("train", "m", "gpu", 2, 6, "4,2", 8, step_seconds=0.5, samples_per_second=96.0)

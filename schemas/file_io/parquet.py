@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pydantic_core import ValidationError, to_json
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.file_io.columns import Column, TableKind, rows_from_columns, validate_row
+from pliant.schemas.file_io.columns import TableColumn, TableKind, rows_from_columns, validate_row
 from pliant.schemas.file_io.files import PARQUET_MAGIC
 from pliant.schemas.file_io.json_lines import garbage_collection_paused, warn_dropped
 from pliant.schemas.file_io.limits import ROW_BYTES, check_bytes, check_text, unscaled
@@ -304,7 +304,7 @@ def cast_columns(arrow: pa.Table, source: str, table: TableKind[Any]) -> dict[st
     return columns
 
 
-def _holds(found: pa.DataType, column: Column) -> bool:
+def _holds(found: pa.DataType, column: TableColumn) -> bool:
     import pyarrow.types as pt
 
     if pt.is_dictionary(found):
