@@ -40,7 +40,7 @@ from pliant.tools.schedule.jobs import JobState, gpus_of
 from pliant.tools.schedule.policy import Explanation, Policy, PolicyError, Reserved
 from pliant.tools.schedule.predict_start import Prediction, copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session.cluster_state import Transition
+from pliant.tools.schedule.session.holdings import Transition
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 from pliant.tools.schedule.session.session import Session
 

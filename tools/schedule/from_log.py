@@ -28,7 +28,7 @@ from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand
 from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeGpus, Observation
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.session.cluster_state import Holding
+from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.saved import (
     Basis,
     SavedSession,

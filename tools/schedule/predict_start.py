@@ -22,7 +22,7 @@ from pliant.schemas.job import GpuTimeWork, Job
 from pliant.tools.schedule.explain import explanations, plain_explanations
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.session.cluster_state import Transition
+from pliant.tools.schedule.session.holdings import Transition
 from pliant.tools.schedule.session.session import Session
 
 DECISIONS_AHEAD: Final = 1000
@@ -132,7 +132,7 @@ class _Starts:
     def find(self, until_s: float) -> None:
         """Ask the policy while jobs end, until every job has started, or the real time is up."""
         jobs = self.session.jobs.values()
-        waiting = {job.id for job in jobs if not job.gpus and job.id not in self.session.held}
+        waiting = {job.id for job in jobs if not job.gpus and job.id not in self.session.commands.held}
         dated = True
         for number in range(DECISIONS_AHEAD):
             if not waiting or time.monotonic() > until_s:

@@ -29,7 +29,7 @@ from pliant.tools.schedule.demand import submit_detail
 from pliant.tools.schedule.from_log import correct, tell
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session.cluster_state import Transition
+from pliant.tools.schedule.session.holdings import Transition
 from pliant.tools.schedule.session.saved import Basis
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.testing.harness import some_jobs
@@ -157,7 +157,7 @@ class Story:
 
     def _drain(self) -> None:
         name = self._random.choice([node.name for node in self.session.nodes])
-        action: NodeAction = "drain" if name not in self.session.drained else "resume"
+        action: NodeAction = "drain" if name not in self.session.commands.drained else "resume"
         at_once = action == "drain" and self._random.random() < 0.5
         order = Order(action=action, node=name, user="alice", asked_s=self.now_s, now=at_once)
         self.events.append(order_event(len(self.events), order, self.now_s))

@@ -22,7 +22,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.predict_start import happen, in_order_of_arrival
-from pliant.tools.schedule.session.cluster_state import Holding
+from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.testing.harness import (
     CLUSTERS,
@@ -196,8 +196,8 @@ def _ordered(held: CheckedSession, position: int, done: list[str]) -> list[metho
         return [methodcaller("prioritize", active[-1], held.time_s, position % 4 - 1.0)]
     if position % 6 == 2 and active:
         return [methodcaller("hold_back", active[0], held.time_s, "its owner")]
-    if position % 6 == 5 and held.session.held:
-        return [methodcaller("let_go", next(iter(held.session.held)), held.time_s)]
+    if position % 6 == 5 and held.session.commands.held:
+        return [methodcaller("let_go", next(iter(held.session.commands.held)), held.time_s)]
     return []
 
 

@@ -7,7 +7,7 @@ import pytest
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.schedule.jobs import Phase
 from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
-from pliant.tools.schedule.session.cluster_state import Holding
+from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster, curves, job, mixed_cluster, session, sizes

@@ -10,7 +10,7 @@ from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.schedule.policies.gavel import Gavel, GavelFtf, GavelMakespan
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.session.cluster_state import Holding
+from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job, mixed_cluster, session, sizes
 

@@ -21,7 +21,7 @@ from pliant.tools.replay.run import Run, replay
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
-from pliant.tools.schedule.session.cluster_state import Holding
+from pliant.tools.schedule.session.holdings import Holding
 from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
 
 COST_S = 30.0
