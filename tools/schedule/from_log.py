@@ -14,6 +14,8 @@ decision. Any event of a job may correct its progress.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -40,28 +42,41 @@ from pliant.tools.schedule.session.saved import (
 from pliant.tools.schedule.session.session import Session
 
 
+@dataclass(frozen=True, slots=True)
+class CarriedOver:
+    """What a schedule carries to the next decision, beside who holds what."""
+
+    policy_state: PolicyState | None = None
+    """The policy goes on from there and sees only what came after. None, or where that state does not fit:
+    it sees the whole history."""
+    demand: Demand = "stated"
+    """What the policy sees of jobs that state no work."""
+    forecast: ForecastState | None = None
+    """What predicts that."""
+
+    @classmethod
+    def by(cls, schedule: Schedule) -> CarriedOver:
+        return cls(schedule.policy_state, schedule.demand, schedule.forecast)
+
+
+NOTHING: Final = CarriedOver()
+
+
 def session_from_events(
     events: Iterable[Event],
     policy: Policy,
     cluster: Cluster,
     throughput: Throughput,
-    policy_state: PolicyState | None = None,
+    carried: CarriedOver = NOTHING,
     *,
     now_s: float | None = None,
     seed: int = 0,
     source: str = "events",
     saved: SavedSession | None = None,
-    demand: Demand = "stated",
-    forecast: ForecastState | None = None,
 ) -> Session:
-    """The session that the events tell of, up to ``now_s``, ready for its next decision.
-
-    With ``policy_state`` the policy carries on from there and sees only what came after; without, or where
-    that state does not fit, it sees the whole history.
+    """The session that the events lead to, up to ``now_s``, ready for its next decision.
 
     :param saved: what came before the events, on the same cluster and with the same throughput.
-    :param demand: what the policy sees of jobs that state no work.
-    :param forecast: what predicts that, as it was carried along.
     :raises BadInputError: the events contradict each other or the cluster; messages call them ``source``.
     """
     fold = SessionFold(Session(policy, cluster, throughput, seed=seed), source, saved)
@@ -69,8 +84,8 @@ def session_from_events(
         if now_s is None or event.time <= now_s:
             fold.add(event)
     session = fold.finish()
-    session.predict(demand, forecast)
-    session.carry(policy_state)
+    session.predict(carried.demand, carried.forecast)
+    session.carry(carried.policy_state)
     return session
 
 
@@ -147,10 +162,10 @@ def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throug
     except (KeyError, ValueError) as error:
         raise BadInputError.one("schedule", f"it contradicts itself: {_text(error)}") from error
     seen = {"changes_seen": len(session.changes)}  # absorbed is all that this session begins with
-    forecast = schedule.forecast
+    state, forecast = schedule.policy_state, schedule.forecast
     session.predict(schedule.demand, None if forecast is None else forecast.model_copy(update=seen))
-    if schedule.policy_state is not None:
-        session.carry(schedule.policy_state.model_copy(update=seen))
+    if state is not None:
+        session.carry(state.model_copy(update=seen))
     return session
 
 
