@@ -1,6 +1,7 @@
 """One decision, from files or from a state directory's log, as a schedule that can be executed.
 
-A session after a decision as a schedule: who holds what, who waits, who was rejected.
+:func:`decide` and :func:`decide_from_history` open a session and ask its policy; :func:`schedule_of` writes
+what the session then holds down: who has which GPUs, who waits, who was rejected.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ from pliant.tools.schedule.session.saved import Basis, SavedSession
 from pliant.tools.schedule.session.session import Session
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """What is asked of a policy: which one, with what parameters and seed, and how much it is to explain."""
@@ -58,9 +62,9 @@ class Question:
     timing: bool = True
     """Add ``decision_seconds``, the one thing that differs between equal calls."""
     demand: Demand | None = None
-    """What the policy sees of jobs that state no work; None: as before, at first nothing."""
+    """What the policy sees of jobs that state no work; None: as in the last schedule, at first nothing."""
     predictor: Predictor | None = None
-    """What predictions begin from; None: as before, at first nothing."""
+    """What predictions begin from; None: as in the last schedule, at first nothing."""
 
     def predicts(self, previous: Schedule | None = None) -> tuple[Demand, ForecastState | None]:
         """What the policy sees of jobs that state no work, and what predicts it.
@@ -149,11 +153,11 @@ class History:
     """What happened before a decision: an event log, and the schedule that was decided last."""
 
     info: RunInfo | None
-    """Which run it is."""
+    """The run that wrote it."""
     origin_s: float
-    """What the schedules of that run have their clock behind that of the log, by its last decision."""
+    """How far the clock of that run's schedules is behind that of the log, by its last decision."""
     since: Callable[[Basis], tuple[SavedSession | None, Iterable[Event]]]
-    """A saved session, if there is one under this basis, and the events after it; else all."""
+    """A saved session of this basis and the events after it; without one, all events."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """Samples per second of running jobs, as their workers measured last."""
     previous: Schedule | None = None
@@ -304,9 +308,6 @@ def _profile_of(info: RunInfo, previous: Schedule | None, source: str) -> Profil
     return None
 
 
-T = TypeVar("T")
-
-
 def schedule_of(
     session: Session,
     transitions: Iterable[Transition],
@@ -328,15 +329,9 @@ def schedule_of(
     done = {transition.job.id: transition for transition in transitions}
     reasons = _forgiving(lambda: explanations(session, time_s), lambda: plain_explanations(session), forgive)
     active = sorted(session.jobs.values(), key=lambda job: job.arrival)
-    reasons_out = {
-        **{
-            transition.job.id: transition.reason
-            for transition in done.values()
-            if transition.step == "reject"
-        },
-        **session.turned_away,
-    }
-    rejects = sorted((session.ended[job_id] for job_id in reasons_out), key=lambda job: job.arrival)
+    out = {job_id: each.reason for job_id, each in done.items() if each.step == "reject"}
+    out |= session.turned_away
+    rejects = sorted((session.ended[job_id] for job_id in out), key=lambda job: job.arrival)
     return Schedule(
         time=time_s,
         policy=PolicyUse(
@@ -359,7 +354,7 @@ def schedule_of(
             for job in active
             if not job.gpus
         ),
-        rejected=tuple(Verdict(job=job.id, reason=reasons_out[job.id]) for job in rejects),
+        rejected=tuple(Verdict(job=job.id, reason=out[job.id]) for job in rejects),
         cluster=session.cluster,
         jobs=tuple(job.spec for job in (*active, *rejects)),
         demand=session.demand,

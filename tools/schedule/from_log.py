@@ -1,4 +1,4 @@
-"""Sessions rebuilt from what was written down: an event log, or a schedule. Nothing else is the truth.
+"""Sessions rebuilt from an event log or from a schedule: nothing else is the truth.
 
 How the log is read: ``submit`` carries the job in its detail; ``start``, ``resume``, ``grow``, ``shrink`` and
 ``move`` carry the placement from then on, ``preempt`` takes it away; ``requeue`` means that the job lost its
@@ -112,30 +112,30 @@ class SessionFold:
         """
         first = next(iter(self._together), None)
         if first is None or (event.time, event.event in HOLDS) != (first.time, True):
-            self._tell()
+            self._flush()
         self._together.append(event)
         self._events += 1
         if event.event not in HOLDS:
-            self._tell()
+            self._flush()
 
     def finish(self) -> Session:
         """The session after all events.
 
         :raises BadInputError: as for :meth:`add`.
         """
-        self._tell()
+        self._flush()
         return self._session
 
     def keep(self, basis: Basis) -> tuple[SessionFacts, dict[str, bytes]]:
         """What is to be saved of it, and the states of its jobs; more events may follow."""
         return facts_of(self._session, basis, self._together, self._events), states_of(self._session)
 
-    def _tell(self) -> None:
+    def _flush(self) -> None:
         events, self._together = self._together, []
         if not events:
             return
         try:
-            tell(self._session, events)
+            apply_events(self._session, events)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             number = self._events - len(events) + 1
             text = f"event {number} ({events[0].event}): {_text(error)}"
@@ -183,32 +183,32 @@ def arrivals_until(jobs: Iterable[Job], time_s: float, out: Container[str] = ())
     return sorted(arrived, key=lambda job: (job.submit_time, job.id))
 
 
-def tell(session: Session, events: Sequence[Event]) -> None:
-    """Let a session know what happened: one event, or changes of GPUs that were decided together.
+def apply_events(session: Session, events: Sequence[Event]) -> None:
+    """Apply to a session one event, or changes of GPUs that were decided together.
 
     :raises KeyError: a job or a node is not known.
     :raises ValueError: the events contradict what the session knows.
     """
     event = events[0]
     if event.event in HOLDS:
-        _tell_holdings(session, [each for each in events if each.job not in session.ended])
+        _apply_holdings(session, [each for each in events if each.job not in session.ended])
     elif event.event == "submit":
         session.take_up(_job(event), event.time)
     elif event.event in OF_NODES:
         node = str((event.detail or {})["node"])
-        tell_node = session.node_down if event.event == "node_down" else session.node_up
-        tell_node(node, event.time)
+        change = session.node_down if event.event == "node_down" else session.node_up
+        change(node, event.time)
     elif event.event == "decision":
         session.advance(event.time)
     elif event.event in OF_SLOTS:
-        _tell_slot(session, event)
+        _apply_slot(session, event)
     elif event.event in ORDERS:
-        _tell_order(session, event)
+        _apply_order(session, event)
     elif event.job is not None:
-        _tell_job(session, event, event.job)
+        _apply_job(session, event, event.job)
 
 
-def _tell_order(session: Session, event: Event) -> None:
+def _apply_order(session: Session, event: Event) -> None:
     """A job that has ended stays as it is."""
     job_id, detail = event.job or "", event.detail or {}
     if event.event == "drain":
@@ -225,7 +225,7 @@ def _tell_order(session: Session, event: Event) -> None:
         session.prioritize(job_id, event.time, float(detail["priority"]))
 
 
-def _tell_slot(session: Session, event: Event) -> None:
+def _apply_slot(session: Session, event: Event) -> None:
     detail = event.detail or {}
     slot = str(detail["slot"])
     if event.event == "slot_up":
@@ -240,7 +240,7 @@ def _tell_slot(session: Session, event: Event) -> None:
         session.withheld.bar(event.job, slot, until_s)
 
 
-def _tell_holdings(session: Session, events: Sequence[Event]) -> None:
+def _apply_holdings(session: Session, events: Sequence[Event]) -> None:
     session.adopt(
         [
             Holding(
@@ -256,7 +256,7 @@ def _tell_holdings(session: Session, events: Sequence[Event]) -> None:
     )
     for event in events:
         correct(session.jobs[event.job or ""], event)
-        _tell_wait(session, event)
+        _apply_wait(session, event)
 
 
 def _servers(event: Event) -> NodeGpus:
@@ -264,7 +264,7 @@ def _servers(event: Event) -> NodeGpus:
     return tuple((name, count) for name, count in (event.detail or {}).get("servers", ()))
 
 
-def _tell_job(session: Session, event: Event, job_id: str) -> None:
+def _apply_job(session: Session, event: Event, job_id: str) -> None:
     if event.event in ENDS:
         session.turned_away.pop(job_id, None)
     if job_id in session.ended:
@@ -272,21 +272,21 @@ def _tell_job(session: Session, event: Event, job_id: str) -> None:
     job = session.jobs[job_id]
     if event.event == "requeue":
         session.lose(job_id, event.time)
-        _tell_wait(session, event)
+        _apply_wait(session, event)
     correct(job, event)
     if event.event in ENDS:
         session.end(job_id, event.time, ENDS[event.event])
 
 
-def _tell_wait(session: Session, event: Event) -> None:
-    """Take up that a job gets no further GPU for a time, if an event of it says so."""
+def _apply_wait(session: Session, event: Event) -> None:
+    """A job gets no further GPU for a time, if an event of it says so."""
     seconds = (event.detail or {}).get("wait_seconds")
     if seconds is not None and event.job is not None:
         session.withheld.hold(event.job, event.time + float(seconds))
 
 
 def correct(job: JobState, event: Event) -> None:
-    """Take over what was measured: progress, loss, speed, noise, and time held without training."""
+    """Correct a job by what was measured: progress, loss, speed, noise, and time held without training."""
     if event.samples_done is not None:
         job.report_progress(event.time, event.samples_done)
     if event.loss is not None:
