@@ -45,7 +45,6 @@ from pliant.tools.schedule.session.holdings import Transition
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 from pliant.tools.schedule.session.session import Session
 
-
 T = TypeVar("T")
 
 
