@@ -127,7 +127,7 @@ def _seconds(job: JobState, samples: float, speeds: Speeds) -> float:
     return samples / rate if rate > 0 else math.inf
 
 
-class _Kind(NamedTuple):
+class _SharingKind(NamedTuple):
     """Jobs of one kind do the same to a job beside them."""
 
     speeds: JobKind
@@ -146,8 +146,8 @@ class Hosts:
         """:param least_speed: part of its speed alone that either job keeps at least."""
         self._speeds: Speeds = snapshot.speeds
         self._least = least_speed
-        self._free: dict[int, dict[_Kind, deque[JobState]]] = {}
-        self._scores: dict[tuple[_Kind, _Kind], float] = {}
+        self._free: dict[int, dict[_SharingKind, deque[JobState]]] = {}
+        self._scores: dict[tuple[_SharingKind, _SharingKind], float] = {}
         alone = (job for job in snapshot.jobs.values() if job.gpus and job.beside is None)
         for job in sorted(alone, key=lambda job: job.arrival):
             if job.spec.shares_gpus and len(job.placement) == 1:
@@ -176,7 +176,7 @@ class Hosts:
             del self._free[host.gpus]
         return host
 
-    def _score(self, job: JobState, host: JobState, kind: _Kind) -> float:
+    def _score(self, job: JobState, host: JobState, kind: _SharingKind) -> float:
         """The sharing score: what both keep together, up to 2; 0: they do not share."""
         key = (_kind(job, kind.gpu_type, kind.gpus), kind)
         if key not in self._scores:
@@ -193,11 +193,11 @@ def sharing_score(job: JobState, host: JobState, speeds: Speeds, least_speed: fl
     return sum(parts) if parts is not None and min(parts) >= least_speed else 0.0
 
 
-def _kind(job: JobState, gpu_type: str, gpus: int) -> _Kind:
-    return _Kind(JobKind.of(job), job.global_batch, gpu_type, gpus)
+def _kind(job: JobState, gpu_type: str, gpus: int) -> _SharingKind:
+    return _SharingKind(JobKind.of(job), job.global_batch, gpu_type, gpus)
 
 
-def _drop_empty(kinds: dict[_Kind, deque[JobState]], kind: _Kind) -> None:
+def _drop_empty(kinds: dict[_SharingKind, deque[JobState]], kind: _SharingKind) -> None:
     if not kinds[kind]:
         del kinds[kind]
 
@@ -208,7 +208,7 @@ _ALIKE: Final = ("", " of its model", " of its model and user", " of its model, 
 _Group = tuple[str | int, ...]
 
 
-class Estimate(NamedTuple):
+class DurationEstimate(NamedTuple):
     """How long a job is expected to take on the GPUs that it requests, alone on them."""
 
     seconds: float
@@ -247,9 +247,9 @@ class Durations:
             mean.total += math.log(seconds)
             mean.jobs += 1
 
-    def expect(self, job: Job) -> Estimate:
+    def expect(self, job: Job) -> DurationEstimate:
         """What is expected of a job that begins; of all the same while none has ended."""
-        found = Estimate(1.0, 0)
+        found = DurationEstimate(1.0, 0)
         log_seconds = 0.0
         for group, alike in zip(_groups(job), _ALIKE, strict=True):
             mean = self._means.get(group)
@@ -257,7 +257,7 @@ class Durations:
                 break
             prior = PRIOR if found.jobs else 0.0
             log_seconds = (mean.total + prior * log_seconds) / (mean.jobs + prior)
-            found = Estimate(math.exp(log_seconds), mean.jobs, alike)
+            found = DurationEstimate(math.exp(log_seconds), mean.jobs, alike)
         return found
 
 

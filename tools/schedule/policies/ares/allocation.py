@@ -167,7 +167,7 @@ _key = attrgetter("key")
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class QueuedJob:
     """One job in the queue and what the last pass gave it."""
 
     key: Key
@@ -233,9 +233,9 @@ class Queue:
         self.by_id = {entry.job.id: entry for entry in self.entries}
         self._kinds = {gpu_type: kind for kind, gpu_type in enumerate(sizes.gpu_types)}
         self._stale = {self.entries[0].key} if self.entries else set()
-        self._held_back: dict[Key, Entry] = {}
+        self._held_back: dict[Key, QueuedJob] = {}
         """Running jobs below their ceiling: few, as each left less than its own size free."""
-        self._extended: list[Entry] = []
+        self._extended: list[QueuedJob] = []
 
     def position(self, key: Key) -> int:
         """Where the entry of that key stands."""
@@ -275,14 +275,14 @@ class Queue:
             entry.allowed_by_type, entry.before = allowed_by_type, None
             self._stale.add(entry.key)
 
-    def _held_kind(self, entry: Entry) -> int | None:
+    def _held_kind(self, entry: QueuedJob) -> int | None:
         return self._kinds.get(entry.job.gpu_type or "")
 
-    def allocate(self, capacity: Free) -> list[Entry]:
+    def allocate(self, capacity: Free) -> list[QueuedJob]:
         """Serve all jobs in order with ``capacity`` GPUs; returns those that may have changed."""
         if self.entries and self.entries[0].before != capacity:
             self._stale.add(self.entries[0].key)
-        changed: list[Entry] = []
+        changed: list[QueuedJob] = []
         for key in sorted(self._stale):
             changed += self._allocate_from(self.position(key), capacity)
         self._stale.clear()
@@ -296,10 +296,10 @@ class Queue:
             for rank, entry in enumerate(self.entries, start=1)
         }
 
-    def _entry(self, finish: float, job: JobState) -> Entry:
-        return Entry((finish, *job.arrival), job, self.sizes.of(job))
+    def _entry(self, finish: float, job: JobState) -> QueuedJob:
+        return QueuedJob((finish, *job.arrival), job, self.sizes.of(job))
 
-    def _allocate_from(self, index: int, capacity: Free) -> list[Entry]:
+    def _allocate_from(self, index: int, capacity: Free) -> list[QueuedJob]:
         """Serve all jobs from ``index`` on until nothing differs any more; returns those that changed."""
         changed = []
         free = self.entries[index - 1].after if index else capacity
@@ -313,13 +313,13 @@ class Queue:
             index += 1
         return changed
 
-    def _watch(self, entry: Entry) -> None:
+    def _watch(self, entry: QueuedJob) -> None:
         if 0 < entry.size < entry.allowed.ceiling:
             self._held_back[entry.key] = entry
         else:
             self._held_back.pop(entry.key, None)
 
-    def _share_leftover(self, free: Free) -> list[Entry]:
+    def _share_leftover(self, free: Free) -> list[QueuedJob]:
         """Give what no job can use as its next size to the first jobs that gain from it.
 
         This keeps the cluster busy (Ares, section 3.1) without exceeding a ceiling: with 6 GPUs a job of
@@ -338,7 +338,7 @@ class Queue:
                 self._extended.append(entry)
         return touched + self._extended
 
-    def _useful_extra(self, entry: Entry, free: int) -> int:
+    def _useful_extra(self, entry: QueuedJob, free: int) -> int:
         """The most of ``free`` GPUs that make a job faster and pay off by alpha; 0 if none do."""
         sizes, job, allowed = self.sizes, entry.job, entry.allowed
         kind = sizes.gpu_types[entry.kind]
@@ -350,7 +350,7 @@ class Queue:
         return 0
 
 
-def _explain(entry: Entry, rank: str) -> Explanation:
+def _explain(entry: QueuedJob, rank: str) -> Explanation:
     if not any(allowed.sizes for allowed in entry.allowed_by_type):
         reason = "; ".join(allowed.reason for allowed in entry.allowed_by_type)
         return Explanation(reason or "the cluster has no GPUs")

@@ -75,7 +75,7 @@ class AresGoodput(Ares):
 
     def _sizes(self, speeds: Speeds) -> SizesByJob:
         self._useful, self._noise = UsefulSpeed(speeds), {}
-        return _UsefulSizes(self._useful, self.alpha)
+        return _GoodputSizes(self._useful, self.alpha)
 
     def _batch(self, job: JobState, gpu_type: str, gpus: int) -> int:
         if self._useful is None or job.total_samples is None:
@@ -96,7 +96,7 @@ class AresGoodput(Ares):
         return best.batch if best.rate > 0 and sooner else job.global_batch
 
 
-class _UsefulSizes(SizesByJob):
+class _GoodputSizes(SizesByJob):
     """Sizes by goodput; those of jobs whose batch moves are found again each time, as their noise changes."""
 
     def __init__(self, speeds: UsefulSpeed, alpha: float) -> None:

@@ -128,7 +128,7 @@ def allowed_batches(job: JobState) -> BatchRange:
     return spec.batch.min or batch, spec.batch.max or batch
 
 
-class Curves:
+class ScalingCurves:
     """Scaling curves; jobs of one kind share them."""
 
     def __init__(self, speeds: Speeds) -> None:

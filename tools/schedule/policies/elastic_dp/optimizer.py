@@ -32,13 +32,13 @@ import numpy as np
 from pliant.tools.schedule.policies.elastic_dp.curves import Floats, Gains, Ints
 
 
-class Share:
+class JointShare:
     """Jobs that share GPUs: what they gain together, and how they share."""
 
     def __init__(self) -> None:
         self._jobs: Sequence[Gains] = ()
         self._budget = 0
-        self._table = Table()
+        self._table = GainTable()
         self._merge = Merge(())
 
     def update(self, jobs: Sequence[Gains], budget: int) -> None:
@@ -81,7 +81,7 @@ class _Group:
     jobs: list[Gains] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     """Where they stand among all jobs."""
-    share: Share = field(default_factory=Share)
+    share: JointShare = field(default_factory=JointShare)
 
     def as_one(self, budget: int) -> Gains:
         """All of them as one job, for up to ``budget`` GPUs."""
@@ -107,7 +107,7 @@ class Optimizer:
         self._free = _Group()
         self._limited: dict[str, _Group] = {}
         """By user, where there is a quota."""
-        self._whole = Share()
+        self._whole = JointShare()
 
     def left_for(self, user: str = "") -> int:
         """GPUs that one more job of this user could take as its smallest size."""
@@ -181,7 +181,7 @@ _CELLS: Final = 16_384
 """Sums that are looked at together: they stay in the fastest caches."""
 
 
-class Table:
+class GainTable:
     """Rows of jobs of any gains. Of equally good shares of a job the smallest is taken, last job first."""
 
     def __init__(self) -> None:

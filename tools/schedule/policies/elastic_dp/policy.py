@@ -24,7 +24,7 @@ from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import reject_arrivals, why_impossible
 from pliant.tools.schedule.policies.elastic_dp.admission import Admission, AdmissionControl, Objective
-from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, Curves, allowed_batches
+from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, ScalingCurves, allowed_batches
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
@@ -90,7 +90,7 @@ class ElasticDp(Policy):
         self.rescale_s = rescale_s
         self._noted = False
         self._scaling_times = ScalingTimes(interval_s, ended_part)
-        self._curves: Curves | None = None
+        self._curves: ScalingCurves | None = None
         self._waiting: dict[str, Explanation] = {}
 
     def batches(self, job: JobState) -> BatchRange:
@@ -160,7 +160,7 @@ class ElasticDp(Policy):
 
     def _admission_control(self, snapshot: Snapshot) -> AdmissionControl:
         if self._curves is None or self._curves.speeds is not snapshot.speeds:
-            self._curves = Curves(snapshot.speeds)
+            self._curves = ScalingCurves(snapshot.speeds)
         charge = partial(self._rescale_part, self._curves.speeds) if self.rescale_s else None
         return AdmissionControl(self._curves, self.batches, Objective(self.priority_base, charge))
 

@@ -130,7 +130,7 @@ class Bid:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SlotPlan:
     """Where a job's workers and PS are, slot by slot."""
 
     first: int
@@ -177,7 +177,7 @@ def log_or(value: float, otherwise: float = -math.inf) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedWorkers:
     """Where the workers and PS of one job are."""
 
     workers: Ints
@@ -200,7 +200,7 @@ class Active:
     """Worker-slots, 1 or more."""
     requested: int
     """Workers for a scheduler that does not choose."""
-    placed: Placed | None = None
+    placed: PlacedWorkers | None = None
     """What it holds now."""
 
     @property
@@ -283,12 +283,12 @@ class Fleet:
             if job.placed is not None:
                 self.take(job.bid, job.placed)
 
-    def take(self, bid: Bid, placed: Placed) -> None:
+    def take(self, bid: Bid, placed: PlacedWorkers) -> None:
         """Use the places of one job."""
         self.workers.take(placed.workers, bid.worker)
         self.ps.take(placed.ps, bid.ps)
 
-    def in_turn(self, bid: Bid, count: int, held: Placed | None = None) -> Placed | None:
+    def in_turn(self, bid: Bid, count: int, held: PlacedWorkers | None = None) -> PlacedWorkers | None:
         """That many workers more than ``held``, with the PS for all, placed in turn and taken.
 
         None: they do not fit, and nothing is taken.
@@ -301,8 +301,8 @@ class Fleet:
         ps = self.ps.in_turn(bid.ps, int(pair[1] - pair[0])) if workers is not None else None
         if workers is None or ps is None:
             return None
-        self.take(bid, Placed(workers, ps))
-        return Placed(workers + held.workers, ps + held.ps) if held else Placed(workers, ps)
+        self.take(bid, PlacedWorkers(workers, ps))
+        return PlacedWorkers(workers + held.workers, ps + held.ps) if held else PlacedWorkers(workers, ps)
 
 
 def dominant_share(bid: Bid, workers: int, servers: Servers) -> float:
@@ -326,7 +326,7 @@ SLOT: Final = "slot"
 _UNITS: Final = {"memory": 1e-9, "disk": 1e-9, "bandwidth": 8e-9}
 
 
-class Nodes:
+class ServerNodes:
     """The nodes of a cluster as servers: those with GPUs hold workers, those made without hold PS."""
 
     def __init__(self, nodes: Sequence[NodeState]) -> None:
@@ -367,11 +367,11 @@ class Nodes:
             ps_bandwidth=demand.ps.get("bandwidth", 0.0),
         )
 
-    def holding(self, job: JobState) -> Placed | None:
+    def holding(self, job: JobState) -> PlacedWorkers | None:
         """Where a job is now; None: nowhere."""
         if not job.gpus:
             return None
-        return Placed(_counts(job.placement, self.workers), _counts(job.servers, self.servers))
+        return PlacedWorkers(_counts(job.placement, self.workers), _counts(job.servers, self.servers))
 
     def _amounts(self, stated: Mapping[str, float]) -> Floats:
         return np.array([stated.get(name, 0.0) * _UNITS.get(name, 1.0) for name in self.resources])

@@ -12,12 +12,12 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible, samples_to_go
-from pliant.tools.schedule.policies.multi_resource.dorm import Dorm as DormRule
+from pliant.tools.schedule.policies.multi_resource.dorm import DormRule
 from pliant.tools.schedule.policies.multi_resource.rules import (
-    Member,
     Prospect,
     RiskReward,
-    View,
+    ServerView,
+    TypedJob,
     by_arrival,
     by_dominant_share,
 )
@@ -47,7 +47,7 @@ class FifoDemands(Policy):
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Start those that are first in line while they fit."""
         rejected = reject_impossible(snapshot)
-        view = View(snapshot)
+        view = ServerView(snapshot)
         members = view.members(
             [job for job in snapshot.jobs.values() if job.id not in rejected], requested=True
         )
@@ -79,7 +79,7 @@ class Drf(Policy):
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Deal all workers out again."""
         rejected = reject_impossible(snapshot, minimum_alone)
-        view = View(snapshot)
+        view = ServerView(snapshot)
         members = view.members([job for job in snapshot.jobs.values() if job.id not in rejected])
         holdings = by_dominant_share([member.active for member in members], view.servers)
         return view.decision(members, holdings, rejected)
@@ -118,7 +118,7 @@ class Dorm(Policy):
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Solve the MILP for what is there now."""
         rejected = reject_impossible(snapshot, minimum_alone)
-        view = View(snapshot)
+        view = ServerView(snapshot)
         members = view.members([job for job in snapshot.jobs.values() if job.id not in rejected])
         rule = DormRule(view.servers, self.fairness, self.adjusted)
         return view.decision(members, rule.holdings([member.active for member in members]), rejected)
@@ -165,7 +165,7 @@ class Rrh(Policy):
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Turn away what arrives and does not pay, then choose who runs."""
         rejected = reject_impossible(snapshot)
-        view = View(snapshot)
+        view = ServerView(snapshot)
         members = view.members(
             [job for job in snapshot.jobs.values() if job.id not in rejected], requested=True
         )
@@ -207,7 +207,7 @@ class Rrh(Policy):
         self._admitted = set(state)
 
 
-def _prospect(member: Member, snapshot: Snapshot) -> Prospect:
+def _prospect(member: TypedJob, snapshot: Snapshot) -> Prospect:
     """In seconds."""
     job = member.job
     remaining = samples_to_go(job, snapshot, 1.0)

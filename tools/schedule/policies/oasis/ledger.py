@@ -20,13 +20,13 @@ from pliant.tools.schedule.policies.multi_resource.fleet import (
     Bid,
     Floats,
     Ints,
-    Nodes,
-    Plan,
+    ServerNodes,
     Servers,
+    SlotPlan,
     whole_fits,
 )
 from pliant.tools.schedule.policies.oasis.market import Market, Quote
-from pliant.tools.schedule.policies.oasis.prices import Estimate
+from pliant.tools.schedule.policies.oasis.prices import BoundsEstimate
 from pliant.tools.schedule.rates import Speeds
 
 _UNSTATED: Final = Utility()
@@ -49,7 +49,7 @@ class Ledger:
     :param slots: how many are planned ahead.
     """
 
-    def __init__(self, exchange: Exchange, estimate: Estimate, slots: int) -> None:
+    def __init__(self, exchange: Exchange, estimate: BoundsEstimate, slots: int) -> None:
         self.exchange = exchange
         self.estimate = estimate
         self.bookings: dict[str, Booking] = {}
@@ -224,7 +224,7 @@ def _halved(bid: Bid) -> Bid | None:
     return replace(bid, work=work) if work else None
 
 
-class Row(NamedTuple):
+class SlotHolding(NamedTuple):
     """What a job holds in one slot."""
 
     workers: NodeGpus = ()
@@ -242,13 +242,13 @@ class Booking:
 
     bid: Bid
     gpu_type: str
-    plan: Plan
+    plan: SlotPlan
     """Its slots are numbered from time 0."""
     names: tuple[tuple[str, ...], tuple[str, ...]]
     """Of the nodes of workers, and of those of parameter servers."""
 
     @classmethod
-    def of(cls, bid: Bid, gpu_type: str, plan: Plan, origin: int, servers: Servers) -> Self:
+    def of(cls, bid: Bid, gpu_type: str, plan: SlotPlan, origin: int, servers: Servers) -> Self:
         """A plan of a market whose slot 0 is the slot ``origin``."""
         return cls(
             bid,
@@ -267,29 +267,33 @@ class Booking:
             np.concatenate([old[row], np.zeros((gap, old.shape[1]), dtype=np.int64), new])
             for old, new in ((before.plan.workers, self.plan.workers), (before.plan.ps, self.plan.ps))
         )
-        return replace(self, plan=Plan(slot, workers, ps))
+        return replace(self, plan=SlotPlan(slot, workers, ps))
 
-    def at(self, slot: int) -> Row:
+    def at(self, slot: int) -> SlotHolding:
         """What the job holds in a slot."""
         plan = self.plan
         if not plan.first <= slot <= plan.last:
-            return Row()
+            return SlotHolding()
         at = slot - plan.first
-        return Row(*(_named(*pair) for pair in zip((plan.workers[at], plan.ps[at]), self.names, strict=True)))
+        return SlotHolding(
+            *(_named(*pair) for pair in zip((plan.workers[at], plan.ps[at]), self.names, strict=True))
+        )
 
     def sizes_from(self, slot: int) -> list[int]:
         """Workers in each slot from ``slot`` on."""
         sizes: list[int] = self.plan.sizes()[max(0, slot - self.plan.first) :].tolist()
         return [0] * max(0, self.plan.first - slot) + sizes
 
-    def from_slot(self, origin: int) -> Plan | None:
+    def from_slot(self, origin: int) -> SlotPlan | None:
         """The part from the slot ``origin`` on, for a market that begins there; None: there is none."""
         skipped = max(0, origin - self.plan.first)
         if self.plan.first + skipped > self.plan.last:
             return None
-        return Plan(self.plan.first + skipped - origin, self.plan.workers[skipped:], self.plan.ps[skipped:])
+        return SlotPlan(
+            self.plan.first + skipped - origin, self.plan.workers[skipped:], self.plan.ps[skipped:]
+        )
 
-    def spans(self, slot: int) -> Iterator[tuple[int, int, Row]]:
+    def spans(self, slot: int) -> Iterator[tuple[int, int, SlotHolding]]:
         """(first slot, slot after the last, what it holds) of slots from ``slot`` on that are alike."""
         begin = at = max(slot, self.plan.first)
         while at <= self.plan.last:
@@ -310,12 +314,14 @@ class Booking:
         gpu_type, first, rows = values
         names = (servers.worker_names, servers.ps_names)
         counts = ([_counts(dict(row[side]), names[side]) for row in rows] for side in (0, 1))
-        return cls(bid, gpu_type, Plan(first, *(np.array(side, dtype=np.int64) for side in counts)), names)
+        return cls(
+            bid, gpu_type, SlotPlan(first, *(np.array(side, dtype=np.int64) for side in counts)), names
+        )
 
 
-def row_of(values: Sequence[Any]) -> Row:
+def row_of(values: Sequence[Any]) -> SlotHolding:
     """Of JSON values."""
-    return Row(*(tuple((str(name), int(count)) for name, count in place) for place in values))
+    return SlotHolding(*(tuple((str(name), int(count)) for name, count in place) for place in values))
 
 
 def _named(counts: Ints, names: Sequence[str]) -> NodeGpus:
@@ -335,7 +341,7 @@ _EVERY: Final = 16
 _STEP: Final = 1.125
 
 
-class Exchange(Nodes):
+class Exchange(ServerNodes):
     """The nodes of a cluster as servers, and jobs as bids.
 
     :param slot_s: seconds of a slot.

@@ -31,8 +31,8 @@ from pliant.tools.schedule.policies.multi_resource.fleet import (
     Bools,
     Floats,
     Ints,
-    Plan,
     Servers,
+    SlotPlan,
     whole_fits,
 )
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds, SideBounds
@@ -116,7 +116,7 @@ class Schedules:
         pairs = zip(self.costs, self.lowest, strict=True)
         return np.array([row[work - low] if work - low < len(row) else np.inf for row, low in pairs])
 
-    def plan(self, end: int) -> Plan:
+    def plan(self, end: int) -> SlotPlan:
         """The cheapest schedule that ends ``end`` slots after the first, which must be one of finite cost."""
         left, sizes = self.bid.work, np.zeros(end + 1, dtype=np.int64)
         for slot in range(end, -1, -1):
@@ -124,7 +124,7 @@ class Schedules:
             sizes[slot] = self._size(slot, left, advance)
             left = max(0, left - int(advance[sizes[slot]]))
         ps = self.bid.ps_of(sizes)
-        return Plan(
+        return SlotPlan(
             self.first,
             np.array([self.workers.take(slot, int(size)) for slot, size in enumerate(sizes)]),
             np.array([self.ps.take(slot, int(count)) for slot, count in enumerate(ps)]),
@@ -271,7 +271,7 @@ class Quote:
         return last is not None and self.payoff > MORE * float(self.worths[last - self.first])
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> SlotPlan:
         """The schedule with the largest payoff; there must be a feasible one."""
         last = self.last
         assert last is not None, "some schedule is feasible"  # noqa: S101
@@ -365,7 +365,7 @@ class Market:
         cheapest = np.minimum.accumulate(self.workers.cheapest[first:] @ bid.worker)[bid.shortest - 1 :]
         return not np.any(bid.worth[first:][bid.shortest - 1 :] > bid.least_worker_slots * cheapest)
 
-    def offer(self, bid: Bid, now: int = 0) -> tuple[Quote, Plan | None]:
+    def offer(self, bid: Bid, now: int = 0) -> tuple[Quote, SlotPlan | None]:
         """Admit a job and commit its plan, or turn it away: then there is no plan."""
         quote = self.quote(bid, now)
         if not quote.is_worth_it:
@@ -374,12 +374,12 @@ class Market:
         self.commit(bid, plan)
         return quote, plan
 
-    def commit(self, bid: Bid, plan: Plan) -> None:
+    def commit(self, bid: Bid, plan: SlotPlan) -> None:
         """Reserve all that a plan takes."""
         self.workers.take(plan.workers, bid.worker, plan.slots)
         self.ps.take(plan.ps, bid.ps, plan.slots)
 
-    def release(self, bid: Bid, plan: Plan, now: int = 0) -> None:
+    def release(self, bid: Bid, plan: SlotPlan, now: int = 0) -> None:
         """Give back what a plan has reserved from slot ``now`` on."""
         if now > plan.last:
             return

@@ -24,10 +24,17 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Floats, Ints, Plan, Servers, whole_fits
+from pliant.tools.schedule.policies.multi_resource.fleet import (
+    Bid,
+    Floats,
+    Ints,
+    Servers,
+    SlotPlan,
+    whole_fits,
+)
 from pliant.tools.schedule.policies.oasis.ledger import Booking, Ledger, is_plain
 from pliant.tools.schedule.policies.oasis.policy import Answers, BooksSlots, why_none
-from pliant.tools.schedule.policies.oasis.prices import Estimate
+from pliant.tools.schedule.policies.oasis.prices import BoundsEstimate
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -40,7 +47,7 @@ if TYPE_CHECKING:
 class Optimum:
     """What the solver found."""
 
-    plans: tuple[Plan | None, ...]
+    plans: tuple[SlotPlan | None, ...]
     """Of each bid; None: it is not admitted."""
     utility: float
     """Of these plans."""
@@ -106,7 +113,7 @@ Used = tuple[Floats, Floats]
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _JobVariables:
     """Where the variables of one job are: one by end, workers by slot and server, PS, whether it runs."""
 
     bid: Bid
@@ -136,7 +143,7 @@ class _Job:
 class Layout:
     """All variables."""
 
-    jobs: tuple[_Job, ...]
+    jobs: tuple[_JobVariables, ...]
     count: int
     worths: Floats
     most: Floats
@@ -161,7 +168,7 @@ class Layout:
             first_worker = start + len(ends)
             first_ps = first_worker + length * len(fits)
             first_run = first_ps + length * len(ps_fits)
-            job = _Job(bid, number, ends, start, first_worker, first_ps, first_run, length)
+            job = _JobVariables(bid, number, ends, start, first_worker, first_ps, first_run, length)
             runs = np.ones(length * job.has_least)
             jobs.append(job)
             worths += [bid.worth[ends], np.zeros(first_run - first_worker + len(runs))]
@@ -178,9 +185,9 @@ class Layout:
             largest[job.bid.id] = max(largest.get(job.bid.id, 0.0), float(job.bid.worth[job.ends[0]]))
         return sum(largest.values())
 
-    def plans(self, values: Ints, bids: int) -> tuple[Plan | None, ...]:
+    def plans(self, values: Ints, bids: int) -> tuple[SlotPlan | None, ...]:
         """The plans that these values of the variables mean, by the number of the bid."""
-        found: list[Plan | None] = [None] * bids
+        found: list[SlotPlan | None] = [None] * bids
         for job in self.jobs:
             if not values[job.first_end : job.first_worker].any():
                 continue
@@ -189,7 +196,9 @@ class Layout:
                 values[start : start + job.slots * width].reshape(job.slots, width) for start, width in shapes
             )
             end = int(np.flatnonzero(workers.any(axis=1))[-1]) + 1
-            found[job.number] = Plan(job.bid.arrival, workers[:end], _fewest_ps(job.bid, workers, ps)[:end])
+            found[job.number] = SlotPlan(
+                job.bid.arrival, workers[:end], _fewest_ps(job.bid, workers, ps)[:end]
+            )
         return tuple(found)
 
 
@@ -240,7 +249,7 @@ def constraints(layout: Layout, servers: Servers, used: Used | None) -> tuple[Ro
     return rows.built()
 
 
-def _of_job(rows: _Rows, job: _Job, layout: Layout) -> None:
+def _of_job(rows: _Rows, job: _JobVariables, layout: Layout) -> None:
     """Constraints (2), (3), (6), (7), and (8) as ends; in its last slot a job may do more than its work."""
     bid, ends = job.bid, slice(job.first_end, job.first_worker)
     workers = slice(job.first_worker, job.first_worker + job.slots * layout.servers)
@@ -339,8 +348,8 @@ class OasisOffline(BooksSlots):
         self._parts: dict[str, _Part] = {}
         """Of jobs that have not been heard yet, by id."""
 
-    def _estimate(self) -> Estimate:
-        return Estimate()
+    def _estimate(self) -> BoundsEstimate:
+        return BoundsEstimate()
 
     def _soonest(self, job: JobState) -> bool:
         return True

@@ -26,12 +26,12 @@ from pliant.tools.schedule.policies.oasis.ledger import (
     Exchange,
     Ledger,
     Offer,
-    Row,
+    SlotHolding,
     is_plain,
     row_of,
 )
 from pliant.tools.schedule.policies.oasis.market import Quote
-from pliant.tools.schedule.policies.oasis.prices import Estimate, Kind
+from pliant.tools.schedule.policies.oasis.prices import BoundsEstimate, Kind
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Reserved, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -84,7 +84,7 @@ class BooksSlots(Policy):
         self._saved: Mapping[str, Any] | None = None
         self._admitted: set[str] = set()
         """Jobs that have had slots: they get others where they need them."""
-        self._asked: dict[str, Row] = {}
+        self._asked: dict[str, SlotHolding] = {}
         """What was asked for of each job, for the session may have other nodes for it."""
         self._bid_in: dict[str, int] = {}
         """The first slot that a job that waits could have had when it has bid last."""
@@ -93,7 +93,7 @@ class BooksSlots(Policy):
         self._slot = -1
 
     @abstractmethod
-    def _estimate(self) -> Estimate:
+    def _estimate(self) -> BoundsEstimate:
         """What the bounds of prices come from."""
 
     @abstractmethod
@@ -354,8 +354,8 @@ class Oasis(BooksSlots):
         self.requeue = requeue
         self._like: tuple[Job, ...] = () if bounds_from is None else tuple(read_jobs(bounds_from))
 
-    def _estimate(self) -> Estimate:
-        return Estimate(self.bounds_by, self.quantile, self.percent / 100)
+    def _estimate(self) -> BoundsEstimate:
+        return BoundsEstimate(self.bounds_by, self.quantile, self.percent / 100)
 
     def _is_opened(self, snapshot: Snapshot, ledger: Ledger) -> None:
         like = [(self._first_whole(job.submit_time), job_state(job, snapshot.speeds)) for job in self._like]
@@ -424,7 +424,7 @@ def targets(
     free: FreeGpus,
     bookings: Mapping[str, Booking],
     slot: int,
-    asked: dict[str, Row],
+    asked: dict[str, SlotHolding],
 ) -> tuple[dict[str, Target], list[str]]:
     """What changes, and the jobs that found no place in this slot although they have booked one.
 
@@ -459,7 +459,7 @@ def targets(
 
 def _rows(
     jobs: Iterable[JobState], bookings: Mapping[str, Booking], slot: int
-) -> Iterable[tuple[JobState, Row]]:
+) -> Iterable[tuple[JobState, SlotHolding]]:
     """What each job has booked of the slot; one that was planned again keeps what it has until then."""
     for job in jobs:
         booking = bookings.get(job.id)
@@ -467,7 +467,7 @@ def _rows(
             yield job, booking.at(slot)
 
 
-def _differs(job: JobState, row: Row, asked: Mapping[str, Row]) -> bool:
+def _differs(job: JobState, row: SlotHolding, asked: Mapping[str, SlotHolding]) -> bool:
     if job.gpus != row.gpus:
         return True
     return (row.workers, row.servers) != (job.placement, job.servers) and asked.get(job.id) != row

@@ -31,7 +31,7 @@ Bound = Literal["U", "L"]
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownJob:
     """What the bounds of prices need of a job."""
 
     id: str
@@ -97,7 +97,7 @@ class PriceBounds:
 
     @classmethod
     def of(
-        cls, jobs: Sequence[Bid | Known], servers: Servers, slots: int, least_worth: float = LEAST_WORTH
+        cls, jobs: Sequence[Bid | KnownJob], servers: Servers, slots: int, least_worth: float = LEAST_WORTH
     ) -> Self:
         """The true bounds where these are all jobs, or an estimate from jobs like those to come.
 
@@ -114,7 +114,7 @@ class PriceBounds:
 
     @classmethod
     def estimated(
-        cls, jobs: Sequence[Bid | Known], servers: Servers, slots: int, quantile: float = QUANTILE
+        cls, jobs: Sequence[Bid | KnownJob], servers: Servers, slots: int, quantile: float = QUANTILE
     ) -> Self:
         """Bounds from jobs like those to come: L is half of what a unit is worth to the median job.
 
@@ -141,11 +141,11 @@ class PriceBounds:
         return 2 * max(1.0, self.workers.log_ratio, self.ps.log_ratio)
 
 
-def _known(jobs: Sequence[Bid | Known], slots: int) -> list[Known]:
-    return [each if isinstance(each, Known) else Known.of(each, slots) for each in jobs]
+def _known(jobs: Sequence[Bid | KnownJob], slots: int) -> list[KnownJob]:
+    return [each if isinstance(each, KnownJob) else KnownJob.of(each, slots) for each in jobs]
 
 
-def _log_worths(job: Known, least_worth: float) -> tuple[float, float]:
+def _log_worths(job: KnownJob, least_worth: float) -> tuple[float, float]:
     """Logarithms of what the job is worth if it ends as late as it can, and as early."""
     best = log_or(job.early)
     return max(log_or(job.late), best + math.log(least_worth)), best
@@ -195,7 +195,7 @@ FILLED: Final = 0.5
 Kind = Literal["estimate", "paper"]
 
 
-class Estimate:
+class BoundsEstimate:
     """Jobs that stand for those to come, and the bounds that follow from them.
 
     :param kind: "paper": equations 23 to 26, as if these were all jobs; "estimate": L is what a unit is worth
@@ -209,14 +209,14 @@ class Estimate:
         self._kind = kind
         self._quantile = quantile
         self._part = part
-        self._jobs: list[tuple[int, Known]] = []
+        self._jobs: list[tuple[int, KnownJob]] = []
         """With the slot of its arrival, since time 0."""
         self._found: tuple[Servers, int, PriceBounds] | None = None
         """The last bounds, and what they were of; None: other jobs are known since."""
 
     def learn(self, bids: Iterable[tuple[int, Bid]], servers: Servers, slots: int) -> bool:
         """More jobs are known, each with the slot of its arrival; returns whether that changes the bounds."""
-        new = [(slot, Known.of(bid, slots)) for slot, bid in bids]
+        new = [(slot, KnownJob.of(bid, slots)) for slot, bid in bids]
         if not new:
             return False
         before = _key(self.bounds(servers, slots))
@@ -243,7 +243,7 @@ class Estimate:
 
     def dump(self) -> list[dict[str, Any]]:
         """As JSON values."""
-        names = [field.name for field in fields(Known)]
+        names = [field.name for field in fields(KnownJob)]
         return [
             {"slot": slot, **{name: _plain(getattr(job, name)) for name in names}} for slot, job in self._jobs
         ]
@@ -254,10 +254,10 @@ class Estimate:
         self._jobs, self._found = [pair for pair in jobs if len(pair[1].worker) == resources], None
 
 
-def _thinned(kept: list[tuple[int, Known]], servers: Servers, slots: int) -> list[tuple[int, Known]]:
+def _thinned(kept: list[tuple[int, KnownJob]], servers: Servers, slots: int) -> list[tuple[int, KnownJob]]:
     """A part that has the same bounds: halves are left out where that matters not, then quarters."""
 
-    def key_of(jobs: list[tuple[int, Known]]) -> tuple[object, ...]:
+    def key_of(jobs: list[tuple[int, KnownJob]]) -> tuple[object, ...]:
         return _key(PriceBounds.of([job for _, job in jobs], servers, slots))
 
     whole, size = key_of(kept), len(kept)
@@ -272,7 +272,7 @@ def _thinned(kept: list[tuple[int, Known]], servers: Servers, slots: int) -> lis
     return kept
 
 
-def left_over(jobs: Sequence[tuple[int, Known]], servers: Servers, slots: int) -> float:
+def left_over(jobs: Sequence[tuple[int, KnownJob]], servers: Servers, slots: int) -> float:
     """The part of the jobs that would be left out if those worth most by unit came first.
 
     Jobs of the last ``slots`` slots count, in the time in which they came, at least a quarter of that; they
@@ -299,10 +299,10 @@ def left_over(jobs: Sequence[tuple[int, Known]], servers: Servers, slots: int) -
     return 0.0
 
 
-def _job(values: dict[str, Any]) -> Known:
-    """Of what :meth:`Estimate.dump` gave."""
+def _job(values: dict[str, Any]) -> KnownJob:
+    """Of what :meth:`BoundsEstimate.dump` gave."""
     stated = {key: value for key, value in values.items() if key != "slot"}
-    return Known(**{**stated, **{name: np.array(stated[name], dtype=float) for name in ("worker", "ps")}})
+    return KnownJob(**{**stated, **{name: np.array(stated[name], dtype=float) for name in ("worker", "ps")}})
 
 
 def _alike(one: Servers, other: Servers) -> bool:

@@ -29,7 +29,7 @@ _DIGITS: Final = 6
 
 
 @dataclass(slots=True)
-class Limit:
+class BatchLimit:
     """What one job may have, and what the next limit follows from."""
 
     samples: int
@@ -55,7 +55,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Epochs:
+class EpochRule:
     """When a job has done an epoch.
 
     unknown_s: seconds of training that stand for one of a job whose epochs are not known.
@@ -98,23 +98,23 @@ def _reaches_s(job: JobState, samples: float, time_s: float) -> float:
     return time_s
 
 
-class Limits:
+class BatchLimits:
     """The limits of all active jobs."""
 
-    def __init__(self, epochs: Epochs, warmup_steps: int, *, by_epochs: bool = False) -> None:
+    def __init__(self, epochs: EpochRule, warmup_steps: int, *, by_epochs: bool = False) -> None:
         """:param by_epochs: an epoch is waited for below the submitted batch, too."""
         self.epochs = epochs
         self._warmup_steps = warmup_steps
         self._by_epochs = by_epochs
         self.queue = False
         """Whether jobs wait: then an epoch is waited for, so that none starts for a few steps alone."""
-        self._known: dict[str, Limit] = {}
+        self._known: dict[str, BatchLimit] = {}
         self._seen_s = 0.0
 
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._known
 
-    def __getitem__(self, job_id: str) -> Limit:
+    def __getitem__(self, job_id: str) -> BatchLimit:
         return self._known[job_id]
 
     def forget(self, job_id: str) -> None:
@@ -223,10 +223,10 @@ class Limits:
     def load(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`dump`."""
         self._seen_s = state["seen_s"]
-        self._known = {job_id: Limit(**limit) for job_id, limit in state["jobs"].items()}
+        self._known = {job_id: BatchLimit(**limit) for job_id, limit in state["jobs"].items()}
 
 
-def _after_epoch(job: JobState, limit: Limit, rate: float, *, shrinks: bool) -> None:
+def _after_epoch(job: JobState, limit: BatchLimit, rate: float, *, shrinks: bool) -> None:
     """Scale-up: R ← 2R, at most twice the batch and the job's largest. Scale-down: R ← ⌈2R / ⌈σT + 1⌉⌉."""
     arrivals = round(rate * limit.executed_s, _DIGITS)
     if shrinks and arrivals > 1:
@@ -244,7 +244,7 @@ def _within(job: JobState, samples: int) -> int:
     return samples if most is None else min(samples, max(most, job.global_batch))
 
 
-def _taken_up(job: JobState, speeds: Speeds, time_s: float) -> Limit:
+def _taken_up(job: JobState, speeds: Speeds, time_s: float) -> BatchLimit:
     """Start: what fits the smallest size. A job of which there is more to know has run before."""
     least = job.spec.min_gpus
     if job.first_start_s is not None and job.gpus:
@@ -255,7 +255,7 @@ def _taken_up(job: JobState, speeds: Speeds, time_s: float) -> Limit:
     executed_s = job.attained_service_s(time_s) / max(job.gpus, job.spec.gpus.requested)
     done = job.samples_done(time_s)
     rule: Rule = "start" if job.first_start_s is None else "resume"
-    return Limit(samples, local, rule, executed_s, done, max(time_s, job.granted_s), done)
+    return BatchLimit(samples, local, rule, executed_s, done, max(time_s, job.granted_s), done)
 
 
 def most_local(job: JobState, speeds: Speeds, gpu_type: str | None = None) -> int:
@@ -307,7 +307,7 @@ class ArrivalRate:
 _AS_FAST: Final = 1 - 1e-9
 
 
-class Row(NamedTuple):
+class SizeRow(NamedTuple):
     """One job by GPUs: from 0 to that of the sizes that its limit allows on which it is fastest."""
 
     utilization: Sequence[float]
@@ -316,18 +316,18 @@ class Row(NamedTuple):
     """The best batch; 0 where there is none."""
 
 
-class Tables:
+class SizeTables:
     """Rows of jobs, made again only where a limit has changed."""
 
     def __init__(self, speeds: Speeds) -> None:
         self.speeds = speeds
-        self._known: dict[str, tuple[tuple[object, ...], Row]] = {}
+        self._known: dict[str, tuple[tuple[object, ...], SizeRow]] = {}
 
     def forget(self, job_id: str) -> None:
         """The job has left."""
         self._known.pop(job_id, None)
 
-    def row(self, job: JobState, gpu_type: str, gpus: int, limit: Limit) -> Row:
+    def row(self, job: JobState, gpu_type: str, gpus: int, limit: BatchLimit) -> SizeRow:
         """What the job may have of a pool of ``gpus`` GPUs under its limit."""
         least, most = job.spec.min_gpus, job.max_gpus(gpus)
         most = min(most, max(least, math.floor(limit.samples / limit.local * (1 + 1e-9))))
@@ -337,7 +337,7 @@ class Tables:
             known = self._known[job.id] = key, self._made(job, gpu_type, range(least, most + 1), limit)
         return known[1]
 
-    def _made(self, job: JobState, gpu_type: str, sizes: range, limit: Limit) -> Row:
+    def _made(self, job: JobState, gpu_type: str, sizes: range, limit: BatchLimit) -> SizeRow:
         utilization = [0.0] + [math.inf] * max(0, sizes.stop - 1)
         found = [0] * len(utilization)
         local = most_local(job, self.speeds, gpu_type)
@@ -353,7 +353,7 @@ class Tables:
                 near = [batch for batch, rate in zip(choices, rates, strict=True) if rate >= best * _AS_FAST]
                 found[gpus] = min(near, key=lambda batch: (abs(batch - limit.local * gpus), batch))
                 utilization[gpus] = gpus / best
-        return Row(utilization[: size + 1], found[: size + 1])
+        return SizeRow(utilization[: size + 1], found[: size + 1])
 
 
 def _choices(reference: int, low: int, high: int, usual: float) -> Iterator[int]:
@@ -368,7 +368,7 @@ def _choices(reference: int, low: int, high: int, usual: float) -> Iterator[int]
         batch //= 2
 
 
-def sizes_of(rows: Sequence[Row]) -> Sizes:
+def sizes_of(rows: Sequence[SizeRow]) -> Sizes:
     """The rows as one table."""
     table = np.full((len(rows), max(len(row.utilization) for row in rows)), np.inf)
     for place, row in zip(table, rows, strict=True):

@@ -42,7 +42,7 @@ from pliant.tools.schedule.policies.ones.genome import (
     reorder,
     runs_of,
 )
-from pliant.tools.schedule.policies.ones.limits import Limits, Row, Tables, sizes_of
+from pliant.tools.schedule.policies.ones.limits import BatchLimits, SizeRow, SizeTables, sizes_of
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.snapshot import Snapshot
 from pliant.tools.schedule.work_ahead import WorkAhead
@@ -68,7 +68,7 @@ class Effort:
     theta: float
 
 
-class Evolution:
+class Searches:
     """Populations that go on from decision to decision."""
 
     def __init__(self, effort: Effort) -> None:
@@ -79,7 +79,7 @@ class Evolution:
         self._effort = effort
         self._populations: dict[str, Population] = {}
 
-    def best(self, members: Members, rng: np.random.Generator, searches: int) -> Ints:
+    def best(self, members: SearchedJobs, rng: np.random.Generator, searches: int) -> Ints:
         """Go on with the population of a pool; returns the GPUs of each job in its best genome.
 
         :param searches: how many share the time of this decision.
@@ -96,7 +96,7 @@ class Evolution:
         self._populations[kind] = Population(jobs, genomes)
         return _first(genomes, len(jobs))
 
-    def alone(self, members: Members, rng: np.random.Generator) -> Ints:
+    def alone(self, members: SearchedJobs, rng: np.random.Generator) -> Ints:
         """The GPUs of each job in the best genome of a search that nothing is kept of."""
         genomes = beginning(members.problem, rng, self._count(members))
         least = max(self._effort.generations, _BEGINNING)
@@ -111,7 +111,12 @@ class Evolution:
         self._populations = {kind: Population.load(each) for kind, each in state.items()}
 
     def _searched(
-        self, members: Members, genomes: Genomes, rng: np.random.Generator, least: int, seconds: float = 0.0
+        self,
+        members: SearchedJobs,
+        genomes: Genomes,
+        rng: np.random.Generator,
+        least: int,
+        seconds: float = 0.0,
     ) -> Genomes:
         """Generations up to their number; where there is time to spend, until that is spent."""
         until_s = time.monotonic() + seconds
@@ -129,7 +134,7 @@ class Evolution:
     def _seconds(self) -> float:
         return 0.0 if self.ahead else self._effort.time_budget_s or 0.0
 
-    def _count(self, members: Members) -> int:
+    def _count(self, members: SearchedJobs) -> int:
         return min(self._effort.population, max(_LEAST_POPULATION, members.problem.gpus))
 
 
@@ -142,7 +147,7 @@ _PASSES: Final = 4
 
 
 @dataclass(frozen=True)
-class Problem:
+class SharingProblem:
     """What is to be shared out, and among whom."""
 
     gpus: int
@@ -167,7 +172,7 @@ class Problem:
         return np.asarray((self.sizes.of(counts) * remaining).sum(axis=1))
 
 
-class Candidates(NamedTuple):
+class Offspring(NamedTuple):
     """Genomes whose idle GPUs are yet to be filled, and whose workers to be packed."""
 
     counts: Ints
@@ -180,44 +185,46 @@ class Candidates(NamedTuple):
     """Genomes that are filled in random order and amounts."""
 
 
-def evolve(problem: Problem, genomes: Genomes, rng: np.random.Generator, count: int, theta: float) -> Genomes:
+def evolve(
+    problem: SharingProblem, genomes: Genomes, rng: np.random.Generator, count: int, theta: float
+) -> Genomes:
     """One generation: the ``count`` best genomes of old and new ones, the best first."""
     operators = (
         refreshed(problem, genomes),
         crossed(problem, genomes, rng, count),
         mutated(problem, genomes, rng, count, theta),
     )
-    found = Candidates(*(np.concatenate(parts) for parts in zip(*operators, strict=True)))
+    found = Offspring(*(np.concatenate(parts) for parts in zip(*operators, strict=True)))
     counts = filled(problem, found, rng)
     best = fittest(problem, counts, rng, count)
     return reorder(counts[best], found.first[best], problem.gpus)
 
 
-def beginning(problem: Problem, rng: np.random.Generator, count: int) -> Genomes:
+def beginning(problem: SharingProblem, rng: np.random.Generator, count: int) -> Genomes:
     """The initial population: a random job on each GPU, as far as jobs may have as many."""
     found = _mended(problem, random_genomes(problem.jobs, problem.gpus, rng, count))
     return reorder(filled(problem, found, rng), found.first, problem.gpus)
 
 
-def refreshed(problem: Problem, genomes: Genomes) -> Candidates:
+def refreshed(problem: SharingProblem, genomes: Genomes) -> Offspring:
     """Jobs kept within their limits, newcomers served, and idle GPUs to be filled."""
     found = _mended(problem, genomes)
     return found._replace(counts=with_newcomers(problem, found.counts))
 
 
-def crossed(problem: Problem, genomes: Genomes, rng: np.random.Generator, pairs: int) -> Candidates:
+def crossed(problem: SharingProblem, genomes: Genomes, rng: np.random.Generator, pairs: int) -> Offspring:
     """Uniform crossover of random pairs; children with a job too small or too large are mended."""
     found = _mended(problem, crossover(genomes, rng, pairs))
     return found._replace(at_random=np.arange(2 * pairs) >= pairs)
 
 
 def mutated(
-    problem: Problem, genomes: Genomes, rng: np.random.Generator, count: int, theta: float
-) -> Candidates:
+    problem: SharingProblem, genomes: Genomes, rng: np.random.Generator, count: int, theta: float
+) -> Offspring:
     """Uniform mutation: jobs of random genomes lose their GPUs with rate ``theta``, to other jobs first."""
     found = _mended(problem, genomes[rng.integers(len(genomes), size=count)])
     preempted = (rng.random(found.counts.shape) < theta) & (found.counts > 0)
-    return Candidates(
+    return Offspring(
         np.where(preempted, 0, found.counts),
         np.where(preempted, problem.gpus, found.first),
         preempted,
@@ -225,14 +232,14 @@ def mutated(
     )
 
 
-def _mended(problem: Problem, genomes: Genomes) -> Candidates:
+def _mended(problem: SharingProblem, genomes: Genomes) -> Offspring:
     """Each job at the largest size that it may have of its genes."""
     counts = problem.sizes.fitted(counts_of(genomes, problem.jobs))
     first = first_genes(genomes, problem.jobs)
-    return Candidates(counts, first, np.zeros(counts.shape, np.bool_), np.zeros(len(counts), np.bool_))
+    return Offspring(counts, first, np.zeros(counts.shape, np.bool_), np.zeros(len(counts), np.bool_))
 
 
-def with_newcomers(problem: Problem, counts: Ints) -> Ints:
+def with_newcomers(problem: SharingProblem, counts: Ints) -> Ints:
     """Every newcomer at its least size in turn while GPUs last: idle ones, then those of the longest jobs."""
     if not len(problem.newcomers):
         return counts
@@ -251,7 +258,7 @@ def with_newcomers(problem: Problem, counts: Ints) -> Ints:
     return problem.sizes.fitted(counts)
 
 
-def filled(problem: Problem, found: Candidates, rng: np.random.Generator) -> Ints:
+def filled(problem: SharingProblem, found: Offspring, rng: np.random.Generator) -> Ints:
     """GPUs by [genome, job] once idle ones are given to jobs that wait or may grow.
 
     Jobs are served in order of sampled gain Δφ · Y, the least first.
@@ -285,7 +292,7 @@ def _dealt(idle: Ints, wanted: Ints, gains: Floats) -> Ints:
     return found
 
 
-def fittest(problem: Problem, counts: Ints, rng: np.random.Generator, count: int) -> Ints:
+def fittest(problem: SharingProblem, counts: Ints, rng: np.random.Generator, count: int) -> Ints:
     """The ``count`` best genomes, the best first: fewest idle GPUs, then least score under one draw.
 
     That is algorithm 1. Of genomes in which all jobs have the same sizes the first counts.
@@ -333,25 +340,25 @@ _DIGITS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class JobFacts:
     """What a policy knows of all jobs."""
 
-    tables: Tables
-    limits: Limits
+    tables: SizeTables
+    limits: BatchLimits
     forecast: WorkForecast
 
 
 @dataclass(frozen=True)
-class Members:
+class SearchedJobs:
     """Jobs in the order of the rows of a search."""
 
     pool: Pool
     jobs: Sequence[JobState]
-    rows: Sequence[Row]
-    problem: Problem
+    rows: Sequence[SizeRow]
+    problem: SharingProblem
 
     @classmethod
-    def of(cls, pool: Pool, jobs: Sequence[JobState], snapshot: Snapshot, known: Known) -> Members:
+    def of(cls, pool: Pool, jobs: Sequence[JobState], snapshot: Snapshot, known: JobFacts) -> SearchedJobs:
         """The search that is to be made now."""
         limits = known.limits
         now_s = snapshot.time_s
@@ -365,7 +372,7 @@ class Members:
         executed = sorted(
             range(len(jobs)), key=lambda row: (-round(limits[jobs[row].id].executed_s, _DIGITS), row)
         )
-        problem = Problem(
+        problem = SharingProblem(
             pool.gpus,
             sizes_of(rows),
             known.forecast.ahead(jobs, now_s, epochs),
@@ -374,12 +381,12 @@ class Members:
         )
         return cls(pool, jobs, rows, problem)
 
-    def without(self, keep: Container[str]) -> Members | None:
+    def without(self, keep: Container[str]) -> SearchedJobs | None:
         """The search of all other jobs, on the GPUs that these leave; None: it would find nothing."""
         kept = [job for job in self.jobs if job.id in keep]
         return self if not kept else self._part(keep, self.problem.gpus - sum(job.gpus for job in kept))
 
-    def _part(self, keep: Container[str], gpus: int) -> Members | None:
+    def _part(self, keep: Container[str], gpus: int) -> SearchedJobs | None:
         whole = self.problem
         which = [row for row, job in enumerate(self.jobs) if job.id not in keep]
         which = [row for row in which if whole.sizes.least[row] <= gpus]
@@ -387,14 +394,14 @@ class Members:
             return None
         place = {row: number for number, row in enumerate(which)}
         rows = [self.rows[row] for row in which]
-        problem = Problem(
+        problem = SharingProblem(
             gpus,
             sizes_of(rows),
             whole.work.only(which),
             np.array([place[row] for row in whole.newcomers.tolist() if row in place], dtype=np.int64),
             np.array([place[row] for row in whole.longest_first.tolist() if row in place], dtype=np.int64),
         )
-        return Members(self.pool, [self.jobs[row] for row in which], rows, problem)
+        return SearchedJobs(self.pool, [self.jobs[row] for row in which], rows, problem)
 
     def held(self) -> Genomes:
         """What the jobs hold now, as a genome."""
@@ -423,7 +430,7 @@ class Members:
         return gpus / self.rows[row].utilization[gpus] if gpus else 0.0
 
 
-def _slowest(row: Row) -> float:
+def _slowest(row: SizeRow) -> float:
     """Samples per second at the smallest size."""
     sizes = (gpus / each for gpus, each in enumerate(row.utilization) if 0 < each < math.inf)
     return next(sizes, 0.0)

@@ -200,7 +200,7 @@ _PROFILE_GRID: Final = 12
 """Batches tried where each is a question to the profile."""
 
 
-class Limits(NamedTuple):
+class JobLimits(NamedTuple):
     """What a job may be given, in GPUs and in samples."""
 
     least_gpus: int
@@ -242,7 +242,7 @@ class Goodput(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Candidates:
+class BatchCandidates:
     """Batches that a job could train at, and how fast it would; both [several nodes, GPUs, candidate]."""
 
     batches: Ints
@@ -259,7 +259,7 @@ class Candidates:
         )
 
 
-def from_fit(fit: Fit | None, limits: Limits, *, lone_accumulates: bool = False) -> Candidates:
+def from_fit(fit: Fit | None, limits: JobLimits, *, lone_accumulates: bool = False) -> BatchCandidates:
     """What the seven parameters promise; without them, speed in proportion to the GPUs.
 
     :param lone_accumulates: one GPU cuts every batch above its smallest into two micro-steps at least, as a
@@ -275,10 +275,10 @@ def from_fit(fit: Fit | None, limits: Limits, *, lone_accumulates: bool = False)
     else:
         rate = batch / fit.step_seconds(several, gpus, local, accum)
     allowed = fits[None] & ~(several & (gpus[None] < 2))
-    return Candidates(np.repeat(batch[None], 2, axis=0), np.where(allowed, rate, 0.0))
+    return BatchCandidates(np.repeat(batch[None], 2, axis=0), np.where(allowed, rate, 0.0))
 
 
-def _cuts(gpus: Ints, limits: Limits, *, lone_accumulates: bool) -> tuple[Ints, Ints, Ints]:
+def _cuts(gpus: Ints, limits: JobLimits, *, lone_accumulates: bool) -> tuple[Ints, Ints, Ints]:
     """Global batches by size and candidate, and their local batches and micro-steps."""
     wide = np.maximum(gpus, 1)
     low = np.maximum(limits.least_batch, limits.least_local * wide)
@@ -299,12 +299,12 @@ class ProfileCandidates:
     def __init__(self, speeds: Speeds) -> None:
         self.speeds = speeds
 
-    def of(self, job: JobState, gpu_type: str, node_gpus: int, limits: Limits) -> Candidates:
+    def of(self, job: JobState, gpu_type: str, node_gpus: int, limits: JobLimits) -> BatchCandidates:
         """Candidates of a job on one GPU type; jobs of one kind share them."""
         what = ("pollux", gpu_type, node_gpus, limits)
         return self.speeds.of_kind(job, what, lambda: self._made(job, gpu_type, node_gpus, limits))
 
-    def _made(self, job: JobState, gpu_type: str, node_gpus: int, limits: Limits) -> Candidates:
+    def _made(self, job: JobState, gpu_type: str, node_gpus: int, limits: JobLimits) -> BatchCandidates:
         batches = _few(limits)
         rates = np.zeros((2, limits.most_gpus + 1, len(batches)))
         for several, gpus, place in _places(limits, node_gpus):
@@ -312,17 +312,17 @@ class ProfileCandidates:
                 self.speeds.rate(job, gpus, gpu_type, global_batch=int(each), placement=place)
                 for each in batches
             ]
-        return Candidates(np.broadcast_to(batches, rates.shape), rates)
+        return BatchCandidates(np.broadcast_to(batches, rates.shape), rates)
 
 
-def _few(limits: Limits) -> Ints:
+def _few(limits: JobLimits) -> Ints:
     if not limits.resizes_batch:
         return np.array([limits.least_batch])
     grid = np.geomspace(limits.least_batch, limits.most_batch, _PROFILE_GRID)
     return np.unique(np.rint(grid).astype(np.int64))
 
 
-def _places(limits: Limits, node_gpus: int) -> Iterator[tuple[int, int, Placement]]:
+def _places(limits: JobLimits, node_gpus: int) -> Iterator[tuple[int, int, Placement]]:
     """(1 if on several nodes, GPUs, the placement that stands for all such)."""
     for gpus in range(max(1, limits.least_gpus), limits.most_gpus + 1):
         if gpus <= node_gpus:

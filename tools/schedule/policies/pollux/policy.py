@@ -29,16 +29,16 @@ from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState
 from pliant.tools.schedule.policies.common import Pool, minimum_alone, pools, reject_impossible
 from pliant.tools.schedule.policies.pollux.goodput import (
-    Candidates,
+    BatchCandidates,
     Fit,
     Goodput,
-    Limits,
+    JobLimits,
     ProfileCandidates,
     efficiency,
     fit,
     from_fit,
 )
-from pliant.tools.schedule.policies.pollux.search import Matrices, Problem, search
+from pliant.tools.schedule.policies.pollux.search import Matrices, PlacementProblem, search
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Snapshot
@@ -99,7 +99,7 @@ class Pollux(Policy):
         """Drawn once; every round then has a stream of its own, whatever came before."""
         self._round = 0
         self._restarts: dict[str, int] = {}
-        self._populations: dict[str, Population] = {}
+        self._populations: dict[str, MatrixPopulation] = {}
         self._goodputs: Goodputs | None = None
         self._reasons: dict[str, Explanation] = {}
 
@@ -115,7 +115,7 @@ class Pollux(Policy):
         for pool, jobs in pools(snapshot, decision.rejected):
             nodes = [node for node in snapshot.nodes if node.up and node.gpu_type == pool.gpu_type]
             tables = [goodputs.goodput(job, pool) for job in jobs]
-            members = Members(pool, jobs, nodes, tables)
+            members = SearchedNodes(pool, jobs, nodes, tables)
             decision.targets |= self._share(members, goodputs, snapshot, stream)
         return decision
 
@@ -136,7 +136,7 @@ class Pollux(Policy):
         """Take up seed, round, restarts and populations; tables are made again."""
         self._seed, self._round = state["seed"], state["round"]
         self._restarts = dict(state["restarts"])
-        self._populations = {kind: Population.load(each) for kind, each in state["populations"].items()}
+        self._populations = {kind: MatrixPopulation.load(each) for kind, each in state["populations"].items()}
         self._goodputs = None
 
     def _up_to_date(self, snapshot: Snapshot) -> Goodputs:
@@ -151,7 +151,7 @@ class Pollux(Policy):
         return self._goodputs
 
     def _share(
-        self, members: Members, goodputs: Goodputs, snapshot: Snapshot, rng: np.random.Generator
+        self, members: SearchedNodes, goodputs: Goodputs, snapshot: Snapshot, rng: np.random.Generator
     ) -> dict[str, Target]:
         """Search one pool and remember what was found."""
         problem = self._problem(members, snapshot)
@@ -161,19 +161,19 @@ class Pollux(Policy):
         last = self._populations.get(kind)
         earlier = problem.held[:0] if last is None else last.of(members)
         found = search(problem, earlier, rng, self.population, generations)
-        self._populations[kind] = Population(
+        self._populations[kind] = MatrixPopulation(
             [job.id for job in members.jobs], [node.name for node in members.nodes], found
         )
         return self._targets(members, problem, found[:1], goodputs)
 
-    def _problem(self, members: Members, snapshot: Snapshot) -> Problem:
+    def _problem(self, members: SearchedNodes, snapshot: Snapshot) -> PlacementProblem:
         jobs = members.jobs
         most = np.array([table.rates.shape[1] - 1 for table in members.goodputs])
         speedups = np.zeros((len(jobs), 2, int(most.max()) + 1))
         for row, table in enumerate(members.goodputs):
             fair = members.fair_gpus(row)
             speedups[row, :, : most[row] + 1] = table.speedups(fair, members.pool.node_gpus)
-        return Problem(
+        return PlacementProblem(
             capacity=np.array([node.gpus for node in members.nodes]),
             speedups=speedups,
             least=np.array([job.spec.min_gpus for job in jobs]),
@@ -194,7 +194,7 @@ class Pollux(Policy):
         return max(_LEAST_FACTOR, round((age_s - lost_s) / total_s, _FACTOR_DIGITS)) if total_s else 1.0
 
     def _targets(
-        self, members: Members, problem: Problem, best: Matrices, goodputs: Goodputs
+        self, members: SearchedNodes, problem: PlacementProblem, best: Matrices, goodputs: Goodputs
     ) -> dict[str, Target]:
         """What differs from what the jobs hold; an allocation on which a job would not advance is none."""
         speedups = problem.job_speedups(best)[0]
@@ -249,10 +249,10 @@ class _Known:
     """What was made for one job, and of what."""
 
     pool: Pool
-    limits: Limits
+    limits: JobLimits
     observations: int
     """How many there were."""
-    candidates: Candidates
+    candidates: BatchCandidates
     noise_scale: float | None
     goodput: Goodput
     fit: Fit | None
@@ -272,7 +272,7 @@ class Goodputs:
         """The job has left."""
         self._known.pop(job_id, None)
 
-    def limits(self, job: JobState, pool: Pool) -> Limits:
+    def limits(self, job: JobState, pool: Pool) -> JobLimits:
         """What the job may be given out of the pool: its own limits, and at most twice what it has tried.
 
         The batch may move where its elasticity and knowledge of its noise allow; a job that only measures
@@ -284,14 +284,14 @@ class Goodputs:
             least = most = spec.gpus.requested
         wide = self.speeds.most_local(job, pool.gpu_type)
         if spec.elastic != "size+batch":
-            return Limits(least, self._tried(job, pool, least, most, batch), batch, batch, 1, wide)
+            return JobLimits(least, self._tried(job, pool, least, most, batch), batch, batch, 1, wide)
         low, high = spec.batch.min or batch, spec.batch.max or batch
         local = min(self.speeds.throughput.local_batches(spec.model, pool.gpu_type), default=1)
         most = min(most, max(least, high // local))
         tried = self._tried(job, pool, least, most, high)
         if job.noise_scale is None:
             low = high = low if self._measured else batch
-        return Limits(least, tried, low, high, local, wide)
+        return JobLimits(least, tried, low, high, local, wide)
 
     def goodput(self, job: JobState, pool: Pool) -> Goodput:
         """The job's goodput by allocation."""
@@ -318,8 +318,8 @@ class Goodputs:
         return float(candidates.samples_per_second[several, job.gpus, nearest] * useful[0])
 
     def _candidates(
-        self, job: JobState, pool: Pool, limits: Limits, known: _Known | None
-    ) -> tuple[Candidates, Fit | None]:
+        self, job: JobState, pool: Pool, limits: JobLimits, known: _Known | None
+    ) -> tuple[BatchCandidates, Fit | None]:
         if not self._measured:
             return self._profile.of(job, pool.gpu_type, pool.node_gpus, limits), None
         found = known.fit if known is not None else None
@@ -344,7 +344,7 @@ class Goodputs:
 
 
 @dataclass(frozen=True)
-class Members:
+class SearchedNodes:
     """The jobs and nodes of one search, in the order of its matrices."""
 
     pool: Pool
@@ -374,14 +374,14 @@ class Members:
 
 
 @dataclass(frozen=True)
-class Population:
+class MatrixPopulation:
     """What the last search of a pool found, and whom it was about."""
 
     jobs: Sequence[str]
     nodes: Sequence[str]
     found: Matrices
 
-    def of(self, members: Members) -> Matrices:
+    def of(self, members: SearchedNodes) -> Matrices:
         """The same matrices for the jobs and nodes of now; a new job has nothing."""
         every = range(len(self.found))
         found = np.zeros((len(every), len(members.jobs), len(members.nodes)), dtype=np.int16)
@@ -405,7 +405,7 @@ class Population:
         }
 
     @classmethod
-    def load(cls, state: Mapping[str, Any]) -> Population:
+    def load(cls, state: Mapping[str, Any]) -> MatrixPopulation:
         """The inverse of :meth:`dump`."""
         jobs, nodes, cells = state["jobs"], state["nodes"], state["found"]
         found = np.zeros((len(cells), len(jobs), len(nodes)), dtype=np.int16)

@@ -29,7 +29,7 @@ _IDLE_GENERATIONS: Final = 15
 
 
 @dataclass(frozen=True)
-class Problem:
+class PlacementProblem:
     """What is to be shared out, and among whom; jobs of higher priority first."""
 
     capacity: Ints
@@ -73,7 +73,7 @@ class Problem:
         return np.asarray(self.jobs / (1.0 / np.maximum(self.job_speedups(found), WAITING)).sum(axis=1))
 
 
-def repair(problem: Problem, found: Matrices) -> Matrices:
+def repair(problem: PlacementProblem, found: Matrices) -> Matrices:
     """The matrices made to obey, in place: sizes, one job of several nodes on a node, capacity, least sizes.
 
     Where jobs are too many, the earlier one keeps what it has.
@@ -87,7 +87,7 @@ def repair(problem: Problem, found: Matrices) -> Matrices:
     return found
 
 
-def _cap_sizes(problem: Problem, found: Matrices) -> None:
+def _cap_sizes(problem: PlacementProblem, found: Matrices) -> None:
     """No job exceeds its largest size; surplus GPUs are taken from its last nodes."""
     over = found.sum(axis=2) > problem.most
     if over.any():
@@ -109,7 +109,7 @@ def _part_neighbours(found: Matrices) -> None:
     found[some] = among
 
 
-def first_come(problem: Problem, start: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
+def first_come(problem: PlacementProblem, start: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
     """One matrix in which every job without GPUs got its least size in turn, if it was left.
 
     A job goes where it fits on one node, the fullest such; else on the emptiest nodes without another job of
@@ -138,7 +138,7 @@ def first_come(problem: Problem, start: npt.NDArray[np.int16]) -> npt.NDArray[np
 
 
 def search(
-    problem: Problem,
+    problem: PlacementProblem,
     earlier: Matrices,
     rng: np.random.Generator,
     population: int,
@@ -173,7 +173,7 @@ def _fittest(found: Matrices, fitness: Floats, marks: Ints, count: int) -> tuple
     return found[best], fitness[best]
 
 
-def _children(problem: Problem, found: Matrices, rng: np.random.Generator, count: int) -> Matrices:
+def _children(problem: PlacementProblem, found: Matrices, rng: np.random.Generator, count: int) -> Matrices:
     """Rows of two parents each, each the winner of a tournament of two; then mutated and repaired."""
     rivals = rng.integers(len(found), size=(2, 2, count))
     winners = rivals.min(axis=0)  # they are sorted by fitness
@@ -183,7 +183,7 @@ def _children(problem: Problem, found: Matrices, rng: np.random.Generator, count
     return repair(problem, children)
 
 
-def _mutate(problem: Problem, found: Matrices, rng: np.random.Generator) -> None:
+def _mutate(problem: PlacementProblem, found: Matrices, rng: np.random.Generator) -> None:
     """One change to every matrix: an element is drawn again, a job goes to one node (or nowhere), a node is
     handed over to one job, or the idle GPUs of a node are.
     """

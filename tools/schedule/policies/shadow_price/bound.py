@@ -60,7 +60,7 @@ from pliant.tools.schedule.demand import demand_gpu_s
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import equal_shares, known_pools
 from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, Members
+from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
 Flags = npt.NDArray[np.bool_]
@@ -89,7 +89,7 @@ class Guard:
     """GPUs of the job in the reference, where it must be served now; 0 elsewhere."""
 
     @classmethod
-    def none(cls, members: Members) -> Guard:
+    def none(cls, members: PoolColumns) -> Guard:
         """One that asks for nothing."""
         jobs = len(members.jobs)
         every = np.ones(members.whole.shape, dtype=np.bool_)
@@ -120,7 +120,7 @@ class Bound:
         self._credits.book(snapshot.jobs.values(), known, snapshot.time_s)
         self._advance(snapshot.time_s, gpus, snapshot, known)
 
-    def guard(self, members: Members, known: Knowledge, time_s: float) -> Guard:
+    def guard(self, members: PoolColumns, known: Knowledge, time_s: float) -> Guard:
         """The sizes that are safe."""
         jobs = members.jobs
         safe = np.ones(members.whole.shape, dtype=np.bool_)
@@ -133,7 +133,9 @@ class Bound:
                 due[row] = 0 if safe[row, 0] else share.gpus
         return Guard(safe, pinned, due)
 
-    def expect(self, members: Members, chosen: Ints, changed: Mapping[str, object], time_s: float) -> None:
+    def expect(
+        self, members: PoolColumns, chosen: Ints, changed: Mapping[str, object], time_s: float
+    ) -> None:
         """What jobs are to hold from now on."""
         for row, job in enumerate(members.jobs):
             curve, size = members.curves[row], int(chosen[row])
@@ -180,7 +182,7 @@ class Bound:
         return share.target * (1 - _ROUNDING) - self._credits.of(share.job.id)
 
     def _safe(
-        self, members: Members, row: int, share: Sharer, rate: float, time_s: float
+        self, members: PoolColumns, row: int, share: Sharer, rate: float, time_s: float
     ) -> tuple[Flags | bool, bool]:
         """[size] whether it is safe, and whether the job must stay where it is.
 

@@ -43,7 +43,7 @@ def best(efficiency: Floats, rates: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Curve:
+class GoodputCurve:
     """Jobs of one kind on one GPU type."""
 
     batches: Ints
@@ -55,7 +55,7 @@ class Curve:
     usual: int
     """The batch of the author among ``batches``, by position."""
 
-    def __deepcopy__(self, memo: Mapping[int, Any]) -> Curve:
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> GoodputCurve:
         """Nothing of it changes."""
         return self
 
@@ -80,7 +80,7 @@ def batch_range(job: JobState) -> tuple[int, int]:
     return min(spec.batch.min or usual, usual), max(spec.batch.max or usual, usual)
 
 
-class Curves:
+class GoodputCurves:
     """Curves of the jobs of one pool."""
 
     def __init__(self, speeds: Speeds, gpu_type: str, sizes: Ints) -> None:
@@ -89,7 +89,7 @@ class Curves:
         self.sizes = sizes
         self._grid = sizes.tobytes()
 
-    def of(self, job: JobState) -> Curve:
+    def of(self, job: JobState) -> GoodputCurve:
         """The curve of a job."""
         spec = job.spec
         limits = (
@@ -102,7 +102,7 @@ class Curves:
     def _most(self, job: JobState) -> int:
         return job.max_gpus(int(self.sizes[-1]))
 
-    def _made(self, job: JobState) -> Curve:
+    def _made(self, job: JobState) -> GoodputCurve:
         spec, usual = job.spec, job.reference_batch
         grid = np.rint(np.geomspace(*batch_range(job), BATCHES)).astype(np.int64)
         batches = np.unique([*grid.tolist(), usual])
@@ -117,11 +117,11 @@ class Curves:
                     for batch in batches.tolist()
                 ]
         base = min(spec.batch.min or usual, usual)
-        return Curve(batches, rates, base, int(np.searchsorted(batches, usual)))
+        return GoodputCurve(batches, rates, base, int(np.searchsorted(batches, usual)))
 
 
 def best_batch(
-    job: JobState, curve: Curve, size: int, noise_scale: float | None, *, worth_s: float | None
+    job: JobState, curve: GoodputCurve, size: int, noise_scale: float | None, *, worth_s: float | None
 ) -> int:
     """The global batch on the GPUs of a size, by position.
 

@@ -28,9 +28,9 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import Pool
 from pliant.tools.schedule.policies.shadow_price.curves import (
     MOST_NOISE,
-    Curve,
-    Curves,
     Floats,
+    GoodputCurve,
+    GoodputCurves,
     Ints,
     best,
     sizes_of,
@@ -54,7 +54,7 @@ class Outlook(NamedTuple):
 class Ahead:
     """Jobs of one curve whose noise scales are known by progress."""
 
-    def __init__(self, curve: Curve) -> None:
+    def __init__(self, curve: GoodputCurve) -> None:
         self._curve = curve
         self._runs = curve.rates.any(axis=1)
         self._noise = np.full(CELLS, np.nan)
@@ -197,8 +197,8 @@ class Knowledge:
         """Samples of the last jobs that ended, by model."""
         self._paces = paces()
         self._speeds: Speeds | None = None
-        self._curves: dict[Pool, Curves] = {}
-        self._ahead: dict[tuple[Curve, str], Ahead] = {}
+        self._curves: dict[Pool, GoodputCurves] = {}
+        self._ahead: dict[tuple[GoodputCurve, str], Ahead] = {}
 
     def use(self, speeds: Speeds) -> None:
         """Take up the throughput model; curves of another one are forgotten."""
@@ -251,16 +251,16 @@ class Knowledge:
             self._paces.observe(_pace_key(job), progress, pace)
             self._paces.observe(job.spec.model, progress, pace)
 
-    def curves(self, pool: Pool) -> Curves:
+    def curves(self, pool: Pool) -> GoodputCurves:
         """The curves of a pool."""
         assert self._speeds is not None, "use() comes first"  # noqa: S101
         found = self._curves.get(pool)
         if found is None:
             sizes = sizes_of(pool.gpus, pool.node_gpus)
-            found = self._curves[pool] = Curves(self._speeds, pool.gpu_type, sizes)
+            found = self._curves[pool] = GoodputCurves(self._speeds, pool.gpu_type, sizes)
         return found
 
-    def outlook(self, job: JobState, curve: Curve, sizes: Ints, time_s: float) -> Outlook:
+    def outlook(self, job: JobState, curve: GoodputCurve, sizes: Ints, time_s: float) -> Outlook:
         """What is ahead of a job; the same rate throughout where nothing is known to change."""
         line, progress = self._noise.line(job.spec.model), self.progress(job, time_s)
         if line is None or progress is None or not curve.rates.any():
@@ -312,7 +312,7 @@ class Knowledge:
         self._totals = dict(state["totals"])
         self._ahead = {}
 
-    def _ahead_of(self, job: JobState, curve: Curve, line: Floats) -> Ahead:
+    def _ahead_of(self, job: JobState, curve: GoodputCurve, line: Floats) -> Ahead:
         key = (curve, _pace_key(job))
         found = self._ahead.get(key)
         if found is None:
@@ -355,13 +355,13 @@ _MOST_PRIORITY: Final = 30.0
 
 
 @dataclass(frozen=True)
-class Members:
+class PoolColumns:
     """Columns by job, in order of arrival; sizes are positions among those of the pool."""
 
     pool: Pool
     sizes: Ints
     jobs: Sequence[JobState]
-    curves: Sequence[Curve]
+    curves: Sequence[GoodputCurve]
     whole: Floats
     """[job, size] F."""
     soon: Floats
@@ -382,7 +382,7 @@ class Members:
     rescale_s: Floats
 
     @classmethod
-    def of(cls, pool: Pool, jobs: Sequence[JobState], known: Knowledge, time_s: float) -> Members | None:
+    def of(cls, pool: Pool, jobs: Sequence[JobState], known: Knowledge, time_s: float) -> PoolColumns | None:
         """The columns of the jobs that can run in the pool; None: there is none."""
         curves = known.curves(pool)
         sizes = curves.sizes

@@ -21,7 +21,7 @@ from pliant.schemas.job import Elasticity
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import Pool, minimum_alone, reject_impossible
 from pliant.tools.schedule.policies.shadow_price.bound import Bound, Guard, Terms
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, Members
+from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.places import Placing, Retune
 from pliant.tools.schedule.policies.shadow_price.sizes import (
     Rules,
@@ -163,7 +163,7 @@ class ShadowPrice(Policy):
         rules = Rules(self.dwell_s, self.sweeps, self.future)
 
         def share(pool: Pool, jobs: Sequence[JobState]) -> Shares | None:
-            columns = Members.of(pool, jobs, self._known, snapshot.time_s)
+            columns = PoolColumns.of(pool, jobs, self._known, snapshot.time_s)
             if columns is None:
                 return None
             guard = None if bound is None else bound.guard(columns, self._known, snapshot.time_s)

@@ -21,7 +21,7 @@ from pliant.tools.schedule.policies.common import Pool, known_pools
 from pliant.tools.schedule.policies.shadow_price import prices as knapsack
 from pliant.tools.schedule.policies.shadow_price.bound import Guard
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, Members
+from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.prices import (
     FEW,
     ExactWorth,
@@ -53,7 +53,7 @@ class Rules:
 class Shares:
     """What was decided for one pool; rows are those of the members."""
 
-    members: Members
+    members: PoolColumns
     order: list[int]
     """Rows, last to end first."""
     prices: Floats
@@ -78,7 +78,7 @@ class Shares:
         return int(self.members.sizes[self.chosen[row]])
 
 
-def shared(members: Members, rules: Rules, guard: Guard) -> Shares:
+def shared(members: PoolColumns, rules: Rules, guard: Guard) -> Shares:
     """Share a pool out among sizes that are safe. Pools of up to :data:`EXACT_GPUS` are solved exactly."""
     order, prices = _prices(members, rules)
     worth = values(members, prices, rules.dwell_s)
@@ -86,7 +86,7 @@ def shared(members: Members, rules: Rules, guard: Guard) -> Shares:
     return Shares(members, order, prices, worth, chosen, guard)
 
 
-def _sooner(members: Members, dwell_s: float) -> Floats:
+def _sooner(members: PoolColumns, dwell_s: float) -> Floats:
     """By [job, size], what breaks ties: of equal sums, that which brings its jobs closest to their ends.
 
     Prices are equal for jobs that would all fit once those before them have ended, as rigid jobs often do.
@@ -99,7 +99,7 @@ def _sooner(members: Members, dwell_s: float) -> Floats:
     return found
 
 
-def _chosen(members: Members, worth: Floats) -> Ints:
+def _chosen(members: PoolColumns, worth: Floats) -> Ints:
     gpus = members.pool.gpus
     if gpus > EXACT_GPUS:
         return knapsack.by_price(worth, members.sizes, gpus)
@@ -108,7 +108,7 @@ def _chosen(members: Members, worth: Floats) -> Ints:
     return np.array(knapsack.exact(rows, gpus), dtype=np.int64)
 
 
-def _allowed(members: Members, worth: Floats, guard: Guard) -> Floats:
+def _allowed(members: PoolColumns, worth: Floats, guard: Guard) -> Floats:
     """The values of safe sizes; -inf elsewhere. Jobs of which none fits beside those before are left free."""
     found, left = worth.copy(), members.pool.gpus
     for row in np.flatnonzero(~guard.safe.all(axis=1)).tolist():
@@ -119,7 +119,7 @@ def _allowed(members: Members, worth: Floats, guard: Guard) -> Floats:
     return found
 
 
-def _prices(members: Members, rules: Rules) -> tuple[list[int], Floats]:
+def _prices(members: PoolColumns, rules: Rules) -> tuple[list[int], Floats]:
     """The order, last to end first, and λ by job; with a future, at a part of the mean price of a GPU."""
     gpus = members.pool.gpus
     exact = gpus <= EXACT_GPUS
@@ -144,7 +144,7 @@ _MOST_LOST: Final = 0.95
 """The largest part of the value of a size that a change to it costs."""
 
 
-def values(members: Members, prices: Floats, dwell_s: float) -> Floats:
+def values(members: PoolColumns, prices: Floats, dwell_s: float) -> Floats:
     """By [job, size], -inf where a job does not run; without GPUs 0, and for a job that has some less.
 
     Without costs v(k) = μ G(k), where μ G(k°) = λ F(k°) at the size k° that makes most of a GPU. λ is

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.parts.slot_schedules import broken_rules
-from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Plan, Servers, sigmoid_worth
+from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Servers, SlotPlan, sigmoid_worth
 from pliant.tools.schedule.policies.oasis.market import Market
 from pliant.tools.schedule.policies.oasis.prices import Bound, PriceBounds
 from tests.tools.schedule.policies.oasis.worlds import bid_of, servers_of
@@ -37,7 +37,7 @@ def test_prices_begin_at_the_least_and_end_at_the_largest_worth_of_a_unit() -> N
     assert bounds.competitive_ratio == pytest.approx(2 * np.log(20 / least))
     market = Market(ONE, bounds, 4)
     assert market.workers.prices[0, 0] == pytest.approx([least, least])
-    market.commit(jobs[0], Plan(0, np.array([[2]]), np.zeros((1, 0), dtype=np.int64)))
+    market.commit(jobs[0], SlotPlan(0, np.array([[2]]), np.zeros((1, 0), dtype=np.int64)))
     assert market.workers.prices[0, 0, 0] == pytest.approx(np.sqrt(20 * least)), "half of the CPUs"
     assert market.workers.prices[0, 0, 1] == pytest.approx(least**0.75 * 20**0.25), "a quarter of the memory"
     assert market.workers.prices[1, 0] == pytest.approx([least, least])
@@ -75,7 +75,7 @@ def test_a_job_worth_more_than_its_resources_is_admitted_and_raises_the_prices()
 
 def test_what_is_given_back_is_what_lies_ahead() -> None:
     market = Market(ONE, PriceBounds.of([job("a", 8)], ONE, 4), 4)
-    plan = Plan(0, np.array([[4], [4]]), np.zeros((2, 0), dtype=np.int64))
+    plan = SlotPlan(0, np.array([[4], [4]]), np.zeros((2, 0), dtype=np.int64))
     market.commit(job("a", 8), plan)
     market.release(job("a", 8), plan, now=1)
     assert market.workers.used[:, 0, 0].tolist() == [4, 0, 0, 0]
@@ -172,10 +172,10 @@ def test_no_committed_schedule_breaks_a_rule(seed: int) -> None:
 def test_the_check_of_schedules_sees_every_broken_rule() -> None:
     bid = Bid("a", 1, 3, 2, np.array([3.0, 1.0]), np.array([1.0, 0.0]), np.ones(4), 1.0, 1.0)
     servers = replace(ONE, ps=np.array([[1.0, 0.0]]))
-    plan = Plan(0, np.array([[2], [0]]), np.array([[1], [2]]))
+    plan = SlotPlan(0, np.array([[2], [0]]), np.array([[1], [2]]))
     found = broken_rules(servers, [(bid, plan)], 4)
     assert len(found) == 7
-    good = Plan(1, np.array([[1], [1], [1]]), np.array([[1], [1], [1]]))
+    good = SlotPlan(1, np.array([[1], [1], [1]]), np.array([[1], [1], [1]]))
     assert broken_rules(servers, [(bid, good)], 4) == []
 
 

@@ -19,9 +19,9 @@ from pliant.tools.schedule.policies.ones.genome import (
     runs_of,
 )
 from pliant.tools.schedule.policies.ones.search import (
-    Candidates,
+    Offspring,
     Population,
-    Problem,
+    SharingProblem,
     beginning,
     crossed,
     evolve,
@@ -43,14 +43,14 @@ def problem(
     work: WorkAhead | list[float] | None = None,
     new: tuple[int, ...] = (),
     longest: tuple[int, ...] = (),
-) -> Problem:
+) -> SharingProblem:
     width = max(map(len, utilization))
     table = np.array([each + [INF] * (width - len(each)) for each in utilization])
     jobs = len(table)
     left = known_work(np.ones(jobs)) if work is None else work
     left = left if isinstance(left, WorkAhead) else known_work(left)
     order = np.array(longest or range(jobs))
-    return Problem(gpus, Sizes(table), left, np.array(new, dtype=np.int64), order)
+    return SharingProblem(gpus, Sizes(table), left, np.array(new, dtype=np.int64), order)
 
 
 def genomes(*rows: list[int]) -> Genomes:
@@ -61,7 +61,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
-def in_full(world: Problem, found: Candidates) -> list[list[int]]:
+def in_full(world: SharingProblem, found: Offspring) -> list[list[int]]:
     return filled(world, found, rng()).tolist()
 
 

@@ -12,10 +12,10 @@ from pliant.tools.schedule.jobs import Observation
 from pliant.tools.schedule.policies.common import Pool
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.pollux.goodput import (
-    Candidates,
+    BatchCandidates,
     Fit,
     Goodput,
-    Limits,
+    JobLimits,
     ProfileCandidates,
     efficiency,
     from_fit,
@@ -38,7 +38,7 @@ def test_noise_without_end_makes_every_batch_as_good():
 
 def test_goodput_by_hand():
     """Two GPUs at batch 20: 10 samples each, 0.1 + 0.1 + 0.1 s across one node, 0.4 s across two."""
-    found = from_fit(PLAIN, Limits(1, 2, 20, 20)).best(None, 20)
+    found = from_fit(PLAIN, JobLimits(1, 2, 20, 20)).best(None, 20)
     assert found.rates[0, 1] == pytest.approx(20 / 0.3)
     assert found.rates[0, 2] == pytest.approx(20 / 0.3)
     assert found.rates[1, 2] == pytest.approx(20 / 0.4)
@@ -48,26 +48,26 @@ def test_goodput_by_hand():
 
 def test_the_best_batch_beats_all_others_by_hand():
     """One GPU, B samples in 0.1 + 0.01 B s at efficiency 110 / (100 + B): best at B = sqrt(10 · 100)."""
-    found = from_fit(PLAIN, Limits(1, 1, 10, 1000)).best(100.0, 10)
+    found = from_fit(PLAIN, JobLimits(1, 1, 10, 1000)).best(100.0, 10)
     best = max(range(10, 1001), key=lambda batch: batch / (0.1 + 0.01 * batch) / (100 + batch))
     assert best == 32
     assert found.batches[0, 1] == pytest.approx(best, rel=0.2)
 
 
 def test_more_noise_makes_larger_batches():
-    candidates = from_fit(PLAIN, Limits(1, 8, 10, 1000, 1, 64))
+    candidates = from_fit(PLAIN, JobLimits(1, 8, 10, 1000, 1, 64))
     quiet, loud = (candidates.best(noise, 10).batches[1, 8] for noise in (10.0, 10_000.0))
     assert quiet < loud
 
 
 def test_a_batch_that_does_not_fit_is_accumulated():
     """48 samples on one GPU that holds 16: three micro-steps."""
-    found = from_fit(PLAIN, Limits(1, 1, 48, 48, 1, 16)).best(None, 48)
+    found = from_fit(PLAIN, JobLimits(1, 1, 48, 48, 1, 16)).best(None, 48)
     assert found.rates[0, 1] == pytest.approx(48 / (3 * 0.26))
 
 
 def test_one_gpu_accumulates_above_the_smallest_batch_where_its_library_does():
-    limits = Limits(1, 1, 16, 32)
+    limits = JobLimits(1, 1, 16, 32)
     plain, careful = (from_fit(PLAIN, limits, lone_accumulates=each) for each in (False, True))
     assert plain.samples_per_second[0, 1, -1] == pytest.approx(32 / 0.42)
     assert careful.samples_per_second[0, 1, -1] == pytest.approx(32 / (2 * 0.26))
@@ -81,7 +81,7 @@ def test_one_gpu_accumulates_above_the_smallest_batch_where_its_library_does():
     cap=st.none() | st.integers(1, 64),
 )
 def test_every_feasible_candidate_keeps_the_limits(low: int, factor: int, most: int, cap: int | None):
-    candidates = from_fit(PLAIN, Limits(1, most, low, low * factor, 1, cap))
+    candidates = from_fit(PLAIN, JobLimits(1, most, low, low * factor, 1, cap))
     feasible = candidates.samples_per_second > 0
     batches = candidates.batches[feasible]
     gpus = np.broadcast_to(np.arange(most + 1)[None, :, None], feasible.shape)[feasible]
@@ -123,8 +123,8 @@ def test_jobs_alike_share_what_the_profile_says():
     found = held()
     found.submit(job("b", high=8, gpus=2), 0.0)
     profile = ProfileCandidates(found.speeds)
-    first, second = (profile.of(state, "gpu", 4, Limits(1, 8, 960, 960)) for state in found.jobs.values())
-    assert isinstance(first, Candidates)
+    first, second = (profile.of(state, "gpu", 4, JobLimits(1, 8, 960, 960)) for state in found.jobs.values())
+    assert isinstance(first, BatchCandidates)
     assert first is second
 
 
