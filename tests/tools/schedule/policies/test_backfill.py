@@ -188,8 +188,8 @@ class Story:
                     held.hold_back(chosen, self.time_s, "its owner")
                     if at_once:
                         held.prioritize(chosen, self.time_s, float(level))
-            elif what == "let_go" and held.held:
-                held.let_go(sorted(held.held)[index % len(held.held)], self.time_s)
+            elif what == "let_go" and held.commands.held:
+                held.let_go(sorted(held.commands.held)[index % len(held.commands.held)], self.time_s)
             elif what == "down":
                 held.node_down(name, self.time_s)
             elif what == "up":
