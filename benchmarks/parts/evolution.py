@@ -23,9 +23,15 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.schedule.jobs import JobState, node_states
-from pliant.tools.schedule.policies.ones.genome import Ints, Sizes, counts_of
-from pliant.tools.schedule.policies.ones.limits import BatchLimit, SizeRow, SizeTables, sizes_of
-from pliant.tools.schedule.policies.ones.search import SharingProblem, beginning, evolve
+from pliant.tools.schedule.policies.ones.limits import (
+    BatchLimit,
+    Ints,
+    SizeRow,
+    Sizes,
+    SizeTables,
+    sizes_of,
+)
+from pliant.tools.schedule.policies.ones.search import SharingProblem, beginning, counts_of, evolve
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.work_ahead import WorkAhead, known_work
 

@@ -1,10 +1,10 @@
-"""The limit R of each job's batch, and the epochs that it follows: ONES (SC '21), section 3.3.2.
+"""The limit R of each job's batch, and what a job may have under it: ONES (SC '21), section 3.3.2.
 
 A limit is in samples. On GPUs it allows floor(R / local), where local is what each GPU trained per step when
 the job ran last, so a batch that grows to R takes floor(R · c / B) GPUs. A job whose batch may not move has
-its limit all the same: it then says nothing but the number of GPUs.
-
-From the throughput model to the tables of a search: the best batch of each job at each size.
+its limit all the same: it then says nothing but the number of GPUs. :class:`BatchLimits` moves R by the
+epochs that jobs end; :class:`SizeTables` makes of it the best batch of each job at each size, from the
+throughput model, and :class:`Sizes` the tables that a search works with.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.ones.genome import Sizes
 from pliant.tools.schedule.rates import Speeds
 
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 Rule = Literal["start", "resume", "refused", "scale-up", "scale-down"]
 _WHOLE: Final = 1 - 1e-6
 """Part of an epoch, or of a warm-up, that counts as all of it: progress is a sum of floats."""
@@ -374,3 +377,42 @@ def sizes_of(rows: Sequence[SizeRow]) -> Sizes:
     for place, row in zip(table, rows, strict=True):
         place[: len(row.utilization)] = row.utilization
     return Sizes(table)
+
+
+class Sizes:
+    """Tables by [job, GPUs], for many genomes at once.
+
+    :param utilization: GPU-seconds for a sample, c / X; 0 for no GPUs, infinite where a size is not allowed.
+    """
+
+    def __init__(self, utilization: Floats) -> None:
+        jobs, width = utilization.shape
+        feasible = np.isfinite(utilization)
+        self.utilization = utilization
+        self._allowed = np.maximum.accumulate(np.where(feasible, np.arange(width), 0), axis=1)
+        self.most = self._allowed[:, -1]
+        """The largest size of each job."""
+        self.largest = utilization[np.arange(jobs), self.most]
+        """GPU-seconds for a sample at the largest size of each job."""
+        above = np.where(feasible, np.arange(width), np.iinfo(np.int32).max)
+        above = np.minimum.accumulate(above[:, ::-1], axis=1)[:, ::-1]
+        self._next = np.concatenate([above[:, 1:], np.full((jobs, 1), np.iinfo(np.int32).max)], axis=1)
+        self.least = self._next[:, 0]
+        """The smallest size of each job; beyond any cluster for one that has none."""
+        self._offsets = np.arange(jobs) * width
+
+    def fitted(self, counts: Ints) -> Ints:
+        """The largest allowed sizes up to these, by [genome, job]."""
+        return np.asarray(self._allowed.ravel()[np.minimum(counts, self._last) + self._offsets])
+
+    def step_up(self, counts: Ints) -> Ints:
+        """GPUs to the next allowed size, beyond any cluster where there is none; sizes must be allowed."""
+        return np.asarray(self._next.ravel()[counts + self._offsets]) - counts
+
+    def of(self, counts: Ints) -> Floats:
+        """GPU-seconds for a sample by [genome, job]; sizes must be allowed."""
+        return np.asarray(self.utilization.ravel()[counts + self._offsets])
+
+    @property
+    def _last(self) -> int:
+        return int(self.utilization.shape[1]) - 1

@@ -1,12 +1,9 @@
 """ONES: online evolutionary search for batch sizes and GPUs.
 
 "Online Evolutionary Batch Size Orchestration for Scheduling Deep Learning Workloads in GPU Clusters"
-(SC '21), sections 3.2 and 3.3.2. :mod:`genome` and :mod:`search` are the search, :mod:`evolution` and
-:mod:`population` what is carried from decision to decision, :mod:`limits` the limits of the batch,
-:mod:`tables` and :mod:`sizes` the throughputs, :mod:`work` what remains of each job, :mod:`members` puts
-these together, :mod:`reasons` explains.
-
-Why each job grew, shrank or waits, in a clause, with its score and its progress.
+(SC '21), sections 3.2 and 3.3.2. :mod:`search` has the evolutionary operators, :mod:`population` what is
+carried from decision to decision, :mod:`limits` the limit R of each batch. :class:`Ones` decides when the
+best genome takes effect; :class:`Reasons` says why each job grew, shrank or waits.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from pliant.tools.schedule.policies.ones.limits import (
     EpochRule,
     SizeTables,
 )
-from pliant.tools.schedule.policies.ones.search import Effort, JobFacts, SearchedJobs, Searches
+from pliant.tools.schedule.policies.ones.population import Effort, JobFacts, SearchedJobs, Searches
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -123,7 +120,7 @@ class Ones(Policy):
         self._rate = ArrivalRate()
         epochs = EpochRule(unknown_epoch_s, longest_epoch_s)
         self._limits = BatchLimits(epochs, warmup_steps, by_epochs=below_submitted == "epochs")
-        self._evolution = Searches(Effort(population, generations, time_budget_s, theta))
+        self._searches = Searches(Effort(population, generations, time_budget_s, theta))
         self._tables: SizeTables | None = None
         self._reasons = Reasons()
 
@@ -138,24 +135,24 @@ class Ones(Policy):
         decision = Decision(rejected=reject_impossible(snapshot, minimum_alone))
         late = self._holding_back(snapshot)
         found = self._members(snapshot, decision.rejected)
-        self._evolution.generations = 0
+        self._searches.generations = 0
         for members in found:
             if not late:
                 part = members.without(self._not_yet(snapshot))
                 if part is not None and not part.settled:
-                    decision.targets |= part.targets(self._evolution.best(part, stream, len(found)))
+                    decision.targets |= part.targets(self._searches.best(part, stream, len(found)))
                 continue
-            self._evolution.best(members, stream, len(found))
+            self._searches.best(members, stream, len(found))
             part = members.without({job.id for job in members.jobs if job.gpus})
             if part is not None and self.idle_gpus == "start":
-                decision.targets |= part.targets(self._evolution.alone(part, stream))
+                decision.targets |= part.targets(self._searches.alone(part, stream))
         settle_s = self._take_effect(snapshot, decision, found, late)
         decision.ask_again_s = self._next_s(snapshot, decision, settle_s)
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """Why each job grew, shrank or waits, its score, and how far it is predicted to be."""
-        self._reasons.generations = None if self.time_budget_s is None else self._evolution.generations
+        self._reasons.generations = None if self.time_budget_s is None else self._searches.generations
         if any(job.id not in self._limits for job in snapshot.jobs.values()):
             return {}  # it has not decided since they came
         found: dict[str, Explanation] = {}
@@ -165,7 +162,7 @@ class Ones(Policy):
 
     def look_ahead(self) -> None:
         """A copy that predicts makes one generation a decision."""
-        self._evolution.ahead = True
+        self._searches.ahead = True
 
     def dump_state(self) -> dict[str, Any]:
         """The seed, what is counted, the limits of all jobs, and the population of each pool."""
@@ -173,19 +170,19 @@ class Ones(Policy):
             "seed": self._seed,
             "decisions": self._decisions,
             "quiet": self._quiet,
-            "generations": self._evolution.generations,
+            "generations": self._searches.generations,
             "arrivals": self._rate.dump(),
             "limits": self._limits.dump(),
-            "populations": self._evolution.dump(),
+            "populations": self._searches.dump(),
         }
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
         """Take up what was dumped; tables are made again."""
         self._seed, self._decisions, self._quiet = state["seed"], state["decisions"], state["quiet"]
-        self._evolution.generations = state["generations"]
+        self._searches.generations = state["generations"]
         self._rate.load(state["arrivals"])
         self._limits.load(state["limits"])
-        self._evolution.load(state["populations"])
+        self._searches.load(state["populations"])
         self._tables = None
 
     # What is known.
