@@ -1,8 +1,8 @@
 """No job ends later than it would under equal shares, had it been submitted a stated grace later.
 
-The reference (:mod:`reference`) deals all GPUs out equally every T seconds, and its jobs train for T - b
+The reference (:class:`EqualShares`) deals all GPUs out equally every T seconds, and its jobs train for T - b
 seconds of each deal. Job i enters it at its submission + grace_s + grace · its time alone on the GPUs that it
-requests. Credit (:mod:`credits`) is what GPUs were good for by the profile: q of the real job, p of the one
+requests. Credit (:class:`Credits`) is what GPUs were good for by the profile: q of the real job, p of the one
 in the reference, which has r_i samples per second on k_i GPUs in the present deal and p' at the end of it.
 
 **Theorem.** Every job ends by the end of the deal in which it would end in the reference, if
@@ -24,26 +24,13 @@ r_i · (T - (b - c) - c) = r_i · (T - b) = p' - p.
 (b) Where a job got a safe size at one decision, at the next k_i is safe, or the size that it holds is, and is
 at most k_i. That is what the inequalities say if it comes after w; sooner, it only eases them.
 (c) So at every decision each job has a safe size of at most k_i GPUs. Σ k_i is at most all GPUs, as the
-reference is a schedule: all jobs can have safe sizes at once. :mod:`knapsack` finds those of largest value.
+reference is a schedule: all jobs can have safe sizes at once. the knapsack finds those of largest value.
 
 At E then q ≥ p', which is (a) for the next deal. A job whose credit reaches that with which it ends has
 ended. So no job ends after the deal in which the reference has it end. ∎
 
 Outside these conditions nothing is promised, but a job that is behind is given what makes it as fast as k_i
 does until it has caught up. On several GPU types, sizes are free.
-
-What the GPUs that a job has held were good for, in samples of its author's batch.
-
-Counted by the speeds of the profile, so that a job that is slower than its profile, by a factor that depends
-on its progress alone, is as far as the same job in the reference when it has had the same credit.
-
-The reference of the bound: all GPUs dealt out equally among the jobs, in whole GPUs, again and again.
-
-It is a schedule that a real cluster could follow. A deal holds for ``deal_s`` seconds, and in each of them
-every job trains for ``lost_s`` seconds less: its start or rescale, and the wait for a decision. Every job
-gets the same number of GPUs within its limits. Those that have had the fewest GPU-seconds come first: they
-get the GPUs that are over, and where not all minima fit the others sit out a deal. Jobs enter some time after
-they were submitted, at the next deal; one that is done leaves at the end of its deal.
 """
 
 from __future__ import annotations
@@ -226,7 +213,11 @@ class _Account:
 
 
 class Credits:
-    """Credit by job; of those that are there."""
+    """What the GPUs that each active job has held were good for, in samples of its author's batch.
+
+    Counted by the speeds of the profile. So a job that is slower than its profile, by a factor that depends
+    on its progress alone, is as far as the same job in the reference when it has had the same credit.
+    """
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
@@ -302,7 +293,14 @@ class Sharer:
 
 
 class EqualShares:
-    """The reference up to the last time that it was asked about."""
+    """The reference of the bound: all GPUs dealt out equally among the jobs, in whole GPUs, deal by deal.
+
+    A real cluster could follow it. A deal holds for ``deal_s`` seconds, and in each of them every job trains
+    for ``lost_s`` seconds less: its start or rescale, and the wait for a decision. Every job gets the same
+    number of GPUs within its limits. Those that have had the fewest GPU-seconds come first: they get the GPUs
+    that are over, and where not all minima fit the others sit out a deal. Jobs enter some time after they
+    were submitted, at the next deal; one that is done leaves at the end of its deal.
+    """
 
     def __init__(self, deal_s: float, lost_s: float) -> None:
         self.deal_s = deal_s

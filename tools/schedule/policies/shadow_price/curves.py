@@ -1,7 +1,4 @@
-"""How fast a job would train, by number of GPUs and batch; jobs of one kind share it.
-
-The batch of a job on the GPUs that it gets: the one that trains most there, if it may move.
-"""
+"""Goodput curves: how fast a job would train, by number of GPUs and batch; jobs of one kind share theirs."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from pliant.tools.schedule.rates import Speeds
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
 BATCHES: Final = 24
 """Batches tried, in geometric steps, and the author's."""
 EXACT_GPUS: Final = 128
@@ -25,59 +21,6 @@ EXACT_GPUS: Final = 128
 _STEP: Final = 32
 MOST_NOISE: Final = 1e15
 """Samples; beyond it no batch trains less a sample than another."""
-
-
-def sizes_of(gpus: int, node_gpus: int) -> Ints:
-    """The numbers of GPUs that are tried in a pool of ``gpus``, ascending from 0."""
-    found = [*range(min(gpus, EXACT_GPUS) + 1)]
-    while found[-1] < gpus:
-        whole = found[-1] // node_gpus * node_gpus
-        found.append(min(gpus, whole + max(node_gpus, whole // _STEP // node_gpus * node_gpus)))
-    return np.array(found, dtype=np.int64)
-
-
-def best(efficiency: Floats, rates: Floats) -> Floats:
-    """[…, size] progress per second at the best batch, of rates by [size, batch]."""
-    found: Floats = (rates * efficiency).max(axis=-1)
-    return found
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GoodputCurve:
-    """Jobs of one kind on one GPU type."""
-
-    batches: Ints
-    """[batch] global batches, ascending."""
-    rates: Floats
-    """[size, batch] samples per second, 0 where infeasible; the sizes are those of the pool."""
-    base: int
-    """B_min: the smallest batch that the job states."""
-    usual: int
-    """The batch of the author among ``batches``, by position."""
-
-    def __deepcopy__(self, memo: Mapping[int, Any]) -> GoodputCurve:
-        """Nothing of it changes."""
-        return self
-
-    def efficiency(self, noise_scale: Floats | float) -> Floats:
-        """[…, batch] progress per sample against B_min: (φ + B_min) / (φ + B)."""
-        phi = np.minimum(np.asarray(noise_scale), MOST_NOISE)[..., None]
-        found: Floats = (phi + self.base) / (phi + self.batches)
-        return found
-
-    def goodput(self, noise_scale: float | None) -> Floats:
-        """[size] most progress per second; at the author's batch where the noise scale is unknown."""
-        if noise_scale is None:
-            return self.rates[:, self.usual]
-        return best(self.efficiency(noise_scale), self.rates)
-
-
-def batch_range(job: JobState) -> tuple[int, int]:
-    """The smallest and the largest batch that a job may get."""
-    spec, usual = job.spec, job.reference_batch
-    if spec.elastic != "size+batch":
-        return usual, usual
-    return min(spec.batch.min or usual, usual), max(spec.batch.max or usual, usual)
 
 
 class GoodputCurves:
@@ -118,6 +61,59 @@ class GoodputCurves:
                 ]
         base = min(spec.batch.min or usual, usual)
         return GoodputCurve(batches, rates, base, int(np.searchsorted(batches, usual)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GoodputCurve:
+    """Jobs of one kind on one GPU type."""
+
+    batches: Ints
+    """[batch] global batches, ascending."""
+    rates: Floats
+    """[size, batch] samples per second, 0 where infeasible; the sizes are those of the pool."""
+    base: int
+    """B_min: the smallest batch that the job states."""
+    usual: int
+    """The batch of the author among ``batches``, by position."""
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> GoodputCurve:
+        """Nothing of it changes."""
+        return self
+
+    def efficiency(self, noise_scale: Floats | float) -> Floats:
+        """[…, batch] progress per sample against B_min: (φ + B_min) / (φ + B)."""
+        phi = np.minimum(np.asarray(noise_scale), MOST_NOISE)[..., None]
+        found: Floats = (phi + self.base) / (phi + self.batches)
+        return found
+
+    def goodput(self, noise_scale: float | None) -> Floats:
+        """[size] most progress per second; at the author's batch where the noise scale is unknown."""
+        if noise_scale is None:
+            return self.rates[:, self.usual]
+        return best(self.efficiency(noise_scale), self.rates)
+
+
+def best(efficiency: Floats, rates: Floats) -> Floats:
+    """[…, size] progress per second at the best batch, of rates by [size, batch]."""
+    found: Floats = (rates * efficiency).max(axis=-1)
+    return found
+
+
+def sizes_of(gpus: int, node_gpus: int) -> Ints:
+    """The numbers of GPUs that are tried in a pool of ``gpus``, ascending from 0."""
+    found = [*range(min(gpus, EXACT_GPUS) + 1)]
+    while found[-1] < gpus:
+        whole = found[-1] // node_gpus * node_gpus
+        found.append(min(gpus, whole + max(node_gpus, whole // _STEP // node_gpus * node_gpus)))
+    return np.array(found, dtype=np.int64)
+
+
+def batch_range(job: JobState) -> tuple[int, int]:
+    """The smallest and the largest batch that a job may get."""
+    spec, usual = job.spec, job.reference_batch
+    if spec.elastic != "size+batch":
+        return usual, usual
+    return min(spec.batch.min or usual, usual), max(spec.batch.max or usual, usual)
 
 
 def best_batch(

@@ -1,16 +1,11 @@
-"""What the policy knows of jobs: curves by pool, and what others of their model have shown by progress.
-
-What is ahead of a job: how fast it would train from here to its end, and in the time of a decision.
+"""What shadow-price knows of jobs: how fast they would train, what is left of them, and what lies ahead.
 
 A job that trains on k GPUs advances through its work at g(k; φ), each at its best batch; φ, the gradient
-noise scale, moves with progress. The mean rate over a stretch of work is the harmonic mean of g over it, so a
-table of ∫ 1/g from each point of the work to its end answers for every stretch.
-
-What jobs of a model have shown by progress, for the others: gradient noise scale, and pace.
-
-Pace is how fast a job really advanced over what its curve promised: 1 where samples are all that counts.
-
-The jobs of one pool of GPUs as columns: what is ahead of each, what is left, what it holds.
+noise scale, moves with progress. What others of its model have shown says how (:class:`ByProgress`), as it
+says the pace: how fast jobs really advanced over what their curves promised, 1 where samples are all that
+counts. The mean rate over a stretch of work is the harmonic mean of g over it, so a table of ∫ 1/g from each
+point of the work to its end answers for every stretch (:class:`Ahead`). :class:`PoolColumns` holds all that
+for the jobs of one pool.
 """
 
 from __future__ import annotations
@@ -37,150 +32,21 @@ from pliant.tools.schedule.policies.shadow_price.curves import (
 )
 from pliant.tools.schedule.rates import Speeds, shape_of
 
+CELLS: Final = 64
+"""Parts of a job's work in which both count as constant."""
 _SAME: Final = 0.01
 """Relative change of a noise scale or a pace that changes nothing."""
 _END: Final = 1.0 - 1e-9
-
-
-class Outlook(NamedTuple):
-    """Mean progress per second by size, 0 where infeasible."""
-
-    whole: Floats
-    """[size] F: over all the work that is left."""
-    soon: Floats
-    """[size] G: over the work of the time that a decision is taken to last, the same for all sizes."""
-
-
-class Ahead:
-    """Jobs of one curve whose noise scales are known by progress."""
-
-    def __init__(self, curve: GoodputCurve) -> None:
-        self._curve = curve
-        self._runs = curve.rates.any(axis=1)
-        self._noise = np.full(CELLS, np.nan)
-        self._pace = np.full(CELLS, np.nan)
-        self._slowness = np.ones((CELLS, len(curve.rates)))
-        """[cell, size] 1/g; 1 where infeasible."""
-        self._left = np.zeros((CELLS + 1, len(curve.rates)))
-        """[bound, size] ∫ 1/g from the bound of a cell to the end, over the part of the work."""
-
-    def update(self, noise: Floats, pace: Floats) -> None:
-        """Take up other noise scales and paces; only those cells are computed that changed."""
-        with np.errstate(invalid="ignore"):
-            same = (np.abs(noise / self._noise - 1) <= _SAME) & (np.abs(pace / self._pace - 1) <= _SAME)
-        if same.all():
-            return
-        stale = ~same
-        self._noise[stale], self._pace[stale] = noise[stale], pace[stale]
-        efficient = self._curve.efficiency(noise[stale])
-        rates = best(efficient[:, None, :], self._curve.rates) * pace[stale][:, None]
-        self._slowness[stale] = 1.0 / np.where(self._runs, rates, 1.0)
-        self._left[:-1] = np.cumsum(self._slowness[::-1], axis=0)[::-1] / CELLS
-
-    def whole(self, progress: float) -> Floats:
-        """[size] mean progress per second from ``progress`` (0 to 1) to the end."""
-        found: Floats = (1.0 - min(progress, _END)) / self._left_at(min(progress, _END)) * self._runs
-        return found
-
-    def at(self, progress: float, work: float, soon_s: float, size: int) -> Outlook:
-        """The outlook of a job with ``work`` samples in all, ``progress`` (0 to 1) of them done.
-
-        :param size: the position of a size: what it does in ``soon_s`` seconds is the stretch of ``soon``
-            for all sizes, so that they differ by their speeds alone.
-        """
-        progress = min(progress, _END)
-        left, whole = self._left_at(progress), self.whole(progress)
-        until = left[size] - soon_s / work
-        if until <= 0:
-            return Outlook(whole, whole)
-        column = self._left[:, size]
-        cell = min(int(np.searchsorted(-column, -until, side="right")) - 1, CELLS - 1)
-        end = cell / CELLS + float((column[cell] - until) / self._slowness[cell, size])
-        soon = (end - progress) / (left - self._left_at(end)) * self._runs
-        return Outlook(whole, soon)
-
-    def _left_at(self, progress: float) -> Floats:
-        """[size] ∫ 1/g from a point of the work to its end."""
-        position = progress * CELLS
-        cell = min(int(position), CELLS - 1)
-        found: Floats = self._left[cell] - (position - cell) / CELLS * self._slowness[cell]
-        return found
-
-
-CELLS: Final = 64
-"""Parts of a job's work in which both count as constant."""
 _RANGE: Final = (1e-6, 1e15)
 """Samples; beyond these a noise scale changes nothing."""
 _PACES: Final = (0.1, 10.0)
-
-
-class ByProgress:
-    """The last value seen in each part of the work, from all jobs that share a key."""
-
-    def __init__(self, low: float, high: float) -> None:
-        self._range = low, high
-        self._log: dict[str, list[float | None]] = {}
-        """Logarithms by cell."""
-        self._lines: dict[str, Floats] = {}
-
-    def observe(self, key: str, progress: float, value: float) -> None:
-        """A job shows ``value`` at ``progress`` (0 to 1)."""
-        low, high = self._range
-        cells = self._log.get(key)
-        if cells is None:
-            cells = self._log[key] = [None] * CELLS
-        cell, log = min(int(progress * CELLS), CELLS - 1), math.log(min(max(value, low), high))
-        if cells[cell] != log:
-            cells[cell] = log
-            self._lines.pop(key, None)
-
-    def line(self, key: str) -> Floats | None:
-        """[cell] values, between those seen on a line of their logarithms; None: none was seen."""
-        found = self._lines.get(key)
-        cells = self._log.get(key)
-        if found is None and cells is not None:
-            seen = np.array([[cell, log] for cell, log in enumerate(cells) if log is not None])
-            found = np.exp(np.interp(np.arange(CELLS, dtype=float), seen[:, 0], seen[:, 1]))
-            self._lines[key] = found
-        return found
-
-    def at(self, key: str, progress: float) -> float | None:
-        """The value at one point; None: none was seen."""
-        line = self.line(key)
-        return None if line is None else float(line[min(max(int(progress * CELLS), 0), CELLS - 1)])
-
-    def dump(self) -> dict[str, list[list[float]]]:
-        """As JSON values: cells and logarithms by key."""
-        return {
-            key: [[cell, log] for cell, log in enumerate(cells) if log is not None]
-            for key, cells in sorted(self._log.items())
-        }
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`dump`."""
-        self._lines = {}
-        self._log = {key: [None] * CELLS for key in state}
-        for key, pairs in state.items():
-            for cell, log in pairs:
-                self._log[key][int(cell)] = log
-
-
-def noise_scales() -> ByProgress:
-    """For noise scales, by model."""
-    return ByProgress(*_RANGE)
-
-
-def paces() -> ByProgress:
-    """For paces, by model and batch of the author: the batch in which its samples are counted."""
-    return ByProgress(*_PACES)
-
-
 _REMEMBERED: Final = 32
 """Jobs of a model that ended, from which the work of others is expected."""
 _LEAST_SAMPLES: Final = 1e-9
 _QUEUE_GPU_S: Final = 60.0
 _QUEUE_FACTOR: Final = 4.0
 _AS_PROMISED: Final = np.ones(CELLS)
+_MOST_PRIORITY: Final = 30.0
 
 
 class Knowledge:
@@ -351,7 +217,139 @@ def _pace_key(job: JobState) -> str:
     return f"{job.spec.model} {job.reference_batch}"
 
 
-_MOST_PRIORITY: Final = 30.0
+# What jobs of a model have shown by progress, for the others.
+
+
+class ByProgress:
+    """The last value seen in each part of the work, from all jobs that share a key."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self._range = low, high
+        self._log: dict[str, list[float | None]] = {}
+        """Logarithms by cell."""
+        self._lines: dict[str, Floats] = {}
+
+    def observe(self, key: str, progress: float, value: float) -> None:
+        """A job shows ``value`` at ``progress`` (0 to 1)."""
+        low, high = self._range
+        cells = self._log.get(key)
+        if cells is None:
+            cells = self._log[key] = [None] * CELLS
+        cell, log = min(int(progress * CELLS), CELLS - 1), math.log(min(max(value, low), high))
+        if cells[cell] != log:
+            cells[cell] = log
+            self._lines.pop(key, None)
+
+    def line(self, key: str) -> Floats | None:
+        """[cell] values, between those seen on a line of their logarithms; None: none was seen."""
+        found = self._lines.get(key)
+        cells = self._log.get(key)
+        if found is None and cells is not None:
+            seen = np.array([[cell, log] for cell, log in enumerate(cells) if log is not None])
+            found = np.exp(np.interp(np.arange(CELLS, dtype=float), seen[:, 0], seen[:, 1]))
+            self._lines[key] = found
+        return found
+
+    def at(self, key: str, progress: float) -> float | None:
+        """The value at one point; None: none was seen."""
+        line = self.line(key)
+        return None if line is None else float(line[min(max(int(progress * CELLS), 0), CELLS - 1)])
+
+    def dump(self) -> dict[str, list[list[float]]]:
+        """As JSON values: cells and logarithms by key."""
+        return {
+            key: [[cell, log] for cell, log in enumerate(cells) if log is not None]
+            for key, cells in sorted(self._log.items())
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`dump`."""
+        self._lines = {}
+        self._log = {key: [None] * CELLS for key in state}
+        for key, pairs in state.items():
+            for cell, log in pairs:
+                self._log[key][int(cell)] = log
+
+
+def noise_scales() -> ByProgress:
+    """For noise scales, by model."""
+    return ByProgress(*_RANGE)
+
+
+def paces() -> ByProgress:
+    """For paces, by model and batch of the author: the batch in which its samples are counted."""
+    return ByProgress(*_PACES)
+
+
+# What is ahead of a job.
+
+
+class Outlook(NamedTuple):
+    """Mean progress per second by size, 0 where infeasible."""
+
+    whole: Floats
+    """[size] F: over all the work that is left."""
+    soon: Floats
+    """[size] G: over the work of the time that a decision is taken to last, the same for all sizes."""
+
+
+class Ahead:
+    """Jobs of one curve whose noise scales are known by progress."""
+
+    def __init__(self, curve: GoodputCurve) -> None:
+        self._curve = curve
+        self._runs = curve.rates.any(axis=1)
+        self._noise = np.full(CELLS, np.nan)
+        self._pace = np.full(CELLS, np.nan)
+        self._slowness = np.ones((CELLS, len(curve.rates)))
+        """[cell, size] 1/g; 1 where infeasible."""
+        self._left = np.zeros((CELLS + 1, len(curve.rates)))
+        """[bound, size] ∫ 1/g from the bound of a cell to the end, over the part of the work."""
+
+    def update(self, noise: Floats, pace: Floats) -> None:
+        """Take up other noise scales and paces; only those cells are computed that changed."""
+        with np.errstate(invalid="ignore"):
+            same = (np.abs(noise / self._noise - 1) <= _SAME) & (np.abs(pace / self._pace - 1) <= _SAME)
+        if same.all():
+            return
+        stale = ~same
+        self._noise[stale], self._pace[stale] = noise[stale], pace[stale]
+        efficient = self._curve.efficiency(noise[stale])
+        rates = best(efficient[:, None, :], self._curve.rates) * pace[stale][:, None]
+        self._slowness[stale] = 1.0 / np.where(self._runs, rates, 1.0)
+        self._left[:-1] = np.cumsum(self._slowness[::-1], axis=0)[::-1] / CELLS
+
+    def whole(self, progress: float) -> Floats:
+        """[size] mean progress per second from ``progress`` (0 to 1) to the end."""
+        found: Floats = (1.0 - min(progress, _END)) / self._left_at(min(progress, _END)) * self._runs
+        return found
+
+    def at(self, progress: float, work: float, soon_s: float, size: int) -> Outlook:
+        """The outlook of a job with ``work`` samples in all, ``progress`` (0 to 1) of them done.
+
+        :param size: the position of a size: what it does in ``soon_s`` seconds is the stretch of ``soon``
+            for all sizes, so that they differ by their speeds alone.
+        """
+        progress = min(progress, _END)
+        left, whole = self._left_at(progress), self.whole(progress)
+        until = left[size] - soon_s / work
+        if until <= 0:
+            return Outlook(whole, whole)
+        column = self._left[:, size]
+        cell = min(int(np.searchsorted(-column, -until, side="right")) - 1, CELLS - 1)
+        end = cell / CELLS + float((column[cell] - until) / self._slowness[cell, size])
+        soon = (end - progress) / (left - self._left_at(end)) * self._runs
+        return Outlook(whole, soon)
+
+    def _left_at(self, progress: float) -> Floats:
+        """[size] ∫ 1/g from a point of the work to its end."""
+        position = progress * CELLS
+        cell = min(int(position), CELLS - 1)
+        found: Floats = self._left[cell] - (position - cell) / CELLS * self._slowness[cell]
+        return found
+
+
+# The jobs of one pool as columns.
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""Which nodes: jobs that keep their size stay; the others by descending size, whole nodes, then best fit.
+"""From the sizes of a pool to what changes: the nodes and the batches of its jobs.
 
-A job that no node has room for is spread over several, or smaller jobs make way for it: what moves cost them
-has to be less than what it would lose by its place.
-
-From the sizes of a pool to what changes: places and batches of its jobs.
+Jobs that keep their size stay; the others are placed by descending size: whole nodes, then best fit. A job
+that no node has room for is spread over several, or smaller jobs make way for it: what moves cost them has to
+be less than what it would lose by its place.
 """
 
 from __future__ import annotations
