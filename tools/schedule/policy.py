@@ -1,6 +1,6 @@
 """The policy protocol: a policy is a function of a snapshot, plus state that can be dumped and loaded.
 
-The error of a policy: it broke a rule, or its own code raised an exception.
+A policy that breaks a rule, or whose own code raises an exception, ends in a :class:`PolicyError`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """When jobs start and end, if nothing else arrives: the one prediction that every command shows.
 
-The event loop around a session: what happens next if nothing comes in from outside.
+:func:`predictions` looks ahead in a copy of a session. :func:`advance` is the event loop for that, and for
+others that hold a session without an engine: what happens next if nothing comes in from outside.
 """
 
 from __future__ import annotations

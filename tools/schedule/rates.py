@@ -4,10 +4,9 @@ Speeds are kept by size or placement, GPU type, batch and :class:`JobKind`, whic
 job follows from. Policies that make more of speeds (curves, allowed sizes, gains) keep it here as well, so
 that what a job demands of nodes is never forgotten: see :meth:`Speeds.of_kind`.
 
-Whether two jobs can train on the same GPUs, and how fast: what a policy that packs jobs asks.
-
-Two jobs share whole sets: every GPU of the one is a GPU of the other, and no third job is on them. Each
-trains at its speed alone times the part that it keeps beside the other.
+:class:`GpuSharing` says whether two jobs can train on the same GPUs, and how fast. They share whole sets:
+every GPU of the one is a GPU of the other, and no third job is on them. Each trains at its speed alone times
+the part that it keeps beside the other.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 A snapshot has no clock, no files and no engine behind it, so a policy behaves the same in ``schedule``,
 ``run`` and ``replay``. Its job and node objects are the caller's own, not copies: reading is free, and a
 policy must not write to them.
-
-What a simulation lets a policy know that no scheduler could. A policy that asks says so in its output.
 """
 
 from __future__ import annotations

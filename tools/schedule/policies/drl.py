@@ -1,8 +1,7 @@
 """DRL: one job at a time, as a trained network prefers.
 
-What the scheduler can do next to one job, and what the network sees of it.
-
-The network that prefers one action to another, and the file that keeps what it has learnt.
+:class:`Situation` lists what the scheduler can do next to one job and what the network sees of it;
+:class:`Weights` is the network, which prefers one action to another.
 """
 
 from __future__ import annotations
@@ -33,6 +32,22 @@ from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import numpy as np
+
+Floats = npt.NDArray[np.float64]
+FEATURES: Final = (
+    "starts", "grows", "shrinks", "waits", "gpus", "takes", "takes_of_free", "efficiency", "of_requested",
+    "gain", "remaining", "remaining_gpu_time", "is_known", "before", "age", "service",
+    "waiting", "running", "free", "demand",
+)  # fmt: skip
+"""Of an action, all about -1 to 1 to keep the units of the network in their range."""
+WAITING_SEEN: Final = 24
+"""Of the jobs that wait and fit, this many are looked at; of those that run all."""
+_UNKNOWN_S: Final = 600.0
+KIND: Final = "network"
+SHIPPED: Final = Path(__file__).with_name("drl_network.json")
+"""The weights that come with pliant."""
+_DIGITS: Final = 6
+"""Of a weight in its file."""
 
 
 class Drl(Policy):
@@ -119,15 +134,7 @@ def _shipped() -> Weights:
     return read_network(SHIPPED).weights
 
 
-FEATURES: Final = (
-    "starts", "grows", "shrinks", "waits", "gpus", "takes", "takes_of_free", "efficiency", "of_requested",
-    "gain", "remaining", "remaining_gpu_time", "is_known", "before", "age", "service",
-    "waiting", "running", "free", "demand",
-)  # fmt: skip
-"""Of an action, all about -1 to 1 to keep the units of the network in their range."""
-WAITING_SEEN: Final = 24
-"""Of the jobs that wait and fit, this many are looked at; of those that run all."""
-_UNKNOWN_S: Final = 600.0
+# What the scheduler can do next, and what the network sees of it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,12 +299,7 @@ def best_by_job(
     return found
 
 
-Floats = npt.NDArray[np.float64]
-KIND: Final = "network"
-SHIPPED: Final = Path(__file__).with_name("drl_network.json")
-"""The weights that come with pliant."""
-_DIGITS: Final = 6
-"""Of a weight in its file."""
+# The network, and the file that keeps what it has learnt.
 
 _Row = Annotated[tuple[float, ...], Field(min_length=1)]
 

@@ -1,8 +1,7 @@
 """Lucid: shortest predicted jobs first, and light jobs two on one set of GPUs.
 
-Which running job a waiting one may join: pairs in which both keep most of their speed.
-
-How long a job will take, from those like it that ended before.
+:class:`Durations` predicts how long a job takes; :class:`Hosts` finds the running job that a waiting one may
+join: pairs in which both keep most of their speed.
 """
 
 from __future__ import annotations
@@ -23,6 +22,11 @@ from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import numpy as np
+
+PRIOR: Final = 2.0
+"""A mean of a group counts as this many jobs against the jobs of a group within it."""
+_ALIKE: Final = ("", " of its model", " of its model and user", " of its model, user and size")
+_Group = tuple[str | int, ...]
 
 
 class Lucid(Policy):
@@ -127,13 +131,7 @@ def _seconds(job: JobState, samples: float, speeds: Speeds) -> float:
     return samples / rate if rate > 0 else math.inf
 
 
-class _SharingKind(NamedTuple):
-    """Jobs of one kind do the same to a job beside them."""
-
-    speeds: JobKind
-    batch: int
-    gpu_type: str
-    gpus: int
+# Which running job a waiting one may join.
 
 
 class Hosts:
@@ -193,6 +191,15 @@ def sharing_score(job: JobState, host: JobState, speeds: Speeds, least_speed: fl
     return sum(parts) if parts is not None and min(parts) >= least_speed else 0.0
 
 
+class _SharingKind(NamedTuple):
+    """Jobs of one kind do the same to a job beside them."""
+
+    speeds: JobKind
+    batch: int
+    gpu_type: str
+    gpus: int
+
+
 def _kind(job: JobState, gpu_type: str, gpus: int) -> _SharingKind:
     return _SharingKind(JobKind.of(job), job.global_batch, gpu_type, gpus)
 
@@ -202,31 +209,7 @@ def _drop_empty(kinds: dict[_SharingKind, deque[JobState]], kind: _SharingKind) 
         del kinds[kind]
 
 
-PRIOR: Final = 2.0
-"""A mean of a group counts as this many jobs against the jobs of a group within it."""
-_ALIKE: Final = ("", " of its model", " of its model and user", " of its model, user and size")
-_Group = tuple[str | int, ...]
-
-
-class DurationEstimate(NamedTuple):
-    """How long a job is expected to take on the GPUs that it requests, alone on them."""
-
-    seconds: float
-    jobs: int
-    """Ended jobs in the smallest group of jobs like it that has some; 0: none has ended yet."""
-    alike: str = ""
-    """What these have in common with it, in words."""
-
-    def __str__(self) -> str:
-        if not self.jobs:
-            return "no job has ended yet, so all are taken to be as long"
-        return f"{self.seconds:.4g} s expected, from {counted(self.jobs, 'ended job')}{self.alike}"
-
-
-@dataclass(slots=True)
-class _Mean:
-    total: float = 0.0
-    jobs: int = 0
+# How long a job will take, from those like it that ended before.
 
 
 @dataclass(slots=True)
@@ -259,6 +242,27 @@ class Durations:
             log_seconds = (mean.total + prior * log_seconds) / (mean.jobs + prior)
             found = DurationEstimate(math.exp(log_seconds), mean.jobs, alike)
         return found
+
+
+class DurationEstimate(NamedTuple):
+    """How long a job is expected to take on the GPUs that it requests, alone on them."""
+
+    seconds: float
+    jobs: int
+    """Ended jobs in the smallest group of jobs like it that has some; 0: none has ended yet."""
+    alike: str = ""
+    """What these have in common with it, in words."""
+
+    def __str__(self) -> str:
+        if not self.jobs:
+            return "no job has ended yet, so all are taken to be as long"
+        return f"{self.seconds:.4g} s expected, from {counted(self.jobs, 'ended job')}{self.alike}"
+
+
+@dataclass(slots=True)
+class _Mean:
+    total: float = 0.0
+    jobs: int = 0
 
 
 def _groups(job: Job) -> Iterator[_Group]:

@@ -1,7 +1,4 @@
-"""Tiresias: least attained service in a few queues.
-
-Tiresias with knowledge of durations: within a queue, the job that is likely to finish soon goes first.
-"""
+"""Tiresias: least attained service in a few queues; with knowledge of durations, by the Gittins index."""
 
 from __future__ import annotations
 

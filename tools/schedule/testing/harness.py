@@ -1,8 +1,7 @@
-"""A small world to try policies in, and a session whose every decision is looked at from outside.
+"""A small world to try policies in, and a session whose every decision is checked from outside.
 
-Parameters of a policy drawn at random from its signature, so that no variant of it goes untried.
-
-Random stories of jobs, nodes and slots, with a decision after everything that happens.
+:func:`drawn_policies` draws the parameters of a policy at random, so that no variant of it goes untried;
+:func:`random_ops` draws stories of jobs, nodes and slots, with a decision after everything that happens.
 """
 
 from __future__ import annotations

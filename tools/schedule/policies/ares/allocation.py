@@ -1,22 +1,21 @@
-"""The allocation pass of Ares over its jobs in order of F, redone only where something changed.
+"""Ares, from the order of jobs to their sizes: the allocation pass, scaling control, consolidation.
 
-Every entry remembers the GPUs that were free before its turn. A newcomer, a departure or another capacity
-makes the pass start there, and it ends as soon as an entry finds the same GPUs free as last time: all after
-it stays as it is. The result is the same as that of a pass over all jobs from an empty cluster.
+**The allocation pass** (:class:`Queue`) goes over the jobs in order of F and is redone only where something
+changed. Every job remembers the GPUs that were free before its turn. A newcomer, a departure or another
+capacity makes the pass start there, and it ends as soon as a job finds the same GPUs free as last time: all
+after it stays as it is. The result is that of a pass over all jobs from an empty cluster.
 
-Which sizes a job may have under Ares: scaling control.
+**Scaling control** (:func:`allowed_sizes`; Ares, section 3.3). Efficiency of ``k`` GPUs relative to the
+requested number ``d``, at the job's own global batch: ``eff(k) = (T(k)/k) / (T(d)/d)``. Starting at ``d`` the
+size doubles while ``eff(2k) >= alpha``; where that ends is the job's ceiling, which nothing exceeds. Below
+``d`` the sizes go down over the powers of two to the job's minimum. Departures from the paper: where not
+alpha but the job's maximum, its batch or the cluster ends the doubling, that limit is the largest size (if
+still efficient); the minimum is allowed as well; sizes that the profile calls infeasible are left out, and if
+``d`` is among them, the largest feasible size below it takes its place as the base; so are, for an elastic
+job, sizes slower than a smaller one.
 
-Ares, section 3.3. Efficiency of ``k`` GPUs relative to the requested number ``d``, at the job's own global
-batch: ``eff(k) = (T(k)/k) / (T(d)/d)``. Starting at ``d`` the size doubles while ``eff(2k) >= alpha``; where
-that ends is the job's ceiling, which nothing exceeds. Below ``d`` the sizes go down over the powers of two
-to the job's minimum. Departures from the paper: where not alpha but the job's maximum, its batch or the
-cluster ends the doubling, that limit is the largest size (if still efficient); the minimum is allowed as
-well; sizes that the profile calls infeasible are left out, and if ``d`` is among them, the largest feasible
-size below it takes its place as the base; so are, for an elastic job, sizes slower than a smaller one.
-
-Gather scattered jobs on fewer nodes, where a job ends the sooner for it although the move costs time.
-
-Ares, section 4, workflow step 5 (consolidation after fragmentation).
+**Consolidation** (:func:`consolidations`; section 4, workflow step 5) gathers scattered jobs on fewer nodes,
+where a job ends sooner for it although the move costs time.
 """
 
 from __future__ import annotations
@@ -36,192 +35,11 @@ from pliant.tools.schedule.snapshot import Snapshot
 T = TypeVar("T")
 _ROUNDING: Final = 1e-9
 """Relative difference of speeds that counts as none."""
-
-
-class Rates(Protocol):
-    """How fast jobs train, by size and GPU type: :class:`~pliant.tools.schedule.rates.Speeds` knows."""
-
-    @property
-    def gpu_types(self) -> Mapping[str, int]:
-        """GPUs of the whole cluster by type."""
-        ...
-
-    def rate(self, job: JobState, gpus: int, gpu_type: str, /) -> float:
-        """Samples per second; 0.0 where that is infeasible."""
-        ...
-
-    def of_kind(self, job: JobState, what: Hashable, make: Callable[[], T]) -> T:
-        """What is made of the speeds of a job, once for all of its kind."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class AllowedSizes:
-    """The sizes of one job on one GPU type, ascending, with the speed of each."""
-
-    sizes: tuple[int, ...]
-    rates: tuple[float, ...]
-    """Samples per second at each size."""
-    base: int
-    """The size that efficiency is relative to; 0: no size is feasible."""
-    reason: str
-    """What limits it at its ceiling."""
-
-    @property
-    def ceiling(self) -> int:
-        """The largest size; 0: no size is feasible."""
-        return self.sizes[-1] if self.sizes else 0
-
-    def largest_within(self, gpus: int) -> int:
-        """The largest size within ``gpus``; 0: none is."""
-        index = bisect_right(self.sizes, gpus)
-        return self.sizes[index - 1] if index else 0
-
-
-def efficiency(job: JobState, gpus: int, base: int, gpu_type: str, speeds: Rates) -> float:
-    """Speed per GPU of ``gpus`` GPUs relative to ``base`` GPUs; 0.0 where ``gpus`` is infeasible."""
-    return speeds.rate(job, gpus, gpu_type) / gpus / (speeds.rate(job, base, gpu_type) / base)
-
-
-def allowed_sizes(job: JobState, gpu_type: str, speeds: Rates, alpha: float) -> AllowedSizes:
-    """The sizes of ``job`` on one GPU type of the cluster."""
-    most = speeds.gpu_types[gpu_type]
-    requested = job.spec.gpus.requested
-    low = [k for k in sizes_below(job) if k <= most and speeds.rate(job, k, gpu_type)]
-    if requested <= most and speeds.rate(job, requested, gpu_type):
-        low.insert(0, requested)
-    if not low:
-        return AllowedSizes((), (), 0, _why_empty(job, gpu_type, most))
-    high, reason = _above(job, low[0], gpu_type, speeds, alpha)
-    found: list[tuple[int, float]] = []
-    candidates = (*reversed(low), *high)
-    for size in candidates:
-        rate = speeds.rate(job, size, gpu_type)
-        if not found or rate >= found[-1][1] * (1 - _ROUNDING):
-            found.append((size, rate))
-    sizes, rates = zip(*found, strict=True)
-    slower = sizes[-1] < candidates[-1]
-    return AllowedSizes(sizes, rates, low[0], "its speed, which falls beyond" if slower else reason)
-
-
-def _why_empty(job: JobState, gpu_type: str, most: int) -> str:
-    if job.spec.min_gpus > most:
-        return f"needs {in_gpus(job.spec.min_gpus)}, {gpu_type} has {most}"
-    return f"no size of it is feasible on {gpu_type}"
-
-
-def _above(job: JobState, base: int, gpu_type: str, speeds: Rates, alpha: float) -> tuple[list[int], str]:
-    """Sizes above ``base`` and what ends them."""
-    limit, reason = _limit(job, speeds.gpu_types[gpu_type])
-    sizes: list[int] = []
-    reached = base
-    while reached < limit:
-        size = min(2 * reached, limit)
-        found = efficiency(job, size, base, gpu_type, speeds)
-        if found < alpha:
-            return sizes, f"alpha {alpha:g} (eff({size}) = {found:.2f})"
-        sizes.append(size)
-        reached = size
-    return sizes, reason
-
-
-def _limit(job: JobState, most: int) -> tuple[int, str]:
-    """The largest size that scaling control need not even look beyond."""
-    if job.spec.elastic == "none":
-        return job.spec.gpus.requested, "its fixed size"
-    limits = [
-        (
-            job.max_gpus(most),
-            "its maximum" if (job.spec.gpus.max or most + 1) <= most else "the cluster",
-        ),
-    ]
-    if job.spec.batch.size is not None:  # a batch that is not stated limits nothing
-        limits.append((job.spec.batch.size, "its batch"))
-    return min(limits, key=lambda item: item[0])
-
-
-class SizesByJob:
-    """Allowed sizes of all jobs by GPU type, each kind of job computed once."""
-
-    def __init__(self, speeds: Rates, alpha: float) -> None:
-        self.speeds = speeds
-        self.alpha = alpha
-        self.gpu_types = tuple(speeds.gpu_types)
-
-    def of(self, job: JobState) -> tuple[AllowedSizes, ...]:
-        """Those on each GPU type, in the order of ``gpu_types``."""
-        gpus = job.spec.gpus
-        limits = (gpus.requested, gpus.min, gpus.max, job.most, job.spec.elastic == "none")
-        return self.speeds.of_kind(job, ("ares", self.alpha, *limits), lambda: self._made(job))
-
-    def _made(self, job: JobState) -> tuple[AllowedSizes, ...]:
-        return tuple(allowed_sizes(job, kind, self.speeds, self.alpha) for kind in self.gpu_types)
-
-
 Key = tuple[float, float, str]
 """(F, submit time, id): whose turn comes first."""
 Free = tuple[int, ...]
 """Free GPUs by type, in the order of ``SizesByJob.gpu_types``."""
-
 _key = attrgetter("key")
-
-
-@dataclass(slots=True, eq=False)
-class QueuedJob:
-    """One job in the queue and what the last pass gave it."""
-
-    key: Key
-    job: JobState
-    allowed_by_type: tuple[AllowedSizes, ...]
-    before: Free | None = None
-    """GPUs free before its turn; None: the next pass looks at it."""
-    after: Free = ()
-    kind: int = 0
-    """Index of its GPU type."""
-    size: int = 0
-    """One of its allowed sizes."""
-    extra: int = 0
-    """GPUs on top, between two steps, that no other job can use."""
-
-    @property
-    def gpus(self) -> int:
-        """All GPUs that the job is to hold."""
-        return self.size + self.extra
-
-    @property
-    def allowed(self) -> AllowedSizes:
-        """The sizes allowed on its GPU type."""
-        return self.allowed_by_type[self.kind]
-
-    def serve(self, free: Free, held_kind: int | None) -> Free:
-        """Take the largest step that is free; returns what is left.
-
-        A running job stays on its type (``held_kind``) while that offers at least the step it holds. Any
-        other takes the type that is fastest for it, of equally fast ones the one it holds, then the first.
-        """
-        if held_kind is not None and self._may_stay(free[held_kind], self.allowed_by_type[held_kind]):
-            self.kind, self.size = held_kind, self.allowed_by_type[held_kind].largest_within(free[held_kind])
-        else:
-            self.kind, self.size = self._fastest(free, held_kind)
-        self.before = self.after = free
-        if self.size:
-            left = list(free)
-            left[self.kind] -= self.size
-            self.after = tuple(left)
-        return self.after
-
-    def _may_stay(self, free: int, allowed: AllowedSizes) -> bool:
-        """GPUs between two steps are on top: a job that lost only those may stay."""
-        return 0 < allowed.largest_within(self.job.gpus) <= free
-
-    def _fastest(self, free: Free, held_kind: int | None) -> tuple[int, int]:
-        """The type and the step on it that make the job fastest; (0, 0) where none is free."""
-        best = (0.0, False, 0, 0)
-        for kind, allowed in enumerate(self.allowed_by_type):
-            index = bisect_right(allowed.sizes, free[kind]) - 1
-            if index >= 0:
-                best = max(best, (allowed.rates[index], kind == held_kind, -kind, allowed.sizes[index]))
-        return -best[2], best[3]
 
 
 class Queue:
@@ -350,6 +168,64 @@ class Queue:
         return 0
 
 
+@dataclass(slots=True, eq=False)
+class QueuedJob:
+    """One job in the queue and what the last pass gave it."""
+
+    key: Key
+    job: JobState
+    allowed_by_type: tuple[AllowedSizes, ...]
+    before: Free | None = None
+    """GPUs free before its turn; None: the next pass looks at it."""
+    after: Free = ()
+    kind: int = 0
+    """Index of its GPU type."""
+    size: int = 0
+    """One of its allowed sizes."""
+    extra: int = 0
+    """GPUs on top, between two steps, that no other job can use."""
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs that the job is to hold."""
+        return self.size + self.extra
+
+    @property
+    def allowed(self) -> AllowedSizes:
+        """The sizes allowed on its GPU type."""
+        return self.allowed_by_type[self.kind]
+
+    def serve(self, free: Free, held_kind: int | None) -> Free:
+        """Take the largest step that is free; returns what is left.
+
+        A running job stays on its type (``held_kind``) while that offers at least the step it holds. Any
+        other takes the type that is fastest for it, of equally fast ones the one it holds, then the first.
+        """
+        if held_kind is not None and self._may_stay(free[held_kind], self.allowed_by_type[held_kind]):
+            self.kind, self.size = held_kind, self.allowed_by_type[held_kind].largest_within(free[held_kind])
+        else:
+            self.kind, self.size = self._fastest(free, held_kind)
+        self.before = self.after = free
+        if self.size:
+            left = list(free)
+            left[self.kind] -= self.size
+            self.after = tuple(left)
+        return self.after
+
+    def _may_stay(self, free: int, allowed: AllowedSizes) -> bool:
+        """GPUs between two steps are on top: a job that lost only those may stay."""
+        return 0 < allowed.largest_within(self.job.gpus) <= free
+
+    def _fastest(self, free: Free, held_kind: int | None) -> tuple[int, int]:
+        """The type and the step on it that make the job fastest; (0, 0) where none is free."""
+        best = (0.0, False, 0, 0)
+        for kind, allowed in enumerate(self.allowed_by_type):
+            index = bisect_right(allowed.sizes, free[kind]) - 1
+            if index >= 0:
+                best = max(best, (allowed.rates[index], kind == held_kind, -kind, allowed.sizes[index]))
+        return -best[2], best[3]
+
+
 def _explain(entry: QueuedJob, rank: str) -> Explanation:
     if not any(allowed.sizes for allowed in entry.allowed_by_type):
         reason = "; ".join(allowed.reason for allowed in entry.allowed_by_type)
@@ -368,6 +244,132 @@ def _ordinal(rank: int) -> str:
     if rank % 100 in (11, 12, 13):
         return f"{rank}th"
     return f"{rank}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(rank % 10, 'th') }"
+
+
+# Scaling control: which sizes a job may have.
+
+
+class SizesByJob:
+    """Allowed sizes of all jobs by GPU type, each kind of job computed once."""
+
+    def __init__(self, speeds: Rates, alpha: float) -> None:
+        self.speeds = speeds
+        self.alpha = alpha
+        self.gpu_types = tuple(speeds.gpu_types)
+
+    def of(self, job: JobState) -> tuple[AllowedSizes, ...]:
+        """Those on each GPU type, in the order of ``gpu_types``."""
+        gpus = job.spec.gpus
+        limits = (gpus.requested, gpus.min, gpus.max, job.most, job.spec.elastic == "none")
+        return self.speeds.of_kind(job, ("ares", self.alpha, *limits), lambda: self._made(job))
+
+    def _made(self, job: JobState) -> tuple[AllowedSizes, ...]:
+        return tuple(allowed_sizes(job, kind, self.speeds, self.alpha) for kind in self.gpu_types)
+
+
+class Rates(Protocol):
+    """How fast jobs train, by size and GPU type: :class:`~pliant.tools.schedule.rates.Speeds` knows."""
+
+    @property
+    def gpu_types(self) -> Mapping[str, int]:
+        """GPUs of the whole cluster by type."""
+        ...
+
+    def rate(self, job: JobState, gpus: int, gpu_type: str, /) -> float:
+        """Samples per second; 0.0 where that is infeasible."""
+        ...
+
+    def of_kind(self, job: JobState, what: Hashable, make: Callable[[], T]) -> T:
+        """What is made of the speeds of a job, once for all of its kind."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedSizes:
+    """The sizes of one job on one GPU type, ascending, with the speed of each."""
+
+    sizes: tuple[int, ...]
+    rates: tuple[float, ...]
+    """Samples per second at each size."""
+    base: int
+    """The size that efficiency is relative to; 0: no size is feasible."""
+    reason: str
+    """What limits it at its ceiling."""
+
+    @property
+    def ceiling(self) -> int:
+        """The largest size; 0: no size is feasible."""
+        return self.sizes[-1] if self.sizes else 0
+
+    def largest_within(self, gpus: int) -> int:
+        """The largest size within ``gpus``; 0: none is."""
+        index = bisect_right(self.sizes, gpus)
+        return self.sizes[index - 1] if index else 0
+
+
+def allowed_sizes(job: JobState, gpu_type: str, speeds: Rates, alpha: float) -> AllowedSizes:
+    """The sizes of ``job`` on one GPU type of the cluster."""
+    most = speeds.gpu_types[gpu_type]
+    requested = job.spec.gpus.requested
+    low = [k for k in sizes_below(job) if k <= most and speeds.rate(job, k, gpu_type)]
+    if requested <= most and speeds.rate(job, requested, gpu_type):
+        low.insert(0, requested)
+    if not low:
+        return AllowedSizes((), (), 0, _why_empty(job, gpu_type, most))
+    high, reason = _above(job, low[0], gpu_type, speeds, alpha)
+    found: list[tuple[int, float]] = []
+    candidates = (*reversed(low), *high)
+    for size in candidates:
+        rate = speeds.rate(job, size, gpu_type)
+        if not found or rate >= found[-1][1] * (1 - _ROUNDING):
+            found.append((size, rate))
+    sizes, rates = zip(*found, strict=True)
+    slower = sizes[-1] < candidates[-1]
+    return AllowedSizes(sizes, rates, low[0], "its speed, which falls beyond" if slower else reason)
+
+
+def _why_empty(job: JobState, gpu_type: str, most: int) -> str:
+    if job.spec.min_gpus > most:
+        return f"needs {in_gpus(job.spec.min_gpus)}, {gpu_type} has {most}"
+    return f"no size of it is feasible on {gpu_type}"
+
+
+def _above(job: JobState, base: int, gpu_type: str, speeds: Rates, alpha: float) -> tuple[list[int], str]:
+    """Sizes above ``base`` and what ends them."""
+    limit, reason = _limit(job, speeds.gpu_types[gpu_type])
+    sizes: list[int] = []
+    reached = base
+    while reached < limit:
+        size = min(2 * reached, limit)
+        found = efficiency(job, size, base, gpu_type, speeds)
+        if found < alpha:
+            return sizes, f"alpha {alpha:g} (eff({size}) = {found:.2f})"
+        sizes.append(size)
+        reached = size
+    return sizes, reason
+
+
+def _limit(job: JobState, most: int) -> tuple[int, str]:
+    """The largest size that scaling control need not even look beyond."""
+    if job.spec.elastic == "none":
+        return job.spec.gpus.requested, "its fixed size"
+    limits = [
+        (
+            job.max_gpus(most),
+            "its maximum" if (job.spec.gpus.max or most + 1) <= most else "the cluster",
+        ),
+    ]
+    if job.spec.batch.size is not None:  # a batch that is not stated limits nothing
+        limits.append((job.spec.batch.size, "its batch"))
+    return min(limits, key=lambda item: item[0])
+
+
+def efficiency(job: JobState, gpus: int, base: int, gpu_type: str, speeds: Rates) -> float:
+    """Speed per GPU of ``gpus`` GPUs relative to ``base`` GPUs; 0.0 where ``gpus`` is infeasible."""
+    return speeds.rate(job, gpus, gpu_type) / gpus / (speeds.rate(job, base, gpu_type) / base)
+
+
+# Consolidation after fragmentation.
 
 
 def consolidations(snapshot: Snapshot, jobs: Iterable[JobState], cost_s: float) -> dict[str, Target]:

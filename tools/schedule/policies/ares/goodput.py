@@ -1,7 +1,4 @@
-"""Ares with Pollux's choice of batch.
-
-Useful samples per second of jobs whose batch may move, each size at its best batch.
-"""
+"""Ares with Pollux's choice of batch: sizes by useful samples per second, each at its best batch."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ from pliant.tools.schedule.snapshot import Snapshot
 if TYPE_CHECKING:
     import numpy as np
 
-
 _RESTART_S: Final = 30.0
 """What a change of its batch costs a job of a model for which that was not measured."""
+T = TypeVar("T")
 
 
 class AresGoodput(Ares):
@@ -109,17 +106,6 @@ class _GoodputSizes(SizesByJob):
         return self._made(job)
 
 
-T = TypeVar("T")
-
-
-class Choice(NamedTuple):
-    """A global batch, and what it brings."""
-
-    batch: int
-    rate: float
-    """Samples per second that count as much as those of the reference batch."""
-
-
 class UsefulSpeed:
     """Goodput as Pollux has it, of the throughput model; the author's batch is always among the choices."""
 
@@ -183,3 +169,11 @@ class UsefulSpeed:
             found = job.noise_scale, self._goodputs.goodput(job, pool)
             self._tables[job.id, pool.gpu_type] = found
         return found[1]
+
+
+class Choice(NamedTuple):
+    """A global batch, and what it brings."""
+
+    batch: int
+    rate: float
+    """Samples per second that count as much as those of the reference batch."""

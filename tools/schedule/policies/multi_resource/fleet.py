@@ -1,16 +1,14 @@
-"""Servers with several resources at one moment: what is free, and workers and PS placed in turn.
+"""Servers with several resources: what they have, what one worker takes, and who is placed where.
 
-Servers with several resources, what one job bids for them, and the plan of a job over slots.
+A resource is a column, in one order everywhere and in the units of the papers: numbers, GB and Gbit/s. The
+first one is the slots of a node, of which each worker takes one. Where nodes do not say how many GPUs they
+have beside their slots, a slot is a GPU and has the price; else slots only limit how many workers fit. The
+cluster file decides that, so resources stay the same whatever is out of service. The bandwidth of a worker or
+parameter server (PS) is a resource where servers limit it.
 
-Slots are numbered from 0. Resources are columns, in one order everywhere; the bandwidth of a worker or
-parameter server is one of them where servers limit it.
-
-From what pliant sees, nodes and jobs, to servers with several resources and what one worker or PS takes.
-
-A resource is a column, in the units of the papers: numbers, GB and Gbit/s. The first one is the slots of
-a node, of which each worker takes one. Where nodes do not say how many GPUs they have beside their slots, a
-slot is a GPU and has the price; else slots only limit how many workers fit. The cluster file decides that,
-so resources stay the same whatever is out of service.
+:class:`ServerNodes` makes :class:`Servers` of nodes. A :class:`Bid` is a job over slots, which are numbered
+from 0, and a :class:`SlotPlan` what it gets of them; :class:`Fleet` places workers and PS in turn at one
+moment.
 """
 
 from __future__ import annotations

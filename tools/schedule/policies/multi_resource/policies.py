@@ -1,7 +1,4 @@
-"""The policies drf, dorm and fifo-demands.
-
-Risk and reward (RRH).
-"""
+"""The policies over several resources: fifo-demands, drf, dorm and rrh."""
 
 from __future__ import annotations
 

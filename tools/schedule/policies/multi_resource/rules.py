@@ -1,8 +1,7 @@
-"""Who holds what now, by the rules of the schedulers without a horizon: FIFO, RRH and DRF.
+"""The rules of the schedulers without a horizon: FIFO, RRH and DRF say who holds what now.
 
 As OASiS (INFOCOM 2018), section V, describes them; all place workers and parameter servers (PS) in turn.
-
-From a snapshot to jobs with several resources that take part, and from sizes back to a decision.
+:class:`ServerView` makes of a snapshot the jobs that take part, and of their sizes a decision.
 """
 
 from __future__ import annotations

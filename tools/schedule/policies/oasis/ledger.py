@@ -1,8 +1,8 @@
-"""Who has booked which slots: a market that moves with time, and the bookings that it is committed to.
+"""The books of OASiS: which jobs have booked which slots of the market, while time moves on.
 
-Plans of jobs as a policy keeps them: by the number of a slot since time 0, and by the names of nodes.
-
-Jobs as bids for slots to come: what pliant knows of a job, as the market of OASiS wants it.
+The market counts slots from the present one and knows servers by position. :class:`Ledger` keeps it and the
+:class:`Booking` of each job, by slots since time 0 and by names of nodes; :class:`Exchange` makes of a job
+the bid that the market wants.
 """
 
 from __future__ import annotations
@@ -32,15 +32,13 @@ from pliant.tools.schedule.rates import Speeds
 _UNSTATED: Final = Utility()
 _MOST: Final = 1_000_000
 """Workers of a job on one server."""
-
-
-class Offer(NamedTuple):
-    """A schedule that a job may have."""
-
-    gpu_type: str
-    quote: Quote
-    end: int | None
-    """The slot of the market that it ends with; None: none is feasible."""
+_ROUNDING: Final = 1e-6
+"""Of a unit of work, by which what is left may be more than a whole number and count as that."""
+_UNITS: Final = 64
+"""Work of a slot at the fastest size, at least."""
+_EVERY: Final = 16
+"""Every size up to this one is offered; of larger ones those that are this much larger than the last:"""
+_STEP: Final = 1.125
 
 
 class Ledger:
@@ -212,6 +210,15 @@ class Ledger:
         self._market = None
 
 
+class Offer(NamedTuple):
+    """A schedule that a job may have."""
+
+    gpu_type: str
+    quote: Quote
+    end: int | None
+    """The slot of the market that it ends with; None: none is feasible."""
+
+
 def is_plain(job: JobState) -> bool:
     """Whether a job leaves open what it is worth: it is then admitted, and runs as soon as it can."""
     return job.spec.utility == _UNSTATED
@@ -224,16 +231,7 @@ def _halved(bid: Bid) -> Bid | None:
     return replace(bid, work=work) if work else None
 
 
-class SlotHolding(NamedTuple):
-    """What a job holds in one slot."""
-
-    workers: NodeGpus = ()
-    servers: NodeGpus = ()
-
-    @property
-    def gpus(self) -> int:
-        """Workers on all nodes."""
-        return gpus_of(self.workers) if self.workers else 0
+# Bookings: plans by the number of a slot since time 0 and by the names of nodes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +317,18 @@ class Booking:
         )
 
 
+class SlotHolding(NamedTuple):
+    """What a job holds in one slot."""
+
+    workers: NodeGpus = ()
+    servers: NodeGpus = ()
+
+    @property
+    def gpus(self) -> int:
+        """Workers on all nodes."""
+        return gpus_of(self.workers) if self.workers else 0
+
+
 def row_of(values: Sequence[Any]) -> SlotHolding:
     """Of JSON values."""
     return SlotHolding(*(tuple((str(name), int(count)) for name, count in place) for place in values))
@@ -332,13 +342,7 @@ def _counts(held: Mapping[str, int], names: Sequence[str]) -> list[int]:
     return [held.get(name, 0) for name in names]
 
 
-_ROUNDING: Final = 1e-6
-"""Of a unit of work, by which what is left may be more than a whole number and count as that."""
-_UNITS: Final = 64
-"""Work of a slot at the fastest size, at least."""
-_EVERY: Final = 16
-"""Every size up to this one is offered; of larger ones those that are this much larger than the last:"""
-_STEP: Final = 1.125
+# Jobs as bids for slots to come.
 
 
 class Exchange(ServerNodes):

@@ -1,10 +1,8 @@
 """OASiS: admission on arrival, and schedules over future slots, by the prices of resources.
 
-Policies that book slots to come for jobs: what is kept between decisions, and what jobs then hold.
-
-From what jobs have booked of the present slot to what the session is asked for.
-
-What is said of jobs that the market admits or turns away, in words and as numbers.
+:class:`BooksSlots` is any policy that books slots to come for jobs: what it keeps between decisions, and what
+jobs then hold (:func:`targets`). :class:`Oasis` books them at the prices of the :mod:`market`. What is said
+of jobs that it admits or turns away comes last, in words and as numbers.
 """
 
 from __future__ import annotations

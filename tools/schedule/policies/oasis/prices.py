@@ -5,9 +5,8 @@ Reading: the largest utility of a job is that of its shortest duration, as the t
 What one unit of a resource is worth at the very least can be as small as no float is, for a time-critical job
 that ends with the last slot: bounds are logarithms. Such jobs, and those that cannot end near their target at
 all, make L so small that prices hardly rise before a server is full, and nothing is kept for better jobs. The
-paper uses estimates "based on past experience"; :meth:`PriceBounds.estimated` is ours.
-
-The bounds of prices, U and L, from jobs: those seen so far, or those of a file.
+paper uses estimates "based on past experience"; :meth:`PriceBounds.estimated` is ours, and
+:class:`BoundsEstimate` says of which jobs.
 """
 
 from __future__ import annotations
@@ -27,65 +26,12 @@ IDLE_PART: Final = 0.5
 """What a unit of an empty cluster costs, as part of that: 1 would turn away a job alone."""
 LEAST_WORTH: Final = 1e-12
 """Of the best that a job can be worth: what ends at the last slot counts as no less."""
+FILLED: Final = 0.5
+"""Of the capacity of a cluster, what the jobs that it serves may need."""
+_MOST: Final = 400
+"""Jobs that an estimate is made from: the last that were seen, and those that the true bounds need."""
 Bound = Literal["U", "L"]
-
-
-@dataclass(frozen=True, slots=True)
-class KnownJob:
-    """What the bounds of prices need of a job."""
-
-    id: str
-    work: float
-    """Worker-slots at the size at which they are fewest."""
-    worker: Floats
-    """[resource] what one worker takes."""
-    ps: Floats
-    """[resource] what one PS takes."""
-    early: float
-    """What it is worth if it ends as early as it can."""
-    late: float
-    """And if it ends with the last slot."""
-    can_end: bool
-    """Whether there are enough slots for it."""
-
-    @classmethod
-    def of(cls, bid: Bid, slots: int) -> Self:
-        """Of a bid for the first of ``slots`` slots, or a later one."""
-        end = bid.arrival + bid.shortest - 1
-        worths = float(bid.worth[min(end, slots - 1)]), float(bid.worth[slots - 1])
-        return cls(bid.id, bid.least_worker_slots, bid.worker, bid.ps, *worths, can_end=end < slots)
-
-    def by_unit(self, demand: Floats, weights: Floats) -> float:
-        """The largest utility by worker-slot and unit; 0: it has no time, or demands nothing."""
-        units = float(demand @ weights)
-        return self.early / (self.work * units) if self.can_end and units > 0 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class SideBounds:
-    """The bounds of one kind of servers."""
-
-    log_least: float
-    """ln L."""
-    log_most: Floats
-    """[resource] ln U, no less than ln L."""
-    weights: Floats
-    """[resource] 1 where it has a price, else 0."""
-
-    def prices(self, part: Floats) -> Floats:
-        """[…, resource] of servers of which that part of each resource is committed."""
-        return np.asarray(self.weights * np.exp(self.log_least + part * (self.log_most - self.log_least)))
-
-    @property
-    def log_ratio(self) -> float:
-        """The largest ln(U/L)."""
-        return float((self.log_most - self.log_least).max(initial=0.0))
-
-    def scaled(self, part: float, moves: Bound) -> Self:
-        """With another U/L; U is never below L."""
-        log_least = self.log_least - (math.log(part) if moves == "L" else 0.0)
-        log_most = self.log_most + (math.log(part) if moves == "U" else 0.0)
-        return replace(self, log_least=log_least, log_most=np.maximum(log_least, log_most))
+Kind = Literal["estimate", "paper"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,28 +87,31 @@ class PriceBounds:
         return 2 * max(1.0, self.workers.log_ratio, self.ps.log_ratio)
 
 
-def _known(jobs: Sequence[Bid | KnownJob], slots: int) -> list[KnownJob]:
-    return [each if isinstance(each, KnownJob) else KnownJob.of(each, slots) for each in jobs]
+@dataclass(frozen=True, slots=True)
+class SideBounds:
+    """The bounds of one kind of servers."""
 
+    log_least: float
+    """ln L."""
+    log_most: Floats
+    """[resource] ln U, no less than ln L."""
+    weights: Floats
+    """[resource] 1 where it has a price, else 0."""
 
-def _log_worths(job: KnownJob, least_worth: float) -> tuple[float, float]:
-    """Logarithms of what the job is worth if it ends as late as it can, and as early."""
-    best = log_or(job.early)
-    return max(log_or(job.late), best + math.log(least_worth)), best
+    def prices(self, part: Floats) -> Floats:
+        """[…, resource] of servers of which that part of each resource is committed."""
+        return np.asarray(self.weights * np.exp(self.log_least + part * (self.log_most - self.log_least)))
 
+    @property
+    def log_ratio(self) -> float:
+        """The largest ln(U/L)."""
+        return float((self.log_most - self.log_least).max(initial=0.0))
 
-def _raised(side: SideBounds, densities: Sequence[float], quantile: float) -> SideBounds:
-    """With L from a quantile of these, of those that are not 0; as it is where there are none."""
-    known = [density for density in densities if density > 0]
-    if not known:
-        return side
-    log_least = math.log(IDLE_PART * float(np.quantile(known, quantile)))
-    return replace(side, log_least=log_least, log_most=np.maximum(log_least, side.log_most))
-
-
-def _units(capacity: Floats, weights: Floats) -> float:
-    """Of all resources that have a price and a limit, added."""
-    return float((np.where(np.isfinite(capacity), capacity, 0.0) @ weights).sum())
+    def scaled(self, part: float, moves: Bound) -> Self:
+        """With another U/L; U is never below L."""
+        log_least = self.log_least - (math.log(part) if moves == "L" else 0.0)
+        log_most = self.log_most + (math.log(part) if moves == "U" else 0.0)
+        return replace(self, log_least=log_least, log_most=np.maximum(log_least, log_most))
 
 
 def _side(
@@ -188,11 +137,62 @@ def _side(
     return SideBounds(log_least, log_most, weights)
 
 
-_MOST: Final = 400
-"""Jobs that an estimate is made from: the last that were seen, and those that the true bounds need."""
-FILLED: Final = 0.5
-"""Of the capacity of a cluster, what the jobs that it serves may need."""
-Kind = Literal["estimate", "paper"]
+def _units(capacity: Floats, weights: Floats) -> float:
+    """Of all resources that have a price and a limit, added."""
+    return float((np.where(np.isfinite(capacity), capacity, 0.0) @ weights).sum())
+
+
+def _raised(side: SideBounds, densities: Sequence[float], quantile: float) -> SideBounds:
+    """With L from a quantile of these, of those that are not 0; as it is where there are none."""
+    known = [density for density in densities if density > 0]
+    if not known:
+        return side
+    log_least = math.log(IDLE_PART * float(np.quantile(known, quantile)))
+    return replace(side, log_least=log_least, log_most=np.maximum(log_least, side.log_most))
+
+
+def _log_worths(job: KnownJob, least_worth: float) -> tuple[float, float]:
+    """Logarithms of what the job is worth if it ends as late as it can, and as early."""
+    best = log_or(job.early)
+    return max(log_or(job.late), best + math.log(least_worth)), best
+
+
+@dataclass(frozen=True, slots=True)
+class KnownJob:
+    """What the bounds of prices need of a job."""
+
+    id: str
+    work: float
+    """Worker-slots at the size at which they are fewest."""
+    worker: Floats
+    """[resource] what one worker takes."""
+    ps: Floats
+    """[resource] what one PS takes."""
+    early: float
+    """What it is worth if it ends as early as it can."""
+    late: float
+    """And if it ends with the last slot."""
+    can_end: bool
+    """Whether there are enough slots for it."""
+
+    @classmethod
+    def of(cls, bid: Bid, slots: int) -> Self:
+        """Of a bid for the first of ``slots`` slots, or a later one."""
+        end = bid.arrival + bid.shortest - 1
+        worths = float(bid.worth[min(end, slots - 1)]), float(bid.worth[slots - 1])
+        return cls(bid.id, bid.least_worker_slots, bid.worker, bid.ps, *worths, can_end=end < slots)
+
+    def by_unit(self, demand: Floats, weights: Floats) -> float:
+        """The largest utility by worker-slot and unit; 0: it has no time, or demands nothing."""
+        units = float(demand @ weights)
+        return self.early / (self.work * units) if self.can_end and units > 0 else 0.0
+
+
+def _known(jobs: Sequence[Bid | KnownJob], slots: int) -> list[KnownJob]:
+    return [each if isinstance(each, KnownJob) else KnownJob.of(each, slots) for each in jobs]
+
+
+# The bounds U and L from jobs: those seen so far, or those of a file.
 
 
 class BoundsEstimate:
@@ -254,24 +254,6 @@ class BoundsEstimate:
         self._jobs, self._found = [pair for pair in jobs if len(pair[1].worker) == resources], None
 
 
-def _thinned(kept: list[tuple[int, KnownJob]], servers: Servers, slots: int) -> list[tuple[int, KnownJob]]:
-    """A part that has the same bounds: halves are left out where that matters not, then quarters."""
-
-    def key_of(jobs: list[tuple[int, KnownJob]]) -> tuple[object, ...]:
-        return _key(PriceBounds.of([job for _, job in jobs], servers, slots))
-
-    whole, size = key_of(kept), len(kept)
-    while size := size // 2:
-        at = 0
-        while at < len(kept):
-            others = [*kept[:at], *kept[at + size :]]
-            if key_of(others) == whole:
-                kept = others
-            else:
-                at += size
-    return kept
-
-
 def left_over(jobs: Sequence[tuple[int, KnownJob]], servers: Servers, slots: int) -> float:
     """The part of the jobs that would be left out if those worth most by unit came first.
 
@@ -299,10 +281,22 @@ def left_over(jobs: Sequence[tuple[int, KnownJob]], servers: Servers, slots: int
     return 0.0
 
 
-def _job(values: dict[str, Any]) -> KnownJob:
-    """Of what :meth:`BoundsEstimate.dump` gave."""
-    stated = {key: value for key, value in values.items() if key != "slot"}
-    return KnownJob(**{**stated, **{name: np.array(stated[name], dtype=float) for name in ("worker", "ps")}})
+def _thinned(kept: list[tuple[int, KnownJob]], servers: Servers, slots: int) -> list[tuple[int, KnownJob]]:
+    """A part that has the same bounds: halves are left out where that matters not, then quarters."""
+
+    def key_of(jobs: list[tuple[int, KnownJob]]) -> tuple[object, ...]:
+        return _key(PriceBounds.of([job for _, job in jobs], servers, slots))
+
+    whole, size = key_of(kept), len(kept)
+    while size := size // 2:
+        at = 0
+        while at < len(kept):
+            others = [*kept[:at], *kept[at + size :]]
+            if key_of(others) == whole:
+                kept = others
+            else:
+                at += size
+    return kept
 
 
 def _alike(one: Servers, other: Servers) -> bool:
@@ -313,6 +307,12 @@ def _alike(one: Servers, other: Servers) -> bool:
 def _key(bounds: PriceBounds) -> tuple[object, ...]:
     sides = (bounds.workers, bounds.ps)
     return tuple((side.log_least, side.log_most.tobytes()) for side in sides)
+
+
+def _job(values: dict[str, Any]) -> KnownJob:
+    """Of what :meth:`BoundsEstimate.dump` gave."""
+    stated = {key: value for key, value in values.items() if key != "slot"}
+    return KnownJob(**{**stated, **{name: np.array(stated[name], dtype=float) for name in ("worker", "ps")}})
 
 
 def _plain(value: Any) -> Any:

@@ -1,17 +1,13 @@
 """Pollux: co-adaptive goodput scheduling. Sizes, places and batches that make the mean slowdown least.
 
-Pollux (OSDI '21), sections 3 to 5; symbols as there. :mod:`fit` is the throughput model and its fit,
-:mod:`goodput` goodput and the choice of the batch, :mod:`jobs` keeps both by job,
-:mod:`members` the jobs and nodes of one search, :mod:`search` searches.
+Pollux (OSDI '21), sections 3 to 5; symbols as there. :mod:`goodput` is the throughput model, its fit and the
+choice of the batch; :mod:`search` is the genetic search. :class:`Goodputs` keeps what is known of each job,
+:class:`SearchedNodes` the jobs and nodes of one search, :class:`MatrixPopulation` is carried to the next.
 
 Departures from the paper: on clusters of several GPU types each type is a cluster of its own, and a waiting
 job queues for the one with most speed per job; of a long queue only the first wait to be placed, as many as
 the type has GPUs; the search shrinks with the size of its matrices; step times may be the profile's; the
 batch is chosen from a geometric grid.
-
-What Pollux knows of each job: limits, fit, candidates and goodput by allocation, kept while they hold.
-
-The jobs and nodes of one search of Pollux, and populations carried from search to search.
 """
 
 from __future__ import annotations
@@ -49,6 +45,8 @@ _LEAST_GENERATIONS: Final = 8
 _LEAST_FACTOR: Final = 0.01
 _FACTOR_DIGITS: Final = 4
 """After the point."""
+Knowledge = Literal["profile", "measured"]
+"""Where step times come from: the session's profile, or nothing but what the job itself has measured."""
 
 
 class Pollux(Policy):
@@ -240,22 +238,10 @@ def _explanation(job: JobState, gpus: int, speedup: float, fair_gpus: int) -> Ex
     )
 
 
-Knowledge = Literal["profile", "measured"]
-"""Where step times come from: the session's profile, or nothing but what the job itself has measured."""
-
-
-@dataclass(slots=True)
-class _Known:
-    """What was made for one job, and of what."""
-
-    pool: Pool
-    limits: JobLimits
-    observations: int
-    """How many there were."""
-    candidates: BatchCandidates
-    noise_scale: float | None
-    goodput: Goodput
-    fit: Fit | None
+def _common(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
+    """Positions of those that are in both: (old, new)."""
+    where = {name: position for position, name in enumerate(old)}
+    return [(where[name], position) for position, name in enumerate(new) if name in where]
 
 
 class Goodputs:
@@ -343,6 +329,20 @@ class Goodputs:
         )
 
 
+@dataclass(slots=True)
+class _Known:
+    """What was made for one job, and of what."""
+
+    pool: Pool
+    limits: JobLimits
+    observations: int
+    """How many there were."""
+    candidates: BatchCandidates
+    noise_scale: float | None
+    goodput: Goodput
+    fit: Fit | None
+
+
 @dataclass(frozen=True)
 class SearchedNodes:
     """The jobs and nodes of one search, in the order of its matrices."""
@@ -413,9 +413,3 @@ class MatrixPopulation:
             rows = np.array(each, dtype=np.int64).reshape(-1, 3)
             matrix[rows[:, 0], rows[:, 1]] = rows[:, 2]
         return cls(jobs, nodes, found)
-
-
-def _common(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
-    """Positions of those that are in both: (old, new)."""
-    where = {name: position for position, name in enumerate(old)}
-    return [(where[name], position) for position, name in enumerate(new) if name in where]

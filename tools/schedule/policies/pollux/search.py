@@ -21,7 +21,6 @@ from pliant.tools.schedule.policies.pollux.goodput import Floats, Ints
 
 Matrices = npt.NDArray[np.int16]
 """GPUs by [matrix, job, node]."""
-
 WAITING: Final = 0.01
 """The speedup that a job without GPUs counts with."""
 _IDLE_GENERATIONS: Final = 15
@@ -73,6 +72,92 @@ class PlacementProblem:
         return np.asarray(self.jobs / (1.0 / np.maximum(self.job_speedups(found), WAITING)).sum(axis=1))
 
 
+def search(
+    problem: PlacementProblem,
+    earlier: Matrices,
+    rng: np.random.Generator,
+    population: int,
+    generations: int,
+) -> Matrices:
+    """The fittest matrices found, best first; ``earlier`` ones, repaired, are where the search begins."""
+    empty = np.zeros_like(problem.held[0])
+    seeds = [problem.held, first_come(problem, problem.held[0])[None], first_come(problem, empty)[None]]
+    found = repair(problem, np.concatenate([*seeds, earlier]).astype(np.int16))
+    marks = rng.integers(1, 2**62, size=problem.jobs * problem.nodes)
+    found, fitness = _fittest(found, problem.fitness(found), marks, population)
+    idle = 0
+    for _ in range(generations):
+        children = _children(problem, found, rng, population)
+        both = np.concatenate([found, children])
+        best = fitness[0]
+        scores = np.concatenate([fitness, problem.fitness(children)])
+        found, fitness = _fittest(both, scores, marks, population)
+        idle = 0 if fitness[0] > best else idle + 1
+        if idle == _IDLE_GENERATIONS:
+            break
+    return found
+
+
+def first_come(problem: PlacementProblem, start: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
+    """One matrix in which every job without GPUs got its least size in turn, if it was left.
+
+    A job goes where it fits on one node, the fullest such; else on the emptiest nodes without another job of
+    several nodes.
+    """
+    found = start.copy()
+    free = problem.capacity - found.sum(axis=0)
+    shared = (found[np.count_nonzero(found, axis=1) > 1] > 0).any(axis=0)
+    for row in range(problem.jobs):
+        need = int(problem.least[row])
+        if found[row].any() or not 0 < need <= problem.most[row]:
+            continue
+        fitting = np.flatnonzero(free >= need)
+        if len(fitting):
+            found[row, fitting[free[fitting].argmin()]] = need
+        else:
+            open_to = np.where(shared, 0, free)
+            if open_to.sum() < need:
+                continue
+            order = np.argsort(-open_to, kind="stable")
+            before = np.concatenate(([0], open_to[order].cumsum()[:-1]))
+            found[row, order] = np.clip(need - before, 0, open_to[order])
+            shared |= found[row] > 0
+        free -= found[row]
+    return found
+
+
+# Crossover and mutation.
+
+
+def _children(problem: PlacementProblem, found: Matrices, rng: np.random.Generator, count: int) -> Matrices:
+    """Rows of two parents each, each the winner of a tournament of two; then mutated and repaired."""
+    rivals = rng.integers(len(found), size=(2, 2, count))
+    winners = rivals.min(axis=0)  # they are sorted by fitness
+    take = rng.random((count, problem.jobs)) < 0.5
+    children = np.where(take[:, :, None], found[winners[0]], found[winners[1]])
+    _mutate(problem, children, rng)
+    return repair(problem, children)
+
+
+def _mutate(problem: PlacementProblem, found: Matrices, rng: np.random.Generator) -> None:
+    """One change to every matrix: an element is drawn again, a job goes to one node (or nowhere), a node is
+    handed over to one job, or the idle GPUs of a node are.
+    """
+    kind = rng.integers(4, size=len(found))
+    job, node = (rng.integers(most, size=len(found)) for most in (problem.jobs, problem.nodes))
+    whole = problem.capacity[node].astype(np.int16)
+    drawn = rng.integers(whole + 1, dtype=np.int16)
+    every = np.arange(len(found))
+    found[every[kind == 1], job[kind == 1]] = 0
+    found[every[kind == 2], :, node[kind == 2]] = 0
+    idle = np.maximum(whole - found[every, :, node].sum(axis=1, dtype=np.int16), 0)
+    grown = found[every, job, node] + idle
+    found[every, job, node] = np.choose(kind, (drawn, drawn, whole, grown))
+
+
+# Repair.
+
+
 def repair(problem: PlacementProblem, found: Matrices) -> Matrices:
     """The matrices made to obey, in place: sizes, one job of several nodes on a node, capacity, least sizes.
 
@@ -109,58 +194,7 @@ def _part_neighbours(found: Matrices) -> None:
     found[some] = among
 
 
-def first_come(problem: PlacementProblem, start: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
-    """One matrix in which every job without GPUs got its least size in turn, if it was left.
-
-    A job goes where it fits on one node, the fullest such; else on the emptiest nodes without another job of
-    several nodes.
-    """
-    found = start.copy()
-    free = problem.capacity - found.sum(axis=0)
-    shared = (found[np.count_nonzero(found, axis=1) > 1] > 0).any(axis=0)
-    for row in range(problem.jobs):
-        need = int(problem.least[row])
-        if found[row].any() or not 0 < need <= problem.most[row]:
-            continue
-        fitting = np.flatnonzero(free >= need)
-        if len(fitting):
-            found[row, fitting[free[fitting].argmin()]] = need
-        else:
-            open_to = np.where(shared, 0, free)
-            if open_to.sum() < need:
-                continue
-            order = np.argsort(-open_to, kind="stable")
-            before = np.concatenate(([0], open_to[order].cumsum()[:-1]))
-            found[row, order] = np.clip(need - before, 0, open_to[order])
-            shared |= found[row] > 0
-        free -= found[row]
-    return found
-
-
-def search(
-    problem: PlacementProblem,
-    earlier: Matrices,
-    rng: np.random.Generator,
-    population: int,
-    generations: int,
-) -> Matrices:
-    """The fittest matrices found, best first; ``earlier`` ones, repaired, are where the search begins."""
-    empty = np.zeros_like(problem.held[0])
-    seeds = [problem.held, first_come(problem, problem.held[0])[None], first_come(problem, empty)[None]]
-    found = repair(problem, np.concatenate([*seeds, earlier]).astype(np.int16))
-    marks = rng.integers(1, 2**62, size=problem.jobs * problem.nodes)
-    found, fitness = _fittest(found, problem.fitness(found), marks, population)
-    idle = 0
-    for _ in range(generations):
-        children = _children(problem, found, rng, population)
-        both = np.concatenate([found, children])
-        best = fitness[0]
-        scores = np.concatenate([fitness, problem.fitness(children)])
-        found, fitness = _fittest(both, scores, marks, population)
-        idle = 0 if fitness[0] > best else idle + 1
-        if idle == _IDLE_GENERATIONS:
-            break
-    return found
+# Tournament.
 
 
 def _fittest(found: Matrices, fitness: Floats, marks: Ints, count: int) -> tuple[Matrices, Floats]:
@@ -171,29 +205,3 @@ def _fittest(found: Matrices, fitness: Floats, marks: Ints, count: int) -> tuple
     different.sort()
     best = different[np.argsort(-fitness[different], kind="stable")[:count]]
     return found[best], fitness[best]
-
-
-def _children(problem: PlacementProblem, found: Matrices, rng: np.random.Generator, count: int) -> Matrices:
-    """Rows of two parents each, each the winner of a tournament of two; then mutated and repaired."""
-    rivals = rng.integers(len(found), size=(2, 2, count))
-    winners = rivals.min(axis=0)  # they are sorted by fitness
-    take = rng.random((count, problem.jobs)) < 0.5
-    children = np.where(take[:, :, None], found[winners[0]], found[winners[1]])
-    _mutate(problem, children, rng)
-    return repair(problem, children)
-
-
-def _mutate(problem: PlacementProblem, found: Matrices, rng: np.random.Generator) -> None:
-    """One change to every matrix: an element is drawn again, a job goes to one node (or nowhere), a node is
-    handed over to one job, or the idle GPUs of a node are.
-    """
-    kind = rng.integers(4, size=len(found))
-    job, node = (rng.integers(most, size=len(found)) for most in (problem.jobs, problem.nodes))
-    whole = problem.capacity[node].astype(np.int16)
-    drawn = rng.integers(whole + 1, dtype=np.int16)
-    every = np.arange(len(found))
-    found[every[kind == 1], job[kind == 1]] = 0
-    found[every[kind == 2], :, node[kind == 2]] = 0
-    idle = np.maximum(whole - found[every, :, node].sum(axis=1, dtype=np.int16), 0)
-    grown = found[every, job, node] + idle
-    found[every, job, node] = np.choose(kind, (drawn, drawn, whole, grown))

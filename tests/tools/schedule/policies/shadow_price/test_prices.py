@@ -13,7 +13,7 @@ from pliant.tools.schedule.policies.shadow_price.prices import (
     SlopeWorth,
     best_order,
     ends_s,
-    exact,
+    exact_knapsack,
     hull_slopes,
     priced,
 )
@@ -145,7 +145,7 @@ def _flow_time_by_prices(curves: list[np.ndarray], work: list[float], gpus: int)
 def _left_at(lasts_s: float, prices: np.ndarray, rates: np.ndarray, left: np.ndarray) -> np.ndarray:
     worth = np.where(rates > 0, prices[:, None] * rates, -np.inf)
     worth[:, 0] = 0.0
-    chosen = exact([*worth], rates.shape[1] - 1)
+    chosen = exact_knapsack([*worth], rates.shape[1] - 1)
     return left - lasts_s * rates[np.arange(len(left)), chosen]
 
 
