@@ -194,7 +194,6 @@ class Speeds:
         return self.sharing.parts(one, two, gpu_type, shape)
 
     def share_nothing(self) -> None:
-        """No two jobs can share GPUs."""
         self.sharing = None
 
     def _load(self, job: JobState, gpu_type: str, gpus: int) -> Load:

@@ -36,9 +36,7 @@ class Oracle(Protocol):
         """
         ...
 
-    def max_gpus(self, job: JobState) -> int:
-        """The most GPUs that the job can use."""
-        ...
+    def max_gpus(self, job: JobState) -> int: ...
 
     def kind(self, job: JobState) -> object:
         """Jobs of one kind have the same step times; a key for tables."""

@@ -119,11 +119,9 @@ class GpuBudget:
 
     @property
     def total(self) -> int:
-        """GPUs left, over all types."""
         return sum(self.left.values())
 
     def take(self, grant: Grant) -> None:
-        """Give GPUs away."""
         self.left[grant.gpu_type] -= grant.gpus
 
     def fit(self, job: JobState, gpus: int, speeds: Speeds) -> Grant | None:
@@ -352,7 +350,6 @@ class Contention:
         return Stake(max(0.0, snapshot.time_s - job.spec.submit_time), left, isolated_s)
 
     def dump(self) -> Any:
-        """As JSON values."""
         return {"time_s": self._time_s, "job_seconds": self._job_seconds, "begun": self._begun}
 
     @classmethod

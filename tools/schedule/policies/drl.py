@@ -79,7 +79,6 @@ class Drl(Policy):
 
     @property
     def weights(self) -> Weights:
-        """What the network has learnt."""
         return _shipped() if self._own is None else self._own
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
@@ -101,7 +100,6 @@ class Drl(Policy):
         return actions[int(self.weights.preferences(seen.features(actions)).argmax())]
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """How likely the network would take each job next."""
         seen = self._seen(snapshot, {})
         actions = seen.actions()
         chances = odds(self.weights.preferences(seen.features(actions))) if actions else ()
@@ -130,7 +128,6 @@ def _explanation(best: tuple[float, int] | None, still: float, held: int) -> Exp
 
 @cache
 def _shipped() -> Weights:
-    """The weights that come with pliant."""
     return read_network(SHIPPED).weights
 
 
@@ -282,7 +279,6 @@ def _sizes(job: JobState, total: int) -> list[int]:
 
 
 def odds(preferences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The probability of each action."""
     weights = np.exp(preferences - preferences.max())
     return np.asarray(weights / weights.sum())
 
@@ -368,7 +364,6 @@ class TrainedNetwork(Record):
 
     @property
     def weights(self) -> Weights:
-        """The weights as arrays."""
         return Weights(np.array(self.hidden), np.array(self.offsets), np.array(self.out))
 
 

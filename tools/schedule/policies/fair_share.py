@@ -46,20 +46,16 @@ class SharedType:
     members: list[SharingJob] = field(default_factory=list)
 
     def share_with_one_more(self) -> float:
-        """GPUs for each member if there were one more."""
         return self.gpus / (len(self.members) + 1)
 
     def has_room(self, low: int) -> bool:
-        """Whether one more minimum fits beside the others."""
         return self.promised + low <= self.gpus
 
     def add(self, member: SharingJob) -> None:
-        """One more job shares."""
         self.members.append(member)
         self.promised += member.low
 
     def remove(self, member: SharingJob) -> None:
-        """One job fewer shares."""
         self.members.remove(member)
         self.promised -= member.low
 
@@ -100,7 +96,6 @@ class FairShare(Policy):
         return decision_from_grants(snapshot, grants, rejected)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """Each job's part, and the minimum of those that wait."""
         active = len(snapshot.jobs)
         return {
             job.id: Explanation(f"its part of {snapshot.total_gpus} GPUs among {active} active jobs")

@@ -97,7 +97,6 @@ class Fifo(Policy):
         return found
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """The head waits for its GPUs, the others for their turn."""
         waiting = [job for job in snapshot.arrivals() if not job.gpus]
         reasons = {
             job.id: Explanation(f"waits in line, {place} before it", job.spec.gpus.requested)

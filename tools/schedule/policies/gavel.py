@@ -98,7 +98,6 @@ class Gavel(Policy):
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """Fraction and received time of each job by GPU type."""
         accounts = self._accounts
         if accounts is None:
             return {}
@@ -117,11 +116,9 @@ class Gavel(Policy):
         return f"entitled to {' and '.join(named) or 'no time'}, priority {priority:.2g}"
 
     def dump_state(self) -> Any:
-        """What jobs were entitled to and what they received."""
         return None if self._accounts is None else self._accounts.dump()
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up what ``dump_state`` gave."""
         self._accounts = Accounts.load(state)
 
     def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> dict[str, Fractions]:
@@ -167,7 +164,6 @@ def kind_of(job: JobState, need: float, snapshot: Snapshot) -> Kind:
 
 
 def capacity_of(snapshot: Snapshot) -> list[int]:
-    """GPUs that are up, by type."""
     up = snapshot.gpus_by_type()
     return [up.get(gpu_type, 0) for gpu_type in snapshot.speeds.gpu_types]
 
@@ -221,11 +217,9 @@ class GavelFtf(Gavel):
         self._contention = Contention()
 
     def dump_state(self) -> Any:
-        """The accounts, and how many jobs were active."""
         return {"accounts": super().dump_state(), "contention": self._contention.dump()}
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up what ``dump_state`` gave."""
         if state["accounts"] is not None:
             super().load_state(state["accounts"], jobs)
         self._contention = Contention.load(state["contention"])

@@ -87,7 +87,6 @@ class Lucid(Policy):
         return Decision(targets, rejected, quiet_until_s=None if targets else math.inf)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """What is expected of each job, and whose GPUs it shares."""
         places = {job.id: place for place, job in enumerate(self._queue(snapshot))}
         found = {}
         for job in snapshot.jobs.values():
@@ -100,7 +99,6 @@ class Lucid(Policy):
         return found
 
     def look_ahead(self) -> None:
-        """What is only supposed to end teaches nothing."""
         self._learns = False
 
     def _learn(self, snapshot: Snapshot) -> None:
@@ -112,7 +110,6 @@ class Lucid(Policy):
                     self._past.learn(change.job.spec, seconds)
 
     def _queue(self, snapshot: Snapshot) -> list[JobState]:
-        """The waiting jobs in order."""
         waiting = [job for job in snapshot.jobs.values() if not job.gpus]
         return sorted(waiting, key=lambda job: (-job.priority, self._service_s(job, snapshot), job.arrival))
 

@@ -444,7 +444,6 @@ class ClusterState:
         return () if job.id in self.commands.bound else self.commands.in_service(_taken(job))
 
     def _taken_on(self, name: str, job: JobState) -> int:
-        """GPUs of a node that a job takes, in service or not."""
         return dict(_taken(job)).get(name, 0)
 
     def _room_on(self, name: str) -> int:

@@ -42,7 +42,6 @@ class Holding(NamedTuple):
 
     @classmethod
     def of(cls, job: JobState) -> Holding:
-        """What a job holds now."""
         return cls(job.id, job.placement, job.global_batch, job.servers, job.beside)
 
 

@@ -91,16 +91,13 @@ class SessionFacts:
 
     @property
     def basis(self) -> Basis:
-        """What the session was rebuilt under."""
         return Basis(self.inputs, self.origin_s)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SessionFacts:
-        """Of JSON values."""
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 
@@ -120,7 +117,6 @@ class SavedSession:
         return max([seen_s, *(float(event["time"]) for event in self.facts.together)])
 
     def state_of(self, job_id: str, raw: bytes) -> JobState:
-        """The state of a job."""
         return _SavedState(job_id, from_json(raw), self.spec_of)
 
 
@@ -156,7 +152,6 @@ def _own_values(session: Session) -> Iterator[tuple[str, Any]]:
 
 
 def states_of(session: Session) -> dict[str, bytes]:
-    """The states of all its jobs."""
     active = {job_id: encode_state(state) for job_id, state in session.jobs.items()}
     return active | {job_id: raw_of(session.ended, job_id, encode_state) for job_id in session.ended}
 

@@ -403,7 +403,6 @@ class Dwell:
 
     @classmethod
     def of(cls, cluster: Cluster) -> Dwell:
-        """The times that a cluster names."""
         return cls(cluster.min_run_seconds, cluster.cooldown_seconds)
 
     def kept_until_s(

@@ -80,12 +80,10 @@ def _of_known_work(count: int) -> list[Job]:
 
 
 def _at_once(make: Factory, count: int) -> list[Job]:
-    """A mix of jobs that arrive at one time."""
     return [each.model_copy(update={"submit_time": 0.0}) for each in jobs_for(make(), count)]
 
 
 def _held_gpus(held: CheckedSession) -> list[int]:
-    """GPUs of each job that holds some."""
     return [state.gpus for state in held.jobs.values() if state.gpus]
 
 

@@ -42,7 +42,6 @@ def require(holds: bool, complaint: str) -> None:
 
 
 def node(gpus: int, count: int = 1, gpu_type: str = "gpu") -> dict[str, Any]:
-    """Nodes of a cluster file."""
     return {"name": f"{gpu_type}-{gpus}-{{}}", "gpus": gpus, "count": count, "gpu_type": gpu_type}
 
 
@@ -96,11 +95,9 @@ class CheckedSession:
 
     @property
     def jobs(self) -> dict[str, JobState]:
-        """The active jobs."""
         return self.session.jobs
 
     def submit(self, jobs: Iterable[Job]) -> None:
-        """Jobs arrive now."""
         for each in in_order_of_arrival(jobs):
             self.session.submit(each, self.time_s)
 

@@ -56,7 +56,6 @@ class Queue:
         self._extended: list[QueuedJob] = []
 
     def position(self, key: Key) -> int:
-        """Where the entry of that key stands."""
         return bisect_left(self.entries, key, key=_key)
 
     def add(self, finish: float, job: JobState) -> None:
@@ -187,12 +186,10 @@ class QueuedJob:
 
     @property
     def gpus(self) -> int:
-        """All GPUs that the job is to hold."""
         return self.size + self.extra
 
     @property
     def allowed(self) -> AllowedSizes:
-        """The sizes allowed on its GPU type."""
         return self.allowed_by_type[self.kind]
 
     def serve(self, free: Free, held_kind: int | None) -> Free:
@@ -271,9 +268,7 @@ class Rates(Protocol):
     """How fast jobs train, by size and GPU type: :class:`~pliant.tools.schedule.rates.Speeds` knows."""
 
     @property
-    def gpu_types(self) -> Mapping[str, int]:
-        """GPUs of the whole cluster by type."""
-        ...
+    def gpu_types(self) -> Mapping[str, int]: ...
 
     def rate(self, job: JobState, gpus: int, gpu_type: str, /) -> float:
         """Samples per second; 0.0 where that is infeasible."""

@@ -121,15 +121,12 @@ class UsefulSpeed:
 
     @property
     def gpu_types(self) -> Mapping[str, int]:
-        """GPUs of the whole cluster by type."""
         return self.speeds.gpu_types
 
     def rate(self, job: JobState, gpus: int, gpu_type: str, /) -> float:
-        """That of the best batch."""
         return self.choice(job, gpus, gpu_type).rate
 
     def of_kind(self, job: JobState, what: Hashable, make: Callable[[], T]) -> T:
-        """What is made of the speeds of a job whose batch stays, once for all of its kind."""
         return self.speeds.of_kind(job, what, make)
 
     def moves_batch(self, job: JobState) -> bool:
@@ -158,7 +155,6 @@ class UsefulSpeed:
         return speed if noise == float("inf") else speed * (noise + reference) / (noise + job.global_batch)
 
     def forget(self, job_id: str) -> None:
-        """The job has left."""
         self._goodputs.forget(job_id)
         for kind in self._pools:
             self._tables.pop((job_id, kind), None)

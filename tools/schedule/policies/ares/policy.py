@@ -108,13 +108,11 @@ class Ares(Policy):
         return Decision(targets, rejected)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """F and rank, the ceiling and what sets it; for a waiting job what it lacks."""
         if self._queue is None:
             return {}
         return self._queue.explain() | explain_unknown(self._unknown.values())
 
     def dump_state(self) -> dict[str, Any]:
-        """Virtual time, and F of the jobs active in GPS and of those active in the cluster."""
         return {
             "time_s": self._gps.time_s,
             "virtual": self._gps.virtual,
@@ -123,7 +121,6 @@ class Ares(Policy):
         }
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up virtual time; the queue is made again at the next decision."""
         self._gps = VirtualTime(state["time_s"], state["virtual"], state["gps"])
         self._finish = dict(state["jobs"])
         self._queue = None
@@ -177,7 +174,6 @@ class Ares(Policy):
         return Queue(self._sizes(snapshot.speeds), known)
 
     def _sizes(self, speeds: Speeds) -> SizesByJob:
-        """The sizes that jobs may have."""
         return SizesByJob(speeds, self.alpha)
 
     def _batch(self, job: JobState, gpu_type: str, gpus: int) -> int:

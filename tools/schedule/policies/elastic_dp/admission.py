@@ -78,7 +78,6 @@ class Admission:
 
     @property
     def full(self) -> bool:
-        """Whether no other job can join."""
         return not any(optimizer.left for optimizer in self.optimizers.values())
 
     def sizes(self) -> Iterator[tuple[Participant, int]]:

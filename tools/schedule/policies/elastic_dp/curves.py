@@ -133,7 +133,6 @@ class ScalingCurve:
 
     @property
     def least(self) -> int:
-        """The smallest feasible size."""
         return self.gains.least
 
 

@@ -90,7 +90,6 @@ class ElasticDp(Policy):
         self._waiting: dict[str, Explanation] = {}
 
     def batches(self, job: JobState) -> BatchRange:
-        """The global batches that the job may be given."""
         return allowed_batches(job)
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
@@ -116,7 +115,6 @@ class ElasticDp(Policy):
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """The scaling factor and what one GPU more would add; for a waiting job what it lacks."""
         if self._curves is None:
             return {}
         control = self._admission_control(snapshot)
@@ -126,11 +124,9 @@ class ElasticDp(Policy):
         }
 
     def dump_state(self) -> dict[str, Any]:
-        """When sizes were looked at, and what has happened since."""
         return self._scaling_times.dump()
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up the scaling times; curves are made again."""
         self._scaling_times.load(state)
 
     def _check(
@@ -233,7 +229,6 @@ class MaxBs(ElasticDp):
     name: ClassVar[str] = "max-bs"
 
     def batches(self, job: JobState) -> BatchRange:
-        """The largest batch alone."""
         return (allowed_batches(job)[1],) * 2
 
 
@@ -247,7 +242,6 @@ class MinBs(ElasticDp):
     name: ClassVar[str] = "min-bs"
 
     def batches(self, job: JobState) -> BatchRange:
-        """The smallest batch alone."""
         return (allowed_batches(job)[0],) * 2
 
 
@@ -277,11 +271,9 @@ class RandomBs(ElasticDp):
         return drawn, drawn
 
     def dump_state(self) -> dict[str, Any]:
-        """The seed, beside what elastic-dp keeps."""
         return {**super().dump_state(), "seed": self._seed}
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up the seed as well."""
         super().load_state(state, jobs)
         self._seed = state["seed"]
 
@@ -329,7 +321,6 @@ class ScalingTimes:
         return moment_s > known_s or moment_s >= next(unanswered, math.inf)
 
     def hold(self, now_s: float) -> None:
-        """Sizes are looked at now."""
         self._held_s = now_s
 
     def next_s(self, now_s: float) -> float:
@@ -352,7 +343,6 @@ class ScalingTimes:
         }
 
     def load(self, state: Any) -> None:
-        """The inverse of :meth:`dump`."""
         self._seen_s, self._held_s = state["told_s"], state["held_s"]
         self._early_s = -math.inf if state["early_s"] is None else state["early_s"]
         self._active, self._ended = state["active"], state["ended"]

@@ -81,7 +81,6 @@ class Bid:
 
     @property
     def needs_ps(self) -> bool:
-        """Whether its workers need PS that take something."""
         return bool(np.any(self.ps > 0))
 
     @property
@@ -140,7 +139,6 @@ class SlotPlan:
 
     @property
     def last(self) -> int:
-        """The slot in which the job ends."""
         return self.first + len(self.workers) - 1
 
     @property
@@ -185,7 +183,6 @@ class PlacedWorkers:
 
     @property
     def size(self) -> int:
-        """Workers in all."""
         return int(self.workers.sum())
 
 
@@ -203,7 +200,6 @@ class Active:
 
     @property
     def order(self) -> tuple[int, str]:
-        """Of arrival."""
         return self.bid.arrival, self.bid.id
 
     def slots_left(self, workers: int) -> int:
@@ -282,7 +278,6 @@ class Fleet:
                 self.take(job.bid, job.placed)
 
     def take(self, bid: Bid, placed: PlacedWorkers) -> None:
-        """Use the places of one job."""
         self.workers.take(placed.workers, bid.worker)
         self.ps.take(placed.ps, bid.ps)
 

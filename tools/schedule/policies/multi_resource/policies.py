@@ -52,7 +52,6 @@ class FifoDemands(Policy):
         return view.decision(members, holdings, rejected)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """What the first in line lacks, and who waits behind it."""
         return explained(snapshot, "was first in line when all that it requested fitted")
 
 
@@ -82,7 +81,6 @@ class Drf(Policy):
         return view.decision(members, holdings, rejected)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """Shares, and what a waiting job lacks."""
         return explained(snapshot, "its share of the resource that it uses most is levelled with the others'")
 
 
@@ -121,7 +119,6 @@ class Dorm(Policy):
         return view.decision(members, rule.holdings([member.active for member in members]), rejected)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """Why a job waits."""
         return explained(
             snapshot, "its part of the best use of the cluster that is fair and adjusts few jobs"
         )
@@ -192,15 +189,12 @@ class Rrh(Policy):
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """Why a job waits."""
         return explained(snapshot, "earns more per second than its running costs others")
 
     def dump_state(self) -> Any:
-        """The jobs that have been admitted."""
         return sorted(self._admitted)
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """The inverse of :meth:`dump_state`."""
         self._admitted = set(state)
 
 

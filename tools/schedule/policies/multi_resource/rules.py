@@ -45,7 +45,6 @@ def by_arrival(jobs: Iterable[Active], servers: Servers) -> Holdings:
 
 
 def fits_when_empty(job: Active, servers: Servers) -> bool:
-    """Whether what the job requests fits the cluster when nothing runs."""
     return Fleet(servers).in_turn(job.bid, job.requested) is not None
 
 
@@ -111,7 +110,6 @@ class RiskReward:
         return mine.worth(mine.duration) - share * lost
 
     def admits(self, job: Active, mine: Prospect, others: Sequence[Prospect]) -> bool:
-        """Whether a job that arrives joins the others."""
         return self.gain(job, mine, others) > self.threshold
 
     def holdings(self, jobs: Sequence[Active], prospects: Sequence[Prospect]) -> Holdings:

@@ -65,7 +65,6 @@ class Ledger:
         self.origin = origin
 
     def refresh(self) -> None:
-        """Nodes have changed."""
         self._market = None
 
     def learn(self, bids: Iterable[tuple[int, Bid]]) -> None:
@@ -302,7 +301,6 @@ class Booking:
                 begin = at
 
     def dump(self) -> list[Any]:
-        """As JSON values."""
         rows = [self.at(slot) for slot in range(self.plan.first, self.plan.last + 1)]
         return [self.gpu_type, self.plan.first, [list(row) for row in rows]]
 
@@ -325,12 +323,10 @@ class SlotHolding(NamedTuple):
 
     @property
     def gpus(self) -> int:
-        """Workers on all nodes."""
         return gpus_of(self.workers) if self.workers else 0
 
 
 def row_of(values: Sequence[Any]) -> SlotHolding:
-    """Of JSON values."""
     return SlotHolding(*(tuple((str(name), int(count)) for name, count in place) for place in values))
 
 

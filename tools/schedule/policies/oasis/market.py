@@ -82,7 +82,6 @@ class Market:
         return quote, plan
 
     def commit(self, bid: Bid, plan: SlotPlan) -> None:
-        """Reserve all that a plan takes."""
         self.workers.take(plan.workers, bid.worker, plan.slots)
         self.ps.take(plan.ps, bid.ps, plan.slots)
 
@@ -199,7 +198,6 @@ class Quote:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether the job is to be admitted."""
         last = self.last
         return last is not None and self.payoff > MORE * float(self.worths[last - self.first])
 

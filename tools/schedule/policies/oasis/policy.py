@@ -126,7 +126,6 @@ class BooksSlots(Policy):
         return Decision(found, rejected, again_s, admissions=said)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """The slots of each job, or why it has none."""
         if self._ledger is None:
             return {}
         found = {}
@@ -140,7 +139,6 @@ class BooksSlots(Policy):
         return found
 
     def reserved(self, snapshot: Snapshot) -> dict[str, list[Reserved]]:
-        """What jobs have booked of the slots to come."""
         bookings = {} if self._ledger is None else self._ledger.bookings
         return {
             job_id: [
@@ -152,7 +150,6 @@ class BooksSlots(Policy):
         }
 
     def dump_state(self) -> Any:
-        """Bookings, and what has been seen of jobs."""
         if self._ledger is None:
             return self._saved
         return {
@@ -165,7 +162,6 @@ class BooksSlots(Policy):
         }
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take it up with the first decision, which shows the nodes."""
         del jobs
         self._saved = state
 
@@ -179,7 +175,6 @@ class BooksSlots(Policy):
         return self._first_whole(time_s), 1.0
 
     def _first_whole(self, time_s: float) -> int:
-        """The first slot that can be booked."""
         return math.ceil(time_s / self.slot_seconds - GRACE)
 
     # Jobs.
@@ -412,7 +407,6 @@ class Oasis(BooksSlots):
 
 
 def _hopes(job: JobState, quote: Quote) -> bool:
-    """Whether a job may be admitted later."""
     able = len(quote.worths) >= quote.bid.shortest
     return able and float(quote.worths[quote.bid.shortest - 1]) > _WORTHLESS * job.spec.utility.value
 

@@ -227,7 +227,6 @@ class BoundsEstimate:
         return _key(self.bounds(servers, slots)) != before
 
     def bounds(self, servers: Servers, slots: int) -> PriceBounds:
-        """U and L of these jobs."""
         if self._found is None or self._found[1] != slots or not _alike(self._found[0], servers):
             self._found = servers, slots, self._fresh(servers, slots)
         return self._found[2]
@@ -249,7 +248,6 @@ class BoundsEstimate:
         ]
 
     def load(self, values: Sequence[dict[str, Any]], resources: int) -> None:
-        """Take up what :meth:`dump` gave, unless it is of other resources."""
         jobs = [(each["slot"], _job(each)) for each in values if "slot" in each]
         self._jobs, self._found = [pair for pair in jobs if len(pair[1].worker) == resources], None
 

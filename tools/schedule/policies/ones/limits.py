@@ -121,7 +121,6 @@ class BatchLimits:
         return self._known[job_id]
 
     def forget(self, job_id: str) -> None:
-        """The job has left."""
         self._known.pop(job_id, None)
 
     def follow(
@@ -224,7 +223,6 @@ class BatchLimits:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`dump`."""
         self._seen_s = state["seen_s"]
         self._known = {job_id: BatchLimit(**limit) for job_id, limit in state["jobs"].items()}
 
@@ -299,11 +297,9 @@ class ArrivalRate:
         return (self._count - 1) / passed_s if passed_s > 0 else 0.0
 
     def dump(self) -> list[float]:
-        """As JSON values."""
         return [self._count, self._first_s, self._last_s]
 
     def load(self, state: Sequence[float]) -> None:
-        """The inverse of :meth:`dump`."""
         self._count, self._first_s, self._last_s = int(state[0]), state[1], state[2]
 
 
@@ -327,7 +323,6 @@ class SizeTables:
         self._known: dict[str, tuple[tuple[object, ...], SizeRow]] = {}
 
     def forget(self, job_id: str) -> None:
-        """The job has left."""
         self._known.pop(job_id, None)
 
     def row(self, job: JobState, gpu_type: str, gpus: int, limit: BatchLimit) -> SizeRow:

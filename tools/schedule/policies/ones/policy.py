@@ -151,7 +151,6 @@ class Ones(Policy):
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """Why each job grew, shrank or waits, its score, and how far it is predicted to be."""
         self._reasons.generations = None if self.time_budget_s is None else self._searches.generations
         if any(job.id not in self._limits for job in snapshot.jobs.values()):
             return {}  # it has not decided since they came
@@ -161,11 +160,9 @@ class Ones(Policy):
         return found
 
     def look_ahead(self) -> None:
-        """A copy that predicts makes one generation a decision."""
         self._searches.ahead = True
 
     def dump_state(self) -> dict[str, Any]:
-        """The seed, what is counted, the limits of all jobs, and the population of each pool."""
         return {
             "seed": self._seed,
             "decisions": self._decisions,
@@ -177,7 +174,6 @@ class Ones(Policy):
         }
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up what was dumped; tables are made again."""
         self._seed, self._decisions, self._quiet = state["seed"], state["decisions"], state["quiet"]
         self._searches.generations = state["generations"]
         self._rate.load(state["arrivals"])
@@ -323,7 +319,6 @@ class Reasons:
         self._last: dict[str, str] = {}
 
     def forget(self, job_id: str) -> None:
-        """The job has left."""
         self._last.pop(job_id, None)
 
     def changed(self, job: JobState, target: Target, limit: BatchLimit) -> None:

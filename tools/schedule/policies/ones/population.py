@@ -88,11 +88,9 @@ class Searches:
         return _first(self._searched(members, genomes, rng, least), len(members.jobs))
 
     def dump(self) -> dict[str, Any]:
-        """As JSON values."""
         return {kind: each.dump() for kind, each in sorted(self._populations.items())}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`dump`."""
         self._populations = {kind: Population.load(each) for kind, each in state.items()}
 
     def _searched(
@@ -147,12 +145,10 @@ class Population:
         return np.pad(np.take_along_axis(found, order, 1), ((0, 0), (0, more)), constant_values=IDLE)
 
     def dump(self) -> dict[str, Any]:
-        """As JSON values: of each genome the runs of equal genes."""
         return {"jobs": list(self.jobs), "genomes": runs_of(self.genomes)}
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> Population:
-        """The inverse of :meth:`dump`."""
         return cls(state["jobs"], from_runs(state["genomes"]))
 
 

@@ -44,7 +44,6 @@ class SharingProblem:
 
     @property
     def jobs(self) -> int:
-        """How many jobs."""
         return len(self.sizes.most)
 
     def idle(self, counts: Ints) -> Ints:
@@ -224,7 +223,6 @@ def reorder(counts: Ints, first: Ints, genes: int) -> Genomes:
 
 
 def counts_of(genomes: Genomes, jobs: int) -> Ints:
-    """GPUs by [genome, job]."""
     counted = np.bincount(_cells(genomes, jobs), minlength=len(genomes) * (jobs + 1))
     return counted.reshape(len(genomes), jobs + 1)[:, 1:]
 
@@ -245,7 +243,6 @@ def _cells(genomes: Genomes, jobs: int) -> Ints:
 
 
 def random_genomes(jobs: int, genes: int, rng: np.random.Generator, count: int) -> Genomes:
-    """A random job on each GPU."""
     return rng.integers(jobs, size=(count, genes), dtype=np.int16)
 
 
@@ -260,5 +257,4 @@ def runs_of(genomes: Genomes) -> list[list[int]]:
 
 
 def from_runs(runs: Sequence[Sequence[int]]) -> Genomes:
-    """The inverse of :func:`runs_of`."""
     return np.array([np.repeat(each[::2], each[1::2]) for each in runs], dtype=np.int16)

@@ -74,7 +74,6 @@ class JobLimits(NamedTuple):
 
     @property
     def resizes_batch(self) -> bool:
-        """Whether there is a batch to choose."""
         return self.least_batch < self.most_batch
 
 

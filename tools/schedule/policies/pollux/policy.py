@@ -118,11 +118,9 @@ class Pollux(Policy):
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """The speedup of each job against its fair share."""
         return {job_id: reason for job_id, reason in self._reasons.items() if job_id in snapshot.jobs}
 
     def dump_state(self) -> dict[str, Any]:
-        """The seed, the round, restarts by job, and the population of each pool."""
         return {
             "seed": self._seed,
             "round": self._round,
@@ -131,7 +129,6 @@ class Pollux(Policy):
         }
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up seed, round, restarts and populations; tables are made again."""
         self._seed, self._round = state["seed"], state["round"]
         self._restarts = dict(state["restarts"])
         self._populations = {kind: MatrixPopulation.load(each) for kind, each in state["populations"].items()}
@@ -255,7 +252,6 @@ class Goodputs:
         self._known: dict[str, _Known] = {}
 
     def forget(self, job_id: str) -> None:
-        """The job has left."""
         self._known.pop(job_id, None)
 
     def limits(self, job: JobState, pool: Pool) -> JobLimits:
@@ -368,7 +364,6 @@ class SearchedNodes:
         return found
 
     def place(self, row: npt.NDArray[np.int16]) -> NodeGpus:
-        """The nodes of one job of a matrix."""
         counts = zip(self.nodes, row.tolist(), strict=True)
         return tuple((node.name, count) for node, count in counts if count)
 

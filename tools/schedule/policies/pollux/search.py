@@ -46,12 +46,10 @@ class PlacementProblem:
 
     @property
     def jobs(self) -> int:
-        """How many jobs."""
         return len(self.least)
 
     @property
     def nodes(self) -> int:
-        """How many nodes."""
         return len(self.capacity)
 
     def job_speedups(self, found: Matrices) -> Floats:

@@ -131,11 +131,9 @@ class Bound:
             self._credits.expect(job, rate, begins_s + float(members.rescale_s[row]))
 
     def dump(self) -> dict[str, Any]:
-        """As JSON values."""
         return {"reference": self._reference.dump(), "credits": self._credits.dump()}
 
     def load(self, state: Mapping[str, Any], jobs: Mapping[str, JobState]) -> None:
-        """The inverse of :meth:`dump`."""
         self._reference.load(state["reference"], jobs)
         self._credits.load(state["credits"])
 
@@ -227,7 +225,6 @@ class Credits:
         return self._accounts[job_id].credit
 
     def begin(self, job: JobState, time_s: float) -> None:
-        """A job is there."""
         self._accounts.setdefault(job.id, _Account(job.samples_done(time_s), time_s))
 
     def book(self, jobs: Iterable[JobState], known: Knowledge, time_s: float) -> None:
@@ -251,11 +248,9 @@ class Credits:
         return account.credit
 
     def dump(self) -> dict[str, list[float]]:
-        """As JSON values."""
         return {job_id: [*astuple(account)] for job_id, account in sorted(self._accounts.items())}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`dump`."""
         self._accounts = {job_id: _Account(*values) for job_id, values in state.items()}
 
 
@@ -321,7 +316,6 @@ class EqualShares:
         return found if found is not None and found.gpus else None
 
     def enter(self, job: JobState, enters_s: float) -> None:
-        """A job will be there from a time on."""
         self._sharers[job.id] = Sharer(job, enters_s)
 
     def end(self, job_id: str, over: float) -> None:

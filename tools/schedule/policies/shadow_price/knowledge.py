@@ -96,7 +96,6 @@ class Knowledge:
         return done / (done + left) if left > 0 else 1.0
 
     def learn(self, job: JobState) -> None:
-        """A job has done its work."""
         known = self._totals.get(job.spec.model, [])
         self._totals[job.spec.model] = [*known, job.samples_done(math.inf)][-_REMEMBERED:]
 

@@ -72,12 +72,10 @@ class NodeSpace:
         return made
 
     def take(self, place: NodeGpus) -> None:
-        """Use GPUs."""
         for name, count in place:
             self.free[name] -= count
 
     def give(self, place: NodeGpus) -> None:
-        """Free GPUs."""
         for name, count in place:
             self.free[name] += count
 
@@ -88,12 +86,10 @@ class NodeSpace:
         self.give(job.held)
 
     def copy(self) -> NodeSpace:
-        """One of its own, to try."""
         on = {name: [*ids] for name, ids in self.on.items()}
         return NodeSpace(dict(self.free), self.node_gpus, self.loss, dict(self.stay), on)
 
     def become(self, other: NodeSpace) -> None:
-        """Take up what was tried."""
         self.free, self.stay, self.on = other.free, other.stay, other.on
 
     def is_compact(self, gpus: int, place: NodeGpus) -> bool:

@@ -178,7 +178,6 @@ class ShadowPrice(Policy):
         return [shares for shares in found.values() if shares is not None]
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """The price of each job, its end, what one GPU more or less would be worth, and why it waits."""
         found: dict[str, Explanation] = {}
         for shares in self._shares:
             found |= explained(shares, self._slack_s(snapshot))
@@ -190,11 +189,9 @@ class ShadowPrice(Policy):
         return self.lost_s - (self.default_interval_s or 0.0) if bounded else math.inf
 
     def dump_state(self) -> dict[str, Any]:
-        """What jobs have shown by progress, and the reference of the bound."""
         return {**self._known.dump(), "bound": None if self._bound is None else self._bound.dump()}
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up what was dumped; curves are made again."""
         self._known.load(state)
         if self._bound is not None and (bound := state.get("bound")) is not None:
             self._bound.load(bound, jobs)

@@ -92,7 +92,6 @@ class ExactWorth:
         """[c, k] S(c - k), a view."""
 
     def start(self, future: float) -> Floats:
-        """In proportion."""
         return np.arange(self._gpus + 1, dtype=np.float64) * future
 
     def price(self, job: PricedJob, worth: Floats) -> float:
@@ -119,7 +118,6 @@ class SlopeWorth:
         self._hulls: dict[bytes, Floats] = {}
 
     def start(self, future: float) -> Floats:
-        """All alike."""
         return np.full(self._gpus, future)
 
     def price(self, job: PricedJob, worth: Floats) -> float:

@@ -60,15 +60,12 @@ class Shares:
 
     @property
     def spare_gpus(self) -> int:
-        """GPUs that no job gets."""
         return self.members.pool.gpus - int(self.members.sizes[self.chosen].sum())
 
     def served(self) -> list[JobState]:
-        """The jobs that get GPUs."""
         return [job for row, job in enumerate(self.members.jobs) if self.chosen[row]]
 
     def gpus(self, row: int) -> int:
-        """GPUs that a job gets."""
         return int(self.members.sizes[self.chosen[row]])
 
 
