@@ -221,7 +221,7 @@ class Speeds:
         return self._rescales[model]
 
     def _mean(self, gpus: int, rate_on: Callable[[str], float]) -> float:
-        """The mean of rates over the types that have so many GPUs, or over all where none has."""
+        """The mean of rates over the types that have as many GPUs, or over all where none has."""
         if len(self._total) == 1:
             return rate_on(next(iter(self._total)))
         roomy = {kind: count for kind, count in self._total.items() if count >= gpus} or self._total

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from pliant.tools.schedule.jobs import JobState, Phase
 from pliant.tools.schedule.policies.common import GpuBudget, Grant
+from pliant.tools.schedule.rates import JobKind
 from pliant.tools.schedule.snapshot import Snapshot
 
 _BLOCK: Final = 64
@@ -24,25 +25,21 @@ _BLOCK: Final = 64
 _Turn = tuple[float, float, str]
 
 
-class _Kind(NamedTuple):
+class _QueueKind(NamedTuple):
     """What says which GPUs fit a job, how fast it is there, and whether its work may change in line."""
 
     gpus: int
-    model: str
-    batch: int
-    is_batch_stated: bool
-    per_gpu_max: int | None
+    speeds: JobKind
     demands: tuple[tuple[str | float, ...], ...]
     """Of a worker and of a parameter server: the nodes that are up make the same room for all of a kind."""
     keeps_work: bool
 
     @classmethod
-    def of(cls, job: JobState) -> _Kind:
+    def of(cls, job: JobState) -> _QueueKind:
         """That of a job which holds nothing."""
-        gpus, batch, resources = job.spec.gpus.requested, job.spec.batch, job.spec.resources
+        resources = job.spec.resources
         demands = *sorted(resources.worker.items()), *sorted(("ps", *each) for each in resources.ps.items())
-        limits = (job.spec.model, job.reference_batch, batch.size is not None, batch.per_gpu_max)
-        return cls(gpus, *limits, demands, _keeps_work(job))
+        return cls(job.spec.gpus.requested, JobKind.of(job), demands, _keeps_work(job))
 
 
 @dataclass(slots=True)
@@ -155,8 +152,8 @@ class WaitingJobs:
         """:param by_kind: whether :meth:`passing` will be asked."""
         self.line = WaitingLine()
         self._by_kind = by_kind
-        self._kinds: dict[_Kind, WaitingLine] = {}
-        self._of: dict[str, tuple[_Kind | None, _Turn]] = {}
+        self._kinds: dict[_QueueKind, WaitingLine] = {}
+        self._of: dict[str, tuple[_QueueKind | None, _Turn]] = {}
         """Where each job is in line: a priority may change before its job is taken out."""
         for job in jobs:
             self.add(job, snapshot)
@@ -165,7 +162,7 @@ class WaitingJobs:
         """A job waits; one that is in line already goes to the place that it has now."""
         self.discard(job)
         self.line.add(job)
-        kind = _Kind.of(job) if self._by_kind else None
+        kind = _QueueKind.of(job) if self._by_kind else None
         self._of[job.id] = kind, job.turn
         if kind is not None:
             left = job.remaining_samples(snapshot.time_s) if kind.keeps_work else 0.0

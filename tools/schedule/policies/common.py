@@ -24,7 +24,7 @@ Sizes = Callable[[JobState], Iterable[int]]
 
 
 class Grant(NamedTuple):
-    """So many GPUs of one type."""
+    """GPUs of one type."""
 
     gpus: int
     gpu_type: str

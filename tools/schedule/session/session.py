@@ -99,7 +99,7 @@ class Session(ClusterState):
         self._parted = policy.packs
         """Whether no two jobs share GPUs that the policy would not let."""
         self._refused: list[Change] = []
-        """Jobs that wait on although the policy gave them GPUs: it hears of them when it is asked next."""
+        """Jobs that still wait although the policy gave them GPUs: its next snapshot says so."""
 
     def give_gpus_to_one_job(self) -> None:
         """No two jobs share GPUs from now on; those that do are parted before the policy is asked."""
@@ -107,7 +107,7 @@ class Session(ClusterState):
         self._parted = False
 
     def put_back(self, holdings: Sequence[Holding], time_s: float) -> None:
-        """A decision came to nothing: jobs hold what they held; the policy hears of those that wait on."""
+        """A decision could not be executed: jobs hold what they held; the policy sees who waits on."""
         undone = self.adopt(holdings, time_s)
         self._refused += [Change(self.now_s, "lost", found.job) for found in undone if not found.job.gpus]
 

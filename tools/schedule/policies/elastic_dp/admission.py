@@ -81,7 +81,7 @@ class Admission:
         return not any(optimizer.left for optimizer in self.optimizers.values())
 
     def sizes(self) -> Iterator[tuple[Participant, int]]:
-        """Everybody who takes part, with the best size."""
+        """All that take part, with their best sizes."""
         for gpu_type, members in self.members.items():
             yield from zip(members, self.optimizers[gpu_type].sizes(), strict=True)
 
