@@ -10,7 +10,7 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.ares.allocation import AllowedSizes, SizesByJob
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policies.common import Pool
-from pliant.tools.schedule.policies.pollux.goodput import Goodput
+from pliant.tools.schedule.policies.pollux.goodput import GoodputTable
 from pliant.tools.schedule.policies.pollux.policy import Goodputs
 from pliant.tools.schedule.policy import Decision, Target
 from pliant.tools.schedule.rates import Speeds
@@ -112,7 +112,7 @@ class UsefulSpeed:
     def __init__(self, speeds: Speeds) -> None:
         self.speeds = speeds
         self._goodputs = Goodputs(speeds, "profile", lone_accumulates=False)
-        self._tables: dict[tuple[str, str], tuple[float | None, Goodput]] = {}
+        self._tables: dict[tuple[str, str], tuple[float | None, GoodputTable]] = {}
         """By job and GPU type, with the noise scale that each holds for."""
         self._pools = {
             kind: Pool(kind, gpus, max(speeds.consolidated(gpus, kind), default=1))
@@ -159,7 +159,7 @@ class UsefulSpeed:
         for kind in self._pools:
             self._tables.pop((job_id, kind), None)
 
-    def _table(self, job: JobState, pool: Pool) -> Goodput:
+    def _table(self, job: JobState, pool: Pool) -> GoodputTable:
         found = self._tables.get((job.id, pool.gpu_type))
         if found is None or found[0] != job.noise_scale:
             found = job.noise_scale, self._goodputs.goodput(job, pool)

@@ -47,7 +47,7 @@ _PROFILE_GRID: Final = 12
 """Batches tried where each is a question to the profile."""
 
 
-class Goodput(NamedTuple):
+class GoodputTable(NamedTuple):
     """Useful samples per second, and the batch that gives them; [several nodes, GPUs], 0 where infeasible."""
 
     rates: Floats
@@ -98,11 +98,11 @@ class BatchCandidates:
     samples_per_second: Floats
     """0 where infeasible."""
 
-    def best(self, noise_scale: float | None, reference: int) -> Goodput:
+    def best(self, noise_scale: float | None, reference: int) -> GoodputTable:
         """The goodput of the best candidate of each allocation; of equals the smallest batch."""
         rates = self.samples_per_second * efficiency(noise_scale, reference, self.batches)
         chosen = rates.argmax(axis=2)[:, :, None]
-        return Goodput(
+        return GoodputTable(
             np.take_along_axis(rates, chosen, 2)[:, :, 0],
             np.take_along_axis(self.batches, chosen, 2)[:, :, 0],
         )

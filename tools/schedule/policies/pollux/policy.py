@@ -27,7 +27,7 @@ from pliant.tools.schedule.policies.common import Pool, minimum_alone, pools, re
 from pliant.tools.schedule.policies.pollux.goodput import (
     BatchCandidates,
     Fit,
-    Goodput,
+    GoodputTable,
     JobLimits,
     ProfileCandidates,
     efficiency,
@@ -214,7 +214,7 @@ class Pollux(Policy):
         return targets
 
     def _retuned(
-        self, job: JobState, table: Goodput, several: int, factor: float, goodputs: Goodputs
+        self, job: JobState, table: GoodputTable, several: int, factor: float, goodputs: Goodputs
     ) -> int | None:
         """Another batch for a job that keeps its GPUs, if it is worth it."""
         if not job.gpus:
@@ -275,7 +275,7 @@ class Goodputs:
             low = high = low if self._measured else batch
         return JobLimits(least, tried, low, high, local, wide)
 
-    def goodput(self, job: JobState, pool: Pool) -> Goodput:
+    def goodput(self, job: JobState, pool: Pool) -> GoodputTable:
         """The job's goodput by allocation."""
         limits, measured = self.limits(job, pool), len(job.observations)
         known = self._known.get(job.id)
@@ -335,7 +335,7 @@ class _Known:
     """How many there were."""
     candidates: BatchCandidates
     noise_scale: float | None
-    goodput: Goodput
+    goodput: GoodputTable
     fit: Fit | None
 
 
@@ -346,7 +346,7 @@ class SearchedNodes:
     pool: Pool
     jobs: Sequence[JobState]
     nodes: Sequence[NodeState]
-    goodputs: Sequence[Goodput]
+    goodputs: Sequence[GoodputTable]
 
     def fair_gpus(self, row: int) -> int:
         """An equal share of the GPUs, whole and within the job's limits."""

@@ -14,7 +14,7 @@ from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.pollux.goodput import (
     BatchCandidates,
     Fit,
-    Goodput,
+    GoodputTable,
     JobLimits,
     ProfileCandidates,
     efficiency,
@@ -94,16 +94,16 @@ def test_every_feasible_candidate_keeps_the_limits(low: int, factor: int, most: 
 
 def test_speedup_is_against_the_fair_share_on_one_node_where_it_fits():
     rates = np.array([[0.0, 10.0, 18.0, 0.0], [0.0, 0.0, 15.0, 20.0]])
-    table = Goodput(rates, np.ones_like(rates, dtype=np.int64))
+    table = GoodputTable(rates, np.ones_like(rates, dtype=np.int64))
     assert table.speedups(2, node_gpus=2)[1, 3] == pytest.approx(20 / 18)
     assert table.speedups(3, node_gpus=2)[1, 3] == pytest.approx(1.0)
 
 
 def test_an_infeasible_fair_share_is_replaced_by_the_best_smaller_one():
     rates = np.array([[0.0, 10.0, 0.0], [0.0, 0.0, 30.0]])
-    assert Goodput(rates, rates.astype(np.int64)).speedups(2, node_gpus=4)[1, 2] == pytest.approx(1.0)
+    assert GoodputTable(rates, rates.astype(np.int64)).speedups(2, node_gpus=4)[1, 2] == pytest.approx(1.0)
     nothing = np.zeros((2, 3))
-    assert not Goodput(nothing, nothing.astype(np.int64)).speedups(2, 4).any()
+    assert not GoodputTable(nothing, nothing.astype(np.int64)).speedups(2, 4).any()
 
 
 def held(**more: object) -> Session:
