@@ -1,4 +1,4 @@
-"""Nodes as servers with several resources: units, what has no limit, and where jobs are."""
+"""Nodes as servers with several resources."""
 
 from __future__ import annotations
 
