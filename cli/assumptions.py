@@ -1,6 +1,7 @@
-"""What a command takes for granted, said on stderr; with --strict an error.
+"""What several commands declare alike: ``--strict`` with the assumptions that it refuses, and option records.
 
-The options of a command, made from the fields of a dataclass that are declared with an ``Option``.
+An assumption is said on stderr, with ``--strict`` it is an error. :func:`options_of` makes the options of a
+command from the fields of a dataclass that are declared with an ``Option``.
 """
 
 from __future__ import annotations

@@ -23,9 +23,15 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.schedule.jobs import JobState, node_states
-from pliant.tools.schedule.policies.ones.genome import Ints, Sizes, counts_of
-from pliant.tools.schedule.policies.ones.limits import Limit, Row, Tables, sizes_of
-from pliant.tools.schedule.policies.ones.search import Problem, beginning, evolve
+from pliant.tools.schedule.policies.ones.limits import (
+    BatchLimit,
+    Ints,
+    SizeRow,
+    Sizes,
+    SizeTables,
+    sizes_of,
+)
+from pliant.tools.schedule.policies.ones.search import SharingProblem, beginning, counts_of, evolve
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.work_ahead import WorkAhead, known_work
 
@@ -49,7 +55,7 @@ def generation_s(gpus: int, rng: np.random.Generator, repeats: int) -> float:
     return statistics.median(taken[1:])
 
 
-def crowded(gpus: int, jobs: int, rng: np.random.Generator) -> Problem:
+def crowded(gpus: int, jobs: int, rng: np.random.Generator) -> SharingProblem:
     """Jobs that may together use several times the GPUs there are, three of them new."""
     most = rng.integers(1, max(2, gpus // 4) + 1, jobs)
     sizes = np.arange(int(most.max()) + 1)
@@ -61,7 +67,7 @@ def crowded(gpus: int, jobs: int, rng: np.random.Generator) -> Problem:
     stated[::2] = np.nan
     shape = (rng.uniform(1, 20, jobs), rng.uniform(1, 20, jobs))
     work = WorkAhead(stated, rng.uniform(1e4, 1e5, jobs), np.zeros(jobs), *shape)
-    return Problem(gpus, Sizes(utilization), work, np.arange(3), rng.permutation(jobs))
+    return SharingProblem(gpus, Sizes(utilization), work, np.arange(3), rng.permutation(jobs))
 
 
 class FixedAndPerSample(CurveThroughput):
@@ -88,7 +94,7 @@ class Instance:
 
     gpus: int
     jobs: Sequence[JobState]
-    limits: Sequence[Limit]
+    limits: Sequence[BatchLimit]
     remaining: Sequence[float]
     speeds: Speeds
 
@@ -100,7 +106,7 @@ def small_instance(rng: np.random.Generator) -> Instance:
     parts = {name: tuple(rng.uniform((0.005, 0.0005, 0.0), (0.05, 0.01, 0.05)).tolist()) for name in names}
     nodes = Cluster.model_validate({"nodes": ({"name": "n{}", "gpus": gpus},)})
     jobs = [JobState(_job(name, gpus, rng), 32, None) for name in names]
-    limits = [Limit(int(32 * 2 ** rng.integers(0, 4)), float(rng.choice([16, 32]))) for _ in names]
+    limits = [BatchLimit(int(32 * 2 ** rng.integers(0, 4)), float(rng.choice([16, 32]))) for _ in names]
     remaining = rng.uniform(1e3, 1e6, count).tolist()
     return Instance(gpus, jobs, limits, remaining, Speeds(FixedAndPerSample(parts), node_states(nodes)))
 
@@ -122,11 +128,13 @@ def comes_close(instance: Instance, rng: np.random.Generator) -> bool:
 
 def searched(instance: Instance, rng: np.random.Generator) -> tuple[int, float]:
     """GPUs idle and score of the best genome."""
-    tables = Tables(instance.speeds)
+    tables = SizeTables(instance.speeds)
     given = zip(instance.jobs, instance.limits, strict=True)
     rows = [tables.row(job, "gpu", instance.gpus, limit) for job, limit in given]
     everyone = np.arange(len(rows))
-    problem = Problem(instance.gpus, sizes_of(rows), known_work(instance.remaining), everyone[:0], everyone)
+    problem = SharingProblem(
+        instance.gpus, sizes_of(rows), known_work(instance.remaining), everyone[:0], everyone
+    )
     genomes = beginning(problem, rng, POPULATION // 4)
     for _ in range(CONVERGED):
         genomes = evolve(problem, genomes, rng, POPULATION // 4, THETA)
@@ -134,7 +142,7 @@ def searched(instance: Instance, rng: np.random.Generator) -> tuple[int, float]:
     return int(instance.gpus - counts.sum()), sum(_scores(instance, rows, counts.tolist()))
 
 
-def _scores(instance: Instance, rows: Sequence[Row], counts: Sequence[int]) -> Iterator[float]:
+def _scores(instance: Instance, rows: Sequence[SizeRow], counts: Sequence[int]) -> Iterator[float]:
     """Remaining time times GPUs of each job that runs, at the batch of its row."""
     for job, row, left, gpus in zip(instance.jobs, rows, instance.remaining, counts, strict=True):
         if gpus:
@@ -154,7 +162,9 @@ def best_of_all(instance: Instance) -> tuple[int, float]:
     return min(found for found in every if found[0] >= 0)
 
 
-def _choices(instance: Instance, job: JobState, limit: Limit, left: float) -> Iterator[tuple[int, float]]:
+def _choices(
+    instance: Instance, job: JobState, limit: BatchLimit, left: float
+) -> Iterator[tuple[int, float]]:
     """(GPUs, least score over all batches) of one job up to its fastest size; no GPUs among them."""
     yield 0, 0.0
     rates: dict[int, float] = {}

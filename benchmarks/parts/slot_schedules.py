@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Plan, Servers
+from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Servers, SlotPlan
 
 _NEAR = 1e-6
 """Relative; sums of amounts may be rounded by this much."""
 
 
-def broken_rules(servers: Servers, planned: Sequence[tuple[Bid, Plan]], slots: int) -> list[str]:
+def broken_rules(servers: Servers, planned: Sequence[tuple[Bid, SlotPlan]], slots: int) -> list[str]:
     """Every rule of the problem that these plans break together, in words."""
     found = [f"{bid.id}: {why}" for bid, plan in planned for why in _of_job(bid, plan, slots)]
     return [*found, *_of_servers(servers, planned)]
 
 
-def _of_job(bid: Bid, plan: Plan, slots: int) -> Iterator[str]:
+def _of_job(bid: Bid, plan: SlotPlan, slots: int) -> Iterator[str]:
     workers = [[int(count) for count in row] for row in plan.workers]
     ps = [[int(count) for count in row] for row in plan.ps]
     if len(workers) != len(ps):
@@ -45,7 +45,7 @@ def _of_job(bid: Bid, plan: Plan, slots: int) -> Iterator[str]:
                 yield f"has more PS than workers in slot {slot}"
 
 
-def _of_servers(servers: Servers, planned: Sequence[tuple[Bid, Plan]]) -> Iterator[str]:
+def _of_servers(servers: Servers, planned: Sequence[tuple[Bid, SlotPlan]]) -> Iterator[str]:
     used: dict[tuple[str, int, int, int], list[float]] = {}
     for bid, plan in planned:
         for kind, rows, demand in (("worker", plan.workers, bid.worker), ("PS", plan.ps, bid.ps)):

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from pliant.tools.schedule.policies.multi_resource.dorm import Dorm
-from pliant.tools.schedule.policies.multi_resource.fleet import Active, Bid, Plan, Servers
+from pliant.tools.schedule.policies.multi_resource.dorm import DormRule
+from pliant.tools.schedule.policies.multi_resource.fleet import Active, Bid, Servers, SlotPlan
 from pliant.tools.schedule.policies.multi_resource.rules import (
     Holdings,
     Prospect,
@@ -58,7 +58,7 @@ class World:
 class Outcome:
     """What came of one world under one scheduler."""
 
-    plans: tuple[tuple[Bid, Plan], ...]
+    plans: tuple[tuple[Bid, SlotPlan], ...]
     """Of every job that ended, what it really held."""
 
     @property
@@ -94,7 +94,7 @@ def under(name: str, world: World) -> Outcome:
     rules: dict[str, Rule] = {
         "fifo": lambda jobs, _: by_arrival(jobs, servers),
         "drf": lambda jobs, _: by_dominant_share(jobs, servers),
-        "dorm": lambda jobs, _: Dorm(servers).holdings(jobs),
+        "dorm": lambda jobs, _: DormRule(servers).holdings(jobs),
     }
     return _slot_by_slot(world, rules[name], lambda *_: True)
 
@@ -145,6 +145,6 @@ def _worked(job: Active, held: dict[str, list[tuple[np.ndarray, np.ndarray]]]) -
     return replace(job, left=job.left - job.placed.size)
 
 
-def _plan(rows: Iterable[tuple[np.ndarray, np.ndarray]], last: int) -> Plan:
+def _plan(rows: Iterable[tuple[np.ndarray, np.ndarray]], last: int) -> SlotPlan:
     workers, ps = zip(*rows, strict=True)
-    return Plan(last - len(workers) + 1, np.array(workers), np.array(ps))
+    return SlotPlan(last - len(workers) + 1, np.array(workers), np.array(ps))

@@ -12,12 +12,12 @@ import numpy as np
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.shadow_price import sizes as shares
 from pliant.tools.schedule.policies.shadow_price.curves import Floats
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, Members
+from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.snapshot import Snapshot
 
-PRICES: Final[dict[str, Callable[[Members], Floats]]] = {
+PRICES: Final[dict[str, Callable[[PoolColumns], Floats]]] = {
     "speedups": lambda members: 1.0 / members.whole.max(axis=1),
     "completions": lambda members: 1.0 / members.left,
     "equal": lambda members: members.normal / members.whole[np.arange(len(members.jobs)), members.normal],
@@ -36,7 +36,7 @@ def ablated(name: str) -> Iterator[None]:
         with patch.object(shares, "values", _without_scale):
             yield
     elif name == "arrival":
-        with patch.object(Members, "shortest_last", _by_arrival):
+        with patch.object(PoolColumns, "shortest_last", _by_arrival):
             yield
     elif name == "history":
         with patch.object(Knowledge, "observe", _forget):
@@ -48,8 +48,8 @@ def ablated(name: str) -> Iterator[None]:
         yield
 
 
-def _other_prices(made: Callable[[Members], Floats]) -> Callable[..., tuple[list[int], Floats]]:
-    def prices(members: Members, rules: Any) -> tuple[list[int], Floats]:
+def _other_prices(made: Callable[[PoolColumns], Floats]) -> Callable[..., tuple[list[int], Floats]]:
+    def prices(members: PoolColumns, rules: Any) -> tuple[list[int], Floats]:
         del rules
         return members.shortest_last(), made(members)
 
@@ -60,14 +60,14 @@ _values = shares.values
 _decide = ShadowPrice.decide
 
 
-def _without_scale(members: Members, prices: Floats, dwell_s: float) -> Floats:
+def _without_scale(members: PoolColumns, prices: Floats, dwell_s: float) -> Floats:
     """Prices times present rates: λ G instead of μ G."""
     rows = np.arange(len(members.jobs))
     scale = members.soon[rows, members.normal] / members.whole[rows, members.normal]
     return _values(members, prices * scale, dwell_s)
 
 
-def _by_arrival(members: Members) -> list[int]:
+def _by_arrival(members: PoolColumns) -> list[int]:
     """Last to end: the last to come."""
     jobs = members.jobs
     return sorted(range(len(jobs)), key=lambda row: (jobs[row].spec.submit_time, jobs[row].id), reverse=True)

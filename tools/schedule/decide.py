@@ -1,6 +1,7 @@
 """One decision, from files or from a state directory's log, as a schedule that can be executed.
 
-A session after a decision as a schedule: who holds what, who waits, who was rejected.
+:func:`decide` and :func:`decide_from_history` open a session and ask its policy; :func:`schedule_of` writes
+what the session then holds down: who has which GPUs, who waits, who was rejected.
 """
 
 from __future__ import annotations
@@ -35,14 +36,16 @@ from pliant.tools.profile.throughput import CurveThroughput, Throughput
 from pliant.tools.schedule.demand import JobCheck, check_demand
 from pliant.tools.schedule.explain import explanations, plain_explanations
 from pliant.tools.schedule.forecast import Demand
-from pliant.tools.schedule.from_log import arrivals_until, session_from_events
+from pliant.tools.schedule.from_log import CarriedOver, arrivals_until, session_from_events
 from pliant.tools.schedule.jobs import JobState, gpus_of
 from pliant.tools.schedule.policy import Explanation, Policy, PolicyError, Reserved
 from pliant.tools.schedule.predict_start import Prediction, copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session.cluster_state import Transition
+from pliant.tools.schedule.session.holdings import Transition
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 from pliant.tools.schedule.session.session import Session
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,9 @@ class Question:
     timing: bool = True
     """Add ``decision_seconds``, the one thing that differs between equal calls."""
     demand: Demand | None = None
-    """What the policy sees of jobs that state no work; None: as before, at first nothing."""
+    """What the policy sees of jobs that state no work; None: as in the last schedule, at first nothing."""
     predictor: Predictor | None = None
-    """What predictions begin from; None: as before, at first nothing."""
+    """What predictions begin from; None: as in the last schedule, at first nothing."""
 
     def predicts(self, previous: Schedule | None = None) -> tuple[Demand, ForecastState | None]:
         """What the policy sees of jobs that state no work, and what predicts it.
@@ -146,16 +149,21 @@ def _naming(source: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What happened before a decision, as an event log tells it."""
+    """What happened before a decision: an event log, and the schedule that was decided last."""
 
     info: RunInfo | None
-    """Which run it is."""
+    """The run that wrote it."""
     origin_s: float
-    """What the schedules of that run have their clock behind that of the log, by its last decision."""
+    """How far the clock of that run's schedules is behind that of the log, by its last decision."""
     since: Callable[[Basis], tuple[SavedSession | None, Iterable[Event]]]
-    """A saved session, if there is one under this basis, and the events after it; else all."""
+    """A saved session of this basis and the events after it; without one, all events."""
     measured: Mapping[str, float] = field(default_factory=dict)
-    """Samples per second of jobs that run, as their workers measured last."""
+    """Samples per second of running jobs, as their workers measured last."""
+    previous: Schedule | None = None
+    """The policy goes on from its state if that is its own, with the same parameters; otherwise it sees the
+    whole history."""
+    source: str = "events"
+    """What messages call the log."""
 
 
 def decide_from_history(
@@ -165,24 +173,18 @@ def decide_from_history(
     now_s: float,
     cluster: Cluster | None = None,
     profile: Profile | None = None,
-    previous: Schedule | None = None,
     new: Iterable[str] = (),
-    source: str = "events",
 ) -> Schedule:
-    """The next decision where a log ends.
-
-    Cluster and profile default to those that the log names. The policy carries on from the state in
-    ``previous`` if that is its own, with the same parameters; otherwise it sees the whole history.
+    """The next decision where a log ends. Cluster and profile default to those that the log names.
 
     :param new: jobs that no run has taken up yet; one that cannot be served is rejected.
     :raises BadInputError: the log contradicts itself or the cluster.
     :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
     """
-    session, profile = session_from_history(
-        history, question, now_s=now_s, cluster=cluster, profile=profile, previous=previous, source=source
-    )
+    session, profile = session_from_history(history, question, now_s=now_s, cluster=cluster, profile=profile)
     turn_away_unfit(session, new, now_s)
-    check_demand([job.spec for job in session.jobs.values()], session.policy, source, session.demand)
+    jobs = [job.spec for job in session.jobs.values()]
+    check_demand(jobs, session.policy, history.source, session.demand)
     return _ask(session, now_s, question, [], profile, measured=history.measured)
 
 
@@ -193,35 +195,31 @@ def session_from_history(
     now_s: float,
     cluster: Cluster | None = None,
     profile: Profile | None = None,
-    previous: Schedule | None = None,
-    source: str = "events",
 ) -> tuple[Session, Profile | None]:
     """The session where a log ends, before its next decision, and the profile that it has its speeds from.
 
     :raises BadInputError: the log contradicts itself or the cluster.
     :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
     """
-    info = history.info
+    info, previous = history.info, history.previous
     if info is not None and profile is None:
-        profile = _profile_of(info, previous, source)
+        profile = _profile_of(info, previous, history.source)
     cluster = cluster or (info.cluster if info is not None else None)
     if cluster is None:
-        raise BadInputError.one(source, "does not name a cluster in its first event")
+        raise BadInputError.one(history.source, "does not name a cluster in its first event")
     policy = policy_for(question, profile)
-    demand, forecast = question.predicts(previous)
+    carried = CarriedOver(_state_for(policy, previous, history.origin_s), *question.predicts(previous))
     saved, events = history.since(Basis.of(cluster, profile))
     found = session_from_events(
         events,
         policy,
         cluster,
         throughput_for(profile, cluster),
-        _carried(previous, policy, history.origin_s),
+        carried,
         now_s=now_s,
         seed=question.seed,
-        source=source,
+        source=history.source,
         saved=saved,
-        demand=demand,
-        forecast=forecast,
     )
     return found, profile
 
@@ -284,7 +282,7 @@ def _ask(
     )
 
 
-def _carried(previous: Schedule | None, policy: Policy, origin_s: float) -> PolicyState | None:
+def _state_for(policy: Policy, previous: Schedule | None, origin_s: float) -> PolicyState | None:
     """The state in a schedule, if its parameters are those in force; the session checks the rest.
 
     A run that counted time from its own start (``origin_s`` in its decisions) left a state on that clock,
@@ -309,9 +307,6 @@ def _profile_of(info: RunInfo, previous: Schedule | None, source: str) -> Profil
     return None
 
 
-T = TypeVar("T")
-
-
 def schedule_of(
     session: Session,
     transitions: Iterable[Transition],
@@ -333,15 +328,9 @@ def schedule_of(
     done = {transition.job.id: transition for transition in transitions}
     reasons = _forgiving(lambda: explanations(session, time_s), lambda: plain_explanations(session), forgive)
     active = sorted(session.jobs.values(), key=lambda job: job.arrival)
-    reasons_out = {
-        **{
-            transition.job.id: transition.reason
-            for transition in done.values()
-            if transition.step == "reject"
-        },
-        **session.turned_away,
-    }
-    rejects = sorted((session.ended[job_id] for job_id in reasons_out), key=lambda job: job.arrival)
+    out = {job_id: each.reason for job_id, each in done.items() if each.step == "reject"}
+    out |= session.turned_away
+    rejects = sorted((session.ended[job_id] for job_id in out), key=lambda job: job.arrival)
     return Schedule(
         time=time_s,
         policy=PolicyUse(
@@ -364,7 +353,7 @@ def schedule_of(
             for job in active
             if not job.gpus
         ),
-        rejected=tuple(Verdict(job=job.id, reason=reasons_out[job.id]) for job in rejects),
+        rejected=tuple(Verdict(job=job.id, reason=out[job.id]) for job in rejects),
         cluster=session.cluster,
         jobs=tuple(job.spec for job in (*active, *rejects)),
         demand=session.demand,

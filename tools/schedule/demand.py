@@ -1,8 +1,8 @@
 """From what a job file states to what schedulers compute with: reference batch, total samples, demand.
 
-Whether a job can be taken up: one rule for ``submit``, for the beginning of a run, and for its loop.
-
-The detail of a ``submit`` event: the job, its scaling curve, its work; a report then needs no profile.
+:class:`JobCheck` says whether a job can be taken up, by one rule for ``submit``, for the beginning of a run
+and for its loop. :func:`submit_detail` is what the ``submit`` event keeps of a job, its scaling curve and its
+work, so that a report needs no profile.
 """
 
 from __future__ import annotations

@@ -41,10 +41,10 @@ def plain_explanations(session: Session) -> dict[str, Explanation]:
     plain = {job.id: _plain(job, rigid=rigid) for job in session.jobs.values()}
     bound = {
         job_id: Explanation(f"goes on until it ends on {name}, which is drained")
-        for job_id, name in session.bound.items()
+        for job_id, name in session.commands.bound.items()
     }
-    limited = {job_id: Explanation(words) for job_id, words in session.limited.items()}
-    held = {job_id: Explanation(f"held by {by}") for job_id, by in session.held.items()}
+    limited = {job_id: Explanation(words) for job_id, words in session.commands.limited.items()}
+    held = {job_id: Explanation(f"held by {by}") for job_id, by in session.commands.held.items()}
     return plain | bound | limited | held
 
 

@@ -42,7 +42,6 @@ class FreeGpus:
                 self._set(node, node.gpus)
 
     def node(self, name: str) -> NodeState:
-        """The node of that name."""
         return self._by_name[name]
 
     def free_on(self, node: str) -> int:

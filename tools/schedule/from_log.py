@@ -1,4 +1,4 @@
-"""Sessions rebuilt from what was written down: an event log, or a schedule. Nothing else is the truth.
+"""Sessions rebuilt from an event log or from a schedule: nothing else is the truth.
 
 How the log is read: ``submit`` carries the job in its detail; ``start``, ``resume``, ``grow``, ``shrink`` and
 ``move`` carry the placement from then on, ``preempt`` takes it away; ``requeue`` means that the job lost its
@@ -14,6 +14,8 @@ decision. Any event of a job may correct its progress.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -28,7 +30,7 @@ from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand
 from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeGpus, Observation
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.session.cluster_state import Holding
+from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.saved import (
     Basis,
     SavedSession,
@@ -40,28 +42,41 @@ from pliant.tools.schedule.session.saved import (
 from pliant.tools.schedule.session.session import Session
 
 
+@dataclass(frozen=True, slots=True)
+class CarriedOver:
+    """What a schedule carries to the next decision, beside who holds what."""
+
+    policy_state: PolicyState | None = None
+    """The policy goes on from there and sees only what came after. None, or where that state does not fit:
+    it sees the whole history."""
+    demand: Demand = "stated"
+    """What the policy sees of jobs that state no work."""
+    forecast: ForecastState | None = None
+    """What predicts that."""
+
+    @classmethod
+    def by(cls, schedule: Schedule) -> CarriedOver:
+        return cls(schedule.policy_state, schedule.demand, schedule.forecast)
+
+
+NOTHING: Final = CarriedOver()
+
+
 def session_from_events(
     events: Iterable[Event],
     policy: Policy,
     cluster: Cluster,
     throughput: Throughput,
-    policy_state: PolicyState | None = None,
+    carried: CarriedOver = NOTHING,
     *,
     now_s: float | None = None,
     seed: int = 0,
     source: str = "events",
     saved: SavedSession | None = None,
-    demand: Demand = "stated",
-    forecast: ForecastState | None = None,
 ) -> Session:
-    """The session that the events tell of, up to ``now_s``, ready for its next decision.
-
-    With ``policy_state`` the policy carries on from there and sees only what came after; without, or where
-    that state does not fit, it sees the whole history.
+    """The session that the events lead to, up to ``now_s``, ready for its next decision.
 
     :param saved: what came before the events, on the same cluster and with the same throughput.
-    :param demand: what the policy sees of jobs that state no work.
-    :param forecast: what predicts that, as it was carried along.
     :raises BadInputError: the events contradict each other or the cluster; messages call them ``source``.
     """
     fold = SessionFold(Session(policy, cluster, throughput, seed=seed), source, saved)
@@ -69,8 +84,8 @@ def session_from_events(
         if now_s is None or event.time <= now_s:
             fold.add(event)
     session = fold.finish()
-    session.predict(demand, forecast)
-    session.carry(policy_state)
+    session.predict(carried.demand, carried.forecast)
+    session.carry(carried.policy_state)
     return session
 
 
@@ -97,30 +112,30 @@ class SessionFold:
         """
         first = next(iter(self._together), None)
         if first is None or (event.time, event.event in HOLDS) != (first.time, True):
-            self._tell()
+            self._flush()
         self._together.append(event)
         self._events += 1
         if event.event not in HOLDS:
-            self._tell()
+            self._flush()
 
     def finish(self) -> Session:
         """The session after all events.
 
         :raises BadInputError: as for :meth:`add`.
         """
-        self._tell()
+        self._flush()
         return self._session
 
     def keep(self, basis: Basis) -> tuple[SessionFacts, dict[str, bytes]]:
         """What is to be saved of it, and the states of its jobs; more events may follow."""
         return facts_of(self._session, basis, self._together, self._events), states_of(self._session)
 
-    def _tell(self) -> None:
+    def _flush(self) -> None:
         events, self._together = self._together, []
         if not events:
             return
         try:
-            tell(self._session, events)
+            apply_events(self._session, events)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             number = self._events - len(events) + 1
             text = f"event {number} ({events[0].event}): {_text(error)}"
@@ -147,10 +162,10 @@ def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throug
     except (KeyError, ValueError) as error:
         raise BadInputError.one("schedule", f"it contradicts itself: {_text(error)}") from error
     seen = {"changes_seen": len(session.changes)}  # absorbed is all that this session begins with
-    forecast = schedule.forecast
+    state, forecast = schedule.policy_state, schedule.forecast
     session.predict(schedule.demand, None if forecast is None else forecast.model_copy(update=seen))
-    if schedule.policy_state is not None:
-        session.carry(schedule.policy_state.model_copy(update=seen))
+    if state is not None:
+        session.carry(state.model_copy(update=seen))
     return session
 
 
@@ -168,32 +183,32 @@ def arrivals_until(jobs: Iterable[Job], time_s: float, out: Container[str] = ())
     return sorted(arrived, key=lambda job: (job.submit_time, job.id))
 
 
-def tell(session: Session, events: Sequence[Event]) -> None:
-    """Let a session know what happened: one event, or changes of GPUs that were decided together.
+def apply_events(session: Session, events: Sequence[Event]) -> None:
+    """Apply to a session one event, or changes of GPUs that were decided together.
 
     :raises KeyError: a job or a node is not known.
     :raises ValueError: the events contradict what the session knows.
     """
     event = events[0]
     if event.event in HOLDS:
-        _tell_holdings(session, [each for each in events if each.job not in session.ended])
+        _apply_holdings(session, [each for each in events if each.job not in session.ended])
     elif event.event == "submit":
         session.take_up(_job(event), event.time)
     elif event.event in OF_NODES:
         node = str((event.detail or {})["node"])
-        tell_node = session.node_down if event.event == "node_down" else session.node_up
-        tell_node(node, event.time)
+        change = session.node_down if event.event == "node_down" else session.node_up
+        change(node, event.time)
     elif event.event == "decision":
         session.advance(event.time)
     elif event.event in OF_SLOTS:
-        _tell_slot(session, event)
+        _apply_slot(session, event)
     elif event.event in ORDERS:
-        _tell_order(session, event)
+        _apply_order(session, event)
     elif event.job is not None:
-        _tell_job(session, event, event.job)
+        _apply_job(session, event, event.job)
 
 
-def _tell_order(session: Session, event: Event) -> None:
+def _apply_order(session: Session, event: Event) -> None:
     """A job that has ended stays as it is."""
     job_id, detail = event.job or "", event.detail or {}
     if event.event == "drain":
@@ -210,7 +225,7 @@ def _tell_order(session: Session, event: Event) -> None:
         session.prioritize(job_id, event.time, float(detail["priority"]))
 
 
-def _tell_slot(session: Session, event: Event) -> None:
+def _apply_slot(session: Session, event: Event) -> None:
     detail = event.detail or {}
     slot = str(detail["slot"])
     if event.event == "slot_up":
@@ -225,7 +240,7 @@ def _tell_slot(session: Session, event: Event) -> None:
         session.withheld.bar(event.job, slot, until_s)
 
 
-def _tell_holdings(session: Session, events: Sequence[Event]) -> None:
+def _apply_holdings(session: Session, events: Sequence[Event]) -> None:
     session.adopt(
         [
             Holding(
@@ -241,7 +256,7 @@ def _tell_holdings(session: Session, events: Sequence[Event]) -> None:
     )
     for event in events:
         correct(session.jobs[event.job or ""], event)
-        _tell_wait(session, event)
+        _apply_wait(session, event)
 
 
 def _servers(event: Event) -> NodeGpus:
@@ -249,7 +264,7 @@ def _servers(event: Event) -> NodeGpus:
     return tuple((name, count) for name, count in (event.detail or {}).get("servers", ()))
 
 
-def _tell_job(session: Session, event: Event, job_id: str) -> None:
+def _apply_job(session: Session, event: Event, job_id: str) -> None:
     if event.event in ENDS:
         session.turned_away.pop(job_id, None)
     if job_id in session.ended:
@@ -257,21 +272,21 @@ def _tell_job(session: Session, event: Event, job_id: str) -> None:
     job = session.jobs[job_id]
     if event.event == "requeue":
         session.lose(job_id, event.time)
-        _tell_wait(session, event)
+        _apply_wait(session, event)
     correct(job, event)
     if event.event in ENDS:
         session.end(job_id, event.time, ENDS[event.event])
 
 
-def _tell_wait(session: Session, event: Event) -> None:
-    """Take up that a job gets no further GPU for a time, if an event of it says so."""
+def _apply_wait(session: Session, event: Event) -> None:
+    """A job gets no further GPU for a time, if an event of it says so."""
     seconds = (event.detail or {}).get("wait_seconds")
     if seconds is not None and event.job is not None:
         session.withheld.hold(event.job, event.time + float(seconds))
 
 
 def correct(job: JobState, event: Event) -> None:
-    """Take over what was measured: progress, loss, speed, noise, and time held without training."""
+    """Correct a job by what was measured: progress, loss, speed, noise, and time held without training."""
     if event.samples_done is not None:
         job.report_progress(event.time, event.samples_done)
     if event.loss is not None:

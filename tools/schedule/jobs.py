@@ -252,7 +252,6 @@ class JobState:
         self.total_samples, self.predicted, self.revealed = end_samples, False, True
 
     def report_loss(self, loss: float) -> None:
-        """The job reported a training loss."""
         if self.initial_loss is None:
             self.initial_loss = loss
 

@@ -1,6 +1,6 @@
 """The policy protocol: a policy is a function of a snapshot, plus state that can be dumped and loaded.
 
-The error of a policy: it broke a rule, or its own code raised an exception.
+A policy that breaks a rule, or whose own code raises an exception, ends in a :class:`PolicyError`.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Policy:
     default_interval_s: ClassVar[float | None] = None
     """Seconds between decisions; None: at once at every change.
 
-    While nothing runs and nothing can arrive, up to ``idle_limit.IDLE_ROUNDS`` (1000) further rounds are
+    While nothing runs and nothing can arrive, up to ``session.IDLE_ROUNDS`` (1000) further rounds are
     held. Then every job that still waits is given up.
     """
     interval_parameter: ClassVar[str | None] = None

@@ -1,6 +1,7 @@
 """When jobs start and end, if nothing else arrives: the one prediction that every command shows.
 
-The event loop around a session: what happens next if nothing comes in from outside.
+:func:`predictions` looks ahead in a copy of a session. :func:`advance` is the event loop for that, and for
+others that hold a session without an engine: what happens next if nothing comes in from outside.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pliant.schemas.job import GpuTimeWork, Job
 from pliant.tools.schedule.explain import explanations, plain_explanations
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.session.cluster_state import Transition
+from pliant.tools.schedule.session.holdings import Transition
 from pliant.tools.schedule.session.session import Session
 
 DECISIONS_AHEAD: Final = 1000
@@ -132,7 +133,7 @@ class _Starts:
     def find(self, until_s: float) -> None:
         """Ask the policy while jobs end, until every job has started, or the real time is up."""
         jobs = self.session.jobs.values()
-        waiting = {job.id for job in jobs if not job.gpus and job.id not in self.session.held}
+        waiting = {job.id for job in jobs if not job.gpus and job.id not in self.session.commands.held}
         dated = True
         for number in range(DECISIONS_AHEAD):
             if not waiting or time.monotonic() > until_s:

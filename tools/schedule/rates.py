@@ -4,10 +4,9 @@ Speeds are kept by size or placement, GPU type, batch and :class:`JobKind`, whic
 job follows from. Policies that make more of speeds (curves, allowed sizes, gains) keep it here as well, so
 that what a job demands of nodes is never forgotten: see :meth:`Speeds.of_kind`.
 
-Whether two jobs can train on the same GPUs, and how fast: what a policy that packs jobs asks.
-
-Two jobs share whole sets: every GPU of the one is a GPU of the other, and no third job is on them. Each
-trains at its speed alone times the part that it keeps beside the other.
+:class:`GpuSharing` says whether two jobs can train on the same GPUs, and how fast. They share whole sets:
+every GPU of the one is a GPU of the other, and no third job is on them. Each trains at its speed alone times
+the part that it keeps beside the other.
 """
 
 from __future__ import annotations
@@ -195,7 +194,6 @@ class Speeds:
         return self.sharing.parts(one, two, gpu_type, shape)
 
     def share_nothing(self) -> None:
-        """No two jobs can share GPUs."""
         self.sharing = None
 
     def _load(self, job: JobState, gpu_type: str, gpus: int) -> Load:
@@ -223,7 +221,7 @@ class Speeds:
         return self._rescales[model]
 
     def _mean(self, gpus: int, rate_on: Callable[[str], float]) -> float:
-        """The mean of rates over the types that have so many GPUs, or over all where none has."""
+        """The mean of rates over the types that have as many GPUs, or over all where none has."""
         if len(self._total) == 1:
             return rate_on(next(iter(self._total)))
         roomy = {kind: count for kind, count in self._total.items() if count >= gpus} or self._total

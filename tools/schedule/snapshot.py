@@ -3,8 +3,6 @@
 A snapshot has no clock, no files and no engine behind it, so a policy behaves the same in ``schedule``,
 ``run`` and ``replay``. Its job and node objects are the caller's own, not copies: reading is free, and a
 policy must not write to them.
-
-What a simulation lets a policy know that no scheduler could. A policy that asks says so in its output.
 """
 
 from __future__ import annotations
@@ -38,9 +36,7 @@ class Oracle(Protocol):
         """
         ...
 
-    def max_gpus(self, job: JobState) -> int:
-        """The most GPUs that the job can use."""
-        ...
+    def max_gpus(self, job: JobState) -> int: ...
 
     def kind(self, job: JobState) -> object:
         """Jobs of one kind have the same step times; a key for tables."""

@@ -48,7 +48,6 @@ class WorkAhead:
         return np.where(np.isnan(self.exact), beyond + self.before, self.exact)
 
     def only(self, rows: Sequence[int]) -> WorkAhead:
-        """Those of some jobs."""
         parts = (self.exact, self.reached, self.before, self.alpha, self.beta)
         return WorkAhead(*(part[rows] for part in parts))
 

@@ -26,10 +26,10 @@ from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Order, order_event
 from pliant.tools.schedule.decide import schedule_of, throughput_for
 from pliant.tools.schedule.demand import submit_detail
-from pliant.tools.schedule.from_log import correct, tell
+from pliant.tools.schedule.from_log import apply_events, correct
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session.cluster_state import Transition
+from pliant.tools.schedule.session.holdings import Transition
 from pliant.tools.schedule.session.saved import Basis
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.testing.harness import some_jobs
@@ -157,11 +157,11 @@ class Story:
 
     def _drain(self) -> None:
         name = self._random.choice([node.name for node in self.session.nodes])
-        action: NodeAction = "drain" if name not in self.session.drained else "resume"
+        action: NodeAction = "drain" if name not in self.session.commands.drained else "resume"
         at_once = action == "drain" and self._random.random() < 0.5
         order = Order(action=action, node=name, user="alice", asked_s=self.now_s, now=at_once)
         self.events.append(order_event(len(self.events), order, self.now_s))
-        tell(self.session, [self.events[-1]])
+        apply_events(self.session, [self.events[-1]])
 
     def _job(self, what: str, job: JobState) -> None:
         now = self.now_s
@@ -188,7 +188,7 @@ class Story:
             rank = float(self._random.randint(-1, 2)) if what == "priority" else None
             order = Order(action=action, job=job.id, user="alice", asked_s=now, priority=rank)
             self._say(job, order_event(len(self.events), order, now))
-            tell(self.session, [self.events[-1]])
+            apply_events(self.session, [self.events[-1]])
 
     def _trained(self, job: JobState) -> Event:
         """What a worker reports."""

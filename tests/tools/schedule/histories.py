@@ -11,10 +11,16 @@ from pliant.tools.run.statedir.log.fold import fold
 from pliant.tools.schedule.decide import History, Question, decide_from_history
 
 
-def decide_from(events: Iterable[Event], question: Question, *, now_s: float, **more: Any) -> Schedule:
+def decide_from(
+    events: Iterable[Event],
+    question: Question,
+    *,
+    now_s: float,
+    previous: Schedule | None = None,
+    **more: Any,
+) -> Schedule:
     """The next decision where a log ends; ``more`` goes to :func:`decide_from_history`."""
     events = tuple(events)
     log = fold(event for event in events if event.event == "decision")
-    return decide_from_history(
-        History(log.info, log.origin_s or 0.0, lambda _: (None, events)), question, now_s=now_s, **more
-    )
+    history = History(log.info, log.origin_s or 0.0, lambda _: (None, events), previous=previous)
+    return decide_from_history(history, question, now_s=now_s, **more)

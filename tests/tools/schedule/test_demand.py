@@ -1,14 +1,20 @@
+"""What a job file states as samples and demand, and what a submit event keeps of it."""
+
 from __future__ import annotations
+
+import json
 
 import pytest
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, SampleWork
+from pliant.schemas.runinfo import SubmitDetail
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.schedule.demand import job_state
+from pliant.tools.schedule.demand import job_state, submit_detail
 from pliant.tools.schedule.jobs import NodeState
 from pliant.tools.schedule.rates import Speeds
-from tests.builders import job
+from pliant.tools.schedule.registry import make_policy
+from tests.builders import cluster, curves, job, session
 
 FOUR = Speeds(CurveThroughput(), [NodeState(0, "n0", 4, "gpu", None)])
 
@@ -26,3 +32,67 @@ def test_work_beyond_any_training_names_the_job(work, samples):
     spec = job("huge", gpus=2).model_copy(update={"work": work})
     with pytest.raises(BadInputError, match=f'job "huge": its work comes to {samples} samples'):
         job_state(spec, FOUR)
+
+
+SATURATING = {1: 10.0, 2: 18.0, 3: 24.0, 6: 30.0}
+
+
+def detail_of(spec, throughput=None, nodes=(4, 4), **more):
+    speeds = session(make_policy("fifo"), cluster(*nodes), throughput).speeds
+    return submit_detail(job_state(spec, speeds), speeds, **more)
+
+
+def test_an_elastic_job_is_described_up_to_the_whole_cluster():
+    detail = detail_of(job("a", gpus=3, low=1, gpu_seconds=90, model="net"), curves(net=SATURATING))
+    assert [size for size, _ in detail["curve"]] == [1, 2, 3, 4, 8]
+    assert [rate for _, rate in detail["curve"]] == pytest.approx([10.0, 18.0, 24.0, 26.0, 30.0])
+    assert detail["samples"] == pytest.approx(90 / 3 * 24)
+
+
+def test_a_rigid_job_is_described_up_to_its_own_size():
+    assert detail_of(job("a", gpus=3))["curve"] == [[1, 1.0], [2, 2.0], [3, 3.0]]
+
+
+def test_measured_sizes_that_the_job_can_use_are_named_too():
+    detail = detail_of(job("a", gpus=2, low=1, high=6), measured_sizes=(5, 7))
+    assert [size for size, _ in detail["curve"]] == [1, 2, 4, 5, 6]
+
+
+def test_a_job_that_wants_more_than_the_cluster_has_is_described_up_to_the_cluster():
+    assert [size for size, _ in detail_of(job("a", gpus=16), nodes=(2, 1))["curve"]] == [1, 2, 3]
+
+
+def test_sizes_it_cannot_run_on_are_left_out():
+    class NeedsTwo(type(curves())):
+        def step_seconds(self, model, gpu_type, placement, global_batch, per_gpu_max):
+            return None if sum(placement) < 2 else 1.0
+
+    spec = job("a", gpus=4, low=2, work={"samples": 7.0})
+    assert [size for size, _ in detail_of(spec, NeedsTwo())["curve"]] == [2, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("spec", "demand"),
+    [
+        (job("a", gpus=3, low=1, gpu_seconds=90), 90.0),
+        (job("a", gpus=9, low=2, gpu_seconds=90), 90.0),
+        (job("a", gpus=9, gpu_seconds=90), None),
+        (job("a", gpus=3), None),
+    ],
+)
+def test_the_demand_is_stated_where_a_gpu_type_can_run_the_job(spec, demand):
+    detail = detail_of(spec)
+    assert detail.get("demand_gpu_s") == (None if demand is None else pytest.approx(demand))
+
+
+def test_unknown_work_stays_unknown():
+    assert "samples" not in detail_of(job("a"))
+
+
+def test_the_detail_survives_a_file():
+    spec = job(
+        "a", gpus=2, low=1, work={"samples": 7.0}, command=("train.py", "--fast"), labels={"team": "x"}
+    )
+    found = SubmitDetail.model_validate_json(json.dumps(detail_of(spec)))
+    assert found.job == spec
+    assert (found.curve[0], found.samples) == ((1, 1.0), 7.0)

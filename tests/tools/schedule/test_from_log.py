@@ -12,7 +12,7 @@ from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.decide import Question, decide
-from pliant.tools.schedule.from_log import session_from_events, session_from_schedule
+from pliant.tools.schedule.from_log import CarriedOver, session_from_events, session_from_schedule
 from pliant.tools.schedule.jobs import Observation, Phase
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.registry import BUILT_IN, make_policy
@@ -202,7 +202,9 @@ class Live:
             self.log.append(Event(self.time, step, state.id, state.gpus, place, batch))
 
     def reopened(self, carried: PolicyState | None) -> Session:
-        return session_from_events(self.log, make_policy(self.name), NODES, CurveThroughput(), carried)
+        return session_from_events(
+            self.log, make_policy(self.name), NODES, CurveThroughput(), CarriedOver(carried)
+        )
 
 
 def view(held: Session, time: float) -> dict[str, object]:

@@ -29,9 +29,8 @@ from pliant.tools.replay.engine.running import (
 )
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.session.cluster_state import Transition
-from pliant.tools.schedule.session.saved import ForecastLog
-from pliant.tools.schedule.session.session import IdleLimit, Session
+from pliant.tools.schedule.session.holdings import Transition
+from pliant.tools.schedule.session.session import ForecastLog, IdleLimit, Session
 
 Advance = Callable[[int, int | None], None]
 """Called with (jobs done, jobs of the trace) now and then."""

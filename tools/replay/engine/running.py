@@ -17,7 +17,7 @@ from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.engine.simulated_cluster import Interference, SimulatedCluster
 from pliant.tools.replay.progress.protocol import Segment
 from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation, Trajectory
-from pliant.tools.schedule.session.cluster_state import Transition
+from pliant.tools.schedule.session.holdings import Transition
 from pliant.tools.schedule.session.session import Session
 
 FINISH: Final = 0

@@ -13,7 +13,7 @@ from pliant.tools.run.statedir.fault import Faults
 from pliant.tools.run.statedir.log.events import cancel_event, reject_event, submit_event
 from pliant.tools.run.statedir.requests import Numbered, Spool, order_event, unheard
 from pliant.tools.schedule.demand import JobCheck, submit_detail
-from pliant.tools.schedule.from_log import tell
+from pliant.tools.schedule.from_log import apply_events
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session.session import Session
 
@@ -157,7 +157,7 @@ class Arrivals:
         """
         event = order_event(*given, now)
         if given.order.node is None or any(node.name == given.order.node for node in self._session.nodes):
-            tell(self._session, [replace(event, time=now - self._origin_s)])
+            apply_events(self._session, [replace(event, time=now - self._origin_s)])
         return event
 
     def _cancel(self, job_id: str) -> Event:

@@ -17,9 +17,8 @@ from pliant.schemas.schedule import Schedule
 from pliant.tools.run.statedir.log.fold import Share, shares_of
 from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.policy import PolicyError, in_words
-from pliant.tools.schedule.session.cluster_state import Holding, Transition
-from pliant.tools.schedule.session.saved import ForecastLog
-from pliant.tools.schedule.session.session import IdleLimit, Session, why_left
+from pliant.tools.schedule.session.holdings import Holding, Transition
+from pliant.tools.schedule.session.session import ForecastLog, IdleLimit, Session, why_left
 
 T = TypeVar("T")
 _NOT_ITS_FAULT: Final = (MemoryError, ServiceMissingError)

@@ -44,7 +44,7 @@ from pliant.tools.run.statedir.private import PRIVATE, StateDir, check_own
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question, policy_for, throughput_for
 from pliant.tools.schedule.demand import check_demand
-from pliant.tools.schedule.from_log import session_from_events, session_from_schedule
+from pliant.tools.schedule.from_log import CarriedOver, session_from_events, session_from_schedule
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import make_policy, policy_class
 from pliant.tools.schedule.session.saved import Basis
@@ -204,12 +204,10 @@ class Prepared:
             policy,
             found.cluster,
             throughput,
-            found.policy_state,
+            CarriedOver.by(found),
             seed=found.policy.seed,
             source=source,
             saved=kept,
-            demand=found.demand,
-            forecast=found.forecast,
         )
         check_demand([job.spec for job in session.jobs.values()], policy, source, session.demand)
         return session

@@ -45,7 +45,7 @@ from pliant.tools.run.statedir.log.events import (
 )
 from pliant.tools.run.statedir.log.fold import Share, shares_of
 from pliant.tools.run.statedir.log.snapshot import spec_on_clock
-from pliant.tools.schedule.from_log import tell
+from pliant.tools.schedule.from_log import apply_events
 from pliant.tools.schedule.session.saved import states_kept_small
 from pliant.tools.schedule.session.session import Session
 
@@ -251,11 +251,11 @@ class Loop:
         if job is not None and not job.ended:
             self.state.log.newest[report.job_id] = report.progress
             if self._decisions is not None:
-                tell(self.session, [progress_event(report, job, self._now())])
+                apply_events(self.session, [progress_event(report, job, self._now())])
 
     def _tell(self, event: Event) -> None:
         if self._decisions is not None:
-            tell(self.session, [replace(event, time=event.time - self._origin_s)])
+            apply_events(self.session, [replace(event, time=event.time - self._origin_s)])
 
     def _end_given_up(self) -> bool:
         """End the jobs that errors were found in; True: the policy shall be asked."""

@@ -247,8 +247,8 @@ def _asked(
 ) -> Mapping[str, Prediction]:
     log, asked = view.log, requested(requests, view.log, now_s)
     more = [*reported(dirs, log, now_s), *asked]
-    past, question = history(view, now_s, more), _question(log.info, schedule)
-    session, _ = session_from_history(past, question, now_s=now_s, previous=schedule, source=str(dirs.events))
+    past = history(view, now_s, more, schedule, str(dirs.events))
+    session, _ = session_from_history(past, _question(log.info, schedule), now_s=now_s)
     new = [event.job for event in asked if event.event == "submit" and event.job]
     turn_away_unfit(session, new, now_s)
     ranges = measured_ranges(log)
@@ -320,28 +320,30 @@ def decide_between_runs(
 
     rows = _own(at.profile, profile, read_rows, begun=begun)
     return decide_from_history(
-        history(found.view, at_s, [*newest, *asked]),
+        history(found.view, at_s, [*newest, *asked], found.schedule, str(at.events)),
         question,
         now_s=at_s,
         cluster=_own(at.cluster, cluster, read_cluster, begun=begun),
         profile=None if rows is None else Profile(rows),
-        previous=found.schedule,
         new=[event.job for event in asked if event.event == "submit" and event.job],
-        source=str(at.events),
     )
 
 
-def history(view: LogView, now_s: float, more: Iterable[Event]) -> History:
+def history(
+    view: LogView, now_s: float, more: Iterable[Event], previous: Schedule | None, source: str
+) -> History:
     """What happened until now.
 
     :param more: what the next run will add to the log before it does anything else.
+    :param previous: the schedule that was decided last.
     """
 
     def since(basis: Basis) -> tuple[SavedSession | None, Iterable[Event]]:
         kept, events = view.history(basis, now_s)
         return kept, (*events, *more)
 
-    return History(view.log.info, view.log.origin_s or 0.0, since, measured_speeds(view.log))
+    log = view.log
+    return History(log.info, log.origin_s or 0.0, since, measured_speeds(log), previous, source)
 
 
 def look_at(state: Path, *, wait_s: float = 0.0) -> BetweenRuns:

@@ -87,7 +87,6 @@ class Allox(Policy):
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """GPU type, work to go, and turn of each job there."""
         reasons = {}
         turns: dict[str | None, int] = {}
         for match in self._matches(snapshot, ()):

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from pliant.tools.schedule.jobs import JobState, Phase
 from pliant.tools.schedule.policies.common import GpuBudget, Grant
+from pliant.tools.schedule.rates import JobKind
 from pliant.tools.schedule.snapshot import Snapshot
 
 _BLOCK: Final = 64
@@ -24,25 +25,21 @@ _BLOCK: Final = 64
 _Turn = tuple[float, float, str]
 
 
-class _Kind(NamedTuple):
+class _QueueKind(NamedTuple):
     """What says which GPUs fit a job, how fast it is there, and whether its work may change in line."""
 
     gpus: int
-    model: str
-    batch: int
-    is_batch_stated: bool
-    per_gpu_max: int | None
+    speeds: JobKind
     demands: tuple[tuple[str | float, ...], ...]
     """Of a worker and of a parameter server: the nodes that are up make the same room for all of a kind."""
     keeps_work: bool
 
     @classmethod
-    def of(cls, job: JobState) -> _Kind:
+    def of(cls, job: JobState) -> _QueueKind:
         """That of a job which holds nothing."""
-        gpus, batch, resources = job.spec.gpus.requested, job.spec.batch, job.spec.resources
+        resources = job.spec.resources
         demands = *sorted(resources.worker.items()), *sorted(("ps", *each) for each in resources.ps.items())
-        limits = (job.spec.model, job.reference_batch, batch.size is not None, batch.per_gpu_max)
-        return cls(gpus, *limits, demands, _keeps_work(job))
+        return cls(job.spec.gpus.requested, JobKind.of(job), demands, _keeps_work(job))
 
 
 @dataclass(slots=True)
@@ -57,7 +54,7 @@ class _Block:
         self.least = min(self.work)
 
 
-class Line:
+class WaitingLine:
     """Jobs in order of turn. Adding, removing and finding one cost O(block + jobs / block)."""
 
     def __init__(self, jobs: Iterable[JobState] = ()) -> None:
@@ -128,7 +125,7 @@ class Line:
 
 
 @dataclass(slots=True)
-class Reservation:
+class HeadStart:
     """The head starts at ``start_s``, and leaves ``spare`` of its ``gpu_type`` then."""
 
     start_s: float
@@ -148,15 +145,15 @@ class Reservation:
         return False
 
 
-class Waiting:
+class WaitingJobs:
     """The jobs that wait, in order of turn and, where some may pass others, by kind."""
 
     def __init__(self, jobs: Iterable[JobState], snapshot: Snapshot, *, by_kind: bool) -> None:
         """:param by_kind: whether :meth:`passing` will be asked."""
-        self.line = Line()
+        self.line = WaitingLine()
         self._by_kind = by_kind
-        self._kinds: dict[_Kind, Line] = {}
-        self._of: dict[str, tuple[_Kind | None, _Turn]] = {}
+        self._kinds: dict[_QueueKind, WaitingLine] = {}
+        self._of: dict[str, tuple[_QueueKind | None, _Turn]] = {}
         """Where each job is in line: a priority may change before its job is taken out."""
         for job in jobs:
             self.add(job, snapshot)
@@ -165,11 +162,11 @@ class Waiting:
         """A job waits; one that is in line already goes to the place that it has now."""
         self.discard(job)
         self.line.add(job)
-        kind = _Kind.of(job) if self._by_kind else None
+        kind = _QueueKind.of(job) if self._by_kind else None
         self._of[job.id] = kind, job.turn
         if kind is not None:
             left = job.remaining_samples(snapshot.time_s) if kind.keeps_work else 0.0
-            self._kinds.setdefault(kind, Line()).add(job, math.inf if left is None else left)
+            self._kinds.setdefault(kind, WaitingLine()).add(job, math.inf if left is None else left)
 
     def discard(self, job: JobState) -> None:
         """A job waits no longer, if it did."""
@@ -187,7 +184,7 @@ class Waiting:
         head: JobState,
         snapshot: Snapshot,
         budget: GpuBudget,
-        reserve: Callable[[], Reservation | None] | None,
+        reserve: Callable[[], HeadStart | None] | None,
     ) -> dict[str, Grant]:
         """The jobs that start before ``head``, which does not fit; in order of turn, as many as fit.
 
@@ -228,7 +225,7 @@ class _Search:
 
     snapshot: Snapshot
     budget: GpuBudget
-    reservation: Reservation | None
+    reservation: HeadStart | None
 
     def grant(self, job: JobState) -> Grant | None:
         """What a job gets now: on the type that suits it best, or where the head does not wait."""
@@ -238,7 +235,7 @@ class _Search:
             return grant
         return self._elsewhere(job, kept)
 
-    def first_of(self, line: Line, turn: _Turn) -> JobState | None:
+    def first_of(self, line: WaitingLine, turn: _Turn) -> JobState | None:
         """The first job of a kind behind a turn that would get GPUs now."""
         first = self._first(line.after(turn))
         kept = self.reservation
@@ -252,7 +249,7 @@ class _Search:
         return self._first_to_end(line, turn, first, grant, kept)
 
     def _first_to_end(
-        self, line: Line, turn: _Turn, first: JobState, grant: Grant, kept: Reservation
+        self, line: WaitingLine, turn: _Turn, first: JobState, grant: Grant, kept: HeadStart
     ) -> JobState | None:
         """The first job that ends by the time at which the head starts."""
         now_s = self.snapshot.time_s
@@ -273,7 +270,7 @@ class _Search:
     def _fits(self, job: JobState) -> bool:
         return self.budget.fit(job, job.spec.gpus.requested, self.snapshot.speeds) is not None
 
-    def _elsewhere(self, job: JobState, kept: Reservation) -> Grant | None:
+    def _elsewhere(self, job: JobState, kept: HeadStart) -> Grant | None:
         others = {kind: left for kind, left in self.budget.left.items() if kind != kept.gpu_type}
         return GpuBudget(others).fit(job, job.spec.gpus.requested, self.snapshot.speeds) if others else None
 
@@ -289,7 +286,7 @@ def reserve(
     budget: GpuBudget,
     running: Iterable[JobState],
     starting: Mapping[str, Grant],
-) -> Reservation | None:
+) -> HeadStart | None:
     """The earliest predicted start of ``head``, which does not fit now; None where nothing predicts one.
 
     :param budget: what is left after ``starting``, the jobs that this decision starts.
@@ -313,14 +310,14 @@ def reserve(
     return min(able, key=lambda reservation: (reservation.start_s, reservation.gpu_type), default=None)
 
 
-def _first_fit(gpus: int, gpu_type: str, free: int, ends: list[tuple[float, int]]) -> Reservation | None:
+def _first_fit(gpus: int, gpu_type: str, free: int, ends: list[tuple[float, int]]) -> HeadStart | None:
     """The moment at which enough of ``gpu_type`` is free; GPUs freed at that very moment count as spare."""
     heapify(ends)
     while ends:
         end_s, freed = heappop(ends)
         free += freed
         if free >= gpus and (not ends or ends[0][0] > end_s):
-            return Reservation(end_s, gpu_type, free - gpus)
+            return HeadStart(end_s, gpu_type, free - gpus)
     return None
 
 

@@ -1,11 +1,8 @@
-"""What policies share: GPUs left to give away by type, sizes a job can run at, decisions from sizes.
+"""What policies share, in the order in which an author needs it.
 
-Pools: each GPU type as a cluster of its own, and the jobs that take part in the search of it.
-
-Finish-time fairness: how long a job would take with its share of the cluster for itself alone.
-
-Themis (NSDI '20), section 3: ρ is the JCT over the time that the job takes with 1/N of the cluster, where N
-is the number of active jobs, averaged over the life of the job so far.
+Reject the arrivals that can never run, give GPUs away type by type, name what differs; :func:`serve_in_order`
+does all three for a policy that is an order of jobs. Policies that search for an allocation do so in one
+:class:`Pool` after the other. :class:`Contention` is for those that speak of finish-time fairness.
 """
 
 from __future__ import annotations
@@ -27,43 +24,71 @@ Sizes = Callable[[JobState], Iterable[int]]
 
 
 class Grant(NamedTuple):
-    """So many GPUs of one type."""
+    """GPUs of one type."""
 
     gpus: int
     gpu_type: str
 
 
-class GpuBudget:
-    """GPUs not yet given away while a decision is being made, by type.
+# Which arrivals can never run.
 
-    Start from ``snapshot.free_gpus`` to add to what runs, from ``snapshot.gpus_by_type()`` to deal all
-    out again.
+
+def requested_alone(job: JobState) -> Iterable[int]:
+    """The one size of policies that give every job what it requested."""
+    return (job.spec.gpus.requested,)
+
+
+def reject_impossible(snapshot: Snapshot, sizes: Sizes = requested_alone) -> dict[str, str]:
+    """Jobs among the arrivals since the last call that no GPU type can run at any of ``sizes``, and why.
+
+    Measured against all nodes, those that are down included: they may come back.
     """
+    return reject_arrivals(snapshot, lambda job: _why_none(job, sizes(job), snapshot.speeds))
 
-    def __init__(self, gpus_by_type: Mapping[str, int]) -> None:
-        self.left = dict(gpus_by_type)
 
-    @property
-    def total(self) -> int:
-        """GPUs left, over all types."""
-        return sum(self.left.values())
+def reject_arrivals(snapshot: Snapshot, why: Callable[[JobState], str | None]) -> dict[str, str]:
+    """Jobs among the arrivals since the last call for which ``why`` has a reason."""
+    verdicts = {}
+    for change in snapshot.changes:
+        job = change.job
+        if change.kind == "arrived" and job is not None and job.id in snapshot.jobs and not job.gpus:
+            reason = why(job)
+            if reason is not None:
+                verdicts[job.id] = reason
+    return verdicts
 
-    def take(self, grant: Grant) -> None:
-        """Give GPUs away."""
-        self.left[grant.gpu_type] -= grant.gpus
 
-    def fit(self, job: JobState, gpus: int, speeds: Speeds) -> Grant | None:
-        """``gpus`` GPUs of the one type that suits ``job`` best among those with enough left, not yet taken.
+def minimum_alone(job: JobState) -> Iterable[int]:
+    """The size that decides for policies that may give a job more, never less."""
+    return (job.spec.min_gpus,)
 
-        The type it runs on comes first (it keeps its place), then the type on which it is fastest. A type on
-        which that size is infeasible does not count, nor one whose nodes that are up lack what it demands.
-        None: no type is.
-        """
-        if job.gpu_type is not None and self.left.get(job.gpu_type, 0) >= gpus:
-            return Grant(gpus, job.gpu_type)
-        roomy = [kind for kind, left in self.left.items() if left >= gpus and job.fits_now(gpus, kind)]
-        rates = [(-rate, kind) for kind in roomy if (rate := speeds.rate(job, gpus, kind)) > 0]
-        return Grant(gpus, min(rates)[1]) if rates else None
+
+def why_impossible(job: JobState, gpus: int, speeds: Speeds) -> str | None:
+    """Why no GPU type of the cluster can ever run ``job`` on ``gpus`` GPUs; None: one can."""
+    roomy = [kind for kind, total in speeds.gpu_types.items() if total >= gpus]
+    if not roomy:
+        most = max(speeds.gpu_types.values(), default=0)
+        return f"needs {in_gpus(gpus)} of one type, the cluster has {most}"
+    for kind in roomy:
+        if speeds.rate(job, gpus, kind) > 0:
+            return None
+    if job.room is not None and gpus > (most := max(job.room.values(), default=0)):
+        return f"needs {in_gpus(gpus)}, the nodes have CPUs, memory and bandwidth for {most} of its workers"
+    return (
+        f'model "{job.spec.model}" at batch {job.reference_batch} does not run on {in_gpus(gpus)} of any type'
+    )
+
+
+def _why_none(job: JobState, sizes: Iterable[int], speeds: Speeds) -> str | None:
+    """Why ``job`` runs at none of ``sizes``, by the last of them; None: it runs at one."""
+    reason = None
+    for gpus in sizes:
+        reason = why_impossible(job, gpus, speeds)
+        if reason is None:
+            return None
+        if gpus > job.spec.min_gpus:
+            reason += f"; this policy gives the requested {in_gpus(gpus)}"
+    return reason
 
 
 def is_in_reach(job: JobState, gpus: int, gpus_by_type: Mapping[str, int], speeds: Speeds) -> bool:
@@ -79,19 +104,38 @@ def is_in_reach(job: JobState, gpus: int, gpus_by_type: Mapping[str, int], speed
     )
 
 
-def decision_from_grants(
-    snapshot: Snapshot, grants: Mapping[str, Grant], rejected: dict[str, str]
-) -> Decision:
-    """The decision that leaves exactly ``grants`` in force, naming only jobs that differ from it.
+# GPUs given away one job after the other, and the decision that follows.
 
-    A running job without a grant is preempted. Growths and starts are placed in the order of ``grants``.
+
+class GpuBudget:
+    """GPUs not yet given away while a decision is being made, by type.
+
+    Start from ``snapshot.free_gpus`` to add to what runs, from ``snapshot.gpus_by_type()`` to deal all
+    out again.
     """
-    targets = {job.id: Target(0) for job in snapshot.jobs.values() if job.gpus and job.id not in grants}
-    for job_id, grant in grants.items():
-        job = snapshot.jobs[job_id]
-        if (job.gpus, job.gpu_type) != (grant.gpus, grant.gpu_type):
-            targets[job_id] = Target(grant.gpus, grant.gpu_type)
-    return Decision(targets, rejected)
+
+    def __init__(self, gpus_by_type: Mapping[str, int]) -> None:
+        self.left = dict(gpus_by_type)
+
+    @property
+    def total(self) -> int:
+        return sum(self.left.values())
+
+    def take(self, grant: Grant) -> None:
+        self.left[grant.gpu_type] -= grant.gpus
+
+    def fit(self, job: JobState, gpus: int, speeds: Speeds) -> Grant | None:
+        """``gpus`` GPUs of the one type that suits ``job`` best among those with enough left, not yet taken.
+
+        The type it runs on comes first (it keeps its place), then the type on which it is fastest. A type on
+        which that size is infeasible does not count, nor one whose nodes that are up lack what it demands.
+        None: no type is.
+        """
+        if job.gpu_type is not None and self.left.get(job.gpu_type, 0) >= gpus:
+            return Grant(gpus, job.gpu_type)
+        roomy = [kind for kind, left in self.left.items() if left >= gpus and job.fits_now(gpus, kind)]
+        rates = [(-rate, kind) for kind in roomy if (rate := speeds.rate(job, gpus, kind)) > 0]
+        return Grant(gpus, min(rates)[1]) if rates else None
 
 
 def serve_in_order(snapshot: Snapshot, key: Callable[[JobState], tuple[float, ...]]) -> Decision:
@@ -122,67 +166,46 @@ def serve_in_order(snapshot: Snapshot, key: Callable[[JobState], tuple[float, ..
     return decision
 
 
-def requested_alone(job: JobState) -> Iterable[int]:
-    """The one size of policies that give every job what it requested."""
-    return (job.spec.gpus.requested,)
+def decision_from_grants(
+    snapshot: Snapshot, grants: Mapping[str, Grant], rejected: dict[str, str]
+) -> Decision:
+    """The decision that leaves exactly ``grants`` in force, naming only jobs that differ from it.
 
-
-def minimum_alone(job: JobState) -> Iterable[int]:
-    """The size that decides for policies that may give a job more, never less."""
-    return (job.spec.min_gpus,)
-
-
-def reject_impossible(snapshot: Snapshot, sizes: Sizes = requested_alone) -> dict[str, str]:
-    """Jobs among the arrivals since the last call that no GPU type can run at any of ``sizes``, and why.
-
-    Measured against all nodes, those that are down included: they may come back.
+    A running job without a grant is preempted. Growths and starts are placed in the order of ``grants``.
     """
-    return reject_arrivals(snapshot, lambda job: _why_none(job, sizes(job), snapshot.speeds))
+    targets = {job.id: Target(0) for job in snapshot.jobs.values() if job.gpus and job.id not in grants}
+    for job_id, grant in grants.items():
+        job = snapshot.jobs[job_id]
+        if (job.gpus, job.gpu_type) != (grant.gpus, grant.gpu_type):
+            targets[job_id] = Target(grant.gpus, grant.gpu_type)
+    return Decision(targets, rejected)
 
 
-def reject_arrivals(snapshot: Snapshot, why: Callable[[JobState], str | None]) -> dict[str, str]:
-    """Jobs among the arrivals since the last call for which ``why`` has a reason."""
-    verdicts = {}
-    for change in snapshot.changes:
-        job = change.job
-        if change.kind == "arrived" and job is not None and job.id in snapshot.jobs and not job.gpus:
-            reason = why(job)
-            if reason is not None:
-                verdicts[job.id] = reason
-    return verdicts
+def equal_shares(gpus: int, limits: Sequence[tuple[int, int]]) -> list[int]:
+    """Whole GPUs by job, max-min fair within ``(low, high)``; the remainder goes to the first in order.
 
+    The lows must fit: their sum is at most ``gpus``. O(jobs · log gpus).
+    """
 
-def _why_none(job: JobState, sizes: Iterable[int], speeds: Speeds) -> str | None:
-    """Why ``job`` runs at none of ``sizes``, by the last of them; None: it runs at one."""
-    reason = None
-    for gpus in sizes:
-        reason = why_impossible(job, gpus, speeds)
-        if reason is None:
-            return None
-        if gpus > job.spec.min_gpus:
-            reason += f"; this policy gives the requested {in_gpus(gpus)}"
-    return reason
+    def sizes_at(level: int) -> list[int]:
+        return [min(max(level, low), high) for low, high in limits]
 
-
-def why_impossible(job: JobState, gpus: int, speeds: Speeds) -> str | None:
-    """Why no GPU type of the cluster can ever run ``job`` on ``gpus`` GPUs; None: one can."""
-    roomy = [kind for kind, total in speeds.gpu_types.items() if total >= gpus]
-    if not roomy:
-        most = max(speeds.gpu_types.values(), default=0)
-        return f"needs {in_gpus(gpus)} of one type, the cluster has {most}"
-    for kind in roomy:
-        if speeds.rate(job, gpus, kind) > 0:
-            return None
-    if job.room is not None and gpus > (most := max(job.room.values(), default=0)):
-        return f"needs {in_gpus(gpus)}, the nodes have CPUs, memory and bandwidth for {most} of its workers"
-    return (
-        f'model "{job.spec.model}" at batch {job.reference_batch} does not run on {in_gpus(gpus)} of any type'
-    )
+    level = bisect_right(range(1, gpus + 1), gpus, key=lambda candidate: sum(sizes_at(candidate)))
+    sizes = sizes_at(level)
+    remainder = gpus - sum(sizes)
+    for index, (low, high) in enumerate(limits):
+        if remainder and low <= level < high:
+            sizes[index] += 1
+            remainder -= 1
+    return sizes
 
 
 def explain_gang(job: JobState, reason: str) -> Explanation:
     """Why a job of a policy that gives what was requested runs or waits."""
     return Explanation(reason, needs_gpus=None if job.gpus else job.spec.gpus.requested)
+
+
+# What is left of a job.
 
 
 def requested_service_s(job: JobState, samples: float | None, speeds: Speeds) -> float:
@@ -203,23 +226,7 @@ def samples_to_go(job: JobState, snapshot: Snapshot, least_s: float = 0.0) -> fl
     return max(expected, least_s * snapshot.speeds.rate(job, job.spec.gpus.requested))
 
 
-def equal_shares(gpus: int, limits: Sequence[tuple[int, int]]) -> list[int]:
-    """Whole GPUs by job, max-min fair within ``(low, high)``; the remainder goes to the first in order.
-
-    The lows must fit: their sum is at most ``gpus``. O(jobs · log gpus).
-    """
-
-    def sizes_at(level: int) -> list[int]:
-        return [min(max(level, low), high) for low, high in limits]
-
-    level = bisect_right(range(1, gpus + 1), gpus, key=lambda candidate: sum(sizes_at(candidate)))
-    sizes = sizes_at(level)
-    remainder = gpus - sum(sizes)
-    for index, (low, high) in enumerate(limits):
-        if remainder and low <= level < high:
-            sizes[index] += 1
-            remainder -= 1
-    return sizes
+# Each GPU type as a cluster of its own, for policies that search one at a time.
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +271,6 @@ def pools(snapshot: Snapshot, without: Container[str]) -> list[tuple[Pool, list[
     ]
 
 
-def _attained_s(job: JobState, snapshot: Snapshot) -> float:
-    """To the microsecond: it is a difference of times, which are rounded by the hour, and many are equal."""
-    return round(job.attained_service_s(snapshot.time_s), 6)
-
-
 def known_pools(snapshot: Snapshot) -> dict[str, Pool]:
     """The pools of the cluster by GPU type, in order of the first node of each."""
     largest: dict[str, int] = {}
@@ -277,10 +279,6 @@ def known_pools(snapshot: Snapshot) -> dict[str, Pool]:
             largest[node.gpu_type] = max(node.gpus, largest.get(node.gpu_type, 0))
     totals = snapshot.gpus_by_type()
     return {kind: Pool(kind, totals[kind], most) for kind, most in largest.items() if totals[kind]}
-
-
-def _runs_in(pool: Pool, job: JobState) -> bool:
-    return pool.gpus >= job.spec.min_gpus and job.fits_now(job.spec.min_gpus, pool.gpu_type)
 
 
 def _best_pool(
@@ -298,18 +296,16 @@ def _best_pool(
     return min(worth, key=lambda kind: (-worth[kind], kind))
 
 
-class Stake(NamedTuple):
-    """What the ρ of one job depends on."""
+def _runs_in(pool: Pool, job: JobState) -> bool:
+    return pool.gpus >= job.spec.min_gpus and job.fits_now(job.spec.min_gpus, pool.gpu_type)
 
-    elapsed_s: float
-    """Since its submission."""
-    remaining_samples: float
-    isolated_s: float
-    """All of its work on its share."""
 
-    def rho(self, samples_per_second: float, waits_s: float = 0.0) -> float:
-        """Expected JCT over isolated time if it waits so long and then trains at this rate."""
-        return (self.elapsed_s + waits_s + self.remaining_samples / samples_per_second) / self.isolated_s
+def _attained_s(job: JobState, snapshot: Snapshot) -> float:
+    """To the microsecond: it is a difference of times, which are rounded by the hour, and many are equal."""
+    return round(job.attained_service_s(snapshot.time_s), 6)
+
+
+# Finish-time fairness.
 
 
 class Contention:
@@ -354,7 +350,6 @@ class Contention:
         return Stake(max(0.0, snapshot.time_s - job.spec.submit_time), left, isolated_s)
 
     def dump(self) -> Any:
-        """As JSON values."""
         return {"time_s": self._time_s, "job_seconds": self._job_seconds, "begun": self._begun}
 
     @classmethod
@@ -369,3 +364,17 @@ class Contention:
         if time_s > self._time_s:
             self._job_seconds += len(self._begun) * (time_s - self._time_s)
             self._time_s = time_s
+
+
+class Stake(NamedTuple):
+    """What the ρ of one job depends on."""
+
+    elapsed_s: float
+    """Since its submission."""
+    remaining_samples: float
+    isolated_s: float
+    """All of its work on its share."""
+
+    def rho(self, samples_per_second: float, waits_s: float = 0.0) -> float:
+        """Expected JCT over isolated time if it waits so long and then trains at this rate."""
+        return (self.elapsed_s + waits_s + self.remaining_samples / samples_per_second) / self.isolated_s

@@ -1,8 +1,7 @@
 """DRL: one job at a time, as a trained network prefers.
 
-What the scheduler can do next to one job, and what the network sees of it.
-
-The network that prefers one action to another, and the file that keeps what it has learnt.
+:class:`Situation` lists what the scheduler can do next to one job and what the network sees of it;
+:class:`Weights` is the network, which prefers one action to another.
 """
 
 from __future__ import annotations
@@ -34,6 +33,22 @@ from pliant.tools.schedule.snapshot import Snapshot
 if TYPE_CHECKING:
     import numpy as np
 
+Floats = npt.NDArray[np.float64]
+FEATURES: Final = (
+    "starts", "grows", "shrinks", "waits", "gpus", "takes", "takes_of_free", "efficiency", "of_requested",
+    "gain", "remaining", "remaining_gpu_time", "is_known", "before", "age", "service",
+    "waiting", "running", "free", "demand",
+)  # fmt: skip
+"""Of an action, all about -1 to 1 to keep the units of the network in their range."""
+WAITING_SEEN: Final = 24
+"""Of the jobs that wait and fit, this many are looked at; of those that run all."""
+_UNKNOWN_S: Final = 600.0
+KIND: Final = "network"
+SHIPPED: Final = Path(__file__).with_name("drl_network.json")
+"""The weights that come with pliant."""
+_DIGITS: Final = 6
+"""Of a weight in its file."""
+
 
 class Drl(Policy):
     """One job at a time, as a network prefers that was trained by policy gradient to keep mean JCT low.
@@ -64,7 +79,6 @@ class Drl(Policy):
 
     @property
     def weights(self) -> Weights:
-        """What the network has learnt."""
         return _shipped() if self._own is None else self._own
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
@@ -86,7 +100,6 @@ class Drl(Policy):
         return actions[int(self.weights.preferences(seen.features(actions)).argmax())]
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """How likely the network would take each job next."""
         seen = self._seen(snapshot, {})
         actions = seen.actions()
         chances = odds(self.weights.preferences(seen.features(actions))) if actions else ()
@@ -115,19 +128,10 @@ def _explanation(best: tuple[float, int] | None, still: float, held: int) -> Exp
 
 @cache
 def _shipped() -> Weights:
-    """The weights that come with pliant."""
     return read_network(SHIPPED).weights
 
 
-FEATURES: Final = (
-    "starts", "grows", "shrinks", "waits", "gpus", "takes", "takes_of_free", "efficiency", "of_requested",
-    "gain", "remaining", "remaining_gpu_time", "is_known", "before", "age", "service",
-    "waiting", "running", "free", "demand",
-)  # fmt: skip
-"""Of an action, all about -1 to 1 to keep the units of the network in their range."""
-WAITING_SEEN: Final = 24
-"""Of the jobs that wait and fit, this many are looked at; of those that run all."""
-_UNKNOWN_S: Final = 600.0
+# What the scheduler can do next, and what the network sees of it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +279,6 @@ def _sizes(job: JobState, total: int) -> list[int]:
 
 
 def odds(preferences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The probability of each action."""
     weights = np.exp(preferences - preferences.max())
     return np.asarray(weights / weights.sum())
 
@@ -292,12 +295,7 @@ def best_by_job(
     return found
 
 
-Floats = npt.NDArray[np.float64]
-KIND: Final = "network"
-SHIPPED: Final = Path(__file__).with_name("drl_network.json")
-"""The weights that come with pliant."""
-_DIGITS: Final = 6
-"""Of a weight in its file."""
+# The network, and the file that keeps what it has learnt.
 
 _Row = Annotated[tuple[float, ...], Field(min_length=1)]
 
@@ -366,7 +364,6 @@ class TrainedNetwork(Record):
 
     @property
     def weights(self) -> Weights:
-        """The weights as arrays."""
         return Weights(np.array(self.hidden), np.array(self.offsets), np.array(self.out))
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class SharingJob:
     """One job that shares, with the fewest and the most GPUs it takes."""
 
     job: JobState
@@ -36,30 +36,26 @@ class Member:
 
 
 @dataclass(slots=True)
-class Pool:
+class SharedType:
     """All GPUs of one type and the jobs that share them, in order of arrival."""
 
     gpu_type: str
     gpus: int
     promised: int = 0
     """Sum of the members' minima."""
-    members: list[Member] = field(default_factory=list)
+    members: list[SharingJob] = field(default_factory=list)
 
     def share_with_one_more(self) -> float:
-        """GPUs for each member if there were one more."""
         return self.gpus / (len(self.members) + 1)
 
     def has_room(self, low: int) -> bool:
-        """Whether one more minimum fits beside the others."""
         return self.promised + low <= self.gpus
 
-    def add(self, member: Member) -> None:
-        """One more job shares."""
+    def add(self, member: SharingJob) -> None:
         self.members.append(member)
         self.promised += member.low
 
-    def remove(self, member: Member) -> None:
-        """One job fewer shares."""
+    def remove(self, member: SharingJob) -> None:
         self.members.remove(member)
         self.promised -= member.low
 
@@ -100,7 +96,6 @@ class FairShare(Policy):
         return decision_from_grants(snapshot, grants, rejected)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """Each job's part, and the minimum of those that wait."""
         active = len(snapshot.jobs)
         return {
             job.id: Explanation(f"its part of {snapshot.total_gpus} GPUs among {active} active jobs")
@@ -110,7 +105,7 @@ class FairShare(Policy):
         }
 
 
-def _parts(pool: Pool, speeds: Speeds) -> list[int]:
+def _parts(pool: SharedType, speeds: Speeds) -> list[int]:
     """Equal parts of a pool; what makes a job slower goes to the others."""
     limits = [(member.low, member.high) for member in pool.members]
     while True:
@@ -131,21 +126,21 @@ def _low(job: JobState) -> int:
     return job.spec.min_gpus
 
 
-def _member(job: JobState, gpus: int) -> Member:
+def _member(job: JobState, gpus: int) -> SharingJob:
     """The job with its limits; each GPU needs a sample of a stated batch."""
     low, high = _low(job), job.max_gpus(gpus)
     if job.spec.batch.size is not None:
         high = min(high, job.reference_batch)
-    return Member(job, low, max(low, high))
+    return SharingJob(job, low, max(low, high))
 
 
 def _runs_on(snapshot: Snapshot, job: JobState, gpu_type: str) -> bool:
     return job.fits_now(_low(job), gpu_type) and snapshot.speeds.rate(job, _low(job), gpu_type) > 0
 
 
-def _admit(snapshot: Snapshot, jobs: Sequence[JobState]) -> dict[str, Pool]:
+def _admit(snapshot: Snapshot, jobs: Sequence[JobState]) -> dict[str, SharedType]:
     gpus_up = snapshot.gpus_by_type()
-    pools = {kind: Pool(kind, gpus) for kind, gpus in gpus_up.items()}
+    pools = {kind: SharedType(kind, gpus) for kind, gpus in gpus_up.items()}
     for job in jobs:
         pool = _pool_for(snapshot, job, pools)
         if pool is not None:
@@ -155,7 +150,7 @@ def _admit(snapshot: Snapshot, jobs: Sequence[JobState]) -> dict[str, Pool]:
     return pools
 
 
-def _pool_for(snapshot: Snapshot, job: JobState, pools: Mapping[str, Pool]) -> Pool | None:
+def _pool_for(snapshot: Snapshot, job: JobState, pools: Mapping[str, SharedType]) -> SharedType | None:
     own = pools.get(job.gpu_type or "")
     if own is not None and own.has_room(_low(job)):
         return own
@@ -173,7 +168,7 @@ def _pool_for(snapshot: Snapshot, job: JobState, pools: Mapping[str, Pool]) -> P
     )
 
 
-def _balance(snapshot: Snapshot, pools: Mapping[str, Pool]) -> None:
+def _balance(snapshot: Snapshot, pools: Mapping[str, SharedType]) -> None:
     """Move the latest job to another type as long as that gives it a larger part. Each move evens out."""
     while len(pools) > 1:
         crowded = min((pool for pool in pools.values() if pool.members), key=_part, default=None)
@@ -181,11 +176,11 @@ def _balance(snapshot: Snapshot, pools: Mapping[str, Pool]) -> None:
             return
 
 
-def _part(pool: Pool) -> tuple[float, str]:
+def _part(pool: SharedType) -> tuple[float, str]:
     return pool.gpus / len(pool.members), pool.gpu_type
 
 
-def _move_one(snapshot: Snapshot, crowded: Pool, pools: Mapping[str, Pool]) -> bool:
+def _move_one(snapshot: Snapshot, crowded: SharedType, pools: Mapping[str, SharedType]) -> bool:
     part = _part(crowded)[0]
     roomier = [pool for pool in pools.values() if pool.share_with_one_more() > part]
     roomier.sort(key=lambda pool: (-pool.share_with_one_more(), pool.gpu_type))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.backfill import Reservation, Waiting, reserve, waits
+from pliant.tools.schedule.policies.backfill import HeadStart, WaitingJobs, reserve, waits
 from pliant.tools.schedule.policies.common import GpuBudget, Grant, is_in_reach, reject_impossible
 from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
@@ -41,7 +41,7 @@ class Fifo(Policy):
 
     def __init__(self, backfill: Backfill = "none") -> None:
         self.backfill: Backfill = backfill
-        self._waiting: Waiting | None = None
+        self._waiting: WaitingJobs | None = None
         self._running: dict[str, JobState] = {}
         """Jobs that hold GPUs, for ``easy``; some have given them up since."""
         self._gpus_up: Mapping[str, int] = {}
@@ -64,7 +64,7 @@ class Fifo(Policy):
         )
 
     def _start_heads(
-        self, snapshot: Snapshot, waiting: Waiting, budget: GpuBudget, grants: dict[str, Grant]
+        self, snapshot: Snapshot, waiting: WaitingJobs, budget: GpuBudget, grants: dict[str, Grant]
     ) -> JobState | None:
         """Start jobs in order, passing over those out of reach, until one does not fit: the head."""
         started = []
@@ -88,8 +88,8 @@ class Fifo(Policy):
 
     def _reserve(
         self, snapshot: Snapshot, head: JobState, budget: GpuBudget, starting: Mapping[str, Grant]
-    ) -> Callable[[], Reservation | None]:
-        def found() -> Reservation | None:
+    ) -> Callable[[], HeadStart | None]:
+        def found() -> HeadStart | None:
             self._running = {job_id: job for job_id, job in self._running.items() if job.gpus}
             in_sight = (job for job in self._running.values() if snapshot.jobs.get(job.id) is job)
             return reserve(snapshot, head, budget, in_sight, starting)
@@ -97,7 +97,6 @@ class Fifo(Policy):
         return found
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """The head waits for its GPUs, the others for their turn."""
         waiting = [job for job in snapshot.arrivals() if not job.gpus]
         reasons = {
             job.id: Explanation(f"waits in line, {place} before it", job.spec.gpus.requested)
@@ -117,7 +116,7 @@ class Fifo(Policy):
         self._gpus_up = self._gpus_up or snapshot.gpus_by_type()
         return is_in_reach(job, job.spec.gpus.requested, self._gpus_up, snapshot.speeds)
 
-    def _update(self, snapshot: Snapshot, rejected: Container[str]) -> Waiting:
+    def _update(self, snapshot: Snapshot, rejected: Container[str]) -> WaitingJobs:
         """Who waits now."""
         if any(change.node is not None for change in snapshot.changes):
             self._gpus_up = {}
@@ -125,7 +124,7 @@ class Fifo(Policy):
             jobs = snapshot.arrivals()
             self._running = {job.id: job for job in jobs if job.gpus}
             first = (job for job in jobs if not job.gpus and job.id not in rejected)
-            self._waiting = Waiting(first, snapshot, by_kind=self.backfill != "none")
+            self._waiting = WaitingJobs(first, snapshot, by_kind=self.backfill != "none")
             return self._waiting
         named = {change.job.id: change.job for change in snapshot.changes if change.job is not None}
         for job in named.values():

@@ -29,11 +29,9 @@ class Las(Policy):
     default_interval_s: ClassVar[float | None] = 60.0
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Deal the GPUs out in order of attained service."""
         return serve_in_order(snapshot, lambda job: (-job.priority, job.attained_service_s(snapshot.time_s)))
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """How much service each job has received."""
         return {
             job.id: explain_gang(
                 job, f"{job.attained_service_s(snapshot.time_s):.0f} GPU-seconds received so far"

@@ -1,8 +1,7 @@
 """Lucid: shortest predicted jobs first, and light jobs two on one set of GPUs.
 
-Which running job a waiting one may join: pairs in which both keep most of their speed.
-
-How long a job will take, from those like it that ended before.
+:class:`Durations` predicts how long a job takes; :class:`Hosts` finds the running job that a waiting one may
+join: pairs in which both keep most of their speed.
 """
 
 from __future__ import annotations
@@ -23,6 +22,11 @@ from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import numpy as np
+
+PRIOR: Final = 2.0
+"""A mean of a group counts as this many jobs against the jobs of a group within it."""
+_ALIKE: Final = ("", " of its model", " of its model and user", " of its model, user and size")
+_Group = tuple[str | int, ...]
 
 
 class Lucid(Policy):
@@ -83,7 +87,6 @@ class Lucid(Policy):
         return Decision(targets, rejected, quiet_until_s=None if targets else math.inf)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """What is expected of each job, and whose GPUs it shares."""
         places = {job.id: place for place, job in enumerate(self._queue(snapshot))}
         found = {}
         for job in snapshot.jobs.values():
@@ -96,7 +99,6 @@ class Lucid(Policy):
         return found
 
     def look_ahead(self) -> None:
-        """What is only supposed to end teaches nothing."""
         self._learns = False
 
     def _learn(self, snapshot: Snapshot) -> None:
@@ -108,7 +110,6 @@ class Lucid(Policy):
                     self._past.learn(change.job.spec, seconds)
 
     def _queue(self, snapshot: Snapshot) -> list[JobState]:
-        """The waiting jobs in order."""
         waiting = [job for job in snapshot.jobs.values() if not job.gpus]
         return sorted(waiting, key=lambda job: (-job.priority, self._service_s(job, snapshot), job.arrival))
 
@@ -127,13 +128,7 @@ def _seconds(job: JobState, samples: float, speeds: Speeds) -> float:
     return samples / rate if rate > 0 else math.inf
 
 
-class _Kind(NamedTuple):
-    """Jobs of one kind do the same to a job beside them."""
-
-    speeds: JobKind
-    batch: int
-    gpu_type: str
-    gpus: int
+# Which running job a waiting one may join.
 
 
 class Hosts:
@@ -146,8 +141,8 @@ class Hosts:
         """:param least_speed: part of its speed alone that either job keeps at least."""
         self._speeds: Speeds = snapshot.speeds
         self._least = least_speed
-        self._free: dict[int, dict[_Kind, deque[JobState]]] = {}
-        self._scores: dict[tuple[_Kind, _Kind], float] = {}
+        self._free: dict[int, dict[_SharingKind, deque[JobState]]] = {}
+        self._scores: dict[tuple[_SharingKind, _SharingKind], float] = {}
         alone = (job for job in snapshot.jobs.values() if job.gpus and job.beside is None)
         for job in sorted(alone, key=lambda job: job.arrival):
             if job.spec.shares_gpus and len(job.placement) == 1:
@@ -176,7 +171,7 @@ class Hosts:
             del self._free[host.gpus]
         return host
 
-    def _score(self, job: JobState, host: JobState, kind: _Kind) -> float:
+    def _score(self, job: JobState, host: JobState, kind: _SharingKind) -> float:
         """The sharing score: what both keep together, up to 2; 0: they do not share."""
         key = (_kind(job, kind.gpu_type, kind.gpus), kind)
         if key not in self._scores:
@@ -193,40 +188,25 @@ def sharing_score(job: JobState, host: JobState, speeds: Speeds, least_speed: fl
     return sum(parts) if parts is not None and min(parts) >= least_speed else 0.0
 
 
-def _kind(job: JobState, gpu_type: str, gpus: int) -> _Kind:
-    return _Kind(JobKind.of(job), job.global_batch, gpu_type, gpus)
+class _SharingKind(NamedTuple):
+    """Jobs of one kind do the same to a job beside them."""
+
+    speeds: JobKind
+    batch: int
+    gpu_type: str
+    gpus: int
 
 
-def _drop_empty(kinds: dict[_Kind, deque[JobState]], kind: _Kind) -> None:
+def _kind(job: JobState, gpu_type: str, gpus: int) -> _SharingKind:
+    return _SharingKind(JobKind.of(job), job.global_batch, gpu_type, gpus)
+
+
+def _drop_empty(kinds: dict[_SharingKind, deque[JobState]], kind: _SharingKind) -> None:
     if not kinds[kind]:
         del kinds[kind]
 
 
-PRIOR: Final = 2.0
-"""A mean of a group counts as this many jobs against the jobs of a group within it."""
-_ALIKE: Final = ("", " of its model", " of its model and user", " of its model, user and size")
-_Group = tuple[str | int, ...]
-
-
-class Estimate(NamedTuple):
-    """How long a job is expected to take on the GPUs that it requests, alone on them."""
-
-    seconds: float
-    jobs: int
-    """Ended jobs in the smallest group of jobs like it that has some; 0: none has ended yet."""
-    alike: str = ""
-    """What these have in common with it, in words."""
-
-    def __str__(self) -> str:
-        if not self.jobs:
-            return "no job has ended yet, so all are taken to be as long"
-        return f"{self.seconds:.4g} s expected, from {counted(self.jobs, 'ended job')}{self.alike}"
-
-
-@dataclass(slots=True)
-class _Mean:
-    total: float = 0.0
-    jobs: int = 0
+# How long a job will take, from those like it that ended before.
 
 
 @dataclass(slots=True)
@@ -247,9 +227,9 @@ class Durations:
             mean.total += math.log(seconds)
             mean.jobs += 1
 
-    def expect(self, job: Job) -> Estimate:
+    def expect(self, job: Job) -> DurationEstimate:
         """What is expected of a job that begins; of all the same while none has ended."""
-        found = Estimate(1.0, 0)
+        found = DurationEstimate(1.0, 0)
         log_seconds = 0.0
         for group, alike in zip(_groups(job), _ALIKE, strict=True):
             mean = self._means.get(group)
@@ -257,8 +237,29 @@ class Durations:
                 break
             prior = PRIOR if found.jobs else 0.0
             log_seconds = (mean.total + prior * log_seconds) / (mean.jobs + prior)
-            found = Estimate(math.exp(log_seconds), mean.jobs, alike)
+            found = DurationEstimate(math.exp(log_seconds), mean.jobs, alike)
         return found
+
+
+class DurationEstimate(NamedTuple):
+    """How long a job is expected to take on the GPUs that it requests, alone on them."""
+
+    seconds: float
+    jobs: int
+    """Ended jobs in the smallest group of jobs like it that has some; 0: none has ended yet."""
+    alike: str = ""
+    """What these have in common with it, in words."""
+
+    def __str__(self) -> str:
+        if not self.jobs:
+            return "no job has ended yet, so all are taken to be as long"
+        return f"{self.seconds:.4g} s expected, from {counted(self.jobs, 'ended job')}{self.alike}"
+
+
+@dataclass(slots=True)
+class _Mean:
+    total: float = 0.0
+    jobs: int = 0
 
 
 def _groups(job: Job) -> Iterator[_Group]:

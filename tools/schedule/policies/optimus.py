@@ -73,16 +73,13 @@ class Estimates:
         return (job.remaining_samples(time_s) or 0.0) / job.reference_batch
 
     def step_seconds(self, job: JobState, gpus: int, gpu_type: str) -> float | None:
-        """From the throughput model."""
         rate = self._speeds.rate(job, gpus, gpu_type)
         return job.reference_batch / rate if rate > 0 else None
 
     def max_gpus(self, job: JobState) -> int:
-        """The job's own limit."""
         return job.max_gpus(self._total)
 
     def kind(self, job: JobState) -> object:
-        """What speeds follow from."""
         return JobKind.of(job)
 
 
@@ -133,7 +130,6 @@ class Optimus(Policy):
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """Time to go at the present size, and what one GPU more would save."""
         oracle = snapshot.oracle or Estimates(snapshot)
         return {job.id: self._explanation(job, oracle, snapshot) for job in snapshot.jobs.values()}
 

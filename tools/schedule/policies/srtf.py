@@ -30,11 +30,9 @@ class Srtf(Policy):
     priority_means: ClassVar[str] = PRIORITY_FIRST
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Deal the GPUs out in order of remaining service."""
         return serve_in_order(snapshot, lambda job: (-job.priority, remaining_service_s(job, snapshot)))
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """How much service each job still needs."""
         return {
             job.id: _explanation(job, remaining_service_s(job, snapshot), "to go")
             for job in snapshot.jobs.values()
@@ -63,7 +61,6 @@ class Sjf(Policy):
         )
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """How much service each job needs in all."""
         return {
             job.id: _explanation(job, total_service_s(job, snapshot), "in all")
             for job in snapshot.jobs.values()

@@ -94,7 +94,6 @@ class Themis(Policy):
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """ρ of each job, and the end of its lease."""
         found = {}
         for bid in self._bids(list(snapshot.jobs.values()), snapshot):
             job, end_s = bid.job, self._lease_ends.get(bid.job.id)
@@ -103,11 +102,9 @@ class Themis(Policy):
         return found
 
     def dump_state(self) -> dict[str, Any]:
-        """Leases, and how many jobs were active."""
         return {"leases": self._lease_ends, "contention": self._contention.dump()}
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up what ``dump_state`` gave."""
         self._lease_ends = dict(state["leases"])
         self._contention = Contention.load(state["contention"])
 

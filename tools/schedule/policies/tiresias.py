@@ -1,7 +1,4 @@
-"""Tiresias: least attained service in a few queues.
-
-Tiresias with knowledge of durations: within a queue, the job that is likely to finish soon goes first.
-"""
+"""Tiresias: least attained service in a few queues; with knowledge of durations, by the Gittins index."""
 
 from __future__ import annotations
 
@@ -106,7 +103,6 @@ class Tiresias(Policy):
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """Queue and place in it."""
         self._keep_up(snapshot, {})
         reasons, place = {}, {0: 0}
         for member in self._order:
@@ -118,14 +114,12 @@ class Tiresias(Policy):
         return reasons
 
     def dump_state(self) -> dict[str, Any]:
-        """Queue, time of entry, forgiven service and begin of the wait of each job."""
         return {
             member.job.id: [member.queue, member.entered_s, member.forgiven_gpu_s, member.waits_since_s]
             for member in self._order
         }
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up what ``dump_state`` gave."""
         self._members = {job_id: _Member(jobs[job_id], *values) for job_id, values in state.items()}
         self._order = sorted(self._members.values(), key=attrgetter("turn"))
 
@@ -309,7 +303,6 @@ class TiresiasGittins(Tiresias):
         return super().decide(snapshot, rng)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """Queue, place in it, and how soon the job is likely to finish."""
         reasons = super().explain(snapshot)
         for job_id, index in {member.job.id: member.index for member in self._order}.items():
             reason = f"{reasons[job_id].reason}, Gittins index {_HOUR_S * index:.3g} per GPU-hour"
@@ -317,11 +310,9 @@ class TiresiasGittins(Tiresias):
         return reasons
 
     def dump_state(self) -> dict[str, Any]:
-        """The queues as ``tiresias`` has them, and the services of the jobs that finished."""
         return {"queues": super().dump_state(), "services": self._seen}
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up what ``dump_state`` gave; indices are worked out again."""
         super().load_state(state["queues"], jobs)
         self._seen = list(state["services"])
         self._services = Services([*self._stated, *self._seen])

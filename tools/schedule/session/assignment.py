@@ -1,9 +1,8 @@
-"""Which GPUs the jobs of a decision get: from sizes, types and wishes to exact nodes, all jobs at once.
+"""Which GPUs the jobs of a decision get: from its targets to exact nodes, all jobs at once.
 
-What is left of CPUs, memory and bandwidth while the jobs of a decision are placed.
-
-Policies count GPUs. Where jobs demand more than that, the step that places them looks at what is left, for
-all policies alike: GPUs that a job cannot use are hidden from it, and its parameter servers find nodes.
+Policies count GPUs. Where jobs demand more than that, :class:`Demands` knows what is left of CPUs, memory
+and bandwidth while jobs are placed, for all policies alike: GPUs that a job cannot use are hidden from it,
+and its parameter servers find nodes.
 """
 
 from __future__ import annotations
@@ -17,104 +16,11 @@ from pliant.tools.schedule.free_gpus import FreeGpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus, gpus_of
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.rates import Speeds
+from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.withheld import Withheld
 
-
-class Demands:
-    """What jobs that hold GPUs leave of each node.
-
-    :param jobs: those that hold GPUs and keep them; what they hold is taken.
-    """
-
-    def __init__(self, capacities: Capacities, index: Mapping[str, int], jobs: Iterable[JobState]) -> None:
-        self._capacities = capacities
-        self._index = index
-        self._left: dict[int, dict[str, float]] = {}
-        """By node, where jobs hold something."""
-        for job in jobs:
-            self._book(job, job.placement, job.servers)
-
-    def hidden_from(self, job: JobState, free: FreeGpus) -> NodeGpus:
-        """GPUs that are free and of no use to the job: their node lacks what its workers need."""
-        demand = job.spec.resources.worker
-        found = []
-        for index, node in enumerate(self._capacities.nodes):
-            spare = free.free_on(node.name)
-            if spare and (useless := spare - fitting(self._left_on(index), demand, spare)):
-                found.append((node.name, useless))
-        return tuple(found)
-
-    def fits(self, job: JobState, place: NodeGpus) -> bool:
-        """Whether nodes have what that many workers need of them."""
-        demand = job.spec.resources.worker
-        return all(fitting(self._left_on(self._index[name]), demand, count) == count for name, count in place)
-
-    def take(
-        self, job: JobState, place: NodeGpus, wished: NodeGpus | None, free: FreeGpus
-    ) -> NodeGpus | None:
-        """Book a place, and return nodes for the parameter servers that it needs; None: they lack room.
-
-        :param wished: the nodes that a policy has chosen for them.
-        """
-        servers = self._servers(job, gpus_of(place), wished, free)
-        if servers is not None:
-            self._book(job, place, servers)
-        return servers
-
-    def _servers(
-        self, job: JobState, workers: int, wished: NodeGpus | None, free: FreeGpus
-    ) -> NodeGpus | None:
-        demand = job.spec.resources.ps
-        missing = servers_for(job.spec, workers)
-        up = {node.name for node in free.nodes if node.up}
-        for chosen in (wished, job.servers):
-            suits = chosen and gpus_of(chosen) == missing and up.issuperset(dict(chosen))
-            if suits and all(self._room(name, demand, count) == count for name, count in chosen or ()):
-                return chosen
-        found = []
-        for index in self._server_nodes(demand) if missing else ():
-            name = self._capacities.nodes[index].name
-            if name in up and (count := self._room(name, demand, missing)):
-                found.append((index, name, count))
-                missing -= count
-            if not missing:
-                break
-        return None if missing else tuple((name, count) for _, name, count in sorted(found))
-
-    def _server_nodes(self, demand: Amounts) -> Sequence[int]:
-        """Nodes without GPUs, those with most room first, so that jobs keep out of each other's way."""
-        servers = [index for index, node in enumerate(self._capacities.nodes) if not node.gpus]
-        return sorted(servers, key=lambda index: (-fitting(self._left_on(index), demand, MANY), index))
-
-    def _room(self, name: str, demand: Amounts, most: int) -> int:
-        return fitting(self._left_on(self._index[name]), demand, most)
-
-    def _left_on(self, index: int) -> Amounts:
-        return self._left.get(index, self._capacities.of_node[index])
-
-    def _book(self, job: JobState, place: NodeGpus, servers: NodeGpus) -> None:
-        for each, demand in ((place, job.spec.resources.worker), (servers, job.spec.resources.ps)):
-            for name, count in each if demand else ():
-                index = self._index[name]
-                left = self._left.setdefault(index, dict(self._capacities.of_node[index]))
-                for resource, amount in demand.items():
-                    if resource in left:
-                        left[resource] -= amount * count
-
-
-Wish = tuple[JobState, Target]
-DemandsOf = Callable[[Mapping[str, Wish]], Demands]
+DemandsOf = Callable[[Mapping[str, Target]], "Demands"]
 """Gives what is left by the jobs that do not move."""
-
-
-class Place(NamedTuple):
-    """Where a job is from now on."""
-
-    gpus: NodeGpus
-    servers: NodeGpus = ()
-    """Its parameter servers."""
-
-
 _NO_PLACE: Final[NodeGpus] = ()
 
 
@@ -150,7 +56,7 @@ def may_get_fewer(job: JobState, target: Target) -> bool:
 
 
 def assign(
-    wishes: Mapping[str, Wish],
+    targets: Mapping[str, Target],
     jobs: Mapping[str, JobState],
     free: FreeGpus,
     speeds: Speeds,
@@ -159,12 +65,12 @@ def assign(
     in_part: bool = False,
     demands: DemandsOf | None = None,
     sizes_jobs: bool = False,
-) -> dict[str, Place]:
+) -> dict[str, Holding]:
     """Places of all jobs that can have one, taken from ``free``; every other job keeps what it holds.
 
-    On one GPU type every job that may get what it wishes for can have a place, unless jobs demand more than
-    GPUs. On several, the GPUs left of each may be too few for a job whose policy named no type: it then keeps
-    its place, or goes on waiting.
+    On one GPU type every job whose target may be met can have a place, unless jobs demand more than GPUs. On
+    several, the GPUs left of each may be too few for a job whose policy named no type: it then keeps its
+    place, or goes on waiting.
 
     :param jobs: all active jobs, those that share GPUs with a job that moves among them.
     :param in_part: they are a part of what was decided, so GPUs that they count on may not become free.
@@ -173,12 +79,12 @@ def assign(
     :param sizes_jobs: elastic jobs get what of their place makes them fastest.
     :raises PlacementTakenError: a place that the policy named is not free, though nothing is withheld.
     """
-    moving = dict(wishes) if demands is not None else wishes
+    moving = dict(targets) if demands is not None else targets
     stay: set[str] = set()
     limits = withheld or Withheld()
     while True:
         if stay:
-            moving = {job_id: wish for job_id, wish in moving.items() if job_id not in stay}
+            moving = {job_id: target for job_id, target in moving.items() if job_id not in stay}
         world = _World(free, speeds, limits, None if demands is None else demands(moving), sizes_jobs)
         try:
             places, without = _attempt(moving, jobs, world)
@@ -188,10 +94,10 @@ def assign(
             places, without = {}, taken.job_id
         if without is None:
             return places
-        job, target = moving[without]
-        if job.room is not None and target.placement is not None and isinstance(moving, dict):
+        target = moving[without]
+        if jobs[without].room is not None and target.placement is not None and isinstance(moving, dict):
             kind = free.node(target.placement[0][0]).gpu_type
-            moving[without] = (job, target._replace(gpu_type=kind, placement=None, servers=None))
+            moving[without] = target._replace(gpu_type=kind, placement=None, servers=None)
         else:
             stay.add(without)
 
@@ -207,30 +113,33 @@ class _World(NamedTuple):
 
 
 def _attempt(
-    moving: Mapping[str, Wish], jobs: Mapping[str, JobState], world: _World
-) -> tuple[dict[str, Place], str | None]:
+    moving: Mapping[str, Target], jobs: Mapping[str, JobState], world: _World
+) -> tuple[dict[str, Holding], str | None]:
     """Assign GPUs to all jobs, or to none and say which job found no place."""
     free = world.free
-    left = [job.placement for job, _ in moving.values() if job.frees_gpus(moving)]
+    left = [job.placement for job_id in moving if (job := jobs[job_id]).frees_gpus(moving)]
     for placement in left:
         free.give(placement)
-    places: dict[str, Place] = {}
+    places: dict[str, Holding] = {}
     taken: list[NodeGpus] = []
-    turns = moving.items() if len(moving) == 1 else sorted(moving.items(), key=lambda item: _turn(*item[1]))
+    turns: Iterable[tuple[str, Target]] = moving.items()
+    if len(moving) > 1:
+        turns = sorted(turns, key=lambda item: _turn(jobs[item[0]], item[1]))
     try:
-        for job_id, (job, target) in turns:
+        for job_id, target in turns:
+            job = jobs[job_id]
             if target.beside is None:
                 place = _place(job, target, world)
             else:
                 other = jobs[target.beside]
-                held = places[other.id].gpus if other.id in places else other.placement
-                place = _beside((job, target), other, held, world)
+                held = places[other.id].placement if other.id in places else other.placement
+                place = _beside(job, target, other, held, world)
             if place is None:
                 _undo(left, taken, free)
                 return {}, job_id
             if target.beside is None:
-                free.take(place.gpus)
-                taken.append(place.gpus)
+                free.take(place.placement)
+                taken.append(place.placement)
             places[job_id] = place
     except PlacementTakenError:
         _undo(left, taken, free)
@@ -245,22 +154,6 @@ def _undo(left: Iterable[NodeGpus], taken: Iterable[NodeGpus], free: FreeGpus) -
         free.take(placement)
 
 
-def _beside(wish: Wish, other: JobState, gpus: NodeGpus, world: _World) -> Place | None:
-    """The place of the job that it is to share with, if the two can share that one."""
-    (job, target), withheld, left = wish, world.withheld, world.demands
-    if gpus_of(gpus) != target.gpus or withheld.held_until_s(job.id) is not None:
-        return None
-    if any(name in withheld.hidden_from(job.id) for name, _ in gpus):
-        return None
-    kind = world.speeds.gpu_type_of(gpus)
-    if target.gpu_type not in (None, kind) or world.speeds.parts(job, other, kind, gpus) is None:
-        return None
-    if left is None or job.room is None:
-        return Place(gpus)
-    servers = left.take(job, gpus, target.servers, world.free) if left.fits(job, gpus) else None
-    return None if servers is None else Place(gpus, servers)
-
-
 def _turn(job: JobState, target: Target) -> int:
     """Named places first, then those who shrink or change type, those who start or grow, those who share."""
     if target.beside is not None:
@@ -270,12 +163,28 @@ def _turn(job: JobState, target: Target) -> int:
     return 1 if target.gpus <= job.gpus else 2
 
 
-def _place(job: JobState, target: Target, world: _World) -> Place | None:
+def _beside(job: JobState, target: Target, other: JobState, gpus: NodeGpus, world: _World) -> Holding | None:
+    """The place of the job that it is to share with, if the two can share that one."""
+    withheld, left = world.withheld, world.demands
+    if gpus_of(gpus) != target.gpus or withheld.held_until_s(job.id) is not None:
+        return None
+    if any(name in withheld.hidden_from(job.id) for name, _ in gpus):
+        return None
+    kind = world.speeds.gpu_type_of(gpus)
+    if target.gpu_type not in (None, kind) or world.speeds.parts(job, other, kind, gpus) is None:
+        return None
+    if left is None or job.room is None:
+        return Holding(job.id, gpus)
+    servers = left.take(job, gpus, target.servers, world.free) if left.fits(job, gpus) else None
+    return None if servers is None else Holding(job.id, gpus, None, servers)
+
+
+def _place(job: JobState, target: Target, world: _World) -> Holding | None:
     """A place where all that the job demands is to be had, its parameter servers included."""
     free, left = world.free, world.demands
     if left is None or job.room is None:
         gpus = _allowed(job, target, world)
-        return None if gpus is None else Place(gpus)
+        return None if gpus is None else Holding(job.id, gpus)
     if target.placement is not None and not left.fits(job, target.placement):
         return None
     useless = () if target.placement is not None else left.hidden_from(job, free)
@@ -287,7 +196,7 @@ def _place(job: JobState, target: Target, world: _World) -> Place | None:
     if gpus is None:
         return None
     servers = left.take(job, gpus, target.servers, free)
-    return None if servers is None else Place(gpus, servers)
+    return None if servers is None else Holding(job.id, gpus, None, servers)
 
 
 def _allowed(job: JobState, target: Target, world: _World) -> NodeGpus | None:
@@ -338,3 +247,85 @@ def _types_fastest_first(job: JobState, gpus: int, speeds: Speeds) -> list[str]:
     rates = {kind: speeds.rate(job, gpus, kind) for kind in types}
     able = [kind for kind in types if rates[kind] > 0]
     return sorted(able, key=lambda kind: (-rates[kind], kind != job.gpu_type, kind))
+
+
+class Demands:
+    """What jobs that hold GPUs leave of each node.
+
+    :param jobs: those that hold GPUs and keep them; what they hold is taken.
+    """
+
+    def __init__(self, capacities: Capacities, index: Mapping[str, int], jobs: Iterable[JobState]) -> None:
+        self._capacities = capacities
+        self._index = index
+        self._left: dict[int, dict[str, float]] = {}
+        """By node, where jobs hold something."""
+        for job in jobs:
+            self._book(job, job.placement, job.servers)
+
+    def hidden_from(self, job: JobState, free: FreeGpus) -> NodeGpus:
+        """GPUs that are free and of no use to the job: their node lacks what its workers need."""
+        demand = job.spec.resources.worker
+        found = []
+        for index, node in enumerate(self._capacities.nodes):
+            spare = free.free_on(node.name)
+            if spare and (useless := spare - fitting(self._left_on(index), demand, spare)):
+                found.append((node.name, useless))
+        return tuple(found)
+
+    def fits(self, job: JobState, place: NodeGpus) -> bool:
+        """Whether nodes have what that many workers need of them."""
+        demand = job.spec.resources.worker
+        return all(fitting(self._left_on(self._index[name]), demand, count) == count for name, count in place)
+
+    def take(self, job: JobState, place: NodeGpus, named: NodeGpus | None, free: FreeGpus) -> NodeGpus | None:
+        """Book a place, and return nodes for the parameter servers that it needs.
+
+        Returns None if they lack room.
+
+        :param named: the nodes that a policy has chosen for them.
+        """
+        servers = self._servers(job, gpus_of(place), named, free)
+        if servers is not None:
+            self._book(job, place, servers)
+        return servers
+
+    def _servers(
+        self, job: JobState, workers: int, named: NodeGpus | None, free: FreeGpus
+    ) -> NodeGpus | None:
+        demand = job.spec.resources.ps
+        missing = servers_for(job.spec, workers)
+        up = {node.name for node in free.nodes if node.up}
+        for chosen in (named, job.servers):
+            suits = chosen and gpus_of(chosen) == missing and up.issuperset(dict(chosen))
+            if suits and all(self._room(name, demand, count) == count for name, count in chosen or ()):
+                return chosen
+        found = []
+        for index in self._server_nodes(demand) if missing else ():
+            name = self._capacities.nodes[index].name
+            if name in up and (count := self._room(name, demand, missing)):
+                found.append((index, name, count))
+                missing -= count
+            if not missing:
+                break
+        return None if missing else tuple((name, count) for _, name, count in sorted(found))
+
+    def _server_nodes(self, demand: Amounts) -> Sequence[int]:
+        """Nodes without GPUs, those with most room first, so that jobs keep out of each other's way."""
+        servers = [index for index, node in enumerate(self._capacities.nodes) if not node.gpus]
+        return sorted(servers, key=lambda index: (-fitting(self._left_on(index), demand, MANY), index))
+
+    def _room(self, name: str, demand: Amounts, most: int) -> int:
+        return fitting(self._left_on(self._index[name]), demand, most)
+
+    def _left_on(self, index: int) -> Amounts:
+        return self._left.get(index, self._capacities.of_node[index])
+
+    def _book(self, job: JobState, place: NodeGpus, servers: NodeGpus) -> None:
+        for each, demand in ((place, job.spec.resources.worker), (servers, job.spec.resources.ps)):
+            for name, count in each if demand else ():
+                index = self._index[name]
+                left = self._left.setdefault(index, dict(self._capacities.of_node[index]))
+                for resource, amount in demand.items():
+                    if resource in left:
+                        left[resource] -= amount * count

@@ -1,16 +1,14 @@
 """Jobs and GPUs as they stand, advanced by the caller, and what has changed: a session without its policy.
 
-Whether there is room for what jobs shall hold, all at once: a pure function.
-
-What a decision does to a job: the effects a session reports, and what it means to hold GPUs.
+What is here changes several things together: a job that ends frees its GPUs, is noted for the policy, and may
+let another job of its user in. Each part keeps its own order: ``free`` the GPUs that no job holds,
+``withheld`` what is out of use for a time, ``commands`` what operators want, ``speeds`` how fast jobs train.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
@@ -20,8 +18,10 @@ from pliant.schemas.resources import Capacities
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.free_gpus import FreeGpus
-from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, Phase, gpus_of, node_states
+from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_of, node_states
 from pliant.tools.schedule.rates import GpuSharing, Speeds, shape_of
+from pliant.tools.schedule.session.commands import Commands
+from pliant.tools.schedule.session.holdings import Holding, Transition, company_in, hold, step_of
 from pliant.tools.schedule.session.withheld import Withheld, node_of
 from pliant.tools.schedule.snapshot import Change, ChangeKind
 
@@ -31,6 +31,9 @@ class ClusterState:
 
     Times are seconds on the caller's clock; one that steps back counts as standing still. Progress follows
     ``JobState.samples_per_second``; the caller corrects it by measurements or adds rescale cost.
+
+    Invariants: every GPU in service is free, or held by one job or by two that share it. ``changes`` names
+    only jobs that the policy can see.
     """
 
     def __init__(self, cluster: Cluster, throughput: Throughput) -> None:
@@ -49,8 +52,8 @@ class ClusterState:
         self.changes: list[Change] = []
         """What happened since the policy was last asked."""
         self.slowed: dict[str, float] = {}
-        """Samples per second of jobs that go on at another speed, as another job came to their GPUs or left
-        them, since the last decision at least: for the caller to read and to clear."""
+        """Samples per second of jobs whose speed changed since the last decision as another job came to their
+        GPUs or left them: for the caller to read and to clear."""
         self.withheld = Withheld()
         """Slots, and further GPUs, that all jobs or one of them do not get for a time."""
         self.now_s = 0.0
@@ -59,6 +62,16 @@ class ClusterState:
         self._index = {node.name: node.index for node in self.nodes}
         self.noted_until_s = 0.0
         """The time of the latest change."""
+        self.commands = Commands()
+
+    @property
+    def in_play(self) -> Mapping[str, JobState]:
+        """Active jobs that the policy sees, in order of submission."""
+        if not self.commands.hide_jobs:
+            return self.jobs
+        return {job_id: job for job_id, job in self.jobs.items() if not self.commands.hides(job_id)}
+
+    # Jobs arrive, end and lose their GPUs.
 
     def submit(self, job: Job, time_s: float) -> JobState:
         """A job arrives. It counts as arrived at its submit_time, or now if that lies ahead.
@@ -82,8 +95,8 @@ class ClusterState:
     def take_up(self, job: Job, time_s: float) -> JobState | None:
         """As :meth:`submit`, of a job that was acknowledged: where its work cannot be computed, it is out.
 
-        Where it demands more of nodes than any has, nothing looked at that, and its demands do not count. The
-        policy is not notified of a job that is out at once. Returns None for it.
+        Demands that no node can meet are dropped: when the job was acknowledged, demands were not looked at.
+        The policy is not notified of a job that is out at once; None is returned for it.
 
         :raises ValueError: a job of that id is or was there.
         """
@@ -101,12 +114,18 @@ class ClusterState:
 
     def end(self, job_id: str, time_s: float, outcome: End = "finished") -> JobState:
         """A job leaves for good; whatever it holds is free."""
-        state, time_s = self.jobs.pop(job_id), self._at(time_s)
+        state, time_s = self.jobs[job_id], self._at(time_s)
+        partner = self._give_back(job_id, time_s)
+        del self.jobs[job_id]
         self.withheld.release(job_id)
         self._leave(state, time_s)
         hold(state, time_s, ())
         self.ended[job_id] = state
         self._note(outcome, time_s, job=state)
+        if self.commands.hide_jobs:
+            self._keep_others_from(partner, time_s)
+            self.commands.forget(job_id)
+            self._admit(state.spec.user, time_s)
         return state
 
     def lose(self, job_id: str, time_s: float) -> JobState:
@@ -115,30 +134,33 @@ class ClusterState:
         Nothing happens to a job that holds none.
         """
         state, time_s = self.jobs[job_id], self._at(time_s)
+        partner = self._give_back(job_id, time_s)
         if state.gpus:
             self._leave(state, time_s)
             hold(state, time_s, ())
             self._note("lost", time_s, job=state)
+        self._keep_others_from(partner, time_s)
+        self._unbind(job_id, time_s)
         return state
 
-    def node_down(self, name: str, time_s: float) -> list[JobState]:
-        """A node vanishes; returns the jobs that ran on it, which wait again."""
-        node, time_s = self.free.node(name), self._at(time_s)
-        if not node.up:
-            return []
-        hit = [
-            job
-            for job in self.jobs.values()
-            if any(held == name for held, _ in (*job.placement, *job.servers))
-        ]
-        self._take_away(node, time_s)
-        return [self.lose(job.id, time_s) for job in sorted(hit, key=lambda job: job.id)]
+    def _arrive(self, job: JobState, time_s: float) -> None:
+        """A job that holds nothing is there; where its user has enough, the policy does not see it yet."""
+        limit = self.cluster.limit_of(job.spec.user) if self.cluster.user_limits else None
+        if limit is None:
+            self._note("arrived", time_s, job=job)
+            return
+        if limit.gpus is not None:
+            job.most = job.spec.gpus.requested
+        self.commands.limit(job, limit)
+        self._admit(job.spec.user, time_s)
 
-    def node_up(self, name: str, time_s: float) -> None:
-        """A node comes back, empty."""
-        node, time_s = self.free.node(name), self._at(time_s)
-        if not node.up:
-            self._bring_back(node, time_s)
+    def _admit(self, user: str, time_s: float) -> None:
+        """Show the policy the waiting jobs of a user that the limit has room for."""
+        limit = self.cluster.limit_of(user) if self.commands.limited else None
+        if limit is not None:
+            for job in self.commands.within_limit(self.jobs.values(), user, limit):
+                del self.commands.limited[job.id]
+                self._note("arrived", time_s, job=job)
 
     def _look_at_room(self, jobs: Iterable[JobState]) -> None:
         """See how many workers of jobs the nodes that are up have room for."""
@@ -150,9 +172,124 @@ class ClusterState:
         for job in demanding:
             job.room_now = capacities.room(job.spec)
 
-    def _arrive(self, job: JobState, time_s: float) -> None:
-        """A job that holds nothing is there from now on."""
-        self._note("arrived", time_s, job=job)
+    # Operators command: jobs held, priorities.
+
+    def hold_back(self, job_id: str, time_s: float, by: str) -> None:
+        """A job gives up its GPUs at the next decision and gets none; to the policy it has been cancelled.
+
+        :param by: who asked for it.
+        :raises KeyError: the job is not active.
+        """
+        job, time_s = self.jobs[job_id], self._at(time_s)
+        self._note("cancelled", time_s, job=job)
+        self.commands.held[job_id] = by
+        self.commands.limited.pop(job_id, None)
+        self._admit(job.spec.user, time_s)
+
+    def let_go(self, job_id: str, time_s: float) -> None:
+        """A held job is visible to the policy again, as if it arrived. Any other job is left as it is.
+
+        :raises KeyError: the job is not active.
+        """
+        job, time_s = self.jobs[job_id], self._at(time_s)
+        if self.commands.held.pop(job_id, None) is not None:
+            self._arrive(job, time_s)
+
+    def prioritize(self, job_id: str, time_s: float, priority: float) -> None:
+        """A job has another priority from now on.
+
+        :raises KeyError: the job is not active.
+        """
+        job, time_s = self.jobs[job_id], self._at(time_s)
+        if priority != job.priority:
+            job.spec = job.spec.model_copy(update={"priority": priority})
+            job.priority = priority
+            self._note("priority", time_s, job=job)
+            self._admit(job.spec.user, time_s)
+
+    def leavers(self, *, elastic: bool) -> list[Holding]:
+        """What jobs that have to leave GPUs at once are to hold instead.
+
+        Those are held, or on a drained node, or were held and now have to wait for their user's limit.
+
+        :param elastic: jobs that can do with what they hold on other nodes may keep that.
+        """
+        commands = self.commands
+        if not commands.held and not commands.limited and not commands.drained:
+            return []
+        hidden = (*commands.held, *commands.limited)
+        found = [Holding(job_id) for job_id in hidden if self.jobs[job_id].gpus]
+        leaving = commands.must_be_left()
+        for job_id, job in self.jobs.items() if leaving else ():
+            rest = tuple((name, count) for name, count in job.placement if name not in leaving)
+            if job_id in commands.held or job_id in commands.limited or rest == job.placement:
+                continue
+            stays = elastic and job.spec.elastic != "none" and gpus_of(rest) >= job.spec.min_gpus
+            stays = stays and job.beside is None
+            found.append(Holding(job_id, rest, None, job.servers) if stays else Holding(job_id))
+        return found
+
+    # Nodes vanish and come back, are drained and resume.
+
+    def node_down(self, name: str, time_s: float) -> list[JobState]:
+        """A node vanishes; returns the jobs that ran on it, which wait again."""
+        if name in self.commands.drained:
+            return self._drained_node_down(name, time_s)
+        node, time_s = self.free.node(name), self._at(time_s)
+        if not node.up:
+            return []
+        hit = [
+            job
+            for job in self.jobs.values()
+            if any(held == name for held, _ in (*job.placement, *job.servers))
+        ]
+        self._take_away(node, time_s)
+        return [self.lose(job.id, time_s) for job in sorted(hit, key=lambda job: job.id)]
+
+    def _drained_node_down(self, name: str, time_s: float) -> list[JobState]:
+        if name in self.commands.vanished:
+            return []
+        self.commands.vanished[name] = time_s = self._at(time_s)
+        return [self.lose(job_id, time_s) for job_id in sorted(self.jobs) if self._is_on(job_id, name)]
+
+    def node_up(self, name: str, time_s: float) -> None:
+        """A node comes back, empty; a drained one gets no work all the same."""
+        if name in self.commands.drained:
+            self.commands.vanished.pop(name, None)
+            return
+        node, time_s = self.free.node(name), self._at(time_s)
+        if not node.up:
+            self._bring_back(node, time_s)
+
+    def drain(self, name: str, time_s: float, *, now: bool) -> None:
+        """A node gets no further work.
+
+        :param now: its jobs leave it at the next decision; else they keep what they hold until they end.
+        :raises KeyError: there is no such node.
+        """
+        node, time_s = self.free.node(name), self._at(time_s)
+        drained = self.commands.drained
+        with self._rebound([job_id for job_id in self.jobs if self._is_on(job_id, name)], time_s):
+            if name not in drained and not node.up:
+                self.commands.vanished[name] = time_s
+            elif name not in drained:
+                self._take_away(node, time_s)
+            drained[name] = now or drained.get(name, False)
+
+    def resume(self, name: str, time_s: float) -> None:
+        """A drained node gets work again. Any other node is left as it is.
+
+        :raises KeyError: there is no such node.
+        """
+        node, time_s = self.free.node(name), self._at(time_s)
+        if name not in self.commands.drained:
+            return
+        there = [job_id for job_id in self.jobs if self._is_on(job_id, name)]
+        with self._rebound(there, time_s):
+            del self.commands.drained[name]
+            if self.commands.vanished.pop(name, None) is None:
+                self._bring_back(node, time_s)
+                self.free.take(((name, sum(self._taken_on(name, self.jobs[job_id]) for job_id in there)),))
 
     def _take_away(self, node: NodeState, time_s: float) -> None:
         self.free.lose(node)
@@ -167,6 +304,15 @@ class ClusterState:
         self.free.regain(node)
         self._look_at_room(self.jobs.values())
         self._note("node_up", time_s, node=node, gpus=node.gpus)
+
+    def _resize(self, node: NodeState, gpus: int, time_s: float) -> None:
+        """A node has more or fewer GPUs in service; while it is down, that counts once it is up again."""
+        node.gpus += gpus
+        if node.up:
+            self.up_gpus += gpus
+            self._note("capacity", time_s, node=node, gpus=gpus)
+
+    # Slots go out of service for a time.
 
     def withdraw(self, slot: str, time_s: float, until_s: float) -> None:
         """A slot (``node/index``) that no job holds goes out of service until a time.
@@ -196,81 +342,6 @@ class ClusterState:
         self._resize(node, 1, time_s)
         self.free.give(((node.name, 1),))
 
-    def _resize(self, node: NodeState, gpus: int, time_s: float) -> None:
-        """A node has more or fewer GPUs in service; while it is down, that counts once it is up again."""
-        node.gpus += gpus
-        if node.up:
-            self.up_gpus += gpus
-            self._note("capacity", time_s, node=node, gpus=gpus)
-
-    def adopt(self, holdings: Sequence[Holding], time_s: float) -> list[Transition]:
-        """These jobs hold these GPUs from ``time_s`` on: a log or a schedule says so, no policy is asked.
-
-        All of them change at once, so jobs may take over each other's GPUs. Returns what changed. Where one
-        of them cannot be, nothing changes.
-
-        :raises KeyError: a job is not active.
-        :raises ValueError: a node is unknown, down or has too few free GPUs.
-        """
-        time_s = self._at(time_s)
-        return self._take_over(holdings, company_in(holdings, self.jobs, self._room_on), time_s)
-
-    def _take_over(
-        self, holdings: Sequence[Holding], company: Mapping[str, str], time_s: float
-    ) -> list[Transition]:
-        """Let jobs hold what there is room for."""
-        for holding in holdings:
-            self._leave(self.jobs[holding.job_id], time_s)
-        found = []
-        for holding in holdings:
-            job, place = self.jobs[holding.job_id], holding.placement
-            other = self.jobs.get(company.get(job.id, ""))
-            if other is None:
-                self.free.take(self.in_service(place))
-            batch = holding.global_batch or job.global_batch
-            found.append(self._change(job, place, batch, time_s, holding.servers, beside=other))
-        return [transition for transition in found if transition is not None]
-
-    def _leave(self, job: JobState, time_s: float) -> None:
-        """A job's GPUs are free, or another job's alone. What the job itself holds is left to the caller."""
-        if job.beside is None:
-            self.free.give(job.placement)
-        else:
-            self._part(job, time_s)
-
-    def _part(self, job: JobState, time_s: float) -> None:
-        """Of two jobs on the same GPUs the other has them alone from now on."""
-        if job.beside is None:
-            return
-        other = self.jobs[job.beside]
-        self._train_at(other, self._rate(other), time_s)
-        job.settle(time_s)
-        job.beside = other.beside = None
-
-    def _join(self, job: JobState, other: JobState, time_s: float) -> None:
-        """Two jobs that hold the same GPUs train on them together from now on."""
-        place, kind = job.placement, job.gpu_type or ""
-        parts = self.speeds.parts(job, other, kind, place) or (self.cluster.sharing.speed,) * 2
-        for each, part in zip((job, other), parts, strict=True):
-            self._train_at(each, self._rate(each) * part, time_s)
-        job.beside, other.beside = other.id, job.id
-
-    def _train_at(self, job: JobState, rate: float, time_s: float) -> None:
-        job.change_speed(time_s, rate)
-        self.slowed[job.id] = rate
-
-    def counted(self, job: JobState) -> NodeGpus:
-        """What a job takes of the GPUs that are in service; shared GPUs count for one job of the two."""
-        return job.placement if job.counts_gpus else ()
-
-    def in_service(self, placement: NodeGpus) -> NodeGpus:
-        """The part of a placement that counts in ``free``."""
-        return placement
-
-    def _room_on(self, name: str) -> int:
-        """GPUs of a node that no job holds; 0 where there is no such node."""
-        return self.free.free_on(name) if name in self._index else 0
-
     def _at(self, time_s: float) -> float:
         self.now_s = max(self.now_s, time_s)
         if self.now_s >= self.withheld.next_s:
@@ -286,8 +357,44 @@ class ClusterState:
         node: NodeState | None = None,
         gpus: int = 0,
     ) -> None:
-        self.noted_until_s = max(self.noted_until_s, time_s)
-        self.changes.append(Change(self.noted_until_s, kind, job, node, gpus))
+        """Record a change for the policy, unless it is of a job that the policy does not see."""
+        if job is None or not self.commands.hides(job.id):
+            self.noted_until_s = max(self.noted_until_s, time_s)
+            self.changes.append(Change(self.noted_until_s, kind, job, node, gpus))
+
+    # Jobs come to hold GPUs and leave them.
+
+    def adopt(self, holdings: Sequence[Holding], time_s: float) -> list[Transition]:
+        """These jobs hold these GPUs from ``time_s`` on: a log or a schedule says so, no policy is asked.
+
+        All of them change at once, so jobs may take over each other's GPUs. Returns what changed. Where one
+        of them cannot be, nothing changes.
+
+        :raises KeyError: a job is not active.
+        :raises ValueError: a node is unknown, down or has too few free GPUs.
+        """
+        time_s = self._at(time_s)
+        company = company_in(holdings, self.jobs, self._room_on)
+        if not self.commands.drained:
+            return self._take_over(holdings, company, time_s)
+        with self._rebound((holding.job_id for holding in holdings), time_s):
+            return self._take_over(holdings, company, time_s)
+
+    def _take_over(
+        self, holdings: Sequence[Holding], company: Mapping[str, str], time_s: float
+    ) -> list[Transition]:
+        """Let jobs hold what there is room for."""
+        for holding in holdings:
+            self._leave(self.jobs[holding.job_id], time_s)
+        found = []
+        for holding in holdings:
+            job, place = self.jobs[holding.job_id], holding.placement
+            other = self.jobs.get(company.get(job.id, ""))
+            if other is None:
+                self.free.take(self.commands.in_service(place))
+            batch = holding.global_batch or job.global_batch
+            found.append(self._change(job, place, batch, time_s, holding.servers, beside=other))
+        return [transition for transition in found if transition is not None]
 
     def _change(
         self,
@@ -325,140 +432,106 @@ class ClusterState:
             job.rescales += 1
         return Transition(job, step, before)
 
+    def _leave(self, job: JobState, time_s: float) -> None:
+        """A job's GPUs are free, or another job's alone. What the job itself holds is left to the caller."""
+        if job.beside is None:
+            self.free.give(job.placement)
+        else:
+            self._part(job, time_s)
+
+    def counted(self, job: JobState) -> NodeGpus:
+        """What a job takes of the GPUs that are in service: nothing, where it is bound."""
+        return () if job.id in self.commands.bound else self.commands.in_service(_taken(job))
+
+    def _taken_on(self, name: str, job: JobState) -> int:
+        return dict(_taken(job)).get(name, 0)
+
+    def _room_on(self, name: str) -> int:
+        """GPUs of a node that no job holds, drained or not; 0 where there is no such node."""
+        if name in self.commands.drained:
+            taken = sum(self._taken_on(name, job) for job in self.jobs.values())
+            return 0 if name in self.commands.vanished else self.free.node(name).gpus - taken
+        return self.free.free_on(name) if name in self._index else 0
+
+    def _is_on(self, job_id: str, name: str) -> bool:
+        return any(held == name for held, _ in self.jobs[job_id].placement)
+
+    # Two jobs share GPUs.
+
+    def _join(self, job: JobState, other: JobState, time_s: float) -> None:
+        """Two jobs that hold the same GPUs train on them together from now on."""
+        place, kind = job.placement, job.gpu_type or ""
+        parts = self.speeds.parts(job, other, kind, place) or (self.cluster.sharing.speed,) * 2
+        for each, part in zip((job, other), parts, strict=True):
+            self._train_at(each, self._rate(each) * part, time_s)
+        job.beside, other.beside = other.id, job.id
+
+    def _part(self, job: JobState, time_s: float) -> None:
+        """Of two jobs on the same GPUs the other has them alone from now on."""
+        if job.beside is None:
+            return
+        other = self.jobs[job.beside]
+        self._train_at(other, self._rate(other), time_s)
+        job.settle(time_s)
+        job.beside = other.beside = None
+
+    def _train_at(self, job: JobState, rate: float, time_s: float) -> None:
+        job.change_speed(time_s, rate)
+        self.slowed[job.id] = rate
+
     def _rate(self, job: JobState) -> float:
         """Samples per second of a job on what it holds, alone."""
         kind, shape = job.gpu_type, shape_of(job.placement)
         return self.speeds.rate(job, job.gpus, kind, global_batch=job.global_batch, placement=shape)
 
+    # Jobs are bound to drained nodes: their GPUs are out of the policy's hands.
 
-def company_in(
-    holdings: Sequence[Holding], jobs: Mapping[str, JobState], room_on: Callable[[str], int]
-) -> dict[str, str]:
-    """The jobs that come to GPUs that another one holds alone by then, and which one that is.
+    @contextmanager
+    def _rebound(self, job_ids: Iterable[str], time_s: float) -> Iterator[None]:
+        """Around a change of what these jobs hold, or of nodes that they are on: afterwards see who is bound.
 
-    Jobs may take over each other's GPUs.
+        To the policy a job that becomes bound is cancelled, and one that no longer is arrives.
+        """
+        ids = list(dict.fromkeys(job_ids))
+        for job_id in ids:
+            self._give_back(job_id, time_s)
+        yield
+        for job_id in ids:
+            job = self.jobs[job_id]
+            name = self.commands.binding(job)
+            if name is None:
+                self._unbind(job_id, time_s)
+            else:
+                self._note("cancelled", time_s, job=job)
+                self.commands.bound[job_id] = name
+                self._resize_others(job_id, -1, time_s)
 
-    :param jobs: all active ones.
-    :param room_on: GPUs of a node that no job holds now; 0 where there is no such node.
-    :raises KeyError: a job is not active.
-    :raises ValueError: a node is unknown or has too few GPUs for one of them.
-    """
-    moving = {each.job_id: jobs[each.job_id] for each in holdings}
-    alone = _left_alone(holdings, moving, jobs)
-    freed = _on_nodes(job.placement for job in moving.values() if job.frees_gpus(moving))
-    company: dict[str, str] = {}
-    for job_id, place, beside in ((each.job_id, each.placement, each.beside) for each in holdings):
-        if beside is not None and place and alone.get(beside) == place:
-            company[job_id] = beside
-            del alone[beside]
-            continue
-        for name, count in place:
-            freed[name] -= count
-            if room_on(name) + freed[name] < 0:
-                text = f'job "{job_id}" cannot hold {count} GPUs on {name}: they are not there or taken'
-                raise ValueError(text)
-        alone[job_id] = place
-    return company
+    def _unbind(self, job_id: str, time_s: float) -> None:
+        """A job is not bound any longer; to the policy it arrives, unless it is held."""
+        if self.commands.bound.pop(job_id, None) is not None:
+            self._note("arrived", time_s, job=self.jobs[job_id])
 
+    def _give_back(self, job_id: str, time_s: float) -> str | None:
+        """The GPUs that a bound job holds on other nodes are in service again.
 
-def _left_alone(
-    holdings: Iterable[Holding], moving: Mapping[str, JobState], jobs: Mapping[str, JobState]
-) -> dict[str, NodeGpus]:
-    """The jobs that stay where they are, have nothing beside them by then, and are to get company."""
-    named = (jobs.get(each.beside or "") for each in holdings)
-    stay = (job for job in named if job is not None and job.id not in moving)
-    return {job.id: job.placement for job in stay if job.beside is None or job.beside in moving}
+        Returns the bound job that has them alone once this one has left, if there is one.
+        """
+        if job_id not in self.commands.bound:
+            return None
+        self._resize_others(job_id, 1, time_s)
+        job = self.jobs[job_id]
+        return job.beside if _taken(job) else None
 
+    def _keep_others_from(self, job_id: str | None, time_s: float) -> None:
+        """A bound job that shared its GPUs has them alone: those on other nodes stay out of service."""
+        if job_id is not None and job_id in self.commands.bound:
+            self._resize_others(job_id, -1, time_s)
 
-def _on_nodes(placements: Iterable[NodeGpus]) -> Counter[str]:
-    """GPUs of all these placements by node."""
-    found = Counter[str]()
-    for placement in placements:
-        for name, count in placement:
-            found[name] += count
-    return found
-
-
-Step = Literal["start", "resume", "grow", "shrink", "move", "rebatch", "preempt", "reject"]
+    def _resize_others(self, job_id: str, sign: int, time_s: float) -> None:
+        for name, count in self.commands.in_service(_taken(self.jobs[job_id])):
+            self._resize(self.free.node(name), sign * count, time_s)
 
 
-class Transition(NamedTuple):
-    """One effect of a decision on one job; the job's state already shows it.
-
-    ``rebatch`` changes only the global batch. ``before`` is the placement held until now.
-    """
-
-    job: JobState
-    step: Step
-    before: NodeGpus = ()
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """What one job holds, as a log or a schedule says; an empty placement: nothing."""
-
-    job_id: str
-    placement: NodeGpus = ()
-    global_batch: int | None = None
-    """None: as it is."""
-    servers: NodeGpus = ()
-    """Where its parameter servers are."""
-    beside: str | None = None
-    """The job that holds the same GPUs; one of two that share may say so, or both."""
-
-    @classmethod
-    def of(cls, job: JobState) -> Holding:
-        """What a job holds now."""
-        return cls(job.id, job.placement, job.global_batch, job.servers, job.beside)
-
-
-def in_net(transitions: Sequence[Transition]) -> list[Transition]:
-    """One transition for each job, from what it held first to what it holds now."""
-    first = {each.job.id: each for each in reversed(transitions)}
-    if len(first) == len(transitions):
-        return list(transitions)
-    last = {each.job.id: each for each in transitions}
-    return [_net(first[job_id], each) for job_id, each in last.items()]
-
-
-def _net(first: Transition, last: Transition) -> Transition:
-    if first is last:
-        return last
-    return Transition(last.job, _net_step(last.job, first.before), first.before)
-
-
-def _net_step(job: JobState, before: NodeGpus) -> Step:
-    held = gpus_of(before)
-    if not job.gpus:
-        return "preempt"
-    return "move" if job.gpus == held else "grow" if job.gpus > held else "shrink"
-
-
-def step_of(job: JobState, place: NodeGpus) -> Step:
-    """What it means for a job to hold this place from now on."""
-    gpus = gpus_of(place)
-    if gpus == 0:
-        return "preempt"
-    if job.gpus == 0:
-        return "start" if job.phase is Phase.WAITING else "resume"
-    if gpus != job.gpus:
-        return "grow" if gpus > job.gpus else "shrink"
-    return "move" if place != job.placement else "rebatch"
-
-
-def hold(job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
-    """Book what was done until now; the job holds this place from now on, nothing if it is empty."""
-    job.settle(time_s)
-    if not job.gpus:
-        job.granted_s = time_s
-    job.changed_s = time_s
-    job.gpus, job.placement, job.servers = gpus_of(place), place, servers
-    if place:
-        job.phase = Phase.RUNNING
-        if job.first_start_s is None:
-            job.first_start_s = time_s
-        return
-    if job.phase is Phase.RUNNING:
-        job.phase = Phase.PREEMPTED
-    job.gpu_type, job.samples_per_second = None, 0.0
+def _taken(job: JobState) -> NodeGpus:
+    """GPUs that a job takes, in service or not; shared GPUs count for one job of the two."""
+    return job.placement if job.counts_gpus else ()

@@ -1,17 +1,14 @@
-"""What a session was rebuilt to from a log, as it is kept beside that log, and taken up again.
+"""A session that was rebuilt from a log, as it is kept beside that log, and how it is taken up again.
 
-Nothing here names what a job's state holds: all of its attributes are kept, those to come included.
-
-A dictionary whose values may be raw as bytes, from which they are made when asked for.
-
-What was predicted of jobs, as it is kept for reports: seldom, and bounded for each job.
+:func:`facts_of` and :func:`states_of` say what is kept, :func:`take_up` is their inverse. All attributes of a
+session, of its commands and of a job's state are kept, those to come included: nothing here lists them.
+Most jobs have ended: their states stay bytes in a :class:`LazyDict` until they are asked for.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -29,19 +26,20 @@ from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeState, Observatio
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change
 
+T = TypeVar("T")
 _ALWAYS: Final = frozenset(("arrival", "reference_batch", "total_samples"))
 """Attributes of a job's state that are its own from the beginning."""
 _JOB: Final = tuple(name for name in JobState.__slots__ if name not in ("spec", "id"))
 _NODE: Final = NodeState.__slots__
-_NOBODY: Final = JobState(Job(id="a", submit_time=0.0, model="a", gpus=Gpus(requested=1)), 1, None)
-_ARRIVED: Final = {name: getattr(_NOBODY, name) for name in _JOB}
+_ANY_JOB: Final = JobState(Job(id="a", submit_time=0.0, model="a", gpus=Gpus(requested=1)), 1, None)
+_ARRIVED: Final = {name: getattr(_ANY_JOB, name) for name in _JOB}
 """What a job has that has just arrived."""
 _PARTS: Final = frozenset(
     (
         *("policy", "cluster", "capacities", "nodes", "speeds", "free", "jobs", "ended", "changes", "past"),
         *("withheld", "oracle", "forecast", "demand", "foreseen_changes", "seed", "rng", "admissions"),
         "trace",
-        *("_rules", "_dwell", "_index", "slowed", "_parted"),
+        *("commands", "_rules", "_dwell", "_index", "slowed", "_parted"),
     )
 )
 """Attributes of a session that are given to it, or kept in a way of their own."""
@@ -93,16 +91,13 @@ class SessionFacts:
 
     @property
     def basis(self) -> Basis:
-        """What the session was rebuilt under."""
         return Basis(self.inputs, self.origin_s)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SessionFacts:
-        """Of JSON values."""
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 
@@ -122,8 +117,64 @@ class SavedSession:
         return max([seen_s, *(float(event["time"]) for event in self.facts.together)])
 
     def state_of(self, job_id: str, raw: bytes) -> JobState:
-        """The state of a job."""
         return _SavedState(job_id, from_json(raw), self.spec_of)
+
+
+def facts_of(session: Session, basis: Basis, together: Sequence[Event], events: int) -> SessionFacts:
+    """What is to be kept of a session that has seen events and decided nothing."""
+    before = session.past.raw if isinstance(session.past, Past) else ()
+    pairs = zip(session.nodes, node_states(session.cluster), strict=True)
+    nodes = {
+        node.name: {slot: found for slot in _NODE if (found := getattr(node, slot)) != getattr(fresh, slot)}
+        for node, fresh in pairs
+    }
+    return SessionFacts(
+        inputs=basis.inputs,
+        origin_s=basis.origin_s,
+        events=events,
+        session={name: _plain(value) for name, value in _own_values(session)},
+        nodes={name: found for name, found in nodes.items() if found},
+        withheld={name: _plain(value) for name, value in vars(session.withheld).items()},
+        active=list(session.jobs),
+        ended=list(session.ended),
+        changes=[*before, *map(_raw_change, session.changes)],
+        together=[{f.name: getattr(event, f.name) for f in fields(event)} for event in together],
+    )
+
+
+def _own_values(session: Session) -> Iterator[tuple[str, Any]]:
+    """The attributes of a session that are plain values, those of its commands where these stand."""
+    for name, value in vars(session).items():
+        if name == "commands":
+            yield from vars(value).items()
+        elif name not in _PARTS:
+            yield name, value
+
+
+def states_of(session: Session) -> dict[str, bytes]:
+    active = {job_id: encode_state(state) for job_id, state in session.jobs.items()}
+    return active | {job_id: raw_of(session.ended, job_id, encode_state) for job_id in session.ended}
+
+
+def take_up(session: Session, saved: SavedSession) -> list[Event]:
+    """Bring a session without jobs to where another one was; returns the events yet to be applied."""
+    facts, spec_of, capacities = saved.facts, saved.spec_of, session.capacities
+    saved = replace(saved, spec_of=lambda job_id: capacities.without_what_never_fits(spec_of(job_id)))
+    for name, values in facts.nodes.items():
+        for slot, value in values.items():
+            setattr(session.free.node(name), slot, _shaped(value))
+    session.free = FreeGpus(session.nodes)
+    commands = vars(session.commands)
+    for name, value in facts.session.items():
+        (commands if name in commands else vars(session))[name] = _shaped(value)
+    vars(session.withheld).update({name: _shaped(value) for name, value in facts.withheld.items()})
+    session.jobs = {job_id: saved.state_of(job_id, saved.jobs[job_id]) for job_id in facts.active}
+    ended = {job_id: saved.jobs[job_id] for job_id in facts.ended}
+    session.ended = states_kept_small(ended, saved.spec_of)
+    for state in session.jobs.values():
+        session.free.take(session.counted(state))
+    session.past = Past(facts.changes, ChainMap(session.jobs, session.ended), session.free)
+    return [Event(**{**each, "placement": _shaped(each["placement"])}) for each in facts.together]
 
 
 def states_kept_small(
@@ -170,53 +221,6 @@ def encode_state(state: JobState) -> bytes:
         if (value := getattr(state, name)) != _ARRIVED[name] or name in _ALWAYS
     }
     return json.dumps(values, separators=(",", ":")).encode()
-
-
-def facts_of(session: Session, basis: Basis, together: Sequence[Event], events: int) -> SessionFacts:
-    """What is to be kept of a session that has seen events and decided nothing."""
-    before = session.past.raw if isinstance(session.past, Past) else ()
-    pairs = zip(session.nodes, node_states(session.cluster), strict=True)
-    nodes = {
-        node.name: {slot: found for slot in _NODE if (found := getattr(node, slot)) != getattr(fresh, slot)}
-        for node, fresh in pairs
-    }
-    return SessionFacts(
-        inputs=basis.inputs,
-        origin_s=basis.origin_s,
-        events=events,
-        session={name: _plain(value) for name, value in vars(session).items() if name not in _PARTS},
-        nodes={name: found for name, found in nodes.items() if found},
-        withheld={name: _plain(value) for name, value in vars(session.withheld).items()},
-        active=list(session.jobs),
-        ended=list(session.ended),
-        changes=[*before, *map(_raw_change, session.changes)],
-        together=[{f.name: getattr(event, f.name) for f in fields(event)} for event in together],
-    )
-
-
-def states_of(session: Session) -> dict[str, bytes]:
-    """The states of all its jobs."""
-    active = {job_id: encode_state(state) for job_id, state in session.jobs.items()}
-    return active | {job_id: raw_of(session.ended, job_id, encode_state) for job_id in session.ended}
-
-
-def take_up(session: Session, saved: SavedSession) -> list[Event]:
-    """Bring a session without jobs to where another one was; returns the events yet to be applied."""
-    facts, spec_of, capacities = saved.facts, saved.spec_of, session.capacities
-    saved = replace(saved, spec_of=lambda job_id: capacities.without_what_never_fits(spec_of(job_id)))
-    for name, values in facts.nodes.items():
-        for slot, value in values.items():
-            setattr(session.free.node(name), slot, _shaped(value))
-    session.free = FreeGpus(session.nodes)
-    vars(session).update({name: _shaped(value) for name, value in facts.session.items()})
-    vars(session.withheld).update({name: _shaped(value) for name, value in facts.withheld.items()})
-    session.jobs = {job_id: saved.state_of(job_id, saved.jobs[job_id]) for job_id in facts.active}
-    ended = {job_id: saved.jobs[job_id] for job_id in facts.ended}
-    session.ended = states_kept_small(ended, saved.spec_of)
-    for state in session.jobs.values():
-        session.free.take(session.counted(state))
-    session.past = Past(facts.changes, ChainMap(session.jobs, session.ended), session.free)
-    return [Event(**{**each, "placement": _shaped(each["placement"])}) for each in facts.together]
 
 
 class Past(Sequence[Change]):
@@ -273,9 +277,6 @@ def _shaped(value: Any) -> Any:
     if isinstance(value, dict):
         return {_shaped(key): _shaped(item) for key, item in value[""]}
     return tuple(map(_shaped, value)) if isinstance(value, list) else value
-
-
-T = TypeVar("T")
 
 
 class LazyDict(MutableMapping[str, T], Generic[T]):
@@ -347,50 +348,3 @@ def raw_of(values: Mapping[str, T], name: str, encode: Callable[[T], bytes]) -> 
     """The bytes of one value: as they lie there, else encoded."""
     raw = values.raw(name) if isinstance(values, LazyDict) else None
     return encode(values[name]) if raw is None else raw
-
-
-INTERVAL: Final = 0.9
-"""The band that is kept."""
-_DIGITS: Final = 6
-_DENSE: Final = 32
-"""Predictions of one job that are kept at every epoch; later ones at ever more epochs."""
-
-
-class ForecastLog:
-    """Says when a job's progress is to be noted: once an epoch at most, where its work is not stated."""
-
-    def __init__(self) -> None:
-        self._next: dict[str, tuple[float, int]] = {}
-        """Epochs at which a job is due, and how often it was."""
-
-    def due(self, session: Session, time_s: float) -> list[tuple[JobState, dict[str, Any]]]:
-        """Jobs that run and are due, and the detail of an event about each."""
-        if not session.learns:
-            return []
-        for job_id in [job_id for job_id in self._next if job_id not in session.jobs]:
-            del self._next[job_id]
-        jobs = [job for job in session.jobs.values() if job.gpus and self._is_due(job, time_s)]
-        if not jobs:
-            return []
-        alpha, beta = session.forecast.beta(jobs, time_s)
-        low, high = session.forecast.band(jobs, time_s, INTERVAL)
-        values = zip((alpha / (alpha + beta)).tolist(), low.tolist(), high.tolist(), strict=True)
-        return [
-            (job, {"progress": {"samples_done": job.samples_done(time_s), **_named(three)}})
-            for job, three in zip(jobs, values, strict=True)
-        ]
-
-    def _is_due(self, job: JobState, time_s: float) -> bool:
-        size = job.epoch_samples
-        if not size or not (job.predicted or job.total_samples is None):
-            return False
-        epochs = job.samples_done(time_s) / size
-        next_epochs, times = self._next.get(job.id, (1.0, 0))
-        if epochs < next_epochs:
-            return False
-        self._next[job.id] = (math.floor(epochs) + 1 + times // _DENSE, times + 1)
-        return True
-
-
-def _named(values: tuple[float, float, float]) -> dict[str, float]:
-    return dict(zip(("mean", "low", "high"), (round(value, _DIGITS) for value in values), strict=True))

@@ -3,13 +3,9 @@
 ``schedule`` opens a session for one decision, ``run`` keeps one beside real processes, ``replay`` drives
 one by simulated events. None of them asks which policy it holds.
 
-The random numbers of a session, made when the first one is drawn.
-
-Importing NumPy takes longer than a decision of most policies, and most of them draw none.
-
-How long a job keeps what it was given before a policy may take or change it: the cluster's rule.
-
-How long a policy that leaves all jobs waiting is still asked; one rule for real and simulated time.
+A session is a :class:`ClusterState` with a policy; it changes nothing of how that state works. Below it stand
+what a session and its callers decide by: how long a job keeps what it has (:class:`Dwell`), and how long a
+policy that leaves all jobs waiting is still asked (:class:`IdleLimit`).
 """
 
 from __future__ import annotations
@@ -37,16 +33,14 @@ from pliant.tools.schedule.policy import (
 )
 from pliant.tools.schedule.session.assignment import (
     Demands,
-    Place,
     PlacementTakenError,
-    Wish,
     assign,
     changes_gpus,
     differs,
     may_get_fewer,
 )
-from pliant.tools.schedule.session.cluster_state import Holding, Transition, in_net
-from pliant.tools.schedule.session.commands import OrderedState
+from pliant.tools.schedule.session.cluster_state import ClusterState
+from pliant.tools.schedule.session.holdings import Holding, Transition, in_net
 from pliant.tools.schedule.session.rules import RuleBook
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
@@ -60,7 +54,7 @@ if TYPE_CHECKING:
 _FREES_FIRST: Final = {"reject": 0, "preempt": 1, "shrink": 2, "rebatch": 3, "move": 4}
 
 
-class Session(OrderedState):
+class Session(ClusterState):
     """Jobs and GPUs as the policy sees them, and the policy, which is asked what shall change."""
 
     def __init__(
@@ -105,7 +99,7 @@ class Session(OrderedState):
         self._parted = policy.packs
         """Whether no two jobs share GPUs that the policy would not let."""
         self._refused: list[Change] = []
-        """Jobs that wait on although the policy gave them GPUs: it hears of them when it is asked next."""
+        """Jobs that still wait although the policy gave them GPUs: its next snapshot says so."""
 
     def give_gpus_to_one_job(self) -> None:
         """No two jobs share GPUs from now on; those that do are parted before the policy is asked."""
@@ -113,7 +107,7 @@ class Session(OrderedState):
         self._parted = False
 
     def put_back(self, holdings: Sequence[Holding], time_s: float) -> None:
-        """A decision came to nothing: jobs hold what they held; the policy hears of those that wait on."""
+        """A decision could not be executed: jobs hold what they held; the policy sees who waits on."""
         undone = self.adopt(holdings, time_s)
         self._refused += [Change(self.now_s, "lost", found.job) for found in undone if not found.job.gpus]
 
@@ -283,31 +277,48 @@ class Session(OrderedState):
         for job_id, reason in decision.rejected.items():
             before = self.jobs[job_id].placement
             transitions.append(Transition(self.end(job_id, time_s, "rejected"), "reject", before, reason))
-        targets = ((self.jobs[job_id], target) for job_id, target in decision.targets.items())
-        useful = ((job, self._useful(job, target)) for job, target in targets)
-        wishes = {job.id: (job, target) for job, target in useful if differs(job, target)}
-        self._keep_what_changed_lately(wishes, time_s)
+        targets = self._to_change(decision, time_s)
         try:
-            places = self._assign(wishes)
+            places = self._assign(targets)
         except PolicyError:  # the rejected jobs have left
             self.turned_away.update(decision.rejected)
             raise
         for job_id in places:
             if self.jobs[job_id].beside is not None:
                 self._part(self.jobs[job_id], time_s)
-        for job_id, (job, target) in _sharing_last(wishes):
-            place = places.get(job_id)
+        for job_id, target in _sharing_last(targets):
+            job, place = self.jobs[job_id], places.get(job_id)
             if place is None and changes_gpus(job, target):
                 scarce = self.withheld.next_s < math.inf or self.kept_until_s or job.room is not None
                 if not job.gpus and scarce:
                     self._refused.append(Change(time_s, "lost", job))
                 continue  # no GPU type has enough GPUs for it: it keeps what it has
             batch = target.global_batch or job.global_batch
-            gpus, servers = (job.placement, job.servers) if place is None else place
+            after = Holding.of(job) if place is None else place
             other = None if place is None or target.beside is None else self.jobs[target.beside]
-            transition = self._change(job, gpus, batch, time_s, servers, beside=other)
+            transition = self._change(job, after.placement, batch, time_s, after.servers, beside=other)
             transitions.extend([transition] if transition else [])
         return sorted(transitions, key=lambda transition: _FREES_FIRST.get(transition.step, 5))
+
+    def _to_change(self, decision: Decision, time_s: float) -> dict[str, Target]:
+        """The targets that differ from what jobs have, without those of jobs that keep it for a time.
+
+        The policy is asked again when the first of these may change.
+        """
+        targets = {}
+        for job_id, target in decision.targets.items():
+            job = self.jobs[job_id]
+            useful = self._useful(job, target)
+            if differs(job, useful):
+                targets[job_id] = useful
+        self.kept_until_s = self._dwell.kept_until_s(targets, self.jobs, time_s)
+        if self.kept_until_s:
+            for job_id in self.kept_until_s:
+                del targets[job_id]
+            again_s = min(self.kept_until_s.values())
+            self.ask_again_s = again_s if self.ask_again_s is None else min(again_s, self.ask_again_s)
+            self.quiet_until_s = min(again_s, self.quiet_until_s)
+        return targets
 
     def _useful(self, job: JobState, target: Target) -> Target:
         """A target without GPUs of its type that would make the job slower; its place is looked at later."""
@@ -324,50 +335,42 @@ class Session(OrderedState):
         """Whether targets are cut to what makes jobs fastest. An oracle has speeds of its own."""
         return self.policy.elasticity != "none" and self.oracle is None
 
-    def _keep_what_changed_lately(self, wishes: dict[str, Wish], time_s: float) -> None:
-        """Take out the jobs that keep what they hold; the policy is asked again when the first may change."""
-        self.kept_until_s = self._dwell.kept_until_s(wishes, time_s)
-        if self.kept_until_s:
-            for job_id in self.kept_until_s:
-                del wishes[job_id]
-            again_s = min(self.kept_until_s.values())
-            self.ask_again_s = again_s if self.ask_again_s is None else min(again_s, self.ask_again_s)
-            self.quiet_until_s = min(again_s, self.quiet_until_s)
-
-    def _assign(self, wishes: Mapping[str, Wish]) -> dict[str, Place]:
-        movers = {job_id: wish for job_id, wish in wishes.items() if changes_gpus(*wish)}
-        demands = self._left_by_others if any(job.room is not None for job, _ in movers.values()) else None
-        in_part = bool(self.kept_until_s)
+    def _assign(self, targets: Mapping[str, Target]) -> dict[str, Holding]:
+        moving = {job_id: each for job_id, each in targets.items() if changes_gpus(self.jobs[job_id], each)}
+        demanding = any(self.jobs[job_id].room is not None for job_id in moving)
         try:
             return assign(
-                movers,
+                moving,
                 self.jobs,
                 self.free,
                 self.speeds,
                 self.withheld,
-                in_part=in_part,
-                demands=demands,
+                in_part=bool(self.kept_until_s),
+                demands=self._left_by_others if demanding else None,
                 sizes_jobs=self._trims,
             )
         except PlacementTakenError as taken:
             what = f'places "{taken.job_id}" on {taken.placement}, where not all of these GPUs are free'
             raise PolicyError.broke_rule(self.policy.name, what) from None
 
-    def _left_by_others(self, moving: Mapping[str, Wish]) -> Demands:
+    def _left_by_others(self, moving: Mapping[str, Target]) -> Demands:
         """What jobs that do not move leave of CPUs, memory and bandwidth."""
         staying = (job for job in self.jobs.values() if job.gpus and job.room is not None)
         return Demands(self.capacities, self._index, (job for job in staying if job.id not in moving))
 
 
-def _sharing_last(wishes: Mapping[str, Wish]) -> Iterable[tuple[str, Wish]]:
+def _sharing_last(targets: Mapping[str, Target]) -> Iterable[tuple[str, Target]]:
     """The jobs whose GPUs others are to share come before these."""
-    if all(target.beside is None for _, target in wishes.values()):
-        return wishes.items()
-    return sorted(wishes.items(), key=lambda item: item[1][1].beside is not None)
+    if all(target.beside is None for target in targets.values()):
+        return targets.items()
+    return sorted(targets.items(), key=lambda item: item[1].beside is not None)
 
 
 def lazy_rng(seed: int) -> np.random.Generator:
-    """What ``np.random.default_rng(seed)`` is, from the first use on."""
+    """``np.random.default_rng(seed)``, made when the first number is drawn.
+
+    Most policies draw none, and importing NumPy takes longer than their decisions.
+    """
     return cast("np.random.Generator", _LazyRng(seed))
 
 
@@ -388,7 +391,10 @@ class _LazyRng:
 
 @dataclass(frozen=True, slots=True)
 class Dwell:
-    """Times against flapping. A job that ends, is cancelled or loses its node leaves at any time."""
+    """The cluster's rule on how long a job keeps what it was given before a policy may change it.
+
+    A job that ends, is cancelled or loses its node leaves at any time.
+    """
 
     min_run_s: float = 0.0
     """A job that got GPUs is not preempted before this time has passed."""
@@ -397,15 +403,17 @@ class Dwell:
 
     @classmethod
     def of(cls, cluster: Cluster) -> Dwell:
-        """The times that a cluster names."""
         return cls(cluster.min_run_seconds, cluster.cooldown_seconds)
 
-    def kept_until_s(self, wishes: Mapping[str, Wish], time_s: float) -> dict[str, float]:
+    def kept_until_s(
+        self, targets: Mapping[str, Target], jobs: Mapping[str, JobState], time_s: float
+    ) -> dict[str, float]:
         """The jobs that keep what they hold although a policy wants it changed, and until when."""
         if not (self.min_run_s or self.cooldown_s):
             return {}
         found = {}
-        for job_id, (job, target) in wishes.items():
+        for job_id, target in targets.items():
+            job = jobs[job_id]
             until_s = job.changed_s + self.cooldown_s if target.gpus else job.granted_s + self.min_run_s
             if job.gpus and until_s > time_s:
                 found[job_id] = until_s
@@ -436,3 +444,50 @@ def why_left(policy: str, job: JobState) -> str:
     """What is said of a job that a policy never starts."""
     never = "never starts it" if job.phase is Phase.WAITING else "does not start it again"
     return f'policy "{policy}" {never}'
+
+
+BAND: Final = 0.9
+"""The probability that the noted range of a job's progress holds."""
+_DIGITS: Final = 6
+_DENSE: Final = 32
+"""Predictions of one job that are kept at every epoch; later ones at ever more epochs."""
+
+
+class ForecastLog:
+    """Says when a job's progress is to be noted: once an epoch at most, where its work is not stated."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, tuple[float, int]] = {}
+        """Epochs at which a job is due, and how often it was."""
+
+    def due(self, session: Session, time_s: float) -> list[tuple[JobState, dict[str, Any]]]:
+        """Jobs that run and are due, and the detail of an event about each."""
+        if not session.learns:
+            return []
+        for job_id in [job_id for job_id in self._next if job_id not in session.jobs]:
+            del self._next[job_id]
+        jobs = [job for job in session.jobs.values() if job.gpus and self._is_due(job, time_s)]
+        if not jobs:
+            return []
+        alpha, beta = session.forecast.beta(jobs, time_s)
+        low, high = session.forecast.band(jobs, time_s, BAND)
+        values = zip((alpha / (alpha + beta)).tolist(), low.tolist(), high.tolist(), strict=True)
+        return [
+            (job, {"progress": {"samples_done": job.samples_done(time_s), **_named(three)}})
+            for job, three in zip(jobs, values, strict=True)
+        ]
+
+    def _is_due(self, job: JobState, time_s: float) -> bool:
+        size = job.epoch_samples
+        if not size or not (job.predicted or job.total_samples is None):
+            return False
+        epochs = job.samples_done(time_s) / size
+        next_epochs, times = self._next.get(job.id, (1.0, 0))
+        if epochs < next_epochs:
+            return False
+        self._next[job.id] = (math.floor(epochs) + 1 + times // _DENSE, times + 1)
+        return True
+
+
+def _named(values: tuple[float, float, float]) -> dict[str, float]:
+    return dict(zip(("mean", "low", "high"), (round(value, _DIGITS) for value in values), strict=True))

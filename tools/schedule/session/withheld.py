@@ -36,12 +36,10 @@ class Withheld:
         return not known
 
     def bar(self, job_id: str, slot: str, until_s: float) -> None:
-        """A job does not get a slot."""
         self._pairs[job_id, slot] = until_s
         self._look()
 
     def hold(self, job_id: str, until_s: float) -> None:
-        """A job gets no further GPU."""
         self._jobs[job_id] = until_s
         self._look()
 
@@ -89,5 +87,4 @@ class Withheld:
 
 
 def node_of(slot: str) -> str:
-    """The node of a slot."""
     return slot.rpartition("/")[0]

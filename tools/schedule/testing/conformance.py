@@ -22,7 +22,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.predict_start import happen, in_order_of_arrival
-from pliant.tools.schedule.session.cluster_state import Holding
+from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.testing.harness import (
     CLUSTERS,
@@ -80,12 +80,10 @@ def _of_known_work(count: int) -> list[Job]:
 
 
 def _at_once(make: Factory, count: int) -> list[Job]:
-    """A mix of jobs that arrive at one time."""
     return [each.model_copy(update={"submit_time": 0.0}) for each in jobs_for(make(), count)]
 
 
 def _held_gpus(held: CheckedSession) -> list[int]:
-    """GPUs of each job that holds some."""
     return [state.gpus for state in held.jobs.values() if state.gpus]
 
 
@@ -196,8 +194,8 @@ def _ordered(held: CheckedSession, position: int, done: list[str]) -> list[metho
         return [methodcaller("prioritize", active[-1], held.time_s, position % 4 - 1.0)]
     if position % 6 == 2 and active:
         return [methodcaller("hold_back", active[0], held.time_s, "its owner")]
-    if position % 6 == 5 and held.session.held:
-        return [methodcaller("let_go", next(iter(held.session.held)), held.time_s)]
+    if position % 6 == 5 and held.session.commands.held:
+        return [methodcaller("let_go", next(iter(held.session.commands.held)), held.time_s)]
     return []
 
 

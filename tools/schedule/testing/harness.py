@@ -1,8 +1,7 @@
-"""A small world to try policies in, and a session whose every decision is looked at from outside.
+"""A small world to try policies in, and a session whose every decision is checked from outside.
 
-Parameters of a policy drawn at random from its signature, so that no variant of it goes untried.
-
-Random stories of jobs, nodes and slots, with a decision after everything that happens.
+:func:`drawn_policies` draws the parameters of a policy at random, so that no variant of it goes untried;
+:func:`random_ops` draws stories of jobs, nodes and slots, with a decision after everything that happens.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ def require(holds: bool, complaint: str) -> None:
 
 
 def node(gpus: int, count: int = 1, gpu_type: str = "gpu") -> dict[str, Any]:
-    """Nodes of a cluster file."""
     return {"name": f"{gpu_type}-{gpus}-{{}}", "gpus": gpus, "count": count, "gpu_type": gpu_type}
 
 
@@ -97,11 +95,9 @@ class CheckedSession:
 
     @property
     def jobs(self) -> dict[str, JobState]:
-        """The active jobs."""
         return self.session.jobs
 
     def submit(self, jobs: Iterable[Job]) -> None:
-        """Jobs arrive now."""
         for each in in_order_of_arrival(jobs):
             self.session.submit(each, self.time_s)
 
@@ -124,7 +120,7 @@ class CheckedSession:
         return next_s is not None
 
     def _check_drained(self, before: Mapping[str, Mapping[str, int]]) -> None:
-        for name, at_once in self.session.drained.items():
+        for name, at_once in self.session.commands.drained.items():
             for state in self.jobs.values():
                 held = dict(state.placement).get(name, 0)
                 most = 0 if at_once else before.get(state.id, {}).get(name, 0)
@@ -146,7 +142,7 @@ class CheckedSession:
 
 def _check_job(session: Session, state: JobState) -> None:
     placed = sum(count for _, count in state.placement)
-    require(not state.gpus or state.id not in session.held, f"{state.id} is held and holds GPUs")
+    require(not state.gpus or state.id not in session.commands.held, f"{state.id} is held and holds GPUs")
     require(placed == state.gpus, f"{state.id} holds {state.gpus} GPUs but is placed on {placed}")
     if not state.gpus:
         return
@@ -301,8 +297,8 @@ def _happen_to_job(held: CheckedSession, op: Op, job_id: str) -> None:
             session.withheld.hold(job_id, time_s + op.index)
         case "hold_back":
             session.hold_back(job_id, time_s, "its owner")
-        case "let_go" if session.held:
-            session.let_go(sorted(session.held)[op.index % len(session.held)], time_s)
+        case "let_go" if session.commands.held:
+            session.let_go(sorted(session.commands.held)[op.index % len(session.commands.held)], time_s)
         case "prioritize":
             session.prioritize(job_id, time_s, op.index % 5 - 2.0)
         case "lose":

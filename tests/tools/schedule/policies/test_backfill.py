@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
-from pliant.tools.schedule.policies.backfill import Line
+from pliant.tools.schedule.policies.backfill import WaitingLine
 from pliant.tools.schedule.policies.common import GpuBudget, Grant, is_in_reach, reject_impossible
 from pliant.tools.schedule.policies.fifo import Backfill, Fifo
 from pliant.tools.schedule.policy import Decision, Policy, Target
@@ -188,8 +188,8 @@ class Story:
                     held.hold_back(chosen, self.time_s, "its owner")
                     if at_once:
                         held.prioritize(chosen, self.time_s, float(level))
-            elif what == "let_go" and held.held:
-                held.let_go(sorted(held.held)[index % len(held.held)], self.time_s)
+            elif what == "let_go" and held.commands.held:
+                held.let_go(sorted(held.commands.held)[index % len(held.commands.held)], self.time_s)
             elif what == "down":
                 held.node_down(name, self.time_s)
             elif what == "up":
@@ -222,7 +222,7 @@ def test_decisions_are_those_of_a_scheduler_that_reads_every_waiting_job(seed: i
 def test_a_line_keeps_the_order_of_turns_whatever_comes_and_goes(moves: list[tuple[int, int]], first: int):
     held = session(Fifo(), cluster(1))
     states = [held.submit(job(f"j{n:03}", at=0.0), 0.0) for n in range(401)]
-    line, expected = Line(), {}
+    line, expected = WaitingLine(), {}
     for number, work in moves:
         if number in expected:
             line.remove(states[number].turn)

@@ -1,11 +1,21 @@
-"""Seating all jobs of a decision at once, on nodes of two types."""
+"""Exact nodes for all jobs of a decision, on several types and with demands beside GPUs."""
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.tools.schedule.policy import Decision, Policy, Target
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.job import Job
+from pliant.schemas.resources import capacities
+from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target, parameter_names
+from pliant.tools.schedule.registry import make_policy, policy_class, policy_names
 from pliant.tools.schedule.session.session import Session
 from tests.builders import job, mixed_cluster, session
 
@@ -69,3 +79,147 @@ def test_on_one_type_everybody_gets_the_size(first: list[int], second: list[int]
         targets = held.policy.decide(held.snapshot(0), held.rng).targets
         held.decide(0)
         assert {name: held.jobs[name].gpus for name in NAMES} == {n: t.gpus for n, t in targets.items()}
+
+
+QUICK = sorted(set(policy_names()) - {"drl", "ones", "pollux"})
+"""Policies without a search of their own."""
+
+
+def nodes(*found: dict[str, Any]) -> Cluster:
+    named = tuple({"name": f"n{index}", **each} for index, each in enumerate(found))
+    return Cluster.model_validate({"nodes": named})
+
+
+def needy(
+    name: str, gpus: int = 1, at: float = 0.0, ps: dict[str, float] | None = None, **worker: float
+) -> Job:
+    return job(name, gpus=gpus, at=at, gpu_seconds=100, resources={"worker": worker, "ps": ps or {}})
+
+
+def started(*jobs: Job, on: Cluster) -> Session:
+    held = session(Fifo(), on)
+    for each in jobs:
+        held.submit(each, each.submit_time)
+    held.decide(0)
+    return held
+
+
+class Wished(Policy):
+    """Gives what the test says."""
+
+    name = "wished"
+    elasticity = "size"
+
+    def __init__(self) -> None:
+        self.targets: dict[str, Target] = {}
+
+    def decide(self, snapshot, rng):
+        return Decision(dict(self.targets))
+
+
+def test_a_job_goes_where_its_memory_is():
+    held = started(needy("a", 2, memory=8.0), on=nodes({"gpus": 2, "memory": 8}, {"gpus": 4, "memory": 16}))
+    assert held.jobs["a"].placement == (("n1", 2),)
+
+
+def test_it_spreads_over_nodes_when_each_has_cpus_for_one_worker():
+    held = started(needy("a", 2, cpu=5.0), on=nodes(*[{"gpus": 4, "cpus": 8.0}] * 2))
+    assert held.jobs["a"].placement == (("n0", 1), ("n1", 1))
+
+
+def test_a_job_waits_for_cpus_beside_free_gpus_and_starts_when_they_are_free():
+    held = started(needy("a", 2, cpu=4.0), needy("b", 1, 1.0, cpu=1.0), on=nodes({"gpus": 4, "cpus": 8.0}))
+    assert [held.jobs[name].gpus for name in "ab"] == [2, 0]
+    held.end("a", 10)
+    held.decide(10)
+    assert held.jobs["b"].gpus == 1
+
+
+def test_a_job_without_demands_takes_any_gpu():
+    full = nodes({"gpus": 4, "cpus": 8.0})
+    held = started(needy("a", 2, cpu=4.0), job("b", gpus=2, at=1.0), on=full)
+    assert [held.jobs[name].gpus for name in "ab"] == [2, 2]
+
+
+def test_a_type_that_lacks_memory_is_left_alone():
+    mixed = nodes({"gpus": 4, "gpu_type": "fast", "memory": 1}, {"gpus": 4, "gpu_type": "slow", "memory": 64})
+    assert started(needy("a", 4, memory=16.0), on=mixed).jobs["a"].gpu_type == "slow"
+
+
+def test_parameter_servers_sit_on_nodes_without_gpus():
+    on = nodes(
+        {"gpus": 4}, {"gpus": 0, "cpus": 1.0, "bandwidth": 9.0}, {"gpus": 0, "cpus": 4.0, "bandwidth": 9.0}
+    )
+    held = started(needy("a", 4, ps={"cpu": 1.0, "bandwidth": 2.0}, bandwidth=1.0), on=on)
+    assert held.jobs["a"].servers == (("n2", 2),)
+    second = needy("b", 1, 5.0, ps={"cpu": 3.0})
+    held.submit(second, 5.0)
+    held.decide(5)
+    assert not held.jobs["b"].gpus  # no GPU is free
+    held.end("a", 9)
+    held.decide(9)
+    assert held.jobs["b"].servers == (("n2", 1),)
+
+
+def test_a_job_whose_parameter_server_vanishes_waits_again():
+    held = started(needy("a", 2, ps={"cpu": 1.0}), on=nodes({"gpus": 2}, {"gpus": 0, "cpus": 1.0}))
+    assert [each.id for each in held.node_down("n1", 5)] == ["a"]
+    held.decide(5)
+    assert not held.jobs["a"].gpus
+    held.node_up("n1", 6)
+    held.decide(6)
+    assert held.jobs["a"].servers == (("n1", 1),)
+
+
+def test_a_place_that_lacks_memory_gives_way_to_another():
+    held = session(Wished(), nodes({"gpus": 2, "memory": 1}, {"gpus": 2, "memory": 9}))
+    held.submit(needy("a", 2, memory=4.0), 0)
+    held.policy.targets = {"a": Target(2, None, None, (("n0", 2),))}
+    held.decide(0)
+    assert held.jobs["a"].placement == (("n1", 2),)
+
+
+def test_a_policy_may_name_the_nodes_of_parameter_servers_and_must_name_enough():
+    held = session(Wished(), nodes({"gpus": 2}, {"gpus": 0}, {"gpus": 0}))
+    held.submit(needy("a", 2, ps={"bandwidth": 1.0}, bandwidth=1.0), 0)
+    held.policy.targets = {"a": Target(2, servers=(("n1", 1), ("n2", 1)))}
+    held.decide(0)
+    assert held.jobs["a"].servers == (("n1", 1), ("n2", 1))
+    held.policy.targets = {"a": Target(2, servers=(("n1", 1),))}
+    with pytest.raises(PolicyError, match='gives "a" 1 parameter servers, it needs 2'):
+        held.decide(1)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_no_policy_gives_away_more_than_nodes_have(name: str):
+    on = nodes(
+        {"gpus": 4, "cpus": 8.0, "memory": 20},
+        {"gpus": 4, "cpus": 6.0, "memory": 40},
+        {"gpus": 0, "cpus": 6.0},
+    )
+    short = {"slot_seconds": 8.0} if "slot_seconds" in parameter_names(policy_class(name)) else {}
+    held = session(make_policy(name, short), on)
+    rng = np.random.default_rng(3)
+    for index in range(24):
+        demand = {"cpu": float(rng.integers(1, 4)), "memory": float(rng.integers(1, 12))}
+        ps = {"cpu": 1.0} if index % 4 == 0 else {}
+        more = {"low": 1, "high": 4, "gpu_seconds": 30, "resources": {"worker": demand, "ps": ps}}
+        held.submit(job(f"j{index}", at=index, gpus=1 + index % 3, **more), index)
+    for moment in range(24, 424, 8):
+        for each in [each for each in held.jobs.values() if (each.finish_time_s() or moment + 1) <= moment]:
+            held.end(each.id, moment)
+        held.decide(moment)
+        check_nothing_is_given_twice(held)
+    assert not held.jobs, f"{name} never runs {sorted(held.jobs)}"
+
+
+def check_nothing_is_given_twice(held: Session) -> None:
+    used: Counter[tuple[str, str]] = Counter()
+    for each in held.jobs.values():
+        demands = each.spec.resources
+        for place, demand in ((each.placement, demands.worker), (each.servers, demands.ps)):
+            for node, count in place:
+                used.update({(node, resource): amount * count for resource, amount in demand.items()})
+    for node in held.cluster.nodes:
+        for resource, amount in capacities(node).items():
+            assert used[node.name, resource] <= amount + 1e-6, (node.name, resource)

@@ -1,14 +1,19 @@
-"""The session: what happens to jobs and GPUs, and what a policy is held to."""
+"""A session: what its policy sees, what a decision does, and its random numbers."""
 
 from __future__ import annotations
 
+import copy
+import subprocess
+import sys
+
+import numpy as np
 import pytest
 
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.schedule.jobs import Phase
 from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
-from pliant.tools.schedule.session.cluster_state import Holding
-from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.holdings import Holding
+from pliant.tools.schedule.session.session import Session, lazy_rng
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
 
@@ -381,3 +386,27 @@ def test_moves_are_counted_apart_from_changes_of_size_and_batch():
     assert steps(held, 20, a=Target(1, global_batch=128, placement=(("n1", 1),))) == [("a", "rebatch")]
     assert steps(held, 30, a=Target(1, global_batch=64, placement=(("n0", 1),))) == [("a", "move")]
     assert (held.jobs["a"].moves, held.jobs["a"].rescales) == (1, 2)
+
+
+def test_lots_are_those_of_the_seed() -> None:
+    drawn, expected = lazy_rng(7), np.random.default_rng(7)
+    assert [drawn.random() for _ in range(3)] == [expected.random() for _ in range(3)]
+    assert drawn.permutation(9).tolist() == expected.permutation(9).tolist()
+
+
+def test_a_copy_goes_on_by_itself() -> None:
+    drawn = lazy_rng(7)
+    fresh = copy.deepcopy(drawn)
+    drawn.random()
+    used = copy.deepcopy(drawn)
+    assert fresh.random() == lazy_rng(7).random()
+    assert used.random() == drawn.random()
+
+
+def test_who_draws_none_does_not_wait_for_numpy() -> None:
+    script = (
+        "import sys; from pliant.tools.schedule.session.session import lazy_rng; "
+        "lazy_rng(1); print('numpy' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert told.stdout == "False\n"

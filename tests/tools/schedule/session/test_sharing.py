@@ -10,7 +10,7 @@ import pytest
 from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.job import Job
 from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
-from pliant.tools.schedule.session.cluster_state import Holding
+from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.testing.harness import CLUSTERS, check_ops, random_ops
 from tests.builders import cluster, job, session
@@ -276,7 +276,7 @@ def stands(held: Session) -> tuple[object, ...]:
         for each in held.jobs.values()
     ]
     nodes = [(node.gpus, node.up) for node in held.nodes]
-    return jobs, nodes, dict(held.free.by_type), held.up_gpus, len(held.changes), dict(held.bound)
+    return jobs, nodes, dict(held.free.by_type), held.up_gpus, len(held.changes), dict(held.commands.bound)
 
 
 @pytest.mark.parametrize("drained", [False, True])

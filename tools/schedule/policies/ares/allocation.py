@@ -1,22 +1,21 @@
-"""The allocation pass of Ares over its jobs in order of F, redone only where something changed.
+"""Ares, from the order of jobs to their sizes: the allocation pass, scaling control, consolidation.
 
-Every entry remembers the GPUs that were free before its turn. A newcomer, a departure or another capacity
-makes the pass start there, and it ends as soon as an entry finds the same GPUs free as last time: all after
-it stays as it is. The result is the same as that of a pass over all jobs from an empty cluster.
+**The allocation pass** (:class:`Queue`) goes over the jobs in order of F and is redone only where something
+changed. Every job remembers the GPUs that were free before its turn. A newcomer, a departure or another
+capacity makes the pass start there, and it ends as soon as a job finds the same GPUs free as last time: all
+after it stays as it is. The result is that of a pass over all jobs from an empty cluster.
 
-Which sizes a job may have under Ares: scaling control.
+**Scaling control** (:func:`allowed_sizes`; Ares, section 3.3). Efficiency of ``k`` GPUs relative to the
+requested number ``d``, at the job's own global batch: ``eff(k) = (T(k)/k) / (T(d)/d)``. Starting at ``d`` the
+size doubles while ``eff(2k) >= alpha``; where that ends is the job's ceiling, which nothing exceeds. Below
+``d`` the sizes go down over the powers of two to the job's minimum. Departures from the paper: where not
+alpha but the job's maximum, its batch or the cluster ends the doubling, that limit is the largest size (if
+still efficient); the minimum is allowed as well; sizes that the profile calls infeasible are left out, and if
+``d`` is among them, the largest feasible size below it takes its place as the base; so are, for an elastic
+job, sizes slower than a smaller one.
 
-Ares, section 3.3. Efficiency of ``k`` GPUs relative to the requested number ``d``, at the job's own global
-batch: ``eff(k) = (T(k)/k) / (T(d)/d)``. Starting at ``d`` the size doubles while ``eff(2k) >= alpha``; where
-that ends is the job's ceiling, which nothing exceeds. Below ``d`` the sizes go down over the powers of two
-to the job's minimum. Departures from the paper: where not alpha but the job's maximum, its batch or the
-cluster ends the doubling, that limit is the largest size (if still efficient); the minimum is allowed as
-well; sizes that the profile calls infeasible are left out, and if ``d`` is among them, the largest feasible
-size below it takes its place as the base; so are, for an elastic job, sizes slower than a smaller one.
-
-Gather scattered jobs on fewer nodes, where a job ends the sooner for it although the move costs time.
-
-Ares, section 4, workflow step 5 (consolidation after fragmentation).
+**Consolidation** (:func:`consolidations`; section 4, workflow step 5) gathers scattered jobs on fewer nodes,
+where a job ends sooner for it although the move costs time.
 """
 
 from __future__ import annotations
@@ -36,15 +35,240 @@ from pliant.tools.schedule.snapshot import Snapshot
 T = TypeVar("T")
 _ROUNDING: Final = 1e-9
 """Relative difference of speeds that counts as none."""
+Key = tuple[float, float, str]
+"""(F, submit time, id): whose turn comes first."""
+Free = tuple[int, ...]
+"""Free GPUs by type, in the order of ``SizesByJob.gpu_types``."""
+_key = attrgetter("key")
+
+
+class Queue:
+    """The jobs of known demand in order of F, and the sizes they are to have."""
+
+    def __init__(self, sizes: SizesByJob, jobs: Iterable[tuple[float, JobState]] = ()) -> None:
+        self.sizes = sizes
+        self.entries = sorted((self._entry(finish, job) for finish, job in jobs), key=_key)
+        self.by_id = {entry.job.id: entry for entry in self.entries}
+        self._kinds = {gpu_type: kind for kind, gpu_type in enumerate(sizes.gpu_types)}
+        self._stale = {self.entries[0].key} if self.entries else set()
+        self._held_back: dict[Key, QueuedJob] = {}
+        """Running jobs below their ceiling: few, as each left less than its own size free."""
+        self._extended: list[QueuedJob] = []
+
+    def position(self, key: Key) -> int:
+        return bisect_left(self.entries, key, key=_key)
+
+    def add(self, finish: float, job: JobState) -> None:
+        """A job joins with its virtual finish time."""
+        entry = self.by_id[job.id] = self._entry(finish, job)
+        insort(self.entries, entry, key=_key)
+        self._stale.add(entry.key)
+
+    def remove(self, job_id: str) -> None:
+        """A job leaves (if it is here); the job behind it is looked at again."""
+        if job_id not in self.by_id:
+            return
+        key = self.by_id.pop(job_id).key
+        index = self.position(key)
+        del self.entries[index]
+        self._stale.discard(key)
+        self._held_back.pop(key, None)
+        self._extended = [entry for entry in self._extended if entry.key != key]
+        if index < len(self.entries):
+            self.entries[index].before = None
+            self._stale.add(self.entries[index].key)
+
+    def check(self, job_id: str) -> None:
+        """A job (if it is here) may not hold what the last pass gave it; if so, it is looked at again."""
+        entry = self.by_id.get(job_id)
+        if entry and (entry.gpus, entry.gpus and entry.kind) != (entry.job.gpus, self._held_kind(entry) or 0):
+            entry.before = None
+            self._stale.add(entry.key)
+
+    def resize(self, job_id: str, allowed_by_type: tuple[AllowedSizes, ...]) -> None:
+        """A job (if it is here) may have other sizes from now on; if they differ, it is looked at again."""
+        entry = self.by_id.get(job_id)
+        if entry and entry.allowed_by_type != allowed_by_type:
+            entry.allowed_by_type, entry.before = allowed_by_type, None
+            self._stale.add(entry.key)
+
+    def _held_kind(self, entry: QueuedJob) -> int | None:
+        return self._kinds.get(entry.job.gpu_type or "")
+
+    def allocate(self, capacity: Free) -> list[QueuedJob]:
+        """Serve all jobs in order with ``capacity`` GPUs; returns those that may have changed."""
+        if self.entries and self.entries[0].before != capacity:
+            self._stale.add(self.entries[0].key)
+        changed: list[QueuedJob] = []
+        for key in sorted(self._stale):
+            changed += self._allocate_from(self.position(key), capacity)
+        self._stale.clear()
+        return changed + self._share_leftover(self.entries[-1].after if self.entries else capacity)
+
+    def explain(self) -> dict[str, Explanation]:
+        """Why each job holds what it holds."""
+        count = len(self.entries)
+        return {
+            entry.job.id: _explain(entry, f"F = {entry.key[0]:.6g} ({_ordinal(rank)} of {count})")
+            for rank, entry in enumerate(self.entries, start=1)
+        }
+
+    def _entry(self, finish: float, job: JobState) -> QueuedJob:
+        return QueuedJob((finish, *job.arrival), job, self.sizes.of(job))
+
+    def _allocate_from(self, index: int, capacity: Free) -> list[QueuedJob]:
+        """Serve all jobs from ``index`` on until nothing differs any more; returns those that changed."""
+        changed = []
+        free = self.entries[index - 1].after if index else capacity
+        while index < len(self.entries) and self.entries[index].before != free:
+            entry = self.entries[index]
+            served = entry.before is not None and (entry.kind, entry.size)
+            free = entry.serve(free, self._held_kind(entry))
+            if served != (entry.kind, entry.size):
+                changed.append(entry)
+                self._watch(entry)
+            index += 1
+        return changed
+
+    def _watch(self, entry: QueuedJob) -> None:
+        if 0 < entry.size < entry.allowed.ceiling:
+            self._held_back[entry.key] = entry
+        else:
+            self._held_back.pop(entry.key, None)
+
+    def _share_leftover(self, free: Free) -> list[QueuedJob]:
+        """Give what no job can use as its next size to the first jobs that gain from it.
+
+        This keeps the cluster busy (Ares, section 3.1) without exceeding a ceiling: with 6 GPUs a job of
+        the sizes 1, 2, 4 runs on 6. Returns the entries that had or got such GPUs.
+        """
+        touched = self._extended
+        for entry in touched:
+            entry.extra = 0
+        self._extended = []
+        left = list(free)
+        for key in sorted(self._held_back) if any(left) else ():
+            entry = self._held_back[key]
+            entry.extra = self._useful_extra(entry, left[entry.kind])
+            left[entry.kind] -= entry.extra
+            if entry.extra:
+                self._extended.append(entry)
+        return touched + self._extended
+
+    def _useful_extra(self, entry: QueuedJob, free: int) -> int:
+        """The most of ``free`` GPUs that make a job faster and pay off by alpha; 0 if none do."""
+        sizes, job, allowed = self.sizes, entry.job, entry.allowed
+        kind = sizes.gpu_types[entry.kind]
+        rate = sizes.speeds.rate(job, entry.size, kind)
+        for size in range(min(entry.size + free, allowed.ceiling), entry.size, -1):
+            pays = efficiency(job, size, allowed.base, kind, sizes.speeds) >= sizes.alpha
+            if pays and sizes.speeds.rate(job, size, kind) > rate:
+                return size - entry.size
+        return 0
+
+
+@dataclass(slots=True, eq=False)
+class QueuedJob:
+    """One job in the queue and what the last pass gave it."""
+
+    key: Key
+    job: JobState
+    allowed_by_type: tuple[AllowedSizes, ...]
+    before: Free | None = None
+    """GPUs free before its turn; None: the next pass looks at it."""
+    after: Free = ()
+    kind: int = 0
+    """Index of its GPU type."""
+    size: int = 0
+    """One of its allowed sizes."""
+    extra: int = 0
+    """GPUs on top, between two steps, that no other job can use."""
+
+    @property
+    def gpus(self) -> int:
+        return self.size + self.extra
+
+    @property
+    def allowed(self) -> AllowedSizes:
+        return self.allowed_by_type[self.kind]
+
+    def serve(self, free: Free, held_kind: int | None) -> Free:
+        """Take the largest step that is free; returns what is left.
+
+        A running job stays on its type (``held_kind``) while that offers at least the step it holds. Any
+        other takes the type that is fastest for it, of equally fast ones the one it holds, then the first.
+        """
+        if held_kind is not None and self._may_stay(free[held_kind], self.allowed_by_type[held_kind]):
+            self.kind, self.size = held_kind, self.allowed_by_type[held_kind].largest_within(free[held_kind])
+        else:
+            self.kind, self.size = self._fastest(free, held_kind)
+        self.before = self.after = free
+        if self.size:
+            left = list(free)
+            left[self.kind] -= self.size
+            self.after = tuple(left)
+        return self.after
+
+    def _may_stay(self, free: int, allowed: AllowedSizes) -> bool:
+        """GPUs between two steps are on top: a job that lost only those may stay."""
+        return 0 < allowed.largest_within(self.job.gpus) <= free
+
+    def _fastest(self, free: Free, held_kind: int | None) -> tuple[int, int]:
+        """The type and the step on it that make the job fastest; (0, 0) where none is free."""
+        best = (0.0, False, 0, 0)
+        for kind, allowed in enumerate(self.allowed_by_type):
+            index = bisect_right(allowed.sizes, free[kind]) - 1
+            if index >= 0:
+                best = max(best, (allowed.rates[index], kind == held_kind, -kind, allowed.sizes[index]))
+        return -best[2], best[3]
+
+
+def _explain(entry: QueuedJob, rank: str) -> Explanation:
+    if not any(allowed.sizes for allowed in entry.allowed_by_type):
+        reason = "; ".join(allowed.reason for allowed in entry.allowed_by_type)
+        return Explanation(reason or "the cluster has no GPUs")
+    free = max(entry.before or (0,))
+    if entry.gpus:
+        allowed = entry.allowed
+        short = f", {free} free after the jobs before it" if entry.gpus < allowed.ceiling else ""
+        return Explanation(f"{rank}, ceiling {allowed.ceiling} by {allowed.reason}{short}")
+    least = min(allowed.sizes[0] for allowed in entry.allowed_by_type if allowed.sizes)
+    reason = f"{rank}, needs {in_gpus(least)}, {free} free after the jobs before it"
+    return Explanation(reason, least)
+
+
+def _ordinal(rank: int) -> str:
+    if rank % 100 in (11, 12, 13):
+        return f"{rank}th"
+    return f"{rank}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(rank % 10, 'th') }"
+
+
+# Scaling control: which sizes a job may have.
+
+
+class SizesByJob:
+    """Allowed sizes of all jobs by GPU type, each kind of job computed once."""
+
+    def __init__(self, speeds: Rates, alpha: float) -> None:
+        self.speeds = speeds
+        self.alpha = alpha
+        self.gpu_types = tuple(speeds.gpu_types)
+
+    def of(self, job: JobState) -> tuple[AllowedSizes, ...]:
+        """Those on each GPU type, in the order of ``gpu_types``."""
+        gpus = job.spec.gpus
+        limits = (gpus.requested, gpus.min, gpus.max, job.most, job.spec.elastic == "none")
+        return self.speeds.of_kind(job, ("ares", self.alpha, *limits), lambda: self._made(job))
+
+    def _made(self, job: JobState) -> tuple[AllowedSizes, ...]:
+        return tuple(allowed_sizes(job, kind, self.speeds, self.alpha) for kind in self.gpu_types)
 
 
 class Rates(Protocol):
     """How fast jobs train, by size and GPU type: :class:`~pliant.tools.schedule.rates.Speeds` knows."""
 
     @property
-    def gpu_types(self) -> Mapping[str, int]:
-        """GPUs of the whole cluster by type."""
-        ...
+    def gpu_types(self) -> Mapping[str, int]: ...
 
     def rate(self, job: JobState, gpus: int, gpu_type: str, /) -> float:
         """Samples per second; 0.0 where that is infeasible."""
@@ -76,11 +300,6 @@ class AllowedSizes:
         """The largest size within ``gpus``; 0: none is."""
         index = bisect_right(self.sizes, gpus)
         return self.sizes[index - 1] if index else 0
-
-
-def efficiency(job: JobState, gpus: int, base: int, gpu_type: str, speeds: Rates) -> float:
-    """Speed per GPU of ``gpus`` GPUs relative to ``base`` GPUs; 0.0 where ``gpus`` is infeasible."""
-    return speeds.rate(job, gpus, gpu_type) / gpus / (speeds.rate(job, base, gpu_type) / base)
 
 
 def allowed_sizes(job: JobState, gpu_type: str, speeds: Rates, alpha: float) -> AllowedSizes:
@@ -140,234 +359,12 @@ def _limit(job: JobState, most: int) -> tuple[int, str]:
     return min(limits, key=lambda item: item[0])
 
 
-class SizesByJob:
-    """Allowed sizes of all jobs by GPU type, each kind of job computed once."""
-
-    def __init__(self, speeds: Rates, alpha: float) -> None:
-        self.speeds = speeds
-        self.alpha = alpha
-        self.gpu_types = tuple(speeds.gpu_types)
-
-    def of(self, job: JobState) -> tuple[AllowedSizes, ...]:
-        """Those on each GPU type, in the order of ``gpu_types``."""
-        gpus = job.spec.gpus
-        limits = (gpus.requested, gpus.min, gpus.max, job.most, job.spec.elastic == "none")
-        return self.speeds.of_kind(job, ("ares", self.alpha, *limits), lambda: self._made(job))
-
-    def _made(self, job: JobState) -> tuple[AllowedSizes, ...]:
-        return tuple(allowed_sizes(job, kind, self.speeds, self.alpha) for kind in self.gpu_types)
+def efficiency(job: JobState, gpus: int, base: int, gpu_type: str, speeds: Rates) -> float:
+    """Speed per GPU of ``gpus`` GPUs relative to ``base`` GPUs; 0.0 where ``gpus`` is infeasible."""
+    return speeds.rate(job, gpus, gpu_type) / gpus / (speeds.rate(job, base, gpu_type) / base)
 
 
-Key = tuple[float, float, str]
-"""(F, submit time, id): whose turn comes first."""
-Free = tuple[int, ...]
-"""Free GPUs by type, in the order of ``SizesByJob.gpu_types``."""
-
-_key = attrgetter("key")
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One job in the queue and what the last pass gave it."""
-
-    key: Key
-    job: JobState
-    allowed_by_type: tuple[AllowedSizes, ...]
-    before: Free | None = None
-    """GPUs free before its turn; None: the next pass looks at it."""
-    after: Free = ()
-    kind: int = 0
-    """Index of its GPU type."""
-    size: int = 0
-    """One of its allowed sizes."""
-    extra: int = 0
-    """GPUs on top, between two steps, that no other job can use."""
-
-    @property
-    def gpus(self) -> int:
-        """All GPUs that the job is to hold."""
-        return self.size + self.extra
-
-    @property
-    def allowed(self) -> AllowedSizes:
-        """The sizes allowed on its GPU type."""
-        return self.allowed_by_type[self.kind]
-
-    def serve(self, free: Free, held_kind: int | None) -> Free:
-        """Take the largest step that is free; returns what is left.
-
-        A running job stays on its type (``held_kind``) while that offers at least the step it holds. Any
-        other takes the type that is fastest for it, of equally fast ones the one it holds, then the first.
-        """
-        if held_kind is not None and self._may_stay(free[held_kind], self.allowed_by_type[held_kind]):
-            self.kind, self.size = held_kind, self.allowed_by_type[held_kind].largest_within(free[held_kind])
-        else:
-            self.kind, self.size = self._fastest(free, held_kind)
-        self.before = self.after = free
-        if self.size:
-            left = list(free)
-            left[self.kind] -= self.size
-            self.after = tuple(left)
-        return self.after
-
-    def _may_stay(self, free: int, allowed: AllowedSizes) -> bool:
-        """GPUs between two steps are on top: a job that lost only those may stay."""
-        return 0 < allowed.largest_within(self.job.gpus) <= free
-
-    def _fastest(self, free: Free, held_kind: int | None) -> tuple[int, int]:
-        """The type and the step on it that make the job fastest; (0, 0) where none is free."""
-        best = (0.0, False, 0, 0)
-        for kind, allowed in enumerate(self.allowed_by_type):
-            index = bisect_right(allowed.sizes, free[kind]) - 1
-            if index >= 0:
-                best = max(best, (allowed.rates[index], kind == held_kind, -kind, allowed.sizes[index]))
-        return -best[2], best[3]
-
-
-class Queue:
-    """The jobs of known demand in order of F, and the sizes they are to have."""
-
-    def __init__(self, sizes: SizesByJob, jobs: Iterable[tuple[float, JobState]] = ()) -> None:
-        self.sizes = sizes
-        self.entries = sorted((self._entry(finish, job) for finish, job in jobs), key=_key)
-        self.by_id = {entry.job.id: entry for entry in self.entries}
-        self._kinds = {gpu_type: kind for kind, gpu_type in enumerate(sizes.gpu_types)}
-        self._stale = {self.entries[0].key} if self.entries else set()
-        self._held_back: dict[Key, Entry] = {}
-        """Running jobs below their ceiling: few, as each left less than its own size free."""
-        self._extended: list[Entry] = []
-
-    def position(self, key: Key) -> int:
-        """Where the entry of that key stands."""
-        return bisect_left(self.entries, key, key=_key)
-
-    def add(self, finish: float, job: JobState) -> None:
-        """A job joins with its virtual finish time."""
-        entry = self.by_id[job.id] = self._entry(finish, job)
-        insort(self.entries, entry, key=_key)
-        self._stale.add(entry.key)
-
-    def remove(self, job_id: str) -> None:
-        """A job leaves (if it is here); the job behind it is looked at again."""
-        if job_id not in self.by_id:
-            return
-        key = self.by_id.pop(job_id).key
-        index = self.position(key)
-        del self.entries[index]
-        self._stale.discard(key)
-        self._held_back.pop(key, None)
-        self._extended = [entry for entry in self._extended if entry.key != key]
-        if index < len(self.entries):
-            self.entries[index].before = None
-            self._stale.add(self.entries[index].key)
-
-    def check(self, job_id: str) -> None:
-        """A job (if it is here) may not hold what the last pass gave it; if so, it is looked at again."""
-        entry = self.by_id.get(job_id)
-        if entry and (entry.gpus, entry.gpus and entry.kind) != (entry.job.gpus, self._held_kind(entry) or 0):
-            entry.before = None
-            self._stale.add(entry.key)
-
-    def resize(self, job_id: str, allowed_by_type: tuple[AllowedSizes, ...]) -> None:
-        """A job (if it is here) may have other sizes from now on; if they differ, it is looked at again."""
-        entry = self.by_id.get(job_id)
-        if entry and entry.allowed_by_type != allowed_by_type:
-            entry.allowed_by_type, entry.before = allowed_by_type, None
-            self._stale.add(entry.key)
-
-    def _held_kind(self, entry: Entry) -> int | None:
-        return self._kinds.get(entry.job.gpu_type or "")
-
-    def allocate(self, capacity: Free) -> list[Entry]:
-        """Serve all jobs in order with ``capacity`` GPUs; returns those that may have changed."""
-        if self.entries and self.entries[0].before != capacity:
-            self._stale.add(self.entries[0].key)
-        changed: list[Entry] = []
-        for key in sorted(self._stale):
-            changed += self._allocate_from(self.position(key), capacity)
-        self._stale.clear()
-        return changed + self._share_leftover(self.entries[-1].after if self.entries else capacity)
-
-    def explain(self) -> dict[str, Explanation]:
-        """Why each job holds what it holds."""
-        count = len(self.entries)
-        return {
-            entry.job.id: _explain(entry, f"F = {entry.key[0]:.6g} ({_ordinal(rank)} of {count})")
-            for rank, entry in enumerate(self.entries, start=1)
-        }
-
-    def _entry(self, finish: float, job: JobState) -> Entry:
-        return Entry((finish, *job.arrival), job, self.sizes.of(job))
-
-    def _allocate_from(self, index: int, capacity: Free) -> list[Entry]:
-        """Serve all jobs from ``index`` on until nothing differs any more; returns those that changed."""
-        changed = []
-        free = self.entries[index - 1].after if index else capacity
-        while index < len(self.entries) and self.entries[index].before != free:
-            entry = self.entries[index]
-            served = entry.before is not None and (entry.kind, entry.size)
-            free = entry.serve(free, self._held_kind(entry))
-            if served != (entry.kind, entry.size):
-                changed.append(entry)
-                self._watch(entry)
-            index += 1
-        return changed
-
-    def _watch(self, entry: Entry) -> None:
-        if 0 < entry.size < entry.allowed.ceiling:
-            self._held_back[entry.key] = entry
-        else:
-            self._held_back.pop(entry.key, None)
-
-    def _share_leftover(self, free: Free) -> list[Entry]:
-        """Give what no job can use as its next size to the first jobs that gain from it.
-
-        This keeps the cluster busy (Ares, section 3.1) without exceeding a ceiling: with 6 GPUs a job of
-        the sizes 1, 2, 4 runs on 6. Returns the entries that had or got such GPUs.
-        """
-        touched = self._extended
-        for entry in touched:
-            entry.extra = 0
-        self._extended = []
-        left = list(free)
-        for key in sorted(self._held_back) if any(left) else ():
-            entry = self._held_back[key]
-            entry.extra = self._useful_extra(entry, left[entry.kind])
-            left[entry.kind] -= entry.extra
-            if entry.extra:
-                self._extended.append(entry)
-        return touched + self._extended
-
-    def _useful_extra(self, entry: Entry, free: int) -> int:
-        """The most of ``free`` GPUs that make a job faster and pay off by alpha; 0 if none do."""
-        sizes, job, allowed = self.sizes, entry.job, entry.allowed
-        kind = sizes.gpu_types[entry.kind]
-        rate = sizes.speeds.rate(job, entry.size, kind)
-        for size in range(min(entry.size + free, allowed.ceiling), entry.size, -1):
-            pays = efficiency(job, size, allowed.base, kind, sizes.speeds) >= sizes.alpha
-            if pays and sizes.speeds.rate(job, size, kind) > rate:
-                return size - entry.size
-        return 0
-
-
-def _explain(entry: Entry, rank: str) -> Explanation:
-    if not any(allowed.sizes for allowed in entry.allowed_by_type):
-        reason = "; ".join(allowed.reason for allowed in entry.allowed_by_type)
-        return Explanation(reason or "the cluster has no GPUs")
-    free = max(entry.before or (0,))
-    if entry.gpus:
-        allowed = entry.allowed
-        short = f", {free} free after the jobs before it" if entry.gpus < allowed.ceiling else ""
-        return Explanation(f"{rank}, ceiling {allowed.ceiling} by {allowed.reason}{short}")
-    least = min(allowed.sizes[0] for allowed in entry.allowed_by_type if allowed.sizes)
-    reason = f"{rank}, needs {in_gpus(least)}, {free} free after the jobs before it"
-    return Explanation(reason, least)
-
-
-def _ordinal(rank: int) -> str:
-    if rank % 100 in (11, 12, 13):
-        return f"{rank}th"
-    return f"{rank}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(rank % 10, 'th') }"
+# Consolidation after fragmentation.
 
 
 def consolidations(snapshot: Snapshot, jobs: Iterable[JobState], cost_s: float) -> dict[str, Target]:

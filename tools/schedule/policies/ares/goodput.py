@@ -1,7 +1,4 @@
-"""Ares with Pollux's choice of batch.
-
-Useful samples per second of jobs whose batch may move, each size at its best batch.
-"""
+"""Ares with Pollux's choice of batch: sizes by useful samples per second, each at its best batch."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.ares.allocation import AllowedSizes, SizesByJob
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policies.common import Pool
-from pliant.tools.schedule.policies.pollux.goodput import Goodput
+from pliant.tools.schedule.policies.pollux.goodput import GoodputTable
 from pliant.tools.schedule.policies.pollux.policy import Goodputs
 from pliant.tools.schedule.policy import Decision, Target
 from pliant.tools.schedule.rates import Speeds
@@ -22,9 +19,9 @@ from pliant.tools.schedule.snapshot import Snapshot
 if TYPE_CHECKING:
     import numpy as np
 
-
 _RESTART_S: Final = 30.0
 """What a change of its batch costs a job of a model for which that was not measured."""
+T = TypeVar("T")
 
 
 class AresGoodput(Ares):
@@ -75,7 +72,7 @@ class AresGoodput(Ares):
 
     def _sizes(self, speeds: Speeds) -> SizesByJob:
         self._useful, self._noise = UsefulSpeed(speeds), {}
-        return _UsefulSizes(self._useful, self.alpha)
+        return _GoodputSizes(self._useful, self.alpha)
 
     def _batch(self, job: JobState, gpu_type: str, gpus: int) -> int:
         if self._useful is None or job.total_samples is None:
@@ -96,7 +93,7 @@ class AresGoodput(Ares):
         return best.batch if best.rate > 0 and sooner else job.global_batch
 
 
-class _UsefulSizes(SizesByJob):
+class _GoodputSizes(SizesByJob):
     """Sizes by goodput; those of jobs whose batch moves are found again each time, as their noise changes."""
 
     def __init__(self, speeds: UsefulSpeed, alpha: float) -> None:
@@ -109,24 +106,13 @@ class _UsefulSizes(SizesByJob):
         return self._made(job)
 
 
-T = TypeVar("T")
-
-
-class Choice(NamedTuple):
-    """A global batch, and what it brings."""
-
-    batch: int
-    rate: float
-    """Samples per second that count as much as those of the reference batch."""
-
-
 class UsefulSpeed:
     """Goodput as Pollux has it, of the throughput model; the author's batch is always among the choices."""
 
     def __init__(self, speeds: Speeds) -> None:
         self.speeds = speeds
         self._goodputs = Goodputs(speeds, "profile", lone_accumulates=False)
-        self._tables: dict[tuple[str, str], tuple[float | None, Goodput]] = {}
+        self._tables: dict[tuple[str, str], tuple[float | None, GoodputTable]] = {}
         """By job and GPU type, with the noise scale that each holds for."""
         self._pools = {
             kind: Pool(kind, gpus, max(speeds.consolidated(gpus, kind), default=1))
@@ -135,15 +121,12 @@ class UsefulSpeed:
 
     @property
     def gpu_types(self) -> Mapping[str, int]:
-        """GPUs of the whole cluster by type."""
         return self.speeds.gpu_types
 
     def rate(self, job: JobState, gpus: int, gpu_type: str, /) -> float:
-        """That of the best batch."""
         return self.choice(job, gpus, gpu_type).rate
 
     def of_kind(self, job: JobState, what: Hashable, make: Callable[[], T]) -> T:
-        """What is made of the speeds of a job whose batch stays, once for all of its kind."""
         return self.speeds.of_kind(job, what, make)
 
     def moves_batch(self, job: JobState) -> bool:
@@ -172,14 +155,21 @@ class UsefulSpeed:
         return speed if noise == float("inf") else speed * (noise + reference) / (noise + job.global_batch)
 
     def forget(self, job_id: str) -> None:
-        """The job has left."""
         self._goodputs.forget(job_id)
         for kind in self._pools:
             self._tables.pop((job_id, kind), None)
 
-    def _table(self, job: JobState, pool: Pool) -> Goodput:
+    def _table(self, job: JobState, pool: Pool) -> GoodputTable:
         found = self._tables.get((job.id, pool.gpu_type))
         if found is None or found[0] != job.noise_scale:
             found = job.noise_scale, self._goodputs.goodput(job, pool)
             self._tables[job.id, pool.gpu_type] = found
         return found[1]
+
+
+class Choice(NamedTuple):
+    """A global batch, and what it brings."""
+
+    batch: int
+    rate: float
+    """Samples per second that count as much as those of the reference batch."""

@@ -1,22 +1,14 @@
 """Ares: elastic fair queuing. Serve jobs in the order in which equal sharing would have finished them.
 
-Ares (ACM TACO 2025), sections 3 and 4; symbols as there. :mod:`gps` keeps the reference system and its
-virtual time, :mod:`allowed_sizes` the sizes that scaling control allows, :mod:`allocation_pass` gives them
-out, :mod:`unknown_demand` serves jobs of unknown demand. Departures from the paper: sizes that are not powers
-of two where that keeps the cluster busy (see :mod:`allowed_sizes` and :mod:`allocation_pass`); decisions at
-every event instead of every 60 s. GPS shares all GPUs that are up, those of the pool included. A job that no
-GPU type can run at any of its sizes is rejected and takes no share of GPS.
+Ares (ACM TACO 2025), sections 3 and 4; symbols as there. :class:`VirtualTime` is the reference system, GPS,
+which gives each job its virtual finish time F; :mod:`allocation` gives GPUs out in order of F, within the
+sizes that scaling control allows; :mod:`unknown_demand` serves jobs of unknown demand. Departures from the
+paper: sizes that are not powers of two where that keeps the cluster busy (see :mod:`allocation`); decisions
+at every event instead of every 60 s. GPS shares all GPUs that are up, those of the pool included. A job that
+no GPU type can run at any of its sizes is rejected and takes no share of GPS.
 
-On mixed types a job that waits takes the type on which it is fastest then; a job that runs stays on its type
-as long as that offers at least the size it holds, however fast another one is: each move costs a rescale.
-
-The reference system of Ares: generalized processor sharing (GPS) in virtual time.
-
-Ares, section 3.2. ``M`` GPUs are shared equally, at every instant and without limit of divisibility, by
-the ``N(t)`` jobs active *in GPS*, which are not the jobs active in the real cluster. Virtual time grows by
-``dV/dt = M/N(t)`` and stands still while no job (or no GPU) is there. A job of demand ``L`` that arrives
-at ``a`` gets the virtual finish time ``F = V(a) + L``, which never changes. It leaves when ``V`` reaches
-``F``, so jobs leave in order of ``F`` and one heap serves every event in O(log N).
+On mixed types a waiting job takes the type on which it is fastest then; a running job stays on its type as
+long as that offers at least the size it holds, however fast another one is: each move costs a rescale.
 """
 
 from __future__ import annotations
@@ -40,7 +32,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pliant.schemas.runinfo import PromisedBounds
-
 
 _WITHDRAWN = ("cancelled", "failed", "rejected")
 """Ends that equal sharing would have seen as well; a job that finished stays in GPS until its F."""
@@ -117,13 +108,11 @@ class Ares(Policy):
         return Decision(targets, rejected)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """F and rank, the ceiling and what sets it; for a waiting job what it lacks."""
         if self._queue is None:
             return {}
         return self._queue.explain() | explain_unknown(self._unknown.values())
 
     def dump_state(self) -> dict[str, Any]:
-        """Virtual time, and F of the jobs active in GPS and of those active in the cluster."""
         return {
             "time_s": self._gps.time_s,
             "virtual": self._gps.virtual,
@@ -132,7 +121,6 @@ class Ares(Policy):
         }
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up virtual time; the queue is made again at the next decision."""
         self._gps = VirtualTime(state["time_s"], state["virtual"], state["gps"])
         self._finish = dict(state["jobs"])
         self._queue = None
@@ -186,7 +174,6 @@ class Ares(Policy):
         return Queue(self._sizes(snapshot.speeds), known)
 
     def _sizes(self, speeds: Speeds) -> SizesByJob:
-        """The sizes that jobs may have."""
         return SizesByJob(speeds, self.alpha)
 
     def _batch(self, job: JobState, gpu_type: str, gpus: int) -> int:
@@ -230,7 +217,13 @@ def _all_sizes(job: JobState, most: int) -> Iterable[int]:
 
 
 class VirtualTime:
-    """Virtual time and the jobs that GPS still serves.
+    """Generalized processor sharing (GPS) in virtual time, the reference system: Ares, section 3.2.
+
+    ``M`` GPUs are shared equally, at every instant and without limit of divisibility, by the ``N(t)`` jobs
+    active *in GPS*, which are not the jobs active in the real cluster. Virtual time grows by ``dV/dt =
+    M/N(t)`` and stands still while no job (or no GPU) is there. A job of demand ``L`` that arrives at ``a``
+    gets the virtual finish time ``F = V(a) + L``, which never changes. It leaves when ``V`` reaches ``F``, so
+    jobs leave in order of ``F`` and one heap serves every event in O(log N).
 
     ``V`` is advanced only at events that change its slope, from departure to departure and never in one
     step over several of them. Asking in between changes nothing, so the number of decisions made on the

@@ -87,7 +87,6 @@ class UnknownDemand:
         return parts
 
     def _kinds(self, job: JobState, parts: Sequence[int]) -> list[int]:
-        """The types whose part has room for the job."""
         return [kind for kind, part in enumerate(parts) if self._least(job, part, kind) <= part]
 
     def _teams(self, jobs: Sequence[JobState], parts: Sequence[int]) -> list[list[JobState]]:

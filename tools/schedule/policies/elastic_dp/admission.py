@@ -16,7 +16,7 @@ import numpy as np
 
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, Curves, Gains, ScalingCurve
+from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, Gains, ScalingCurve, ScalingCurves
 from pliant.tools.schedule.policies.elastic_dp.optimizer import Optimizer
 from pliant.tools.schedule.policy import Explanation
 
@@ -58,7 +58,7 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class Participant:
     """One job that takes part on one GPU type."""
 
     job: JobState
@@ -71,18 +71,17 @@ class Admission:
     """The jobs that take part, one optimizer for each GPU type, and why the others wait."""
 
     optimizers: Mapping[str, Optimizer]
-    members: dict[str, list[Member]] = field(default_factory=dict)
+    members: dict[str, list[Participant]] = field(default_factory=dict)
     """By GPU type, in the order of its optimizer."""
     waiting: dict[str, Explanation] = field(default_factory=dict)
     """By job id."""
 
     @property
     def full(self) -> bool:
-        """Whether no other job can join."""
         return not any(optimizer.left for optimizer in self.optimizers.values())
 
-    def sizes(self) -> Iterator[tuple[Member, int]]:
-        """Everybody who takes part, with the best size."""
+    def sizes(self) -> Iterator[tuple[Participant, int]]:
+        """All that take part, with their best sizes."""
         for gpu_type, members in self.members.items():
             yield from zip(members, self.optimizers[gpu_type].sizes(), strict=True)
 
@@ -91,7 +90,7 @@ class Admission:
 class AdmissionControl:
     """Tries jobs in turn."""
 
-    curves: Curves
+    curves: ScalingCurves
     batches: Batches
     objective: Objective
 
@@ -117,12 +116,12 @@ class AdmissionControl:
                 barrier = job.id
         return found
 
-    def choices(self, job: JobState) -> list[Member]:
+    def choices(self, job: JobState) -> list[Participant]:
         """The GPU types that the job can run on: the one it holds, or the fastest first."""
         kinds = [job.gpu_type] if job.gpus and job.gpu_type else list(self.curves.speeds.gpu_types)
         batches = self.batches(job)
         found = [(kind, self.curves.of(job, kind, batches)) for kind in kinds]
-        members = [Member(job, kind, curve) for kind, curve in found if curve is not None]
+        members = [Participant(job, kind, curve) for kind, curve in found if curve is not None]
         if len(members) > 1:
             members.sort(key=lambda member: (-self._speed(member), member.gpu_type))
         return members
@@ -141,7 +140,7 @@ class AdmissionControl:
         found.waiting[job.id] = _why(choices, found.optimizers)
         return False
 
-    def _speed(self, member: Member) -> float:
+    def _speed(self, member: Participant) -> float:
         """Samples per second and GPU at the smallest size."""
         least = member.curve.least
         batch = int(member.curve.batches[least])
@@ -154,7 +153,7 @@ def _in_turn(job: JobState) -> tuple[bool, float, tuple[float, str]]:
     return first_s is None, first_s or 0.0, job.arrival
 
 
-def _why(choices: list[Member], optimizers: Mapping[str, Optimizer]) -> Explanation:
+def _why(choices: list[Participant], optimizers: Mapping[str, Optimizer]) -> Explanation:
     """Why a job joins none of its GPU types."""
     if not choices:
         return Explanation("no size of it is feasible")

@@ -3,18 +3,14 @@
 The job scalability analyzer of "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al., 2020),
 sections III-B and III-C, on top of the throughput model: S(b, k) = T(b, k) / T(largest local batch, 1), and
 for each k the batch b of [b_min, b_max] with the largest S. A share ceil(b / k) that does not fit a GPU is
-infeasible, so b_min and the memory of a GPU say how many GPUs are the fewest.
+infeasible, so b_min and the memory of a GPU say how many GPUs are the fewest. :class:`Gains` is what the
+optimizer sees of a curve: what GPUs beyond the smallest size add.
 
 Step times are linear between the local batches that were measured, so T has its maxima there or at the ends
 of the range: only these are tried. A throughput model that does not name such batches gets a geometric grid.
 
 Departures: a job that no size of its own lets run without accumulation runs with it, at any size; the base
 of a job without a speed on one GPU is its speed per GPU at its smallest size.
-
-What one job is worth to the optimizer of elastic-dp by its number of GPUs: :class:`Gains`.
-
-Every job gets its smallest size; what is left to decide is how many GPUs more. Gains are multiples of
-:data:`GRID`, so sums of them have no rounding error below 2**21 and equally good allocations are equal.
 """
 
 from __future__ import annotations
@@ -32,103 +28,18 @@ from pliant.tools.schedule.rates import Speeds
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
+BatchRange = tuple[int, int]
+"""Smallest and largest global batch that a policy may choose."""
 GRID: Final = 2.0**-32
 """Resolution of gains, in throughput scaling factors."""
-
 _NOTHING: Final = np.zeros(1)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Gains:
-    """Worth of GPUs beyond the smallest size of one job, or of several that share GPUs."""
-
-    least: int
-    """The smallest feasible size, in GPUs."""
-    base: float
-    """What the smallest size is worth."""
-    by_extra: Floats
-    """[GPUs beyond ``least``] gain over ``base``, -inf where fewer GPUs are worth as much."""
-    concave: bool
-    """Whether each GPU more is worth no more than the one before."""
-
-    @property
-    def most_extra(self) -> int:
-        """GPUs beyond ``least`` after which nothing is gained."""
-        return len(self.by_extra) - 1
-
-    @classmethod
-    def of(cls, worth: Floats) -> Gains | None:
-        """Gains of a curve, ``worth[k]`` with k GPUs, -inf where infeasible; ``worth[0]`` is not looked at.
-
-        Increments that grow by less than the grid are rounding, and count as concave. None: no size is
-        feasible.
-        """
-        values: list[float] = worth.tolist()
-        least = next((size for size in range(1, len(values)) if values[size] > -inf), None)
-        if least is None:
-            return None
-        base = values[least]
-        gains, steps = [0.0], [inf]
-        reached, concave = 0, True
-        for value in values[least + 1 :]:
-            gain = value - base
-            if gain > gains[reached]:
-                step = gain - gains[reached]
-                concave = concave and reached == len(gains) - 1 and step <= steps[-1] + GRID
-                steps.append(min(step, steps[-1]))
-                reached = len(gains)
-                gains.append(gain)
-            else:
-                gains.append(-inf)
-        by_extra = _sums(steps[1:]) if concave else _on_grid(gains[: reached + 1])
-        return cls(least, base, by_extra, concave)
-
-
-def _on_grid(values: list[float]) -> Floats:
-    return np.rint(np.array(values) / GRID) * GRID
-
-
-def _sums(steps: list[float]) -> Floats:
-    rounded = _on_grid(steps)
-    return np.concatenate((_NOTHING, np.cumsum(rounded[: np.count_nonzero(rounded)])))
-
-
 _ALL_TRIED: Final = 16
 """Local batches of one size that are all tried; of more, a selection."""
 _ROUNDING: Final = 1e-9
 """Relative difference of speeds that counts as none."""
 
-BatchRange = tuple[int, int]
-"""Smallest and largest global batch that a policy may choose."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ScalingCurve:
-    """One job on one GPU type, by number of GPUs."""
-
-    factors: Floats
-    """[GPUs] the throughput scaling factor at the best batch, -inf where infeasible."""
-    batches: Ints
-    """[GPUs] the best global batch, 0 where infeasible."""
-    gains: Gains
-    """What the optimizer sees of it."""
-
-    @property
-    def least(self) -> int:
-        """The smallest feasible size."""
-        return self.gains.least
-
-
-def allowed_batches(job: JobState) -> BatchRange:
-    """The global batches that the job itself allows."""
-    spec, batch = job.spec, job.reference_batch
-    if spec.elastic != "size+batch":
-        return batch, batch
-    return spec.batch.min or batch, spec.batch.max or batch
-
-
-class Curves:
+class ScalingCurves:
     """Scaling curves; jobs of one kind share them."""
 
     def __init__(self, speeds: Speeds) -> None:
@@ -207,3 +118,89 @@ class Curves:
     def _most(self, job: JobState, gpu_type: str) -> int:
         """The most GPUs of the type that the job can use, those that are down included."""
         return job.max_gpus(self.speeds.gpu_types[gpu_type])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScalingCurve:
+    """One job on one GPU type, by number of GPUs."""
+
+    factors: Floats
+    """[GPUs] the throughput scaling factor at the best batch, -inf where infeasible."""
+    batches: Ints
+    """[GPUs] the best global batch, 0 where infeasible."""
+    gains: Gains
+    """What the optimizer sees of it."""
+
+    @property
+    def least(self) -> int:
+        return self.gains.least
+
+
+def allowed_batches(job: JobState) -> BatchRange:
+    """The global batches that the job itself allows."""
+    spec, batch = job.spec, job.reference_batch
+    if spec.elastic != "size+batch":
+        return batch, batch
+    return spec.batch.min or batch, spec.batch.max or batch
+
+
+# What GPUs are worth to the optimizer.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gains:
+    """Worth of GPUs beyond the smallest size of one job, or of several that share GPUs.
+
+    Multiples of :data:`GRID`, so sums of them have no rounding error below 2**21 and equally good allocations
+    are equal.
+    """
+
+    least: int
+    """The smallest feasible size, in GPUs."""
+    base: float
+    """What the smallest size is worth."""
+    by_extra: Floats
+    """[GPUs beyond ``least``] gain over ``base``, -inf where fewer GPUs are worth as much."""
+    concave: bool
+    """Whether each GPU more is worth no more than the one before."""
+
+    @property
+    def most_extra(self) -> int:
+        """GPUs beyond ``least`` after which nothing is gained."""
+        return len(self.by_extra) - 1
+
+    @classmethod
+    def of(cls, worth: Floats) -> Gains | None:
+        """Gains of a curve, ``worth[k]`` with k GPUs, -inf where infeasible; ``worth[0]`` is not looked at.
+
+        Increments that grow by less than the grid are rounding, and count as concave. None: no size is
+        feasible.
+        """
+        values: list[float] = worth.tolist()
+        least = next((size for size in range(1, len(values)) if values[size] > -inf), None)
+        if least is None:
+            return None
+        base = values[least]
+        gains, steps = [0.0], [inf]
+        reached, concave = 0, True
+        for value in values[least + 1 :]:
+            gain = value - base
+            if gain > gains[reached]:
+                step = gain - gains[reached]
+                concave = concave and reached == len(gains) - 1 and step <= steps[-1] + GRID
+                steps.append(min(step, steps[-1]))
+                reached = len(gains)
+                gains.append(gain)
+            else:
+                gains.append(-inf)
+        by_extra = _sums(steps[1:]) if concave else _on_grid(gains[: reached + 1])
+        return cls(least, base, by_extra, concave)
+
+
+def _on_grid(values: list[float]) -> Floats:
+    return np.rint(np.array(values) / GRID) * GRID
+
+
+def _sums(steps: list[float]) -> Floats:
+    rounded = _on_grid(steps)
+    return np.concatenate((_NOTHING, np.cumsum(rounded[: np.count_nonzero(rounded)])))

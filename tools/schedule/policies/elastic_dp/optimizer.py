@@ -7,18 +7,11 @@ hold more than a quota. Departures from the paper, none of which changes the opt
 - The smallest sizes are paid first. A set of jobs is feasible if and only if these fit, so that trying one
   more job takes no row of the dynamic program.
 - Jobs with concave gains need no rows: their increments are merged (:class:`Merge`). Only the
-  others go through the table (:mod:`table`); one look at both says how they share the rest.
+  others go through the table (:class:`GainTable`); one look at both says how they share the rest.
 - A user with a quota is solved alone, up to the quota, and takes part in the whole as one job.
 
 Equally good: no job gets a GPU that gains nothing; jobs without concave gains (users with a quota among
 them, and within them) together get the fewest; among either kind, those added later get fewer.
-
-The dynamic program of elastic-dp: one row a job, P(j, κ) = max over g of P(j - 1, κ - g) + gain of j by g.
-
-"Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al., 2020), equations 4 and 5. Departures:
-rows count GPUs beyond the smallest sizes, say what *at most* κ of them gain, and end where all that the jobs
-so far can use is given. The printed pseudo-code indexes the gain with κ where the share g is meant and adds
-one to κ - g; the equations are right.
 """
 
 from __future__ import annotations
@@ -31,14 +24,70 @@ import numpy as np
 
 from pliant.tools.schedule.policies.elastic_dp.curves import Floats, Gains, Ints
 
+_CELLS: Final = 16_384
+"""Sums that are looked at together: they stay in the fastest caches."""
 
-class Share:
+
+class Optimizer:
+    """The sizes of jobs, added one by one, on GPUs of one kind.
+
+    Solved when first asked after a job was added; what was solved before is used again.
+    """
+
+    def __init__(self, gpus: int, quota: int | None = None) -> None:
+        """``quota``: GPUs that the jobs of one user may hold."""
+        self.left = gpus
+        """GPUs beyond the smallest sizes of the jobs added."""
+        self._quota = quota
+        self._sizes: list[int] = []
+        """Smallest sizes of the jobs, in order."""
+        self._free = _Group()
+        self._limited: dict[str, _Group] = {}
+        """By user, where there is a quota."""
+        self._whole = JointShare()
+
+    def left_for(self, user: str = "") -> int:
+        """GPUs that one more job of this user could take as its smallest size."""
+        if self._quota is None or not user:
+            return self.left
+        known = self._limited.get(user)
+        return min(self.left, self._quota if known is None else known.left)
+
+    def add(self, gains: Gains, user: str = "") -> bool:
+        """One more job. False, and nothing is changed, where the smallest sizes no longer fit."""
+        if gains.least > self.left_for(user):
+            return False
+        self.left -= gains.least
+        group = self._free
+        if self._quota is not None and user:
+            group = self._limited.setdefault(user, _Group(self._quota))
+        group.left -= gains.least
+        group.jobs.append(gains)
+        group.places.append(len(self._sizes))
+        self._sizes.append(gains.least)
+        return True
+
+    def sizes(self) -> list[int]:
+        """GPUs of each job, in the order in which they were added."""
+        limited = self._limited.values()
+        self._whole.update([*self._free.jobs, *(group.as_one(self.left) for group in limited)], self.left)
+        extras = self._whole.extras(self.left)
+        sizes = list(self._sizes)
+        for place, extra in zip(self._free.places, extras, strict=False):
+            sizes[place] += extra
+        for group, budget in zip(limited, extras[len(self._free.jobs) :], strict=True):
+            for place, extra in zip(group.places, group.share.extras(budget), strict=True):
+                sizes[place] += extra
+        return sizes
+
+
+class JointShare:
     """Jobs that share GPUs: what they gain together, and how they share."""
 
     def __init__(self) -> None:
         self._jobs: Sequence[Gains] = ()
         self._budget = 0
-        self._table = Table()
+        self._table = GainTable()
         self._merge = Merge(())
 
     def update(self, jobs: Sequence[Gains], budget: int) -> None:
@@ -81,7 +130,7 @@ class _Group:
     jobs: list[Gains] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     """Where they stand among all jobs."""
-    share: Share = field(default_factory=Share)
+    share: JointShare = field(default_factory=JointShare)
 
     def as_one(self, budget: int) -> Gains:
         """All of them as one job, for up to ``budget`` GPUs."""
@@ -91,57 +140,7 @@ class _Group:
         return found
 
 
-class Optimizer:
-    """The sizes of jobs, added one by one, on GPUs of one kind.
-
-    Solved when first asked after a job was added; what was solved before is used again.
-    """
-
-    def __init__(self, gpus: int, quota: int | None = None) -> None:
-        """``quota``: GPUs that the jobs of one user may hold."""
-        self.left = gpus
-        """GPUs beyond the smallest sizes of the jobs added."""
-        self._quota = quota
-        self._sizes: list[int] = []
-        """Smallest sizes of the jobs, in order."""
-        self._free = _Group()
-        self._limited: dict[str, _Group] = {}
-        """By user, where there is a quota."""
-        self._whole = Share()
-
-    def left_for(self, user: str = "") -> int:
-        """GPUs that one more job of this user could take as its smallest size."""
-        if self._quota is None or not user:
-            return self.left
-        known = self._limited.get(user)
-        return min(self.left, self._quota if known is None else known.left)
-
-    def add(self, gains: Gains, user: str = "") -> bool:
-        """One more job. False, and nothing is changed, where the smallest sizes no longer fit."""
-        if gains.least > self.left_for(user):
-            return False
-        self.left -= gains.least
-        group = self._free
-        if self._quota is not None and user:
-            group = self._limited.setdefault(user, _Group(self._quota))
-        group.left -= gains.least
-        group.jobs.append(gains)
-        group.places.append(len(self._sizes))
-        self._sizes.append(gains.least)
-        return True
-
-    def sizes(self) -> list[int]:
-        """GPUs of each job, in the order in which they were added."""
-        limited = self._limited.values()
-        self._whole.update([*self._free.jobs, *(group.as_one(self.left) for group in limited)], self.left)
-        extras = self._whole.extras(self.left)
-        sizes = list(self._sizes)
-        for place, extra in zip(self._free.places, extras, strict=False):
-            sizes[place] += extra
-        for group, budget in zip(limited, extras[len(self._free.jobs) :], strict=True):
-            for place, extra in zip(group.places, group.share.extras(budget), strict=True):
-                sizes[place] += extra
-        return sizes
+# Jobs with concave gains: increments merged.
 
 
 class Merge:
@@ -177,12 +176,17 @@ class Merge:
         return taken + np.bincount(tied, minlength=self._jobs)
 
 
-_CELLS: Final = 16_384
-"""Sums that are looked at together: they stay in the fastest caches."""
+# The others: the dynamic program.
 
 
-class Table:
-    """Rows of jobs of any gains. Of equally good shares of a job the smallest is taken, last job first."""
+class GainTable:
+    """The dynamic program, one row a job: P(j, κ) = max over g of P(j - 1, κ - g) + gain of job j by g.
+
+    Equations 4 and 5 of the paper. Departures: rows count GPUs beyond the smallest sizes, say what *at most*
+    κ of them gain, and end where all that the jobs so far can use is given. The printed pseudo-code indexes
+    the gain with κ where the share g is meant and adds one to κ - g; the equations are right. Of equally good
+    shares of a job the smallest is taken, last job first.
+    """
 
     def __init__(self) -> None:
         self._gains: list[Gains] = []

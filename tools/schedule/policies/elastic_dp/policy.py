@@ -1,12 +1,8 @@
 """Elastic scaling with batch sizes: the largest total throughput, by dynamic programming.
 
 "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al., 2020): :mod:`curves` is the job
-scalability analyzer, :mod:`optimizer` the optimizer; the autoscaler is in :mod:`admission`, who takes part,
-and :mod:`rounds`, when.
-
-When elastic-dp scales: at multiples of the interval, and earlier when a part of the jobs has ended.
-
-The baselines of elastic scaling with batch sizes: the same policy with one batch for each job.
+scalability analyzer, :mod:`optimizer` the optimizer. Of the autoscaler, :mod:`admission` says who takes part
+and :class:`ScalingTimes` when: at multiples of the interval, and earlier when a part of the jobs has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import reject_arrivals, why_impossible
 from pliant.tools.schedule.policies.elastic_dp.admission import Admission, AdmissionControl, Objective
-from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, Curves, allowed_batches
+from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, ScalingCurves, allowed_batches
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
@@ -36,8 +32,8 @@ if TYPE_CHECKING:
     from pliant.tools.schedule.rates import Speeds
     from pliant.tools.schedule.snapshot import Snapshot
 
-
 _log = logging.getLogger("pliant")
+_ENDED: Final = frozenset({"finished", "cancelled", "failed"})
 
 
 class ElasticDp(Policy):
@@ -90,11 +86,10 @@ class ElasticDp(Policy):
         self.rescale_s = rescale_s
         self._noted = False
         self._scaling_times = ScalingTimes(interval_s, ended_part)
-        self._curves: Curves | None = None
+        self._curves: ScalingCurves | None = None
         self._waiting: dict[str, Explanation] = {}
 
     def batches(self, job: JobState) -> BatchRange:
-        """The global batches that the job may be given."""
         return allowed_batches(job)
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
@@ -120,7 +115,6 @@ class ElasticDp(Policy):
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """The scaling factor and what one GPU more would add; for a waiting job what it lacks."""
         if self._curves is None:
             return {}
         control = self._admission_control(snapshot)
@@ -130,11 +124,9 @@ class ElasticDp(Policy):
         }
 
     def dump_state(self) -> dict[str, Any]:
-        """When sizes were looked at, and what has happened since."""
         return self._scaling_times.dump()
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up the scaling times; curves are made again."""
         self._scaling_times.load(state)
 
     def _check(
@@ -160,7 +152,7 @@ class ElasticDp(Policy):
 
     def _admission_control(self, snapshot: Snapshot) -> AdmissionControl:
         if self._curves is None or self._curves.speeds is not snapshot.speeds:
-            self._curves = Curves(snapshot.speeds)
+            self._curves = ScalingCurves(snapshot.speeds)
         charge = partial(self._rescale_part, self._curves.speeds) if self.rescale_s else None
         return AdmissionControl(self._curves, self.batches, Objective(self.priority_base, charge))
 
@@ -224,7 +216,69 @@ def _explain(job: JobState, control: AdmissionControl) -> Explanation:
     return Explanation(f"{factor}, one GPU more would {f'add {gain:.2f}' if gain > 0 else 'add nothing'}")
 
 
-_ENDED: Final = frozenset({"finished", "cancelled", "failed"})
+# The baselines: the same policy with one batch for each job.
+
+
+class MaxBs(ElasticDp):
+    """elastic-dp with every job at the largest batch it allows: sizes are chosen, batches are not.
+
+    A baseline of Saxena et al., 2020, section IV-B. The batch is split over the GPUs, so a large one that no
+    single GPU holds makes the smallest size large. Parameters as in elastic-dp.
+    """
+
+    name: ClassVar[str] = "max-bs"
+
+    def batches(self, job: JobState) -> BatchRange:
+        return (allowed_batches(job)[1],) * 2
+
+
+class MinBs(ElasticDp):
+    """elastic-dp with every job at the smallest batch it allows: sizes are chosen, batches are not.
+
+    A baseline of Saxena et al., 2020, section IV-B. A small batch leaves each of many GPUs too little to do.
+    Parameters as in elastic-dp.
+    """
+
+    name: ClassVar[str] = "min-bs"
+
+    def batches(self, job: JobState) -> BatchRange:
+        return (allowed_batches(job)[0],) * 2
+
+
+class RandomBs(ElasticDp):
+    """elastic-dp with every job at a batch drawn once: uniform over all that it allows.
+
+    The baseline of Saxena et al., 2020, section IV-B, for users who choose some batch. A job's batch follows
+    from the seed and its id alone: neither other jobs nor their order matter. Parameters as in elastic-dp.
+    """
+
+    name: ClassVar[str] = "random-bs"
+    _seed: int | None = None
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """As elastic-dp, with batches by a seed that is drawn once."""
+        if self._seed is None:
+            self._seed = int(rng.integers(2**53))
+        return super().decide(snapshot, rng)
+
+    def batches(self, job: JobState) -> BatchRange:
+        """The one that was drawn for this job."""
+        low, high = allowed_batches(job)
+        if low == high:
+            return low, high
+        digest = sha256(f"{self._seed} {job.id}".encode()).digest()
+        drawn = low + int.from_bytes(digest[:16]) % (high - low + 1)
+        return drawn, drawn
+
+    def dump_state(self) -> dict[str, Any]:
+        return {**super().dump_state(), "seed": self._seed}
+
+    def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
+        super().load_state(state, jobs)
+        self._seed = state["seed"]
+
+
+# When it scales.
 
 
 class ScalingTimes:
@@ -267,7 +321,6 @@ class ScalingTimes:
         return moment_s > known_s or moment_s >= next(unanswered, math.inf)
 
     def hold(self, now_s: float) -> None:
-        """Sizes are looked at now."""
         self._held_s = now_s
 
     def next_s(self, now_s: float) -> float:
@@ -290,7 +343,6 @@ class ScalingTimes:
         }
 
     def load(self, state: Any) -> None:
-        """The inverse of :meth:`dump`."""
         self._seen_s, self._held_s = state["told_s"], state["held_s"]
         self._early_s = -math.inf if state["early_s"] is None else state["early_s"]
         self._active, self._ended = state["active"], state["ended"]
@@ -314,66 +366,3 @@ class ScalingTimes:
     def _last_s(self, now_s: float) -> float:
         """The last multiple of the interval that is not after ``now_s``."""
         return self._number(now_s) * self._interval_s if self._interval_s else now_s
-
-
-class MaxBs(ElasticDp):
-    """elastic-dp with every job at the largest batch it allows: sizes are chosen, batches are not.
-
-    A baseline of Saxena et al., 2020, section IV-B. The batch is split over the GPUs, so a large one that no
-    single GPU holds makes the smallest size large. Parameters as in elastic-dp.
-    """
-
-    name: ClassVar[str] = "max-bs"
-
-    def batches(self, job: JobState) -> BatchRange:
-        """The largest batch alone."""
-        return (allowed_batches(job)[1],) * 2
-
-
-class MinBs(ElasticDp):
-    """elastic-dp with every job at the smallest batch it allows: sizes are chosen, batches are not.
-
-    A baseline of Saxena et al., 2020, section IV-B. A small batch leaves each of many GPUs too little to do.
-    Parameters as in elastic-dp.
-    """
-
-    name: ClassVar[str] = "min-bs"
-
-    def batches(self, job: JobState) -> BatchRange:
-        """The smallest batch alone."""
-        return (allowed_batches(job)[0],) * 2
-
-
-class RandomBs(ElasticDp):
-    """elastic-dp with every job at a batch drawn once: uniform over all that it allows.
-
-    The baseline of Saxena et al., 2020, section IV-B, for users who choose some batch. A job's batch follows
-    from the seed and its id alone: neither other jobs nor their order matter. Parameters as in elastic-dp.
-    """
-
-    name: ClassVar[str] = "random-bs"
-    _seed: int | None = None
-
-    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """As elastic-dp, with batches by a seed that is drawn once."""
-        if self._seed is None:
-            self._seed = int(rng.integers(2**53))
-        return super().decide(snapshot, rng)
-
-    def batches(self, job: JobState) -> BatchRange:
-        """The one that was drawn for this job."""
-        low, high = allowed_batches(job)
-        if low == high:
-            return low, high
-        digest = sha256(f"{self._seed} {job.id}".encode()).digest()
-        drawn = low + int.from_bytes(digest[:16]) % (high - low + 1)
-        return drawn, drawn
-
-    def dump_state(self) -> dict[str, Any]:
-        """The seed, beside what elastic-dp keeps."""
-        return {**super().dump_state(), "seed": self._seed}
-
-    def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up the seed as well."""
-        super().load_state(state, jobs)
-        self._seed = state["seed"]

@@ -21,7 +21,7 @@ from pliant.tools.schedule.policies.multi_resource.fleet import (
     Fleet,
     Floats,
     Ints,
-    Placed,
+    PlacedWorkers,
     Servers,
     shares_of_one,
     whole_fits,
@@ -42,7 +42,7 @@ _NODES: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Dorm:
+class DormRule:
     """Its limits."""
 
     servers: Servers
@@ -58,7 +58,7 @@ class Dorm:
         if not jobs:
             return {}
         fleet = Fleet(self.servers)
-        found: dict[str, Placed] = {}
+        found: dict[str, PlacedWorkers] = {}
         moved = []
         for job, size in zip(jobs, self._sizes(jobs, fair).tolist(), strict=True):
             if job.placed is not None and job.placed.size == size:
@@ -89,7 +89,7 @@ class Dorm:
         return np.rint(found.x[: len(jobs)]).astype(np.int64)
 
 
-def _as_many(fleet: Fleet, job: Active, size: int) -> Placed | None:
+def _as_many(fleet: Fleet, job: Active, size: int) -> PlacedWorkers | None:
     """The most workers that fit, up to ``size``."""
     while size >= job.bid.least_workers:
         placed = fleet.in_turn(job.bid, size)
@@ -121,7 +121,7 @@ class _Model:
     high: Floats
 
     @classmethod
-    def of(cls, jobs: Sequence[Active], fair: Holdings, limits: Dorm) -> _Model:
+    def of(cls, jobs: Sequence[Active], fair: Holdings, limits: DormRule) -> _Model:
         from scipy.sparse import block_array, csr_array, diags_array, eye_array
 
         count, servers = len(jobs), limits.servers

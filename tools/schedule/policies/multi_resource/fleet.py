@@ -1,16 +1,14 @@
-"""Servers with several resources at one moment: what is free, and workers and PS placed in turn.
+"""Servers with several resources: what they have, what one worker takes, and who is placed where.
 
-Servers with several resources, what one job bids for them, and the plan of a job over slots.
+A resource is a column, in one order everywhere and in the units of the papers: numbers, GB and Gbit/s. The
+first one is the slots of a node, of which each worker takes one. Where nodes do not say how many GPUs they
+have beside their slots, a slot is a GPU and has the price; else slots only limit how many workers fit. The
+cluster file decides that, so resources stay the same whatever is out of service. The bandwidth of a worker or
+parameter server (PS) is a resource where servers limit it.
 
-Slots are numbered from 0. Resources are columns, in one order everywhere; the bandwidth of a worker or
-parameter server is one of them where servers limit it.
-
-From what pliant sees, nodes and jobs, to servers with several resources and what one worker or PS takes.
-
-A resource is a column, in the units of the papers: numbers, GB and Gbit/s. The first one is the slots of
-a node, of which each worker takes one. Where nodes do not say how many GPUs they have beside their slots, a
-slot is a GPU and has the price; else slots only limit how many workers fit. The cluster file decides that,
-so resources stay the same whatever is out of service.
+:class:`ServerNodes` makes :class:`Servers` of nodes. A :class:`Bid` is a job over slots, which are numbered
+from 0, and a :class:`SlotPlan` what it gets of them; :class:`Fleet` places workers and PS in turn at one
+moment.
 """
 
 from __future__ import annotations
@@ -83,7 +81,6 @@ class Bid:
 
     @property
     def needs_ps(self) -> bool:
-        """Whether its workers need PS that take something."""
         return bool(np.any(self.ps > 0))
 
     @property
@@ -130,7 +127,7 @@ class Bid:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SlotPlan:
     """Where a job's workers and PS are, slot by slot."""
 
     first: int
@@ -142,7 +139,6 @@ class Plan:
 
     @property
     def last(self) -> int:
-        """The slot in which the job ends."""
         return self.first + len(self.workers) - 1
 
     @property
@@ -177,7 +173,7 @@ def log_or(value: float, otherwise: float = -math.inf) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedWorkers:
     """Where the workers and PS of one job are."""
 
     workers: Ints
@@ -187,7 +183,6 @@ class Placed:
 
     @property
     def size(self) -> int:
-        """Workers in all."""
         return int(self.workers.sum())
 
 
@@ -200,12 +195,11 @@ class Active:
     """Worker-slots, 1 or more."""
     requested: int
     """Workers for a scheduler that does not choose."""
-    placed: Placed | None = None
+    placed: PlacedWorkers | None = None
     """What it holds now."""
 
     @property
     def order(self) -> tuple[int, str]:
-        """Of arrival."""
         return self.bid.arrival, self.bid.id
 
     def slots_left(self, workers: int) -> int:
@@ -283,12 +277,11 @@ class Fleet:
             if job.placed is not None:
                 self.take(job.bid, job.placed)
 
-    def take(self, bid: Bid, placed: Placed) -> None:
-        """Use the places of one job."""
+    def take(self, bid: Bid, placed: PlacedWorkers) -> None:
         self.workers.take(placed.workers, bid.worker)
         self.ps.take(placed.ps, bid.ps)
 
-    def in_turn(self, bid: Bid, count: int, held: Placed | None = None) -> Placed | None:
+    def in_turn(self, bid: Bid, count: int, held: PlacedWorkers | None = None) -> PlacedWorkers | None:
         """That many workers more than ``held``, with the PS for all, placed in turn and taken.
 
         None: they do not fit, and nothing is taken.
@@ -301,8 +294,8 @@ class Fleet:
         ps = self.ps.in_turn(bid.ps, int(pair[1] - pair[0])) if workers is not None else None
         if workers is None or ps is None:
             return None
-        self.take(bid, Placed(workers, ps))
-        return Placed(workers + held.workers, ps + held.ps) if held else Placed(workers, ps)
+        self.take(bid, PlacedWorkers(workers, ps))
+        return PlacedWorkers(workers + held.workers, ps + held.ps) if held else PlacedWorkers(workers, ps)
 
 
 def dominant_share(bid: Bid, workers: int, servers: Servers) -> float:
@@ -326,7 +319,7 @@ SLOT: Final = "slot"
 _UNITS: Final = {"memory": 1e-9, "disk": 1e-9, "bandwidth": 8e-9}
 
 
-class Nodes:
+class ServerNodes:
     """The nodes of a cluster as servers: those with GPUs hold workers, those made without hold PS."""
 
     def __init__(self, nodes: Sequence[NodeState]) -> None:
@@ -367,11 +360,11 @@ class Nodes:
             ps_bandwidth=demand.ps.get("bandwidth", 0.0),
         )
 
-    def holding(self, job: JobState) -> Placed | None:
+    def holding(self, job: JobState) -> PlacedWorkers | None:
         """Where a job is now; None: nowhere."""
         if not job.gpus:
             return None
-        return Placed(_counts(job.placement, self.workers), _counts(job.servers, self.servers))
+        return PlacedWorkers(_counts(job.placement, self.workers), _counts(job.servers, self.servers))
 
     def _amounts(self, stated: Mapping[str, float]) -> Floats:
         return np.array([stated.get(name, 0.0) * _UNITS.get(name, 1.0) for name in self.resources])

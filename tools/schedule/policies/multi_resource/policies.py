@@ -1,7 +1,4 @@
-"""The policies drf, dorm and fifo-demands.
-
-Risk and reward (RRH).
-"""
+"""The policies over several resources: fifo-demands, drf, dorm and rrh."""
 
 from __future__ import annotations
 
@@ -12,12 +9,12 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible, samples_to_go
-from pliant.tools.schedule.policies.multi_resource.dorm import Dorm as DormRule
+from pliant.tools.schedule.policies.multi_resource.dorm import DormRule
 from pliant.tools.schedule.policies.multi_resource.rules import (
-    Member,
     Prospect,
     RiskReward,
-    View,
+    ServerView,
+    TypedJob,
     by_arrival,
     by_dominant_share,
 )
@@ -47,7 +44,7 @@ class FifoDemands(Policy):
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Start those that are first in line while they fit."""
         rejected = reject_impossible(snapshot)
-        view = View(snapshot)
+        view = ServerView(snapshot)
         members = view.members(
             [job for job in snapshot.jobs.values() if job.id not in rejected], requested=True
         )
@@ -55,7 +52,6 @@ class FifoDemands(Policy):
         return view.decision(members, holdings, rejected)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """What the first in line lacks, and who waits behind it."""
         return explained(snapshot, "was first in line when all that it requested fitted")
 
 
@@ -79,13 +75,12 @@ class Drf(Policy):
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Deal all workers out again."""
         rejected = reject_impossible(snapshot, minimum_alone)
-        view = View(snapshot)
+        view = ServerView(snapshot)
         members = view.members([job for job in snapshot.jobs.values() if job.id not in rejected])
         holdings = by_dominant_share([member.active for member in members], view.servers)
         return view.decision(members, holdings, rejected)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """Shares, and what a waiting job lacks."""
         return explained(snapshot, "its share of the resource that it uses most is levelled with the others'")
 
 
@@ -118,13 +113,12 @@ class Dorm(Policy):
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Solve the MILP for what is there now."""
         rejected = reject_impossible(snapshot, minimum_alone)
-        view = View(snapshot)
+        view = ServerView(snapshot)
         members = view.members([job for job in snapshot.jobs.values() if job.id not in rejected])
         rule = DormRule(view.servers, self.fairness, self.adjusted)
         return view.decision(members, rule.holdings([member.active for member in members]), rejected)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """Why a job waits."""
         return explained(
             snapshot, "its part of the best use of the cluster that is fair and adjusts few jobs"
         )
@@ -165,7 +159,7 @@ class Rrh(Policy):
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Turn away what arrives and does not pay, then choose who runs."""
         rejected = reject_impossible(snapshot)
-        view = View(snapshot)
+        view = ServerView(snapshot)
         members = view.members(
             [job for job in snapshot.jobs.values() if job.id not in rejected], requested=True
         )
@@ -195,19 +189,16 @@ class Rrh(Policy):
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """Why a job waits."""
         return explained(snapshot, "earns more per second than its running costs others")
 
     def dump_state(self) -> Any:
-        """The jobs that have been admitted."""
         return sorted(self._admitted)
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """The inverse of :meth:`dump_state`."""
         self._admitted = set(state)
 
 
-def _prospect(member: Member, snapshot: Snapshot) -> Prospect:
+def _prospect(member: TypedJob, snapshot: Snapshot) -> Prospect:
     """In seconds."""
     job = member.job
     remaining = samples_to_go(job, snapshot, 1.0)

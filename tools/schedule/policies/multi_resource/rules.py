@@ -1,8 +1,7 @@
-"""Who holds what now, by the rules of the schedulers without a horizon: FIFO, RRH and DRF.
+"""The rules of the schedulers without a horizon: FIFO, RRH and DRF say who holds what now.
 
 As OASiS (INFOCOM 2018), section V, describes them; all place workers and parameter servers (PS) in turn.
-
-From a snapshot to jobs with several resources that take part, and from sizes back to a decision.
+:class:`ServerView` makes of a snapshot the jobs that take part, and of their sizes a decision.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from pliant.tools.schedule.policies.common import Grant, decision_from_grants
 from pliant.tools.schedule.policies.multi_resource.fleet import (
     Active,
     Fleet,
-    Nodes,
-    Placed,
+    PlacedWorkers,
+    ServerNodes,
     Servers,
     dominant_share,
     shares_of_one,
@@ -25,7 +24,7 @@ from pliant.tools.schedule.policies.multi_resource.fleet import (
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.snapshot import Snapshot
 
-Holdings = Mapping[str, Placed]
+Holdings = Mapping[str, PlacedWorkers]
 """By job id; a job that is not named holds nothing."""
 
 
@@ -46,7 +45,6 @@ def by_arrival(jobs: Iterable[Active], servers: Servers) -> Holdings:
 
 
 def fits_when_empty(job: Active, servers: Servers) -> bool:
-    """Whether what the job requests fits the cluster when nothing runs."""
     return Fleet(servers).in_turn(job.bid, job.requested) is not None
 
 
@@ -56,7 +54,7 @@ def by_dominant_share(jobs: Sequence[Active], servers: Servers) -> Holdings:
     Ghodsi et al., Dominant Resource Fairness, NSDI 2011, with whole workers.
     """
     fleet = Fleet(servers)
-    found: dict[str, Placed] = {}
+    found: dict[str, PlacedWorkers] = {}
     shares = {job.bid.id: shares_of_one(job.bid, servers) for job in jobs}
     queue = [(0.0, *job.order, job) for job in jobs]
     heapq.heapify(queue)
@@ -112,7 +110,6 @@ class RiskReward:
         return mine.worth(mine.duration) - share * lost
 
     def admits(self, job: Active, mine: Prospect, others: Sequence[Prospect]) -> bool:
-        """Whether a job that arrives joins the others."""
         return self.gain(job, mine, others) > self.threshold
 
     def holdings(self, jobs: Sequence[Active], prospects: Sequence[Prospect]) -> Holdings:
@@ -131,7 +128,7 @@ class RiskReward:
         return found
 
 
-def _again(fleet: Fleet, job: Active) -> Placed | None:
+def _again(fleet: Fleet, job: Active) -> PlacedWorkers | None:
     """The places that the job holds, taken once more; None: it holds none, or others have them now."""
     placed = job.placed
     if placed is None:
@@ -144,7 +141,7 @@ def _again(fleet: Fleet, job: Active) -> Placed | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TypedJob:
     """A job that takes part, and the GPU type that it takes part on."""
 
     job: JobState
@@ -152,16 +149,16 @@ class Member:
     gpu_type: str
 
 
-class View:
+class ServerView:
     """The servers of a snapshot, and its jobs as those of the rules."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._nodes = Nodes(snapshot.nodes)
+        self._nodes = ServerNodes(snapshot.nodes)
         self.servers = self._nodes.now()
         self._of_type = {kind: self._nodes.of_type(kind) for kind in snapshot.gpus_by_type()}
 
-    def members(self, jobs: Sequence[JobState], *, requested: bool = False) -> list[Member]:
+    def members(self, jobs: Sequence[JobState], *, requested: bool = False) -> list[TypedJob]:
         """Jobs that run on a type, each on the one that it holds or on the emptiest of those it runs on.
 
         :param requested: at the requested size alone.
@@ -179,10 +176,10 @@ class View:
                 )
                 load[kind] += least
                 active = self._active(job, kind, least, places[job.id], requested=requested)
-                found.append(Member(job, active, kind))
+                found.append(TypedJob(job, active, kind))
         return found
 
-    def decision(self, members: Sequence[Member], holdings: Holdings, rejected: dict[str, str]) -> Decision:
+    def decision(self, members: Sequence[TypedJob], holdings: Holdings, rejected: dict[str, str]) -> Decision:
         """The sizes of these holdings; the placement step chooses nodes, and a running job keeps its own."""
         grants = {}
         for member in members:
@@ -199,7 +196,7 @@ class View:
         ]
         return [kind for rate, kind in sorted(rates) if rate < 0]
 
-    def _feasible(self, member: Member, size: int) -> int:
+    def _feasible(self, member: TypedJob, size: int) -> int:
         """The largest size up to this one at which the job runs; 0: none."""
         sizes = range(size, member.active.bid.least_workers - 1, -1)
         rate = self._snapshot.speeds.rate

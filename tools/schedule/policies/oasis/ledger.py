@@ -1,8 +1,8 @@
-"""Who has booked which slots: a market that moves with time, and the bookings that it is committed to.
+"""The books of OASiS: which jobs have booked which slots of the market, while time moves on.
 
-Plans of jobs as a policy keeps them: by the number of a slot since time 0, and by the names of nodes.
-
-Jobs as bids for slots to come: what pliant knows of a job, as the market of OASiS wants it.
+The market counts slots from the present one and knows servers by position. :class:`Ledger` keeps it and the
+:class:`Booking` of each job, by slots since time 0 and by names of nodes; :class:`Exchange` makes of a job
+the bid that the market wants.
 """
 
 from __future__ import annotations
@@ -20,27 +20,25 @@ from pliant.tools.schedule.policies.multi_resource.fleet import (
     Bid,
     Floats,
     Ints,
-    Nodes,
-    Plan,
+    ServerNodes,
     Servers,
+    SlotPlan,
     whole_fits,
 )
 from pliant.tools.schedule.policies.oasis.market import Market, Quote
-from pliant.tools.schedule.policies.oasis.prices import Estimate
+from pliant.tools.schedule.policies.oasis.prices import BoundsEstimate
 from pliant.tools.schedule.rates import Speeds
 
 _UNSTATED: Final = Utility()
 _MOST: Final = 1_000_000
 """Workers of a job on one server."""
-
-
-class Offer(NamedTuple):
-    """A schedule that a job may have."""
-
-    gpu_type: str
-    quote: Quote
-    end: int | None
-    """The slot of the market that it ends with; None: none is feasible."""
+_ROUNDING: Final = 1e-6
+"""Of a unit of work, by which what is left may be more than a whole number and count as that."""
+_UNITS: Final = 64
+"""Work of a slot at the fastest size, at least."""
+_EVERY: Final = 16
+"""Every size up to this one is offered; of larger ones those that are this much larger than the last:"""
+_STEP: Final = 1.125
 
 
 class Ledger:
@@ -49,7 +47,7 @@ class Ledger:
     :param slots: how many are planned ahead.
     """
 
-    def __init__(self, exchange: Exchange, estimate: Estimate, slots: int) -> None:
+    def __init__(self, exchange: Exchange, estimate: BoundsEstimate, slots: int) -> None:
         self.exchange = exchange
         self.estimate = estimate
         self.bookings: dict[str, Booking] = {}
@@ -67,7 +65,6 @@ class Ledger:
         self.origin = origin
 
     def refresh(self) -> None:
-        """Nodes have changed."""
         self._market = None
 
     def learn(self, bids: Iterable[tuple[int, Bid]]) -> None:
@@ -212,6 +209,15 @@ class Ledger:
         self._market = None
 
 
+class Offer(NamedTuple):
+    """A schedule that a job may have."""
+
+    gpu_type: str
+    quote: Quote
+    end: int | None
+    """The slot of the market that it ends with; None: none is feasible."""
+
+
 def is_plain(job: JobState) -> bool:
     """Whether a job leaves open what it is worth: it is then admitted, and runs as soon as it can."""
     return job.spec.utility == _UNSTATED
@@ -224,16 +230,7 @@ def _halved(bid: Bid) -> Bid | None:
     return replace(bid, work=work) if work else None
 
 
-class Row(NamedTuple):
-    """What a job holds in one slot."""
-
-    workers: NodeGpus = ()
-    servers: NodeGpus = ()
-
-    @property
-    def gpus(self) -> int:
-        """Workers on all nodes."""
-        return gpus_of(self.workers) if self.workers else 0
+# Bookings: plans by the number of a slot since time 0 and by the names of nodes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,13 +239,13 @@ class Booking:
 
     bid: Bid
     gpu_type: str
-    plan: Plan
+    plan: SlotPlan
     """Its slots are numbered from time 0."""
     names: tuple[tuple[str, ...], tuple[str, ...]]
     """Of the nodes of workers, and of those of parameter servers."""
 
     @classmethod
-    def of(cls, bid: Bid, gpu_type: str, plan: Plan, origin: int, servers: Servers) -> Self:
+    def of(cls, bid: Bid, gpu_type: str, plan: SlotPlan, origin: int, servers: Servers) -> Self:
         """A plan of a market whose slot 0 is the slot ``origin``."""
         return cls(
             bid,
@@ -267,29 +264,33 @@ class Booking:
             np.concatenate([old[row], np.zeros((gap, old.shape[1]), dtype=np.int64), new])
             for old, new in ((before.plan.workers, self.plan.workers), (before.plan.ps, self.plan.ps))
         )
-        return replace(self, plan=Plan(slot, workers, ps))
+        return replace(self, plan=SlotPlan(slot, workers, ps))
 
-    def at(self, slot: int) -> Row:
+    def at(self, slot: int) -> SlotHolding:
         """What the job holds in a slot."""
         plan = self.plan
         if not plan.first <= slot <= plan.last:
-            return Row()
+            return SlotHolding()
         at = slot - plan.first
-        return Row(*(_named(*pair) for pair in zip((plan.workers[at], plan.ps[at]), self.names, strict=True)))
+        return SlotHolding(
+            *(_named(*pair) for pair in zip((plan.workers[at], plan.ps[at]), self.names, strict=True))
+        )
 
     def sizes_from(self, slot: int) -> list[int]:
         """Workers in each slot from ``slot`` on."""
         sizes: list[int] = self.plan.sizes()[max(0, slot - self.plan.first) :].tolist()
         return [0] * max(0, self.plan.first - slot) + sizes
 
-    def from_slot(self, origin: int) -> Plan | None:
+    def from_slot(self, origin: int) -> SlotPlan | None:
         """The part from the slot ``origin`` on, for a market that begins there; None: there is none."""
         skipped = max(0, origin - self.plan.first)
         if self.plan.first + skipped > self.plan.last:
             return None
-        return Plan(self.plan.first + skipped - origin, self.plan.workers[skipped:], self.plan.ps[skipped:])
+        return SlotPlan(
+            self.plan.first + skipped - origin, self.plan.workers[skipped:], self.plan.ps[skipped:]
+        )
 
-    def spans(self, slot: int) -> Iterator[tuple[int, int, Row]]:
+    def spans(self, slot: int) -> Iterator[tuple[int, int, SlotHolding]]:
         """(first slot, slot after the last, what it holds) of slots from ``slot`` on that are alike."""
         begin = at = max(slot, self.plan.first)
         while at <= self.plan.last:
@@ -300,7 +301,6 @@ class Booking:
                 begin = at
 
     def dump(self) -> list[Any]:
-        """As JSON values."""
         rows = [self.at(slot) for slot in range(self.plan.first, self.plan.last + 1)]
         return [self.gpu_type, self.plan.first, [list(row) for row in rows]]
 
@@ -310,12 +310,24 @@ class Booking:
         gpu_type, first, rows = values
         names = (servers.worker_names, servers.ps_names)
         counts = ([_counts(dict(row[side]), names[side]) for row in rows] for side in (0, 1))
-        return cls(bid, gpu_type, Plan(first, *(np.array(side, dtype=np.int64) for side in counts)), names)
+        return cls(
+            bid, gpu_type, SlotPlan(first, *(np.array(side, dtype=np.int64) for side in counts)), names
+        )
 
 
-def row_of(values: Sequence[Any]) -> Row:
-    """Of JSON values."""
-    return Row(*(tuple((str(name), int(count)) for name, count in place) for place in values))
+class SlotHolding(NamedTuple):
+    """What a job holds in one slot."""
+
+    workers: NodeGpus = ()
+    servers: NodeGpus = ()
+
+    @property
+    def gpus(self) -> int:
+        return gpus_of(self.workers) if self.workers else 0
+
+
+def row_of(values: Sequence[Any]) -> SlotHolding:
+    return SlotHolding(*(tuple((str(name), int(count)) for name, count in place) for place in values))
 
 
 def _named(counts: Ints, names: Sequence[str]) -> NodeGpus:
@@ -326,16 +338,10 @@ def _counts(held: Mapping[str, int], names: Sequence[str]) -> list[int]:
     return [held.get(name, 0) for name in names]
 
 
-_ROUNDING: Final = 1e-6
-"""Of a unit of work, by which what is left may be more than a whole number and count as that."""
-_UNITS: Final = 64
-"""Work of a slot at the fastest size, at least."""
-_EVERY: Final = 16
-"""Every size up to this one is offered; of larger ones those that are this much larger than the last:"""
-_STEP: Final = 1.125
+# Jobs as bids for slots to come.
 
 
-class Exchange(Nodes):
+class Exchange(ServerNodes):
     """The nodes of a cluster as servers, and jobs as bids.
 
     :param slot_s: seconds of a slot.

@@ -1,10 +1,8 @@
 """OASiS: admission on arrival, and schedules over future slots, by the prices of resources.
 
-Policies that book slots to come for jobs: what is kept between decisions, and what jobs then hold.
-
-From what jobs have booked of the present slot to what the session is asked for.
-
-What is said of jobs that the market admits or turns away, in words and as numbers.
+:class:`BooksSlots` is any policy that books slots to come for jobs: what it keeps between decisions, and what
+jobs then hold (:func:`targets`). :class:`Oasis` books them at the prices of the :mod:`market`. What is said
+of jobs that it admits or turns away comes last, in words and as numbers.
 """
 
 from __future__ import annotations
@@ -26,12 +24,12 @@ from pliant.tools.schedule.policies.oasis.ledger import (
     Exchange,
     Ledger,
     Offer,
-    Row,
+    SlotHolding,
     is_plain,
     row_of,
 )
 from pliant.tools.schedule.policies.oasis.market import Quote
-from pliant.tools.schedule.policies.oasis.prices import Estimate, Kind
+from pliant.tools.schedule.policies.oasis.prices import BoundsEstimate, Kind
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Reserved, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -84,7 +82,7 @@ class BooksSlots(Policy):
         self._saved: Mapping[str, Any] | None = None
         self._admitted: set[str] = set()
         """Jobs that have had slots: they get others where they need them."""
-        self._asked: dict[str, Row] = {}
+        self._asked: dict[str, SlotHolding] = {}
         """What was asked for of each job, for the session may have other nodes for it."""
         self._bid_in: dict[str, int] = {}
         """The first slot that a job that waits could have had when it has bid last."""
@@ -93,7 +91,7 @@ class BooksSlots(Policy):
         self._slot = -1
 
     @abstractmethod
-    def _estimate(self) -> Estimate:
+    def _estimate(self) -> BoundsEstimate:
         """What the bounds of prices come from."""
 
     @abstractmethod
@@ -128,7 +126,6 @@ class BooksSlots(Policy):
         return Decision(found, rejected, again_s, admissions=said)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """The slots of each job, or why it has none."""
         if self._ledger is None:
             return {}
         found = {}
@@ -142,7 +139,6 @@ class BooksSlots(Policy):
         return found
 
     def reserved(self, snapshot: Snapshot) -> dict[str, list[Reserved]]:
-        """What jobs have booked of the slots to come."""
         bookings = {} if self._ledger is None else self._ledger.bookings
         return {
             job_id: [
@@ -154,7 +150,6 @@ class BooksSlots(Policy):
         }
 
     def dump_state(self) -> Any:
-        """Bookings, and what has been seen of jobs."""
         if self._ledger is None:
             return self._saved
         return {
@@ -167,7 +162,6 @@ class BooksSlots(Policy):
         }
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take it up with the first decision, which shows the nodes."""
         del jobs
         self._saved = state
 
@@ -181,7 +175,6 @@ class BooksSlots(Policy):
         return self._first_whole(time_s), 1.0
 
     def _first_whole(self, time_s: float) -> int:
-        """The first slot that can be booked."""
         return math.ceil(time_s / self.slot_seconds - GRACE)
 
     # Jobs.
@@ -354,8 +347,8 @@ class Oasis(BooksSlots):
         self.requeue = requeue
         self._like: tuple[Job, ...] = () if bounds_from is None else tuple(read_jobs(bounds_from))
 
-    def _estimate(self) -> Estimate:
-        return Estimate(self.bounds_by, self.quantile, self.percent / 100)
+    def _estimate(self) -> BoundsEstimate:
+        return BoundsEstimate(self.bounds_by, self.quantile, self.percent / 100)
 
     def _is_opened(self, snapshot: Snapshot, ledger: Ledger) -> None:
         like = [(self._first_whole(job.submit_time), job_state(job, snapshot.speeds)) for job in self._like]
@@ -414,7 +407,6 @@ class Oasis(BooksSlots):
 
 
 def _hopes(job: JobState, quote: Quote) -> bool:
-    """Whether a job may be admitted later."""
     able = len(quote.worths) >= quote.bid.shortest
     return able and float(quote.worths[quote.bid.shortest - 1]) > _WORTHLESS * job.spec.utility.value
 
@@ -424,7 +416,7 @@ def targets(
     free: FreeGpus,
     bookings: Mapping[str, Booking],
     slot: int,
-    asked: dict[str, Row],
+    asked: dict[str, SlotHolding],
 ) -> tuple[dict[str, Target], list[str]]:
     """What changes, and the jobs that found no place in this slot although they have booked one.
 
@@ -459,7 +451,7 @@ def targets(
 
 def _rows(
     jobs: Iterable[JobState], bookings: Mapping[str, Booking], slot: int
-) -> Iterable[tuple[JobState, Row]]:
+) -> Iterable[tuple[JobState, SlotHolding]]:
     """What each job has booked of the slot; one that was planned again keeps what it has until then."""
     for job in jobs:
         booking = bookings.get(job.id)
@@ -467,7 +459,7 @@ def _rows(
             yield job, booking.at(slot)
 
 
-def _differs(job: JobState, row: Row, asked: Mapping[str, Row]) -> bool:
+def _differs(job: JobState, row: SlotHolding, asked: Mapping[str, SlotHolding]) -> bool:
     if job.gpus != row.gpus:
         return True
     return (row.workers, row.servers) != (job.placement, job.servers) and asked.get(job.id) != row

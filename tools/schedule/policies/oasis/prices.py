@@ -5,9 +5,8 @@ Reading: the largest utility of a job is that of its shortest duration, as the t
 What one unit of a resource is worth at the very least can be as small as no float is, for a time-critical job
 that ends with the last slot: bounds are logarithms. Such jobs, and those that cannot end near their target at
 all, make L so small that prices hardly rise before a server is full, and nothing is kept for better jobs. The
-paper uses estimates "based on past experience"; :meth:`PriceBounds.estimated` is ours.
-
-The bounds of prices, U and L, from jobs: those seen so far, or those of a file.
+paper uses estimates "based on past experience"; :meth:`PriceBounds.estimated` is ours, and
+:class:`BoundsEstimate` says of which jobs.
 """
 
 from __future__ import annotations
@@ -27,38 +26,65 @@ IDLE_PART: Final = 0.5
 """What a unit of an empty cluster costs, as part of that: 1 would turn away a job alone."""
 LEAST_WORTH: Final = 1e-12
 """Of the best that a job can be worth: what ends at the last slot counts as no less."""
+FILLED: Final = 0.5
+"""Of the capacity of a cluster, what the jobs that it serves may need."""
+_MOST: Final = 400
+"""Jobs that an estimate is made from: the last that were seen, and those that the true bounds need."""
 Bound = Literal["U", "L"]
+Kind = Literal["estimate", "paper"]
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What the bounds of prices need of a job."""
+class PriceBounds:
+    """U and L of both kinds of servers: with index 1 workers', with index 2 those of parameter servers."""
 
-    id: str
-    work: float
-    """Worker-slots at the size at which they are fewest."""
-    worker: Floats
-    """[resource] what one worker takes."""
-    ps: Floats
-    """[resource] what one PS takes."""
-    early: float
-    """What it is worth if it ends as early as it can."""
-    late: float
-    """And if it ends with the last slot."""
-    can_end: bool
-    """Whether there are enough slots for it."""
+    workers: SideBounds
+    ps: SideBounds
 
     @classmethod
-    def of(cls, bid: Bid, slots: int) -> Self:
-        """Of a bid for the first of ``slots`` slots, or a later one."""
-        end = bid.arrival + bid.shortest - 1
-        worths = float(bid.worth[min(end, slots - 1)]), float(bid.worth[slots - 1])
-        return cls(bid.id, bid.least_worker_slots, bid.worker, bid.ps, *worths, can_end=end < slots)
+    def of(
+        cls, jobs: Sequence[Bid | KnownJob], servers: Servers, slots: int, least_worth: float = LEAST_WORTH
+    ) -> Self:
+        """The true bounds where these are all jobs, or an estimate from jobs like those to come.
 
-    def by_unit(self, demand: Floats, weights: Floats) -> float:
-        """The largest utility by worker-slot and unit; 0: it has no time, or demands nothing."""
-        units = float(demand @ weights)
-        return self.early / (self.work * units) if self.can_end and units > 0 else 0.0
+        :param least_worth: the worth of a job at the last slot counts as at least this part of its best.
+        """
+        found, weights = _known(jobs, slots), servers.weights
+        both = [(each, _log_worths(each, least_worth)) for each in found]
+        of_workers = [(each.work, each.worker * weights, logs) for each, logs in both]
+        of_ps = [(each.work, each.ps * weights, logs) for each, logs in both if (each.ps > 0).any()]
+        return cls(
+            _side(of_workers, slots * _units(servers.workers, weights), weights),
+            _side(of_ps, slots * _units(servers.ps, weights), weights),
+        )
+
+    @classmethod
+    def estimated(
+        cls, jobs: Sequence[Bid | KnownJob], servers: Servers, slots: int, quantile: float = QUANTILE
+    ) -> Self:
+        """Bounds from jobs like those to come: L is half of what a unit is worth to the median job.
+
+        U is as in :meth:`of`, the largest utility of a unit in one slot. What a unit is worth to a job is
+        f / (W·Σ w), its largest utility by worker-slot and unit; the paper bounds the worst of all.
+        """
+        found, weights = _known(jobs, slots), servers.weights
+        bounds = cls.of(found, servers, slots)
+        of_workers = [each.by_unit(each.worker, weights) for each in found]
+        of_ps = [each.by_unit(each.ps, weights) for each in found]
+        return cls(_raised(bounds.workers, of_workers, quantile), _raised(bounds.ps, of_ps, quantile))
+
+    def scaled(self, part: float, moves: Bound = "U") -> Self:
+        """Both ratios U/L multiplied by ``part``: an estimate that is wrong by this factor.
+
+        :param moves: the bound that is wrong. The paper says of its figure 6 that too large a ratio makes
+            prices rise abruptly: that is so where U is too large; where L is too small, they begin too low.
+        """
+        return replace(self, workers=self.workers.scaled(part, moves), ps=self.ps.scaled(part, moves))
+
+    @property
+    def competitive_ratio(self) -> float:
+        """Theorem 4: the offline optimum is at most this many times the utility of OASiS."""
+        return 2 * max(1.0, self.workers.log_ratio, self.ps.log_ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,83 +114,6 @@ class SideBounds:
         return replace(self, log_least=log_least, log_most=np.maximum(log_least, log_most))
 
 
-@dataclass(frozen=True, slots=True)
-class PriceBounds:
-    """U and L of both kinds of servers: with index 1 workers', with index 2 those of parameter servers."""
-
-    workers: SideBounds
-    ps: SideBounds
-
-    @classmethod
-    def of(
-        cls, jobs: Sequence[Bid | Known], servers: Servers, slots: int, least_worth: float = LEAST_WORTH
-    ) -> Self:
-        """The true bounds where these are all jobs, or an estimate from jobs like those to come.
-
-        :param least_worth: the worth of a job at the last slot counts as at least this part of its best.
-        """
-        found, weights = _known(jobs, slots), servers.weights
-        both = [(each, _log_worths(each, least_worth)) for each in found]
-        of_workers = [(each.work, each.worker * weights, logs) for each, logs in both]
-        of_ps = [(each.work, each.ps * weights, logs) for each, logs in both if (each.ps > 0).any()]
-        return cls(
-            _side(of_workers, slots * _units(servers.workers, weights), weights),
-            _side(of_ps, slots * _units(servers.ps, weights), weights),
-        )
-
-    @classmethod
-    def estimated(
-        cls, jobs: Sequence[Bid | Known], servers: Servers, slots: int, quantile: float = QUANTILE
-    ) -> Self:
-        """Bounds from jobs like those to come: L is half of what a unit is worth to the median job.
-
-        U is as in :meth:`of`, the largest utility of a unit in one slot. What a unit is worth to a job is
-        f / (W·Σ w), its largest utility by worker-slot and unit; the paper bounds the worst of all.
-        """
-        found, weights = _known(jobs, slots), servers.weights
-        bounds = cls.of(found, servers, slots)
-        of_workers = [each.by_unit(each.worker, weights) for each in found]
-        of_ps = [each.by_unit(each.ps, weights) for each in found]
-        return cls(_raised(bounds.workers, of_workers, quantile), _raised(bounds.ps, of_ps, quantile))
-
-    def scaled(self, part: float, moves: Bound = "U") -> Self:
-        """Both ratios U/L multiplied by ``part``: an estimate that is wrong by this factor.
-
-        :param moves: the bound that is wrong. The paper says of its figure 6 that too large a ratio makes
-            prices rise abruptly: that is so where U is too large; where L is too small, they begin too low.
-        """
-        return replace(self, workers=self.workers.scaled(part, moves), ps=self.ps.scaled(part, moves))
-
-    @property
-    def competitive_ratio(self) -> float:
-        """Theorem 4: the offline optimum is at most this many times the utility of OASiS."""
-        return 2 * max(1.0, self.workers.log_ratio, self.ps.log_ratio)
-
-
-def _known(jobs: Sequence[Bid | Known], slots: int) -> list[Known]:
-    return [each if isinstance(each, Known) else Known.of(each, slots) for each in jobs]
-
-
-def _log_worths(job: Known, least_worth: float) -> tuple[float, float]:
-    """Logarithms of what the job is worth if it ends as late as it can, and as early."""
-    best = log_or(job.early)
-    return max(log_or(job.late), best + math.log(least_worth)), best
-
-
-def _raised(side: SideBounds, densities: Sequence[float], quantile: float) -> SideBounds:
-    """With L from a quantile of these, of those that are not 0; as it is where there are none."""
-    known = [density for density in densities if density > 0]
-    if not known:
-        return side
-    log_least = math.log(IDLE_PART * float(np.quantile(known, quantile)))
-    return replace(side, log_least=log_least, log_most=np.maximum(log_least, side.log_most))
-
-
-def _units(capacity: Floats, weights: Floats) -> float:
-    """Of all resources that have a price and a limit, added."""
-    return float((np.where(np.isfinite(capacity), capacity, 0.0) @ weights).sum())
-
-
 def _side(
     jobs: Sequence[tuple[float, Floats, tuple[float, float]]], capacity: float, weights: Floats
 ) -> SideBounds:
@@ -188,14 +137,65 @@ def _side(
     return SideBounds(log_least, log_most, weights)
 
 
-_MOST: Final = 400
-"""Jobs that an estimate is made from: the last that were seen, and those that the true bounds need."""
-FILLED: Final = 0.5
-"""Of the capacity of a cluster, what the jobs that it serves may need."""
-Kind = Literal["estimate", "paper"]
+def _units(capacity: Floats, weights: Floats) -> float:
+    """Of all resources that have a price and a limit, added."""
+    return float((np.where(np.isfinite(capacity), capacity, 0.0) @ weights).sum())
 
 
-class Estimate:
+def _raised(side: SideBounds, densities: Sequence[float], quantile: float) -> SideBounds:
+    """With L from a quantile of these, of those that are not 0; as it is where there are none."""
+    known = [density for density in densities if density > 0]
+    if not known:
+        return side
+    log_least = math.log(IDLE_PART * float(np.quantile(known, quantile)))
+    return replace(side, log_least=log_least, log_most=np.maximum(log_least, side.log_most))
+
+
+def _log_worths(job: KnownJob, least_worth: float) -> tuple[float, float]:
+    """Logarithms of what the job is worth if it ends as late as it can, and as early."""
+    best = log_or(job.early)
+    return max(log_or(job.late), best + math.log(least_worth)), best
+
+
+@dataclass(frozen=True, slots=True)
+class KnownJob:
+    """What the bounds of prices need of a job."""
+
+    id: str
+    work: float
+    """Worker-slots at the size at which they are fewest."""
+    worker: Floats
+    """[resource] what one worker takes."""
+    ps: Floats
+    """[resource] what one PS takes."""
+    early: float
+    """What it is worth if it ends as early as it can."""
+    late: float
+    """And if it ends with the last slot."""
+    can_end: bool
+    """Whether there are enough slots for it."""
+
+    @classmethod
+    def of(cls, bid: Bid, slots: int) -> Self:
+        """Of a bid for the first of ``slots`` slots, or a later one."""
+        end = bid.arrival + bid.shortest - 1
+        worths = float(bid.worth[min(end, slots - 1)]), float(bid.worth[slots - 1])
+        return cls(bid.id, bid.least_worker_slots, bid.worker, bid.ps, *worths, can_end=end < slots)
+
+    def by_unit(self, demand: Floats, weights: Floats) -> float:
+        """The largest utility by worker-slot and unit; 0: it has no time, or demands nothing."""
+        units = float(demand @ weights)
+        return self.early / (self.work * units) if self.can_end and units > 0 else 0.0
+
+
+def _known(jobs: Sequence[Bid | KnownJob], slots: int) -> list[KnownJob]:
+    return [each if isinstance(each, KnownJob) else KnownJob.of(each, slots) for each in jobs]
+
+
+# The bounds U and L from jobs: those seen so far, or those of a file.
+
+
+class BoundsEstimate:
     """Jobs that stand for those to come, and the bounds that follow from them.
 
     :param kind: "paper": equations 23 to 26, as if these were all jobs; "estimate": L is what a unit is worth
@@ -209,14 +209,14 @@ class Estimate:
         self._kind = kind
         self._quantile = quantile
         self._part = part
-        self._jobs: list[tuple[int, Known]] = []
+        self._jobs: list[tuple[int, KnownJob]] = []
         """With the slot of its arrival, since time 0."""
         self._found: tuple[Servers, int, PriceBounds] | None = None
         """The last bounds, and what they were of; None: other jobs are known since."""
 
     def learn(self, bids: Iterable[tuple[int, Bid]], servers: Servers, slots: int) -> bool:
         """More jobs are known, each with the slot of its arrival; returns whether that changes the bounds."""
-        new = [(slot, Known.of(bid, slots)) for slot, bid in bids]
+        new = [(slot, KnownJob.of(bid, slots)) for slot, bid in bids]
         if not new:
             return False
         before = _key(self.bounds(servers, slots))
@@ -227,7 +227,6 @@ class Estimate:
         return _key(self.bounds(servers, slots)) != before
 
     def bounds(self, servers: Servers, slots: int) -> PriceBounds:
-        """U and L of these jobs."""
         if self._found is None or self._found[1] != slots or not _alike(self._found[0], servers):
             self._found = servers, slots, self._fresh(servers, slots)
         return self._found[2]
@@ -243,36 +242,17 @@ class Estimate:
 
     def dump(self) -> list[dict[str, Any]]:
         """As JSON values."""
-        names = [field.name for field in fields(Known)]
+        names = [field.name for field in fields(KnownJob)]
         return [
             {"slot": slot, **{name: _plain(getattr(job, name)) for name in names}} for slot, job in self._jobs
         ]
 
     def load(self, values: Sequence[dict[str, Any]], resources: int) -> None:
-        """Take up what :meth:`dump` gave, unless it is of other resources."""
         jobs = [(each["slot"], _job(each)) for each in values if "slot" in each]
         self._jobs, self._found = [pair for pair in jobs if len(pair[1].worker) == resources], None
 
 
-def _thinned(kept: list[tuple[int, Known]], servers: Servers, slots: int) -> list[tuple[int, Known]]:
-    """A part that has the same bounds: halves are left out where that matters not, then quarters."""
-
-    def key_of(jobs: list[tuple[int, Known]]) -> tuple[object, ...]:
-        return _key(PriceBounds.of([job for _, job in jobs], servers, slots))
-
-    whole, size = key_of(kept), len(kept)
-    while size := size // 2:
-        at = 0
-        while at < len(kept):
-            others = [*kept[:at], *kept[at + size :]]
-            if key_of(others) == whole:
-                kept = others
-            else:
-                at += size
-    return kept
-
-
-def left_over(jobs: Sequence[tuple[int, Known]], servers: Servers, slots: int) -> float:
+def left_over(jobs: Sequence[tuple[int, KnownJob]], servers: Servers, slots: int) -> float:
     """The part of the jobs that would be left out if those worth most by unit came first.
 
     Jobs of the last ``slots`` slots count, in the time in which they came, at least a quarter of that; they
@@ -299,10 +279,22 @@ def left_over(jobs: Sequence[tuple[int, Known]], servers: Servers, slots: int) -
     return 0.0
 
 
-def _job(values: dict[str, Any]) -> Known:
-    """Of what :meth:`Estimate.dump` gave."""
-    stated = {key: value for key, value in values.items() if key != "slot"}
-    return Known(**{**stated, **{name: np.array(stated[name], dtype=float) for name in ("worker", "ps")}})
+def _thinned(kept: list[tuple[int, KnownJob]], servers: Servers, slots: int) -> list[tuple[int, KnownJob]]:
+    """A part that has the same bounds: halves are left out where that matters not, then quarters."""
+
+    def key_of(jobs: list[tuple[int, KnownJob]]) -> tuple[object, ...]:
+        return _key(PriceBounds.of([job for _, job in jobs], servers, slots))
+
+    whole, size = key_of(kept), len(kept)
+    while size := size // 2:
+        at = 0
+        while at < len(kept):
+            others = [*kept[:at], *kept[at + size :]]
+            if key_of(others) == whole:
+                kept = others
+            else:
+                at += size
+    return kept
 
 
 def _alike(one: Servers, other: Servers) -> bool:
@@ -313,6 +305,12 @@ def _alike(one: Servers, other: Servers) -> bool:
 def _key(bounds: PriceBounds) -> tuple[object, ...]:
     sides = (bounds.workers, bounds.ps)
     return tuple((side.log_least, side.log_most.tobytes()) for side in sides)
+
+
+def _job(values: dict[str, Any]) -> KnownJob:
+    """Of what :meth:`BoundsEstimate.dump` gave."""
+    stated = {key: value for key, value in values.items() if key != "slot"}
+    return KnownJob(**{**stated, **{name: np.array(stated[name], dtype=float) for name in ("worker", "ps")}})
 
 
 def _plain(value: Any) -> Any:

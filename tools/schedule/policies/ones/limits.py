@@ -1,10 +1,10 @@
-"""The limit R of each job's batch, and the epochs that it follows: ONES (SC '21), section 3.3.2.
+"""The limit R of each job's batch, and what a job may have under it: ONES (SC '21), section 3.3.2.
 
 A limit is in samples. On GPUs it allows floor(R / local), where local is what each GPU trained per step when
 the job ran last, so a batch that grows to R takes floor(R · c / B) GPUs. A job whose batch may not move has
-its limit all the same: it then says nothing but the number of GPUs.
-
-From the throughput model to the tables of a search: the best batch of each job at each size.
+its limit all the same: it then says nothing but the number of GPUs. :class:`BatchLimits` moves R by the
+epochs that jobs end; :class:`SizeTables` makes of it the best batch of each job at each size, from the
+throughput model, and :class:`Sizes` the tables that a search works with.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.ones.genome import Sizes
 from pliant.tools.schedule.rates import Speeds
 
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 Rule = Literal["start", "resume", "refused", "scale-up", "scale-down"]
 _WHOLE: Final = 1 - 1e-6
 """Part of an epoch, or of a warm-up, that counts as all of it: progress is a sum of floats."""
@@ -29,7 +32,7 @@ _DIGITS: Final = 6
 
 
 @dataclass(slots=True)
-class Limit:
+class BatchLimit:
     """What one job may have, and what the next limit follows from."""
 
     samples: int
@@ -55,7 +58,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Epochs:
+class EpochRule:
     """When a job has done an epoch.
 
     unknown_s: seconds of training that stand for one of a job whose epochs are not known.
@@ -98,27 +101,26 @@ def _reaches_s(job: JobState, samples: float, time_s: float) -> float:
     return time_s
 
 
-class Limits:
+class BatchLimits:
     """The limits of all active jobs."""
 
-    def __init__(self, epochs: Epochs, warmup_steps: int, *, by_epochs: bool = False) -> None:
+    def __init__(self, epochs: EpochRule, warmup_steps: int, *, by_epochs: bool = False) -> None:
         """:param by_epochs: an epoch is waited for below the submitted batch, too."""
         self.epochs = epochs
         self._warmup_steps = warmup_steps
         self._by_epochs = by_epochs
         self.queue = False
         """Whether jobs wait: then an epoch is waited for, so that none starts for a few steps alone."""
-        self._known: dict[str, Limit] = {}
+        self._known: dict[str, BatchLimit] = {}
         self._seen_s = 0.0
 
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._known
 
-    def __getitem__(self, job_id: str) -> Limit:
+    def __getitem__(self, job_id: str) -> BatchLimit:
         return self._known[job_id]
 
     def forget(self, job_id: str) -> None:
-        """The job has left."""
         self._known.pop(job_id, None)
 
     def follow(
@@ -221,12 +223,11 @@ class Limits:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`dump`."""
         self._seen_s = state["seen_s"]
-        self._known = {job_id: Limit(**limit) for job_id, limit in state["jobs"].items()}
+        self._known = {job_id: BatchLimit(**limit) for job_id, limit in state["jobs"].items()}
 
 
-def _after_epoch(job: JobState, limit: Limit, rate: float, *, shrinks: bool) -> None:
+def _after_epoch(job: JobState, limit: BatchLimit, rate: float, *, shrinks: bool) -> None:
     """Scale-up: R ← 2R, at most twice the batch and the job's largest. Scale-down: R ← ⌈2R / ⌈σT + 1⌉⌉."""
     arrivals = round(rate * limit.executed_s, _DIGITS)
     if shrinks and arrivals > 1:
@@ -244,7 +245,7 @@ def _within(job: JobState, samples: int) -> int:
     return samples if most is None else min(samples, max(most, job.global_batch))
 
 
-def _taken_up(job: JobState, speeds: Speeds, time_s: float) -> Limit:
+def _taken_up(job: JobState, speeds: Speeds, time_s: float) -> BatchLimit:
     """Start: what fits the smallest size. A job of which there is more to know has run before."""
     least = job.spec.min_gpus
     if job.first_start_s is not None and job.gpus:
@@ -255,7 +256,7 @@ def _taken_up(job: JobState, speeds: Speeds, time_s: float) -> Limit:
     executed_s = job.attained_service_s(time_s) / max(job.gpus, job.spec.gpus.requested)
     done = job.samples_done(time_s)
     rule: Rule = "start" if job.first_start_s is None else "resume"
-    return Limit(samples, local, rule, executed_s, done, max(time_s, job.granted_s), done)
+    return BatchLimit(samples, local, rule, executed_s, done, max(time_s, job.granted_s), done)
 
 
 def most_local(job: JobState, speeds: Speeds, gpu_type: str | None = None) -> int:
@@ -296,18 +297,16 @@ class ArrivalRate:
         return (self._count - 1) / passed_s if passed_s > 0 else 0.0
 
     def dump(self) -> list[float]:
-        """As JSON values."""
         return [self._count, self._first_s, self._last_s]
 
     def load(self, state: Sequence[float]) -> None:
-        """The inverse of :meth:`dump`."""
         self._count, self._first_s, self._last_s = int(state[0]), state[1], state[2]
 
 
 _AS_FAST: Final = 1 - 1e-9
 
 
-class Row(NamedTuple):
+class SizeRow(NamedTuple):
     """One job by GPUs: from 0 to that of the sizes that its limit allows on which it is fastest."""
 
     utilization: Sequence[float]
@@ -316,18 +315,17 @@ class Row(NamedTuple):
     """The best batch; 0 where there is none."""
 
 
-class Tables:
+class SizeTables:
     """Rows of jobs, made again only where a limit has changed."""
 
     def __init__(self, speeds: Speeds) -> None:
         self.speeds = speeds
-        self._known: dict[str, tuple[tuple[object, ...], Row]] = {}
+        self._known: dict[str, tuple[tuple[object, ...], SizeRow]] = {}
 
     def forget(self, job_id: str) -> None:
-        """The job has left."""
         self._known.pop(job_id, None)
 
-    def row(self, job: JobState, gpu_type: str, gpus: int, limit: Limit) -> Row:
+    def row(self, job: JobState, gpu_type: str, gpus: int, limit: BatchLimit) -> SizeRow:
         """What the job may have of a pool of ``gpus`` GPUs under its limit."""
         least, most = job.spec.min_gpus, job.max_gpus(gpus)
         most = min(most, max(least, math.floor(limit.samples / limit.local * (1 + 1e-9))))
@@ -337,7 +335,7 @@ class Tables:
             known = self._known[job.id] = key, self._made(job, gpu_type, range(least, most + 1), limit)
         return known[1]
 
-    def _made(self, job: JobState, gpu_type: str, sizes: range, limit: Limit) -> Row:
+    def _made(self, job: JobState, gpu_type: str, sizes: range, limit: BatchLimit) -> SizeRow:
         utilization = [0.0] + [math.inf] * max(0, sizes.stop - 1)
         found = [0] * len(utilization)
         local = most_local(job, self.speeds, gpu_type)
@@ -353,7 +351,7 @@ class Tables:
                 near = [batch for batch, rate in zip(choices, rates, strict=True) if rate >= best * _AS_FAST]
                 found[gpus] = min(near, key=lambda batch: (abs(batch - limit.local * gpus), batch))
                 utilization[gpus] = gpus / best
-        return Row(utilization[: size + 1], found[: size + 1])
+        return SizeRow(utilization[: size + 1], found[: size + 1])
 
 
 def _choices(reference: int, low: int, high: int, usual: float) -> Iterator[int]:
@@ -368,9 +366,48 @@ def _choices(reference: int, low: int, high: int, usual: float) -> Iterator[int]
         batch //= 2
 
 
-def sizes_of(rows: Sequence[Row]) -> Sizes:
+def sizes_of(rows: Sequence[SizeRow]) -> Sizes:
     """The rows as one table."""
     table = np.full((len(rows), max(len(row.utilization) for row in rows)), np.inf)
     for place, row in zip(table, rows, strict=True):
         place[: len(row.utilization)] = row.utilization
     return Sizes(table)
+
+
+class Sizes:
+    """Tables by [job, GPUs], for many genomes at once.
+
+    :param utilization: GPU-seconds for a sample, c / X; 0 for no GPUs, infinite where a size is not allowed.
+    """
+
+    def __init__(self, utilization: Floats) -> None:
+        jobs, width = utilization.shape
+        feasible = np.isfinite(utilization)
+        self.utilization = utilization
+        self._allowed = np.maximum.accumulate(np.where(feasible, np.arange(width), 0), axis=1)
+        self.most = self._allowed[:, -1]
+        """The largest size of each job."""
+        self.largest = utilization[np.arange(jobs), self.most]
+        """GPU-seconds for a sample at the largest size of each job."""
+        above = np.where(feasible, np.arange(width), np.iinfo(np.int32).max)
+        above = np.minimum.accumulate(above[:, ::-1], axis=1)[:, ::-1]
+        self._next = np.concatenate([above[:, 1:], np.full((jobs, 1), np.iinfo(np.int32).max)], axis=1)
+        self.least = self._next[:, 0]
+        """The smallest size of each job; beyond any cluster for one that has none."""
+        self._offsets = np.arange(jobs) * width
+
+    def fitted(self, counts: Ints) -> Ints:
+        """The largest allowed sizes up to these, by [genome, job]."""
+        return np.asarray(self._allowed.ravel()[np.minimum(counts, self._last) + self._offsets])
+
+    def step_up(self, counts: Ints) -> Ints:
+        """GPUs to the next allowed size, beyond any cluster where there is none; sizes must be allowed."""
+        return np.asarray(self._next.ravel()[counts + self._offsets]) - counts
+
+    def of(self, counts: Ints) -> Floats:
+        """GPU-seconds for a sample by [genome, job]; sizes must be allowed."""
+        return np.asarray(self.utilization.ravel()[counts + self._offsets])
+
+    @property
+    def _last(self) -> int:
+        return int(self.utilization.shape[1]) - 1

@@ -1,12 +1,9 @@
 """ONES: online evolutionary search for batch sizes and GPUs.
 
 "Online Evolutionary Batch Size Orchestration for Scheduling Deep Learning Workloads in GPU Clusters"
-(SC '21), sections 3.2 and 3.3.2. :mod:`genome` and :mod:`search` are the search, :mod:`evolution` and
-:mod:`population` what is carried from decision to decision, :mod:`limits` the limits of the batch,
-:mod:`tables` and :mod:`sizes` the throughputs, :mod:`work` what remains of each job, :mod:`members` puts
-these together, :mod:`reasons` explains.
-
-Why each job grew, shrank or waits, in a clause, with its score and its progress.
+(SC '21), sections 3.2 and 3.3.2. :mod:`search` has the evolutionary operators, :mod:`population` what is
+carried from decision to decision, :mod:`limits` the limit R of each batch. :class:`Ones` decides when the
+best genome takes effect; :class:`Reasons` says why each job grew, shrank or waits.
 """
 
 from __future__ import annotations
@@ -23,8 +20,14 @@ from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.forecast import WorkForecast
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import minimum_alone, pools, reject_impossible
-from pliant.tools.schedule.policies.ones.limits import ArrivalRate, Epochs, Limit, Limits, Tables
-from pliant.tools.schedule.policies.ones.search import Effort, Evolution, Known, Members
+from pliant.tools.schedule.policies.ones.limits import (
+    ArrivalRate,
+    BatchLimit,
+    BatchLimits,
+    EpochRule,
+    SizeTables,
+)
+from pliant.tools.schedule.policies.ones.population import Effort, JobFacts, SearchedJobs, Searches
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -115,10 +118,10 @@ class Ones(Policy):
         self._quiet = 0
         """Decisions in a row in which nothing came from outside."""
         self._rate = ArrivalRate()
-        epochs = Epochs(unknown_epoch_s, longest_epoch_s)
-        self._limits = Limits(epochs, warmup_steps, by_epochs=below_submitted == "epochs")
-        self._evolution = Evolution(Effort(population, generations, time_budget_s, theta))
-        self._tables: Tables | None = None
+        epochs = EpochRule(unknown_epoch_s, longest_epoch_s)
+        self._limits = BatchLimits(epochs, warmup_steps, by_epochs=below_submitted == "epochs")
+        self._searches = Searches(Effort(population, generations, time_budget_s, theta))
+        self._tables: SizeTables | None = None
         self._reasons = Reasons()
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
@@ -132,24 +135,23 @@ class Ones(Policy):
         decision = Decision(rejected=reject_impossible(snapshot, minimum_alone))
         late = self._holding_back(snapshot)
         found = self._members(snapshot, decision.rejected)
-        self._evolution.generations = 0
+        self._searches.generations = 0
         for members in found:
             if not late:
                 part = members.without(self._not_yet(snapshot))
                 if part is not None and not part.settled:
-                    decision.targets |= part.targets(self._evolution.best(part, stream, len(found)))
+                    decision.targets |= part.targets(self._searches.best(part, stream, len(found)))
                 continue
-            self._evolution.best(members, stream, len(found))
+            self._searches.best(members, stream, len(found))
             part = members.without({job.id for job in members.jobs if job.gpus})
             if part is not None and self.idle_gpus == "start":
-                decision.targets |= part.targets(self._evolution.alone(part, stream))
+                decision.targets |= part.targets(self._searches.alone(part, stream))
         settle_s = self._take_effect(snapshot, decision, found, late)
         decision.ask_again_s = self._next_s(snapshot, decision, settle_s)
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """Why each job grew, shrank or waits, its score, and how far it is predicted to be."""
-        self._reasons.generations = None if self.time_budget_s is None else self._evolution.generations
+        self._reasons.generations = None if self.time_budget_s is None else self._searches.generations
         if any(job.id not in self._limits for job in snapshot.jobs.values()):
             return {}  # it has not decided since they came
         found: dict[str, Explanation] = {}
@@ -158,28 +160,25 @@ class Ones(Policy):
         return found
 
     def look_ahead(self) -> None:
-        """A copy that predicts makes one generation a decision."""
-        self._evolution.ahead = True
+        self._searches.ahead = True
 
     def dump_state(self) -> dict[str, Any]:
-        """The seed, what is counted, the limits of all jobs, and the population of each pool."""
         return {
             "seed": self._seed,
             "decisions": self._decisions,
             "quiet": self._quiet,
-            "generations": self._evolution.generations,
+            "generations": self._searches.generations,
             "arrivals": self._rate.dump(),
             "limits": self._limits.dump(),
-            "populations": self._evolution.dump(),
+            "populations": self._searches.dump(),
         }
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up what was dumped; tables are made again."""
         self._seed, self._decisions, self._quiet = state["seed"], state["decisions"], state["quiet"]
-        self._evolution.generations = state["generations"]
+        self._searches.generations = state["generations"]
         self._rate.load(state["arrivals"])
         self._limits.load(state["limits"])
-        self._evolution.load(state["populations"])
+        self._searches.load(state["populations"])
         self._tables = None
 
     # What is known.
@@ -218,20 +217,20 @@ class Ones(Policy):
             return []
         return [job_id for job_id in sorted(self._not_yet(snapshot)) if not self._limits[job_id].between]
 
-    def _tables_for(self, snapshot: Snapshot) -> Tables:
+    def _tables_for(self, snapshot: Snapshot) -> SizeTables:
         if self._tables is None or self._tables.speeds is not snapshot.speeds:
-            self._tables = Tables(snapshot.speeds)
+            self._tables = SizeTables(snapshot.speeds)
         return self._tables
 
-    def _members(self, snapshot: Snapshot, without: Container[str]) -> list[Members]:
+    def _members(self, snapshot: Snapshot, without: Container[str]) -> list[SearchedJobs]:
         forecast = WorkForecast() if snapshot.forecast is None else snapshot.forecast
-        known = Known(self._tables_for(snapshot), self._limits, forecast)
-        return [Members.of(pool, jobs, snapshot, known) for pool, jobs in pools(snapshot, without)]
+        known = JobFacts(self._tables_for(snapshot), self._limits, forecast)
+        return [SearchedJobs.of(pool, jobs, snapshot, known) for pool, jobs in pools(snapshot, without)]
 
     # What follows.
 
     def _take_effect(
-        self, snapshot: Snapshot, decision: Decision, found: Sequence[Members], late: Sequence[str]
+        self, snapshot: Snapshot, decision: Decision, found: Sequence[SearchedJobs], late: Sequence[str]
     ) -> dict[str, float]:
         """Write down what changes; returns in how many seconds each job that changes may change again.
 
@@ -296,7 +295,7 @@ def _waits(job: JobState, decision: Decision) -> bool:
     return job.id not in decision.rejected and not (job.gpus if target is None else target.gpus)
 
 
-def _bands(members: Members, snapshot: Snapshot) -> dict[str, tuple[float, float]]:
+def _bands(members: SearchedJobs, snapshot: Snapshot) -> dict[str, tuple[float, float]]:
     """The 90 % interval of the progress of jobs that state no work."""
     jobs = [job for job in members.jobs if job.remaining_samples(snapshot.time_s) is None]
     if not jobs or snapshot.forecast is None:
@@ -320,15 +319,14 @@ class Reasons:
         self._last: dict[str, str] = {}
 
     def forget(self, job_id: str) -> None:
-        """The job has left."""
         self._last.pop(job_id, None)
 
-    def changed(self, job: JobState, target: Target, limit: Limit) -> None:
+    def changed(self, job: JobState, target: Target, limit: BatchLimit) -> None:
         """A job gets a target; it still holds what it held before."""
         self._last[job.id] = _of_change(job, target, limit)
 
     def of(
-        self, members: Members, limits: Limits, bands: Mapping[str, tuple[float, float]]
+        self, members: SearchedJobs, limits: BatchLimits, bands: Mapping[str, tuple[float, float]]
     ) -> dict[str, Explanation]:
         """Explanations of the jobs of a search.
 
@@ -349,7 +347,7 @@ class Reasons:
             found[job.id] = Explanation("; ".join(said), None if job.gpus else job.spec.min_gpus)
         return found
 
-    def _clause(self, job: JobState, limit: Limit) -> str:
+    def _clause(self, job: JobState, limit: BatchLimit) -> str:
         if job.gpus:
             return self._last.get(job.id, f"keeps {in_gpus(job.gpus)}")
         if self.late:
@@ -362,7 +360,7 @@ class Reasons:
         return f"waits to resume with a limit of {limit.samples}{halved}: {_LESS}"
 
 
-def _of_change(job: JobState, target: Target, limit: Limit) -> str:
+def _of_change(job: JobState, target: Target, limit: BatchLimit) -> str:
     if not target.gpus:
         return f"gave up {in_gpus(job.gpus)}: {_LESS}"
     batch = target.global_batch or job.global_batch
@@ -381,7 +379,7 @@ def _of_change(job: JobState, target: Target, limit: Limit) -> str:
     return f"shrank from {job.gpus} to {now}: {why}"
 
 
-def _progress(members: Members, row: int, remaining: float, band: tuple[float, float] | None) -> str:
+def _progress(members: SearchedJobs, row: int, remaining: float, band: tuple[float, float] | None) -> str:
     """How far a job is, with the band where that is predicted."""
     work, total = members.problem.work, members.jobs[row].total_samples
     if band is None:

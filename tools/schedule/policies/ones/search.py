@@ -1,148 +1,37 @@
-"""The populations of a policy, one a pool, and how long they evolve for a decision.
+"""The evolutionary search of ONES (SC '21), section 3.2: which job each GPU of a pool works for.
 
-The evolutionary search of ONES (SC '21), section 3.2.2: all genomes of a population at once.
-
-Operators change how many GPUs each job has in each genome; ``reorder`` then packs the workers of each job
-together. The best of old and new genomes, scored with one draw of every job's remaining work, are the next
-population.
+A genome has a gene a GPU. :func:`evolve` makes one generation: refresh, crossover and mutation change how
+many GPUs each job has in each genome, idle GPUs are then filled and the workers of each job packed together
+(reorder), and selection keeps the best of old and new genomes, scored with one draw of every job's remaining
+work. All genomes of a population are one array, and every step works on all of them at once. The batch of a
+job is not a gene of its own: of those that its limit R allows on its GPUs the fastest has the least score.
 
 Departures from the paper: of two genomes that leave different numbers of GPUs idle, the score does not count
 (the paper allows none that leaves any); equal sizes of all jobs are kept once; half of the mutated and the
 crossed genomes fill idle GPUs in random order and in random amounts, so that every allocation can be reached.
-
-A population that is carried from search to search, while jobs and GPUs come and go.
-
-The jobs of one search: those of one GPU type that run, and those that wait for it.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.common import Pool
-from pliant.tools.schedule.policies.ones.genome import (
-    IDLE,
-    Bools,
-    Floats,
-    Genomes,
-    Ints,
-    Sizes,
-    counts_of,
-    crossover,
-    first_genes,
-    from_runs,
-    random_genomes,
-    reorder,
-    runs_of,
-)
-from pliant.tools.schedule.policies.ones.limits import Limits, Row, Tables, sizes_of
-from pliant.tools.schedule.policy import Target
-from pliant.tools.schedule.snapshot import Snapshot
+from pliant.tools.schedule.policies.ones.limits import Bools, Floats, Ints, Sizes
 from pliant.tools.schedule.work_ahead import WorkAhead
 
-if TYPE_CHECKING:
-    from pliant.tools.schedule.forecast import WorkForecast
-
-
-_LEAST_POPULATION: Final = 16
-_BEGINNING: Final = 32
-"""Generations of a population that begins at random."""
-_STILL: Final = 12
-"""A search without a time budget ends after that number of generations in a row with the same best genome."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How far a search goes: parameters of the policy."""
-
-    population: int
-    generations: int
-    time_budget_s: float | None
-    theta: float
-
-
-class Evolution:
-    """Populations that go on from decision to decision."""
-
-    def __init__(self, effort: Effort) -> None:
-        self.generations = 0
-        """Made for the last decision."""
-        self.ahead = False
-        """One generation a decision is enough."""
-        self._effort = effort
-        self._populations: dict[str, Population] = {}
-
-    def best(self, members: Members, rng: np.random.Generator, searches: int) -> Ints:
-        """Go on with the population of a pool; returns the GPUs of each job in its best genome.
-
-        :param searches: how many share the time of this decision.
-        """
-        jobs, kind = [job.id for job in members.jobs], members.pool.gpu_type
-        last = self._populations.get(kind)
-        if last is None:
-            genomes = beginning(members.problem, rng, self._count(members))
-        else:
-            genomes = last.of(jobs, members.problem.gpus)
-        genomes = np.concatenate([members.held(), genomes])
-        least = self._effort.generations if last else max(self._effort.generations, _BEGINNING)
-        genomes = self._searched(members, genomes, rng, least, self._seconds / searches)
-        self._populations[kind] = Population(jobs, genomes)
-        return _first(genomes, len(jobs))
-
-    def alone(self, members: Members, rng: np.random.Generator) -> Ints:
-        """The GPUs of each job in the best genome of a search that nothing is kept of."""
-        genomes = beginning(members.problem, rng, self._count(members))
-        least = max(self._effort.generations, _BEGINNING)
-        return _first(self._searched(members, genomes, rng, least), len(members.jobs))
-
-    def dump(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {kind: each.dump() for kind, each in sorted(self._populations.items())}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`dump`."""
-        self._populations = {kind: Population.load(each) for kind, each in state.items()}
-
-    def _searched(
-        self, members: Members, genomes: Genomes, rng: np.random.Generator, least: int, seconds: float = 0.0
-    ) -> Genomes:
-        """Generations up to their number; where there is time to spend, until that is spent."""
-        until_s = time.monotonic() + seconds
-        least = 1 if self.ahead or seconds else least
-        made, still, count, theta = 0, 0, self._count(members), self._effort.theta
-        while (made < least and still < _STILL) or (seconds and time.monotonic() < until_s):
-            best = genomes[0]
-            genomes = evolve(members.problem, genomes, rng, count, theta)
-            made += 1
-            still = still + 1 if np.array_equal(genomes[0], best) else 0
-        self.generations += made
-        return genomes
-
-    @property
-    def _seconds(self) -> float:
-        return 0.0 if self.ahead else self._effort.time_budget_s or 0.0
-
-    def _count(self, members: Members) -> int:
-        return min(self._effort.population, max(_LEAST_POPULATION, members.problem.gpus))
-
-
-def _first(genomes: Genomes, jobs: int) -> Ints:
-    return np.asarray(counts_of(genomes[:1], jobs)[0])
-
-
+Genomes = npt.NDArray[np.int16]
+"""[genome, GPU]: the row of the job that works there; :data:`IDLE` for none."""
+IDLE: Final = -1
 _PASSES: Final = 4
 """Rounds in which idle GPUs are filled: one nearly always suffices, more serve jobs with least sizes."""
 
 
 @dataclass(frozen=True)
-class Problem:
+class SharingProblem:
     """What is to be shared out, and among whom."""
 
     gpus: int
@@ -155,7 +44,6 @@ class Problem:
 
     @property
     def jobs(self) -> int:
-        """How many jobs."""
         return len(self.sizes.most)
 
     def idle(self, counts: Ints) -> Ints:
@@ -167,7 +55,7 @@ class Problem:
         return np.asarray((self.sizes.of(counts) * remaining).sum(axis=1))
 
 
-class Candidates(NamedTuple):
+class Offspring(NamedTuple):
     """Genomes whose idle GPUs are yet to be filled, and whose workers to be packed."""
 
     counts: Ints
@@ -180,59 +68,37 @@ class Candidates(NamedTuple):
     """Genomes that are filled in random order and amounts."""
 
 
-def evolve(problem: Problem, genomes: Genomes, rng: np.random.Generator, count: int, theta: float) -> Genomes:
+def evolve(
+    problem: SharingProblem, genomes: Genomes, rng: np.random.Generator, count: int, theta: float
+) -> Genomes:
     """One generation: the ``count`` best genomes of old and new ones, the best first."""
     operators = (
-        refreshed(problem, genomes),
-        crossed(problem, genomes, rng, count),
-        mutated(problem, genomes, rng, count, theta),
+        refresh(problem, genomes),
+        crossover(problem, genomes, rng, count),
+        mutate(problem, genomes, rng, count, theta),
     )
-    found = Candidates(*(np.concatenate(parts) for parts in zip(*operators, strict=True)))
-    counts = filled(problem, found, rng)
-    best = fittest(problem, counts, rng, count)
+    found = Offspring(*(np.concatenate(parts) for parts in zip(*operators, strict=True)))
+    counts = fill_idle(problem, found, rng)
+    best = select(problem, counts, rng, count)
     return reorder(counts[best], found.first[best], problem.gpus)
 
 
-def beginning(problem: Problem, rng: np.random.Generator, count: int) -> Genomes:
+def beginning(problem: SharingProblem, rng: np.random.Generator, count: int) -> Genomes:
     """The initial population: a random job on each GPU, as far as jobs may have as many."""
-    found = _mended(problem, random_genomes(problem.jobs, problem.gpus, rng, count))
-    return reorder(filled(problem, found, rng), found.first, problem.gpus)
+    found = _repaired(problem, random_genomes(problem.jobs, problem.gpus, rng, count))
+    return reorder(fill_idle(problem, found, rng), found.first, problem.gpus)
 
 
-def refreshed(problem: Problem, genomes: Genomes) -> Candidates:
+# Refresh.
+
+
+def refresh(problem: SharingProblem, genomes: Genomes) -> Offspring:
     """Jobs kept within their limits, newcomers served, and idle GPUs to be filled."""
-    found = _mended(problem, genomes)
-    return found._replace(counts=with_newcomers(problem, found.counts))
+    found = _repaired(problem, genomes)
+    return found._replace(counts=newcomers_served(problem, found.counts))
 
 
-def crossed(problem: Problem, genomes: Genomes, rng: np.random.Generator, pairs: int) -> Candidates:
-    """Uniform crossover of random pairs; children with a job too small or too large are mended."""
-    found = _mended(problem, crossover(genomes, rng, pairs))
-    return found._replace(at_random=np.arange(2 * pairs) >= pairs)
-
-
-def mutated(
-    problem: Problem, genomes: Genomes, rng: np.random.Generator, count: int, theta: float
-) -> Candidates:
-    """Uniform mutation: jobs of random genomes lose their GPUs with rate ``theta``, to other jobs first."""
-    found = _mended(problem, genomes[rng.integers(len(genomes), size=count)])
-    preempted = (rng.random(found.counts.shape) < theta) & (found.counts > 0)
-    return Candidates(
-        np.where(preempted, 0, found.counts),
-        np.where(preempted, problem.gpus, found.first),
-        preempted,
-        np.arange(count) >= count // 2,
-    )
-
-
-def _mended(problem: Problem, genomes: Genomes) -> Candidates:
-    """Each job at the largest size that it may have of its genes."""
-    counts = problem.sizes.fitted(counts_of(genomes, problem.jobs))
-    first = first_genes(genomes, problem.jobs)
-    return Candidates(counts, first, np.zeros(counts.shape, np.bool_), np.zeros(len(counts), np.bool_))
-
-
-def with_newcomers(problem: Problem, counts: Ints) -> Ints:
+def newcomers_served(problem: SharingProblem, counts: Ints) -> Ints:
     """Every newcomer at its least size in turn while GPUs last: idle ones, then those of the longest jobs."""
     if not len(problem.newcomers):
         return counts
@@ -251,7 +117,41 @@ def with_newcomers(problem: Problem, counts: Ints) -> Ints:
     return problem.sizes.fitted(counts)
 
 
-def filled(problem: Problem, found: Candidates, rng: np.random.Generator) -> Ints:
+# Crossover.
+
+
+def crossover(problem: SharingProblem, genomes: Genomes, rng: np.random.Generator, pairs: int) -> Offspring:
+    """Two children of each of ``pairs`` random pairs: for each GPU a coin says which child inherits whose.
+
+    Children with a job too small or too large are repaired.
+    """
+    one, other = (genomes[rng.integers(len(genomes), size=pairs)] for _ in range(2))
+    heads = rng.integers(0, 2, size=one.shape, dtype=np.int8).view(np.bool_)
+    children = np.concatenate([np.where(heads, one, other), np.where(heads, other, one)])
+    return _repaired(problem, children)._replace(at_random=np.arange(2 * pairs) >= pairs)
+
+
+# Mutation.
+
+
+def mutate(
+    problem: SharingProblem, genomes: Genomes, rng: np.random.Generator, count: int, theta: float
+) -> Offspring:
+    """Uniform mutation: jobs of random genomes lose their GPUs with rate ``theta``, to other jobs first."""
+    found = _repaired(problem, genomes[rng.integers(len(genomes), size=count)])
+    preempted = (rng.random(found.counts.shape) < theta) & (found.counts > 0)
+    return Offspring(
+        np.where(preempted, 0, found.counts),
+        np.where(preempted, problem.gpus, found.first),
+        preempted,
+        np.arange(count) >= count // 2,
+    )
+
+
+# Filling: idle GPUs go to jobs that wait or may grow.
+
+
+def fill_idle(problem: SharingProblem, found: Offspring, rng: np.random.Generator) -> Ints:
     """GPUs by [genome, job] once idle ones are given to jobs that wait or may grow.
 
     Jobs are served in order of sampled gain Δφ · Y, the least first.
@@ -285,7 +185,10 @@ def _dealt(idle: Ints, wanted: Ints, gains: Floats) -> Ints:
     return found
 
 
-def fittest(problem: Problem, counts: Ints, rng: np.random.Generator, count: int) -> Ints:
+# Selection.
+
+
+def select(problem: SharingProblem, counts: Ints, rng: np.random.Generator, count: int) -> Ints:
     """The ``count`` best genomes, the best first: fewest idle GPUs, then least score under one draw.
 
     That is algorithm 1. Of genomes in which all jobs have the same sizes the first counts.
@@ -299,131 +202,59 @@ def fittest(problem: Problem, counts: Ints, rng: np.random.Generator, count: int
     return np.asarray(different[order[:count]])
 
 
-@dataclass(frozen=True)
-class Population:
-    """What the last search of a pool left, and whom it was about."""
-
-    jobs: Sequence[str]
-    genomes: Genomes
-
-    def of(self, jobs: Sequence[str], gpus: int) -> Genomes:
-        """The same genomes for the jobs and GPUs of now: jobs that take no part leave theirs to be filled.
-
-        Where there are fewer GPUs than before, the last ones are cut off.
-        """
-        rows = {job_id: row for row, job_id in enumerate(jobs)}
-        now = np.array([*(rows.get(job_id, IDLE) for job_id in self.jobs), IDLE], dtype=np.int16)
-        found = now[self.genomes]  # the last element stands for IDLE
-        order = np.argsort(found == IDLE, axis=1, kind="stable")[:, :gpus]
-        more = max(0, gpus - found.shape[1])
-        return np.pad(np.take_along_axis(found, order, 1), ((0, 0), (0, more)), constant_values=IDLE)
-
-    def dump(self) -> dict[str, Any]:
-        """As JSON values: of each genome the runs of equal genes."""
-        return {"jobs": list(self.jobs), "genomes": runs_of(self.genomes)}
-
-    @classmethod
-    def load(cls, state: Mapping[str, Any]) -> Population:
-        """The inverse of :meth:`dump`."""
-        return cls(state["jobs"], from_runs(state["genomes"]))
+# Genomes as arrays: repair, reorder, counts, JSON.
 
 
-_DIGITS: Final = 6
-"""After the point, of seconds that are compared: differences of times are rounded by the hour."""
+def _repaired(problem: SharingProblem, genomes: Genomes) -> Offspring:
+    """Each job at the largest size that it may have of its genes."""
+    counts = problem.sizes.fitted(counts_of(genomes, problem.jobs))
+    first = first_genes(genomes, problem.jobs)
+    return Offspring(counts, first, np.zeros(counts.shape, np.bool_), np.zeros(len(counts), np.bool_))
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What a policy knows of all jobs."""
-
-    tables: Tables
-    limits: Limits
-    forecast: WorkForecast
-
-
-@dataclass(frozen=True)
-class Members:
-    """Jobs in the order of the rows of a search."""
-
-    pool: Pool
-    jobs: Sequence[JobState]
-    rows: Sequence[Row]
-    problem: Problem
-
-    @classmethod
-    def of(cls, pool: Pool, jobs: Sequence[JobState], snapshot: Snapshot, known: Known) -> Members:
-        """The search that is to be made now."""
-        limits = known.limits
-        now_s = snapshot.time_s
-        rows = [known.tables.row(job, pool.gpu_type, pool.gpus, limits[job.id]) for job in jobs]
-        epochs = [
-            job.epoch_samples or limits.epochs.unknown_s * _slowest(row) or 1.0
-            for job, row in zip(jobs, rows, strict=True)
-        ]
-        new = [row for row, job in enumerate(jobs) if job.first_start_s is None]
-        new.sort(key=lambda row: jobs[row].turn)
-        executed = sorted(
-            range(len(jobs)), key=lambda row: (-round(limits[jobs[row].id].executed_s, _DIGITS), row)
-        )
-        problem = Problem(
-            pool.gpus,
-            sizes_of(rows),
-            known.forecast.ahead(jobs, now_s, epochs),
-            np.array(new, dtype=np.int64),
-            np.array(executed, dtype=np.int64),
-        )
-        return cls(pool, jobs, rows, problem)
-
-    def without(self, keep: Container[str]) -> Members | None:
-        """The search of all other jobs, on the GPUs that these leave; None: it would find nothing."""
-        kept = [job for job in self.jobs if job.id in keep]
-        return self if not kept else self._part(keep, self.problem.gpus - sum(job.gpus for job in kept))
-
-    def _part(self, keep: Container[str], gpus: int) -> Members | None:
-        whole = self.problem
-        which = [row for row, job in enumerate(self.jobs) if job.id not in keep]
-        which = [row for row in which if whole.sizes.least[row] <= gpus]
-        if not which:
-            return None
-        place = {row: number for number, row in enumerate(which)}
-        rows = [self.rows[row] for row in which]
-        problem = Problem(
-            gpus,
-            sizes_of(rows),
-            whole.work.only(which),
-            np.array([place[row] for row in whole.newcomers.tolist() if row in place], dtype=np.int64),
-            np.array([place[row] for row in whole.longest_first.tolist() if row in place], dtype=np.int64),
-        )
-        return Members(self.pool, [self.jobs[row] for row in which], rows, problem)
-
-    def held(self) -> Genomes:
-        """What the jobs hold now, as a genome."""
-        counts = np.array([[job.gpus for job in self.jobs]], dtype=np.int64)
-        return reorder(counts, np.arange(len(self.jobs))[None], self.problem.gpus)
-
-    @property
-    def settled(self) -> bool:
-        """Whether each job has the most that it may have: there is nothing to search for."""
-        return not self.targets(self.problem.sizes.most)
-
-    def targets(self, counts: Ints) -> dict[str, Target]:
-        """What differs from what the jobs hold if each gets that many GPUs."""
-        found: dict[str, Target] = {}
-        for row, (job, gpus) in enumerate(zip(self.jobs, counts.tolist(), strict=True)):
-            batch = self.rows[row].batches[gpus] if gpus else job.global_batch
-            if (gpus, batch) != (job.gpus, job.global_batch):
-                moves = job.spec.elastic == "size+batch"
-                found[job.id] = (
-                    Target(gpus, self.pool.gpu_type, batch if moves else None) if gpus else Target(0)
-                )
-        return found
-
-    def rate(self, row: int, gpus: int) -> float:
-        """Samples per second of a job on that many GPUs of the pool; 0 for none."""
-        return gpus / self.rows[row].utilization[gpus] if gpus else 0.0
+def reorder(counts: Ints, first: Ints, genes: int) -> Genomes:
+    """Genomes with the workers of each job together, jobs in order of their first gene; idle GPUs last."""
+    order = np.argsort(first, axis=1, kind="stable")
+    sizes = np.take_along_axis(counts, order, 1)
+    idle = genes - counts.sum(axis=1)
+    sizes = np.concatenate([sizes, idle[:, None]], axis=1)
+    rows = np.concatenate([order, np.full((len(order), 1), IDLE)], axis=1).astype(np.int16)
+    return np.repeat(rows.ravel(), sizes.ravel()).reshape(len(counts), genes)
 
 
-def _slowest(row: Row) -> float:
-    """Samples per second at the smallest size."""
-    sizes = (gpus / each for gpus, each in enumerate(row.utilization) if 0 < each < math.inf)
-    return next(sizes, 0.0)
+def counts_of(genomes: Genomes, jobs: int) -> Ints:
+    counted = np.bincount(_cells(genomes, jobs), minlength=len(genomes) * (jobs + 1))
+    return counted.reshape(len(genomes), jobs + 1)[:, 1:]
+
+
+def first_genes(genomes: Genomes, jobs: int) -> Ints:
+    """The first gene of each job by [genome, job]; the number of genes for a job that has none."""
+    count, genes = genomes.shape
+    found = np.full(count * (jobs + 1), genes)
+    np.minimum.at(found, _cells(genomes, jobs), np.tile(np.arange(genes), count))
+    return found.reshape(count, jobs + 1)[:, 1:]
+
+
+def _cells(genomes: Genomes, jobs: int) -> Ints:
+    """For each gene the place of its job in a flat table by genome and job, in which idle comes first."""
+    cells = genomes.astype(np.int64) + 1
+    cells += np.arange(len(genomes))[:, None] * (jobs + 1)
+    return cells.ravel()
+
+
+def random_genomes(jobs: int, genes: int, rng: np.random.Generator, count: int) -> Genomes:
+    return rng.integers(jobs, size=(count, genes), dtype=np.int16)
+
+
+def runs_of(genomes: Genomes) -> list[list[int]]:
+    """Each genome as JSON values: row and length of each run of equal genes in turn."""
+    found = []
+    for genome in genomes:
+        begins = np.flatnonzero(np.concatenate([[True], genome[1:] != genome[:-1]]))
+        lengths = np.diff(np.append(begins, len(genome)))
+        found.append(np.stack([genome[begins], lengths], axis=1).ravel().tolist())
+    return found
+
+
+def from_runs(runs: Sequence[Sequence[int]]) -> Genomes:
+    return np.array([np.repeat(each[::2], each[1::2]) for each in runs], dtype=np.int16)

@@ -1,17 +1,13 @@
 """Pollux: co-adaptive goodput scheduling. Sizes, places and batches that make the mean slowdown least.
 
-Pollux (OSDI '21), sections 3 to 5; symbols as there. :mod:`fit` is the throughput model and its fit,
-:mod:`goodput` goodput and the choice of the batch, :mod:`jobs` keeps both by job,
-:mod:`members` the jobs and nodes of one search, :mod:`search` searches.
+Pollux (OSDI '21), sections 3 to 5; symbols as there. :mod:`goodput` is the throughput model, its fit and the
+choice of the batch; :mod:`search` is the genetic search. :class:`Goodputs` keeps what is known of each job,
+:class:`SearchedNodes` the jobs and nodes of one search, :class:`MatrixPopulation` is carried to the next.
 
 Departures from the paper: on clusters of several GPU types each type is a cluster of its own, and a waiting
 job queues for the one with most speed per job; of a long queue only the first wait to be placed, as many as
 the type has GPUs; the search shrinks with the size of its matrices; step times may be the profile's; the
 batch is chosen from a geometric grid.
-
-What Pollux knows of each job: limits, fit, candidates and goodput by allocation, kept while they hold.
-
-The jobs and nodes of one search of Pollux, and populations carried from search to search.
 """
 
 from __future__ import annotations
@@ -29,16 +25,16 @@ from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState
 from pliant.tools.schedule.policies.common import Pool, minimum_alone, pools, reject_impossible
 from pliant.tools.schedule.policies.pollux.goodput import (
-    Candidates,
+    BatchCandidates,
     Fit,
-    Goodput,
-    Limits,
+    GoodputTable,
+    JobLimits,
     ProfileCandidates,
     efficiency,
     fit,
     from_fit,
 )
-from pliant.tools.schedule.policies.pollux.search import Matrices, Problem, search
+from pliant.tools.schedule.policies.pollux.search import Matrices, PlacementProblem, search
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Snapshot
@@ -49,6 +45,8 @@ _LEAST_GENERATIONS: Final = 8
 _LEAST_FACTOR: Final = 0.01
 _FACTOR_DIGITS: Final = 4
 """After the point."""
+Knowledge = Literal["profile", "measured"]
+"""Where step times come from: the session's profile, or nothing but what the job itself has measured."""
 
 
 class Pollux(Policy):
@@ -99,7 +97,7 @@ class Pollux(Policy):
         """Drawn once; every round then has a stream of its own, whatever came before."""
         self._round = 0
         self._restarts: dict[str, int] = {}
-        self._populations: dict[str, Population] = {}
+        self._populations: dict[str, MatrixPopulation] = {}
         self._goodputs: Goodputs | None = None
         self._reasons: dict[str, Explanation] = {}
 
@@ -115,16 +113,14 @@ class Pollux(Policy):
         for pool, jobs in pools(snapshot, decision.rejected):
             nodes = [node for node in snapshot.nodes if node.up and node.gpu_type == pool.gpu_type]
             tables = [goodputs.goodput(job, pool) for job in jobs]
-            members = Members(pool, jobs, nodes, tables)
+            members = SearchedNodes(pool, jobs, nodes, tables)
             decision.targets |= self._share(members, goodputs, snapshot, stream)
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """The speedup of each job against its fair share."""
         return {job_id: reason for job_id, reason in self._reasons.items() if job_id in snapshot.jobs}
 
     def dump_state(self) -> dict[str, Any]:
-        """The seed, the round, restarts by job, and the population of each pool."""
         return {
             "seed": self._seed,
             "round": self._round,
@@ -133,10 +129,9 @@ class Pollux(Policy):
         }
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up seed, round, restarts and populations; tables are made again."""
         self._seed, self._round = state["seed"], state["round"]
         self._restarts = dict(state["restarts"])
-        self._populations = {kind: Population.load(each) for kind, each in state["populations"].items()}
+        self._populations = {kind: MatrixPopulation.load(each) for kind, each in state["populations"].items()}
         self._goodputs = None
 
     def _up_to_date(self, snapshot: Snapshot) -> Goodputs:
@@ -151,7 +146,7 @@ class Pollux(Policy):
         return self._goodputs
 
     def _share(
-        self, members: Members, goodputs: Goodputs, snapshot: Snapshot, rng: np.random.Generator
+        self, members: SearchedNodes, goodputs: Goodputs, snapshot: Snapshot, rng: np.random.Generator
     ) -> dict[str, Target]:
         """Search one pool and remember what was found."""
         problem = self._problem(members, snapshot)
@@ -161,19 +156,19 @@ class Pollux(Policy):
         last = self._populations.get(kind)
         earlier = problem.held[:0] if last is None else last.of(members)
         found = search(problem, earlier, rng, self.population, generations)
-        self._populations[kind] = Population(
+        self._populations[kind] = MatrixPopulation(
             [job.id for job in members.jobs], [node.name for node in members.nodes], found
         )
         return self._targets(members, problem, found[:1], goodputs)
 
-    def _problem(self, members: Members, snapshot: Snapshot) -> Problem:
+    def _problem(self, members: SearchedNodes, snapshot: Snapshot) -> PlacementProblem:
         jobs = members.jobs
         most = np.array([table.rates.shape[1] - 1 for table in members.goodputs])
         speedups = np.zeros((len(jobs), 2, int(most.max()) + 1))
         for row, table in enumerate(members.goodputs):
             fair = members.fair_gpus(row)
             speedups[row, :, : most[row] + 1] = table.speedups(fair, members.pool.node_gpus)
-        return Problem(
+        return PlacementProblem(
             capacity=np.array([node.gpus for node in members.nodes]),
             speedups=speedups,
             least=np.array([job.spec.min_gpus for job in jobs]),
@@ -194,7 +189,7 @@ class Pollux(Policy):
         return max(_LEAST_FACTOR, round((age_s - lost_s) / total_s, _FACTOR_DIGITS)) if total_s else 1.0
 
     def _targets(
-        self, members: Members, problem: Problem, best: Matrices, goodputs: Goodputs
+        self, members: SearchedNodes, problem: PlacementProblem, best: Matrices, goodputs: Goodputs
     ) -> dict[str, Target]:
         """What differs from what the jobs hold; an allocation on which a job would not advance is none."""
         speedups = problem.job_speedups(best)[0]
@@ -219,7 +214,7 @@ class Pollux(Policy):
         return targets
 
     def _retuned(
-        self, job: JobState, table: Goodput, several: int, factor: float, goodputs: Goodputs
+        self, job: JobState, table: GoodputTable, several: int, factor: float, goodputs: Goodputs
     ) -> int | None:
         """Another batch for a job that keeps its GPUs, if it is worth it."""
         if not job.gpus:
@@ -240,22 +235,10 @@ def _explanation(job: JobState, gpus: int, speedup: float, fair_gpus: int) -> Ex
     )
 
 
-Knowledge = Literal["profile", "measured"]
-"""Where step times come from: the session's profile, or nothing but what the job itself has measured."""
-
-
-@dataclass(slots=True)
-class _Known:
-    """What was made for one job, and of what."""
-
-    pool: Pool
-    limits: Limits
-    observations: int
-    """How many there were."""
-    candidates: Candidates
-    noise_scale: float | None
-    goodput: Goodput
-    fit: Fit | None
+def _common(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
+    """Positions of those that are in both: (old, new)."""
+    where = {name: position for position, name in enumerate(old)}
+    return [(where[name], position) for position, name in enumerate(new) if name in where]
 
 
 class Goodputs:
@@ -269,10 +252,9 @@ class Goodputs:
         self._known: dict[str, _Known] = {}
 
     def forget(self, job_id: str) -> None:
-        """The job has left."""
         self._known.pop(job_id, None)
 
-    def limits(self, job: JobState, pool: Pool) -> Limits:
+    def limits(self, job: JobState, pool: Pool) -> JobLimits:
         """What the job may be given out of the pool: its own limits, and at most twice what it has tried.
 
         The batch may move where its elasticity and knowledge of its noise allow; a job that only measures
@@ -284,16 +266,16 @@ class Goodputs:
             least = most = spec.gpus.requested
         wide = self.speeds.most_local(job, pool.gpu_type)
         if spec.elastic != "size+batch":
-            return Limits(least, self._tried(job, pool, least, most, batch), batch, batch, 1, wide)
+            return JobLimits(least, self._tried(job, pool, least, most, batch), batch, batch, 1, wide)
         low, high = spec.batch.min or batch, spec.batch.max or batch
         local = min(self.speeds.throughput.local_batches(spec.model, pool.gpu_type), default=1)
         most = min(most, max(least, high // local))
         tried = self._tried(job, pool, least, most, high)
         if job.noise_scale is None:
             low = high = low if self._measured else batch
-        return Limits(least, tried, low, high, local, wide)
+        return JobLimits(least, tried, low, high, local, wide)
 
-    def goodput(self, job: JobState, pool: Pool) -> Goodput:
+    def goodput(self, job: JobState, pool: Pool) -> GoodputTable:
         """The job's goodput by allocation."""
         limits, measured = self.limits(job, pool), len(job.observations)
         known = self._known.get(job.id)
@@ -318,8 +300,8 @@ class Goodputs:
         return float(candidates.samples_per_second[several, job.gpus, nearest] * useful[0])
 
     def _candidates(
-        self, job: JobState, pool: Pool, limits: Limits, known: _Known | None
-    ) -> tuple[Candidates, Fit | None]:
+        self, job: JobState, pool: Pool, limits: JobLimits, known: _Known | None
+    ) -> tuple[BatchCandidates, Fit | None]:
         if not self._measured:
             return self._profile.of(job, pool.gpu_type, pool.node_gpus, limits), None
         found = known.fit if known is not None else None
@@ -343,14 +325,28 @@ class Goodputs:
         )
 
 
+@dataclass(slots=True)
+class _Known:
+    """What was made for one job, and of what."""
+
+    pool: Pool
+    limits: JobLimits
+    observations: int
+    """How many there were."""
+    candidates: BatchCandidates
+    noise_scale: float | None
+    goodput: GoodputTable
+    fit: Fit | None
+
+
 @dataclass(frozen=True)
-class Members:
+class SearchedNodes:
     """The jobs and nodes of one search, in the order of its matrices."""
 
     pool: Pool
     jobs: Sequence[JobState]
     nodes: Sequence[NodeState]
-    goodputs: Sequence[Goodput]
+    goodputs: Sequence[GoodputTable]
 
     def fair_gpus(self, row: int) -> int:
         """An equal share of the GPUs, whole and within the job's limits."""
@@ -368,20 +364,19 @@ class Members:
         return found
 
     def place(self, row: npt.NDArray[np.int16]) -> NodeGpus:
-        """The nodes of one job of a matrix."""
         counts = zip(self.nodes, row.tolist(), strict=True)
         return tuple((node.name, count) for node, count in counts if count)
 
 
 @dataclass(frozen=True)
-class Population:
+class MatrixPopulation:
     """What the last search of a pool found, and whom it was about."""
 
     jobs: Sequence[str]
     nodes: Sequence[str]
     found: Matrices
 
-    def of(self, members: Members) -> Matrices:
+    def of(self, members: SearchedNodes) -> Matrices:
         """The same matrices for the jobs and nodes of now; a new job has nothing."""
         every = range(len(self.found))
         found = np.zeros((len(every), len(members.jobs), len(members.nodes)), dtype=np.int16)
@@ -405,7 +400,7 @@ class Population:
         }
 
     @classmethod
-    def load(cls, state: Mapping[str, Any]) -> Population:
+    def load(cls, state: Mapping[str, Any]) -> MatrixPopulation:
         """The inverse of :meth:`dump`."""
         jobs, nodes, cells = state["jobs"], state["nodes"], state["found"]
         found = np.zeros((len(cells), len(jobs), len(nodes)), dtype=np.int16)
@@ -413,9 +408,3 @@ class Population:
             rows = np.array(each, dtype=np.int64).reshape(-1, 3)
             matrix[rows[:, 0], rows[:, 1]] = rows[:, 2]
         return cls(jobs, nodes, found)
-
-
-def _common(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
-    """Positions of those that are in both: (old, new)."""
-    where = {name: position for position, name in enumerate(old)}
-    return [(where[name], position) for position, name in enumerate(new) if name in where]

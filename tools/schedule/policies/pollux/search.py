@@ -21,7 +21,6 @@ from pliant.tools.schedule.policies.pollux.goodput import Floats, Ints
 
 Matrices = npt.NDArray[np.int16]
 """GPUs by [matrix, job, node]."""
-
 WAITING: Final = 0.01
 """The speedup that a job without GPUs counts with."""
 _IDLE_GENERATIONS: Final = 15
@@ -29,7 +28,7 @@ _IDLE_GENERATIONS: Final = 15
 
 
 @dataclass(frozen=True)
-class Problem:
+class PlacementProblem:
     """What is to be shared out, and among whom; jobs of higher priority first."""
 
     capacity: Ints
@@ -47,12 +46,10 @@ class Problem:
 
     @property
     def jobs(self) -> int:
-        """How many jobs."""
         return len(self.least)
 
     @property
     def nodes(self) -> int:
-        """How many nodes."""
         return len(self.capacity)
 
     def job_speedups(self, found: Matrices) -> Floats:
@@ -73,43 +70,33 @@ class Problem:
         return np.asarray(self.jobs / (1.0 / np.maximum(self.job_speedups(found), WAITING)).sum(axis=1))
 
 
-def repair(problem: Problem, found: Matrices) -> Matrices:
-    """The matrices made to obey, in place: sizes, one job of several nodes on a node, capacity, least sizes.
-
-    Where jobs are too many, the earlier one keeps what it has.
-    """
-    _cap_sizes(problem, found)
-    _part_neighbours(found)
-    before = found.cumsum(axis=1, dtype=np.int16) - found
-    np.minimum(found, np.maximum(problem.capacity.astype(np.int16) - before, 0), out=found)
-    gpus = found.sum(axis=2)
-    found[gpus < problem.least] = 0
+def search(
+    problem: PlacementProblem,
+    earlier: Matrices,
+    rng: np.random.Generator,
+    population: int,
+    generations: int,
+) -> Matrices:
+    """The fittest matrices found, best first; ``earlier`` ones, repaired, are where the search begins."""
+    empty = np.zeros_like(problem.held[0])
+    seeds = [problem.held, first_come(problem, problem.held[0])[None], first_come(problem, empty)[None]]
+    found = repair(problem, np.concatenate([*seeds, earlier]).astype(np.int16))
+    marks = rng.integers(1, 2**62, size=problem.jobs * problem.nodes)
+    found, fitness = _fittest(found, problem.fitness(found), marks, population)
+    idle = 0
+    for _ in range(generations):
+        children = _children(problem, found, rng, population)
+        both = np.concatenate([found, children])
+        best = fitness[0]
+        scores = np.concatenate([fitness, problem.fitness(children)])
+        found, fitness = _fittest(both, scores, marks, population)
+        idle = 0 if fitness[0] > best else idle + 1
+        if idle == _IDLE_GENERATIONS:
+            break
     return found
 
 
-def _cap_sizes(problem: Problem, found: Matrices) -> None:
-    """No job exceeds its largest size; surplus GPUs are taken from its last nodes."""
-    over = found.sum(axis=2) > problem.most
-    if over.any():
-        rows = found[over]
-        most = np.broadcast_to(problem.most, over.shape)[over][:, None]
-        before = rows.cumsum(axis=1) - rows
-        found[over] = np.minimum(rows, np.maximum(most - before, 0))
-
-
-def _part_neighbours(found: Matrices) -> None:
-    """Of the jobs on several nodes that meet on one, the first stays there."""
-    several = np.count_nonzero(found, axis=2) > 1
-    some = several.sum(axis=1) > 1
-    if not some.any():
-        return
-    among = found[some]
-    spread = (among > 0) & several[some][:, :, None]
-    among[spread & (spread.cumsum(axis=1, dtype=np.int16) > 1)] = 0
-    found[some] = among
-
-
-def first_come(problem: Problem, start: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
+def first_come(problem: PlacementProblem, start: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
     """One matrix in which every job without GPUs got its least size in turn, if it was left.
 
     A job goes where it fits on one node, the fullest such; else on the emptiest nodes without another job of
@@ -137,43 +124,10 @@ def first_come(problem: Problem, start: npt.NDArray[np.int16]) -> npt.NDArray[np
     return found
 
 
-def search(
-    problem: Problem,
-    earlier: Matrices,
-    rng: np.random.Generator,
-    population: int,
-    generations: int,
-) -> Matrices:
-    """The fittest matrices found, best first; ``earlier`` ones, repaired, are where the search begins."""
-    empty = np.zeros_like(problem.held[0])
-    seeds = [problem.held, first_come(problem, problem.held[0])[None], first_come(problem, empty)[None]]
-    found = repair(problem, np.concatenate([*seeds, earlier]).astype(np.int16))
-    marks = rng.integers(1, 2**62, size=problem.jobs * problem.nodes)
-    found, fitness = _fittest(found, problem.fitness(found), marks, population)
-    idle = 0
-    for _ in range(generations):
-        children = _children(problem, found, rng, population)
-        both = np.concatenate([found, children])
-        best = fitness[0]
-        scores = np.concatenate([fitness, problem.fitness(children)])
-        found, fitness = _fittest(both, scores, marks, population)
-        idle = 0 if fitness[0] > best else idle + 1
-        if idle == _IDLE_GENERATIONS:
-            break
-    return found
+# Crossover and mutation.
 
 
-def _fittest(found: Matrices, fitness: Floats, marks: Ints, count: int) -> tuple[Matrices, Floats]:
-    """The ``count`` fittest of the different ones, of equals those that were there before."""
-    with np.errstate(over="ignore"):
-        sums = found.reshape(len(found), -1) @ marks
-    _, different = np.unique(sums, return_index=True)
-    different.sort()
-    best = different[np.argsort(-fitness[different], kind="stable")[:count]]
-    return found[best], fitness[best]
-
-
-def _children(problem: Problem, found: Matrices, rng: np.random.Generator, count: int) -> Matrices:
+def _children(problem: PlacementProblem, found: Matrices, rng: np.random.Generator, count: int) -> Matrices:
     """Rows of two parents each, each the winner of a tournament of two; then mutated and repaired."""
     rivals = rng.integers(len(found), size=(2, 2, count))
     winners = rivals.min(axis=0)  # they are sorted by fitness
@@ -183,7 +137,7 @@ def _children(problem: Problem, found: Matrices, rng: np.random.Generator, count
     return repair(problem, children)
 
 
-def _mutate(problem: Problem, found: Matrices, rng: np.random.Generator) -> None:
+def _mutate(problem: PlacementProblem, found: Matrices, rng: np.random.Generator) -> None:
     """One change to every matrix: an element is drawn again, a job goes to one node (or nowhere), a node is
     handed over to one job, or the idle GPUs of a node are.
     """
@@ -197,3 +151,55 @@ def _mutate(problem: Problem, found: Matrices, rng: np.random.Generator) -> None
     idle = np.maximum(whole - found[every, :, node].sum(axis=1, dtype=np.int16), 0)
     grown = found[every, job, node] + idle
     found[every, job, node] = np.choose(kind, (drawn, drawn, whole, grown))
+
+
+# Repair.
+
+
+def repair(problem: PlacementProblem, found: Matrices) -> Matrices:
+    """The matrices made to obey, in place: sizes, one job of several nodes on a node, capacity, least sizes.
+
+    Where jobs are too many, the earlier one keeps what it has.
+    """
+    _cap_sizes(problem, found)
+    _part_neighbours(found)
+    before = found.cumsum(axis=1, dtype=np.int16) - found
+    np.minimum(found, np.maximum(problem.capacity.astype(np.int16) - before, 0), out=found)
+    gpus = found.sum(axis=2)
+    found[gpus < problem.least] = 0
+    return found
+
+
+def _cap_sizes(problem: PlacementProblem, found: Matrices) -> None:
+    """No job exceeds its largest size; surplus GPUs are taken from its last nodes."""
+    over = found.sum(axis=2) > problem.most
+    if over.any():
+        rows = found[over]
+        most = np.broadcast_to(problem.most, over.shape)[over][:, None]
+        before = rows.cumsum(axis=1) - rows
+        found[over] = np.minimum(rows, np.maximum(most - before, 0))
+
+
+def _part_neighbours(found: Matrices) -> None:
+    """Of the jobs on several nodes that meet on one, the first stays there."""
+    several = np.count_nonzero(found, axis=2) > 1
+    some = several.sum(axis=1) > 1
+    if not some.any():
+        return
+    among = found[some]
+    spread = (among > 0) & several[some][:, :, None]
+    among[spread & (spread.cumsum(axis=1, dtype=np.int16) > 1)] = 0
+    found[some] = among
+
+
+# Tournament.
+
+
+def _fittest(found: Matrices, fitness: Floats, marks: Ints, count: int) -> tuple[Matrices, Floats]:
+    """The ``count`` fittest of the different ones, of equals those that were there before."""
+    with np.errstate(over="ignore"):
+        sums = found.reshape(len(found), -1) @ marks
+    _, different = np.unique(sums, return_index=True)
+    different.sort()
+    best = different[np.argsort(-fitness[different], kind="stable")[:count]]
+    return found[best], fitness[best]

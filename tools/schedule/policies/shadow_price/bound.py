@@ -1,8 +1,8 @@
 """No job ends later than it would under equal shares, had it been submitted a stated grace later.
 
-The reference (:mod:`reference`) deals all GPUs out equally every T seconds, and its jobs train for T - b
+The reference (:class:`EqualShares`) deals all GPUs out equally every T seconds, and its jobs train for T - b
 seconds of each deal. Job i enters it at its submission + grace_s + grace · its time alone on the GPUs that it
-requests. Credit (:mod:`credits`) is what GPUs were good for by the profile: q of the real job, p of the one
+requests. Credit (:class:`Credits`) is what GPUs were good for by the profile: q of the real job, p of the one
 in the reference, which has r_i samples per second on k_i GPUs in the present deal and p' at the end of it.
 
 **Theorem.** Every job ends by the end of the deal in which it would end in the reference, if
@@ -24,26 +24,13 @@ r_i · (T - (b - c) - c) = r_i · (T - b) = p' - p.
 (b) Where a job got a safe size at one decision, at the next k_i is safe, or the size that it holds is, and is
 at most k_i. That is what the inequalities say if it comes after w; sooner, it only eases them.
 (c) So at every decision each job has a safe size of at most k_i GPUs. Σ k_i is at most all GPUs, as the
-reference is a schedule: all jobs can have safe sizes at once. :mod:`knapsack` finds those of largest value.
+reference is a schedule: all jobs can have safe sizes at once. the knapsack finds those of largest value.
 
 At E then q ≥ p', which is (a) for the next deal. A job whose credit reaches that with which it ends has
 ended. So no job ends after the deal in which the reference has it end. ∎
 
 Outside these conditions nothing is promised, but a job that is behind is given what makes it as fast as k_i
 does until it has caught up. On several GPU types, sizes are free.
-
-What the GPUs that a job has held were good for, in samples of its author's batch.
-
-Counted by the speeds of the profile, so that a job that is slower than its profile, by a factor that depends
-on its progress alone, is as far as the same job in the reference when it has had the same credit.
-
-The reference of the bound: all GPUs dealt out equally among the jobs, in whole GPUs, again and again.
-
-It is a schedule that a real cluster could follow. A deal holds for ``deal_s`` seconds, and in each of them
-every job trains for ``lost_s`` seconds less: its start or rescale, and the wait for a decision. Every job
-gets the same number of GPUs within its limits. Those that have had the fewest GPU-seconds come first: they
-get the GPUs that are over, and where not all minima fit the others sit out a deal. Jobs enter some time after
-they were submitted, at the next deal; one that is done leaves at the end of its deal.
 """
 
 from __future__ import annotations
@@ -60,7 +47,7 @@ from pliant.tools.schedule.demand import demand_gpu_s
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import equal_shares, known_pools
 from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, Members
+from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
 Flags = npt.NDArray[np.bool_]
@@ -89,7 +76,7 @@ class Guard:
     """GPUs of the job in the reference, where it must be served now; 0 elsewhere."""
 
     @classmethod
-    def none(cls, members: Members) -> Guard:
+    def none(cls, members: PoolColumns) -> Guard:
         """One that asks for nothing."""
         jobs = len(members.jobs)
         every = np.ones(members.whole.shape, dtype=np.bool_)
@@ -120,7 +107,7 @@ class Bound:
         self._credits.book(snapshot.jobs.values(), known, snapshot.time_s)
         self._advance(snapshot.time_s, gpus, snapshot, known)
 
-    def guard(self, members: Members, known: Knowledge, time_s: float) -> Guard:
+    def guard(self, members: PoolColumns, known: Knowledge, time_s: float) -> Guard:
         """The sizes that are safe."""
         jobs = members.jobs
         safe = np.ones(members.whole.shape, dtype=np.bool_)
@@ -133,7 +120,9 @@ class Bound:
                 due[row] = 0 if safe[row, 0] else share.gpus
         return Guard(safe, pinned, due)
 
-    def expect(self, members: Members, chosen: Ints, changed: Mapping[str, object], time_s: float) -> None:
+    def expect(
+        self, members: PoolColumns, chosen: Ints, changed: Mapping[str, object], time_s: float
+    ) -> None:
         """What jobs are to hold from now on."""
         for row, job in enumerate(members.jobs):
             curve, size = members.curves[row], int(chosen[row])
@@ -142,11 +131,9 @@ class Bound:
             self._credits.expect(job, rate, begins_s + float(members.rescale_s[row]))
 
     def dump(self) -> dict[str, Any]:
-        """As JSON values."""
         return {"reference": self._reference.dump(), "credits": self._credits.dump()}
 
     def load(self, state: Mapping[str, Any], jobs: Mapping[str, JobState]) -> None:
-        """The inverse of :meth:`dump`."""
         self._reference.load(state["reference"], jobs)
         self._credits.load(state["credits"])
 
@@ -180,7 +167,7 @@ class Bound:
         return share.target * (1 - _ROUNDING) - self._credits.of(share.job.id)
 
     def _safe(
-        self, members: Members, row: int, share: Sharer, rate: float, time_s: float
+        self, members: PoolColumns, row: int, share: Sharer, rate: float, time_s: float
     ) -> tuple[Flags | bool, bool]:
         """[size] whether it is safe, and whether the job must stay where it is.
 
@@ -224,7 +211,11 @@ class _Account:
 
 
 class Credits:
-    """Credit by job; of those that are there."""
+    """What the GPUs that each active job has held were good for, in samples of its author's batch.
+
+    Counted by the speeds of the profile. So a job that is slower than its profile, by a factor that depends
+    on its progress alone, is as far as the same job in the reference when it has had the same credit.
+    """
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
@@ -234,7 +225,6 @@ class Credits:
         return self._accounts[job_id].credit
 
     def begin(self, job: JobState, time_s: float) -> None:
-        """A job is there."""
         self._accounts.setdefault(job.id, _Account(job.samples_done(time_s), time_s))
 
     def book(self, jobs: Iterable[JobState], known: Knowledge, time_s: float) -> None:
@@ -258,11 +248,9 @@ class Credits:
         return account.credit
 
     def dump(self) -> dict[str, list[float]]:
-        """As JSON values."""
         return {job_id: [*astuple(account)] for job_id, account in sorted(self._accounts.items())}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`dump`."""
         self._accounts = {job_id: _Account(*values) for job_id, values in state.items()}
 
 
@@ -300,7 +288,14 @@ class Sharer:
 
 
 class EqualShares:
-    """The reference up to the last time that it was asked about."""
+    """The reference of the bound: all GPUs dealt out equally among the jobs, in whole GPUs, deal by deal.
+
+    A real cluster could follow it. A deal holds for ``deal_s`` seconds, and in each of them every job trains
+    for ``lost_s`` seconds less: its start or rescale, and the wait for a decision. Every job gets the same
+    number of GPUs within its limits. Those that have had the fewest GPU-seconds come first: they get the GPUs
+    that are over, and where not all minima fit the others sit out a deal. Jobs enter some time after they
+    were submitted, at the next deal; one that is done leaves at the end of its deal.
+    """
 
     def __init__(self, deal_s: float, lost_s: float) -> None:
         self.deal_s = deal_s
@@ -321,7 +316,6 @@ class EqualShares:
         return found if found is not None and found.gpus else None
 
     def enter(self, job: JobState, enters_s: float) -> None:
-        """A job will be there from a time on."""
         self._sharers[job.id] = Sharer(job, enters_s)
 
     def end(self, job_id: str, over: float) -> None:

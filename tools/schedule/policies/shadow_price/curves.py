@@ -1,7 +1,4 @@
-"""How fast a job would train, by number of GPUs and batch; jobs of one kind share it.
-
-The batch of a job on the GPUs that it gets: the one that trains most there, if it may move.
-"""
+"""Goodput curves: how fast a job would train, by number of GPUs and batch; jobs of one kind share theirs."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from pliant.tools.schedule.rates import Speeds
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
 BATCHES: Final = 24
 """Batches tried, in geometric steps, and the author's."""
 EXACT_GPUS: Final = 128
@@ -27,23 +23,48 @@ MOST_NOISE: Final = 1e15
 """Samples; beyond it no batch trains less a sample than another."""
 
 
-def sizes_of(gpus: int, node_gpus: int) -> Ints:
-    """The numbers of GPUs that are tried in a pool of ``gpus``, ascending from 0."""
-    found = [*range(min(gpus, EXACT_GPUS) + 1)]
-    while found[-1] < gpus:
-        whole = found[-1] // node_gpus * node_gpus
-        found.append(min(gpus, whole + max(node_gpus, whole // _STEP // node_gpus * node_gpus)))
-    return np.array(found, dtype=np.int64)
+class GoodputCurves:
+    """Curves of the jobs of one pool."""
 
+    def __init__(self, speeds: Speeds, gpu_type: str, sizes: Ints) -> None:
+        self.speeds = speeds
+        self.gpu_type = gpu_type
+        self.sizes = sizes
+        self._grid = sizes.tobytes()
 
-def best(efficiency: Floats, rates: Floats) -> Floats:
-    """[…, size] progress per second at the best batch, of rates by [size, batch]."""
-    found: Floats = (rates * efficiency).max(axis=-1)
-    return found
+    def of(self, job: JobState) -> GoodputCurve:
+        """The curve of a job."""
+        spec = job.spec
+        limits = (
+            spec.gpus.requested if spec.elastic == "none" else (spec.min_gpus, self._most(job)),
+            *batch_range(job),
+        )
+        what = ("shadow-price", self.gpu_type, self._grid, limits, spec.batch.min)
+        return self.speeds.of_kind(job, what, lambda: self._made(job))
+
+    def _most(self, job: JobState) -> int:
+        return job.max_gpus(int(self.sizes[-1]))
+
+    def _made(self, job: JobState) -> GoodputCurve:
+        spec, usual = job.spec, job.reference_batch
+        grid = np.rint(np.geomspace(*batch_range(job), BATCHES)).astype(np.int64)
+        batches = np.unique([*grid.tolist(), usual])
+        least, most = spec.min_gpus, self._most(job)
+        if spec.elastic == "none":
+            least = most = spec.gpus.requested
+        rates = np.zeros((len(self.sizes), len(batches)))
+        for row, gpus in enumerate(self.sizes.tolist()):
+            if max(least, 1) <= gpus <= most:
+                rates[row] = [
+                    self.speeds.rate(job, gpus, self.gpu_type, global_batch=batch)
+                    for batch in batches.tolist()
+                ]
+        base = min(spec.batch.min or usual, usual)
+        return GoodputCurve(batches, rates, base, int(np.searchsorted(batches, usual)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Curve:
+class GoodputCurve:
     """Jobs of one kind on one GPU type."""
 
     batches: Ints
@@ -55,7 +76,7 @@ class Curve:
     usual: int
     """The batch of the author among ``batches``, by position."""
 
-    def __deepcopy__(self, memo: Mapping[int, Any]) -> Curve:
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> GoodputCurve:
         """Nothing of it changes."""
         return self
 
@@ -72,6 +93,21 @@ class Curve:
         return best(self.efficiency(noise_scale), self.rates)
 
 
+def best(efficiency: Floats, rates: Floats) -> Floats:
+    """[…, size] progress per second at the best batch, of rates by [size, batch]."""
+    found: Floats = (rates * efficiency).max(axis=-1)
+    return found
+
+
+def sizes_of(gpus: int, node_gpus: int) -> Ints:
+    """The numbers of GPUs that are tried in a pool of ``gpus``, ascending from 0."""
+    found = [*range(min(gpus, EXACT_GPUS) + 1)]
+    while found[-1] < gpus:
+        whole = found[-1] // node_gpus * node_gpus
+        found.append(min(gpus, whole + max(node_gpus, whole // _STEP // node_gpus * node_gpus)))
+    return np.array(found, dtype=np.int64)
+
+
 def batch_range(job: JobState) -> tuple[int, int]:
     """The smallest and the largest batch that a job may get."""
     spec, usual = job.spec, job.reference_batch
@@ -80,48 +116,8 @@ def batch_range(job: JobState) -> tuple[int, int]:
     return min(spec.batch.min or usual, usual), max(spec.batch.max or usual, usual)
 
 
-class Curves:
-    """Curves of the jobs of one pool."""
-
-    def __init__(self, speeds: Speeds, gpu_type: str, sizes: Ints) -> None:
-        self.speeds = speeds
-        self.gpu_type = gpu_type
-        self.sizes = sizes
-        self._grid = sizes.tobytes()
-
-    def of(self, job: JobState) -> Curve:
-        """The curve of a job."""
-        spec = job.spec
-        limits = (
-            spec.gpus.requested if spec.elastic == "none" else (spec.min_gpus, self._most(job)),
-            *batch_range(job),
-        )
-        what = ("shadow-price", self.gpu_type, self._grid, limits, spec.batch.min)
-        return self.speeds.of_kind(job, what, lambda: self._made(job))
-
-    def _most(self, job: JobState) -> int:
-        return job.max_gpus(int(self.sizes[-1]))
-
-    def _made(self, job: JobState) -> Curve:
-        spec, usual = job.spec, job.reference_batch
-        grid = np.rint(np.geomspace(*batch_range(job), BATCHES)).astype(np.int64)
-        batches = np.unique([*grid.tolist(), usual])
-        least, most = spec.min_gpus, self._most(job)
-        if spec.elastic == "none":
-            least = most = spec.gpus.requested
-        rates = np.zeros((len(self.sizes), len(batches)))
-        for row, gpus in enumerate(self.sizes.tolist()):
-            if max(least, 1) <= gpus <= most:
-                rates[row] = [
-                    self.speeds.rate(job, gpus, self.gpu_type, global_batch=batch)
-                    for batch in batches.tolist()
-                ]
-        base = min(spec.batch.min or usual, usual)
-        return Curve(batches, rates, base, int(np.searchsorted(batches, usual)))
-
-
 def best_batch(
-    job: JobState, curve: Curve, size: int, noise_scale: float | None, *, worth_s: float | None
+    job: JobState, curve: GoodputCurve, size: int, noise_scale: float | None, *, worth_s: float | None
 ) -> int:
     """The global batch on the GPUs of a size, by position.
 

@@ -1,9 +1,8 @@
-"""Which nodes: jobs that keep their size stay; the others by descending size, whole nodes, then best fit.
+"""From the sizes of a pool to what changes: the nodes and the batches of its jobs.
 
-A job that no node has room for is spread over several, or smaller jobs make way for it: what moves cost them
-has to be less than what it would lose by its place.
-
-From the sizes of a pool to what changes: places and batches of its jobs.
+Jobs that keep their size stay; the others are placed by descending size: whole nodes, then best fit. A job
+that no node has room for is spread over several, or smaller jobs make way for it: what moves cost them has to
+be less than what it would lose by its place.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pliant.tools.schedule.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class SeatedJob:
     """A job that has a place, or needs one."""
 
     job_id: str
@@ -38,31 +37,31 @@ class Placed:
     """What a move costs it, in the unit of ``worth``, over the time in which it has to pay."""
 
 
-Loss = Callable[[Placed, NodeGpus], float]
+Loss = Callable[[SeatedJob, NodeGpus], float]
 """What a job makes less at a place than on as few nodes as possible, in the unit of its worth."""
 
 
-def all_of_it(job: Placed, place: NodeGpus) -> float:
+def all_of_it(job: SeatedJob, place: NodeGpus) -> float:
     """A job makes nothing unless its place is compact."""
     del place
     return job.worth
 
 
 @dataclass(slots=True)
-class Nodes:
+class NodeSpace:
     """The nodes of one pool while a decision is being placed."""
 
     free: dict[str, int]
     node_gpus: int
     """GPUs of the largest."""
     loss: Loss = all_of_it
-    stay: dict[str, Placed] = field(default_factory=dict)
+    stay: dict[str, SeatedJob] = field(default_factory=dict)
     """Jobs on one node alone, which may have to make way."""
     on: dict[str, list[str]] = field(default_factory=dict)
     """The same by node."""
 
     @classmethod
-    def of(cls, nodes: Sequence[NodeState], stay: Sequence[Placed], loss: Loss = all_of_it) -> Nodes:
+    def of(cls, nodes: Sequence[NodeState], stay: Sequence[SeatedJob], loss: Loss = all_of_it) -> NodeSpace:
         """Nodes with the jobs that stay."""
         made = cls({node.name: node.gpus for node in nodes}, max(node.gpus for node in nodes), loss)
         for job in stay:
@@ -73,28 +72,24 @@ class Nodes:
         return made
 
     def take(self, place: NodeGpus) -> None:
-        """Use GPUs."""
         for name, count in place:
             self.free[name] -= count
 
     def give(self, place: NodeGpus) -> None:
-        """Free GPUs."""
         for name, count in place:
             self.free[name] += count
 
-    def leave(self, job: Placed) -> None:
+    def leave(self, job: SeatedJob) -> None:
         """A job leaves its nodes."""
         if self.stay.pop(job.job_id, None) is not None:
             self.on[job.held[0][0]].remove(job.job_id)
         self.give(job.held)
 
-    def copy(self) -> Nodes:
-        """One of its own, to try."""
+    def copy(self) -> NodeSpace:
         on = {name: [*ids] for name, ids in self.on.items()}
-        return Nodes(dict(self.free), self.node_gpus, self.loss, dict(self.stay), on)
+        return NodeSpace(dict(self.free), self.node_gpus, self.loss, dict(self.stay), on)
 
-    def become(self, other: Nodes) -> None:
-        """Take up what was tried."""
+    def become(self, other: NodeSpace) -> None:
         self.free, self.stay, self.on = other.free, other.stay, other.on
 
     def is_compact(self, gpus: int, place: NodeGpus) -> bool:
@@ -107,7 +102,7 @@ class Nodes:
         yield from [self.node_gpus] * whole + [rest] * (rest > 0)
 
 
-def place(nodes: Nodes, seekers: Sequence[Placed]) -> dict[str, NodeGpus]:
+def place(nodes: NodeSpace, seekers: Sequence[SeatedJob]) -> dict[str, NodeGpus]:
     """Places of all seekers, and of the jobs that make way for them. There must be as many GPUs free."""
     waiting = sorted(seekers, key=_turn)
     found: dict[str, NodeGpus] = {}
@@ -119,7 +114,7 @@ def place(nodes: Nodes, seekers: Sequence[Placed]) -> dict[str, NodeGpus]:
     return found
 
 
-def gathered(nodes: Nodes, job: Placed, gain: float) -> dict[str, NodeGpus]:
+def gathered(nodes: NodeSpace, job: SeatedJob, gain: float) -> dict[str, NodeGpus]:
     """Places that put a job that stays on fewer nodes, its own and of those that make way; empty: none pay.
 
     :param gain: what it makes more there.
@@ -137,15 +132,15 @@ def gathered(nodes: Nodes, job: Placed, gain: float) -> dict[str, NodeGpus]:
     return found
 
 
-def _turn(seeker: Placed) -> tuple[float, float, str]:
+def _turn(seeker: SeatedJob) -> tuple[float, float, str]:
     return (-seeker.gpus, -seeker.worth, seeker.job_id)
 
 
-def _placed(nodes: Nodes, seeker: Placed) -> tuple[NodeGpus, list[Placed]]:
+def _placed(nodes: NodeSpace, seeker: SeatedJob) -> tuple[NodeGpus, list[SeatedJob]]:
     """A place, taken, and the jobs that make way."""
     held = dict(seeker.held)
     picks: list[tuple[str, int]] = []
-    moved: list[Placed] = []
+    moved: list[SeatedJob] = []
     for part in nodes.parts(seeker.gpus):
         name = _fitting(nodes, part, held)
         if name is None:
@@ -165,19 +160,19 @@ def _placed(nodes: Nodes, seeker: Placed) -> tuple[NodeGpus, list[Placed]]:
     return tuple(picks), moved
 
 
-def _fitting(nodes: Nodes, gpus: int, held: Mapping[str, int]) -> str | None:
+def _fitting(nodes: NodeSpace, gpus: int, held: Mapping[str, int]) -> str | None:
     """The fullest node with room, of equal ones one that the job holds most of."""
     fits = [(free, -held.get(name, 0), name) for name, free in nodes.free.items() if free >= gpus]
     return min(fits)[2] if fits else None
 
 
-def _leaving(nodes: Nodes, gpus: int) -> list[Placed]:
+def _leaving(nodes: NodeSpace, gpus: int) -> list[SeatedJob]:
     """Smaller jobs of one node that lose least and leave it ``gpus`` free; empty: there is no such node."""
     best: tuple[float, str] | None = None
-    found: list[Placed] = []
+    found: list[SeatedJob] = []
     for name, ids in nodes.on.items():
         missing, lost = gpus - nodes.free[name], 0.0
-        leaving: list[Placed] = []
+        leaving: list[SeatedJob] = []
         jobs = sorted(
             (nodes.stay[job_id] for job_id in ids), key=lambda job: (job.worth / job.gpus, job.job_id)
         )
@@ -190,7 +185,7 @@ def _leaving(nodes: Nodes, gpus: int) -> list[Placed]:
     return found
 
 
-def _spread(nodes: Nodes, gpus: int) -> NodeGpus:
+def _spread(nodes: NodeSpace, gpus: int) -> NodeGpus:
     """The emptiest nodes, one after the other."""
     picks = []
     for name, free in sorted(nodes.free.items(), key=lambda item: (-item[1], item[0])):
@@ -234,21 +229,23 @@ class Placing:
         members = self.shares.members
         kind = members.pool.gpu_type
         rows = {job.id: row for row, job in enumerate(members.jobs)}
-        stay: dict[int, Placed] = {}
-        seek: list[Placed] = []
+        stay: dict[int, SeatedJob] = {}
+        seek: list[SeatedJob] = []
         for row, job in enumerate(members.jobs):
             gpus = self.shares.gpus(row)
             if gpus:
                 worth = max(0.0, float(self.shares.values[row, self.shares.chosen[row]]))
                 pinned = bool(self.shares.guard.pinned[row])
                 cost = worth * float(members.rescale_s[row]) / self.dwell_s
-                placed = Placed(job.id, gpus, worth, job.placement, pinned, cost)
+                placed = SeatedJob(job.id, gpus, worth, job.placement, pinned, cost)
                 if job.gpus == gpus and job.gpu_type == kind:
                     stay[row] = placed
                 else:
                     seek.append(placed)
         up = [node for node in self.snapshot.nodes if node.up and node.gpus and node.gpu_type == kind]
-        nodes = Nodes.of(up, [*stay.values()], lambda job, where: self._loss(rows[job.job_id], job, where))
+        nodes = NodeSpace.of(
+            up, [*stay.values()], lambda job, where: self._loss(rows[job.job_id], job, where)
+        )
         found = place(nodes, seek)
         for row, placed in stay.items():
             if placed.pinned or placed.job_id in found:
@@ -258,7 +255,7 @@ class Placing:
                 found |= gathered(nodes, placed, slower * placed.worth)
         return found
 
-    def _loss(self, row: int, job: Placed, where: NodeGpus) -> float:
+    def _loss(self, row: int, job: SeatedJob, where: NodeGpus) -> float:
         """What a job makes less at a place than at a compact one, while it is there."""
         members = self.shares.members
         compact = self._goodput(row, job.gpus)

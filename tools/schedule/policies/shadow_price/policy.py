@@ -1,41 +1,38 @@
 """shadow-price: every decision gives GPUs by the worth of a unit of each job's progress.
 
-:mod:`knowledge` says how fast each job would train (:mod:`curves`) and what is ahead of it (:mod:`noise`,
-:mod:`outlook`), :mod:`pool_choice` on which GPU type it takes part; :mod:`members` holds it as columns.
-:mod:`shares` puts together what a pool is shared out by: :mod:`order` and :mod:`prices` find the price of
-each job's progress, :mod:`values` what each size of it is worth, :mod:`knapsack` the sizes. :mod:`targets`
-makes a decision of them with :mod:`places` and :mod:`batches`; :mod:`explain` says why. :mod:`bound` says
-which sizes keep what is promised: theorem and proof are there.
+:mod:`knowledge` says how fast each job would train (:mod:`curves`) and what is ahead of it. :mod:`prices` is
+the theory: the price of each job's progress, and the knapsack. :mod:`sizes` shares a pool out by them, among
+the sizes that :mod:`bound` calls safe: theorem and proof are there. :mod:`places` makes a decision of it.
+Here are the policy, the choice of a GPU type, and the explanations.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Elasticity
+from pliant.schemas.text import counted, in_gpus, span_text
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.common import Pool, minimum_alone, reject_impossible
+from pliant.tools.schedule.policies.common import Pool, known_pools, minimum_alone, reject_impossible
 from pliant.tools.schedule.policies.shadow_price.bound import Bound, Guard, Terms
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, Members
+from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.places import Placing, Retune
-from pliant.tools.schedule.policies.shadow_price.sizes import (
-    Rules,
-    Shares,
-    explained,
-    pool_members,
-    second_choices,
-    shared,
-)
+from pliant.tools.schedule.policies.shadow_price.prices import ends_s
+from pliant.tools.schedule.policies.shadow_price.sizes import Rules, Shares, shared
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from pliant.schemas.runinfo import PromisedBounds
+
+_BETTER: Final = 1.25
+"""A running job leaves its type where it would take this many times as long."""
+_HOUR_S = 3600.0
 
 
 class ShadowPrice(Policy):
@@ -163,7 +160,7 @@ class ShadowPrice(Policy):
         rules = Rules(self.dwell_s, self.sweeps, self.future)
 
         def share(pool: Pool, jobs: Sequence[JobState]) -> Shares | None:
-            columns = Members.of(pool, jobs, self._known, snapshot.time_s)
+            columns = PoolColumns.of(pool, jobs, self._known, snapshot.time_s)
             if columns is None:
                 return None
             guard = None if bound is None else bound.guard(columns, self._known, snapshot.time_s)
@@ -181,7 +178,6 @@ class ShadowPrice(Policy):
         return [shares for shares in found.values() if shares is not None]
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        """The price of each job, its end, what one GPU more or less would be worth, and why it waits."""
         found: dict[str, Explanation] = {}
         for shares in self._shares:
             found |= explained(shares, self._slack_s(snapshot))
@@ -193,11 +189,161 @@ class ShadowPrice(Policy):
         return self.lost_s - (self.default_interval_s or 0.0) if bounded else math.inf
 
     def dump_state(self) -> dict[str, Any]:
-        """What jobs have shown by progress, and the reference of the bound."""
         return {**self._known.dump(), "bound": None if self._bound is None else self._bound.dump()}
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up what was dumped; curves are made again."""
         self._known.load(state)
         if self._bound is not None and (bound := state.get("bound")) is not None:
             self._bound.load(bound, jobs)
+
+
+# Which GPU type each job takes part in: where it would end first, those before it counted in.
+
+
+class _Speed(NamedTuple):
+    """A job on one type, in samples per second."""
+
+    per_gpu: float
+    fastest: float
+
+
+def pool_members(
+    snapshot: Snapshot, without: Container[str], known: Knowledge
+) -> list[tuple[Pool, Sequence[JobState]]]:
+    """Every GPU type with the jobs that take part there."""
+    found = list(known_pools(snapshot).values())
+    jobs = [job for job in snapshot.jobs.values() if job.id not in without]
+    if len(found) < 2:
+        return [(pool, [job for job in jobs if _may_run(job, pool.gpu_type)]) for pool in found]
+    members: dict[str, list[JobState]] = {pool.gpu_type: [] for pool in found}
+    ahead_s = dict.fromkeys(members, 0.0)
+    speeds = {job.id: _speeds(job, found, known) for job in jobs}
+    gpus = {pool.gpu_type: pool.gpus for pool in found}
+    able = [job for job in jobs if speeds[job.id]]
+    most = {job.id: max(speed.per_gpu for speed in speeds[job.id].values()) for job in able}
+    work = {job.id: known.work(job, most[job.id], snapshot.time_s) for job in able}
+    for job in sorted(able, key=lambda job: (work[job.id] / most[job.id], job.arrival)):
+        own, left = speeds[job.id], work[job.id]
+        ends_s = {kind: ahead_s[kind] + left / speed.fastest for kind, speed in own.items()}
+        kind = min(ends_s, key=lambda each: (ends_s[each], each))
+        if job.gpus and job.gpu_type in ends_s and ends_s[job.gpu_type] <= _BETTER * ends_s[kind]:
+            kind = job.gpu_type
+        members[kind].append(job)
+        ahead_s[kind] += left / own[kind].per_gpu / gpus[kind]
+    return [(pool, members[pool.gpu_type]) for pool in found]
+
+
+def second_choices(first: Mapping[Pool, Shares | None]) -> dict[str, list[JobState]]:
+    """Jobs that get nothing of the type of their choice, by the type that they are offered to instead.
+
+    Those that run on another stay in it; those that wait go to the first that would stand idle in part.
+    """
+    found: dict[str, list[JobState]] = {}
+    spare = [pool.gpu_type for pool, shares in first.items() if shares is None or shares.spare_gpus > 0]
+    for pool, shares in first.items():
+        if shares is None:
+            continue
+        own = pool.gpu_type
+        for row, job in enumerate(shares.members.jobs):
+            if shares.gpus(row) or job.gpu_type == own:
+                continue
+            others = [kind for kind in spare if kind != own and job.fits_now(job.spec.min_gpus, kind)]
+            kind = job.gpu_type if job.gpus else next(iter(others), None)
+            if kind is not None:
+                found.setdefault(kind, []).append(job)
+    return found
+
+
+def _speeds(job: JobState, found: Sequence[Pool], known: Knowledge) -> dict[str, _Speed]:
+    """Of the types on which the job runs."""
+    speeds = {}
+    for pool in found:
+        curves = known.curves(pool)
+        rates = curves.of(job).goodput(job.noise_scale)
+        if rates.any() and _may_run(job, pool.gpu_type):
+            per_gpu = float((rates[1:] / curves.sizes[1:]).max())
+            speeds[pool.gpu_type] = _Speed(per_gpu, float(rates.max()))
+    return speeds
+
+
+def _may_run(job: JobState, gpu_type: str) -> bool:
+    """Whether the nodes that are up have what its smallest size demands; they do where it runs."""
+    return job.gpus > 0 or job.fits_now(job.spec.min_gpus, gpu_type)
+
+
+# Why each job has what it has.
+
+
+def explained(shares: Shares, slack_s: float) -> dict[str, Explanation]:
+    """One clause a job. What GPUs are worth is said in completion time, over all jobs, saved in an hour.
+
+    :param slack_s: what a change may cost if the bound is to hold.
+    """
+    members = shares.members
+    all_end_s = ends_s(shares.prices, members.whole, members.left, members.sizes)
+    worth = shares.values * _HOUR_S
+    least = _least_worth(shares, worth)
+    return {
+        job.id: Explanation(
+            "; ".join(
+                (
+                    *_outlook(shares, row, float(all_end_s[row])),
+                    *_due(shares, row),
+                    *_marginal(shares, worth, row, least),
+                    *_unbounded(shares, row, slack_s),
+                )
+            ),
+            None if shares.gpus(row) else job.spec.min_gpus,
+        )
+        for row, job in enumerate(members.jobs)
+    }
+
+
+def _outlook(shares: Shares, row: int, end_s: float) -> list[str]:
+    """Its price and its end."""
+    left = float(shares.members.left[row])
+    whole = span_text(float(shares.prices[row]) * left)
+    clauses = [f"price {shares.prices[row]:.3g} s a sample, {whole} for the work left"]
+    if np.isfinite(end_s):
+        clauses.append(f"would end in {span_text(end_s)} if none came")
+    return clauses
+
+
+def _due(shares: Shares, row: int) -> list[str]:
+    """That it is served for the sake of the bound."""
+    gpus = int(shares.guard.due_gpus[row])
+    return [f"has had its grace: equal shares would give it {in_gpus(gpus)} now"] if gpus else []
+
+
+def _unbounded(shares: Shares, row: int, slack_s: float) -> list[str]:
+    """That its changes cost too much for the bound to hold, and what would mend it."""
+    over_s = float(shares.members.rescale_s[row]) - slack_s
+    return [f"may end past its bound unless lost_s is {over_s:.3g} s more"] if over_s > 0 else []
+
+
+def _marginal(shares: Shares, worth: np.ndarray, row: int, least: float) -> list[str]:
+    """What one GPU more and one less would change; of a waiting job why it waits."""
+    sizes, own, chosen = shares.members.sizes, worth[row], int(shares.chosen[row])
+    if not chosen:
+        offers = np.flatnonzero(np.isfinite(own[1:])) + 1
+        best = int(offers[(own[offers] / sizes[offers]).argmax()])
+        before = len(shares.order) - 1 - shares.order.index(row)
+        saves = span_text(float(own[best] / sizes[best]))
+        return [
+            f"waits: {counted(before, 'job')} would end before it",
+            f"on {in_gpus(int(sizes[best]))} each would save {saves} an hour, elsewhere {span_text(least)}",
+        ]
+    clauses = []
+    for other, words in ((chosen + 1, "more would save"), (chosen - 1, "less would cost")):
+        if other < len(own) and np.isfinite(own[other]):
+            gpus = abs(int(sizes[other] - sizes[chosen]))
+            change = max(0.0, float((own[other] - own[chosen]) * (other - chosen)))
+            clauses.append(f"{in_gpus(gpus)} {words} {span_text(change)} an hour")
+    return clauses
+
+
+def _least_worth(shares: Shares, worth: np.ndarray) -> float:
+    """What the GPU saves in an hour that saves least, by job that has any."""
+    has = np.flatnonzero(shares.chosen)
+    found = worth[has, shares.chosen[has]] / shares.members.sizes[shares.chosen[has]]
+    return max(0.0, float(found.min(initial=np.inf))) if has.size else 0.0

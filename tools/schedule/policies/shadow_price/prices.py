@@ -9,12 +9,8 @@ every decision maximises Σ λ_m g_m(k_m), and the Hamiltonian is 0 at the end. 
     S_m(c) = max over k ≤ c, 0 included, of S_{m-1}(c - k) + λ_m g_m(k),    S_0 = 0.
 
 V = Σ λ_m R_m is then the least flow time of the fluid system in that order. Curves may be of any shape.
-
-The order in which jobs are to end: least GPU-seconds first, then neighbours exchanged while that saves.
-
-How many GPUs each job gets: one size a job, the largest sum of values within the GPUs there are.
-
-The fluid schedule that prices stand for: when jobs would end if none came and changes were free.
+:func:`priced` is the recursion, :func:`improved` and :func:`best_order` choose the order, :func:`ends_s` says
+when jobs would end if none came and changes were free. At given prices a knapsack gives out the GPUs.
 """
 
 from __future__ import annotations
@@ -26,6 +22,18 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
+
+_GAIN: Final = 1e-9
+"""Relative saving below which an exchange is rounding."""
+_HALVINGS: Final = 50
+_FILLS: Final = 8
+"""Jobs that grow one after the other into what is left."""
+STAGES: Final = 64
+"""Ends that are computed; later ones count as infinite."""
+FEW: Final = 3
+"""Jobs of which every order is tried."""
+_DONE: Final = 1e-9
+"""Part of a job's work that is rounding."""
 
 
 class PricedJob(NamedTuple):
@@ -43,6 +51,16 @@ class PricedJob(NamedTuple):
         short = rates[: int(rates.argmax()) + 1]
         with np.errstate(divide="ignore"):
             return cls(short, 1.0 / short, weight)
+
+
+def priced(order: Sequence[PricedJob], worth: Worth, future: float = 0.0) -> list[float]:
+    """λ of jobs that end in the reverse of this order."""
+    made = worth.start(future)
+    prices = []
+    for job in order:
+        prices.append(worth.price(job, made))
+        made = worth.with_job(job, prices[-1], made)
+    return prices
 
 
 class Worth(Protocol):
@@ -74,7 +92,6 @@ class ExactWorth:
         """[c, k] S(c - k), a view."""
 
     def start(self, future: float) -> Floats:
-        """In proportion."""
         return np.arange(self._gpus + 1, dtype=np.float64) * future
 
     def price(self, job: PricedJob, worth: Floats) -> float:
@@ -101,7 +118,6 @@ class SlopeWorth:
         self._hulls: dict[bytes, Floats] = {}
 
     def start(self, future: float) -> Floats:
-        """All alike."""
         return np.full(self._gpus, future)
 
     def price(self, job: PricedJob, worth: Floats) -> float:
@@ -144,18 +160,7 @@ def _is_under(left: tuple[int, float], middle: tuple[int, float], right: tuple[i
     return (middle[1] - left[1]) * width <= rise * (middle[0] - left[0])
 
 
-def priced(order: Sequence[PricedJob], worth: Worth, future: float = 0.0) -> list[float]:
-    """λ of jobs that end in the reverse of this order."""
-    made = worth.start(future)
-    prices = []
-    for job in order:
-        prices.append(worth.price(job, made))
-        made = worth.with_job(job, prices[-1], made)
-    return prices
-
-
-_GAIN: Final = 1e-9
-"""Relative saving below which an exchange is rounding."""
+# The order in which jobs are to end: least GPU-seconds first, then neighbours exchanged while that saves.
 
 
 def improved(
@@ -206,12 +211,72 @@ def _sweep(
     return [*found, held], changed
 
 
-_HALVINGS: Final = 50
-_FILLS: Final = 8
-"""Jobs that grow one after the other into what is left."""
+def best_order(
+    jobs: Sequence[PricedJob],
+    rates: Floats,
+    work: Floats,
+    sizes: Ints,
+    worth: Worth,
+    *,
+    order: Sequence[int] | None = None,
+    future: float = 0.0,
+) -> list[int]:
+    """Of all orders of a few jobs, last to end first, the one whose fluid schedule has least flow time.
+
+    :param order: of equal ones, the one closest to this order; None: to that of the jobs.
+    """
+    weights = np.array([job.weight for job in jobs])
+
+    def flow_s(order: list[int]) -> float:
+        prices = np.zeros(len(jobs))
+        prices[order] = priced([jobs[row] for row in order], worth, future)
+        return float(weights @ ends_s(prices, rates, work, sizes))
+
+    return min((list(each) for each in itertools.permutations(order or range(len(jobs)))), key=flow_s)
 
 
-def exact(values: Sequence[Floats], gpus: int) -> list[int]:
+# The fluid schedule that prices stand for.
+
+
+def ends_s(prices: Floats, rates: Floats, work: Floats, sizes: Ints) -> Floats:
+    """Seconds from now by job; infinite where the job is not among the first :data:`STAGES` to end.
+
+    :param rates: [job, size] progress per second.
+    :param work: what is left, in the unit of the rates.
+    :param sizes: of which the last is all GPUs.
+    """
+    left, found, now_s = work.copy(), np.full(len(work), np.inf), 0.0
+    alive = np.arange(len(work))
+    for _ in range(STAGES):
+        speeds = rates[alive, _sizes(prices[alive], rates[alive], sizes)]
+        if not speeds.any():
+            break
+        with np.errstate(divide="ignore"):
+            lasts_s = float((left[alive] / speeds).min())
+        now_s += lasts_s
+        left[alive] -= speeds * lasts_s
+        over = left[alive] <= _DONE * work[alive]
+        found[alive[over]] = now_s
+        alive = alive[~over]
+        if not alive.size:
+            break
+    return found
+
+
+def _sizes(prices: Floats, rates: Floats, sizes: Ints) -> Ints:
+    """Positions of the sizes of largest worth."""
+    gpus = int(sizes[-1])
+    worth = np.where(rates > 0, prices[:, None] * rates, -np.inf)
+    worth[:, 0] = 0.0
+    if gpus > EXACT_GPUS:
+        return knapsack_by_price(worth, sizes, gpus)
+    return np.array(exact_knapsack([*worth], gpus), dtype=np.int64)
+
+
+# The knapsack: one size a job, the largest sum of values within the GPUs there are.
+
+
+def exact_knapsack(values: Sequence[Floats], gpus: int) -> list[int]:
     """Sizes by job, ``values[job][k]`` that of k GPUs; the first of equal ones. O(jobs · K · sizes).
 
     Infeasible sizes are -inf; the least of the others fit together.
@@ -236,7 +301,7 @@ def exact(values: Sequence[Floats], gpus: int) -> list[int]:
     return sizes
 
 
-def by_price(values: Floats, sizes: Ints, gpus: int) -> Ints:
+def knapsack_by_price(values: Floats, sizes: Ints, gpus: int) -> Ints:
     """Positions of sizes by job: the largest values at one price of a GPU, the rest filled up.
 
     At the least price at which all sizes fit, no other sizes of as many GPUs are worth more. What is left
@@ -280,70 +345,3 @@ def _filled(values: Floats, sizes: Ints, chosen: Ints, wished: Ints, gpus: int) 
         spare -= int(more[row, size])
         chosen[row] = size
     return chosen
-
-
-STAGES: Final = 64
-"""Ends that are computed; later ones count as infinite."""
-FEW: Final = 3
-"""Jobs of which every order is tried."""
-_DONE: Final = 1e-9
-"""Part of a job's work that is rounding."""
-
-
-def ends_s(prices: Floats, rates: Floats, work: Floats, sizes: Ints) -> Floats:
-    """Seconds from now by job; infinite where the job is not among the first :data:`STAGES` to end.
-
-    :param rates: [job, size] progress per second.
-    :param work: what is left, in the unit of the rates.
-    :param sizes: of which the last is all GPUs.
-    """
-    left, found, now_s = work.copy(), np.full(len(work), np.inf), 0.0
-    alive = np.arange(len(work))
-    for _ in range(STAGES):
-        speeds = rates[alive, _sizes(prices[alive], rates[alive], sizes)]
-        if not speeds.any():
-            break
-        with np.errstate(divide="ignore"):
-            lasts_s = float((left[alive] / speeds).min())
-        now_s += lasts_s
-        left[alive] -= speeds * lasts_s
-        over = left[alive] <= _DONE * work[alive]
-        found[alive[over]] = now_s
-        alive = alive[~over]
-        if not alive.size:
-            break
-    return found
-
-
-def best_order(
-    jobs: Sequence[PricedJob],
-    rates: Floats,
-    work: Floats,
-    sizes: Ints,
-    worth: Worth,
-    *,
-    order: Sequence[int] | None = None,
-    future: float = 0.0,
-) -> list[int]:
-    """Of all orders of a few jobs, last to end first, the one whose fluid schedule has least flow time.
-
-    :param order: of equal ones, the one closest to this order; None: to that of the jobs.
-    """
-    weights = np.array([job.weight for job in jobs])
-
-    def flow_s(order: list[int]) -> float:
-        prices = np.zeros(len(jobs))
-        prices[order] = priced([jobs[row] for row in order], worth, future)
-        return float(weights @ ends_s(prices, rates, work, sizes))
-
-    return min((list(each) for each in itertools.permutations(order or range(len(jobs)))), key=flow_s)
-
-
-def _sizes(prices: Floats, rates: Floats, sizes: Ints) -> Ints:
-    """Positions of the sizes of largest worth."""
-    gpus = int(sizes[-1])
-    worth = np.where(rates > 0, prices[:, None] * rates, -np.inf)
-    worth[:, 0] = 0.0
-    if gpus > EXACT_GPUS:
-        return by_price(worth, sizes, gpus)
-    return np.array(exact([*worth], gpus), dtype=np.int64)

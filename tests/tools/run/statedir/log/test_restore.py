@@ -285,4 +285,4 @@ def test_a_session_sees_who_holds_what_after_a_cut(tmp_path: Path) -> None:
     assert {job.id: job.placement for job in session.jobs.values()} == {
         job_id: job.placement for job_id, job in log.active.items()
     }
-    assert session.held.keys() == {job_id for job_id, job in log.active.items() if job.held}
+    assert session.commands.held.keys() == {job_id for job_id, job in log.active.items() if job.held}

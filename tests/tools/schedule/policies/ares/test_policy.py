@@ -12,7 +12,7 @@ from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.predict_start import copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session.cluster_state import Holding
+from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
 

@@ -14,7 +14,7 @@ from pliant.tools.profile.throughput import Throughput
 from pliant.tools.profile.throughput_model import ThroughputByPlacement, ThroughputBySize
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState, node_states
-from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, Curves, allowed_batches
+from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, ScalingCurves, allowed_batches
 from pliant.tools.schedule.rates import Speeds
 from tests.builders import cluster, curves, job
 
@@ -33,12 +33,12 @@ def measured(*sizes: int) -> ThroughputBySize:
     return ThroughputBySize(Profile(tuple(rows)))
 
 
-def curves_of(throughput: Throughput, gpus: int = 8) -> Curves:
-    return Curves(Speeds(throughput, node_states(cluster(gpus))))
+def curves_of(throughput: Throughput, gpus: int = 8) -> ScalingCurves:
+    return ScalingCurves(Speeds(throughput, node_states(cluster(gpus))))
 
 
 def state(
-    known: Curves,
+    known: ScalingCurves,
     least: int,
     most: int,
     size: int | None = None,
@@ -105,7 +105,7 @@ def test_the_smallest_batch_and_the_memory_of_a_gpu_say_how_many_gpus_are_the_fe
     assert fewest(known, state(known, 16, 512), (256, 256)) == 4, "a policy that leaves it one batch"
 
 
-def fewest(known: Curves, each: JobState, batches: BatchRange | None = None) -> int:
+def fewest(known: ScalingCurves, each: JobState, batches: BatchRange | None = None) -> int:
     curve = known.of(each, "gpu", batches or allowed_batches(each))
     assert curve is not None
     return curve.least

@@ -1,17 +1,26 @@
-"""elastic-dp as a policy: who joins, when, at which size and batch, on clusters that fit a hand."""
+"""elastic-dp: who gets which size and batch, when it scales, and its baselines."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pliant.schemas.errors import UsageError
+from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import Throughput
-from pliant.tools.schedule.policies.elastic_dp.policy import ElasticDp
+from pliant.tools.profile.throughput_model import ThroughputBySize
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.elastic_dp.policy import ElasticDp, MaxBs, MinBs, RandomBs, ScalingTimes
 from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.snapshot import Change, ChangeKind
 from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
 
 SPEEDS = curves(
@@ -306,3 +315,183 @@ def test_state_is_carried_and_survives_json():
 def test_parameters_that_make_no_sense_are_refused(parameters: dict[str, float], complaint: str):
     with pytest.raises(UsageError, match=f'policy "elastic-dp": {complaint}'):
         ElasticDp(**parameters)
+
+
+GPUS = 40
+SOMEBODY = JobState(job("a"), 1, None)
+
+
+def change(time_s: float, kind: ChangeKind = "arrived") -> Change:
+    return Change(time_s, kind, SOMEBODY)
+
+
+def asked(times: ScalingTimes, changes: Sequence[Change], now_s: float) -> bool:
+    """Whether sizes may change now; if so, they are looked at."""
+    due = times.due(changes, now_s, GPUS)
+    if due:
+        times.hold(now_s)
+    return due
+
+
+def test_a_moment_is_answered_once():
+    times = ScalingTimes(600, None)
+    assert asked(times, [change(0)], 0)
+    assert not asked(times, [change(5)], 5)
+    assert asked(times, [], 600)
+    assert not asked(times, [], 600)
+    assert not asked(times, [change(601)], 601)
+    assert asked(times, [change(1199), change(1300)], 1300), "the one of 1200 s was missed"
+    assert not asked(times, [change(1301)], 1301)
+
+
+def test_jobs_that_the_policy_turned_away_are_no_reason_to_look_again():
+    times = ScalingTimes(600, None)
+    assert asked(times, [change(0), change(0)], 0)
+    assert not asked(times, [change(0, "rejected"), change(3)], 3)
+    assert asked(times, [change(600)], 600)
+    assert not asked(times, [change(600, "rejected")], 600)
+
+
+def test_ends_are_counted_against_the_jobs_of_the_moment():
+    times = ScalingTimes(600, 0.25)
+    assert asked(times, [change(0)] * 8, 0)
+    assert not asked(times, [change(1, "finished")], 1)
+    assert asked(times, [change(2, "failed")], 2)
+    assert not asked(times, [change(3, "cancelled")], 3)
+    assert asked(times, [change(4, "finished")], 4), "two of six"
+
+
+def test_no_more_jobs_count_than_there_are_gpus():
+    times = ScalingTimes(600, 0.25)
+    assert asked(times, [change(0)] * 1000, 0)
+    assert not asked(times, [change(1, "finished")] * 9, 1)
+    assert asked(times, [change(2, "finished")], 2)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from([0.0, 0.0, 1.0, 40.0, 99.0, 100.0, 250.0]),
+            st.sampled_from(["arrived", "arrived", "finished", "rejected", "lost"]),
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+    ended_part=st.sampled_from([None, 0.05, 0.5]),
+    interval_s=st.sampled_from([0.0, 0.1, 100.0, 600.0]),
+    carried=st.booleans(),
+)
+def test_told_the_whole_history_or_there_all_along(steps, ended_part, interval_s, carried):
+    now_s, history = 0.0, []
+    for passes_s, kind in steps:
+        now_s += passes_s
+        history.append(change(now_s, kind))
+    kept = ScalingTimes(interval_s, ended_part)
+    for time_s, group in groupby(history, key=lambda each: each.time_s):
+        if carried:
+            state = json.loads(json.dumps(kept.dump()))
+            kept = ScalingTimes(interval_s, ended_part)
+            kept.load(state)
+        due = asked(kept, list(group), time_s)
+    assert asked(ScalingTimes(interval_s, ended_part), history, now_s) == due
+
+
+@pytest.mark.parametrize("interval_s", [0.1, 0.3, 1 / 3, 7.7, 600])
+def test_the_next_moment_is_always_one(interval_s: float):
+    now_s = 0.0
+    for _ in range(2000):
+        times = ScalingTimes(interval_s, None)
+        asked(times, [change(now_s)], now_s)
+        next_s = times.next_s(now_s)
+        assert now_s < next_s <= now_s + interval_s * 1.001
+        assert asked(times, [], next_s)
+        now_s = next_s
+
+
+def conv() -> ThroughputBySize:
+    """32 samples fit a GPU; a step takes 0.1 s and 0.01 s a sample, and 0.1 s more on several GPUs."""
+    rows = [
+        ProfileRow("train", "conv", "gpu", 1, k, str(k), local, 1, 0.1 + local / 100 + 0.1 * (k > 1))
+        for k in (1, 2, 4, 8)
+        for local in (8, 16, 32)
+    ]
+    return ThroughputBySize(Profile(tuple(rows)))
+
+
+def any_batch(name: str, at: float = 0.0, least: int = 16, most: int = 128) -> Job:
+    batch = {"size": min(64, most), "min": least, "max": most}
+    return job(name, at=at, model="conv", low=1, high=8, elastic="size+batch", batch=batch)
+
+
+def started(policy: ElasticDp, jobs: Sequence[Job], *, seed: int = 0, gpus: int = 8) -> Session:
+    held = Session(policy, cluster(gpus), conv(), seed=seed)
+    for each in jobs:
+        held.submit(each, each.submit_time)
+    held.decide(jobs[-1].submit_time)
+    return held
+
+
+def batches(held: Session) -> dict[str, int]:
+    return {name: state.global_batch for name, state in sorted(held.jobs.items()) if state.gpus}
+
+
+def test_a_large_batch_needs_many_gpus_and_a_small_one_gives_many_too_little_to_do():
+    jobs = [any_batch(name, at) for at, name in enumerate("abc")]
+    assert sizes(started(MaxBs(), jobs)) == {"a": 4, "b": 4}, "the third waits for four GPUs"
+    assert batches(started(MaxBs(), jobs)) == {"a": 128, "b": 128}
+    assert batches(started(MinBs(), jobs)) == {"a": 16, "b": 16, "c": 16}
+    assert sizes(started(ElasticDp(), jobs)) == {"a": 4, "b": 3, "c": 1}
+
+
+def test_choosing_the_batch_is_never_worse_than_any_one_batch():
+    def throughput(policy: ElasticDp) -> float:
+        held = started(policy, [any_batch("a"), any_batch("b", 1)])
+        return sum(state.samples_per_second for state in held.jobs.values())
+
+    free = throughput(ElasticDp())
+    assert all(throughput(policy) <= free for policy in (MaxBs(), MinBs(), RandomBs()))
+    assert throughput(MinBs()) < free
+
+
+def test_a_random_batch_depends_on_seed_and_job_alone():
+    jobs = [any_batch(f"j{i}", at=i, most=32) for i in range(6)]
+    found = batches(started(RandomBs(), jobs))
+    assert len(set(found.values())) > 1
+    assert batches(started(RandomBs(), jobs[3:])) == {name: found[name] for name in ("j3", "j4", "j5")}
+    assert batches(started(RandomBs(), jobs, seed=1)) != found
+
+
+def test_a_random_batch_stays_while_the_job_is_resized():
+    held = started(RandomBs(interval_s=0), [any_batch("a")])
+    before = batches(held)
+    held.submit(any_batch("b", at=10), 10)
+    held.decide(10)
+    assert held.jobs["a"].gpus < 8
+    assert batches(held)["a"] == before["a"]
+
+
+def test_the_seed_is_carried():
+    held = started(RandomBs(), [any_batch("a")], seed=5)
+    again = Session(RandomBs(), cluster(8), conv(), seed=6)
+    again.submit(any_batch("a"), 0)
+    state = PolicyState.model_validate_json(held.policy_state().model_dump_json())
+    assert again.carry(state)
+    again.decide(600)
+    assert batches(again) == batches(held)
+
+
+def test_random_batches_are_uniform_over_all_that_the_job_allows():
+    policy = RandomBs()
+    held = started(policy, [any_batch("a")])
+    drawn = []
+    for index in range(2000):
+        each = held.submit(any_batch(f"j{index}", most=19), 0)
+        drawn.append(policy.batches(each)[0])
+    assert sorted(set(drawn)) == [16, 17, 18, 19]
+    assert all(400 < drawn.count(batch) < 600 for batch in set(drawn))
+
+
+@pytest.mark.parametrize("policy", [MaxBs, MinBs, RandomBs])
+def test_a_job_that_keeps_its_batch_keeps_it(policy: type[ElasticDp]):
+    fixed = job("a", model="conv", low=1, high=8, batch={"size": 64, "min": 16, "max": 128})
+    assert batches(started(policy(), [fixed])) == {"a": 64}

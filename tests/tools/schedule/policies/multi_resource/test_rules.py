@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.tools.schedule.policies.multi_resource.dorm import Dorm
+from pliant.tools.schedule.policies.multi_resource.dorm import DormRule
 from pliant.tools.schedule.policies.multi_resource.fleet import (
     Active,
     Bid,
     Fleet,
-    Placed,
+    PlacedWorkers,
     Servers,
     dominant_share,
     sigmoid_worth,
@@ -40,7 +40,7 @@ def job(
 ) -> Active:
     """A job without PS; of like ones the first by name arrived first."""
     bid = Bid(name, ord(name) - 97, work, 50, np.array(demand), np.zeros(2), np.full(200, worth))
-    placed = None if held is None else Placed(np.array(held), np.zeros(0, dtype=np.int64))
+    placed = None if held is None else PlacedWorkers(np.array(held), np.zeros(0, dtype=np.int64))
     return Active(bid, work, requested, placed)
 
 
@@ -51,7 +51,7 @@ def prospect(job: Active) -> Prospect:
     )
 
 
-def sizes(holdings: Mapping[str, Placed]) -> dict[str, int]:
+def sizes(holdings: Mapping[str, PlacedWorkers]) -> dict[str, int]:
     return {name: placed.size for name, placed in holdings.items()}
 
 
@@ -115,9 +115,9 @@ def test_dorm_uses_the_cluster_and_adjusts_few_jobs_at_a_time() -> None:
     jobs = [job(name, held=(1,)) for name in "abcdefghij"]
     before = sizes(by_dominant_share(jobs, servers))
     assert set(before.values()) == {2}
-    found = sizes(Dorm(servers, fairness=0.5).holdings(jobs))
+    found = sizes(DormRule(servers, fairness=0.5).holdings(jobs))
     assert sum(count != 1 for count in found.values()) == 1
-    assert sizes(Dorm(servers, fairness=0.5, adjusted=1.0).holdings(jobs)) != found
+    assert sizes(DormRule(servers, fairness=0.5, adjusted=1.0).holdings(jobs)) != found
 
 
 @settings(max_examples=15, deadline=None)
@@ -131,7 +131,7 @@ def test_every_rule_keeps_to_capacities_and_gives_workers_their_ps(seed: int) ->
         "fifo": by_arrival(jobs, servers),
         "drf": by_dominant_share(jobs, servers),
         "rrh": RiskReward(servers).holdings(jobs, [prospect(each) for each in jobs]),
-        "dorm": Dorm(servers).holdings(jobs),
+        "dorm": DormRule(servers).holdings(jobs),
     }
     for name, holdings in rules.items():
         used, used_ps = np.zeros_like(servers.workers), np.zeros_like(servers.ps)

@@ -8,7 +8,13 @@ import pytest
 
 from benchmarks.parts.evolution import FixedAndPerSample
 from pliant.tools.schedule.jobs import EpochEnd, JobState, node_states
-from pliant.tools.schedule.policies.ones.limits import ArrivalRate, Epochs, Limit, Limits, Tables
+from pliant.tools.schedule.policies.ones.limits import (
+    ArrivalRate,
+    BatchLimit,
+    BatchLimits,
+    EpochRule,
+    SizeTables,
+)
 from pliant.tools.schedule.rates import Speeds
 from tests.builders import cluster, curves, job
 
@@ -32,22 +38,22 @@ def trained(samples: float, *, batch: int = 64, gpus: int = 1, at_s: float = 100
     return state
 
 
-def limits(limit: Limit, *, warmup_steps: int = 0) -> Limits:
-    held = Limits(Epochs(60.0, None), warmup_steps)
+def limits(limit: BatchLimit, *, warmup_steps: int = 0) -> BatchLimits:
+    held = BatchLimits(EpochRule(60.0, None), warmup_steps)
     held.load({"seen_s": 0.0, "jobs": {}})
     held._known["a"] = limit
     return held
 
 
 def followed(
-    limit: Limit,
+    limit: BatchLimit,
     state: JobState,
     *,
     rate: float = 0.0,
     in_the_way: tuple[str, ...] = (),
     at_s: float = 100.0,
     **more: Any,
-) -> Limit:
+) -> BatchLimit:
     held = limits(limit, **more)
     held.follow({"a": state}, SPEEDS, at_s, rate, in_the_way)
     return held["a"]
@@ -56,7 +62,7 @@ def followed(
 def test_start_a_batch_that_fits_one_gpu():
     batch = {"size": 256, "min": 32, "max": 512, "per_gpu_max": 64}
     state = JobState(job("a", low=1, high=8, elastic="size+batch", batch=batch), 256, None)
-    held = Limits(Epochs(60.0, None), 10)
+    held = BatchLimits(EpochRule(60.0, None), 10)
     held.follow({"a": state}, SPEEDS, 0.0, 0.0)
     assert (held["a"].samples, held["a"].local, held["a"].rule) == (64, 64, "start")
 
@@ -64,33 +70,33 @@ def test_start_a_batch_that_fits_one_gpu():
 def test_without_a_known_limit_one_gpu_gets_the_share_that_the_author_gave_it():
     batch = {"size": 256, "min": 32, "max": 512}
     state = JobState(job("a", gpus=4, low=1, high=8, elastic="size+batch", batch=batch), 256, None)
-    held = Limits(Epochs(60.0, None), 10)
+    held = BatchLimits(EpochRule(60.0, None), 10)
     held.follow({"a": state}, SPEEDS, 0.0, 0.0)
     assert held["a"].samples == 64
 
 
 def test_scale_up_doubles_the_limit_after_an_epoch_and_not_before():
-    assert followed(Limit(64, 64.0), trained(999)).samples == 64
-    found = followed(Limit(64, 64.0), trained(1000))
+    assert followed(BatchLimit(64, 64.0), trained(999)).samples == 64
+    found = followed(BatchLimit(64, 64.0), trained(1000))
     assert (found.samples, found.rule) == (128, "scale-up")
 
 
 def test_scale_up_ends_at_the_largest_batch_of_the_job():
     state = trained(1000, batch=4096, gpus=16)
-    assert followed(Limit(4096, 256.0), state).samples == 4096
+    assert followed(BatchLimit(4096, 256.0), state).samples == 4096
     fixed = JobState(job("a", low=1, high=16, batch=64, work={"epochs": 50, "dataset_size": 1000}), 64, None)
     fixed.gpus, fixed.global_batch, fixed.first_start_s = 4, 64, 0.0
     fixed.report_progress(100.0, 1000.0)
-    assert followed(Limit(64, 16.0), fixed).samples == 128, "it says GPUs where the batch does not move"
+    assert followed(BatchLimit(64, 16.0), fixed).samples == 128, "it says GPUs where the batch does not move"
 
 
 def test_scale_up_waits_for_the_warm_up():
-    assert followed(Limit(64, 64.0), trained(1000), warmup_steps=16).samples == 64
-    assert followed(Limit(64, 64.0), trained(1024), warmup_steps=16).samples == 128
+    assert followed(BatchLimit(64, 64.0), trained(1000), warmup_steps=16).samples == 64
+    assert followed(BatchLimit(64, 64.0), trained(1024), warmup_steps=16).samples == 128
 
 
 def test_a_batch_at_most_doubles_in_one_change_however_many_epochs_pass():
-    held, state = limits(Limit(64, 64.0)), trained(1000)
+    held, state = limits(BatchLimit(64, 64.0)), trained(1000)
     for epoch in range(1, 5):
         state.report_progress(100.0 * epoch, 1000.0 * epoch)
         held.follow({"a": state}, SPEEDS, 100.0 * epoch, 0.0)
@@ -100,28 +106,28 @@ def test_a_batch_at_most_doubles_in_one_change_however_many_epochs_pass():
 def test_a_job_that_was_shrunk_does_not_go_back_to_its_last_batch_in_one_change():
     """It had 512 samples and asks for 1024; an update left it 64, its warm-up of one step is over."""
     state = trained(64)
-    assert followed(Limit(1024, 64.0), state, warmup_steps=1).samples == 128
-    assert followed(Limit(1024, 64.0), trained(0, at_s=1.0), at_s=1.0).samples == 128, "nor before it"
+    assert followed(BatchLimit(1024, 64.0), state, warmup_steps=1).samples == 128
+    assert followed(BatchLimit(1024, 64.0), trained(0, at_s=1.0), at_s=1.0).samples == 128, "nor before it"
 
 
 def test_scale_down_of_a_job_that_has_run_longer_than_jobs_take_to_arrive():
     """σT = 2.5: R ← ⌈2 · 128 / ⌈3.5⌉⌉ = 64."""
     state = trained(1000, batch=128, gpus=2)
-    found = followed(Limit(128, 64.0), state, rate=0.025, in_the_way=("a",))
+    found = followed(BatchLimit(128, 64.0), state, rate=0.025, in_the_way=("a",))
     assert (found.samples, found.rule) == (64, "scale-down")
-    assert followed(Limit(128, 64.0), state, rate=0.025).rule == "scale-up", "no job waits behind it"
-    assert followed(Limit(128, 64.0), state, rate=0.01, in_the_way=("a",)).rule == "scale-up", (
+    assert followed(BatchLimit(128, 64.0), state, rate=0.025).rule == "scale-up", "no job waits behind it"
+    assert followed(BatchLimit(128, 64.0), state, rate=0.01, in_the_way=("a",)).rule == "scale-up", (
         "it is not long"
     )
 
 
 def test_scale_down_leaves_a_job_its_smallest_size():
-    found = followed(Limit(64, 64.0), trained(1000), rate=10.0, in_the_way=("a",))
+    found = followed(BatchLimit(64, 64.0), trained(1000), rate=10.0, in_the_way=("a",))
     assert found.samples == 64
 
 
 def test_resume_with_no_more_than_before_and_half_of_it_after_each_refusal():
-    held, state = limits(Limit(512, 64.0, "scale-up")), trained(1000, batch=256, gpus=4)
+    held, state = limits(BatchLimit(512, 64.0, "scale-up")), trained(1000, batch=256, gpus=4)
     state.samples_per_second = 100.0
     held.preempted(state, 100.0)
     assert (held["a"].samples, held["a"].rule) == (256, "resume")
@@ -136,14 +142,14 @@ def test_resume_with_no_more_than_before_and_half_of_it_after_each_refusal():
 @pytest.mark.parametrize(
     ("limit", "sizes"),
     [
-        pytest.param(Limit(64, 64.0), 1, id="no more"),
-        pytest.param(Limit(128, 64.0), 2, id="twice"),
-        pytest.param(Limit(127, 64.0), 1, id="rounded down"),
-        pytest.param(Limit(4096, 64.0), 16, id="its own limit"),
+        pytest.param(BatchLimit(64, 64.0), 1, id="no more"),
+        pytest.param(BatchLimit(128, 64.0), 2, id="twice"),
+        pytest.param(BatchLimit(127, 64.0), 1, id="rounded down"),
+        pytest.param(BatchLimit(4096, 64.0), 16, id="its own limit"),
     ],
 )
-def test_a_limit_is_gpus_in_proportion_to_the_batch(limit: Limit, sizes: int):
-    row = Tables(SPEEDS).row(trained(0), "gpu", 16, limit)
+def test_a_limit_is_gpus_in_proportion_to_the_batch(limit: BatchLimit, sizes: int):
+    row = SizeTables(SPEEDS).row(trained(0), "gpu", 16, limit)
     assert len(row.utilization) == sizes + 1
 
 
@@ -152,7 +158,7 @@ def test_of_the_batches_that_the_limit_allows_the_fastest_is_chosen():
     speeds = Speeds(FixedAndPerSample({"m": (0.01, 0.001, 0.0)}), node_states(cluster(8)))
     batch = {"size": 16, "min": 8, "max": 256, "per_gpu_max": 32}
     spec = job("a", model="m", low=1, high=8, elastic="size+batch", batch=batch)
-    row = Tables(speeds).row(JobState(spec, 16, None), "gpu", 8, Limit(64, 16.0))
+    row = SizeTables(speeds).row(JobState(spec, 16, None), "gpu", 8, BatchLimit(64, 16.0))
     assert row.batches == [0, 32, 64, 63, 64]
 
 
@@ -160,26 +166,26 @@ def test_a_job_gets_no_gpus_with_which_it_is_no_faster():
     """A step of 64 samples takes 64 ms on one GPU, and twice as many GPUs add 20 ms."""
     speeds = Speeds(FixedAndPerSample({"m": (0.0, 0.001, 0.02)}), node_states(cluster(8)))
     spec = job("a", model="m", low=1, high=8, batch=64)
-    row = Tables(speeds).row(JobState(spec, 64, None), "gpu", 8, Limit(512, 64.0))
+    row = SizeTables(speeds).row(JobState(spec, 64, None), "gpu", 8, BatchLimit(512, 64.0))
     assert [gpus for gpus, worth in enumerate(row.utilization) if 0 < worth < float("inf")] == [1, 2]
 
 
 def test_a_batch_that_may_not_move_stays_while_its_limit_counts_gpus():
     spec = job("a", low=1, high=8, batch=64)
-    row = Tables(SPEEDS).row(JobState(spec, 64, None), "gpu", 16, Limit(128, 32.0))
+    row = SizeTables(SPEEDS).row(JobState(spec, 64, None), "gpu", 16, BatchLimit(128, 32.0))
     assert row.batches == [0, 64, 64, 64, 64]
 
 
 def test_epochs_that_no_one_stated_follow_from_reports_or_from_time():
     spec = job("a", low=1, high=8)
-    state, epochs = JobState(spec, 64, None), Epochs(60.0, None)
+    state, epochs = JobState(spec, 64, None), EpochRule(60.0, None)
     state.gpus, state.samples_per_second = 1, 10.0
     assert epochs.end_s(state, 0.0, 5.0, 20.0) == 65.0
     state.report_progress(20.0, 400.0)
     state.end_epoch(EpochEnd(2, 400.0, loss=1.5))
     assert state.epoch_samples == 200
     assert epochs.end_s(state, 300.0, 5.0, 20.0) == pytest.approx(30.0)
-    assert Epochs(60.0, 7.0).end_s(state, 300.0, 5.0, 20.0) == 12.0, "an epoch never counts longer"
+    assert EpochRule(60.0, 7.0).end_s(state, 300.0, 5.0, 20.0) == 12.0, "an epoch never counts longer"
 
 
 def test_the_rate_of_arrivals_is_their_mean():

@@ -11,7 +11,7 @@ import pytest
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.tools.schedule.jobs import EpochEnd
-from pliant.tools.schedule.policies.ones import search as evolution
+from pliant.tools.schedule.policies.ones import population
 from pliant.tools.schedule.policies.ones.policy import Ones
 from pliant.tools.schedule.predict_start import copy_of
 from pliant.tools.schedule.session.session import Session
@@ -225,14 +225,14 @@ def test_a_time_budget_is_spent_and_the_generations_are_said(
     monkeypatch: pytest.MonkeyPatch, generation_s: float, made: int
 ):
     """Two seconds, on a clock that only generations move: the last one begins within them."""
-    now_s, evolve = [0.0], evolution.evolve
+    now_s, evolve = [0.0], population.evolve
 
     def timed(*search):
         now_s[0] += generation_s
         return evolve(*search)
 
-    monkeypatch.setattr(evolution, "evolve", timed)
-    monkeypatch.setattr(evolution, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(population, "evolve", timed)
+    monkeypatch.setattr(population, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     held = opened(trainable("a"), trainable("b"), time_budget_s=2.0)
     decided(held, 0)
     assert f"best after {made} generation" in reason(held, "a", 0)

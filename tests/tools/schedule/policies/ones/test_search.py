@@ -7,28 +7,25 @@ import math
 import numpy as np
 import pytest
 
-from pliant.tools.schedule.policies.ones.genome import (
+from pliant.tools.schedule.policies.ones.limits import Sizes
+from pliant.tools.schedule.policies.ones.population import Population
+from pliant.tools.schedule.policies.ones.search import (
     IDLE,
     Genomes,
-    Sizes,
+    Offspring,
+    SharingProblem,
+    beginning,
     counts_of,
     crossover,
+    evolve,
+    fill_idle,
     first_genes,
     from_runs,
+    mutate,
+    refresh,
     reorder,
     runs_of,
-)
-from pliant.tools.schedule.policies.ones.search import (
-    Candidates,
-    Population,
-    Problem,
-    beginning,
-    crossed,
-    evolve,
-    filled,
-    fittest,
-    mutated,
-    refreshed,
+    select,
 )
 from pliant.tools.schedule.work_ahead import WorkAhead, known_work
 
@@ -43,14 +40,14 @@ def problem(
     work: WorkAhead | list[float] | None = None,
     new: tuple[int, ...] = (),
     longest: tuple[int, ...] = (),
-) -> Problem:
+) -> SharingProblem:
     width = max(map(len, utilization))
     table = np.array([each + [INF] * (width - len(each)) for each in utilization])
     jobs = len(table)
     left = known_work(np.ones(jobs)) if work is None else work
     left = left if isinstance(left, WorkAhead) else known_work(left)
     order = np.array(longest or range(jobs))
-    return Problem(gpus, Sizes(table), left, np.array(new, dtype=np.int64), order)
+    return SharingProblem(gpus, Sizes(table), left, np.array(new, dtype=np.int64), order)
 
 
 def genomes(*rows: list[int]) -> Genomes:
@@ -61,8 +58,8 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
-def in_full(world: Problem, found: Candidates) -> list[list[int]]:
-    return filled(world, found, rng()).tolist()
+def in_full(world: SharingProblem, found: Offspring) -> list[list[int]]:
+    return fill_idle(world, found, rng()).tolist()
 
 
 def test_reorder_packs_the_workers_of_a_job_where_the_first_of_them_is():
@@ -73,57 +70,58 @@ def test_reorder_packs_the_workers_of_a_job_where_the_first_of_them_is():
 
 
 def test_of_each_gpu_the_children_inherit_one_parent_each():
-    parents = genomes([0] * 64, [1] * 64)
-    children = crossover(parents, rng(), 20)
-    assert (children[:20] + children[20:] == children[:20, :1] + children[20:, :1]).all()
-    mixed = [row for row in children if 0 < row.sum() < 64]
-    assert mixed, "a coin for each GPU mixes the parents"
+    any_size = [0.0] + [1.0] * 64
+    world = problem(any_size, any_size, gpus=64)
+    first = crossover(world, genomes([0] * 64, [1] * 64), rng(), 20).counts[:, 0]
+    assert set((first[:20] + first[20:]).tolist()) == {0, 64, 128}, "parents of one kind, or one of each"
+    mixed = first[:20][(first[:20] > 0) & (first[:20] < 64)]
+    assert len(mixed), "a coin for each GPU mixes the parents"
 
 
 def test_children_keep_to_the_sizes_of_their_jobs():
     gang = [0.0, INF, 1.0, INF, 1.0]
     world = problem(gang, SCALING)
-    found = crossed(world, genomes([0, 0, 1, 1], [1, 0, 0, 1]), rng(), 30)
+    found = crossover(world, genomes([0, 0, 1, 1], [1, 0, 0, 1]), rng(), 30)
     assert set(found.counts[:, 0].tolist()) <= {0, 2, 4}, "a job of two or four GPUs has nothing else"
-    assert (filled(world, found, rng()).sum(axis=1) == 4).all()
+    assert (fill_idle(world, found, rng()).sum(axis=1) == 4).all()
 
 
 def test_refresh_shrinks_a_job_to_its_limit_and_fills_what_comes_free():
     limited = [0.0, 1.0, 1.1, INF, INF]
     world = problem(limited, SCALING)
-    assert in_full(world, refreshed(world, genomes([0, 0, 0, 0]))) == [[2, 2]]
+    assert in_full(world, refresh(world, genomes([0, 0, 0, 0]))) == [[2, 2]]
 
 
 def test_refresh_gives_every_newcomer_a_place_and_takes_it_from_the_job_that_ran_longest():
     one = [0.0, 1.0, INF, INF, INF]
     world = problem(SCALING, SCALING, one, one, new=(2, 3), longest=(1, 0, 2, 3))
-    assert in_full(world, refreshed(world, genomes([0, 0, 1, 1]))) == [[2, 0, 1, 1]]
-    assert in_full(world, refreshed(world, genomes([0, IDLE, IDLE, 1])))[0][2:] == [1, 1]
+    assert in_full(world, refresh(world, genomes([0, 0, 1, 1]))) == [[2, 0, 1, 1]]
+    assert in_full(world, refresh(world, genomes([0, IDLE, IDLE, 1])))[0][2:] == [1, 1]
 
 
 def test_newcomers_beyond_the_gpus_wait_in_order():
     one = [0.0, 1.0]
     world = problem(*[one] * 6, new=(4, 2, 0, 1, 3, 5))
-    assert in_full(world, refreshed(world, genomes([5, 5, 5, 5]))) == [[1, 1, 1, 0, 1, 0]]
+    assert in_full(world, refresh(world, genomes([5, 5, 5, 5]))) == [[1, 1, 1, 0, 1, 0]]
 
 
 def test_idle_gpus_go_to_the_job_whose_utilization_they_raise_least():
     """Growing job 0 adds 0.1 · 10, growing job 1 adds 0.1 · 1, resuming job 2 adds 1.3 · 1."""
     few = [0.0, 1.0, 1.1, INF, INF]
     world = problem(few, few, SCALING, work=[10.0, 1.0, 1.0])
-    assert in_full(world, refreshed(world, genomes([0, 1, IDLE, IDLE]))) == [[2, 2, 0]]
+    assert in_full(world, refresh(world, genomes([0, 1, IDLE, IDLE]))) == [[2, 2, 0]]
     world = problem(few, few, SCALING, work=[100.0, 1.0, 1.0])
-    assert in_full(world, refreshed(world, genomes([0, 1, IDLE, IDLE]))) == [[1, 2, 1]]
+    assert in_full(world, refresh(world, genomes([0, 1, IDLE, IDLE]))) == [[1, 2, 1]]
 
 
 def test_a_mutation_gives_the_gpus_of_a_job_to_others_first():
     world = problem(SCALING, SCALING)
-    found = mutated(world, genomes([0, 0, 0, 0]), rng(), 40, 1.0)
+    found = mutate(world, genomes([0, 0, 0, 0]), rng(), 40, 1.0)
     assert not found.counts.any(), "at rate 1 every job is preempted"
-    counts = filled(world, found, rng())
+    counts = fill_idle(world, found, rng())
     assert (counts[:, 1] > 0).all(), "job 1 was preempted in no genome, so it is served first"
     assert (counts.sum(axis=1) == 4).all()
-    kept = mutated(world, genomes([0, 0, 0, 0]), rng(), 40, 0.0)
+    kept = mutate(world, genomes([0, 0, 0, 0]), rng(), 40, 0.0)
     assert (kept.counts == [4, 0]).all()
 
 
@@ -131,7 +129,7 @@ def test_the_fittest_leave_no_gpu_idle_and_then_have_the_least_remaining_utiliza
     world = problem(SCALING, SCALING, work=[10.0, 1.0])
     counts = np.array([[4, 0], [0, 1], [0, 4], [2, 2], [0, 4]])
     assert world.scores(counts, np.array([[10.0, 1.0]])).tolist() == pytest.approx([13, 1, 1.3, 12.1, 1.3])
-    assert fittest(world, counts, rng(), 4).tolist() == [2, 3, 0, 1], "equal genomes count once"
+    assert select(world, counts, rng(), 4).tolist() == [2, 3, 0, 1], "equal genomes count once"
 
 
 def test_all_genomes_are_scored_with_one_draw_of_each_job():
@@ -140,7 +138,7 @@ def test_all_genomes_are_scored_with_one_draw_of_each_job():
     unknown = WorkAhead(np.full(2, np.nan), 100 * ones, 0 * ones, 2 * ones, 2 * ones)
     world = problem(SCALING, SCALING, work=unknown)
     counts = np.array([[4, 0], [3, 1], [1, 3], [0, 4]])
-    orders = {tuple(fittest(world, counts, np.random.default_rng(seed), 4).tolist()) for seed in range(30)}
+    orders = {tuple(select(world, counts, np.random.default_rng(seed), 4).tolist()) for seed in range(30)}
     assert {order[0] for order in orders} == {0, 3}, "the shorter job alone is best, whichever it is"
     assert all(order[0] != 0 or order.index(1) < order.index(2) for order in orders)
     assert all(order[0] != 3 or order.index(2) < order.index(1) for order in orders)

@@ -1,4 +1,4 @@
-"""Goodput by allocation: statistical efficiency, the best batch, speedup over the fair share."""
+"""Goodput by allocation, and the fit of the throughput model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from pliant.tools.schedule.jobs import Observation
 from pliant.tools.schedule.policies.common import Pool
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.pollux.goodput import (
-    Candidates,
+    BatchCandidates,
     Fit,
-    Goodput,
-    Limits,
+    GoodputTable,
+    JobLimits,
     ProfileCandidates,
     efficiency,
+    fit,
     from_fit,
 )
 from pliant.tools.schedule.policies.pollux.policy import Goodputs
@@ -38,7 +39,7 @@ def test_noise_without_end_makes_every_batch_as_good():
 
 def test_goodput_by_hand():
     """Two GPUs at batch 20: 10 samples each, 0.1 + 0.1 + 0.1 s across one node, 0.4 s across two."""
-    found = from_fit(PLAIN, Limits(1, 2, 20, 20)).best(None, 20)
+    found = from_fit(PLAIN, JobLimits(1, 2, 20, 20)).best(None, 20)
     assert found.rates[0, 1] == pytest.approx(20 / 0.3)
     assert found.rates[0, 2] == pytest.approx(20 / 0.3)
     assert found.rates[1, 2] == pytest.approx(20 / 0.4)
@@ -48,26 +49,26 @@ def test_goodput_by_hand():
 
 def test_the_best_batch_beats_all_others_by_hand():
     """One GPU, B samples in 0.1 + 0.01 B s at efficiency 110 / (100 + B): best at B = sqrt(10 · 100)."""
-    found = from_fit(PLAIN, Limits(1, 1, 10, 1000)).best(100.0, 10)
+    found = from_fit(PLAIN, JobLimits(1, 1, 10, 1000)).best(100.0, 10)
     best = max(range(10, 1001), key=lambda batch: batch / (0.1 + 0.01 * batch) / (100 + batch))
     assert best == 32
     assert found.batches[0, 1] == pytest.approx(best, rel=0.2)
 
 
 def test_more_noise_makes_larger_batches():
-    candidates = from_fit(PLAIN, Limits(1, 8, 10, 1000, 1, 64))
+    candidates = from_fit(PLAIN, JobLimits(1, 8, 10, 1000, 1, 64))
     quiet, loud = (candidates.best(noise, 10).batches[1, 8] for noise in (10.0, 10_000.0))
     assert quiet < loud
 
 
 def test_a_batch_that_does_not_fit_is_accumulated():
     """48 samples on one GPU that holds 16: three micro-steps."""
-    found = from_fit(PLAIN, Limits(1, 1, 48, 48, 1, 16)).best(None, 48)
+    found = from_fit(PLAIN, JobLimits(1, 1, 48, 48, 1, 16)).best(None, 48)
     assert found.rates[0, 1] == pytest.approx(48 / (3 * 0.26))
 
 
 def test_one_gpu_accumulates_above_the_smallest_batch_where_its_library_does():
-    limits = Limits(1, 1, 16, 32)
+    limits = JobLimits(1, 1, 16, 32)
     plain, careful = (from_fit(PLAIN, limits, lone_accumulates=each) for each in (False, True))
     assert plain.samples_per_second[0, 1, -1] == pytest.approx(32 / 0.42)
     assert careful.samples_per_second[0, 1, -1] == pytest.approx(32 / (2 * 0.26))
@@ -81,7 +82,7 @@ def test_one_gpu_accumulates_above_the_smallest_batch_where_its_library_does():
     cap=st.none() | st.integers(1, 64),
 )
 def test_every_feasible_candidate_keeps_the_limits(low: int, factor: int, most: int, cap: int | None):
-    candidates = from_fit(PLAIN, Limits(1, most, low, low * factor, 1, cap))
+    candidates = from_fit(PLAIN, JobLimits(1, most, low, low * factor, 1, cap))
     feasible = candidates.samples_per_second > 0
     batches = candidates.batches[feasible]
     gpus = np.broadcast_to(np.arange(most + 1)[None, :, None], feasible.shape)[feasible]
@@ -93,16 +94,16 @@ def test_every_feasible_candidate_keeps_the_limits(low: int, factor: int, most: 
 
 def test_speedup_is_against_the_fair_share_on_one_node_where_it_fits():
     rates = np.array([[0.0, 10.0, 18.0, 0.0], [0.0, 0.0, 15.0, 20.0]])
-    table = Goodput(rates, np.ones_like(rates, dtype=np.int64))
+    table = GoodputTable(rates, np.ones_like(rates, dtype=np.int64))
     assert table.speedups(2, node_gpus=2)[1, 3] == pytest.approx(20 / 18)
     assert table.speedups(3, node_gpus=2)[1, 3] == pytest.approx(1.0)
 
 
 def test_an_infeasible_fair_share_is_replaced_by_the_best_smaller_one():
     rates = np.array([[0.0, 10.0, 0.0], [0.0, 0.0, 30.0]])
-    assert Goodput(rates, rates.astype(np.int64)).speedups(2, node_gpus=4)[1, 2] == pytest.approx(1.0)
+    assert GoodputTable(rates, rates.astype(np.int64)).speedups(2, node_gpus=4)[1, 2] == pytest.approx(1.0)
     nothing = np.zeros((2, 3))
-    assert not Goodput(nothing, nothing.astype(np.int64)).speedups(2, 4).any()
+    assert not GoodputTable(nothing, nothing.astype(np.int64)).speedups(2, 4).any()
 
 
 def held(**more: object) -> Session:
@@ -123,8 +124,8 @@ def test_jobs_alike_share_what_the_profile_says():
     found = held()
     found.submit(job("b", high=8, gpus=2), 0.0)
     profile = ProfileCandidates(found.speeds)
-    first, second = (profile.of(state, "gpu", 4, Limits(1, 8, 960, 960)) for state in found.jobs.values())
-    assert isinstance(first, Candidates)
+    first, second = (profile.of(state, "gpu", 4, JobLimits(1, 8, 960, 960)) for state in found.jobs.values())
+    assert isinstance(first, BatchCandidates)
     assert first is second
 
 
@@ -174,3 +175,85 @@ def test_a_new_noise_scale_chooses_another_batch():
         state.noise_scale = noise
         batches.append(int(goodputs.goodput(state, POOL).batches[0, 1]))
     assert batches[0] < batches[1]
+
+
+TRUE = Fit(alpha_c=0.05, beta_c=0.001, alpha_n=0.04, beta_n=0.002, alpha_r=0.02, beta_r=0.001, gamma=2.0)
+PLACES = ((1,), (2,), (3,), (4,), (1, 1), (2, 2), (4, 4), (4, 4, 4))
+
+
+def seconds(model: Fit, place: tuple[int, ...], local: int, accum: int = 1) -> float:
+    several, gpus = np.array(len(place) > 1), np.array(sum(place))
+    return float(model.step_seconds(several, gpus, np.array(local), np.array(accum)))
+
+
+def measured(model: Fit, place: tuple[int, ...], local: int, accum: int = 1) -> Observation:
+    step_s = seconds(model, place, local, accum)
+    return Observation(place, local, accum, step_s, step_s - accum * (model.alpha_c + model.beta_c * local))
+
+
+def test_one_gpu_computes_and_does_not_synchronise():
+    assert seconds(TRUE, (1,), 50) == pytest.approx(0.1)
+
+
+def test_without_overlap_computing_and_synchronising_add_up():
+    plain = TRUE._replace(gamma=1.0)
+    assert seconds(plain, (2,), 50) == pytest.approx(0.1 + 0.02)
+    assert seconds(plain, (4,), 50) == pytest.approx(0.1 + 0.02 + 2 * 0.001)
+    assert seconds(plain, (2, 2), 50) == pytest.approx(0.1 + 0.04 + 2 * 0.002)
+
+
+def test_overlap_hides_a_part_of_the_shorter_one():
+    assert seconds(TRUE, (2,), 50) == pytest.approx((0.1**2 + 0.02**2) ** 0.5)
+
+
+def test_only_the_last_micro_step_synchronises():
+    assert seconds(TRUE, (2,), 50, accum=3) == pytest.approx(2 * 0.1 + (0.1**2 + 0.02**2) ** 0.5)
+
+
+def test_a_fit_recovers_the_times_it_was_made_from():
+    found = fit([measured(TRUE, place, local) for place in PLACES for local in (16, 64, 256)])
+    for place in (*PLACES, (4, 4, 4, 4)):
+        for local in (16, 100, 256):
+            assert seconds(found, place, local) == pytest.approx(seconds(TRUE, place, local), rel=0.02)
+    assert found.alpha_c == pytest.approx(TRUE.alpha_c, rel=0.02)
+    assert found.beta_c == pytest.approx(TRUE.beta_c, rel=0.02)
+
+
+def test_steps_with_accumulation_tell_as_much():
+    found = fit([measured(TRUE, place, local, accum=3) for place in PLACES for local in (16, 64, 256)])
+    assert seconds(found, (4, 4), 64) == pytest.approx(seconds(TRUE, (4, 4), 64), rel=0.02)
+
+
+def test_after_one_gpu_more_gpus_are_taken_to_cost_nothing():
+    found = fit([measured(TRUE, (1,), 16), measured(TRUE, (1,), 64)])
+    assert seconds(found, (4, 4), 64) == pytest.approx(seconds(TRUE, (1,), 64), rel=0.01)
+
+
+def test_from_one_batch_half_of_computing_is_taken_to_be_constant():
+    found = fit([measured(TRUE, (1,), 50)])
+    assert found.alpha_c == pytest.approx(0.05, rel=0.01)
+    assert found.beta_c * 50 == pytest.approx(0.05, rel=0.01)
+
+
+def test_across_nodes_is_taken_to_be_a_little_worse_until_it_is_measured():
+    found = fit([measured(TRUE, (gpus,), local) for gpus in (1, 2, 4) for local in (16, 64)])
+    assert found.alpha_n == pytest.approx(1.1 * found.alpha_r)
+    assert seconds(found, (2, 2), 16) > seconds(found, (4,), 16)
+
+
+def test_times_that_are_not_told_apart_can_be_fitted_too():
+    whole = [measured(TRUE, place, 64)._replace(sync_seconds=None) for place in PLACES]
+    found = fit([measured(TRUE, (1,), 16), *whole])
+    assert seconds(found, (4, 4), 64) == pytest.approx(seconds(TRUE, (4, 4), 64), rel=0.1)
+
+
+def test_the_order_of_equal_calls_does_not_matter_and_nothing_is_kept():
+    told = [measured(TRUE, place, 64) for place in PLACES]
+    first = fit(told)
+    fit(told[:3])
+    assert fit(told) == first
+
+
+def test_nothing_to_fit_is_said():
+    with pytest.raises(ValueError, match="no observations"):
+        fit([])

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.tools.schedule.policies.pollux.policy import Population
+from pliant.tools.schedule.policies.pollux.policy import MatrixPopulation
 from pliant.tools.schedule.policies.pollux.search import (
     WAITING,
     Matrices,
-    Problem,
+    PlacementProblem,
     first_come,
     repair,
     search,
@@ -30,12 +30,12 @@ def problem(
     most: Sequence[int] | None = None,
     held: Sequence[Sequence[int]] | None = None,
     factor: float = 0.9,
-) -> Problem:
+) -> PlacementProblem:
     """``curves[job][gpus]`` on one node; on several ``across`` of it. All jobs may take the whole cluster."""
     total = sum(capacity)
     inside = np.array([[curve[min(gpus, len(curve) - 1)] for gpus in range(total + 1)] for curve in curves])
     jobs = len(curves)
-    return Problem(
+    return PlacementProblem(
         capacity=np.array(capacity),
         speedups=np.stack([inside, across * inside], axis=1),
         least=np.array(least or [1] * jobs),
@@ -49,12 +49,12 @@ def matrix(*rows: Sequence[int]) -> Matrices:
     return np.array([rows], dtype=np.int16)
 
 
-def found_by(task: Problem, seed: int = 0, earlier: Matrices | None = None) -> Matrices:
+def found_by(task: PlacementProblem, seed: int = 0, earlier: Matrices | None = None) -> Matrices:
     start = task.held[:0] if earlier is None else earlier
     return search(task, start, np.random.default_rng(seed), population=40, generations=60)
 
 
-def obeys(task: Problem, found: Matrices) -> bool:
+def obeys(task: PlacementProblem, found: Matrices) -> bool:
     gpus, spans = found.sum(axis=2), np.count_nonzero(found, axis=2) > 1
     together = ((found > 0) & spans[:, :, None]).sum(axis=1)
     sized = (gpus == 0) | ((gpus >= task.least) & (gpus <= task.most))
@@ -124,7 +124,7 @@ def test_nothing_moves_for_less_than_a_restart_costs():
     assert (found_by(task)[0] == task.held[0]).all()
 
 
-def every_matrix(task: Problem) -> Iterator[Matrices]:
+def every_matrix(task: PlacementProblem) -> Iterator[Matrices]:
     columns = [
         [column for column in product(range(most + 1), repeat=task.jobs) if sum(column) <= most]
         for most in task.capacity.tolist()
@@ -170,7 +170,7 @@ TASKS = st.builds(
 
 @settings(max_examples=50, deadline=None)
 @given(task=TASKS, seed=st.integers(0, 1000))
-def test_whatever_is_repaired_obeys(task: Problem, seed: int):
+def test_whatever_is_repaired_obeys(task: PlacementProblem, seed: int):
     rng = np.random.default_rng(seed)
     wild = rng.integers(0, 9, size=(30, task.jobs, task.nodes), dtype=np.int16)
     assert obeys(task, repair(task, wild))
@@ -178,7 +178,7 @@ def test_whatever_is_repaired_obeys(task: Problem, seed: int):
 
 @settings(max_examples=20, deadline=None)
 @given(task=TASKS, seed=st.integers(0, 1000))
-def test_whatever_is_found_obeys_and_is_sorted(task: Problem, seed: int):
+def test_whatever_is_found_obeys_and_is_sorted(task: PlacementProblem, seed: int):
     found = search(task, task.held[:0], np.random.default_rng(seed), population=20, generations=5)
     assert obeys(task, found)
     assert (np.diff(task.fitness(found)) <= 0).all()
@@ -199,6 +199,6 @@ def test_what_was_found_before_is_not_lost():
 
 def test_a_population_survives_as_json_values():
     found = found_by(problem([4, 4], [LINEAR] * 3))
-    kept = Population.load(Population(["a", "b", "c"], ["n0", "n1"], found).dump())
+    kept = MatrixPopulation.load(MatrixPopulation(["a", "b", "c"], ["n0", "n1"], found).dump())
     assert (kept.found == found).all()
     assert (kept.jobs, kept.nodes) == (["a", "b", "c"], ["n0", "n1"])

@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from pliant.tools.schedule.policies.shadow_price.curves import Curve, sizes_of
+from pliant.tools.schedule.policies.shadow_price.curves import GoodputCurve, sizes_of
 from pliant.tools.schedule.policies.shadow_price.knowledge import CELLS, Ahead, Knowledge, noise_scales
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from tests.builders import cluster, job, session
 
 ONES = np.ones(CELLS)
-CURVE = Curve(np.array([10, 30]), np.array([[0.0, 0.0], [1.0, 2.0], [2.0, 3.0]]), 10, 0)
+CURVE = GoodputCurve(np.array([10, 30]), np.array([[0.0, 0.0], [1.0, 2.0], [2.0, 3.0]]), 10, 0)
 
 
 def test_the_mean_rate_is_the_harmonic_mean_over_the_work_left():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pliant.tools.schedule.jobs import NodeState
-from pliant.tools.schedule.policies.shadow_price.places import Nodes, Placed, gathered, place
+from pliant.tools.schedule.policies.shadow_price.places import NodeSpace, SeatedJob, gathered, place
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from tests.builders import cluster, curves, job, session
 
@@ -11,23 +11,23 @@ NODES = [NodeState(index, f"n{index}", 4, "gpu", None) for index in range(3)]
 
 
 def test_large_jobs_get_whole_nodes_and_small_ones_the_fullest_that_fits():
-    stay = Placed("s", 3, 1.0, (("n1", 3),))
-    found = place(Nodes.of(NODES, [stay]), [Placed("one", 1, 1.0), Placed("six", 6, 1.0)])
+    stay = SeatedJob("s", 3, 1.0, (("n1", 3),))
+    found = place(NodeSpace.of(NODES, [stay]), [SeatedJob("one", 1, 1.0), SeatedJob("six", 6, 1.0)])
     assert found == {"six": (("n0", 4), ("n2", 2)), "one": (("n1", 1),)}
 
 
 def test_a_job_that_shrinks_stays_on_its_node():
-    found = place(Nodes.of(NODES, []), [Placed("a", 2, 1.0, (("n2", 4),))])
+    found = place(NodeSpace.of(NODES, []), [SeatedJob("a", 2, 1.0, (("n2", 4),))])
     assert found == {"a": (("n2", 2),)}
 
 
 def test_the_jobs_that_lose_least_make_way():
     stay = [
-        Placed("a", 1, 5.0, (("n0", 1),)),
-        Placed("b", 1, 1.0, (("n1", 1),)),
-        Placed("c", 2, 9.0, (("n2", 2),)),
+        SeatedJob("a", 1, 5.0, (("n0", 1),)),
+        SeatedJob("b", 1, 1.0, (("n1", 1),)),
+        SeatedJob("c", 2, 9.0, (("n2", 2),)),
     ]
-    found = place(Nodes.of(NODES, stay), [Placed("whole", 4, 3.0)])
+    found = place(NodeSpace.of(NODES, stay), [SeatedJob("whole", 4, 3.0)])
     assert found["whole"] == (("n1", 4),)
     assert found["b"] == (("n2", 1),)
 
@@ -35,10 +35,10 @@ def test_the_jobs_that_lose_least_make_way():
 def test_no_job_makes_way_for_one_that_loses_less_by_its_place_than_moves_cost():
     """Spread over two nodes, the job loses a tenth of the 5 it makes; a move costs b 0.3, or 0.7."""
     for cost, spread in ((0.3, False), (0.7, True)):
-        stay = [Placed(f"s{index}", 2, 9.0, ((f"n{index}", 2),), move_cost=9.0) for index in range(2)]
-        b = Placed("b", 1, 1.0, (("n2", 1),), move_cost=cost)
-        nodes = Nodes.of(NODES, [*stay, b], lambda job, where: 0.1 * job.worth)
-        found = place(nodes, [Placed("whole", 4, 5.0)])
+        stay = [SeatedJob(f"s{index}", 2, 9.0, ((f"n{index}", 2),), move_cost=9.0) for index in range(2)]
+        b = SeatedJob("b", 1, 1.0, (("n2", 1),), move_cost=cost)
+        nodes = NodeSpace.of(NODES, [*stay, b], lambda job, where: 0.1 * job.worth)
+        found = place(nodes, [SeatedJob("whole", 4, 5.0)])
         assert (len(found["whole"]) > 1, "b" in found) == (spread, not spread)
 
 
@@ -58,17 +58,17 @@ def test_rigid_jobs_whose_speed_does_not_depend_on_nodes_are_never_moved():
 
 
 def test_a_job_that_fits_no_node_is_scattered():
-    stay = [Placed(f"s{index}", 3, 1.0, ((f"n{index}", 3),)) for index in range(3)]
-    assert place(Nodes.of(NODES, stay), [Placed("a", 2, 1.0)]) == {"a": (("n0", 1), ("n1", 1))}
+    stay = [SeatedJob(f"s{index}", 3, 1.0, ((f"n{index}", 3),)) for index in range(3)]
+    assert place(NodeSpace.of(NODES, stay), [SeatedJob("a", 2, 1.0)]) == {"a": (("n0", 1), ("n1", 1))}
 
 
 def test_a_scattered_job_is_gathered_where_that_pays_for_all_who_move():
-    scattered = Placed("a", 4, 8.0, (("n0", 3), ("n1", 1)), move_cost=0.4)
-    small = Placed("b", 1, 1.0, (("n2", 1),), move_cost=0.05)
-    nodes = Nodes.of(NODES, [scattered, small])
+    scattered = SeatedJob("a", 4, 8.0, (("n0", 3), ("n1", 1)), move_cost=0.4)
+    small = SeatedJob("b", 1, 1.0, (("n2", 1),), move_cost=0.05)
+    nodes = NodeSpace.of(NODES, [scattered, small])
     assert gathered(nodes, scattered, gain=4.0) == {"a": (("n0", 4),)}
     assert nodes.free == {"n0": 0, "n1": 4, "n2": 3}
-    assert gathered(nodes, Placed("c", 3, 1.0, (("n1", 2), ("n2", 1)), move_cost=0.05), gain=0.01) == {}
+    assert gathered(nodes, SeatedJob("c", 3, 1.0, (("n1", 2), ("n2", 1)), move_cost=0.05), gain=0.01) == {}
 
 
 def test_a_job_is_not_scattered_where_it_is_slower_than_on_a_part():

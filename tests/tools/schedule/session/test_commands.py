@@ -12,7 +12,8 @@ from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.policy import Decision, PolicyError
 from pliant.tools.schedule.predict_start import copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session.cluster_state import Holding
+from pliant.tools.schedule.session.commands import Commands
+from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job, session
 from tests.tools.run.stories import Story
@@ -66,7 +67,7 @@ def test_the_policy_hears_nothing_of_a_job_while_it_is_held_and_that_it_arrives_
     held.hold_back("a", 5.0, "alice")
     held.end("a", 6.0, "cancelled")
     assert changes(held)[2:] == [("cancelled", "a")], "it has left once"
-    assert not held.held
+    assert not held.commands.held
 
 
 def test_where_the_policy_fails_a_job_that_is_held_goes_on_until_the_next_decision():
@@ -82,8 +83,8 @@ def test_where_the_policy_fails_a_job_that_is_held_goes_on_until_the_next_decisi
 def test_with_many_jobs_a_few_looks_at_each_say_which_are_hidden(monkeypatch: pytest.MonkeyPatch):
     """A decision is asked for and explained every second, of thousands of jobs."""
     looks: list[str] = []
-    hidden = Session._is_hidden
-    monkeypatch.setattr(Session, "_is_hidden", lambda held, name: looks.append(name) or hidden(held, name))
+    hides = Commands.hides
+    monkeypatch.setattr(Commands, "hides", lambda held, name: looks.append(name) or hides(held, name))
     held = session(make_policy("fifo"), cluster(4), None)
     for number in range(100):
         held.submit(job(f"j{number}", work={"samples": 10}), 0.0)
@@ -162,7 +163,7 @@ def test_jobs_that_were_to_finish_on_a_node_can_be_made_to_leave_it():
     assert changes(held)[-1] == ("arrived", "a")
     assert steps(held, 4.0, a=2) == [("a", "move")]
     held.drain("n0", 5.0, now=False)
-    assert held.drained == {"n0": True}, "nothing undoes that but a resume"
+    assert held.commands.drained == {"n0": True}, "nothing undoes that but a resume"
 
 
 def test_a_bound_job_comes_back_with_what_it_holds_when_its_node_is_resumed():
@@ -170,9 +171,9 @@ def test_a_bound_job_comes_back_with_what_it_holds_when_its_node_is_resumed():
     held.drain("n0", 2.0, now=False)
     held.drain("n1", 2.0, now=False)
     held.resume("n0", 3.0)
-    assert list(held.bound) == ["a"], "it still finishes on the other one"
+    assert list(held.commands.bound) == ["a"], "it still finishes on the other one"
     held.resume("n1", 4.0)
-    assert (held.bound, held.snapshot(4.0).total_gpus, held.free.by_type) == ({}, 8, {"gpu": 2})
+    assert (held.commands.bound, held.snapshot(4.0).total_gpus, held.free.by_type) == ({}, 8, {"gpu": 2})
     assert changes(held)[-1] == ("arrived", "a")
 
 
@@ -202,7 +203,7 @@ def test_a_setback_of_a_bound_job_leaves_it_bound_to_what_it_still_holds():
     held.drain("n0", 2.0, now=False)
     held.adopt([Holding("a", (("n0", 1), ("n1", 1)))], 3.0)
     assert placed(held)["a"] == {"n0": 1, "n1": 1}
-    assert (list(held.bound), held.snapshot(3.0).total_gpus) == (["a"], 3)
+    assert (list(held.commands.bound), held.snapshot(3.0).total_gpus) == (["a"], 3)
 
 
 def test_a_node_that_a_bound_job_holds_gpus_on_besides_comes_back_with_all_of_its_own():
@@ -234,7 +235,7 @@ def test_jobs_beyond_the_limit_of_their_user_come_into_play_as_others_of_that_us
         nodes, owned("a", "alice", 3), owned("b", "alice", 2), owned("c", "alice", 1), owned("d", "bob", 8)
     )
     assert list(held.in_play) == ["a", "d"], "c would overtake b"
-    assert held.limited == dict.fromkeys("bc", "beyond the limit of user alice: 4 GPUs")
+    assert held.commands.limited == dict.fromkeys("bc", "beyond the limit of user alice: 4 GPUs")
     assert steps(held, 1.0, a=3) == [("a", "start")]
     held.end("a", 2.0)
     assert list(held.in_play) == ["b", "c", "d"]
@@ -303,8 +304,8 @@ def test_a_log_leads_to_the_session_that_wrote_it_whatever_was_ordered(seed: int
     story = Story(seed, policy, nodes=nodes)
     events, live = story.go_on(80, last=False), story.session
     again = session_from_events(events, make_policy(policy), nodes, CurveThroughput())
-    for name in ("held", "bound", "drained", "vanished", "limited", "up_gpus"):
-        assert getattr(again, name) == getattr(live, name), name
+    assert vars(again.commands) == vars(live.commands)
+    assert again.up_gpus == live.up_gpus
     assert list(again.in_play) == list(live.in_play)
     assert placed(again) == placed(live)
     assert again.free.by_type == live.free.by_type

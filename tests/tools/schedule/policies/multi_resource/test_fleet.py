@@ -1,4 +1,4 @@
-"""Nodes as servers with several resources: units, what has no limit, and where jobs are."""
+"""Nodes as servers with several resources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import ResourceDemand
 from pliant.tools.schedule.jobs import node_states
-from pliant.tools.schedule.policies.multi_resource.fleet import Nodes
+from pliant.tools.schedule.policies.multi_resource.fleet import ServerNodes
 from pliant.tools.schedule.registry import make_policy
 from tests.builders import job, session
 
@@ -26,7 +26,7 @@ CLUSTER = Cluster.model_validate(
 
 
 def test_what_a_node_states_is_in_the_units_of_the_papers_and_the_rest_has_no_limit() -> None:
-    servers = Nodes(node_states(CLUSTER)).now()
+    servers = ServerNodes(node_states(CLUSTER)).now()
     assert servers.resources == ("slot", "bandwidth", "cpu", "memory")
     assert servers.workers.tolist() == [[4, math.inf, 16, 64], [2, math.inf, 8, math.inf]]
     assert servers.ps.tolist() == [[0, 20, 4, math.inf]]
@@ -36,24 +36,24 @@ def test_what_a_node_states_is_in_the_units_of_the_papers_and_the_rest_has_no_li
 def test_a_node_that_is_down_has_nothing() -> None:
     states = node_states(CLUSTER)
     states[0].up = False
-    assert not Nodes(states).now().workers[0].any()
+    assert not ServerNodes(states).now().workers[0].any()
 
 
 def test_slots_have_a_price_where_nodes_do_not_state_gpus_beside_them() -> None:
-    assert Nodes(node_states(CLUSTER)).now().weights.tolist() == [1, 1, 1, 1]
+    assert ServerNodes(node_states(CLUSTER)).now().weights.tolist() == [1, 1, 1, 1]
     stating = CLUSTER.model_copy(
         update={"nodes": (CLUSTER.nodes[0].model_copy(update={"resources": {"gpu": 2}}),)}
     )
-    servers = Nodes(node_states(stating)).now()
+    servers = ServerNodes(node_states(stating)).now()
     assert dict(zip(servers.resources, servers.weights.tolist(), strict=True))["slot"] == 0
     assert dict(zip(servers.resources, servers.workers[0].tolist(), strict=True))["gpu"] == 2
 
 
 def test_a_slot_out_of_service_leaves_resources_and_their_prices_as_they_were() -> None:
     held = session(make_policy("fifo"), CLUSTER)
-    before = Nodes(held.nodes).now()
+    before = ServerNodes(held.nodes).now()
     held.withdraw("w0/0", 0.0, 60.0)
-    after = Nodes(held.nodes).now()
+    after = ServerNodes(held.nodes).now()
     assert after.resources == before.resources
     assert after.weights.tolist() == before.weights.tolist()
     assert [row[0] for row in after.workers.tolist()] == [3, 2]
@@ -64,7 +64,7 @@ def test_a_job_takes_a_slot_a_worker_and_what_it_demands() -> None:
     held = session(make_policy("fifo"), CLUSTER)
     held.submit(job("j", gpus=3, resources=demand.model_dump()), 0.0)
     held.decide(0.0)
-    nodes = Nodes(held.nodes)
+    nodes = ServerNodes(held.nodes)
     bid = nodes.demands(held.jobs["j"])
     assert bid.worker == pytest.approx([1, 1, 2, 0])
     assert bid.ps == pytest.approx([0, 2, 1, 0])
@@ -75,5 +75,5 @@ def test_a_job_takes_a_slot_a_worker_and_what_it_demands() -> None:
 
 
 def test_types_are_told_apart() -> None:
-    nodes = Nodes(node_states(CLUSTER))
+    nodes = ServerNodes(node_states(CLUSTER))
     np.testing.assert_array_equal(nodes.of_type("b"), [False, True])

@@ -1,10 +1,13 @@
-"""Shortest predicted jobs first, and light ones two on one set of GPUs: by hand."""
+"""Lucid: predicted durations, the order of jobs, and pairs."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.errors import UsageError
@@ -12,7 +15,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.profile.throughput_model import ThroughputBySize
-from pliant.tools.schedule.policies.lucid import Lucid
+from pliant.tools.schedule.policies.lucid import Durations, Lucid
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job, mixed_cluster, session, sizes
@@ -207,3 +210,50 @@ def test_it_says_what_it_expects_and_who_shares() -> None:
 def test_its_parameters_are_checked() -> None:
     with pytest.raises(UsageError, match="least_speed: 0 is not above 0 and at most 1"):
         make_policy("lucid", {"least_speed": "0"})
+
+
+def learned(*ended: tuple[dict[str, object], float]) -> Durations:
+    found = Durations()
+    for number, (spec, seconds) in enumerate(ended):
+        found.learn(job(f"e{number}", **spec), seconds)
+    return found
+
+
+def test_before_any_job_has_ended_all_are_alike() -> None:
+    expected = learned().expect(job())
+    assert (expected.seconds, expected.jobs) == (1.0, 0)
+    assert str(expected) == "no job has ended yet, so all are taken to be as long"
+
+
+def test_a_model_that_is_new_takes_as_long_as_all_jobs_do() -> None:
+    past = learned(({"model": "x"}, 10.0), ({"model": "y"}, 1000.0))
+    assert past.expect(job(model="z")).seconds == pytest.approx(100.0), "the geometric mean"
+    assert str(past.expect(job(model="z"))) == "100 s expected, from 2 ended jobs"
+
+
+def test_few_jobs_lean_on_the_group_around_them_as_on_two_jobs() -> None:
+    past = learned(({"model": "x"}, 10.0), ({"model": "y"}, 1000.0))
+    # x: one job of 10 s against two of 100 s; its unnamed user, and one GPU, each against two of the group.
+    of_model = math.exp((math.log(10) + 2 * math.log(100)) / 3)
+    of_user = math.exp((math.log(10) + 2 * math.log(of_model)) / 3)
+    of_size = math.exp((math.log(10) + 2 * math.log(of_user)) / 3)
+    assert past.expect(job(model="x", gpus=2)).seconds == pytest.approx(of_user)
+    found = past.expect(job(model="x"))
+    assert (found.seconds, found.jobs) == (pytest.approx(of_size), 1)
+    assert str(found).endswith("from 1 ended job of its model, user and size")
+
+
+def test_many_jobs_of_one_user_say_all() -> None:
+    ended = [({"model": "x", "user": "ann"}, 60.0)] * 500 + [({"model": "x", "user": "bob"}, 6000.0)] * 500
+    past = learned(*ended)
+    assert past.expect(job(model="x", user="ann")).seconds == pytest.approx(60, rel=0.03)
+    assert past.expect(job(model="x", user="bob")).seconds == pytest.approx(6000, rel=0.03)
+
+
+@given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=30), st.data())
+def test_the_order_in_which_jobs_end_does_not_matter(seconds: list[float], data: st.DataObject) -> None:
+    ended = [({"model": f"m{index % 3}"}, each) for index, each in enumerate(seconds)]
+    other = data.draw(st.permutations(ended))
+    one, two = (learned(*each).expect(job(model="m0")).seconds for each in (ended, other))
+    assert one == pytest.approx(two)
+    assert min(seconds) * 0.999 <= one <= max(seconds) * 1.001

@@ -1,4 +1,4 @@
-"""Scaling control: the sizes a job may have, and its demand."""
+"""Ares: the sizes that scaling control allows."""
 
 from __future__ import annotations
 

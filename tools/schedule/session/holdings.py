@@ -1,0 +1,144 @@
+"""What jobs hold, what it means for one to hold something else, and whether there is room for it.
+
+A :class:`Holding` is what the session needs of an allocation, whether that comes from a log, from a
+schedule or from the step that assigns GPUs. A :class:`Transition` is what became of it. Two jobs may hold
+the same GPUs: :func:`company_in` finds those pairs while it looks for room.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from pliant.tools.schedule.jobs import JobState, NodeGpus, Phase, gpus_of
+
+Step = Literal["start", "resume", "grow", "shrink", "move", "rebatch", "preempt", "reject"]
+
+
+class Transition(NamedTuple):
+    """One effect of a decision on one job; the job's state already shows it.
+
+    ``rebatch`` changes only the global batch. ``before`` is the placement held until now.
+    """
+
+    job: JobState
+    step: Step
+    before: NodeGpus = ()
+    reason: str = ""
+
+
+class Holding(NamedTuple):
+    """What one job is to hold: as a log or a schedule says, or as assigned. An empty placement: nothing."""
+
+    job_id: str
+    placement: NodeGpus = ()
+    global_batch: int | None = None
+    """None: as it is."""
+    servers: NodeGpus = ()
+    """Where its parameter servers are."""
+    beside: str | None = None
+    """The job that holds the same GPUs; one of two that share may say so, or both."""
+
+    @classmethod
+    def of(cls, job: JobState) -> Holding:
+        return cls(job.id, job.placement, job.global_batch, job.servers, job.beside)
+
+
+def step_of(job: JobState, place: NodeGpus) -> Step:
+    """What it means for a job to hold this place from now on."""
+    gpus = gpus_of(place)
+    if gpus == 0:
+        return "preempt"
+    if job.gpus == 0:
+        return "start" if job.phase is Phase.WAITING else "resume"
+    if gpus != job.gpus:
+        return "grow" if gpus > job.gpus else "shrink"
+    return "move" if place != job.placement else "rebatch"
+
+
+def hold(job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
+    """Book what was done until now; the job holds this place from now on, nothing if it is empty."""
+    job.settle(time_s)
+    if not job.gpus:
+        job.granted_s = time_s
+    job.changed_s = time_s
+    job.gpus, job.placement, job.servers = gpus_of(place), place, servers
+    if place:
+        job.phase = Phase.RUNNING
+        if job.first_start_s is None:
+            job.first_start_s = time_s
+        return
+    if job.phase is Phase.RUNNING:
+        job.phase = Phase.PREEMPTED
+    job.gpu_type, job.samples_per_second = None, 0.0
+
+
+def in_net(transitions: Sequence[Transition]) -> list[Transition]:
+    """One transition for each job, from what it held first to what it holds now."""
+    first = {each.job.id: each for each in reversed(transitions)}
+    if len(first) == len(transitions):
+        return list(transitions)
+    last = {each.job.id: each for each in transitions}
+    return [_net(first[job_id], each) for job_id, each in last.items()]
+
+
+def _net(first: Transition, last: Transition) -> Transition:
+    if first is last:
+        return last
+    return Transition(last.job, _net_step(last.job, first.before), first.before)
+
+
+def _net_step(job: JobState, before: NodeGpus) -> Step:
+    held = gpus_of(before)
+    if not job.gpus:
+        return "preempt"
+    return "move" if job.gpus == held else "grow" if job.gpus > held else "shrink"
+
+
+def company_in(
+    holdings: Sequence[Holding], jobs: Mapping[str, JobState], room_on: Callable[[str], int]
+) -> dict[str, str]:
+    """The jobs that come to GPUs that another one holds alone by then, and which one that is.
+
+    Jobs may take over each other's GPUs.
+
+    :param jobs: all active ones.
+    :param room_on: GPUs of a node that no job holds now; 0 where there is no such node.
+    :raises KeyError: a job is not active.
+    :raises ValueError: a node is unknown or has too few GPUs for one of them.
+    """
+    moving = {each.job_id: jobs[each.job_id] for each in holdings}
+    alone = _left_alone(holdings, moving, jobs)
+    freed = _on_nodes(job.placement for job in moving.values() if job.frees_gpus(moving))
+    company: dict[str, str] = {}
+    for job_id, place, beside in ((each.job_id, each.placement, each.beside) for each in holdings):
+        if beside is not None and place and alone.get(beside) == place:
+            company[job_id] = beside
+            del alone[beside]
+            continue
+        for name, count in place:
+            freed[name] -= count
+            if room_on(name) + freed[name] < 0:
+                text = f'job "{job_id}" cannot hold {count} GPUs on {name}: they are not there or taken'
+                raise ValueError(text)
+        alone[job_id] = place
+    return company
+
+
+def _left_alone(
+    holdings: Iterable[Holding], moving: Mapping[str, JobState], jobs: Mapping[str, JobState]
+) -> dict[str, NodeGpus]:
+    """The jobs that stay where they are, have nothing beside them by then, and are to get company."""
+    named = (jobs.get(each.beside or "") for each in holdings)
+    stay = (job for job in named if job is not None and job.id not in moving)
+    return {job.id: job.placement for job in stay if job.beside is None or job.beside in moving}
+
+
+def _on_nodes(placements: Iterable[NodeGpus]) -> Counter[str]:
+    """GPUs of all these placements by node."""
+    found = Counter[str]()
+    for placement in placements:
+        for name, count in placement:
+            found[name] += count
+    return found
