@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.tools.run.elastic.loop.batches import Cut, MicroBatch, epoch_order, micro_batches
+from pliant.tools.run.elastic.loop.batches import BatchSplit, MicroBatch, epoch_order, micro_batches
 
-cuts = st.builds(
-    Cut,
+splits = st.builds(
+    BatchSplit,
     global_batch=st.integers(1, 40),
     workers=st.integers(1, 8),
     accum=st.integers(1, 5),
@@ -17,10 +17,10 @@ cuts = st.builds(
 )
 
 
-def steps_of(size: int, trained: int, cut: Cut, rank: int) -> list[list[MicroBatch]]:
+def steps_of(size: int, trained: int, split: BatchSplit, rank: int) -> list[list[MicroBatch]]:
     """The micro-batches of one worker, by step."""
     found: list[list[MicroBatch]] = [[]]
-    for micro in micro_batches(size, trained, cut, rank):
+    for micro in micro_batches(size, trained, split, rank):
         found[-1].append(micro)
         if micro.last:
             found.append([])
@@ -33,28 +33,30 @@ def samples_of(steps: list[list[MicroBatch]]) -> list[list[int]]:
 
 
 def test_ten_samples_on_three_workers_are_four_three_and_three() -> None:
-    first = [samples_of(steps_of(47, 0, Cut(10, 3), rank))[0] for rank in range(3)]
+    first = [samples_of(steps_of(47, 0, BatchSplit(10, 3), rank))[0] for rank in range(3)]
     assert first == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
 
 
 def test_a_share_of_seven_in_two_micro_steps_is_four_and_three() -> None:
-    (step,) = steps_of(7, 0, Cut(10, 1, accum=2), 0)
+    (step,) = steps_of(7, 0, BatchSplit(10, 1, accum=2), 0)
     assert [(m.start, m.samples, m.last) for m in step] == [(0, 4, False), (4, 3, True)]
     assert [m.weight for m in step] == [4 / 7, 3 / 7]
 
 
 def test_a_worker_without_a_sample_pads_with_one_that_counts_nothing() -> None:
-    (step,) = steps_of(2, 0, Cut(9, 3), 2)
+    (step,) = steps_of(2, 0, BatchSplit(9, 3), 2)
     assert [(m.samples, m.weight, m.loaded) for m in step] == [(0, 0.0, slice(0, 1))]
 
 
 def test_equal_shares_have_weight_one() -> None:
-    assert {m.weight for m in micro_batches(40, 0, Cut(10, 2), 1)} == {1.0}
+    assert {m.weight for m in micro_batches(40, 0, BatchSplit(10, 2), 1)} == {1.0}
 
 
-@given(size=st.integers(1, 120), trained=st.integers(0, 120), cut=cuts)
-def test_every_step_trains_the_next_samples_of_the_order_once(size: int, trained: int, cut: Cut) -> None:
-    by_rank = [samples_of(steps_of(size, trained, cut, rank)) for rank in range(cut.workers)]
+@given(size=st.integers(1, 120), trained=st.integers(0, 120), split=splits)
+def test_every_step_trains_the_next_samples_of_the_order_once(
+    size: int, trained: int, split: BatchSplit
+) -> None:
+    by_rank = [samples_of(steps_of(size, trained, split, rank)) for rank in range(split.workers)]
     assert len({len(steps) for steps in by_rank}) == 1
     for steps in zip(*by_rank, strict=True):
         whole = [index for share in steps for index in share]
@@ -62,30 +64,30 @@ def test_every_step_trains_the_next_samples_of_the_order_once(size: int, trained
         assert max(len(share) for share in steps) - min(len(share) for share in steps) <= 1
         trained += len(whole)
     left = max(0, size - trained)
-    assert left == 0 or (cut.drop_last and left < cut.global_batch)
+    assert left == 0 or (split.drop_last and left < split.global_batch)
 
 
-@given(size=st.integers(1, 120), cut=cuts)
-def test_the_workers_agree_on_every_micro_step_and_weigh_one_in_all(size: int, cut: Cut) -> None:
-    by_rank = [list(micro_batches(size, 0, cut, rank)) for rank in range(cut.workers)]
+@given(size=st.integers(1, 120), split=splits)
+def test_the_workers_agree_on_every_micro_step_and_weigh_one_in_all(size: int, split: BatchSplit) -> None:
+    by_rank = [list(micro_batches(size, 0, split, rank)) for rank in range(split.workers)]
     total = 0.0
     for together in zip(*by_rank, strict=True):
         assert len({(m.last, m.step_samples) for m in together}) == 1
         assert all(0 <= m.loaded.start < m.loaded.stop <= size for m in together)
-        total += sum(m.weight for m in together) / cut.workers
+        total += sum(m.weight for m in together) / split.workers
         if together[0].last:
             assert total == pytest.approx(1.0)
             total = 0.0
 
 
-@given(size=st.integers(1, 120), cut=cuts)
-def test_the_length_of_an_epoch_is_its_steps(size: int, cut: Cut) -> None:
-    assert cut.steps_per_epoch(size) == len(steps_of(size, 0, cut, 0))
+@given(size=st.integers(1, 120), split=splits)
+def test_the_length_of_an_epoch_is_its_steps(size: int, split: BatchSplit) -> None:
+    assert split.steps_per_epoch(size) == len(steps_of(size, 0, split, 0))
 
 
-@given(size=st.integers(1, 120), first=cuts, second=cuts, stop=st.integers(0, 10))
+@given(size=st.integers(1, 120), first=splits, second=splits, stop=st.integers(0, 10))
 def test_a_resize_between_steps_loses_and_repeats_nothing(
-    size: int, first: Cut, second: Cut, stop: int
+    size: int, first: BatchSplit, second: BatchSplit, stop: int
 ) -> None:
     before = steps_of(size, 0, first, 0)[:stop]
     trained = sum(step[-1].step_samples for step in before)

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.run.elastic.loop.data_loader import DataSource, read_at_once, to_device
+from pliant.tools.run.elastic.loop.batches import DataSource, read_at_once, to_device
 
 BATCHES = [[3, 1], [0, 7, 7], [5]]
 

@@ -24,11 +24,10 @@ from torch.optim.lr_scheduler import (
 )
 from torch.optim.swa_utils import AveragedModel
 
-from pliant.tools.run.elastic.loop.batches import Cut, micro_batches
+from pliant.tools.run.elastic.loop.batches import BatchSplit, micro_batches
 from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.guard import guard_helper, guard_optimizer
-from pliant.tools.run.elastic.state.state import Mean
-from pliant.tools.run.elastic.state.training import DOUBLING_STEPS, Training
+from pliant.tools.run.elastic.state.training import DOUBLING_STEPS, Mean, Training
 
 X, Y = torch.randn(7, 4, dtype=torch.float64), torch.randn(7, 1, dtype=torch.float64)
 
@@ -57,7 +56,7 @@ def expected() -> list[torch.Tensor]:
 def test_accumulated_gradients_are_those_of_the_whole_batch(accum: int, expected: list[torch.Tensor]) -> None:
     net = model()
     held = Gradients(net, accumulates=accum > 1)
-    for micro in micro_batches(7, 0, Cut(7, 1, accum), 0):
+    for micro in micro_batches(7, 0, BatchSplit(7, 1, accum), 0):
         held.begin(micro)
         net.zero_grad()
         mean_loss(net, micro.loaded).backward()
@@ -68,7 +67,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(accum: int, expected
 def test_two_backward_passes_in_a_micro_step_add_up(expected: list[torch.Tensor]) -> None:
     net = model()
     held = Gradients(net, accumulates=True)
-    for micro in micro_batches(7, 0, Cut(7, 1, 2), 0):
+    for micro in micro_batches(7, 0, BatchSplit(7, 1, 2), 0):
         held.begin(micro)
         for _ in range(2):
             (mean_loss(net, micro.loaded) / 2).backward()
@@ -79,7 +78,7 @@ def test_workers_with_uneven_shares_average_to_the_whole_batch(expected: list[to
     by_worker = []
     for rank in range(3):
         net = model()
-        (micro,) = micro_batches(7, 0, Cut(7, 3), rank)
+        (micro,) = micro_batches(7, 0, BatchSplit(7, 3), rank)
         Gradients(net, accumulates=False).begin(micro)
         mean_loss(net, micro.loaded).backward()
         by_worker.append(gradients(net))
@@ -89,7 +88,7 @@ def test_workers_with_uneven_shares_average_to_the_whole_batch(expected: list[to
 
 def test_a_padding_sample_gives_zero_even_where_its_loss_is_infinite() -> None:
     net = model()
-    (micro,) = micro_batches(1, 0, Cut(4, 2), 1)
+    (micro,) = micro_batches(1, 0, BatchSplit(4, 2), 1)
     Gradients(net, accumulates=False).begin(micro)
     (mean_loss(net, micro.loaded) * torch.inf).backward()
     assert all(not gradient.any() for gradient in gradients(net))
@@ -98,7 +97,7 @@ def test_a_padding_sample_gives_zero_even_where_its_loss_is_infinite() -> None:
 def test_a_parameter_that_the_last_micro_step_misses_keeps_its_gradient() -> None:
     net = nn.ModuleList([model(), model()])
     held = Gradients(net, accumulates=True)
-    first, last = micro_batches(6, 0, Cut(6, 1, 2), 0)
+    first, last = micro_batches(6, 0, BatchSplit(6, 1, 2), 0)
     held.begin(first)
     mean_loss(net[0], first.loaded).backward()
     held.begin(last)
@@ -133,7 +132,7 @@ def test_a_parameter_that_the_last_micro_step_misses_is_unscaled_and_clipped_wit
     held = Gradients(elastic, accumulates=True)
     guard_optimizer(optimizer, ("step",), step, lambda: nullcontext(held.join_rest()))
     guard_helper(scaler, step)
-    for head, micro in enumerate(micro_batches(6, 0, Cut(6, 1, 2), 0)):
+    for head, micro in enumerate(micro_batches(6, 0, BatchSplit(6, 1, 2), 0)):
         step.quiet = not micro.last
         held.begin(micro)
         optimizer.zero_grad()

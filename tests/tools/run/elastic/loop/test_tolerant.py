@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pliant.tools.run.elastic.loop.data_parallel import TolerantGroup
-from pliant.tools.run.elastic.loop.gradients import at_end_of_backward
+from pliant.tools.run.elastic.loop.gradients import TolerantGroup, at_end_of_backward
 
 pytestmark = pytest.mark.torch
 

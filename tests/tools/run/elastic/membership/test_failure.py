@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pliant.tools.run.elastic.membership.exit import Recurrence, released
-from pliant.tools.run.elastic.state.state import IN_EPOCH, Cursor
+from pliant.tools.run.elastic.membership.membership import Recurrence
+from pliant.tools.run.elastic.membership.process_group import released
+from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor
 
 pytestmark = pytest.mark.torch
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from pliant.tools.run.elastic.membership.plan_watch import FolderStore, make_known, pause, shared_store
+from pliant.tools.run.elastic.membership.process_group import FolderStore, make_known, pause, shared_store
 
 pytestmark = pytest.mark.torch
 

@@ -15,8 +15,8 @@ import pytest
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run import elastic
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership import plan_watch as watch
-from pliant.tools.run.elastic.membership.plan_watch import PlanWatch
+from pliant.tools.run.elastic.membership import agreement
+from pliant.tools.run.elastic.membership.agreement import PlanWatch
 from pliant.tools.run.service.commands import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
@@ -101,7 +101,7 @@ def test_a_worker_that_waits_looks_seldom_at_whether_the_others_are_through(
 ) -> None:
     looks: list[None] = []
     now_s = [1000.0]
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(agreement, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     monkeypatch.setattr(WorkerContext, "is_done", lambda _: looks.append(None))
 
     def script(job: elastic.ElasticJob) -> None:

@@ -16,12 +16,17 @@ import torch
 import torch.distributed as dist
 
 from pliant.tools.run.elastic.context import Context
-from pliant.tools.run.elastic.membership import process_group as group_module
-from pliant.tools.run.elastic.membership.exit import cut_off
-from pliant.tools.run.elastic.membership.plan_watch import pause
-from pliant.tools.run.elastic.membership.process_group import COLLECTIVE, ProcessGroup, leave, use_interface
-from pliant.tools.run.elastic.membership.vote import world
-from pliant.tools.run.elastic.state.state import Cursor
+from pliant.tools.run.elastic.membership import process_group
+from pliant.tools.run.elastic.membership.agreement import world
+from pliant.tools.run.elastic.membership.process_group import (
+    COLLECTIVE,
+    ProcessGroup,
+    cut_off,
+    leave,
+    pause,
+    use_interface,
+)
+from pliant.tools.run.elastic.state.training import Cursor
 from tests.tools.run.elastic.gang import Gang
 from tests.tools.run.elastic.nursery import CONTEXT
 from tests.tools.run.elastic.test_in_place import trained_as_alone
@@ -202,9 +207,9 @@ class Recorded:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, Any]] = []
-        patch.setattr(group_module.dist, "init_process_group", self._init)
-        patch.setattr(group_module, "_set_pg_timeout", lambda limit: self.calls.append(("timeout", limit)))
-        patch.setattr(group_module, "_exchange", lambda *found: self.calls.append(("exchange", found)))
+        patch.setattr(process_group.dist, "init_process_group", self._init)
+        patch.setattr(process_group, "_set_pg_timeout", lambda limit: self.calls.append(("timeout", limit)))
+        patch.setattr(process_group, "_exchange", lambda *found: self.calls.append(("exchange", found)))
 
     def _init(self, backend: str, **how: Any) -> None:
         self.calls.append((backend, how))
@@ -241,8 +246,8 @@ def hangs(folder: str) -> None:
     """A worker whose library does not come back from making a communicator."""
     patch = pytest.MonkeyPatch()
     Recorded(patch)
-    patch.setattr(group_module, "HANGS", timedelta(milliseconds=100))
-    patch.setattr(group_module, "_exchange", lambda *_: signal.pause())
+    patch.setattr(process_group, "HANGS", timedelta(milliseconds=100))
+    patch.setattr(process_group, "_exchange", lambda *_: signal.pause())
     ProcessGroup(Context(0, 2, torch.device("cuda", 0)), None).form(Path(folder), never, LIMIT)
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from pliant.tools.run.elastic.membership.rendezvous import Door, Place, cut_off, unreached
+from pliant.tools.run.elastic.membership.rendezvous import Door, DoorAddress, cut_off, unreached
 
 HERE = "127.0.0.1"
 
@@ -29,7 +29,7 @@ def test_a_door_that_is_closed_is_not_reached() -> None:
 def test_a_door_where_nothing_answers_is_given_up_after_the_limit() -> None:
     """As where packets are dropped: a queue that is full answers no one, either."""
     with socket.create_server((HERE, 0), backlog=0) as full, ExitStack() as filling:
-        place = Place(HERE, full.getsockname()[1])
+        place = DoorAddress(HERE, full.getsockname()[1])
         for _ in range(3):
             one = filling.enter_context(socket.socket())
             one.setblocking(False)
@@ -40,7 +40,7 @@ def test_a_door_where_nothing_answers_is_given_up_after_the_limit() -> None:
 
 def test_a_place_is_written_as_it_is_read() -> None:
     for address in (HERE, "fd00::1"):
-        assert Place.parse(str(Place(address, 4711))) == Place(address, 4711)
+        assert DoorAddress.parse(str(DoorAddress(address, 4711))) == DoorAddress(address, 4711)
 
 
 @pytest.mark.parametrize(

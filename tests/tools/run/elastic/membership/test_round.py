@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership import rendezvous as round_module
-from pliant.tools.run.elastic.membership.plan_watch import FolderStore, pause
+from pliant.tools.run.elastic.membership import rendezvous
+from pliant.tools.run.elastic.membership.process_group import FolderStore, pause
 from pliant.tools.run.elastic.membership.rendezvous import (
     ApartError,
     CalledAwayError,
     CutOffError,
-    Place,
+    DoorAddress,
     Round,
     remove_earlier,
     unreached,
 )
-from pliant.tools.run.elastic.state.state import Cursor
+from pliant.tools.run.elastic.state.training import Cursor
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
 from tests.tools.run.site import until
@@ -147,13 +147,13 @@ class TestSeveralHosts:
     def spread(self, monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
         """Three workers on as many hosts; whom each does not reach."""
         missed: dict[int, list[int]] = {}
-        monkeypatch.setattr(round_module, "own_address", lambda plan, rank: "127.0.0.1")
-        monkeypatch.setattr(round_module, "unreached", self.knocking(missed))
+        monkeypatch.setattr(rendezvous, "own_address", lambda plan, rank: "127.0.0.1")
+        monkeypatch.setattr(rendezvous, "unreached", self.knocking(missed))
         return missed
 
     @staticmethod
-    def knocking(missed: dict[int, list[int]]) -> Callable[[dict[int, Place]], list[int]]:
-        def knock(doors: dict[int, Place]) -> list[int]:
+    def knocking(missed: dict[int, list[int]]) -> Callable[[dict[int, DoorAddress]], list[int]]:
+        def knock(doors: dict[int, DoorAddress]) -> list[int]:
             assert unreached(doors) == [], "every door is open while somebody may knock"
             (own,) = {0, 1, 2} - doors.keys()
             return missed.get(own, [])

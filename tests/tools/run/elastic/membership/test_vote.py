@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pliant.tools.run.elastic.membership.vote import BETWEEN_VOTES_S, MOST_STEPS, Vote, steps_between_votes
+from pliant.tools.run.elastic.membership.agreement import (
+    BETWEEN_VOTES_S,
+    MOST_STEPS,
+    Vote,
+    steps_between_votes,
+)
 
 
 @pytest.mark.parametrize(

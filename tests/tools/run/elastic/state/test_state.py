@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-from pliant.tools.run.elastic.state.state import generator_states, restore_generators, seed_everything
+from pliant.tools.run.elastic.state.training import generator_states, restore_generators, seed_everything
 
 
 def test_all_generators_go_on_where_they_were() -> None:
