@@ -13,7 +13,7 @@ from pliant.tools.profile.torchrun import start
 from pliant.tools.run.elastic.membership import process_group
 from pliant.tools.run.elastic.membership.process_group import own_address, stay_on_this_machine, use_interface
 from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS
-from tests.tools.run.elastic.membership.test_plan_watch import plan
+from tests.tools.run.elastic.membership.test_agreement import plan
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
