@@ -198,7 +198,7 @@ class Keeper:
     """Where the all-reduce times of the cluster are kept."""
 
     path: str | None
-    """None: nowhere, the profile goes into a pipe."""
+    """None if the profile goes into a pipe."""
     refresh: bool = False
 
     def known(self, cluster: Cluster | None) -> tuple[ProfileRow, ...]:
@@ -329,7 +329,7 @@ def _show_errors(measured: Profile) -> None:
 
 
 def points_beside(out: str) -> str | None:
-    """The usual file for the points of a profile; None: the profile goes into a pipe or a device."""
+    """The usual file for the points of a profile; None if the profile goes into a pipe or a device."""
     path = Path(out)
     if out == PIPE or (path.exists() and not path.is_file()):
         return None

@@ -29,7 +29,7 @@ class PredictionFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PredictionScope:
-    """What is asked about a file of jobs; None: what the jobs and the cluster suggest."""
+    """What to predict for a file of jobs; None means what the jobs and the cluster suggest."""
 
     models: Collection[str] = ()
     gpus: Sequence[int] | None = None
@@ -151,7 +151,7 @@ def _answers(
     wanted: PredictionScope,
     errors: Mapping[tuple[str, str], Spread],
 ) -> Iterator[_Answer]:
-    """One for each type of GPU of the cluster."""
+    """One answer for each GPU type of the cluster."""
     from pliant.tools.profile.predict import PredictionQuery, base_of, predict
 
     spec = state.spec
@@ -180,7 +180,7 @@ def _sizes(state: JobState, cluster_gpus: int) -> set[int]:
 
 
 def _batches(state: JobState) -> tuple[int, ...]:
-    """The job's batch, and where that may change, doubling ones within its limits."""
+    """The job's batch; if it may change, also doubling ones within its limits."""
     from pliant.tools.profile.measuring.plan import powers
 
     size, limits = state.reference_batch, state.spec.batch

@@ -170,13 +170,13 @@ def last_words(workers: Iterable[Path], *others: Path) -> str:
     :param others: other files, read if no worker was started: a launcher says only that a worker failed.
     """
     started = [*workers]
-    told = [_without_warnings(lines) for lines in _files(started, others)]
-    lines = next(filter(None, told), [])
+    found_lines = [_without_warnings(lines) for lines in _files(started, others)]
+    lines = next(filter(None, found_lines), [])
     if not any(map(ERROR_LINE.match, lines)) and started:
         killed = (_SIGNAL.search(line) for path in others for line in _end_of(path).splitlines())
         if (found := next(filter(None, killed), None)) is not None:
             return f"killed by {found['name']}"
-    if told and not lines:
+    if found_lines and not lines:
         return "only warnings on stderr"
     return printable(_most_telling(lines)) if lines else ""
 
