@@ -343,7 +343,7 @@ class Round:
     def _found(self, store: FolderStore, here: list[str], missed: list[str]) -> str:
         """The verdict of the first worker, once all have come and knocked."""
         lists = [store.get(key).decode() for key in missed]
-        gone = cut_off(
+        gone = workers_to_leave_out(
             {one: [int(rank) for rank in text.split(",") if rank] for one, text in enumerate(lists)}
         )
         if gone:
@@ -462,7 +462,7 @@ def unreached(doors: Mapping[int, DoorAddress], limit_s: float = REACH_S) -> lis
     return sorted(missing)
 
 
-def cut_off(missed: Mapping[int, Collection[int]]) -> list[int]:
+def workers_to_leave_out(missed: Mapping[int, Collection[int]]) -> list[int]:
     """The workers that must go so that all left reach each other; those that miss most others go first.
 
     :param missed: by worker, those that it did not reach. Of equals the one of the highest rank goes.

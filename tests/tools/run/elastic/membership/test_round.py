@@ -22,9 +22,9 @@ from pliant.tools.run.elastic.membership.rendezvous import (
     Door,
     DoorAddress,
     Round,
-    cut_off,
     remove_earlier,
     unreached,
+    workers_to_leave_out,
 )
 from pliant.tools.run.elastic.state.training import Cursor
 from pliant.tools.run.statedir.contract.folders import JobDir
@@ -239,4 +239,4 @@ def test_a_place_is_written_as_it_is_read() -> None:
     ],
 )
 def test_as_few_go_as_it_takes_and_of_equals_the_last(missed: dict[int, list[int]], gone: list[int]) -> None:
-    assert cut_off(missed) == gone
+    assert workers_to_leave_out(missed) == gone
