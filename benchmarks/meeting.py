@@ -92,8 +92,7 @@ def _work(way: str, folder: Path, place: tuple[int, int, int], all_here: Barrier
 
 def _by_files(folder: Path, rank: int, workers: int) -> Callable[[], None]:
     from pliant.tools.run.elastic.context import WorkerContext
-    from pliant.tools.run.elastic.membership.plan_watch import pause
-    from pliant.tools.run.elastic.membership.process_group import ProcessGroup
+    from pliant.tools.run.elastic.membership.process_group import ProcessGroup, pause
     from pliant.tools.run.elastic.membership.rendezvous import Round
     from pliant.tools.run.statedir.contract.folders import JobDir
     from pliant.tools.run.statedir.contract.plan import Member, Plan
@@ -109,8 +108,7 @@ def _by_files(folder: Path, rank: int, workers: int) -> Callable[[], None]:
 def _by_tcp(folder: Path, rank: int, workers: int) -> Callable[[], None]:
     import torch.distributed as dist
 
-    from pliant.tools.run.elastic.membership.plan_watch import FolderStore
-    from pliant.tools.run.elastic.membership.process_group import leave
+    from pliant.tools.run.elastic.membership.process_group import FolderStore, leave
 
     files = FolderStore(folder, lambda: False)
     if rank == 0:
@@ -126,8 +124,7 @@ def _by_tcp(folder: Path, rank: int, workers: int) -> Callable[[], None]:
 
 def _remember(*, asks: bool) -> None:
     """Let this process be a host that remembers what was not there."""
-    from pliant.tools.run.elastic.membership import plan_watch as folder_store
-    from pliant.tools.run.elastic.membership import rendezvous as rounds
+    from pliant.tools.run.elastic.membership import process_group, rendezvous
 
     until_s: dict[Path, float] = {}
     listed: dict[tuple[Path, str], tuple[float, list[Path]]] = {}
@@ -155,6 +152,6 @@ def _remember(*, asks: bool) -> None:
             for place in [one for one in listed if one[0] == folder]:
                 del listed[place]
 
-    folder_store.is_there = is_there
-    folder_store.ask_server = rounds.ask_server = ask
+    process_group.is_there = is_there
+    process_group.ask_server = rendezvous.ask_server = ask
     Path.glob = names  # type: ignore[method-assign,assignment]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pliant.cli.console import is_terminal, named_or_piped, note, progress, reader_left, stderr, width_for
-from pliant.cli.profile_predict import Format, WantedPredictions, predictions_text
+from pliant.cli.profile_predict import PredictionFormat, PredictionScope, predictions_text
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 from pliant.schemas.file_io.files import PIPE
 from pliant.schemas.text import whole_number
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
     from pliant.schemas.profile import Profile, ProfileRow
     from pliant.tools.profile.measuring.launch import PointsFile
-    from pliant.tools.profile.measuring.plan import Options
-    from pliant.tools.profile.measuring.run import Measured
+    from pliant.tools.profile.measuring.plan import MeasuringOptions
+    from pliant.tools.profile.measuring.run import MeasuredProfile
 
 
 AUTO = "auto"
@@ -106,7 +106,9 @@ def profile(
             metavar="PROFILE", help="Measure nothing: predict from this profile how long the jobs take."
         ),
     ] = None,
-    format: Annotated[Format, typer.Option("--format", "-f", help="Form of --predict.")] = Format.table,
+    format: Annotated[
+        PredictionFormat, typer.Option("--format", "-f", help="Form of --predict.")
+    ] = PredictionFormat.table,
     out: Annotated[str, typer.Option("--out", "-o", help="Profile to write (Parquet); - is stdout.")] = "-",
 ) -> None:
     """Measure real training steps of the jobs' scripts and write a profile.
@@ -125,7 +127,7 @@ def profile(
 
     from pliant.schemas.file_io.files import check_output, write_bytes
     from pliant.schemas.io import read_profile, write_profile
-    from pliant.tools.profile.measuring.plan import Options
+    from pliant.tools.profile.measuring.plan import MeasuringOptions
     from pliant.tools.profile.throughput import merged
 
     wanted = (numbers(gpus, "--gpus"), numbers(batches, "--batches"))
@@ -137,13 +139,13 @@ def profile(
                 "--predict measures nothing: it goes with --cluster, --model, --gpus and --batches"
             )
         found = read_profile(predict)
-        asked = WantedPredictions(tuple(model or ()), *wanted)
+        asked = PredictionScope(tuple(model or ()), *wanted)
         width = width_for(sys.stdout) if out == "-" else None
         text = predictions_text(found, named_or_piped(jobs, NO_JOBS), cluster, asked, format, width=width)
         write_bytes(out, text.encode())
         _show_errors(found)
         return
-    options = Options(
+    options = MeasuringOptions(
         tuple(model or ()), *wanted, iterations, warmup, allreduce or bool(allreduce_file) or refresh, costs
     )
     refuse_terminal(out)
@@ -196,7 +198,7 @@ class Keeper:
     """Where the all-reduce times of the cluster are kept."""
 
     path: str | None
-    """None: nowhere, the profile goes into a pipe."""
+    """None if the profile goes into a pipe."""
     refresh: bool = False
 
     def known(self, cluster: Cluster | None) -> tuple[ProfileRow, ...]:
@@ -249,12 +251,12 @@ def _beside(out: str) -> str | None:
 def _measured(
     jobs: str,
     cluster: str | None,
-    options: Options,
+    options: MeasuringOptions,
     keeper: Keeper,
     kept: PointsFile,
     *,
     into_pipe: bool,
-) -> Measured:
+) -> MeasuredProfile:
     """Measure; into a pipe only as long as its reader waits for the profile."""
     import shlex
     import time
@@ -327,7 +329,7 @@ def _show_errors(measured: Profile) -> None:
 
 
 def points_beside(out: str) -> str | None:
-    """The usual file for the points of a profile; None: the profile goes into a pipe or a device."""
+    """The usual file for the points of a profile; None if the profile goes into a pipe or a device."""
     path = Path(out)
     if out == PIPE or (path.exists() and not path.is_file()):
         return None

@@ -12,14 +12,14 @@ from pliant.schemas.errors import BadInputError
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
     from pliant.schemas.profile import Profile
-    from pliant.tools.profile.predict import Base, Prediction, Question, Spread
+    from pliant.tools.profile.predict import Base, PredictionQuery, Spread, StepPrediction
     from pliant.tools.profile.throughput_model import ThroughputBySize
     from pliant.tools.report.rendering.sections import Section, TimeUnit
     from pliant.tools.schedule.jobs import JobState
     from pliant.tools.schedule.rates import Speeds
 
 
-class Format(StrEnum):
+class PredictionFormat(StrEnum):
     """How predictions are written."""
 
     table = "table"
@@ -28,8 +28,8 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class WantedPredictions:
-    """What is asked about a file of jobs; None: what the jobs and the cluster suggest."""
+class PredictionScope:
+    """What to predict for a file of jobs; None means what the jobs and the cluster suggest."""
 
     models: Collection[str] = ()
     gpus: Sequence[int] | None = None
@@ -40,8 +40,8 @@ def predictions_text(
     profile: Profile,
     jobs: str,
     cluster: str | None,
-    wanted: WantedPredictions,
-    form: Format,
+    wanted: PredictionScope,
+    form: PredictionFormat,
     *,
     width: int | None = None,
 ) -> str:
@@ -74,17 +74,17 @@ def predictions_text(
         for spec in specs
         for answer in _answers(job_state(spec, speeds), speed, speeds, wanted, errors)
     ]
-    if form is Format.table:
+    if form is PredictionFormat.table:
         return as_table([answer.section() for answer in answers], width)
     rows = [asdict(row) for answer in answers for row in answer.rows]
-    return as_csv(rows) if form is Format.csv else json.dumps(rows, indent=1) + "\n"
+    return as_csv(rows) if form is PredictionFormat.csv else json.dumps(rows, indent=1) + "\n"
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    question: Question
+    question: PredictionQuery
     base: Base | None
-    rows: Sequence[Prediction]
+    rows: Sequence[StepPrediction]
 
     def section(self) -> Section:
         """The answer as a table; seconds of a step, time to finish in the unit that reads best."""
@@ -119,7 +119,7 @@ class _Answer:
         return tuple(notes)
 
 
-def _cells(row: Prediction, unit: TimeUnit) -> tuple[str, ...]:
+def _cells(row: StepPrediction, unit: TimeUnit) -> tuple[str, ...]:
     from pliant.tools.report.rendering.sections import NOTHING, number
 
     share = NOTHING if row.local_batch is None else str(row.local_batch)
@@ -137,7 +137,7 @@ def _cells(row: Prediction, unit: TimeUnit) -> tuple[str, ...]:
     )
 
 
-def _finish_text(row: Prediction, unit: TimeUnit) -> str:
+def _finish_text(row: StepPrediction, unit: TimeUnit) -> str:
     finish = unit.text(row.finish_seconds)
     if row.finish_seconds_low is None or row.finish_seconds_high is None:
         return finish
@@ -148,15 +148,15 @@ def _answers(
     state: JobState,
     speed: ThroughputBySize,
     speeds: Speeds,
-    wanted: WantedPredictions,
+    wanted: PredictionScope,
     errors: Mapping[tuple[str, str], Spread],
 ) -> Iterator[_Answer]:
-    """One for each type of GPU of the cluster."""
-    from pliant.tools.profile.predict import Question, base_of, predict
+    """One answer for each GPU type of the cluster."""
+    from pliant.tools.profile.predict import PredictionQuery, base_of, predict
 
     spec = state.spec
     for gpu_type, count in speeds.gpu_types.items():
-        question = Question(
+        question = PredictionQuery(
             spec.id,
             spec.model,
             gpu_type,
@@ -180,7 +180,7 @@ def _sizes(state: JobState, cluster_gpus: int) -> set[int]:
 
 
 def _batches(state: JobState) -> tuple[int, ...]:
-    """The job's batch, and where that may change, doubling ones within its limits."""
+    """The job's batch; if it may change, also doubling ones within its limits."""
     from pliant.tools.profile.measuring.plan import powers
 
     size, limits = state.reference_batch, state.spec.batch

@@ -28,11 +28,10 @@ from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Batch, Gpus, Job, SampleWork
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit
-from pliant.tools.run.elastic import report as history
-from pliant.tools.run.elastic import report as progress
+from pliant.tools.run.elastic import report
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.report import Reporter
-from pliant.tools.run.elastic.state.state import Counters, Mean
+from pliant.tools.run.elastic.state.training import Mean, TrainingCounters
 from pliant.tools.run.service.allocation import Slot, Step, Target
 from pliant.tools.run.service.commands import CHECKPOINT_S, make_plan
 from pliant.tools.run.service.inputs import Prepared
@@ -149,11 +148,10 @@ def train_an_hour(job: JobDir, plan: Plan) -> None:
     """What rank 0 reports in an hour, in a fraction of it."""
     clock = Clock()
     with ExitStack() as changed:
-        for module in (history, progress):
-            changed.enter_context(mock.patch.object(module, "time", clock))
+        changed.enter_context(mock.patch.object(report, "time", clock))
         reporter = Reporter(WorkerContext(job, plan, 0))
         reporter.turn_to(plan.global_batch or 1)
-        counters = Counters()
+        counters = TrainingCounters()
         for step in range(1, int(HOUR_S / STEP_S) + 1):
             clock.now_s += STEP_S
             counters.advance(plan.global_batch or 1)

@@ -22,9 +22,9 @@ _EXPECTED: Final = {"int64": "a whole number", "float64": "a number", "bool": "t
 
 
 def import_rows(path: str | Path) -> tuple[ProfileRow, ...]:
-    """All rows of a CSV or Parquet file (by its content), marked as imported, in order of their keys.
+    """All rows of a CSV or Parquet file (recognised by content), marked as imported, ordered by key.
 
-    Columns that may be null may be left out.
+    Nullable columns may be missing.
 
     :raises BadInputError: with every problem of the file.
     """
@@ -86,7 +86,7 @@ def _read_record(
 
 
 def _value(text: str, column: TableColumn) -> object:
-    """The value that a field stands for; an empty one is null where the column allows it.
+    """The value of a field; an empty one is null if the column allows it.
 
     :raises ValueError: it is not of the column's type.
     """

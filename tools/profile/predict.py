@@ -1,9 +1,9 @@
-"""How long a job takes on some GPUs at some batch, and where each number comes from.
+"""How long a job takes on some GPUs at some batch, where each number comes from, and how far it may be off.
 
-The use that "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al., 2020, section V-A) makes
-of its scalability analyzer: a user with a deadline drops the batches that do not meet it. The scaling
-factor is the paper's (section III-C): T(b, k) / T(b_max, 1), b_max being the largest batch that the job may
-be given on one GPU.
+The scaling factor is T(b, k) / T(b_max, 1), b_max being the largest batch that the job may be given on one
+GPU ("Effective Elastic Scaling of Deep Learning Workloads", Saxena et al., 2020, section III-C). The use is
+that of section V-A: a user with a deadline drops the batches that do not meet it. Errors of the model come
+from measured rows that it has not seen (:func:`holdout_errors`).
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from pliant.tools.profile.throughput_model import AllReduce, SizeTable, Throughp
 
 Source = Literal["measured", "modelled"]
 Spread = tuple[float, float]
-"""The smallest and the largest relative error of a model, as :attr:`HoldOut.error`."""
+"""The smallest and the largest relative error of a model; see :attr:`HoldOut.error`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PredictionQuery:
     """One job on GPUs of one type."""
 
     job: str
     model: str
     gpu_type: str
     samples: float | None
-    """All its work; None: unknown."""
+    """All its work; None if unknown."""
     per_gpu_max: int | None = None
     """Largest local batch that its author allows."""
     batch_max: int | None = None
-    """Largest global batch that its author allows; None: any."""
+    """Largest global batch that its author allows; None for any."""
     spread: Spread | None = None
-    """Of the model's errors on held-out rows; None: not known."""
+    """Of the model's errors on held-out rows, if known."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """One number of GPUs and one global batch; what is infeasible or unknown has null times and says why."""
+class StepPrediction:
+    """One number of GPUs and one global batch; if infeasible or unknown, times are null and it says why."""
 
     job: str
     model: str
@@ -53,21 +53,21 @@ class Prediction:
     samples_per_second: float | None = None
     scaling_factor: float | None = None
     finish_seconds: float | None = None
-    """All the work, from its start and without a change; null where the work is unknown."""
+    """Seconds for all the work, from its start and without a change; null if the work is unknown."""
     finish_seconds_low: float | None = None
     finish_seconds_high: float | None = None
-    """The interval that the model's errors on rows held out allow; null for what was measured, and where no
-    row could be held out."""
+    """The interval that the model's errors on held-out rows allow; null for measured times, and if no row
+    could be held out."""
     source: Source | None = None
-    """Where ``step_seconds`` comes from, and with it all the others."""
+    """Where ``step_seconds`` comes from, and with it the other numbers."""
     infeasible: str | None = None
     unknown: str | None = None
-    """Why nothing is known of this size; it may well run."""
+    """Why nothing is known of this size, which may well run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The largest batch of one GPU, which scaling factors are relative to."""
+    """The largest batch of one GPU; scaling factors are relative to it."""
 
     local_batch: int
     step_seconds: float
@@ -79,8 +79,26 @@ class Base:
         return self.local_batch / self.step_seconds
 
 
-def base_of(speed: ThroughputBySize, question: Question) -> Base | None:
-    """The base of a job's scaling factors; None: no batch fits one GPU.
+def predict(
+    speed: ThroughputBySize,
+    question: PredictionQuery,
+    places: Mapping[int, Placement],
+    batches: Iterable[int],
+) -> list[StepPrediction]:
+    """A prediction for each combination, ordered by GPUs and batch.
+
+    :param places: by number of GPUs, the placement that is meant.
+    :raises BadInputError: the model is not profiled.
+    """
+    base = base_of(speed, question)
+    wanted = sorted(set(batches))
+    return [
+        _predict(speed, question, base, places[gpus], batch) for gpus in sorted(places) for batch in wanted
+    ]
+
+
+def base_of(speed: ThroughputBySize, question: PredictionQuery) -> Base | None:
+    """The base of a job's scaling factors; None if no batch fits one GPU.
 
     :raises BadInputError: the model is not profiled.
     """
@@ -93,40 +111,25 @@ def base_of(speed: ThroughputBySize, question: Question) -> Base | None:
     return None if seconds is None else Base(largest, seconds, speed.source(*where))
 
 
-def predict(
-    speed: ThroughputBySize, question: Question, places: Mapping[int, Placement], batches: Iterable[int]
-) -> list[Prediction]:
-    """All combinations, ordered by GPUs and batch.
-
-    :param places: the placement meant by each number of GPUs.
-    :raises BadInputError: the model is not profiled.
-    """
-    base = base_of(speed, question)
-    wanted = sorted(set(batches))
-    return [
-        _predict(speed, question, base, places[gpus], batch) for gpus in sorted(places) for batch in wanted
-    ]
-
-
 def _predict(
-    speed: ThroughputBySize, question: Question, base: Base | None, place: Placement, batch: int
-) -> Prediction:
+    speed: ThroughputBySize, question: PredictionQuery, base: Base | None, place: Placement, batch: int
+) -> StepPrediction:
     gpus, largest = sum(place), _largest_local(speed, question)
     asked = (question.job, question.model, question.gpu_type, gpus, batch)
     if batch < gpus:
-        return Prediction(*asked, infeasible=f"{batch} samples are too few for {gpus} GPUs")
+        return StepPrediction(*asked, infeasible=f"{batch} samples are too few for {gpus} GPUs")
     if not largest:
-        return Prediction(*asked, infeasible="no batch fits a GPU")
+        return StepPrediction(*asked, infeasible="no batch fits a GPU")
     plan = plan_batch(batch, gpus, largest)
     where = (question.model, question.gpu_type, place, batch, question.per_gpu_max)
     seconds = speed.step_seconds(*where)
     if seconds is None:
         reason = _beyond(gpus, speed.sizes(question.model, question.gpu_type))
-        return Prediction(*asked, plan.local, plan.accum, unknown=reason)
+        return StepPrediction(*asked, plan.local, plan.accum, unknown=reason)
     rate, source = batch / seconds, speed.source(*where)
     finish = None if question.samples is None else question.samples / rate
     low, high = _interval(finish, question.spread if source == "modelled" else None)
-    return Prediction(
+    return StepPrediction(
         *asked,
         plan.local,
         plan.accum,
@@ -141,7 +144,7 @@ def _predict(
 
 
 def _interval(finish_s: float | None, spread: Spread | None) -> tuple[float | None, float | None]:
-    """From the shortest to the longest time that errors like those on held-out rows would hide."""
+    """The shortest and the longest time that errors like those on held-out rows allow."""
     if finish_s is None or spread is None:
         return None, None
     low, high = spread
@@ -149,20 +152,20 @@ def _interval(finish_s: float | None, spread: Spread | None) -> tuple[float | No
 
 
 def _beyond(gpus: int, sizes: Sequence[int]) -> str:
-    """Why a size is unknown: what was measured instead, and what would tell."""
+    """Why a size is unknown: what was measured instead, and what is missing."""
     measured = ", ".join(map(str, sizes))
     return f"measured on {measured} GPU{'s' * (measured != '1')}; {gpus} need a row or all-reduces"
 
 
-def _largest_local(speed: ThroughputBySize, question: Question) -> int:
-    """Most samples that one GPU may get at a time; 0: no batch fits."""
+def _largest_local(speed: ThroughputBySize, question: PredictionQuery) -> int:
+    """Most samples that one GPU may get at a time; 0 if no batch fits."""
     fits = speed.max_local_batch(question.model, question.gpu_type)
     return min(fits, question.per_gpu_max or fits)
 
 
 @dataclass(frozen=True, slots=True)
 class HoldOut:
-    """A measured row and what the model says of it without having seen it."""
+    """A measured row, and the model's prediction without having seen it."""
 
     row: ProfileRow
     predicted_s: float
@@ -176,8 +179,8 @@ class HoldOut:
 def holdout_errors(profile: Profile) -> list[HoldOut]:
     """The model's error on each measured row of several GPUs, left out one at a time.
 
-    With a row all others are left out that measure the same. Rows that cannot be predicted without them
-    (the only one beyond one GPU) are not in the list.
+    All rows that measure the same are left out together. Rows that then cannot be predicted (the only one
+    beyond one GPU) are not in the list.
     """
     found = []
     known = allreduces(profile.rows)
@@ -193,7 +196,7 @@ def holdout_errors(profile: Profile) -> list[HoldOut]:
 
 
 def spreads(profile: Profile) -> dict[tuple[str, str], Spread]:
-    """The spread of the model's errors on held-out rows, by model and GPU type; 0 is always within."""
+    """The spread of the model's errors on held-out rows, by model and GPU type; it always includes 0."""
     errors: dict[tuple[str, str], list[float]] = {}
     for found in holdout_errors(profile):
         errors.setdefault((found.row.model, found.row.gpu_type), []).append(found.error)

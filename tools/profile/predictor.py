@@ -2,19 +2,10 @@
 
 After Bian et al., "Online Evolutionary Batch Size Orchestration for Scheduling Deep Learning Workloads in GPU
 Clusters", SC'21, section 3.2.1: progress ρ ~ Beta(α, β), α the epochs done and β = max(A·x + b, 1) those to
-go. A and b have the largest likelihood on the epochs of jobs that ended; it is fitted again as jobs end, on a
-bounded uniform sample. The published distribution is too narrow for jobs that it has not seen, so it is
-widened as those jobs demand (:mod:`.calibration`).
-
-What is known of jobs at the ends of their epochs, in columns.
-
-The fit of the epochs to go: ρ ~ Beta(α, β) with β = max(A·x + b, 1), by maximum likelihood.
-
-How far a fitted Beta distribution is to be trusted, measured on jobs that it was not fitted to.
-
-The bounded, uniform sample of epochs that a predictor learns from.
-
-Jobs to learn from, out of event files: those of runs and replays, and histories that were imported.
+go. A and b have the largest likelihood (:func:`fitted`) on the epochs of jobs that ended (:func:`ended_jobs`
+reads these from event files). The fit is repeated as jobs end, on a bounded uniform sample of their epochs
+(:class:`Sample`). The published distribution is too narrow for jobs that it has not seen. So it is widened
+by a trust (:func:`narrowed`, :func:`trust_of`) that is measured on jobs to which it was not fitted.
 """
 
 from __future__ import annotations
@@ -34,24 +25,42 @@ from pliant.schemas.job import EpochWork
 from pliant.schemas.predictor import MOST_ROWS, Predictor, ProgressFit, SampleRow
 from pliant.schemas.runinfo import SubmitDetail
 
+Floats = NDArray[np.float64]
 FEWEST_JOBS: Final = 5
-"""Before as many jobs have ended, progress is uniform between 0 and 1: as much again is expected to come."""
+"""Until this number of jobs has ended, progress is uniform between 0 and 1."""
+MOST_EPOCHS: Final = 64
+"""Most rows of one job; those of longer jobs are spread evenly."""
+RIDGE: Final = 1e-4
+"""Weight of the squared normalised coefficients: those that the rows do not determine stay small."""
+FARTHEST: Final = 4.0
+"""Features are clamped to this many standard deviations: the line is not followed beyond what was seen."""
+INTERVAL: Final = 0.9
+"""The central interval that is calibrated: the fraction of cases that it should cover."""
 _EVERY_JOB_UNTIL: Final = 50
-"""Up to this number of jobs it is fitted again at every end, then whenever there are 2 % more."""
+"""Up to this number of jobs the fit is repeated at every end, then whenever there are 2 % more."""
 _FOLDS: Final = 20
+_DIGITS: Final = 9
+"""Significant digits of kept values, so that writing and reading them changes nothing."""
+_MOST_STEPS: Final = 300
+_HALVINGS: Final = 20
+_FEATURES: Final = 5
+_TOTAL: Final = 5
+_HELD_OUT: Final = 6
+_JOB: Final = 7
+_WIDTH: Final = 8
 
 
 class ProgressPredictor:
-    """Predicts by what it was made of, and learns from jobs that end. Equal calls, equal predictions."""
+    """Predicts progress, and learns from jobs that end. Equal calls give equal predictions."""
 
     def __init__(self, made_of: Predictor | None = None, *, seed: int = 0) -> None:
-        """Without a fitted file, it knows nothing yet.
+        """:param made_of: what a file holds; without it nothing is known yet.
 
-        :param seed: of the sample, where there is no file.
+        :param seed: of the sample, without a file.
         """
         known = made_of or Predictor(seed=seed)
         self.jobs = known.jobs
-        """Finished jobs that it learned from."""
+        """Number of finished jobs that it learned from."""
         self.fit: ProgressFit | None = known.fit
         self._fitted_jobs = known.fitted_jobs
         self._sample = Sample(known.seed, known.rows, known.rows_seen)
@@ -66,11 +75,11 @@ class ProgressPredictor:
 
     @property
     def usual_epoch_samples(self) -> float | None:
-        """What an epoch of the jobs that ended has on average; None: none has ended."""
+        """Mean samples of an epoch of the jobs that ended; None if none has."""
         return float(self._sample.features[:, 0].mean()) if len(self._sample) else None
 
     def learn(self, ended: Iterable[EndedJob]) -> None:
-        """Learn from jobs that ended, in this order; those without an epoch to learn from add nothing."""
+        """Learn from jobs that ended, in this order; those without a usable epoch add nothing."""
         before = self.jobs
         for job in ended:
             rows = rows_of(job)
@@ -81,7 +90,7 @@ class ProgressPredictor:
             self._fit()
 
     def coverage(self) -> float:
-        """How much of the sample lies in the 90 % intervals, as predicted before its job was learned from.
+        """The fraction of the sample inside its 90 % interval, as predicted before its job was learned from.
 
         :raises ValueError: nothing is fitted yet.
         """
@@ -92,7 +101,7 @@ class ProgressPredictor:
         return float(inside(*at, sample.progress).mean())
 
     def document(self) -> Predictor:
-        """All that it knows, as a file holds it."""
+        """Everything it knows, as a file holds it."""
         return Predictor(
             seed=self._sample.seed,
             jobs=self.jobs,
@@ -103,7 +112,7 @@ class ProgressPredictor:
         )
 
     def _unseen(self, rows: Floats) -> Floats:
-        """The epochs to go of a job that was not learned from; NaN: nothing can be predicted yet."""
+        """The epochs to go of a job not yet learned from; NaN while nothing is fitted."""
         if self.fit is None:
             return np.full(len(rows), np.nan)
         return rounded(epochs_to_go(self.fit, rows[:, :-1]))
@@ -122,7 +131,7 @@ class ProgressPredictor:
         self.fit, self._fitted_jobs = found.model_copy(update={"trust": trust}), self.jobs
 
     def _predict_without(self, found: ProgressFit) -> None:
-        """Predict rows of which nothing was predicted before, each by a fit to other jobs than its own."""
+        """Predict the rows that have no prediction, each by a fit to jobs other than its own."""
         sample = self._sample
         fold = sample.job.astype(int) % _FOLDS
         missing = np.isnan(sample.held_out)
@@ -133,45 +142,18 @@ class ProgressPredictor:
             sample.predict_held_out(these, rounded(epochs_to_go(fit, sample.features[these])))
 
 
-Floats = NDArray[np.float64]
-_DIGITS: Final = 9
-"""Of what is kept, so that what was written and read is what was there."""
-MOST_EPOCHS: Final = 64
-"""Rows that one job gives at most; those of longer ones are spread evenly."""
-
-
 class Epoch(NamedTuple):
-    """A job at one moment. NaN: not known."""
+    """A job at one moment; NaN for what is not known."""
 
     epoch_samples: float
     """‖D‖: samples of an epoch."""
     initial_loss: float
-    """Training loss before training, or the first one known."""
+    """Training loss before training, or the first known one."""
     samples_done: float
     loss: float
     """Training loss at the last end of an epoch."""
     metric: float
     """Validation metric at the same time."""
-
-
-def features(epochs: Iterable[Epoch]) -> Floats:
-    """One row a moment: the features in the order of ``pliant.schemas.predictor.FEATURES``.
-
-    What is beyond any use, as the loss of a training that diverges, counts as not known.
-    """
-    found = np.array(list(epochs), dtype=float).reshape(-1, len(Epoch._fields))
-    initial = found[:, 1]
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        found[:, 3] = 1 - found[:, 3] / initial
-    found[~(np.abs(found) <= MOST)] = np.nan
-    return found
-
-
-def whole_epochs(epoch_samples: Floats, samples_done: Floats) -> Floats:
-    """α: epochs that are done, at least 1; 1 where the size of an epoch is not known."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        done: Floats = np.fmax(samples_done / epoch_samples, 1.0)
-    return done
 
 
 class EndedJob(NamedTuple):
@@ -182,7 +164,7 @@ class EndedJob(NamedTuple):
 
 
 def evenly(epoch_samples: float, initial_loss: float, total_samples: float) -> EndedJob:
-    """A job of which nothing is known but its work, at the ends of its epochs."""
+    """A job of which only the work is known, at the ends of its epochs."""
     whole = math.ceil(total_samples / epoch_samples) - 1 if epoch_samples > 0 else 0
     ends = range(1, whole + 1, max(1, whole // MOST_EPOCHS))
     nan = math.nan
@@ -194,7 +176,7 @@ def evenly(epoch_samples: float, initial_loss: float, total_samples: float) -> E
 def rows_of(job: EndedJob) -> Floats:
     """The rows to learn from: features and, last, all samples of the job.
 
-    The end itself teaches nothing, and neither does an epoch of a size that is not known.
+    The end of the job itself teaches nothing, nor does an epoch of unknown size.
     """
     found = features(job.epochs)
     rows = rounded(np.column_stack([found, np.full(len(found), float(job.total_samples))]))
@@ -204,21 +186,33 @@ def rows_of(job: EndedJob) -> Floats:
     return rows
 
 
+def features(epochs: Iterable[Epoch]) -> Floats:
+    """One row a moment: the features in the order of ``pliant.schemas.predictor.FEATURES``.
+
+    Useless values, such as the loss of a diverging training, count as not known.
+    """
+    found = np.array(list(epochs), dtype=float).reshape(-1, len(Epoch._fields))
+    initial = found[:, 1]
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        found[:, 3] = 1 - found[:, 3] / initial
+    found[~(np.abs(found) <= MOST)] = np.nan
+    return found
+
+
+def whole_epochs(epoch_samples: Floats, samples_done: Floats) -> Floats:
+    """α: epochs done, at least 1; 1 if the size of an epoch is not known."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        done: Floats = np.fmax(samples_done / epoch_samples, 1.0)
+    return done
+
+
 def rounded(values: Floats) -> Floats:
-    """Values with as many digits as are kept."""
     short = [float(f"{value:.{_DIGITS}g}") for value in values.ravel()]
     return np.array(short).reshape(values.shape)
 
 
-RIDGE: Final = 1e-4
-"""Weight of the squared normalised coefficients: what the rows do not decide stays small."""
-FARTHEST: Final = 4.0
-"""Standard deviations up to which a feature counts: beyond what was seen, the line is not followed."""
-_MOST_STEPS: Final = 300
-
-
 def epochs_to_go(fit: ProgressFit, features: Floats) -> Floats:
-    """β of each row, at least 1. A feature that is not known counts as its mean."""
+    """β of each row, at least 1. An unknown feature counts as its mean."""
     normalised = _normalised(features, np.array(fit.mean), np.array(fit.scale))
     found: Floats = np.maximum((normalised * np.array(fit.weights)).sum(axis=1) + fit.bias, 1.0)
     return found
@@ -254,7 +248,7 @@ def fitted(
 
 
 def _moments(features: Floats) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of what is known of each feature; 0 and 1 where nothing is."""
+    """Mean and standard deviation of each feature's known values; 0 and 1 without any."""
     known = np.isfinite(features)
     counts = np.maximum(known.sum(axis=0), 1)
     values = np.where(known, features, 0.0)
@@ -276,7 +270,7 @@ def _carried(fit: ProgressFit, mean: Floats, scale: Floats) -> tuple[Floats, flo
 def _loss(
     line: Floats, features: Floats, alpha: Floats, log_done: Floats, log_left: Floats
 ) -> tuple[float, Floats]:
-    """The mean negative log-likelihood with its penalty, and its gradient."""
+    """The mean negative log-likelihood with its penalty, and the gradient."""
     from scipy.special import betaln, digamma
 
     weights = line[:-1]
@@ -288,15 +282,10 @@ def _loss(
     return RIDGE * float(weights @ weights) - float(likelihood.mean()), gradient
 
 
-INTERVAL: Final = 0.9
-"""The interval that is calibrated, and how much of what happens it is to cover."""
-_HALVINGS: Final = 20
-
-
 def narrowed(alpha: Floats, beta: Floats, trust: float) -> tuple[Floats, Floats]:
-    """Between the uniform distribution (trust 0) and Beta(α, β) (trust 1): the density to the power of trust.
+    """Beta(α, β) with its density raised to the power of ``trust``: uniform at 0, unchanged at 1.
 
-    Its mode stays, and both parameters stay at least 1.
+    The mode stays, and both parameters stay at least 1.
     """
     return 1 + trust * (alpha - 1), 1 + trust * (beta - 1)
 
@@ -311,11 +300,9 @@ def inside(alpha: Floats, beta: Floats, progress: Floats, interval: float = INTE
 
 
 def trust_of(alpha: Floats, beta: Floats, progress: Floats) -> float:
-    """The trust under which what happened has the largest likelihood.
+    """The trust with the largest likelihood, which is concave in the trust for any rows.
 
-    That likelihood is concave in the trust, whatever the rows are.
-
-    :param beta: epochs to go, predicted without the job that a row is of.
+    :param beta: epochs to go, predicted without the row's own job.
     """
     from scipy.special import digamma
 
@@ -336,15 +323,8 @@ def trust_of(alpha: Floats, beta: Floats, progress: Floats) -> float:
     return low
 
 
-_FEATURES: Final = 5
-_TOTAL: Final = 5
-_HELD_OUT: Final = 6
-_JOB: Final = 7
-_WIDTH: Final = 8
-
-
 class Sample:
-    """Rows of the jobs that were added, at most :data:`MOST_ROWS`, each kept with the same probability."""
+    """At most :data:`MOST_ROWS` rows of the jobs that were added, each kept with the same probability."""
 
     def __init__(self, seed: int, rows: Iterable[SampleRow] = (), rows_seen: int = 0) -> None:
         self.seed = seed
@@ -357,7 +337,6 @@ class Sample:
 
     @property
     def features(self) -> Floats:
-        """The features of each row."""
         return self._rows[:, :_FEATURES]
 
     @property
@@ -367,13 +346,13 @@ class Sample:
 
     @property
     def progress(self) -> Floats:
-        """The part of the job's work that was done at each row."""
+        """The fraction of the job's work done at each row."""
         found: Floats = self._rows[:, 2] / self._rows[:, _TOTAL]
         return found
 
     @property
     def held_out(self) -> Floats:
-        """Epochs to go, predicted without the job of the row; NaN: not predicted yet."""
+        """Epochs to go, predicted without the row's job; NaN if not predicted yet."""
         return self._rows[:, _HELD_OUT]
 
     @property
@@ -382,7 +361,7 @@ class Sample:
         return self._rows[:, _JOB]
 
     def add(self, rows: Floats, held_out: Floats, job: int) -> None:
-        """Add the rows of one job, as ``epochs.rows_of`` makes them."""
+        """Add the rows of one job, made by :func:`rows_of`."""
         added = np.column_stack([rows, held_out, np.full(len(rows), float(job))])
         free = MOST_ROWS - len(self._rows)
         self._rows = np.vstack([self._rows, added[:free]])
@@ -395,18 +374,33 @@ class Sample:
                 self._rows[place] = row
 
     def predict_held_out(self, job: Floats, epochs: Floats) -> None:
-        """Note what is predicted of the rows that ``job`` marks."""
+        """Keep the predicted epochs to go of the rows that ``job`` marks."""
         self._rows[job, _HELD_OUT] = epochs
 
     def to_rows(self) -> tuple[SampleRow, ...]:
-        """The rows as a file holds them."""
         rows = [[None if np.isnan(value) else value for value in row] for row in self._rows.tolist()]
         return tuple(cast("SampleRow", (*row[:_JOB], int(row[_JOB] or 0))) for row in rows)
 
 
+def ended_jobs(events: Iterable[Event]) -> list[EndedJob]:
+    """The jobs that finished, in the order of their ends, if something can be learned from them."""
+    jobs: dict[str, _JobHistory] = {}
+    found: list[EndedJob] = []
+    for event in events:
+        if event.job is None:
+            continue
+        job = jobs.setdefault(event.job, _JobHistory())
+        _take_up(job, event)
+        if event.event in ENDS:
+            del jobs[event.job]
+            if event.event == "finish":
+                found.append(job.ended())
+    return [job for job in found if job.epochs]
+
+
 @dataclass(slots=True)
-class _Job:
-    """What the events say of one job."""
+class _JobHistory:
+    """What the events say about one job."""
 
     epoch_samples: float = math.nan
     initial_loss: float = math.nan
@@ -427,23 +421,7 @@ class _Job:
         )
 
 
-def ended_jobs(events: Iterable[Event]) -> list[EndedJob]:
-    """The jobs that finished, in order of their ends, as far as something can be learned from them."""
-    jobs: dict[str, _Job] = {}
-    found: list[EndedJob] = []
-    for event in events:
-        if event.job is None:
-            continue
-        job = jobs.setdefault(event.job, _Job())
-        _take_up(job, event)
-        if event.event in ENDS:
-            del jobs[event.job]
-            if event.event == "finish":
-                found.append(job.ended())
-    return [job for job in found if job.epochs]
-
-
-def _take_up(job: _Job, event: Event) -> None:
+def _take_up(job: _JobHistory, event: Event) -> None:
     if event.event == "submit":
         job.epoch_samples = _stated_size(event)
     if event.loss is not None and math.isnan(job.initial_loss):

@@ -1,11 +1,12 @@
 """Linear interpolation between scattered points of a grid, on their Delaunay triangulation.
 
-Many points of a grid lie on one sphere. What Qhull makes of them are flat simplices and such as overlap, so
-the value at a point depends on which simplex is found; meant is the one that scipy's ``LinearNDInterpolator``
-finds for a single point. :meth:`Simplices.at` goes the way that it goes: up the lifted planes to the nearest,
-then across faces, and through all simplices where a flat one is in the way.
+Many points of a grid lie on one sphere. Qhull makes flat and overlapping simplices of them, so the value at a
+point depends on which simplex is found. It must be the one that scipy's ``LinearNDInterpolator`` finds for a
+single point, so :meth:`Simplices.at` searches in the same way: up the lifted planes to the nearest, then
+across faces, and through all simplices if a flat one is in the way.
 
-Finding the triangulation takes scipy, and longer than all questions together; so it can be kept as text.
+Computing the triangulation needs scipy, and takes longer than all questions together. So it can be kept as
+text.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Lifted(NamedTuple):
     corners: array[int]
     """Four points of each simplex."""
     neighbours: array[int]
-    """The simplex across the face opposite to each corner; -1: outside."""
+    """The simplex across the face opposite to each corner; -1 outside."""
     plane: array[int]
     """Index of the plane of each simplex; those of one sphere share it."""
     planes: array[float]
@@ -55,7 +56,7 @@ class Lifted(NamedTuple):
 
     @classmethod
     def of(cls, points: Sequence[Point]) -> Self:
-        """Qhull's triangulation; empty where the points do not span the space."""
+        """Qhull's triangulation; empty if the points do not span the space."""
         if len(points) < 5 or any(len(set(axis)) < 2 for axis in zip(*points, strict=True)):
             return cls(array("H"), array("h"), array("H"), array("d"), 0.0, 0.0)
         import numpy as np
@@ -76,7 +77,6 @@ class Lifted(NamedTuple):
         )
 
     def text(self) -> str:
-        """All of it as text."""
         head = struct.pack("<IIdd", len(self.plane), len(self.planes), self.scale, self.shift)
         columns = (self.corners, self.neighbours, self.plane, self.planes)
         packed = zlib.compress(head + b"".join(column.tobytes() for column in columns), 6)
@@ -84,9 +84,9 @@ class Lifted(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """What :meth:`text` gave.
+        """Read what :meth:`text` wrote.
 
-        :raises ValueError, zlib.error, struct.error: it did not give this.
+        :raises ValueError, zlib.error, struct.error: the text is damaged.
         """
         packed = zlib.decompressobj()
         data = packed.decompress(binascii.a2b_base64(text), int(allowed_bytes(len(text))))
@@ -268,7 +268,7 @@ class Simplices:
 
 
 def _inverse(p: Point, q: Point, r: Point, base: Point) -> tuple[tuple[Corner, ...], Point] | None:
-    """What gives the weights of the first three corners (Cramer's rule); None: they span no volume."""
+    """What gives the weights of the first three corners (Cramer's rule); None if they are flat."""
     a, b, c = (tuple(x - y for x, y in zip(corner, base, strict=True)) for corner in (p, q, r))
     rows = (_cross(b, c), _cross(c, a), _cross(a, b))
     volume = sum(x * y for x, y in zip(a, rows[0], strict=True))

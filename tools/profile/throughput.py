@@ -1,30 +1,27 @@
-"""What schedulers, the replay engine and the runtime ask about speed: :class:`Throughput`.
+"""Speed as schedulers, the replay engine and the runtime ask for it, and the profile rows behind it.
 
-``by_size.py`` and ``by_placement.py`` answer from a profile, :class:`CurveThroughput` from scaling curves
-given as numbers (toy examples, traces that state GPU-time only).
-
-What profile rows measure: their keys, one fixed order, and the costs of changes that they state.
-
-Two jobs on the same GPUs: what a profile says of their speeds and of their memory.
-
-How a global batch is cut into shares and micro-steps: exactly, never approximately.
+:class:`Throughput` is the protocol. ``throughput_model.py`` answers from a profile, :class:`CurveThroughput`
+from scaling curves given as numbers (toy examples, traces that state GPU-time only). The functions on rows
+say what a row measures and what changes of the workers cost, :class:`PairTable` what two jobs on the same
+GPUs do to each other, and :func:`plan_batch` how a global batch is split.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.schedule import BatchPlan
 
-if TYPE_CHECKING:
-    from pliant.schemas.profile import ProfileRow
-
-
 Placement = tuple[int, ...]
 """GPUs per node in use, descending: ``(4, 2)`` is four on one node and two on another."""
+Key = tuple[str, str, str, Placement, int, int, int, str, int]
+BUSY: Final = 0.1
+"""A ``busy_share`` above which a row is that of a busy machine."""
+Unknown = Literal["unknown"]
+UNKNOWN: Final[Unknown] = "unknown"
 
 
 class Throughput(Protocol):
@@ -35,17 +32,14 @@ class Throughput(Protocol):
         ...
 
     def max_local_batch(self, model: str, gpu_type: str) -> int | None:
-        """Largest number of samples known to fit one GPU of the type; 0: none fits; None: no limit is known.
+        """Largest number of samples known to fit one GPU of the type; 0 if none fits.
 
-        See :func:`local_limit`.
+        None if no limit is known. See :func:`local_limit`.
         """
         ...
 
     def local_batches(self, model: str, gpu_type: str) -> Sequence[int]:
-        """Numbers of samples that one GPU was measured with, ascending; empty: no measurements.
-
-        Between them step times are linear.
-        """
+        """Local batches that were measured, ascending. Between them step times are linear."""
         ...
 
     def step_seconds(
@@ -53,44 +47,27 @@ class Throughput(Protocol):
     ) -> float | None:
         """Seconds of one optimizer step over ``global_batch`` samples, accumulation included.
 
-        None: infeasible (no sample for each GPU, or beyond every batch that was probed). Raises
-        ``BadInputError`` for a model that is not known.
+        :returns: None if infeasible (a GPU without a sample, or beyond every probed batch) or not known.
+        :raises BadInputError: the model is not known.
         """
         ...
 
     def rescale_seconds(self, model: str) -> float | None:
-        """Seconds that a change of its workers costs a job that trains; None: not measured."""
+        """Seconds that a change of its workers costs a training job; None if not measured."""
         ...
 
     def profile_rows(self) -> Collection[ProfileRow]:
-        """The measurements that it is made from; empty: it is made from none."""
+        """The measurements from which it is made; may be empty."""
         ...
-
-
-def local_limit(throughput: Throughput, model: str, gpu_type: str, per_gpu_max: int | None) -> int | None:
-    """Most samples that one GPU may get at a time: what is known to fit, and what the job allows.
-
-    0: no batch fits the type; None: there is no limit.
-    """
-    known = throughput.max_local_batch(model, gpu_type)
-    return min((limit for limit in (known, per_gpu_max) if limit is not None), default=None)
-
-
-def stand_in(rows: Mapping[str, int], gpu_type: str) -> str:
-    """Which GPU type answers for one: the type itself if it was measured, else the one with most rows.
-
-    :param rows: how many rows a model has of each GPU type; at least one type.
-    """
-    return gpu_type if gpu_type in rows else min(rows, key=lambda name: (-rows[name], name))
 
 
 class CurveThroughput:
     """Speeds from scaling curves: ``curves[model][k]`` samples per second on k GPUs, at any batch.
 
     Between the given sizes the curve is linear, below the smallest in proportion, above the largest flat.
-    A model without a curve scales linearly from one sample per GPU-second. ``speeds`` are relative speeds by
-    GPU type, by which all of that is multiplied; 1 for the others. ``is_guess``: nothing is known of the
-    cluster's real speeds, so that these say nothing about which of two jobs takes longer.
+    A model without a curve scales linearly from one sample per GPU-second. All is multiplied by ``speeds``,
+    the relative speeds by GPU type; 1 for other types. ``is_guess``: the cluster's real speeds are unknown,
+    so these do not tell which of two jobs takes longer.
     """
 
     def __init__(
@@ -105,34 +82,28 @@ class CurveThroughput:
         self._curves = {model: sorted(curve.items()) for model, curve in (curves or {}).items()}
 
     def models(self) -> Collection[str]:
-        """Every model is known."""
         return ()
 
     def max_local_batch(self, model: str, gpu_type: str) -> int | None:
-        """No memory limit is known."""
         del model, gpu_type
         return None
 
     def local_batches(self, model: str, gpu_type: str) -> Sequence[int]:
-        """Nothing was measured."""
         del model, gpu_type
         return ()
 
     def step_seconds(
         self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
     ) -> float | None:
-        """Seconds of one step; see :class:`Throughput`."""
         del per_gpu_max
         return global_batch / (
             self._samples_per_second(model, sum(placement)) * self._speeds.get(gpu_type, 1.0)
         )
 
     def rescale_seconds(self, model: str) -> None:
-        """Nothing was measured."""
         del model
 
     def profile_rows(self) -> Collection[ProfileRow]:
-        """Nothing was measured."""
         return ()
 
     def _samples_per_second(self, model: str, gpus: int) -> float:
@@ -147,9 +118,21 @@ class CurveThroughput:
         return left_rate
 
 
-BUSY: Final = 0.1
-"""A ``busy_share`` above which a row is that of a busy machine."""
-Key = tuple[str, str, str, Placement, int, int, int, str, int]
+def local_limit(throughput: Throughput, model: str, gpu_type: str, per_gpu_max: int | None) -> int | None:
+    """Most samples that one GPU may get at a time: what is known to fit, and what the job allows.
+
+    0 if no batch fits the type; None if there is no limit.
+    """
+    known = throughput.max_local_batch(model, gpu_type)
+    return min((limit for limit in (known, per_gpu_max) if limit is not None), default=None)
+
+
+def stand_in(rows: Mapping[str, int], gpu_type: str) -> str:
+    """The GPU type that answers for another: itself if it was measured, else the one with most rows.
+
+    :param rows: a model's number of rows by GPU type; at least one type.
+    """
+    return gpu_type if gpu_type in rows else min(rows, key=lambda name: (-rows[name], name))
 
 
 def shape(row: ProfileRow) -> Placement:
@@ -158,7 +141,7 @@ def shape(row: ProfileRow) -> Placement:
 
 
 def key(row: ProfileRow) -> Key:
-    """What a row measures; two rows of one key contradict each other."""
+    """What a row measures; of two rows with one key only one can hold."""
     weights = row.parameters or 0 if row.kind == "allreduce" else 0
     beside = row.beside_model or "", row.beside_batch or 0
     return (row.kind, row.model, row.gpu_type, shape(row), row.local_batch, row.accum_steps, weights, *beside)
@@ -182,7 +165,7 @@ def training_rows(rows: Iterable[ProfileRow]) -> dict[str, dict[str, list[Profil
 def by_model(
     rows: Iterable[ProfileRow], seconds_of: Callable[[ProfileRow], float | None]
 ) -> dict[str, list[float]]:
-    """What was measured of each model; those without a measurement are absent."""
+    """Measured seconds by model; models without a measurement are absent."""
     found: dict[str, list[float]] = {}
     for row in rows:
         if (seconds := seconds_of(row)) is not None:
@@ -191,9 +174,9 @@ def by_model(
 
 
 def rescales(rows: Iterable[ProfileRow]) -> dict[str, list[float]]:
-    """Seconds by model that a change of its workers costs a job that trains.
+    """Seconds by model that a change of its workers costs a training job.
 
-    In place, where that was measured; a model that was only measured alone is relaunched.
+    In place if that was measured; a model that was measured on one worker only is relaunched.
     """
     kept = tuple(rows)
     in_place = by_model(kept, lambda row: row.rescale_seconds)
@@ -201,7 +184,7 @@ def rescales(rows: Iterable[ProfileRow]) -> dict[str, list[float]]:
 
 
 def mean_rescale(rows: Mapping[str, Mapping[str, Iterable[ProfileRow]]], model: str) -> float | None:
-    """The mean over what was measured of the model, or else over all; None: nothing was.
+    """The mean over the measurements of the model, or else of all models; None without measurements.
 
     :param rows: by model and GPU type.
     """
@@ -211,7 +194,7 @@ def mean_rescale(rows: Mapping[str, Mapping[str, Iterable[ProfileRow]]], model: 
 
 
 class Load(NamedTuple):
-    """What one job does to each of its GPUs."""
+    """The load that one job puts on each of its GPUs."""
 
     model: str
     local_batch: int
@@ -219,15 +202,15 @@ class Load(NamedTuple):
 
 
 Parts = tuple[float, float]
-"""Of the speed that each of two jobs has alone, what it keeps beside the other."""
+"""Fractions of the speed that each of two jobs has alone and keeps beside the other."""
 _Pair = tuple[str, Load, Load]
 """GPU type, a job, and the job beside it."""
 
 
 class PairTable:
-    """What was measured of pairs, and of the memory that jobs take alone.
+    """Measured speeds of pairs on the same GPUs, and memory that jobs take alone.
 
-    Both jobs of a pair have their batches; of another placement than those measured, their mean holds.
+    The local batches of both must match. A placement that was not measured gets the mean of those that were.
     """
 
     def __init__(self, rows: Collection[ProfileRow] = ()) -> None:
@@ -247,7 +230,7 @@ class PairTable:
         self._memory = _memory(rows)
 
     def measured(self, first: Load, second: Load, gpu_type: str, place: Placement) -> Parts | Unknown | None:
-        """What each keeps; None: they do not fit the GPU's memory together; ``UNKNOWN``: not measured."""
+        """What each keeps; None if they do not fit the GPU together, ``UNKNOWN`` if not measured."""
         found = [self._parts.get((gpu_type, *order)) for order in ((first, second), (second, first))]
         parts = [_at(each, place) for each in found if each]
         if len(parts) < len(found):
@@ -256,18 +239,14 @@ class PairTable:
         return None if one is None or other is None else (one, other)
 
     def memory(self, load: Load, gpu_type: str) -> int | None:
-        """Most bytes that the job takes of one GPU alone, by the next batch measured; None: unknown."""
+        """Most bytes of one GPU that the job takes alone, at the next larger measured batch, if known."""
         known = self._memory.get((load.model, gpu_type), {})
         batch = min((batch for batch in known if batch >= load.local_batch), default=None)
         return None if batch is None else known[batch]
 
 
-Unknown = Literal["unknown"]
-UNKNOWN: Final[Unknown] = "unknown"
-
-
 def _part(beside: float | None, alone: float | None) -> float | None:
-    """No job is faster for company: what noise adds to its speed is left out."""
+    """The fraction of its speed that a job keeps; above 1 it is noise and is clamped."""
     return min(1.0, beside / alone) if beside and alone else None
 
 
@@ -294,10 +273,10 @@ def shares(total: int, parts: int) -> tuple[int, ...]:
 
 
 def plan_batch(global_batch: int, gpus: int, per_gpu_max: int | None) -> BatchPlan:
-    """The cut of a global batch for ``gpus`` workers that each hold at most ``per_gpu_max`` samples.
+    """How a global batch is split over ``gpus`` workers that each hold at most ``per_gpu_max`` samples.
 
-    Accumulation is used only where the share of one GPU does not fit its memory (Ares, section 4). The
-    caller makes sure that ``global_batch >= gpus``: a worker without a sample is not a worker.
+    Accumulation is used only if the share of one GPU does not fit its memory (Ares, section 4). The caller
+    makes sure that ``global_batch >= gpus``.
     """
     share = -(-global_batch // gpus)
     accum = 1 if per_gpu_max is None else -(-share // per_gpu_max)

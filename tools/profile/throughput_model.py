@@ -1,41 +1,14 @@
-"""Step times by the number of GPUs: what was measured, and the additive model in between.
+"""The throughput model: seconds of an optimizer step, from the rows of a profile.
 
-With b samples a GPU and micro-step on k GPUs, one optimizer step takes
+With b samples a GPU and micro-step on k GPUs, and a micro-steps, one optimizer step takes
 
-    t(b, k, accum) = (accum - 1) · t_proc(b) + S(b, k)
+    t(b, k, a) = (a - 1) · t_proc(b) + S(b, k)
     S(b, k) = t_proc(b) + t_comm(b, k)
 
-after the job scalability analyzer of "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al.,
-2020, section III-B; there accum is 1). A measured row wins over all of it; several rows of one placement and
-local batch (rings in another order, repeated imports) are one, of their plain mean. Else, in this order:
-
-- t_proc: linear between the local batches measured on one GPU; below the smallest no faster than there.
-- S at a measured size: linear between its local batches; beyond them t_proc plus the overhead at the nearest.
-- S between two measured sizes: linear in k at equal b (t_comm(b, 1) = 0).
-- S beyond the largest measured size: t_proc plus a measured all-reduce of the model's weights; without
-  one nothing is known, and nothing is claimed.
-
-Departures from the paper: overhead is what measured steps took beyond computing (the neighbours'
-interference included), an all-reduce only where there are none; shares beyond the largest probed batch are
-accumulated rather than infeasible (Ares, section 4).
-
-Step times by placement and local batch, interpolated from measurements: :class:`ThroughputByPlacement`.
-
-After how the Pollux simulator reads its measurements (replay.md, the semantics of the Pollux simulator):
-
-- A placement is the GPUs per node in the order of the ring; rotations of it are the same, the smallest stands
-  for all. A measured one answers linearly between its local batches.
-- Any other is interpolated linearly over (nodes, GPUs, local batch), between the means of the measured
-  placements with as many nodes and GPUs and the rows that state those numbers alone, on the Delaunay
-  triangulation of these points. Larger node counts are clamped to :data:`MOST_NODES`.
-- A step with ``accum`` micro-steps takes the measured step and ``accum - 1`` times its part without sync.
-
-Local batches beyond the measured ones are answered as the nearest measured one. Outside of the triangulation
-nothing is known, and nothing is claimed.
-
-Piecewise linear curves through measured points.
-
-What both throughput models share that are made from a profile.
+where t_proc is computing, S a step with synchronisation and t_comm what S takes beyond t_proc. A GPU type
+that was not measured answers as another one, its times scaled by the relative speeds. Two classes fill in
+the formula: :class:`ThroughputBySize` by the number of GPUs, :class:`ThroughputByPlacement` by GPUs per node.
+Both answer None if nothing is known.
 """
 
 from __future__ import annotations
@@ -66,54 +39,12 @@ from pliant.tools.profile.throughput import (
 
 T = TypeVar("T")
 _X: Final = itemgetter(0)
+MOST_NODES: Final = 16
+"""Larger node counts are clamped to this value."""
+Query = tuple[str, str, Placement, int, int | None]
 
 
-class Curve:
-    """Seconds by batch or by weights: linear between the points, which it goes through exactly."""
-
-    def __init__(self, points: Iterable[tuple[int, float]]) -> None:
-        self._points = sorted(points)
-
-    @property
-    def low(self) -> int:
-        """Smallest x that was measured."""
-        return self._points[0][0]
-
-    @property
-    def high(self) -> int:
-        """Largest x that was measured."""
-        return self._points[-1][0]
-
-    def inside(self, x: int) -> float:
-        """The value at ``x``, the nearest end's outside of the points."""
-        (left, at_left), (right, at_right) = around(self._points, x)
-        return at_left if left == right else between(x, left, at_left, right, at_right)
-
-    def costly(self, x: int) -> float:
-        """The value at ``x``: below the points no less than at the first, above them in proportion."""
-        return self.inside(x) * max(1.0, x / self.high)
-
-
-def around(points: Sequence[tuple[int, T]], x: int) -> tuple[tuple[int, T], tuple[int, T]]:
-    """The neighbours of ``x`` among points of ascending x.
-
-    At a point, and beyond the ends, both are the same. Of several points of one x the first counts.
-    """
-    after = bisect_left(points, x, key=_X)
-    if after == len(points):
-        return points[-1], points[-1]
-    if after == 0 or points[after][0] == x:
-        return points[after], points[after]
-    return points[after - 1], points[after]
-
-
-def between(x: float, left: float, at_left: float, right: float, at_right: float) -> float:
-    """The line through two points at ``x``, never outside of their values by rounding."""
-    value = at_left + (at_right - at_left) * ((x - left) / (right - left))
-    return min(max(value, min(at_left, at_right)), max(at_left, at_right))
-
-
-class Table(Protocol):
+class ModelTable(Protocol):
     """What one model does on one GPU type."""
 
     @property
@@ -122,14 +53,14 @@ class Table(Protocol):
         ...
 
 
-AnyTable = TypeVar("AnyTable", bound=Table)
+AnyTable = TypeVar("AnyTable", bound=ModelTable)
 
 
 class ProfiledThroughput(ABC, Generic[AnyTable]):
-    """Answers from tables, one for each model and GPU type, made when they are first needed.
+    """Answers from tables, one for each model and GPU type, made when first needed.
 
-    A GPU type that a model was not measured on answers as the type with most rows of that model does, its
-    times multiplied by the ratio of the relative speeds (1 where none is given).
+    A GPU type on which a model was not measured answers as the type with most rows of that model, its times
+    multiplied by the ratio of the relative speeds (1 if none is given).
     """
 
     def __init__(
@@ -149,19 +80,16 @@ class ProfiledThroughput(ABC, Generic[AnyTable]):
         self._tables: dict[tuple[str, str], tuple[AnyTable, float]] = {}
 
     def models(self) -> Collection[str]:
-        """Models with training rows."""
         return self._rows.keys()
 
     def local_batches(self, model: str, gpu_type: str) -> Sequence[int]:
-        """Local batches that were measured, ascending."""
         return self.table(model, gpu_type)[0].local_batches
 
     def rescale_seconds(self, model: str) -> float | None:
-        """The mean of the model's rows, or of all rows where the model has none; None: there is none."""
+        """The mean of the model's rows, or of all rows if the model has none; None without rows."""
         return mean_rescale(self._rows, model)
 
     def profile_rows(self) -> Collection[ProfileRow]:
-        """All rows of the profile."""
         return self._profile.rows
 
     def table(self, model: str, gpu_type: str) -> tuple[AnyTable, float]:
@@ -177,7 +105,7 @@ class ProfiledThroughput(ABC, Generic[AnyTable]):
         return found
 
     def rows_for(self, model: str, gpu_type: str) -> tuple[Sequence[ProfileRow], str]:
-        """The rows that answer for a GPU type, and the type that they were measured on.
+        """The rows that answer for a GPU type, and the type on which they were measured.
 
         :raises BadInputError: the model is not profiled.
         """
@@ -189,7 +117,7 @@ class ProfiledThroughput(ABC, Generic[AnyTable]):
 
     @abstractmethod
     def _make(self, model: str, gpu_type: str, rows: Sequence[ProfileRow]) -> AnyTable:
-        """The table of the rows of a model on a type that it was measured on."""
+        """The table of a model's rows on a type on which it was measured."""
 
 
 def _unprofiled(model: str, known: Collection[str]) -> str:
@@ -198,11 +126,25 @@ def _unprofiled(model: str, known: Collection[str]) -> str:
     return f"model '{model}' is not in the profile (it has: {shown}); measure it with `pliant profile`"
 
 
-Query = tuple[str, str, Placement, int, int | None]
-
-
 class ThroughputBySize(ProfiledThroughput["SizeTable"]):
-    """Answers from a profile, largely by the number of GPUs."""
+    """Answers largely by the number of GPUs, interpolating between measured sizes and batches.
+
+    After the job scalability analyzer of "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et
+    al., 2020, section III-B; there a is 1). A measured row wins over the model. Several rows of one placement
+    and local batch (rings in another order, repeated imports) count as one, with their plain mean. Else, in
+    this order:
+
+    - t_proc: linear between the local batches measured on one GPU; below the smallest no faster than there.
+    - S at a measured size: linear between its local batches; beyond them t_proc plus the overhead at the
+      nearest.
+    - S between two measured sizes: linear in k at equal b (t_comm(b, 1) = 0).
+    - S beyond the largest measured size: t_proc plus a measured all-reduce of the model's weights; None
+      without one.
+
+    Departures from the paper: overhead is what measured steps took beyond computing (neighbours' interference
+    included), an all-reduce only where there are none. Shares beyond the largest probed batch are accumulated
+    rather than infeasible (Ares, section 4).
+    """
 
     def __init__(self, profile: Profile, speeds: Mapping[str, float] | None = None) -> None:
         """:raises BadInputError: the profile has no training row."""
@@ -211,7 +153,7 @@ class ThroughputBySize(ProfiledThroughput["SizeTable"]):
         self._seconds: dict[Query, float | None] = {}
 
     def max_local_batch(self, model: str, gpu_type: str) -> int:
-        """Largest number of samples known to fit one GPU of the type; 0: nothing was found to fit."""
+        """Largest number of samples known to fit one GPU of the type; 0 if none fits."""
         return self.table(model, gpu_type)[0].max_local
 
     def sizes(self, model: str, gpu_type: str) -> Sequence[int]:
@@ -221,7 +163,6 @@ class ThroughputBySize(ProfiledThroughput["SizeTable"]):
     def step_seconds(
         self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
     ) -> float | None:
-        """Seconds of one optimizer step; see :class:`Throughput`."""
         query = (model, gpu_type, placement, global_batch, per_gpu_max)
         try:
             return self._seconds[query]
@@ -237,7 +178,7 @@ class ThroughputBySize(ProfiledThroughput["SizeTable"]):
         global_batch: int,
         per_gpu_max: int | None = None,
     ) -> Literal["measured", "modelled"]:
-        """Where ``step_seconds`` has its answer from: a row of this very type and size, or the model.
+        """Where the answer of ``step_seconds`` comes from: a row of this type and placement, or the model.
 
         :raises BadInputError: the model is not profiled.
         """
@@ -259,37 +200,13 @@ class ThroughputBySize(ProfiledThroughput["SizeTable"]):
         return SizeTable(rows, self._allreduce.get(gpu_type, AllReduce(())))
 
 
-class AllReduce:
-    """Seconds of an all-reduce by placement and weights."""
-
-    def __init__(self, rows: Iterable[ProfileRow]) -> None:
-        points: dict[Placement, dict[int, float]] = {}
-        for row in _averaged(row for row in rows if row.feasible and row.step_seconds is not None):
-            if row.step_seconds is not None and row.parameters:
-                points.setdefault(shape(row), {})[row.parameters] = row.step_seconds
-        self._curves = {place: Curve(by.items()) for place, by in points.items()}
-
-    def seconds(self, place: Placement, weights: int) -> float | None:
-        """Seconds for ``weights`` weights; None beyond the largest size that was measured."""
-        return over_sizes(self._curves, place, lambda found: self._curves[found].costly(weights), alone=0.0)
-
-
-def allreduces(rows: Iterable[ProfileRow]) -> dict[str, AllReduce]:
-    """Those of all GPU types that have some."""
-    by_type: dict[str, list[ProfileRow]] = {}
-    for row in rows:
-        if row.kind == "allreduce":
-            by_type.setdefault(row.gpu_type, []).append(row)
-    return {gpu_type: AllReduce(found) for gpu_type, found in by_type.items()}
-
-
 class SizeTable:
     """What one model does on one GPU type, from its training rows."""
 
     def __init__(self, rows: Collection[ProfileRow], allreduce: AllReduce) -> None:
         good = _averaged(row for row in rows if row.feasible and row.step_seconds is not None)
         self.max_local = _largest_safe(rows)
-        """Largest local batch that fits; 0: none does."""
+        """Largest local batch that fits; 0 if none does."""
         self._exact = {(shape(row), row.local_batch, row.accum_steps): row for row in good}
         self._compute = _compute_curve(good)
         self._curves = _curves(good, self._compute)
@@ -302,29 +219,29 @@ class SizeTable:
         return sorted({local for _, local, _ in self._exact})
 
     def cut(self, place: Placement, global_batch: int, per_gpu_max: int | None) -> BatchPlan | None:
-        """The batch as the workers get it; None: there is no such cut."""
+        """How the batch is split over the workers; None if it cannot be."""
         gpus = sum(place)
         cap = min(self.max_local, per_gpu_max or self.max_local)
         return plan_batch(global_batch, gpus, cap) if 0 < gpus <= global_batch and cap else None
 
     def measured(self, place: Placement, plan: BatchPlan) -> ProfileRow | None:
-        """The row that says how long this takes, of the same placement or else the most similar."""
+        """The row that measured this, on the same placement or else the most similar one; None without."""
         found = _most_alike(self._curves, place).get(sum(place))
         return None if found is None else self._exact.get((found, plan.local, plan.accum))
 
     def seconds(self, place: Placement, plan: BatchPlan) -> float | None:
-        """Seconds of one optimizer step; None where nothing is known."""
+        """t(b, k, a): seconds of one optimizer step; None if nothing is known."""
         row = self.measured(place, plan)
         if row is not None:
             return row.step_seconds
         last = self._last_micro_step(place, plan.local)
         if last is None or plan.accum == 1:
             return last
-        return last + (plan.accum - 1) * (self._compute.costly(plan.local) if self._compute else last)
+        return last + (plan.accum - 1) * (self._compute.extended(plan.local) if self._compute else last)
 
     def _last_micro_step(self, place: Placement, local: int) -> float | None:
         """S(b, k): one micro-step with synchronisation."""
-        alone = self._compute.costly(local) if self._compute else None
+        alone = self._compute.extended(local) if self._compute else None
         known = over_sizes(self._curves, place, lambda found: self._at(found, local), alone=alone)
         if known is not None or alone is None:
             return known
@@ -332,25 +249,81 @@ class SizeTable:
         return None if sync is None else alone + sync
 
     def _at(self, place: Placement, local: int) -> float:
-        """S at a measured placement: within its local batches, or the overhead of the nearest beyond."""
+        """S at a measured placement: between its local batches, else with the overhead of the nearest."""
         curve = self._curves[place]
         if self._compute is None:
-            return curve.costly(local)
+            return curve.extended(local)
         if curve.low <= local <= curve.high:
             return curve.inside(local)
         edge = min(max(local, curve.low), curve.high)
-        overhead = max(0.0, curve.inside(edge) - self._compute.costly(edge))
-        return self._compute.costly(local) + overhead
+        overhead = max(0.0, curve.inside(edge) - self._compute.extended(edge))
+        return self._compute.extended(local) + overhead
+
+
+def _largest_safe(rows: Iterable[ProfileRow]) -> int:
+    fits = {row.local_batch for row in rows if row.feasible}
+    misfits = [row.local_batch for row in rows if not row.feasible]
+    ceiling = min(misfits, default=None)
+    return max((batch for batch in fits if ceiling is None or batch < ceiling), default=0)
+
+
+def _compute_curve(rows: Sequence[ProfileRow]) -> MeasuredCurve | None:
+    """t_proc: from rows of one GPU, else from the computing part of rows of several."""
+    alone = [row for row in rows if row.gpus == 1]
+    points: dict[int, float] = {}
+    for row in sorted(alone, key=lambda row: -row.accum_steps):
+        points[row.local_batch] = (row.step_seconds or 0.0) / row.accum_steps
+    if not points:
+        shares: dict[int, list[float]] = {}
+        for row in rows:
+            if row.compute_seconds:
+                shares.setdefault(row.local_batch, []).append(row.compute_seconds / row.accum_steps)
+        points = {batch: sum(found) / len(found) for batch, found in shares.items()}
+    return MeasuredCurve(points.items()) if points else None
+
+
+def _curves(rows: Sequence[ProfileRow], compute: MeasuredCurve | None) -> Mapping[Placement, MeasuredCurve]:
+    """S by placement; from rows with accumulation the micro-steps before the last are subtracted."""
+    points: dict[Placement, dict[int, float]] = {}
+    for row in sorted(rows, key=lambda row: -row.accum_steps):
+        step_s, accum = row.step_seconds or 0.0, row.accum_steps
+        before = (accum - 1) * (compute.extended(row.local_batch) if compute else step_s / accum)
+        points.setdefault(shape(row), {})[row.local_batch] = max(step_s / accum, step_s - before)
+    return {place: MeasuredCurve(by.items()) for place, by in points.items()}
+
+
+class AllReduce:
+    """Seconds of an all-reduce by placement and weights."""
+
+    def __init__(self, rows: Iterable[ProfileRow]) -> None:
+        points: dict[Placement, dict[int, float]] = {}
+        for row in _averaged(row for row in rows if row.feasible and row.step_seconds is not None):
+            if row.step_seconds is not None and row.parameters:
+                points.setdefault(shape(row), {})[row.parameters] = row.step_seconds
+        self._curves = {place: MeasuredCurve(by.items()) for place, by in points.items()}
+
+    def seconds(self, place: Placement, weights: int) -> float | None:
+        """Seconds for this number of weights; None beyond the largest measured size."""
+        return over_sizes(self._curves, place, lambda found: self._curves[found].extended(weights), alone=0.0)
+
+
+def allreduces(rows: Iterable[ProfileRow]) -> dict[str, AllReduce]:
+    """All-reduces by GPU type; types without rows are absent."""
+    by_type: dict[str, list[ProfileRow]] = {}
+    for row in rows:
+        if row.kind == "allreduce":
+            by_type.setdefault(row.gpu_type, []).append(row)
+    return {gpu_type: AllReduce(found) for gpu_type, found in by_type.items()}
 
 
 def over_sizes(
     known: Iterable[Placement], place: Placement, at: Callable[[Placement], float], alone: float | None
 ) -> float | None:
-    """A value at a placement: at the most similar one of the size, else linear between the sizes around it.
+    """A value at a placement: that of the most similar one of its size, else linear between sizes.
 
     :param known: placements that have a value.
-    :param alone: the value on one GPU, where that is known without a placement of that size.
-    :returns: None beyond what is known.
+    :param alone: the value on one GPU, if known without a placement of that size.
+    :returns: None beyond the known sizes.
     """
     gpus, alike = sum(place), _most_alike(known, place)
     if gpus in alike:
@@ -368,7 +341,7 @@ def over_sizes(
 
 
 def _most_alike(known: Iterable[Placement], wanted: Placement) -> dict[int, Placement]:
-    """By number of GPUs, the placement most like the wanted one: of as many nodes first, else of more."""
+    """By number of GPUs, the placement most like the wanted one: nearest in nodes, of equals with more."""
 
     def unlike(place: Placement) -> tuple[int, int, Placement]:
         return abs(len(place) - len(wanted)), -len(place), place
@@ -377,9 +350,9 @@ def _most_alike(known: Iterable[Placement], wanted: Placement) -> dict[int, Plac
 
 
 def _averaged(rows: Iterable[ProfileRow]) -> list[ProfileRow]:
-    """Rows that measure the same as one, of their mean times.
+    """One row of mean times for all rows that measure the same.
 
-    Each counts once, however many iterations it is of; modelled ones only where there is nothing else.
+    Each row counts once, whatever its iterations; modelled rows count only if there are no others.
     """
     groups: dict[Key, list[ProfileRow]] = {}
     for row in rows:
@@ -397,72 +370,92 @@ def _mean_row(rows: Sequence[ProfileRow]) -> ProfileRow:
     )
 
 
-def _largest_safe(rows: Iterable[ProfileRow]) -> int:
-    fits = {row.local_batch for row in rows if row.feasible}
-    misfits = [row.local_batch for row in rows if not row.feasible]
-    ceiling = min(misfits, default=None)
-    return max((batch for batch in fits if ceiling is None or batch < ceiling), default=0)
+class ThroughputByPlacement(ProfiledThroughput["PlacementTable"]):
+    """Answers by placement and local batch, interpolating between measured placements.
+
+    After how the Pollux simulator reads its measurements (replay.md, the semantics of the Pollux simulator):
+
+    - A placement is the GPUs per node in the order of the ring. Its rotations are the same; the smallest
+      stands for all. A measured one answers linearly between its local batches.
+    - Any other is interpolated linearly over (nodes, GPUs, local batch) on the Delaunay triangulation of the
+      measured points: the means of the measured placements with as many nodes and GPUs, and the rows that
+      state those numbers alone. Larger node counts are clamped to :data:`MOST_NODES`.
+    - (a - 1) · t_proc is ``accum - 1`` times the part of the measured step without synchronisation.
+
+    Local batches beyond the measured ones answer as the nearest one; outside the triangulation, None.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        speeds: Mapping[str, float] | None = None,
+        most_local: Mapping[str, int] | None = None,
+    ) -> None:
+        """``most_local``: largest local batches by model, smaller than the measured ones.
+
+        :raises BadInputError: the profile has no training row.
+        """
+        super().__init__(profile, speeds, (row for row in profile.rows if row.feasible))
+        self._most_local = dict(most_local or {})
+        self._metadata = dict(profile.metadata)
+
+    def load(self, models: Iterable[str], gpu_types: Iterable[str]) -> None:
+        """Compile the tables of some models, so that the first question is as fast as later ones."""
+        kinds = list(gpu_types)
+        for model in sorted(set(models) & set(self.models())):
+            for gpu_type in kinds:
+                self.table(model, gpu_type)[0].load()
+
+    def max_local_batch(self, model: str, gpu_type: str) -> int | None:
+        """Largest number of samples known to fit one GPU of the type."""
+        limits = (*self.local_batches(model, gpu_type)[-1:], self._most_local.get(model))
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def times(self, model: str, gpu_type: str, ring: Placement, local_batch: int) -> StepTimes | None:
+        """Times of one micro-batch on the GPUs of ``ring``, a placement in the order of the ring.
+
+        :returns: None if nothing is known.
+        :raises BadInputError: the model is not profiled.
+        """
+        table, factor = self.table(model, gpu_type)
+        found = table.times(ring, local_batch)
+        return found if found is None or factor == 1.0 else found.times(factor)
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
+    ) -> float | None:
+        gpus = sum(placement)
+        if global_batch < gpus:
+            return None
+        plan = plan_batch(global_batch, gpus, local_limit(self, model, gpu_type, per_gpu_max))
+        found = self.times(model, gpu_type, placement, plan.local)
+        return None if found is None else found.accumulated(plan.accum)
+
+    def _make(self, model: str, gpu_type: str, rows: Sequence[ProfileRow]) -> PlacementTable:
+        return PlacementTable(rows, self._metadata.get(_key(model, gpu_type), ""))
 
 
-def _compute_curve(rows: Sequence[ProfileRow]) -> Curve | None:
-    """t_proc: from rows of one GPU, else from the share of computing in rows of several."""
-    alone = [row for row in rows if row.gpus == 1]
-    points: dict[int, float] = {}
-    for row in sorted(alone, key=lambda row: -row.accum_steps):
-        points[row.local_batch] = (row.step_seconds or 0.0) / row.accum_steps
-    if not points:
-        shares: dict[int, list[float]] = {}
-        for row in rows:
-            if row.compute_seconds:
-                shares.setdefault(row.local_batch, []).append(row.compute_seconds / row.accum_steps)
-        points = {batch: sum(found) / len(found) for batch, found in shares.items()}
-    return Curve(points.items()) if points else None
+def with_triangulations(profile: Profile) -> Profile:
+    """The profile with its triangulations in the metadata, so they are computed only once."""
+    groups = training_rows(row for row in profile.rows if row.feasible)
+    made = (
+        (_key(model, gpu_type), PlacementTable(groups[model][gpu_type]).triangulation)
+        for model in sorted(groups)
+        for gpu_type in sorted(groups[model])
+    )
+    found = tuple((key, text) for key, text in made if text)
+    return Profile(profile.rows, (*profile.metadata, *found))
 
 
-def _curves(rows: Sequence[ProfileRow], compute: Curve | None) -> Mapping[Placement, Curve]:
-    """S by placement; of rows with accumulation the micro-steps before the last are taken off."""
-    points: dict[Placement, dict[int, float]] = {}
-    for row in sorted(rows, key=lambda row: -row.accum_steps):
-        step_s, accum = row.step_seconds or 0.0, row.accum_steps
-        before = (accum - 1) * (compute.costly(row.local_batch) if compute else step_s / accum)
-        points.setdefault(shape(row), {})[row.local_batch] = max(step_s / accum, step_s - before)
-    return {place: Curve(by.items()) for place, by in points.items()}
-
-
-MOST_NODES: Final = 16
-"""Larger node counts are clamped to this value."""
-
-
-class StepTimes(NamedTuple):
-    """One measured step of one micro-batch, seconds."""
-
-    step_seconds: float
-    sync_seconds: float
-    """The part that waits for the all-reduce."""
-
-    def accumulated(self, micro_steps: int) -> float:
-        """Seconds of an optimizer step of N micro-steps, 1 without accumulation."""
-        return self.step_seconds + (self.step_seconds - self.sync_seconds) * (micro_steps - 1)
-
-    def times(self, factor: float) -> StepTimes:
-        """On a type of GPU that takes ``factor`` times as long."""
-        return StepTimes(self.step_seconds * factor, self.sync_seconds * factor)
-
-
-Samples = list[tuple[int, StepTimes]]
-"""(local batch, times), ascending."""
-
-
-def smallest_rotation(ring: Placement) -> Placement:
-    """The rotation of a placement that stands for all of them."""
-    return min(ring[turn:] + ring[:turn] for turn in range(len(ring)))
+def _key(model: str, gpu_type: str) -> str:
+    return f"triangulation of {model} on {gpu_type}"
 
 
 class PlacementTable:
     """Times of one model on one GPU type."""
 
     def __init__(self, rows: Iterable[ProfileRow], triangulation: str = "") -> None:
-        """``triangulation``: what :attr:`triangulation` was for the same rows."""
+        """``triangulation``: the :attr:`triangulation` of the same rows, found earlier."""
         self._rings: dict[Placement, Samples] = {}
         self._by_text: dict[str, Samples] = {}
         counted: list[tuple[Point, StepTimes]] = []
@@ -489,7 +482,7 @@ class PlacementTable:
         self._known: dict[tuple[Placement, int], StepTimes | None] = {}
 
     def load(self) -> None:
-        """Make ready all that is between the measured placements."""
+        """Prepare the interpolation between measured placements."""
         self._simplices.load()
 
     @property
@@ -506,7 +499,7 @@ class PlacementTable:
         return found
 
     def times(self, ring: Placement, local_batch: int) -> StepTimes | None:
-        """Of one micro-batch of ``local_batch`` samples a GPU; None: nothing is known."""
+        """Times of one micro-batch of ``local_batch`` samples a GPU; None if nothing is known."""
         key = (ring, local_batch)
         if key not in self._known:
             self._known[key] = self._interpolate(smallest_rotation(ring), local_batch)
@@ -523,73 +516,28 @@ class PlacementTable:
         return None if found is None else StepTimes(*found)
 
 
-class ThroughputByPlacement(ProfiledThroughput[PlacementTable]):
-    """The throughput model that tells placements apart; what it answers is said in ``throughput.py``."""
+class StepTimes(NamedTuple):
+    """One measured step of one micro-batch, seconds."""
 
-    def __init__(
-        self,
-        profile: Profile,
-        speeds: Mapping[str, float] | None = None,
-        most_local: Mapping[str, int] | None = None,
-    ) -> None:
-        """``most_local``: largest local batches by model, smaller than the measured ones.
+    step_seconds: float
+    sync_seconds: float
+    """The part that waits for the all-reduce."""
 
-        :raises BadInputError: the profile has no training row.
-        """
-        super().__init__(profile, speeds, (row for row in profile.rows if row.feasible))
-        self._most_local = dict(most_local or {})
-        self._metadata = dict(profile.metadata)
+    def accumulated(self, micro_steps: int) -> float:
+        """Seconds of an optimizer step of this many micro-steps; 1 without accumulation."""
+        return self.step_seconds + (self.step_seconds - self.sync_seconds) * (micro_steps - 1)
 
-    def load(self, models: Iterable[str], gpu_types: Iterable[str]) -> None:
-        """Compile the tables of some models, so that the first question costs what others do."""
-        kinds = list(gpu_types)
-        for model in sorted(set(models) & set(self.models())):
-            for gpu_type in kinds:
-                self.table(model, gpu_type)[0].load()
-
-    def max_local_batch(self, model: str, gpu_type: str) -> int | None:
-        """Largest number of samples known to fit one GPU of the type."""
-        limits = (*self.local_batches(model, gpu_type)[-1:], self._most_local.get(model))
-        return min((limit for limit in limits if limit is not None), default=None)
-
-    def times(self, model: str, gpu_type: str, ring: Placement, local_batch: int) -> StepTimes | None:
-        """Of one micro-batch on the GPUs of ``ring``, a placement in the order of the ring.
-
-        None: nothing is known. Raises ``BadInputError`` for a model that is not known.
-        """
-        table, factor = self.table(model, gpu_type)
-        found = table.times(ring, local_batch)
-        return found if found is None or factor == 1.0 else found.times(factor)
-
-    def step_seconds(
-        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
-    ) -> float | None:
-        """Seconds of one optimizer step, the batch cut evenly; None: infeasible or not known."""
-        gpus = sum(placement)
-        if global_batch < gpus:
-            return None
-        plan = plan_batch(global_batch, gpus, local_limit(self, model, gpu_type, per_gpu_max))
-        found = self.times(model, gpu_type, placement, plan.local)
-        return None if found is None else found.accumulated(plan.accum)
-
-    def _make(self, model: str, gpu_type: str, rows: Sequence[ProfileRow]) -> PlacementTable:
-        return PlacementTable(rows, self._metadata.get(_key(model, gpu_type), ""))
+    def times(self, factor: float) -> StepTimes:
+        return StepTimes(self.step_seconds * factor, self.sync_seconds * factor)
 
 
-def with_triangulations(profile: Profile) -> Profile:
-    """The profile with the triangulations of its rows in its metadata, so that they are found only once."""
-    groups = training_rows(row for row in profile.rows if row.feasible)
-    made = (
-        (_key(model, gpu_type), PlacementTable(groups[model][gpu_type]).triangulation)
-        for model in sorted(groups)
-        for gpu_type in sorted(groups[model])
-    )
-    found = tuple((key, text) for key, text in made if text)
-    return Profile(profile.rows, (*profile.metadata, *found))
+Samples = list[tuple[int, StepTimes]]
+"""(local batch, times), ascending."""
 
 
-def _key(model: str, gpu_type: str) -> str:
-    return f"triangulation of {model} on {gpu_type}"
+def smallest_rotation(ring: Placement) -> Placement:
+    """The rotation of a placement that stands for all its rotations."""
+    return min(ring[turn:] + ring[:turn] for turn in range(len(ring)))
 
 
 def _mean_times(found: list[StepTimes]) -> StepTimes:
@@ -603,8 +551,50 @@ def _mean_times(found: list[StepTimes]) -> StepTimes:
 
 
 def _between(samples: Samples, local_batch: int) -> StepTimes:
-    """Linear between the neighbours; beyond them the nearest."""
     (left, low), (right, high) = around(samples, local_batch)
     if left == right:
         return low
     return StepTimes(*(between(local_batch, left, a, right, b) for a, b in zip(low, high, strict=True)))
+
+
+class MeasuredCurve:
+    """Seconds by batch or by weights: linear between the points, which it goes through exactly."""
+
+    def __init__(self, points: Iterable[tuple[int, float]]) -> None:
+        self._points = sorted(points)
+
+    @property
+    def low(self) -> int:
+        return self._points[0][0]
+
+    @property
+    def high(self) -> int:
+        return self._points[-1][0]
+
+    def inside(self, x: int) -> float:
+        """The value at ``x``; outside the points, that of the nearest end."""
+        (left, at_left), (right, at_right) = around(self._points, x)
+        return at_left if left == right else between(x, left, at_left, right, at_right)
+
+    def extended(self, x: int) -> float:
+        """The value at ``x``; below the points that of the first, above them in proportion to ``x``."""
+        return self.inside(x) * max(1.0, x / self.high)
+
+
+def around(points: Sequence[tuple[int, T]], x: int) -> tuple[tuple[int, T], tuple[int, T]]:
+    """The neighbours of ``x`` among points of ascending x.
+
+    At a point, and beyond the ends, both are the same. Of several points at one x the first counts.
+    """
+    after = bisect_left(points, x, key=_X)
+    if after == len(points):
+        return points[-1], points[-1]
+    if after == 0 or points[after][0] == x:
+        return points[after], points[after]
+    return points[after - 1], points[after]
+
+
+def between(x: float, left: float, at_left: float, right: float, at_right: float) -> float:
+    """The line through two points at ``x``, clamped to their values against rounding."""
+    value = at_left + (at_right - at_left) * ((x - left) / (right - left))
+    return min(max(value, min(at_left, at_right)), max(at_left, at_right))

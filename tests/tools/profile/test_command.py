@@ -11,7 +11,7 @@ from pliant.cli.profile import numbers, profile
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 from pliant.schemas.io import read_profile, write_jobs, write_profile
 from pliant.schemas.profile import Profile
-from pliant.tools.profile.measuring.run import Measured
+from pliant.tools.profile.measuring.run import MeasuredProfile
 from tests.builders import job
 from tests.tools.profile.rows_builder import step
 
@@ -59,7 +59,7 @@ def test_what_cannot_be_written_is_not_measured(monkeypatch: pytest.MonkeyPatch,
 def test_what_was_measured_is_written_though_another_model_failed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made = Measured(Profile((step(1, 8, 0.1),)), ('model "bad" failed: KeyError: 7',))
+    made = MeasuredProfile(Profile((step(1, 8, 0.1),)), ('model "bad" failed: KeyError: 7',))
     monkeypatch.setattr("pliant.tools.profile.measuring.run.measure", lambda *_args, **_more: made)
     jobs, out = tmp_path / "jobs.jsonl", tmp_path / "profile.parquet"
     write_jobs([job("a")], jobs)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from pliant.cli.profile import profile
-from pliant.cli.profile_predict import Format, WantedPredictions, predictions_text
+from pliant.cli.profile_predict import PredictionFormat, PredictionScope, predictions_text
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import write_cluster, write_jobs, write_profile
 from pliant.schemas.profile import Profile
-from pliant.tools.profile.predict import Prediction, Question, base_of, holdout_errors, predict
+from pliant.tools.profile.predict import PredictionQuery, StepPrediction, base_of, holdout_errors, predict
 from tests.builders import cluster, job
 from tests.tools.profile.rows_builder import reduce, step, throughput
 
@@ -29,10 +29,10 @@ ROWS = (
     reduce(4, 20_000_000, 0.080),
 )
 ONE_GPU = (step(1, 8, 0.1), step(1, 16, 0.14), step(1, 32, 0.3))
-QUESTION = Question("a", "net", "gpu", samples=10_000)
+QUESTION = PredictionQuery("a", "net", "gpu", samples=10_000)
 
 
-def told(gpus: int, batch: int, question: Question = QUESTION) -> Prediction:
+def told(gpus: int, batch: int, question: PredictionQuery = QUESTION) -> StepPrediction:
     (found,) = predict(throughput(*ROWS), question, {gpus: (gpus,)}, [batch])
     return found
 
@@ -70,13 +70,13 @@ def test_what_does_not_fit_a_gpu_is_accumulated() -> None:
 
 
 def test_the_authors_limit_counts_as_the_largest_batch() -> None:
-    limited = Question("a", "net", "gpu", samples=10_000, per_gpu_max=8)
+    limited = PredictionQuery("a", "net", "gpu", samples=10_000, per_gpu_max=8)
     assert told(1, 8, limited).scaling_factor == 1.0
     assert told(1, 16, limited).accum_steps == 2
 
 
 def test_a_job_with_a_small_batch_is_compared_with_that_batch_on_one_gpu() -> None:
-    small = Question("a", "net", "gpu", samples=10_000, batch_max=8)
+    small = PredictionQuery("a", "net", "gpu", samples=10_000, batch_max=8)
     assert told(1, 8, small).scaling_factor == 1.0
     assert told(2, 8, small).scaling_factor == pytest.approx(0.100 / 0.130)
 
@@ -102,7 +102,7 @@ def test_without_a_batch_that_fits_everything_is_infeasible() -> None:
 
 
 def test_work_that_is_unknown_has_no_end() -> None:
-    assert told(2, 24, Question("a", "net", "gpu", samples=None)).finish_seconds is None
+    assert told(2, 24, PredictionQuery("a", "net", "gpu", samples=None)).finish_seconds is None
 
 
 def files(folder: Path) -> tuple[str, str, str]:
@@ -127,9 +127,9 @@ def test_the_command_answers_as_a_table(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_a_narrow_terminal_gets_blocks_of_whole_numbers(tmp_path: Path, width: int) -> None:
     jobs, _, nodes = files(tmp_path)
-    found, wanted = Profile(ROWS), WantedPredictions()
-    whole = predictions_text(found, jobs, nodes, wanted, Format.table)
-    text = predictions_text(found, jobs, nodes, wanted, Format.table, width=width)
+    found, wanted = Profile(ROWS), PredictionScope()
+    whole = predictions_text(found, jobs, nodes, wanted, PredictionFormat.table)
+    text = predictions_text(found, jobs, nodes, wanted, PredictionFormat.table, width=width)
     assert max(map(len, text.splitlines())) <= width
     assert {word for word in whole.split() if "─" not in word} <= set(text.split())
 

@@ -1,7 +1,7 @@
-"""Inside the workers: time all-reduces by their number of weights. Started by torchrun as a module.
+"""Inside the workers: time all-reduces by their number of weights. torchrun starts it as a module.
 
-One float32 a weight and the sum over the workers, as DistributedDataParallel does it for gradients; NCCL on
-GPUs, gloo on CPU slots.
+Each sums one float32 a weight over the workers, as DistributedDataParallel does for gradients, by NCCL on
+GPUs and gloo on CPU slots.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _join() -> torch.device:
 def _times(
     action: Callable[[], object], meter: Device, request: MeasurementRequest, fresh: bool
 ) -> tuple[float, ...]:
-    """Seconds of each repetition, those that warm up left out."""
+    """Seconds of each repetition after warming up."""
     count = request.rounds(_repeat(action, meter, max(1, request.warmup))[-1])
     if fresh:
         _repeat(action, meter, count)

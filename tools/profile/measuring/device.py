@@ -1,6 +1,6 @@
-"""Clocks and memory meters of the two kinds of device, and of other load; the workers agree on each.
+"""Clocks and memory meters of the two kinds of device, and the load of other processes.
 
-Every figure is the largest over all workers, so that each of them comes to the same conclusions.
+Every figure is the largest over all workers, so that all of them come to the same conclusions.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def _reduced(values: list[float], device: torch.device, operation: dist.ReduceOp
 
 
 class OtherLoad:
-    """How much other processes keep the workers of this machine from its cores, from its making on.
+    """How much other processes keep the workers of this machine from its cores, since it was made.
 
-    Two signs have to come together. A worker's threads were ready and had no core (the kernel's scheduler
-    keeps count, and of what a hypervisor takes): alone, that may be the workers' own doing. And cores worked
-    for others than the workers: alone, those may have been cores that the workers do not need.
+    Two signs must come together. A worker's threads were ready and had no core, by the kernel's count, or a
+    hypervisor took it: alone, that may be the workers' own doing. And cores worked for other processes:
+    alone, those may have been cores that the workers did not need.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -54,7 +54,7 @@ class OtherLoad:
         self._began = _Load.now()
 
     def share(self) -> float | None:
-        """The part of the time, 0 to 1; None: this system does not say. To be called by all workers."""
+        """The fraction of the time, 0 to 1; None if the system does not say. All workers call it."""
         ended = _Load.now()
         known = self._began is not None and ended is not None
         if largest([float(not known)], self._device)[0] or self._began is None or ended is None:
@@ -67,7 +67,7 @@ class OtherLoad:
         others_s = max(0.0, ended.busy_s - began.busy_s) + stolen_s
         (waited_s,) = largest([waited_s], self._device)
         others_s -= total(ended.own_s - began.own_s, self._device)
-        # each worker has read the clocks of the machine at a moment of its own
+        # each worker has read the machine's clocks at its own moment
         (share,) = largest([max(0.0, min(waited_s, others_s)) / passed_s], self._device)
         return round(min(1.0, share), 4)
 
@@ -88,7 +88,7 @@ class _Load:
 
     @classmethod
     def now(cls) -> Self | None:
-        """Now; None: the system does not say."""
+        """Returns None if the system does not say."""
         try:
             waits = [
                 int((task / "schedstat").read_text().split()[1]) for task in Path("/proc/self/task").iterdir()
@@ -119,7 +119,6 @@ class CpuDevice:
         largest([0.0], self.torch_device)
 
     def mark(self) -> object:
-        """Now."""
         return time.perf_counter()
 
     def seconds(self, marks: Sequence[tuple[object, object]]) -> list[float]:
@@ -128,7 +127,7 @@ class CpuDevice:
         return largest(own, self.torch_device)
 
     def reset_peak(self) -> None:
-        """Reset the kernel's high-water mark; where that is not allowed the peak is the process's own."""
+        """Reset the kernel's high-water mark; if that is not allowed, the peak is of the whole process."""
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
@@ -137,7 +136,7 @@ class CpuDevice:
         return int(largest([float(_status_bytes("VmHWM"))], self.torch_device)[0])
 
     def over_limit(self) -> bool:
-        """Whether any worker has had more resident memory than it may."""
+        """Whether any worker has exceeded its limit of resident memory."""
         return self._limit is not None and self.peak() > self._limit
 
 
@@ -172,7 +171,6 @@ class CudaDevice:
         return largest(own, self.torch_device)
 
     def reset_peak(self) -> None:
-        """Give cached memory back and forget the largest so far."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 
@@ -181,16 +179,15 @@ class CudaDevice:
         return int(largest([float(torch.cuda.max_memory_reserved(self.torch_device))], self.torch_device)[0])
 
     def over_limit(self) -> bool:
-        """Never: the allocator itself refuses to go beyond the limit."""
+        """Never: the allocator itself keeps the limit."""
         return False
 
 
 Device = CpuDevice | CudaDevice
-"""What the sweep needs of the device that a worker computes on."""
 
 
 def device_of(device: torch.device, memory_limit: int | None) -> Device:
-    """The clock and meter for a torch device, the memory limit put in force."""
+    """The clock and meter of a torch device, with the memory limit in force."""
     if device.type == "cuda":
         return CudaDevice(device, memory_limit)
     return CpuDevice(memory_limit)
@@ -199,7 +196,7 @@ def device_of(device: torch.device, memory_limit: int | None) -> Device:
 def _cap_growth(limit: int) -> None:
     """Make the kernel refuse to give this process another ``limit`` bytes.
 
-    The resident memory is what counts; this only keeps a batch far too large from swamping the machine.
+    Resident memory is what counts; this only keeps a batch that is far too large from swamping the machine.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     ceiling = _status_bytes("VmData") + limit

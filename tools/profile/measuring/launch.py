@@ -1,11 +1,10 @@
-"""Start one measurement through torchrun, wait for it, say what went wrong. Commands are built as data.
+"""One launch of a measurement: start it through torchrun, wait for it, keep what it has measured.
 
-The points that a profile under way has measured, in a file: the same command goes on from them.
-
-JSON Lines, one point a line, each forced to disk when it is measured. A point counts again only where all is
-the same that it depends on: :func:`launch_key`. The file is removed once the profile is written.
-
-What one launch has measured, however often it had to be started for that.
+:func:`launch` carries out one request; commands are built as data. :class:`PointsFile` keeps measured points,
+so that the same command goes on after it was cut short: JSON Lines, one point a line, each forced to disk
+when measured. A kept point counts only if all that it depends on is the same (:func:`launch_key`). The file
+is removed once the profile is written. :class:`LaunchLog` holds the points of one launch, however often it
+was started, and makes profile rows of them.
 """
 
 from __future__ import annotations
@@ -58,6 +57,8 @@ from pliant.tools.profile.torchrun.start import (
 START_LIMIT_S: Final = 600.0
 """A script that has not begun to serve its sweep by then does not use the elastic library."""
 POLL_S: Final = 0.05
+KIND: Final = "points"
+MODE: Final = 0o600
 ADVICE: Final = "profile needs the loop of `elastic.init()` and `job.prepare(…)` from pliant.tools.run"
 Advance = Callable[[Outcome], None]
 _log = logging.getLogger("pliant")
@@ -65,26 +66,18 @@ _log = logging.getLogger("pliant")
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What is measured: a training script as a job states it."""
+    """The training script to measure, as a job states it."""
 
     name: str
-    """What messages call it: the model."""
+    """The model; messages use it."""
     command: tuple[str, ...]
     workdir: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     slots: Literal["cpu", "gpu"] = "cpu"
 
 
-def environment(script: Script, request: Path) -> dict[str, str]:
-    """What the workers find in their environment beyond this process's own."""
-    fixed = {"PYTHONUNBUFFERED": "1", **NO_STORE, ENV_PROFILE: str(request)}
-    if script.slots == "cpu":
-        return {**ONE_THREAD, **script.env, **fixed, "CUDA_VISIBLE_DEVICES": ""}
-    return {**script.env, **fixed}
-
-
 @dataclass(frozen=True, slots=True)
-class Ended:
+class LaunchEnd:
     """How a launch ended: what it measured, and whether it ran out of memory at ``outcome.current``."""
 
     outcome: Outcome
@@ -92,15 +85,15 @@ class Ended:
     start_s: float | None = None
     """From the launch to the end of the first step."""
     relaunch_s: float | None = None
-    """What it takes to leave with a checkpoint and come back from it; None: not asked for."""
+    """Seconds to leave with a checkpoint and come back from it; None if not asked for."""
 
 
-def launch(script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> Ended:
+def launch(script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> LaunchEnd:
     """Carry out one request.
 
     :param request: its ``result`` is replaced by a file in a folder that lives as long as the launch, its
         ``launcher_pid`` by this process.
-    :param advance: called with what was measured so far, also where the launch is cut short.
+    :param advance: called with what was measured so far, also if the launch is cut short.
     :raises JobsFailedError: the script crashed, or never came to serve the sweep.
     """
     with tempfile.TemporaryDirectory(prefix="pliant-profile-") as name:
@@ -118,19 +111,27 @@ def launch(script: Script, workers: int, request: MeasurementRequest, advance: A
             _log.warning(
                 "a change in place was not measured: %s", failure(script, workers, code, outcome, folder)
             )
-            return Ended(outcome, start_s=_start_s(outcome, began_s))
+            return LaunchEnd(outcome, start_s=_start_s(outcome, began_s))
         if outcome is not None and outcome.current and out_of_memory_mark(result).exists():
-            return Ended(outcome, out_of_memory=True)
+            return LaunchEnd(outcome, out_of_memory=True)
         raise JobsFailedError(failure(script, workers, code, outcome, folder))
 
 
-def _timed(outcome: Outcome, began_s: float, ended_s: float) -> Ended:
-    """What starting and leaving took; the clock may have been set meanwhile, but no time is negative."""
+def environment(script: Script, request: Path) -> dict[str, str]:
+    """What is added to this process's environment for the workers."""
+    fixed = {"PYTHONUNBUFFERED": "1", **NO_STORE, ENV_PROFILE: str(request)}
+    if script.slots == "cpu":
+        return {**ONE_THREAD, **script.env, **fixed, "CUDA_VISIBLE_DEVICES": ""}
+    return {**script.env, **fixed}
+
+
+def _timed(outcome: Outcome, began_s: float, ended_s: float) -> LaunchEnd:
+    """What starting and leaving took; never negative, though the clock may have been set meanwhile."""
     if outcome.first_step_s is None or outcome.left_s is None or outcome.checkpoint_s is None:
-        return Ended(outcome)
+        return LaunchEnd(outcome)
     start_s = _start_s(outcome, began_s) or 0.0
     leave_s = max(0.0, ended_s - outcome.left_s)
-    return Ended(outcome, start_s=start_s, relaunch_s=outcome.checkpoint_s + leave_s + start_s)
+    return LaunchEnd(outcome, start_s=start_s, relaunch_s=outcome.checkpoint_s + leave_s + start_s)
 
 
 def _start_s(outcome: Outcome, began_s: float) -> float | None:
@@ -138,7 +139,7 @@ def _start_s(outcome: Outcome, began_s: float) -> float | None:
 
 
 def read_outcome(path: Path) -> Outcome | None:
-    """The outcome that rank 0 has written so far; None: the sweep has not begun."""
+    """The outcome that rank 0 has written so far; None before the sweep has begun."""
     try:
         return Outcome.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -146,7 +147,7 @@ def read_outcome(path: Path) -> Outcome | None:
 
 
 def failure(script: Script, workers: int, code: int, outcome: Outcome | None, folder: Path) -> str:
-    """One line on a launch that did not get to its end."""
+    """One line about a launch that did not reach its end."""
     what = f'measuring model "{script.name}" on {workers} worker{"s" * (workers > 1)}'
     if code == 0:
         return f"{what}: the script ended without serving the measurement; {ADVICE}"
@@ -163,7 +164,7 @@ def _run(
     folder: Path,
     advance: Advance,
 ) -> int:
-    """Run to the end, telling of progress; whatever happens, no process of it is left."""
+    """Run to the end and report progress; whatever happens, no process is left."""
     with (folder / "torchrun.log").open("wb") as log:
         try:
             process = subprocess.Popen(
@@ -202,7 +203,7 @@ def _wait(process: subprocess.Popen[bytes], script: Script, result: Path, advanc
 def end_all(process: subprocess.Popen[bytes], mark: tuple[str, str]) -> None:
     """Kill a process, everything it started, and every worker that outlived it.
 
-    Workers have sessions of their own; of one whose torchrun is gone, only its environment says whose it is.
+    Workers have sessions of their own. If its torchrun is gone, only a worker's environment identifies it.
     """
     with contextlib.suppress(psutil.NoSuchProcess):
         kill(tree(psutil.Process(process.pid)))
@@ -210,12 +211,8 @@ def end_all(process: subprocess.Popen[bytes], mark: tuple[str, str]) -> None:
     kill(strays(mark))
 
 
-KIND: Final = "points"
-MODE: Final = 0o600
-
-
-class Measured(Record):
-    """One point, or what a launch has measured at its end, and where."""
+class MeasuredPoint(Record):
+    """One point, or the costs that a launch measures at its end, and the machine."""
 
     launch: str
     """The :func:`launch_key` of what was started."""
@@ -226,28 +223,28 @@ class Measured(Record):
     device: str = ""
     driver: str = ""
     point: Point | None = None
-    """None: the launch is over, and these are its costs."""
+    """None in the record of a launch's costs, at its end."""
     start_s: NonNegativeFloat | None = None
     relaunch_s: NonNegativeFloat | None = None
     rescale_s: NonNegativeFloat | None = None
 
 
 class PointsFile:
-    """What was measured before, and a place for what is measured now.
+    """The points of an earlier command that was cut short, and a place for new ones.
 
-    :param path: None: nothing is kept, the profile goes into a pipe.
+    :param path: None if the profile goes into a pipe: then nothing is kept.
     """
 
-    def __init__(self, path: Path | None = None, found: Collection[Measured] = ()) -> None:
+    def __init__(self, path: Path | None = None, found: Collection[MeasuredPoint] = ()) -> None:
         self.path = path
         self._found = list(found)
         self._descriptor: int | None = None
 
     @classmethod
     def read(cls, path: Path | None) -> Self:
-        """What a file keeps; a last line that a crash has torn is left out.
+        """Read a file; a last line that a crash has torn is left out.
 
-        :raises BadInputError: it is another file, or damaged.
+        :raises BadInputError: it is another kind of file, or damaged.
         """
         if path is None:
             return cls()
@@ -258,7 +255,12 @@ class PointsFile:
         except OSError as error:
             raise read_failure(error, str(path)) from error
         lines, problems = read_lines(
-            data, str(path), KIND, Measured.model_validate_json, schema_required=True, torn_end_allowed=True
+            data,
+            str(path),
+            KIND,
+            MeasuredPoint.model_validate_json,
+            schema_required=True,
+            torn_end_allowed=True,
         )
         if problems:
             what = "cannot be gone on from: remove it to measure everything again"
@@ -269,12 +271,12 @@ class PointsFile:
         """How many points of these launches are kept."""
         return sum(found.point is not None and found.launch in launches for found in self._found)
 
-    def of(self, launch: str) -> list[Measured]:
-        """What was measured of one launch, in the order in which it was."""
+    def of(self, launch: str) -> list[MeasuredPoint]:
+        """What was measured of one launch, in order."""
         return [found for found in self._found if found.launch == launch]
 
-    def add(self, measured: Measured) -> None:
-        """Keep one more; it is on disk when this returns.
+    def add(self, measured: MeasuredPoint) -> None:
+        """Keep one more point; it is on disk when this returns.
 
         :raises PliantError: the file cannot be written.
         """
@@ -290,29 +292,28 @@ class PointsFile:
             raise write_error(error, str(self.path)) from error
 
     def remove(self) -> None:
-        """The profile is written: what it was made of is needed no longer."""
+        """Remove the file: the profile is written."""
         self.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Keep nothing further."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def _open(self, path: Path) -> int:
-        """Write everything so far, without what a crash has torn, and open the file for more."""
+        """Write everything so far, without a torn line, and open the file for more."""
         atomic_write(path, header(KIND) + b"".join(map(_line, self._found)), mode=MODE)
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
 
 def launch_key(script: Script, workers: int, wanted: MeasurementRequest) -> str:
-    """A hash of all that a measured point depends on, and of the batches that are wanted.
+    """A hash of all that a measured point depends on, and of the wanted batches.
 
-    The script's own file is a part of it, the modules that it imports are not.
+    It covers the script's own file, but not the modules that the script imports.
 
-    :param wanted: of the whole plan: what its other launches find out makes no difference.
+    :param wanted: the request of the whole plan, so results of other launches make no difference.
     """
     what = {
         "model": script.name,
@@ -337,14 +338,14 @@ def _digest(script: Script) -> str | None:
         return None
 
 
-def _line(measured: Measured) -> bytes:
+def _line(measured: MeasuredPoint) -> bytes:
     return encode(measured.model_dump(mode="json", exclude_defaults=True))
 
 
 class LaunchLog:
     """The points of one launch: those kept from an earlier command and those measured now.
 
-    :param key: of the launch, as :func:`~pliant.tools.profile.measuring.launch.launch_key` makes it.
+    :param key: the launch's :func:`launch_key`.
     :param clock: UTC seconds.
     """
 
@@ -352,20 +353,19 @@ class LaunchLog:
         self._kept = kept
         self._key = key
         self._clock = clock
-        self._points: list[tuple[Measured, Point]] = []
-        self._costs: Measured | None = None
+        self._points: list[tuple[MeasuredPoint, Point]] = []
+        self._costs: MeasuredPoint | None = None
         for found in kept.of(key):
             self._remember(found)
 
     def __len__(self) -> int:
-        """How many points there are."""
         return len(self._points)
 
     def rest(self, request: MeasurementRequest, workers: int) -> MeasurementRequest | None:
-        """What is left of a request; None: nothing is.
+        """What is left of a request; None if nothing is.
 
-        Costs are measured at the end of a launch, after a step: where they alone are left, one point is
-        measured once more.
+        Costs are measured at the end of a launch, after a step: if only they are left, one point is measured
+        once more.
         """
         known = tuple(point for _, point in self._points)
         rest = below(request, known).model_copy(update={"known": known})
@@ -378,7 +378,7 @@ class LaunchLog:
         return request.model_copy(update={"known": others})
 
     def take(self, outcome: Outcome, before: int) -> None:
-        """Take up what a launch has measured since it was looked at last.
+        """Add what a launch has measured since the last call.
 
         :param before: how many points there were when it was started.
         """
@@ -386,24 +386,24 @@ class LaunchLog:
             self._add(outcome, point=point)
 
     def misfit(self, outcome: Outcome) -> None:
-        """The point under way ran out of memory."""
+        """The current point ran out of memory."""
         if outcome.current is not None:
             self._add(outcome, point=outcome.current.model_copy(update={"feasible": False}))
 
-    def end(self, ended: Ended) -> None:
-        """The launch is through; its costs belong to all its points."""
+    def end(self, ended: LaunchEnd) -> None:
+        """The launch is over; its costs belong to all its points."""
         start_s, relaunch_s, rescale_s = ended.start_s, ended.relaunch_s, ended.outcome.rescale_s
         if (start_s, relaunch_s, rescale_s) != (None, None, None):
             self._add(ended.outcome, start_s=start_s, relaunch_s=relaunch_s, rescale_s=rescale_s)
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """What the workers reported of their machine; empty: nothing was measured."""
+        """What the workers reported about their machine; empty if nothing was measured."""
         last = self._points[-1:]
         return {name: getattr(found, name) for found, _ in last for name in ("torch", "device", "driver")}
 
     def rows(self, model: str, gpu_type: str, workers: int) -> list[ProfileRow]:
-        """The profile rows of all points; those of training steps that fit have the costs of the launch."""
+        """The profile rows of all points; feasible training rows have the costs of the launch."""
         best = {id(point) for point in best_visits(point for _, point in self._points)}
         rows = [
             _row(found, point, model, gpu_type, workers) for found, point in self._points if id(point) in best
@@ -420,11 +420,11 @@ class LaunchLog:
 
     def _add(self, outcome: Outcome, **fields: object) -> None:
         facts = {name: getattr(outcome, name) for name in ("parameters", "torch", "device", "driver")}
-        found = Measured(launch=self._key, measured_at=self._clock(), **facts, **fields)  # type: ignore[arg-type]
+        found = MeasuredPoint(launch=self._key, measured_at=self._clock(), **facts, **fields)  # type: ignore[arg-type]
         self._remember(found)
         self._kept.add(found)
 
-    def _remember(self, found: Measured) -> None:
+    def _remember(self, found: MeasuredPoint) -> None:
         if found.point is None:
             self._costs = found
         else:
@@ -432,7 +432,7 @@ class LaunchLog:
 
 
 def below(request: MeasurementRequest, points: Iterable[Point]) -> MeasurementRequest:
-    """The rest of a request, given what has been measured and what did not fit."""
+    """The request with its limits narrowed to what has been measured and what did not fit."""
     seen = tuple(points)
     misfits = [point.local_batch for point in seen if not point.feasible]
     if not misfits:
@@ -442,7 +442,7 @@ def below(request: MeasurementRequest, points: Iterable[Point]) -> MeasurementRe
     return request.model_copy(update={"fits": min(max(fits, request.fits), misfit - 1), "misfit": misfit})
 
 
-def _row(found: Measured, point: Point, model: str, gpu_type: str, workers: int) -> ProfileRow:
+def _row(found: MeasuredPoint, point: Point, model: str, gpu_type: str, workers: int) -> ProfileRow:
     row = ProfileRow(
         kind="train",
         model=model,

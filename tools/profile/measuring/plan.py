@@ -1,7 +1,4 @@
-"""What to measure for a file of jobs: one plan a model. Pure planning, nothing is started here.
-
-Where measurements are made: one node of the cluster, and what it can hold.
-"""
+"""What to measure for a file of jobs, one plan a model, and on which node. Nothing is started here."""
 
 from __future__ import annotations
 
@@ -21,21 +18,22 @@ from pliant.tools.profile.measuring.launch import Script
 
 UNKNOWN_CEILING = 1024
 """Largest local batch tried for a job that states neither a batch nor a limit."""
+LOOPBACK: Final = (None, "localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What the user wants measured; None: what the jobs need."""
+class MeasuringOptions:
+    """What the user wants measured; None means what the jobs need."""
 
     models: Collection[str] = ()
-    """Only these models; empty: all."""
+    """Only these models; all if empty."""
     gpus: tuple[int, ...] | None = None
     batches: tuple[int, ...] | None = None
     iterations: int = 10
     warmup: int = 3
     allreduce: bool = False
     costs: bool = False
-    """Also what a start, a relaunch and a change of the workers in place take."""
+    """Also measure what a start, a relaunch and a change of the workers in place take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +47,11 @@ class ModelPlan:
     """Sizes of two and more workers."""
     per_gpu_max: int | None = None
     gangs_of_largest: tuple[int, ...] = ()
-    """Requested sizes of jobs without a batch: theirs is that times the largest local batch that fits."""
+    """Requested sizes of jobs without a batch: their batch is the size times the largest that fits."""
     notes: tuple[str, ...] = ()
 
 
-def model_plans(jobs: Iterable[Job], node: MeasuredNode, options: Options) -> tuple[ModelPlan, ...]:
+def model_plans(jobs: Iterable[Job], node: MeasuredNode, options: MeasuringOptions) -> tuple[ModelPlan, ...]:
     """One plan for each model, in order of first appearance.
 
     Jobs of one model are measured with the command of the first of them that has one.
@@ -72,13 +70,7 @@ def model_plans(jobs: Iterable[Job], node: MeasuredNode, options: Options) -> tu
     return tuple(_model_plan(model, group, node, options) for model, group in by_model.items())
 
 
-def powers(low: int, high: int) -> tuple[int, ...]:
-    """``low``, the powers of two between, and ``high``: ``powers(3, 20) == (3, 4, 8, 16, 20)``."""
-    between = (1 << exponent for exponent in range(high.bit_length()) if low < 1 << exponent < high)
-    return tuple(sorted({low, *between, high}))
-
-
-def _model_plan(model: str, jobs: Sequence[Job], node: MeasuredNode, options: Options) -> ModelPlan:
+def _model_plan(model: str, jobs: Sequence[Job], node: MeasuredNode, options: MeasuringOptions) -> ModelPlan:
     able = [job for job in jobs if job.command]
     if not able:
         raise BadInputError(f'no job of model "{model}" has a command: nothing can be started to measure it')
@@ -109,7 +101,7 @@ def _sizes(jobs: Sequence[Job], node: MeasuredNode) -> tuple[int, ...]:
 
 
 def _local_batches(jobs: Sequence[Job], gpus: int, per_gpu_max: int | None) -> tuple[int, ...]:
-    """From half the smallest share on ``gpus`` workers to the largest batch that one worker can be given."""
+    """From half the smallest share on ``gpus`` workers to the largest batch that one worker may get."""
     if any(job.batch.size is None for job in jobs):
         return powers(1, per_gpu_max or UNKNOWN_CEILING)
     smallest = min(job.batch.min or job.batch.size or 1 for job in jobs)
@@ -119,14 +111,14 @@ def _local_batches(jobs: Sequence[Job], gpus: int, per_gpu_max: int | None) -> t
 
 
 def _global_batches(job: Job) -> set[int]:
-    """The batches that the job trains with, and half of its own, on which the model is checked."""
+    """The batches with which the job trains, and half of its own, to check the model."""
     if job.batch.size is None:
         return set()
     limits = {job.batch.min, job.batch.max} if job.elastic == "size+batch" else set()
     return {size for size in (job.batch.size, job.batch.size // 2, *limits) if size}
 
 
-def _notes(model: str, able: Sequence[Job], options: Options, node: MeasuredNode) -> tuple[str, ...]:
+def _notes(model: str, able: Sequence[Job], options: MeasuringOptions, node: MeasuredNode) -> tuple[str, ...]:
     notes = []
     first = able[0]
     started = (first.command, first.workdir, first.env)
@@ -142,12 +134,15 @@ def _notes(model: str, able: Sequence[Job], options: Options, node: MeasuredNode
     return tuple(notes)
 
 
-LOOPBACK: Final = (None, "localhost", "127.0.0.1", "::1")
+def powers(low: int, high: int) -> tuple[int, ...]:
+    """``low``, the powers of two between, and ``high``: ``powers(3, 20) == (3, 4, 8, 16, 20)``."""
+    between = (1 << exponent for exponent in range(high.bit_length()) if low < 1 << exponent < high)
+    return tuple(sorted({low, *between, high}))
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredNode:
-    """The node that stands for its type."""
+    """The node on which measurements are made; it stands for its GPU type."""
 
     gpu_type: str
     slots: Literal["cpu", "gpu"]
@@ -156,15 +151,15 @@ class MeasuredNode:
     cluster_gpus: int
     """All GPUs (or CPU slots) of the cluster."""
     memory_limit: int | None = None
-    """Bytes that one worker may use; None: whatever there is."""
+    """Bytes that one worker may use; None for no limit."""
     notes: tuple[str, ...] = ()
-    """What the person at the terminal should know."""
+    """Lines for the person at the terminal."""
 
 
 def node_to_measure(cluster: Cluster | None, devices: int | None = None) -> MeasuredNode:
     """The node to measure on: this host by name if it is in the cluster, else the node with the most GPUs.
 
-    :param devices: GPUs of this machine; None: look.
+    :param devices: GPUs of this machine; looked up if None.
     :raises BadInputError: the cluster is empty.
     :raises ServiceMissingError: the cluster has GPUs and this machine has none.
     """
@@ -212,7 +207,7 @@ def _node(cluster: Cluster) -> Node:
 
 
 def _workers(cluster: Cluster, node: Node, devices: int) -> int:
-    """How many this machine can run at a time: all nodes without an address of a local cluster are here."""
+    """Most workers that this machine can run: nodes of a local cluster without an address are here."""
     alike = [other for other in cluster.expanded() if other.gpu_type == node.gpu_type]
     here = cluster.backend == "local" and all(other.address in LOOPBACK for other in alike)
     slots = sum(other.gpus for other in alike) if here else node.gpus

@@ -1,13 +1,10 @@
-"""A measurement request: what the workers of one launch measure, as a file that their environment names.
+"""What the workers of one launch measure: the request, its outcome, and the order of the points.
 
-One request is one launch of torchrun: several batches on one number of workers. The launcher writes it,
-``measure.py`` and ``allreduce.py`` carry it out and write an :class:`Outcome` beside it.
-
-Which points one launch measures, one after the other; the same on every worker.
-
-First comes the search for the largest local batch that fits: upwards through the wanted batches, then by
-bisection. Then come the global batches, cut for the workers. Points that are known already are not measured
-again.
+One request is one launch of torchrun: several batches on one number of workers. The launcher writes it to a
+file that the workers' environment names; ``worker.py`` and ``allreduce.py`` carry it out and write an
+:class:`Outcome`. :class:`PointSearch` picks the points, alike on every worker. First it searches for the
+largest local batch that fits: upwards through the wanted batches, then by bisection. Then come the global
+batches, split over the workers. Known points are not measured again.
 """
 
 from __future__ import annotations
@@ -24,7 +21,11 @@ ENV_PROFILE: Final = "PLIANT_PROFILE"
 MOST: Final = 20
 """Short steps are measured at most this many times as often as requested."""
 VISITS: Final = 3
-"""How often a point is measured at most while the machine is busy."""
+"""Most times that a point is measured while the machine is busy."""
+RESOLUTION = 8
+"""Bisection ends when the gap is at most one eighth of the largest batch that fits."""
+Cut = tuple[int, int]
+"""Local batch and micro-steps of one optimizer step."""
 
 
 class Point(Record):
@@ -41,67 +42,47 @@ class Point(Record):
     peak_memory: NonNegativeInt | None = None
     """Bytes, the largest over the workers."""
     busy_share: NonNegativeFloat | None = None
-    """Part of the time in which other processes kept a worker from a core; null: the system does not say."""
-
-
-def is_disturbed(point: Point) -> bool:
-    """Whether other processes kept the workers from their cores too long for its times to be trusted."""
-    return point.busy_share is not None and point.busy_share > BUSY
-
-
-def best_visits(points: Iterable[Point]) -> list[Point]:
-    """Each configuration once, in order of its first visit: the visit that was disturbed least.
-
-    One that did not fit stays so, whatever else was measured.
-    """
-    best: dict[tuple[int, int, int], Point] = {}
-    for point in points:
-        key = (point.local_batch, point.accum, point.weights)
-        known = best.get(key, point)
-        worse = (known.feasible, known.busy_share or 0.0) > (point.feasible, point.busy_share or 0.0)
-        best[key] = point if worse else known
-    return list(best.values())
+    """Part of the time in which other processes kept a worker from a core; null if not known."""
 
 
 class MeasurementRequest(Record):
-    """What to measure in one launch. First the local batches, then the global ones cut for the workers."""
+    """What to measure in one launch: first the local batches, then the global ones."""
 
     result: str
     """File that rank 0 writes the :class:`Outcome` to, after every point."""
     launcher_pid: PositiveInt | None = None
-    """Process that waits for the result; once it is gone nothing further is measured."""
+    """Process that waits for the result; once it is gone, the workers end."""
     local_batches: tuple[PositiveInt, ...] = ()
-    """Samples per worker and micro-step; where one does not fit, the limit is searched by bisection."""
+    """Samples per worker and micro-step; if one does not fit, bisection finds the limit."""
     global_batches: tuple[PositiveInt, ...] = ()
-    """Samples per optimizer step, cut for the workers with accumulation where a share does not fit."""
+    """Samples per optimizer step, split over the workers; accumulated if a share does not fit."""
     weights: tuple[PositiveInt, ...] = ()
     """Sizes of all-reduces, in weights (``allreduce.py`` only)."""
     per_gpu_max: PositiveInt | None = None
-    """Largest local batch that a cut may use; None: no limit is known."""
+    """Largest local batch of a split; None if no limit is known."""
     fits: NonNegativeInt = 0
     """Largest local batch known to fit, from an earlier launch."""
     misfit: PositiveInt | None = None
     """Smallest local batch known not to fit, from an earlier launch."""
     known: tuple[Point, ...] = ()
-    """Points of it that were measured before: they are not measured again."""
+    """Points that were measured before: they are not measured again."""
     iterations: PositiveInt = 10
     """Steps measured per point, at least."""
     warmup: NonNegativeInt = 3
     """Steps dropped per point; the first step is always dropped."""
     least_seconds: NonNegativeFloat = 0.25
-    """Short steps are repeated until a point was measured for about so long."""
+    """Short steps are repeated until a point was measured for about this long."""
     memory_limit: PositiveInt | None = None
-    """Bytes that one worker may use; None: what the device has."""
+    """Bytes that one worker may use; None for all that the device has."""
     seed: NonNegativeInt = 0
     """Seed of the choice of samples."""
     costs: bool = False
-    """Also time what changes of the workers are made of: a checkpoint saved and loaded, and a change in
-    place."""
+    """Also time the parts of a change of workers: saving and loading a checkpoint, and a change in place."""
 
     def rounds(self, last_s: float) -> int:
-        """Steps to measure: those ordered, and more where they are so short that noise would show.
+        """Steps to measure: ``iterations``, or more if steps are so short that noise would show.
 
-        :param last_s: seconds that one has taken.
+        :param last_s: seconds of one step.
         """
         wanted = self.least_seconds / last_s if last_s else 0.0
         return max(self.iterations, min(int(wanted), MOST * self.iterations))
@@ -114,72 +95,59 @@ class Outcome(Record):
     """Weights that are synchronised."""
     torch: str = ""
     device: str = ""
-    """Name of the device measured on."""
+    """Name of the device."""
     driver: str = ""
     points: tuple[Point, ...] = ()
     current: Point | None = None
-    """The point under way; where the workers ran out of memory, this one did not fit."""
+    """The current point; if the workers ran out of memory, it did not fit."""
     done: bool = False
     first_step_s: NonNegativeFloat | None = None
-    """When the first step was through, UTC seconds."""
+    """When the first step ended, UTC seconds."""
     left_s: NonNegativeFloat | None = None
     """When the workers were asked to leave, UTC seconds."""
     checkpoint_s: NonNegativeFloat | None = None
-    """Seconds to save a checkpoint and to load it; null: not asked for."""
+    """Seconds to save a checkpoint and to load it; null if not asked for."""
     rehearsing: bool = False
-    """Everything else is measured; a worker that ends now takes no more than ``rescale_s`` with it."""
+    """Everything else is measured; if a worker ends now, only ``rescale_s`` is lost."""
     rescale_s: NonNegativeFloat | None = None
-    """Seconds in which no worker trains when the last one joins the others; null: not asked for, or one
+    """Seconds in which no worker trains when the last one joins the others; null if not asked for, or for one
     worker."""
 
 
 def out_of_memory_mark(result: str | Path) -> Path:
-    """File whose presence says that a worker ran out of memory at the point under way."""
+    """File whose presence says that a worker ran out of memory at the current point."""
     return Path(f"{result}.out-of-memory")
 
 
-RESOLUTION = 8
-"""Bisection ends when the gap is at most this fraction (one eighth) of the largest batch that fits."""
-Cut = tuple[int, int]
-"""Local batch and micro-steps of one optimizer step."""
+def is_disturbed(point: Point) -> bool:
+    """Whether other processes kept the workers from their cores too long to trust the point's times."""
+    return point.busy_share is not None and point.busy_share > BUSY
 
 
-class BatchSearch:
-    """Which local batch to try next, given what fitted so far.
+def best_visits(points: Iterable[Point]) -> list[Point]:
+    """The least disturbed visit of each configuration, in order of first visits.
 
-    ``fits`` and ``misfit`` carry over what an earlier, interrupted search has found out.
+    A configuration that did not fit once counts as one that does not fit.
     """
+    best: dict[tuple[int, int, int], Point] = {}
+    for point in points:
+        key = (point.local_batch, point.accum, point.weights)
+        known = best.get(key, point)
+        worse = (known.feasible, known.busy_share or 0.0) > (point.feasible, point.busy_share or 0.0)
+        best[key] = point if worse else known
+    return list(best.values())
 
-    def __init__(self, wanted: Iterable[int], *, fits: int = 0, misfit: int | None = None) -> None:
-        self._wanted = sorted({batch for batch in wanted if batch > fits}, reverse=True)
-        self.fits = fits
-        """Largest batch known to fit; 0: none yet."""
-        self.misfit = misfit
-        """Smallest batch known not to fit."""
 
-    def next(self) -> int | None:
-        """The next batch to try; None: the search is over."""
-        while self._wanted and self.misfit is not None and self._wanted[-1] >= self.misfit:
-            self._wanted.pop()
-        if self._wanted:
-            return self._wanted[-1]
-        if self.misfit is None or self.misfit - self.fits <= max(1, self.fits // RESOLUTION):
-            return None
-        return (self.fits + self.misfit) // 2
-
-    def tell(self, batch: int, *, fits: bool) -> None:
-        """Report what came of trying ``batch``."""
-        if fits:
-            self.fits = max(self.fits, batch)
-        else:
-            self.misfit = batch if self.misfit is None else min(self.misfit, batch)
-        self._wanted = [other for other in self._wanted if other != batch]
+def is_measured(request: MeasurementRequest, workers: int) -> bool:
+    """Whether the known points are all that a request asks for."""
+    weights = {point.weights for point in request.known}
+    return PointSearch(request, workers).next() is None and weights.issuperset(request.weights)
 
 
 class PointSearch:
-    """Which point of a request to measure next, given what came of those before.
+    """Which point of a request to measure next, given the results so far.
 
-    :param workers: how many each global batch is cut for.
+    :param workers: over how many each global batch is split.
     """
 
     def __init__(self, request: MeasurementRequest, workers: int) -> None:
@@ -190,7 +158,7 @@ class PointSearch:
         self._cuts: list[Cut] | None = None
 
     def next(self) -> Cut | None:
-        """The next point; None: everything is measured."""
+        """The next point; None when everything is measured."""
         while (cut := self._next()) is not None:
             if cut not in self._known:
                 return cut
@@ -198,7 +166,6 @@ class PointSearch:
         return None
 
     def tell(self, cut: Cut, *, fits: bool) -> None:
-        """Report what came of a point."""
         self._known[cut] = fits
         self._take(cut)
 
@@ -217,7 +184,7 @@ class PointSearch:
             self._cuts.remove(cut)
 
     def _global_cuts(self) -> list[Cut]:
-        """The wanted global batches, each cut once; none where no batch fits."""
+        """How the wanted global batches are split, each way once; empty if no batch fits."""
         batches = self._batches
         below = None if batches.misfit is None else batches.misfit - 1
         limits = (self._request.per_gpu_max, batches.fits or None, below)
@@ -230,7 +197,32 @@ class PointSearch:
         return list(dict.fromkeys((plan.local, plan.accum) for plan in plans))
 
 
-def is_measured(request: MeasurementRequest, workers: int) -> bool:
-    """Whether what is known already is all that a request asks for."""
-    weights = {point.weights for point in request.known}
-    return PointSearch(request, workers).next() is None and weights.issuperset(request.weights)
+class BatchSearch:
+    """Which local batch to try next, given what fitted so far.
+
+    ``fits`` and ``misfit`` carry over the results of an earlier, interrupted search.
+    """
+
+    def __init__(self, wanted: Iterable[int], *, fits: int = 0, misfit: int | None = None) -> None:
+        self._wanted = sorted({batch for batch in wanted if batch > fits}, reverse=True)
+        self.fits = fits
+        """Largest batch known to fit; 0 if none is."""
+        self.misfit = misfit
+        """Smallest batch known not to fit."""
+
+    def next(self) -> int | None:
+        """The next batch to try; None when the search is over."""
+        while self._wanted and self.misfit is not None and self._wanted[-1] >= self.misfit:
+            self._wanted.pop()
+        if self._wanted:
+            return self._wanted[-1]
+        if self.misfit is None or self.misfit - self.fits <= max(1, self.fits // RESOLUTION):
+            return None
+        return (self.fits + self.misfit) // 2
+
+    def tell(self, batch: int, *, fits: bool) -> None:
+        if fits:
+            self.fits = max(self.fits, batch)
+        else:
+            self.misfit = batch if self.misfit is None else min(self.misfit, batch)
+        self._wanted = [other for other in self._wanted if other != batch]

@@ -1,10 +1,9 @@
-"""Carry out model_plans, launch by launch, and collect the profile.
+"""Measure the models of a file of jobs, launch by launch, and collect the profile.
 
-The all-reduce times of a cluster, kept in a file of their own: measured once, used for all its jobs.
-
-They depend on the cluster, not on the job, and are measured again only when the cluster has changed: the
-generic scaling characteristics of "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al.,
-2020, section III-B.2). What lies between the measured numbers of weights is interpolated.
+All-reduce times depend on the cluster and not on the job, so :class:`AllReduceCache` keeps them in a file of
+their own: measured once, used for all jobs, and measured again only when the cluster has changed (the generic
+scaling characteristics of "Effective Elastic Scaling of Deep Learning Workloads", Saxena et al., 2020,
+section III-B.2). Between the measured numbers of weights they are interpolated.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.measuring.launch import (
     Advance,
-    Ended,
+    LaunchEnd,
     LaunchLog,
     PointsFile,
     Script,
@@ -35,8 +34,8 @@ from pliant.tools.profile.measuring.launch import (
 )
 from pliant.tools.profile.measuring.plan import (
     MeasuredNode,
+    MeasuringOptions,
     ModelPlan,
-    Options,
     model_plans,
     node_to_measure,
     powers,
@@ -44,18 +43,21 @@ from pliant.tools.profile.measuring.plan import (
 from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome
 from pliant.tools.profile.throughput import merged
 
-Launch = Callable[[Script, int, MeasurementRequest, Advance], Ended]
+Launch = Callable[[Script, int, MeasurementRequest, Advance], LaunchEnd]
 ALLREDUCE: Final = ("-m", "pliant.tools.profile.measuring.allreduce")
 WEIGHTS: Final = {
     "cpu": (100_000, 1_000_000, 5_000_000, 10_000_000),
     "gpu": (100_000, 1_000_000, *range(10_000_000, 100_000_001, 10_000_000)),
 }
-"""Of the all-reduce sweep: a grid that does not depend on the jobs; between its points times are linear."""
+"""The grid of the all-reduce sweep, the same for all jobs; between its points times are linear."""
+USUAL_NAME: Final = "allreduce.parquet"
+_CLUSTER: Final = "cluster"
+"""Key of the file's metadata that names the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What could be measured, and one line for each script that failed."""
+class MeasuredProfile:
+    """What was measured, and one line for each script that failed."""
 
     profile: Profile
     failures: tuple[str, ...] = ()
@@ -64,7 +66,7 @@ class Measured:
 def measure(
     jobs: Iterable[Job],
     cluster: Cluster | None,
-    options: Options,
+    options: MeasuringOptions,
     *,
     clock: Callable[[], float],
     command_line: str = "",
@@ -73,16 +75,16 @@ def measure(
     allreduce: Collection[ProfileRow] = (),
     kept: PointsFile | None = None,
     start: Launch = launch,
-) -> Measured:
-    """Measure the models of the jobs on this machine. A script that fails costs its own model only.
+) -> MeasuredProfile:
+    """Measure the models of the jobs on this machine. A script that fails costs only its own model.
 
     :param clock: UTC seconds, for the rows' ``measured_at``.
     :param progress: called with (points done, points expected).
     :param note: called with lines for the person at the terminal.
-    :param allreduce: all-reduce rows of this cluster that are known already: none are measured where those
-        of this machine's GPU type are among them.
-    :param kept: points of the same command that was cut short; takes the points that are measured now.
-    :raises JobsFailedError: no script at all could be measured.
+    :param allreduce: known all-reduce rows of this cluster; none are measured if they include this machine's
+        GPU type.
+    :param kept: points of the same command that was cut short; new points are added to it.
+    :raises JobsFailedError: not one script could be measured.
     """
     node = node_to_measure(cluster)
     plans = model_plans(jobs, node, options)
@@ -92,7 +94,7 @@ def measure(
     expected = sum(_points(plan) for plan in plans)
     if reduces:
         expected += len(_sizes(node)) * len(WEIGHTS[node.slots])
-    bench = Bench(node, options, clock, start, Meter(progress, expected), kept or PointsFile())
+    bench = Bench(node, options, clock, start, PointCounter(progress, expected), kept or PointsFile())
     if before := bench.measured_before(plans, reduces=reduces):
         note(f"{before} of {max(before, expected)} points were already measured")
     rows: list[ProfileRow] = []
@@ -106,10 +108,10 @@ def measure(
         raise JobsFailedError("\n".join(failures))
     if options.allreduce:
         rows += [*allreduce, *(bench.allreduce() if reduces else ())]
-    return Measured(Profile(merged((), rows), bench.metadata(command_line)), tuple(failures))
+    return MeasuredProfile(Profile(merged((), rows), bench.metadata(command_line)), tuple(failures))
 
 
-class Meter:
+class PointCounter:
     """Counts measured points over all launches."""
 
     def __init__(self, progress: Callable[[int, int | None], None] | None, expected: int) -> None:
@@ -118,7 +120,7 @@ class Meter:
         self._before = 0
 
     def within(self, done: int) -> None:
-        """So many points of the launch under way are measured."""
+        """``done`` points of the current launch are measured."""
         if self._progress:
             total = self._before + done
             self._progress(total, max(total, self._expected))
@@ -134,16 +136,16 @@ class Bench:
     """Starts the launches of a node and turns their outcomes into rows."""
 
     node: MeasuredNode
-    options: Options
+    options: MeasuringOptions
     clock: Callable[[], float]
     start: Launch
-    meter: Meter
+    meter: PointCounter
     kept: PointsFile
     facts: dict[str, str] = field(default_factory=dict)
-    """What the workers report of their machine."""
+    """What the workers report about their machine."""
 
     def measured_before(self, plans: Iterable[ModelPlan], *, reduces: bool) -> int:
-        """How many points of the model_plans, and of the all-reduces, are kept from a command cut short."""
+        """How many points of the plans, and of the all-reduces, are kept from a command cut short."""
         keys = {
             launch_key(plan.script, gpus, self._wanted(plan)) for plan in plans for gpus in (1, *plan.gpus)
         }
@@ -173,7 +175,7 @@ class Bench:
         return [row for gpus in _sizes(self.node) for row in self._rows(script, gpus, request, request)]
 
     def _wanted(self, plan: ModelPlan) -> MeasurementRequest:
-        """What is measured on one worker, where the whole plan begins."""
+        """The request for one worker, with which the plan begins."""
         return self._request(
             local_batches=plan.local_batches,
             global_batches=plan.global_batches,
@@ -185,7 +187,7 @@ class Bench:
         return Script("all-reduce", ALLREDUCE, slots=self.node.slots), request
 
     def metadata(self, command_line: str) -> tuple[tuple[str, str], ...]:
-        """What the file says about itself."""
+        """The metadata of the profile file."""
         facts = {
             "tool": f"pliant {version('pliant')}",
             "host": platform.node(),
@@ -207,11 +209,11 @@ class Bench:
     def _rows(
         self, script: Script, workers: int, request: MeasurementRequest, wanted: MeasurementRequest
     ) -> list[ProfileRow]:
-        """The rows of a request, started again below every batch that ran out of memory.
+        """The rows of a request; it is started again below every batch that ran out of memory.
 
-        What is kept of it is not measured again.
+        Kept points are not measured again.
 
-        :param wanted: where the plan begins.
+        :param wanted: the request with which the plan begins.
         """
         log = LaunchLog(self.kept, launch_key(script, workers, wanted), self.clock)
         self.meter.finished(len(log))
@@ -234,12 +236,12 @@ class Bench:
 
 
 def largest_that_fits(rows: Iterable[ProfileRow]) -> int:
-    """Largest local batch among feasible rows; 0: none."""
+    """Largest local batch among feasible rows; 0 without any."""
     return max((row.local_batch for row in rows if row.feasible), default=0)
 
 
 def _sizes(node: MeasuredNode) -> tuple[int, ...]:
-    """Numbers of workers that all-reduces are measured on."""
+    """Numbers of workers on which all-reduces are measured."""
     return powers(2, node.workers) if node.workers > 1 else ()
 
 
@@ -248,25 +250,20 @@ def _points(plan: ModelPlan) -> int:
     return len(plan.local_batches) + gangs * len(plan.gpus)
 
 
-USUAL_NAME: Final = "allreduce.parquet"
-_CLUSTER: Final = "cluster"
-"""Key of the file's metadata that says what it was measured on."""
-
-
 @dataclass(frozen=True, slots=True)
 class AllReduceCache:
-    """All-reduce rows and the cluster that they were measured on."""
+    """All-reduce rows and the cluster on which they were measured."""
 
     rows: tuple[ProfileRow, ...]
     cluster: str
-    """As :func:`cluster_label` says."""
+    """Its :func:`cluster_label`."""
     metadata: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def read(cls, path: str | Path, cluster: str) -> Self | None:
-        """What is kept for this cluster; None: nothing yet.
+        """What is kept for this cluster; None without a file.
 
-        :raises BadInputError: the file is not such a file, or was measured on another cluster.
+        :raises BadInputError: it is another kind of file, or was measured on another cluster.
         """
         if not Path(path).exists():
             return None
@@ -285,12 +282,12 @@ class AllReduceCache:
 
     @classmethod
     def of(cls, profile: Profile, cluster: str) -> Self:
-        """The all-reduce rows of a profile that was measured just now."""
+        """The all-reduce rows of a profile that was just measured."""
         rows = tuple(row for row in profile.rows if row.kind == "allreduce")
         return cls(rows, cluster, (*profile.metadata, (_CLUSTER, cluster)))
 
     def write(self, path: str | Path) -> None:
-        """Write them; a reader sees the old file or the new one."""
+        """Write them atomically."""
         write_profile(Profile(self.rows, self.metadata), path)
 
     @property
@@ -301,7 +298,7 @@ class AllReduceCache:
 
 
 def cluster_label(cluster: Cluster | None) -> str:
-    """What a file says it was measured on: nodes, slots and types, or this machine by name."""
+    """How a file names its cluster: nodes, slots and types, or this machine by name."""
     if cluster is None:
         return f"the machine {platform.node()}"
     alike = groupby(cluster.expanded(), key=lambda node: (node.gpus, node.gpu_type))

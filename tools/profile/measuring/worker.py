@@ -2,22 +2,21 @@
 
 The training script knows nothing of it. The elastic library hands over in three places::
 
-    request = measure.request_from_env()                     # None outside of `pliant profile`
-    sweep = measure.Sweep(request, model, len(dataset), batches)     # in prepare(), after wrapping in DDP
+    request = request_from_env()                         # None outside of `pliant profile`
+    sweep = Sweep(request, model, len(dataset), batches) # in prepare(), after wrapping in DDP
     yield from sweep                                     # in the loader's __iter__; never returns
     if sweep.boundary: …                                 # in the optimizer's step and zero_grad
 
-``model`` is the module that the script calls: a ``DistributedDataParallel`` where there is a process
-group, the bare model else. ``batches`` is the library's own way of reading: it takes an endless iterable
-of index lists and gives an iterable of what the script's loop receives (read, collated, on the device), so
-that reading costs here what it costs in training. :attr:`Sweep.boundary` is False in every micro-step but
-the last of an optimizer step. The sweep sets ``model.require_backward_grad_sync`` to
-:attr:`Sweep.synchronise` before it serves a batch, and the library must leave it so: every other step is
-timed without synchronisation, boundary or not.
+``model`` is the module that the script calls: a ``DistributedDataParallel`` if there is a process group, else
+the bare model. ``batches`` is the library's own way of reading: it takes an endless iterable of index lists
+and gives an iterable of what the script's loop receives (read, collated, on the device), so reading costs the
+same as in training. :attr:`Sweep.boundary` is False in every micro-step but the last of an optimizer step.
+The sweep sets ``model.require_backward_grad_sync`` to :attr:`Sweep.synchronise` before it serves a batch, and
+the library must not change it: every other step is timed without synchronisation, boundary or not.
 
-When everything is measured the sweep destroys the process group and raises ``SystemExit(0)`` out of the
-script's loop. While a sweep is served the library must not catch exceptions of the script:
-``sys.excepthook`` finds out whether it ran out of memory; the launcher then starts again below that batch.
+When everything is measured, the sweep destroys the process group and raises ``SystemExit(0)`` out of the
+script's loop. While a sweep is served, the library must not catch exceptions of the script:
+``sys.excepthook`` detects that it ran out of memory; the launcher then starts again below that batch.
 """
 
 from __future__ import annotations
@@ -54,19 +53,19 @@ Marks = tuple[object, object]
 
 
 def request_from_env() -> MeasurementRequest | None:
-    """The request that the environment names; None: this process is to train, not to measure."""
+    """The request that the environment names; None if this process is to train, not to measure."""
     path = os.environ.get(ENV_PROFILE)
     return MeasurementRequest.model_validate_json(Path(path).read_bytes()) if path else None
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The library's own ways through a change of workers, each with a folder that it may use."""
+    """The library's own ways through a change of workers; each gets a folder to use."""
 
     checkpoint: Callable[[Path], None]
-    """Saves the whole state and loads it again; of one worker."""
+    """Saves the whole state and loads it again; called by one worker."""
     rescale: Callable[[Path], float]
-    """Has the last of several workers join the others; called by all. Returns the seconds that it took."""
+    """Lets the last of several workers join the others; called by all. Returns the seconds it took."""
 
 
 class Sweep:
@@ -81,7 +80,7 @@ class Sweep:
         changes: Changes | None = None,
     ) -> None:
         self.boundary = True
-        """Whether the micro-batch served last ends an optimizer step."""
+        """Whether the last micro-batch served ends an optimizer step."""
         self.synchronise = True
         """Whether its backward pass reduces gradients over the workers."""
         self._request = request
@@ -111,7 +110,7 @@ class Sweep:
         raise SystemExit(0)
 
     def _serve_again(self) -> Iterator[Any]:
-        """Serve points again that other load has disturbed, until a whole round has found none in peace."""
+        """Serve disturbed points again, until a whole round of them is disturbed, too."""
         for _ in range(VISITS - 1):
             disturbed = [point for point in best_visits(self._record.points) if is_disturbed(point)]
             for point in disturbed:
@@ -140,7 +139,7 @@ class Sweep:
             self._record.end(self._point(local, accum, self._device.seconds(marks), load.share()))
 
     def _rounds(self, data: Iterator[Any], accum: int, count: int, marks: list[Marks]) -> Iterator[Any]:
-        """Steps with, and where there are several workers in turn without, synchronised gradients."""
+        """Steps with synchronised gradients; with several workers, every other step without."""
         for number in range(count * self._kinds):
             self._device.align()
             begin = self._device.mark()
@@ -174,7 +173,7 @@ class Sweep:
 
 
 class Recorder:
-    """Keeps the outcome of a launch on disk, so that a crash loses only the point under way."""
+    """Keeps the outcome of a launch on disk, so that a crash loses only the current point."""
 
     def __init__(self, request: MeasurementRequest, rank: int, parameters: int, device: Device) -> None:
         self._path = Path(request.result)
@@ -186,16 +185,15 @@ class Recorder:
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """What was measured so far, one visit after the other."""
+        """What was measured so far, visit by visit."""
         return self._outcome.points
 
     @property
     def is_fresh(self) -> bool:
-        """Whether nothing has been measured yet."""
         return not self._outcome.points
 
     def start(self) -> None:
-        """Say that the sweep has begun, and watch for running out of memory."""
+        """Record that the sweep has begun, and watch for running out of memory."""
         self._write()
         mark = out_of_memory_mark(self._path)
 
@@ -207,25 +205,21 @@ class Recorder:
         sys.excepthook = leave_mark
 
     def begin(self, point: Point) -> None:
-        """A point is under way.
-
-        :raises SystemExit: the launcher was killed, so no process waits for the result.
-        """
+        """:raises SystemExit: the launcher was killed, so no process waits for the result."""
         if self._launcher_pid is not None and not psutil.pid_exists(self._launcher_pid):
             raise SystemExit("the measurement was given up: who started it is gone")
         self._change(current=point)
 
     def end(self, point: Point) -> None:
-        """A point is measured."""
         self._change(current=None, points=(*self._outcome.points, point))
 
     def stepped(self) -> None:
-        """A step is through; when the first one was tells what a start takes."""
+        """A step has ended; the first one's time shows what a start takes."""
         if self._outcome.first_step_s is None:
             self._change(first_step_s=time.time())
 
     def costs(self, changes: Changes, workers: int) -> None:
-        """Time what changes of the workers are made of."""
+        """Time the parts of a change of workers."""
         if self._rank == 0:
             began_s = time.monotonic()
             changes.checkpoint(self._path.parent / "checkpoints")
@@ -235,7 +229,6 @@ class Recorder:
             self._change(rescale_s=changes.rescale(self._path.parent / "rescale"))
 
     def finish(self) -> None:
-        """Everything is measured."""
         self._change(done=True, left_s=time.time())
 
     def _change(self, **fields: object) -> None:

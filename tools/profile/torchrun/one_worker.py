@@ -1,8 +1,8 @@
-"""Become a script, with its output in files: what torchrun does for an only worker, without importing torch.
+"""Become a script, with its output in files: what torchrun does for a single worker, without torch.
 
-Run as ``python -I -S one_worker.py FOLDER COMMAND…``. torchrun needs a second, and some 300 MB for as long as
-the worker lives, only to start it. Here nothing is left beside the worker: it is the process that was
-started, so signals and its exit code need no other process to pass them on.
+Run as ``python -I -S one_worker.py FOLDER COMMAND…``. torchrun needs a second to start a worker, and some 300
+MB for as long as it lives. Here no process is left beside the worker, so signals and exit codes need none to
+pass them on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 
 def main(arguments: list[str]) -> None:
-    """Redirect, and become the command. Its output is its owner's alone; its umask stays as it was."""
+    """Redirect the output to private files and become the command; its umask is unchanged."""
     folder, command = arguments[0], arguments[1:]
     umask = os.umask(0o077)
     os.makedirs(folder, exist_ok=True)

@@ -1,14 +1,12 @@
 """torchrun as pliant starts it: with torchrun's own arguments, run as a file.
 
-Two things differ. ``--rdzv-backend=one-node`` is a rendezvous in torchrun's own memory, for the workers of
-one node. torchrun's own ones keep their state in a store that listens on every address of the machine, or in
-a file, which a full disk tears; torchrun then never ends. And it ends as the worker that failed first did, by
-the same exit code or signal, where torchrun itself always returns 1.
-
-On several nodes it also says which network interface its workers exchange data over: that of the node's own
-address. They would else look up the name of the machine, which may be unknown or mean the loopback interface.
-
-Its logs are their owner's alone, whatever the umask; the workers get that as it was.
+- ``--rdzv-backend=one-node`` is a rendezvous in torchrun's own memory, for the workers of one node. The
+  others keep their state in a store that listens on every address of the machine, or in a file, which a full
+  disk tears; torchrun then never ends.
+- It ends as the worker that failed first did, by the same exit code or signal; torchrun always returns 1.
+- On several nodes it chooses the network interface of its workers: that of the node's own address. Otherwise
+  they look up the machine's name, which may be unknown or mean the loopback interface.
+- Its logs are private, whatever the umask; the workers get the umask unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ NAME: Final = "one-node"
 
 
 class OneNode(RendezvousHandler):
-    """The rendezvous of an only torchrun: it is complete as soon as it is asked for."""
+    """The rendezvous of a single torchrun: complete at once."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._run_id = parameters.run_id
@@ -48,37 +46,31 @@ class OneNode(RendezvousHandler):
         self._closed = False
 
     def get_backend(self) -> str:
-        """What torchrun calls it."""
         return NAME
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Rank 0 of 1; the workers reach each other at the node's address, at a port that is free now."""
+        """Rank 0 of 1; the workers reach each other at the node's address, at a free port."""
         store = HashStore()
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, self._address))
 
     def is_closed(self) -> bool:
-        """Whether it was closed."""
         return self._closed
 
     def set_closed(self) -> None:
-        """There is no further rendezvous."""
         self._closed = True
 
     def num_nodes_waiting(self) -> int:
-        """No other torchrun comes."""
         return 0
 
     def get_run_id(self) -> str:
-        """What torchrun was called with."""
         return self._run_id
 
     def shutdown(self) -> bool:
-        """There is nothing to end."""
         return True
 
 
 def stay_on_interface(arguments: Sequence[str]) -> None:
-    """Keep the workers of one node of several on the interface of its address, unless the user has chosen.
+    """Keep the workers of one of several nodes on the interface of its address, unless the user chose one.
 
     :raises UsageError: the user's choice keeps other nodes out.
     """
@@ -94,7 +86,7 @@ def stay_on_interface(arguments: Sequence[str]) -> None:
 
 
 def keep_logs_private() -> None:
-    """What torchrun makes is its owner's alone: folders 0700, files 0600. Workers get the umask as it was."""
+    """Make torchrun's folders 0700 and its files 0600. Workers get the umask unchanged."""
     of_workers, start = os.umask(0o077), SubprocessHandler._popen
 
     def start_worker(handler: SubprocessHandler, *args: Any) -> Any:
@@ -108,7 +100,7 @@ def keep_logs_private() -> None:
 
 
 def run() -> int:
-    """The exit code of the worker that failed first (negative: its signal); 0: none failed."""
+    """The exit code of the worker that failed first, negative for a signal; 0 if none failed."""
     try:
         stay_on_interface(sys.argv[1:])
     except UsageError as error:

@@ -1,10 +1,9 @@
-"""The argument lists that start workers, and the environment of a CPU slot: data, never a shell.
+"""How workers are started, found and ended, and why they failed. Commands are argument lists, never a shell.
 
-What is started gets a clean environment, and all of it can be ended, wherever it hangs in the tree.
-
-The network interface that the workers of a job exchange data over, and the variables that say so.
-
-Why a script failed, from the end of what its workers wrote on stderr.
+:func:`torchrun` and :func:`one_worker` build the commands, :func:`child_environment` a clean environment.
+:func:`tree` and :func:`strays` find everything that was started, wherever it hangs in the process tree.
+:func:`interface_of` names the network interface over which the workers of a job exchange data.
+:func:`last_words` is the end of what failed workers wrote on stderr.
 """
 
 from __future__ import annotations
@@ -25,18 +24,43 @@ from pliant.schemas.errors import UsageError
 ONE_THREAD: Final = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
-"""A CPU slot is one thread: several would take the cores of the neighbours' slots."""
-
-
+"""A CPU slot is one thread: more would take cores of other slots."""
 RUN_TORCHRUN: Final = str(Path(__file__).with_name("run_torchrun.py"))
+ONE_WORKER: Final = str(Path(__file__).with_name("one_worker.py"))
 NO_STORE: Final = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Keeps torchrun from opening a store for its workers: it would listen on every address."""
+ALONE: Final = {
+    **{f"{scope}RANK": "0" for scope in ("", "LOCAL_", "GROUP_", "ROLE_")},
+    **{f"{scope}WORLD_SIZE": "1" for scope in ("", "LOCAL_", "GROUP_", "ROLE_")},
+}
+"""The variables that torchrun sets for a single worker."""
+FOREIGN: Final = ("PLIANT_", "SLURM_", "TORCHELASTIC_", "PMI_", "OMPI_")
+TORCHRUN: Final = frozenset(
+    {"MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"}
+    | {f"{scope}{name}" for scope in ("", "LOCAL_", "GROUP_", "ROLE_") for name in ("RANK", "WORLD_SIZE")}
+)
+VARIABLES: Final = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
+"""Variables that choose the interface, and how they name it: without "=", NCCL takes names as prefixes."""
+LOOPBACK: Final = "127.0.0.1"
+ERROR_LINE: Final = re.compile(r"(\[rank\d+\]: *)?[\w.]*(Error|Exception|Interrupt)\b")
+"""Last line of a Python traceback; torch puts the rank before it."""
+_WARNING: Final = re.compile(r"\S.*:\d+: \w*Warning: |\[?W\d{3,4} |\[W\] ")
+"""First line of a warning of Python's, or of the libraries below torch."""
+_SIGNAL: Final = re.compile(r"Signal \d+ \((?P<name>SIG\w+)\) received by PID")
+"""Where torchrun says that a worker was killed."""
+_SYNTAX_ERROR: Final = re.compile(r"(SyntaxError|IndentationError|TabError)\b")
+_PLACE: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+"""A place in a traceback."""
+LONGEST: Final = 200
+"""Most characters of a line that are kept."""
+_END_BYTES: Final = 65536
+"""Bytes at the end of a file that are searched."""
 
 
 def torchrun(command: Sequence[str], workers: int, rendezvous: Sequence[str], logs: Path) -> tuple[str, ...]:
-    """The argument list of one torchrun; output of each worker goes to files under ``logs``.
+    """The argument list of one torchrun; the output of each worker goes to files under ``logs``.
 
-    The environment of :data:`NO_STORE` belongs to it. What follows ``--`` is the script's own.
+    It needs the environment of :data:`NO_STORE`. What follows ``--`` is the script's own.
     """
     return (
         *(sys.executable, "-P", RUN_TORCHRUN),
@@ -49,18 +73,10 @@ def torchrun(command: Sequence[str], workers: int, rendezvous: Sequence[str], lo
     )
 
 
-ONE_WORKER: Final = str(Path(__file__).with_name("one_worker.py"))
-ALONE: Final = {
-    **{f"{scope}RANK": "0" for scope in ("", "LOCAL_", "GROUP_", "ROLE_")},
-    **{f"{scope}WORLD_SIZE": "1" for scope in ("", "LOCAL_", "GROUP_", "ROLE_")},
-}
-"""What torchrun says to an only worker."""
-
-
 def one_worker(command: Sequence[str], logs: Path) -> tuple[str, ...]:
-    """The argument list of a script that is one worker; its output goes to files where torchrun's would.
+    """The argument list of a script that is one worker; its output goes to the same files as torchrun's.
 
-    The environment of :data:`ALONE` belongs to it.
+    It needs the environment of :data:`ALONE`.
     """
     return (sys.executable, "-I", "-S", ONE_WORKER, str(logs / "worker" / "attempt_0" / "0"), *command)
 
@@ -68,7 +84,7 @@ def one_worker(command: Sequence[str], logs: Path) -> tuple[str, ...]:
 def standalone(address: str) -> tuple[str, ...]:
     """The rendezvous of one torchrun with itself, in its own memory: no other process can take part.
 
-    :param address: what the workers of the node reach each other at.
+    :param address: at which the workers of the node reach each other.
     """
     return (
         *("--nnodes=1", "--rdzv-backend=one-node", "--rdzv-endpoint=none", "--rdzv-id=pliant"),
@@ -76,15 +92,8 @@ def standalone(address: str) -> tuple[str, ...]:
     )
 
 
-FOREIGN: Final = ("PLIANT_", "SLURM_", "TORCHELASTIC_", "PMI_", "OMPI_")
-TORCHRUN: Final = frozenset(
-    {"MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"}
-    | {f"{scope}{name}" for scope in ("", "LOCAL_", "GROUP_", "ROLE_") for name in ("RANK", "WORLD_SIZE")}
-)
-
-
 def child_environment(base: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
-    """The launcher's own environment, without what other launchers left in it, and ``added``."""
+    """The launcher's own environment without variables of other launchers, plus ``added``."""
     kept = {
         name: value for name, value in base.items() if name not in TORCHRUN and not name.startswith(FOREIGN)
     }
@@ -102,7 +111,7 @@ def tree(process: psutil.Process) -> list[psutil.Process]:
 def strays(env: tuple[str, str]) -> Iterator[psutil.Process]:
     """Processes of this user that carry a variable with that value, wherever they hang in the tree.
 
-    A worker whose parent was killed has no parent of ours; its environment still says whose it is.
+    They include a worker whose parent was killed, which no longer hangs below the launcher.
     """
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -111,19 +120,14 @@ def strays(env: tuple[str, str]) -> Iterator[psutil.Process]:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """SIGKILL; who is gone already is gone."""
+    """Send SIGKILL; processes that are gone are ignored."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
 
 
-VARIABLES: Final = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
-"""And how they name an interface: without "=", NCCL takes all whose names begin like this."""
-LOOPBACK: Final = "127.0.0.1"
-
-
 def interface_of(address: str) -> str | None:
-    """The interface of this machine that has an IP address; None: none has, or it is a name."""
+    """The interface of this machine that has an IP address; None if none has, or for a host name."""
     wanted = LOOPBACK if _is_loopback(address) and ":" not in address else address
     for name, found in psutil.net_if_addrs().items():
         if any(entry.address.partition("%")[0] == wanted for entry in found):
@@ -132,10 +136,10 @@ def interface_of(address: str) -> str | None:
 
 
 def refuse_loopback(address: str, chosen: Mapping[str, str] = os.environ) -> None:
-    """Accept the user's choice of an interface for a worker that others reach at an address.
+    """Check the user's choice of an interface for a worker that others reach at an address.
 
-    Workers of several hosts that listen on their loopback interfaces each call themselves, or another one on
-    their own host, and wait for the others until a limit ends them.
+    Workers of several hosts that listen on their loopback interfaces would call themselves, or a neighbour on
+    their own host, and wait for the others until a time limit.
 
     :raises UsageError: it is the loopback interface, and the address is not.
     """
@@ -157,40 +161,36 @@ def _is_loopback(address: str) -> bool:
         return False  # a name
 
 
-ERROR_LINE: Final = re.compile(r"(\[rank\d+\]: *)?[\w.]*(Error|Exception|Interrupt)\b")
-"""Last line of a Python traceback; torch puts the rank before it."""
-_WARNING: Final = re.compile(r"\S.*:\d+: \w*Warning: |\[?W\d{3,4} |\[W\] ")
-"""First line of a warning of Python's, or of the libraries below torch."""
-_SIGNAL: Final = re.compile(r"Signal \d+ \((?P<name>SIG\w+)\) received by PID")
-"""Where torchrun says that a worker was killed."""
-_SYNTAX_ERROR: Final = re.compile(r"(SyntaxError|IndentationError|TabError)\b")
-_PLACE: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-"""Where a traceback says that it was."""
-LONGEST: Final = 200
-"""Characters of a line that are kept."""
-_END_BYTES: Final = 65536
-"""So much of the end of a file is looked at."""
-
-
 def last_words(workers: Iterable[Path], *others: Path) -> str:
-    """The error of the worker that failed first, else what killed one, else the last line that is no warning.
+    """The error of the worker that failed first, else the signal that killed one, else the last line.
 
-    It is one line that a terminal shows as it is; empty: there is nothing in any of the files.
+    Warnings are left out. It is one line, fit for a terminal; empty if all files are.
 
     :param workers: stderr of each worker, in files whose folder is named after the worker's number.
-    :param others: what else may have something to say, asked where no worker was started: what a launcher
-        says of a worker that failed is only that it did.
+    :param others: other files, read if no worker was started: a launcher says only that a worker failed.
     """
     started = [*workers]
-    told = [_without_warnings(lines) for lines in _files(started, others)]
-    lines = next(filter(None, told), [])
+    found_lines = [_without_warnings(lines) for lines in _files(started, others)]
+    lines = next(filter(None, found_lines), [])
     if not any(map(ERROR_LINE.match, lines)) and started:
         killed = (_SIGNAL.search(line) for path in others for line in _end_of(path).splitlines())
         if (found := next(filter(None, killed), None)) is not None:
             return f"killed by {found['name']}"
-    if told and not lines:
+    if found_lines and not lines:
         return "only warnings on stderr"
     return printable(_most_telling(lines)) if lines else ""
+
+
+def last_lines(workers: Iterable[Path], *others: Path, most: int) -> list[str]:
+    """The last lines of the file that :func:`last_words` quotes, each fit for a terminal."""
+    lines = next(_files(workers, others), [])
+    return [printable(line.rstrip()) for line in lines[-most:]]
+
+
+def printable(line: str) -> str:
+    """A line without terminal control characters, cut to :data:`LONGEST` characters."""
+    text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def _without_warnings(lines: Iterable[str]) -> list[str]:
@@ -211,18 +211,6 @@ def _most_telling(lines: list[str]) -> str:
         where = [found for before in lines[:place] if (found := _PLACE.match(before))]
         return f"{line} ({Path(where[-1]['file']).name}, line {where[-1]['line']})" if where else line
     return line
-
-
-def last_lines(workers: Iterable[Path], *others: Path, most: int) -> list[str]:
-    """The last lines of the file that :func:`last_words` speaks from, each fit for a terminal."""
-    lines = next(_files(workers, others), [])
-    return [printable(line.rstrip()) for line in lines[-most:]]
-
-
-def printable(line: str) -> str:
-    """A line without what would act on a terminal, cut to :data:`LONGEST` characters."""
-    text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def _files(workers: Iterable[Path], others: Iterable[Path]) -> Iterator[list[str]]:

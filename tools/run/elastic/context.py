@@ -29,23 +29,23 @@ from pliant.tools.run.statedir.contract.plan import (
 )
 
 _TRIES: Final = 100
-"""A plan that a worker cannot do without is tried for two seconds."""
+"""Reading a plan that a worker needs is tried for two seconds."""
 
 
 class Context:
     """Rank, world size and device of this process."""
 
     plan: Plan | None = None
-    """Only a worker of ``pliant run`` has one."""
+    """None unless this is a worker of ``pliant run``."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
         self.rank, self.world_size, self.device = rank, world_size, device
 
 
 class WorkerContext(Context):
-    """The same of a worker of ``pliant run``, which follows one plan after the other.
+    """A worker of ``pliant run``, which follows one plan after the other.
 
-    This is the one place that says which generation the worker is in.
+    ``plan`` is the one place that says which generation the worker is in.
     """
 
     plan: Plan
@@ -53,15 +53,15 @@ class WorkerContext(Context):
     def __init__(self, folder: JobDir, plan: Plan, worker: int, device: torch.device | None = None) -> None:
         """:param worker: the number of this worker in its attempt.
 
-        :param device: default the CPU.
+        :param device: by default the CPU.
         """
         super().__init__(-1, 0, device or torch.device("cpu"))
         self.folder, self.worker = folder, worker
         self.attempt = folder.attempt(plan.attempt)
-        """The folder that this worker's attempt writes to, whatever plan it sees."""
+        """The folder of this worker's attempt, whatever plan it sees."""
         self._attempt = plan.attempt
         self.known = frozenset[int]()
-        """The workers that train together, or are starting together."""
+        """The workers that train together, or start together."""
         self.follow(plan)
 
     @property
@@ -70,7 +70,7 @@ class WorkerContext(Context):
         return self.rank < 0
 
     def follow(self, plan: Plan) -> None:
-        """Act on another plan. One of a later attempt goes on without this worker: it has its own numbers."""
+        """Follow another plan. A later attempt numbers its own workers, so it goes on without this one."""
         workers = plan.workers
         self.plan, self.world_size = plan, len(workers)
         named = self.worker in workers and plan.attempt == self._attempt
@@ -81,9 +81,9 @@ class WorkerContext(Context):
         self.known = frozenset(self.plan.workers)
 
     def is_overtaken(self) -> bool:
-        """Whether the job trains on without this worker, which was away: its host was cut off, say.
+        """Whether the job trains on without this worker, which was away (its host was cut off, for example).
 
-        Then it may not write the job's files any more.
+        Then it must not write the job's files any more.
         """
         try:
             newest = read_record(self.folder.plan, "plan", Plan)
@@ -95,13 +95,13 @@ class WorkerContext(Context):
 
     def is_done(self) -> bool:
         """Whether a member of the plan has trained to the end and left."""
-        with contextlib.suppress(UnreadableError):  # the next look may read it
+        with contextlib.suppress(UnreadableError):  # the next look may succeed
             ends = (WorkerOutcome.read(self.attempt.outcome(worker)) for worker in self.plan.workers)
             return any(end is not None and end.outcome == "done" for end in ends)
         return False
 
     def report_end(self, outcome: WorkerOutcome) -> None:
-        """Write how this worker ended, as its last act."""
+        """Write how this worker ended; its last act."""
         path = self.attempt.outcome(self.worker)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_record(path, "outcome", outcome)
@@ -110,8 +110,8 @@ class WorkerContext(Context):
 def read_plan(path: Path) -> Plan:
     """The plan in a file.
 
-    :raises BadInputError: there is none, or it is not a plan of a known version.
-    :raises UnreadableError: it cannot be read, though it was tried for seconds.
+    :raises BadInputError: there is no file, or it is not a plan of a known version.
+    :raises UnreadableError: it could not be read, though it was tried for seconds.
     """
     plan = read_record(path, "plan", Plan, tries=_TRIES)
     if plan is None:
@@ -120,7 +120,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def find_context(environ: Mapping[str, str] = os.environ) -> Context:
-    """Read the environment: the plan comes before torchrun's variables.
+    """Read the environment; a plan comes before torchrun's variables.
 
     :raises UsageError: the variables contradict each other or the plan.
     """

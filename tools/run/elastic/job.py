@@ -1,7 +1,4 @@
-"""What a training script sees of the library: :func:`init` and :class:`ElasticJob`.
-
-Ending a training early: it has reached a target, or has not become better for some epochs.
-"""
+"""What a training script sees of the library: :func:`init`, :class:`ElasticJob`, :class:`EarlyStopping`."""
 
 from __future__ import annotations
 
@@ -18,27 +15,26 @@ from torch.utils.data import Dataset
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measuring.worker import request_from_env
 from pliant.tools.run.elastic.context import Context, WorkerContext, find_context
-from pliant.tools.run.elastic.loop.data_loader import DataSource, ElasticLoader
-from pliant.tools.run.elastic.loop.data_parallel import Averaging, ElasticDataParallel
-from pliant.tools.run.elastic.loop.gradients import Gradients
+from pliant.tools.run.elastic.loop.batches import DataSource
+from pliant.tools.run.elastic.loop.gradients import Averaging, ElasticDataParallel, Gradients
 from pliant.tools.run.elastic.loop.guard import Closure, checked, guard_helper, guard_optimizer
-from pliant.tools.run.elastic.loop.loop import TrainingLoop
+from pliant.tools.run.elastic.loop.loop import ElasticLoader, TrainingLoop
 from pliant.tools.run.elastic.measured import Measurement
-from pliant.tools.run.elastic.membership.membership import Membership
+from pliant.tools.run.elastic.membership.membership import Leave, Membership
 from pliant.tools.run.elastic.membership.process_group import join_plainly
-from pliant.tools.run.elastic.membership.transition import Leave
-from pliant.tools.run.elastic.state.state import Stateful, seed_everything
-from pliant.tools.run.elastic.state.training import Training
+from pliant.tools.run.elastic.state.training import Stateful, Training, seed_everything
 
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
+_UNSEEDED: Final = 67280421310721
+"""Where PyTorch's generator begins in a script that does not seed it."""
 
 
 def init(batch_size: int | None = None, seed: int | None = None, backend: str | None = None) -> ElasticJob:
     """Find out how this process was started.
 
-    ``batch_size``: samples per optimizer step over all workers; the plan's word counts where it has one.
-    ``seed``: of the sample order and, where given or planned, of all random generators; the job's counts
-    where it has one. ``backend``: of the process group; default gloo on CPUs, gloo and NCCL on GPUs.
+    ``batch_size``: samples per optimizer step over all workers; a batch of the plan replaces it. ``seed``: of
+    the sample order and, if given here or by the job, of all random generators; the job's replaces it.
+    ``backend``: of the process group; by default gloo on CPUs, gloo and NCCL on GPUs.
 
     :raises UsageError: the environment contradicts itself.
     :raises SystemExit: the job was asked to stop in the meantime.
@@ -63,7 +59,7 @@ def init(batch_size: int | None = None, seed: int | None = None, backend: str | 
 
 
 class ElasticJob:
-    """One training job, as the script of each of its workers sees it. Made by :func:`init`."""
+    """One training job, as the script of each worker sees it. Made by :func:`init`."""
 
     def __init__(
         self,
@@ -92,7 +88,7 @@ class ElasticJob:
 
     @property
     def world_size(self) -> int:
-        """Workers of the job, at the moment."""
+        """Workers of the job at the moment."""
         return self._context.world_size
 
     @property
@@ -149,16 +145,15 @@ class ElasticJob:
         loader = ElasticLoader(source, loop, shuffle=shuffle)
         self._loop = loop
         if self.rank > 0 and (self._seed is not None or self._membership is not None):
-            seed_everything(
-                self._seed or 0, 0, self.rank
-            )  # the same weights everywhere, but different dropout
+            # the same weights everywhere, but different dropout
+            seed_everything(self._seed or 0, 0, self.rank)
         return model, optimizer, loader
 
     def register(self, *objects: Stateful, **named: Stateful) -> None:
         """Save and restore more objects with ``state_dict``: schedulers, ``GradScaler``, averaged models.
 
-        Call it before the first epoch. Those of PyTorch then also act once per optimizer step. Objects
-        without a name are known by their class and order.
+        Call it before the first epoch. Objects of PyTorch's classes then also act once per optimizer step.
+        Objects without a name are known by their class and order.
 
         :raises UsageError: an object has no state, its name is taken, or training has begun.
         """
@@ -176,10 +171,10 @@ class ElasticJob:
             guard_helper(helper, self._quiet, lambda: self._loop is not None and self._loop.after_loop())
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of the epochs that are left of ``count``, from 0; the loader is iterated inside.
+        """The numbers of the remaining epochs of ``count``, from 0; iterate the loader inside.
 
-        Here the workers meet. The first epoch goes on where a checkpoint stands, or the workers that train
-        already. Leaving the loop early ends the training, too.
+        Here the workers meet. The first epoch goes on from a checkpoint, or from where workers that train
+        already are. Leaving the loop early ends the training, too.
 
         :raises ServiceMissingError: other workers did not come.
         :raises SystemExit: with code 0, out of the loader, where the job was asked to stop, or goes on
@@ -190,11 +185,11 @@ class ElasticJob:
     def log(
         self, loss: float | torch.Tensor | None = None, metric: float | torch.Tensor | None = None
     ) -> None:
-        """Tell how it goes: the loss of a batch, inside the loop; a validation metric, once per epoch."""
+        """Report the loss of a batch, inside the loop, or a validation metric, once per epoch."""
         self._trained().log(loss, metric)
 
     def agree(self, value: float | Callable[[], float]) -> float:
-        """Rank 0's ``value``, on every worker: for what only rank 0 knows, or what may differ a little.
+        """Rank 0's ``value`` on every worker: for what only rank 0 knows, or what may differ slightly.
 
         Every worker calls it, after the loader's loop and inside that of ``epochs``::
 
@@ -202,8 +197,8 @@ class ElasticJob:
             if job.agree(stopping.reached(accuracy)):
                 break
 
-        A function is called by rank 0 alone; where rank 0 is lost in it, by the one that is rank 0 then. A
-        number must be right on every worker, for the same reason.
+        A function is called by rank 0 alone; if rank 0 is lost meanwhile, by the worker that takes its place.
+        For the same reason a number must be right on every worker.
 
         :raises UsageError: it is called elsewhere.
         """
@@ -211,10 +206,8 @@ class ElasticJob:
 
     def _training(self, model: nn.Module, optimizer: Optimizer) -> Training:
         plan = self._context.plan
-        if plan is None:
-            return Training(model, optimizer, self._helpers, seed=self._seed or 0)
-        seed, former_seed = self._seed or 0, plan.seed or 0
-        return Training(model, optimizer, self._helpers, plan.lr_scale, seed=seed, former_seed=former_seed)
+        lr_scale = 1.0 if plan is None else plan.lr_scale
+        return Training(model, optimizer, self._helpers, lr_scale, seed=self._seed or 0)
 
     def _among_workers(self, model: nn.Module, averaging: Averaging) -> nn.Module:
         if self._membership is None and self.world_size == 1:
@@ -247,12 +240,8 @@ class ElasticJob:
         return self._loop
 
 
-_UNSEEDED: Final = 67280421310721
-"""What PyTorch's generator begins with where no script seeds it."""
-
-
 def _other_seed(seed: int, given: int | None) -> str:
-    """A warning where the script has another seed than its job; empty where it has none, or the same."""
+    """A warning if the script has another seed than its job; empty if it has none, or the same."""
     own = torch.initial_seed() if given is None else given
     if own == seed or (given is None and own == _UNSEEDED):
         return ""
@@ -261,7 +250,7 @@ def _other_seed(seed: int, given: int | None) -> str:
 
 
 class EarlyStopping:
-    """Says after each epoch whether to go on; register it with the job, so that a resize keeps its state::
+    """Says after each epoch whether to end the training; register it, so that a resize keeps its state::
 
         stopping = elastic.EarlyStopping(target=0.9, patience=5)
         job.register(stopping=stopping)
@@ -275,7 +264,7 @@ class EarlyStopping:
 
     :param target: a metric at least this good ends the training.
     :param patience: this number of epochs in a row without a better metric ends it.
-    :param least_gain: what counts as better.
+    :param least_gain: a smaller improvement does not count.
     :param lower_is_better: the metric is a loss.
     """
 
@@ -299,7 +288,7 @@ class EarlyStopping:
         self._waited = 0
 
     def reached(self, metric: float) -> bool:
-        """Whether the training is to end after the epoch that had this metric; NaN is never better."""
+        """Whether to end the training after the epoch with this metric; NaN is never better."""
         value = self._sign * float(metric)
         if value > self._best + self._least_gain:
             self._best, self._waited = value, 0
@@ -310,9 +299,7 @@ class EarlyStopping:
         return self._patience is not None and self._waited >= self._patience
 
     def state_dict(self) -> dict[str, Any]:
-        """What a later attempt, or a worker that joins, needs to know."""
         return {"best": self._best, "waited": self._waited}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take that over."""
         self._best, self._waited = state_dict["best"], state_dict["waited"]

@@ -1,4 +1,4 @@
-"""A script under ``pliant profile``: the loader serves a measurement instead of an epoch, then ends it."""
+"""A script under ``pliant profile``: the loader serves a measurement instead of epochs, then ends it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from torch import nn
 from pliant.tools.profile.measuring.request import MeasurementRequest
 from pliant.tools.profile.measuring.worker import Changes, Sweep
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.loop.data_loader import DataSource
-from pliant.tools.run.elastic.loop.data_parallel import Averaging
-from pliant.tools.run.elastic.membership.plan_watch import PlanWatch
+from pliant.tools.run.elastic.loop.batches import DataSource
+from pliant.tools.run.elastic.loop.gradients import Averaging
+from pliant.tools.run.elastic.membership.agreement import PlanWatch
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 from pliant.tools.run.elastic.membership.rendezvous import Rendezvous
-from pliant.tools.run.elastic.membership.transition import pass_on
+from pliant.tools.run.elastic.membership.transfer import pass_on
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
-from pliant.tools.run.elastic.state.state import IN_EPOCH, Cursor
-from pliant.tools.run.elastic.state.training import Training
+from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor, Training
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 
@@ -54,7 +53,7 @@ class Measurement:
         yield 0
 
     def after_loop(self) -> bool:
-        """Never: what is measured is steps."""
+        """Never: only steps are measured."""
         return False
 
     def quiet(self) -> bool:
@@ -63,11 +62,11 @@ class Measurement:
 
     @property
     def accumulates(self) -> bool:
-        """Whether the step has several micro-steps; known in all but its last one."""
+        """Whether the step has several micro-steps; not known in its last one."""
         return self.quiet()
 
     def agree(self, value: float | Callable[[], float]) -> float:
-        """The value itself: no measurement gets to the end of an epoch."""
+        """The value itself: no measurement reaches the end of an epoch."""
         return float(value() if callable(value) else value)
 
     def log(self, loss: object, metric: object) -> None:
@@ -75,7 +74,7 @@ class Measurement:
 
     @property
     def steps_done(self) -> int:
-        """None: every measurement begins at the start of an epoch."""
+        """Zero: every measurement begins at the start of an epoch."""
         return 0
 
     def __len__(self) -> int:
@@ -85,7 +84,7 @@ class Measurement:
         return iter(self._sweep)
 
     def _checkpoint(self, folder: Path) -> None:
-        """Save all of the state and go on from it, as a job does that is relaunched."""
+        """Save the whole state and go on from it, as a relaunched job does."""
         checkpoints = Checkpoints(folder)
         checkpoints.save(self._training.capture(), 0)
         state = checkpoints.load().state
@@ -104,13 +103,13 @@ _TRAINS: Final = Cursor(0, 1, IN_EPOCH)
 
 
 def rehearse(folder: Path, training: Training, device: torch.device, backend: str | None) -> float:
-    """Median seconds in which no worker trains when the last one joins the others, until all could go on.
+    """Median seconds in which no worker trains when the last one joins the others.
 
-    All workers of the process group call this together, and train no more afterwards. They leave, meet, pass
-    the state on and average again, as in training. The joiner's start is not in it, because the others train
-    meanwhile. Nor is the extra time of the first step after it.
+    All workers of the process group call this together, and do not train afterwards. They leave, meet, pass
+    the state on and average again, as in training. The joiner's start is not included, because the others
+    train meanwhile, nor is the extra time of the first step after it.
 
-    :param folder: of these workers alone.
+    :param folder: for these workers alone.
     """
     rank, workers = dist.get_rank(), dist.get_world_size()
     context, averaging = _context(folder, rank, workers, device), Averaging()

@@ -1,18 +1,13 @@
-"""What rank 0 says about a job while it trains: the newest in one small file, and history as events.
+"""What rank 0 reports about a job while it trains: the newest in one small file, and a history of events.
 
-The file (:class:`Progress`) is replaced every ``progress_s`` seconds of the plan. The events go to the
-attempt's own file. The first step of an attempt, and the first one after each change of its workers or of its
-batch, is recorded by a ``progress`` event. Its detail names the ``generation`` that trains; after a change
-while training went on also ``mechanism`` ("in place"), ``parts`` (seconds of each part of the stall) and,
-where a worker died, ``lost``; in an attempt that replaces another one ``mechanism`` ("relaunched") and the
-``reason``. The first measurement after it follows as soon as there is one, later ones every ``history_s``
-seconds: ``step_seconds``, a mean, and where the batch may move the ``noise_scale``.
-
-What stays known about a job's training: events in the attempt's own file, few of them.
-
-How much memory a worker holds.
-
-The gradient noise scale of a job while it trains, from gradients that are there anyway.
+:class:`Reporter` writes both. The file (:class:`Progress`) is replaced every ``progress_s`` seconds of the
+plan. The events are few and go to the attempt's own file (:class:`EventHistory`). A ``progress`` event
+records the first step of an attempt, and the first step after each change of its workers or its batch. Its
+detail names the ``generation`` that trains. After a change in place it also has ``mechanism`` ("in place"),
+``parts`` (seconds of each part of the stall) and, if a worker died, ``lost``; in an attempt that replaces
+another one, ``mechanism`` ("relaunched") and the ``reason``. The first measurement follows as soon as there
+is one, later ones every ``history_s`` seconds: the mean ``step_seconds`` and, where the batch may change, the
+``noise_scale`` (:class:`NoiseMeter`).
 """
 
 from __future__ import annotations
@@ -34,27 +29,32 @@ from pliant.schemas.errors import PliantError
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import EventWriter
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.state.state import Counters, Mean
+from pliant.tools.run.elastic.state.training import Mean, TrainingCounters
 from pliant.tools.run.statedir.contract.plan import ENV_NOISE, LastCheckpoint, Plan, Progress, write_progress
 
+MOST_WARNINGS: Final = 10
+"""Of an attempt; later ones are recorded as rarely as checkpoints."""
+EVERY: Final = 10
+"""Steps from one measured pair of gradients to the next."""
+_NOISE_SMOOTHING: Final = 0.1
 _LEAST_STEPS: Final = 3
-"""The least number of steps whose mean counts as a measured speed."""
+"""The fewest steps whose mean counts as a measured speed."""
 _STEP_SMOOTHING: Final = 0.2
-"""Weight of the newest step in what a step usually takes."""
+"""Weight of the newest step in the usual step time."""
 _PROC: Final = Path("/proc")
 _START_TICKS: Final = 19
-"""Where a process's start, in ticks since the system was booted, stands behind its name in ``stat``."""
+"""Field of ``stat``, after the process's name, that holds its start in ticks since boot."""
 _log = logging.getLogger("pliant")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A change that training went on over."""
+class WorkerChange:
+    """A change of the workers or the batch while training goes on."""
 
     since_s: float
-    """Since when no step is trained that counts (monotonic)."""
+    """When the last step that counts was over (monotonic)."""
     usual_step_s: float
-    """What a step took before it."""
+    """Seconds of a step before the change."""
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds by part."""
     lost: bool = False
@@ -64,29 +64,29 @@ class Change:
 class Reporter:
     """Reports every ``progress_s`` seconds. A file that cannot be written stops nothing.
 
-    Every worker has one, that of rank 0 writes. The loss of a ``progress`` event is the mean over rank 0's
-    samples since the last one, that of an ``epoch`` event the mean over the epoch on all workers. NaN and
-    infinities are recorded as null, with a note.
+    Every worker has one; rank 0's writes. The loss of a ``progress`` event is the mean over rank 0's samples
+    since the last one, that of an ``epoch`` event the mean over the epoch on all workers. NaN and infinities
+    are recorded as null, with a note.
     """
 
     def __init__(self, context: WorkerContext) -> None:
         self.usual_step_s = 0.0
-        """What steps take; 0 before the first one."""
+        """Smoothed seconds of a step; 0 before the first one."""
         self._context = context
         self._batch: int | None = None
         self._due_s = self._keep_due_s = 0.0
         self._started = False
-        self._change: Change | None = None
-        self._history = History(context)
+        self._change: WorkerChange | None = None
+        self._history = EventHistory(context)
         self._newest = _Newest(context)
         self._reported_at = -1
-        self._reached: Counters | None = None
+        self._reached: TrainingCounters | None = None
         self._loss = Mean()
         self._steps = Mean()
         self._noise = NoiseMeter() if ENV_NOISE in os.environ else None
 
-    def turn_to(self, global_batch: int, change: Change | None = None) -> None:
-        """Report about the plan that is followed now."""
+    def turn_to(self, global_batch: int, change: WorkerChange | None = None) -> None:
+        """Report about the current plan from now on."""
         self._batch, self._change, self._steps = global_batch, change, Mean()
         if self._noise is not None:
             self._noise.forget()
@@ -96,13 +96,12 @@ class Reporter:
         self._newest.begin(global_batch)
         self._history.begin(global_batch)
 
-    def look(self, model: nn.Module, counters: Counters) -> None:
-        """Measure the noise of the gradients, if that is asked for; a step is complete."""
+    def look(self, model: nn.Module, counters: TrainingCounters) -> None:
+        """A step is complete: measure the noise of its gradients, if that is asked for."""
         if self._noise is not None and self._batch is not None and self._context.rank == 0:
             self._noise.look(model, counters.step, self._batch)
 
-    def step_done(self, counters: Counters, losses: Mean, step_s: float) -> None:
-        """An optimizer step is complete; it took ``step_s``."""
+    def step_done(self, counters: TrainingCounters, losses: Mean, step_s: float) -> None:
         self._loss.include(losses)
         self._newest.loss.include(losses)
         now, weight = time.monotonic(), _STEP_SMOOTHING if self.usual_step_s else 1.0
@@ -129,7 +128,7 @@ class Reporter:
         self._newest.write(counters)
 
     def _measured(self) -> dict[str, float]:
-        """The speed since the last measurement, and the noise; those of a few steps say little."""
+        """The speed since the last measurement, and the noise; too few steps give no speed."""
         found: dict[str, float | None] = {"step_seconds": None, "noise_scale": None}
         if self._steps.samples >= _LEAST_STEPS:
             found["step_seconds"], self._steps = self._steps.value(), Mean()
@@ -137,38 +136,36 @@ class Reporter:
             found["noise_scale"] = self._noise.noise_scale
         return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
-    def last_words(self, counters: Counters) -> None:
-        """What is not reported yet, before leaving; checkpoints after this are part of the leaving."""
+    def last_words(self, counters: TrainingCounters) -> None:
+        """Report the rest before leaving; later checkpoints are part of the leaving."""
         if self._loss.samples:
             self._progress(counters)
         self._history.flush()
         self._history.leaving = True
 
     def before_change(self) -> None:
-        """Say what another worker, rank 0 by then, could not; all have yet to agree on the loss."""
+        """Write what another worker, rank 0 after the change, could not. The loss is not yet agreed on."""
         if self._context.rank == 0:
             self._history.flush()
 
-    def epoch_done(self, counters: Counters, loss: float | None, metric: float | None) -> None:
-        """An epoch is complete."""
+    def epoch_done(self, counters: TrainingCounters, loss: float | None, metric: float | None) -> None:
         self._reported_at = counters.step
         self._history.write("epoch", counters, loss=loss, metric=metric, detail={"epoch": counters.epoch})
 
-    def checkpoint_done(self, counters: Counters, took_s: float) -> None:
-        """A checkpoint is safe on disk."""
+    def checkpoint_done(self, counters: TrainingCounters, took_s: float) -> None:
         self._newest.checkpoint_done(counters, took_s)
         self._history.checkpoint_done(counters, took_s)
 
-    def warn(self, counters: Counters, text: str) -> None:
-        """Something went wrong that training goes on after."""
+    def warn(self, counters: TrainingCounters, text: str) -> None:
+        """Report a problem after which training goes on."""
         _log.warning("%s", text)
         self._newest.warnings += 1
         self._history.warn(counters, text)
 
     def close(self) -> None:
-        """Say what is not said yet, where this is still rank 0, and close the file.
+        """Report the rest, if this is still rank 0, and close the file.
 
-        One worker writes at a time: that which the others go on without is silent.
+        One worker writes at a time: a worker that the others go on without is silent.
         """
         if self._context.rank == 0:
             if self._reached is not None and self._reached.step != self._reported_at:
@@ -177,7 +174,10 @@ class Reporter:
         self._history.close()
 
     def _progress(
-        self, counters: Counters, detail: Mapping[str, Any] | None = None, overhead_s: float | None = None
+        self,
+        counters: TrainingCounters,
+        detail: Mapping[str, Any] | None = None,
+        overhead_s: float | None = None,
     ) -> None:
         overhead_s = None if overhead_s is None else max(0.0, overhead_s)
         self._reported_at = counters.step
@@ -188,29 +188,28 @@ class Reporter:
 
 
 class _Newest:
-    """What was measured last, for the job's small file. Where that cannot be written, it warns once."""
+    """The newest measurements, for the job's small file. If that cannot be written, it warns once."""
 
     def __init__(self, context: WorkerContext) -> None:
         self.warnings = 0
         self.loss = Mean()
         """Since the last report."""
         self.measured: dict[str, float] = {}
-        """``step_seconds`` and ``noise_scale`` under this plan, where they are known."""
+        """``step_seconds`` and ``noise_scale`` under this plan, as far as known."""
         self._context = context
         self._batch = 0
         self._before: tuple[float, int] | None = None
-        self._checkpoint: tuple[float, Counters, float] | None = None
+        self._checkpoint: tuple[float, TrainingCounters, float] | None = None
         self._failed = False
 
     def begin(self, global_batch: int) -> None:
         """Measure under another plan."""
         self._batch, self.measured, self._before = global_batch, {}, None
 
-    def checkpoint_done(self, counters: Counters, took_s: float) -> None:
-        """A checkpoint is safe on disk."""
+    def checkpoint_done(self, counters: TrainingCounters, took_s: float) -> None:
         self._checkpoint = (time.monotonic(), counters.copy(), took_s)
 
-    def write(self, counters: Counters) -> None:
+    def write(self, counters: TrainingCounters) -> None:
         """Replace the file, if this is rank 0."""
         loss, self.loss = self.loss.value(), Mean()
         path = self._context.folder.progress
@@ -225,7 +224,7 @@ class _Newest:
         else:
             self._failed = False
 
-    def _report(self, counters: Counters, loss: float | None) -> Progress:
+    def _report(self, counters: TrainingCounters, loss: float | None) -> Progress:
         now, plan = time.monotonic(), self._context.plan
         return Progress(
             job=plan.job,
@@ -245,7 +244,7 @@ class _Newest:
             warnings=self.warnings,
         )
 
-    def _speed(self, counters: Counters, now_s: float) -> float | None:
+    def _speed(self, counters: TrainingCounters, now_s: float) -> float | None:
         before, self._before = self._before, (now_s, counters.samples_done)
         if before is None or now_s <= before[0]:
             return None
@@ -264,12 +263,12 @@ class _Newest:
 
 
 def process_age_s(pid: int | None = None) -> float:
-    """Seconds since a process was started, this one without a pid.
+    """Seconds since a process was started; without a pid, this one.
 
-    By the clock in which the kernel keeps starts, to a tick (10 ms): as a time of day they are up to a second
-    off, since the kernel tells the time of its boot in whole seconds, and a clock that is set moves them.
+    Read from the clock in which the kernel keeps start times, to a tick (10 ms). Times of day are up to a
+    second off, because the kernel states its boot in whole seconds, and setting the clock moves them.
 
-    :raises psutil.NoSuchProcess: it is gone.
+    :raises psutil.NoSuchProcess: the process is gone.
     """
     pid = os.getpid() if pid is None else pid
     if not hasattr(time, "CLOCK_BOOTTIME") or not _PROC.joinpath("self", "stat").exists():
@@ -288,10 +287,10 @@ def _first(plan: Plan, ready_s: float) -> dict[str, Any]:
     return {**detail, "mechanism": "relaunched", "reason": plan.reason} if plan.reason else detail
 
 
-def _cost_of(change: Change, plan: Plan, now_s: float, step_s: float) -> tuple[dict[str, Any], float]:
-    """The detail of the first step after a change, and what it cost: all time beyond that of a usual step.
+def _cost_of(change: WorkerChange, plan: Plan, now_s: float, step_s: float) -> tuple[dict[str, Any], float]:
+    """The detail of the first step after a change, and the change's cost: all time beyond a usual step.
 
-    At least the parts before the step: fewer workers may make the step itself shorter than usual.
+    The cost is at least the parts before the step: the step itself may be shorter than usual.
     """
     parts = {name: round(seconds, 4) for name, seconds in change.parts.items()}
     detail = {
@@ -305,15 +304,11 @@ def _cost_of(change: Change, plan: Plan, now_s: float, step_s: float) -> tuple[d
     return detail, max(beyond_s, math.fsum(change.parts.values()))
 
 
-MOST_WARNINGS: Final = 10
-"""Of an attempt; later ones are recorded as rarely as checkpoints."""
-
-
-class History:
+class EventHistory:
     """Writes events while this worker is rank 0. A file that cannot be written stops nothing.
 
-    Checkpoints are recorded every ``history_s`` seconds: one event has the time of all since the one before,
-    and their ``count``. That of the last checkpoint before leaving is a part of what the leaving costs.
+    Checkpoints are recorded every ``history_s`` seconds: one event has the ``count`` and the total time of
+    all since the last one. The checkpoint before leaving has no time: that is part of the cost of leaving.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -321,16 +316,15 @@ class History:
         self._context = context
         self._batch: int | None = None
         self._writer: EventWriter | None = None
-        self._saved: Counters | None = None
+        self._saved: TrainingCounters | None = None
         self._saved_s = 0.0
         self._count = 0
         self._checkpoint_due_s = self._warning_due_s = 0.0
         self._warnings = 0
         self._not_finite = set[str]()
-        """Columns that the log has a line about."""
+        """Columns that were logged as not finite."""
 
     def begin(self, global_batch: int) -> None:
-        """Write about a plan from now on."""
         self._batch, attempt = global_batch, self._context.attempt
         if self._writer is not None:
             return
@@ -340,8 +334,7 @@ class History:
         except PliantError as error:
             _log.warning("no progress is reported: %s", error)
 
-    def checkpoint_done(self, counters: Counters, took_s: float) -> None:
-        """A checkpoint is safe on disk."""
+    def checkpoint_done(self, counters: TrainingCounters, took_s: float) -> None:
         if self.leaving:
             self.write("checkpoint", counters, detail={"step": counters.step})
             return
@@ -350,7 +343,7 @@ class History:
             self.flush()
 
     def flush(self) -> None:
-        """Write about checkpoints that nothing is written about yet."""
+        """Write about the checkpoints since the last event about some."""
         if self._saved is None:
             return
         counters, self._saved = self._saved, None
@@ -358,8 +351,7 @@ class History:
         self.write("checkpoint", counters, overhead_seconds=self._saved_s, detail=detail)
         self._saved_s, self._count, self._checkpoint_due_s = 0.0, 0, self._later()
 
-    def warn(self, counters: Counters, text: str) -> None:
-        """Something went wrong that training goes on after."""
+    def warn(self, counters: TrainingCounters, text: str) -> None:
         self._warnings += 1
         if self._warnings <= MOST_WARNINGS or time.monotonic() >= self._warning_due_s:
             self.write("progress", counters, detail={"warning": text})
@@ -368,12 +360,11 @@ class History:
     def write(
         self,
         name: EventName,
-        counters: Counters,
+        counters: TrainingCounters,
         *,
         detail: Mapping[str, Any] | None = None,
         **numbers: Any,
     ) -> None:
-        """Write an event."""
         if self._writer is None:
             return
         known = {name: value for name, value in numbers.items() if value is not None}
@@ -395,8 +386,8 @@ class History:
         except PliantError as error:
             _log.warning("an event is lost: %s", error)
 
-    def _note(self, strange: Mapping[str, float | None], counters: Counters) -> str:
-        """What an event says of numbers that it cannot hold; the log says it once."""
+    def _note(self, strange: Mapping[str, float | None], counters: TrainingCounters) -> str:
+        """What an event says about numbers that it cannot hold; it is logged once."""
         named = ", ".join(f"{column} is {value}" for column, value in strange.items())
         text = f"{named} after step {counters.step}, recorded as null"
         if strange.keys() - self._not_finite:
@@ -405,7 +396,6 @@ class History:
         return text
 
     def close(self) -> None:
-        """Close the file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -415,25 +405,20 @@ class History:
 
 
 def memory_held() -> int:
-    """Bytes: the most that this process has reserved of its GPU; where it uses none, its resident memory."""
+    """Most bytes that this process has reserved of its GPU; resident memory if it uses no GPU."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_reserved())
     return int(psutil.Process().memory_info().rss)
 
 
-EVERY: Final = 10
-"""The steps from one measured pair to the next."""
-_NOISE_SMOOTHING: Final = 0.1
-
-
 class NoiseMeter:
-    """Estimates φ = tr Σ / |G|², in samples: how large a batch must be for noise and signal to be equal.
+    """Estimates the gradient noise scale φ = tr Σ / |G|²: the batch in samples at which noise equals signal.
 
-    Two successive steps have gradients g, h of nearly the same weights, each a mean over a batch of B, so
-    E[g · h] = |G|² and E|g - h|² = 2 tr Σ / B. Both are smoothed over pairs. It looks when a step is
-    complete: a script that drops its gradients before that is not measured, and clipping blurs it. Holds one
-    copy of the gradients for one step in :data:`EVERY`. A pair that is not finite (an overflow in mixed
-    precision) is left out.
+    It uses gradients that are there anyway. Two successive steps have gradients g, h at nearly the same
+    weights, each a mean over a batch of B, so E[g · h] = |G|² and E|g - h|² = 2 tr Σ / B. Both are smoothed
+    over pairs. It looks when a step is complete: a script that drops its gradients before that is not
+    measured, and clipping blurs the estimate. It holds one copy of the gradients for one step in
+    :data:`EVERY`. A pair that is not finite (an overflow in mixed precision) is left out.
     """
 
     def __init__(self) -> None:
@@ -444,12 +429,12 @@ class NoiseMeter:
 
     @property
     def noise_scale(self) -> float | None:
-        """φ; None while there is no pair, or noise alone."""
+        """φ; None before the first pair, or if there is no signal."""
         found = self._noise / self._signal if self._signal > 0 else math.inf
         return found if math.isfinite(found) else None
 
     def look(self, model: nn.Module, step: int, batch: int) -> None:
-        """A step is complete; it trained ``batch`` samples."""
+        """A step over ``batch`` samples is complete."""
         turn = step % EVERY
         if turn == 0:
             self._before = [gradient.clone() for gradient in _gradients(model)]
@@ -460,7 +445,7 @@ class NoiseMeter:
                 self._compare(before, after, batch)
 
     def forget(self) -> None:
-        """The batch has changed: no pair reaches over that."""
+        """The batch has changed: no pair spans the change."""
         self._before = None
 
     def _compare(self, before: list[torch.Tensor], after: list[torch.Tensor], batch: int) -> None:
@@ -477,7 +462,7 @@ class NoiseMeter:
 
 
 def _dot(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Their inner product, in their own precision: a noise scale needs few digits."""
+    """Their inner product, in their own precision: the noise scale needs few digits."""
     if one.dtype in (torch.float16, torch.bfloat16):
         one, other = one.float(), other.float()
     if one.is_sparse:

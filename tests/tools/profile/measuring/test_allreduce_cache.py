@@ -12,7 +12,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import read_profile, write_cluster, write_jobs, write_profile
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.measuring.launch import Advance, Ended, Script
+from pliant.tools.profile.measuring.launch import Advance, LaunchEnd, Script
 from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
 from pliant.tools.profile.measuring.run import AllReduceCache, cluster_label
 from tests.builders import cluster, job, mixed_cluster
@@ -28,12 +28,14 @@ class Machine:
         self.seconds = 0.002
         self.reduced_on: list[int] = []
 
-    def __call__(self, script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> Ended:
+    def __call__(
+        self, script: Script, workers: int, request: MeasurementRequest, advance: Advance
+    ) -> LaunchEnd:
         batches = [batch for batch in (*request.local_batches, *request.global_batches) if batch >= workers]
         points = [Point(local_batch=batch, step_s=(0.1,)) for batch in batches]
         points += [Point(local_batch=0, weights=each, step_s=(self.seconds,)) for each in request.weights]
         self.reduced_on += [workers] if request.weights else []
-        return Ended(Outcome(parameters=7, points=tuple(points), done=True))
+        return LaunchEnd(Outcome(parameters=7, points=tuple(points), done=True))
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
     made, measure = Machine(), sweep.measure
 
-    def measured(*arguments: Any, **named: Any) -> sweep.Measured:
+    def measured(*arguments: Any, **named: Any) -> sweep.MeasuredProfile:
         return measure(*arguments, **named, start=made)
 
     monkeypatch.setattr(sweep, "measure", measured)

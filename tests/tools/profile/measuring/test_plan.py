@@ -8,7 +8,7 @@ import pytest
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
-from pliant.tools.profile.measuring.plan import MeasuredNode, ModelPlan, Options, model_plans, powers
+from pliant.tools.profile.measuring.plan import MeasuredNode, MeasuringOptions, ModelPlan, model_plans, powers
 from tests.builders import job
 
 EIGHT = MeasuredNode("gpu", "gpu", workers=8, cluster_gpus=16)
@@ -18,8 +18,8 @@ def trained(job_id: str = "a", **more: Any) -> Job:
     return job(job_id, **{"model": "net", "command": ("train.py",), **more})
 
 
-def one(*jobs: Job, site: MeasuredNode = EIGHT, options: Options | None = None) -> ModelPlan:
-    (study,) = model_plans(jobs, site, options or Options())
+def one(*jobs: Job, site: MeasuredNode = EIGHT, options: MeasuringOptions | None = None) -> ModelPlan:
+    (study,) = model_plans(jobs, site, options or MeasuringOptions())
     return study
 
 
@@ -42,7 +42,7 @@ def test_a_rigid_job_is_measured_at_its_own_size() -> None:
 
 
 def test_sizes_may_be_given() -> None:
-    assert one(trained(low=1, batch=64), options=Options(gpus=(1, 3))).gpus == (3,)
+    assert one(trained(low=1, batch=64), options=MeasuringOptions(gpus=(1, 3))).gpus == (3,)
 
 
 def test_local_batches_reach_from_half_the_smallest_share_to_the_whole_batch() -> None:
@@ -86,9 +86,9 @@ def test_jobs_of_one_model_with_other_commands_are_named() -> None:
 
 def test_only_the_models_asked_for() -> None:
     jobs = (trained("a"), trained("b", model="other"))
-    assert [s.script.name for s in model_plans(jobs, EIGHT, Options(models=("other",)))] == ["other"]
+    assert [s.script.name for s in model_plans(jobs, EIGHT, MeasuringOptions(models=("other",)))] == ["other"]
     with pytest.raises(BadInputError, match='no job has the model "third"'):
-        model_plans(jobs, EIGHT, Options(models=("third",)))
+        model_plans(jobs, EIGHT, MeasuringOptions(models=("third",)))
 
 
 def test_a_job_of_a_pure_trace_cannot_be_measured() -> None:
@@ -98,4 +98,4 @@ def test_a_job_of_a_pure_trace_cannot_be_measured() -> None:
 
 def test_no_jobs_no_measurement() -> None:
     with pytest.raises(BadInputError, match="no job"):
-        model_plans((), EIGHT, Options())
+        model_plans((), EIGHT, MeasuringOptions())

@@ -17,8 +17,8 @@ from pliant.schemas.errors import BadInputError, JobsFailedError, PliantError
 from pliant.schemas.io import read_profile, write_cluster, write_jobs
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.measuring import run as sweep
-from pliant.tools.profile.measuring.launch import Advance, Ended, PointsFile, Script
-from pliant.tools.profile.measuring.plan import Options
+from pliant.tools.profile.measuring.launch import Advance, LaunchEnd, PointsFile, Script
+from pliant.tools.profile.measuring.plan import MeasuringOptions
 from pliant.tools.profile.measuring.request import (
     MeasurementRequest,
     Outcome,
@@ -42,7 +42,9 @@ class Machine:
         self.measured: list[tuple[str, int, int]] = []
         """(model, workers, local batch or weights) of every point."""
 
-    def __call__(self, script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> Ended:
+    def __call__(
+        self, script: Script, workers: int, request: MeasurementRequest, advance: Advance
+    ) -> LaunchEnd:
         outcome = Outcome(parameters=7, torch="2", device="cpu")
         try:
             for point in self._points(request, workers):
@@ -50,12 +52,12 @@ class Machine:
                     self.trouble(script.name, point.local_batch)
                 self.measured.append((script.name, workers, point.local_batch or point.weights))
                 if point.local_batch > self.limit:
-                    return Ended(outcome.model_copy(update={"current": point}), out_of_memory=True)
+                    return LaunchEnd(outcome.model_copy(update={"current": point}), out_of_memory=True)
                 outcome = outcome.model_copy(update={"points": (*outcome.points, point)})
         finally:
             advance(outcome)
         costs = (1.0, 2.0) if request.costs and outcome.points else (None, None)
-        return Ended(outcome.model_copy(update={"done": True}), False, *costs)
+        return LaunchEnd(outcome.model_copy(update={"done": True}), False, *costs)
 
     def _points(self, request: MeasurementRequest, workers: int):
         course = PointSearch(request, workers)
@@ -323,4 +325,4 @@ def test_a_real_measurement_goes_on_where_it_ended_whatever_ended_it(tmp_path: P
 def test_options_for_measuring_are_no_part_of_a_prediction(here: Path) -> None:
     with pytest.raises(PliantError, match="--predict measures nothing"):
         profile("jobs.jsonl", predict="p.parquet", points="x.jsonl")
-    assert Options().costs is False
+    assert MeasuringOptions().costs is False

@@ -9,8 +9,8 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.measuring.launch import Advance, Ended, Script
-from pliant.tools.profile.measuring.plan import Options
+from pliant.tools.profile.measuring.launch import Advance, LaunchEnd, Script
+from pliant.tools.profile.measuring.plan import MeasuringOptions
 from pliant.tools.profile.measuring.request import BatchSearch, MeasurementRequest, Outcome, Point
 from pliant.tools.profile.measuring.run import measure
 from pliant.tools.profile.throughput import plan_batch
@@ -25,7 +25,9 @@ class Machine:
     crash: int | None = None
     launches: list[tuple[str, int, MeasurementRequest]] = field(default_factory=list)
 
-    def __call__(self, script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> Ended:
+    def __call__(
+        self, script: Script, workers: int, request: MeasurementRequest, advance: Advance
+    ) -> LaunchEnd:
         self.launches.append((script.name, workers, request))
         points: list[Point] = []
         for local, accum in self._points(workers, request):
@@ -33,11 +35,11 @@ class Machine:
                 outcome = Outcome(
                     parameters=7, torch="2", points=tuple(points), current=Point(local_batch=local)
                 )
-                return Ended(outcome, out_of_memory=True)
+                return LaunchEnd(outcome, out_of_memory=True)
             points.append(self._point(workers, local, accum))
             advance(Outcome(parameters=7, torch="2", points=tuple(points)))
         points += [Point(local_batch=0, weights=weights, step_s=(0.002,)) for weights in request.weights]
-        return Ended(Outcome(parameters=7, torch="2", points=tuple(points), done=True))
+        return LaunchEnd(Outcome(parameters=7, torch="2", points=tuple(points), done=True))
 
     def _points(self, workers: int, request: MeasurementRequest) -> list[tuple[int, int]]:
         bracket = BatchSearch(request.local_batches, fits=request.fits, misfit=request.misfit)
@@ -59,9 +61,11 @@ class Machine:
         return Point(local_batch=local, accum=accum, step_s=(step,) * 3, compute_s=(compute,) * 3)
 
 
-def profiled(machine: Machine, nodes: Cluster, *, options: Options | None = None, **spec: object) -> Profile:
+def profiled(
+    machine: Machine, nodes: Cluster, *, options: MeasuringOptions | None = None, **spec: object
+) -> Profile:
     jobs = [job("a", model="net", command=("train.py",), **spec)]  # type: ignore[arg-type]
-    return measure(jobs, nodes, options or Options(), clock=lambda: 1e9, start=machine).profile
+    return measure(jobs, nodes, options or MeasuringOptions(), clock=lambda: 1e9, start=machine).profile
 
 
 def found(profile: Profile) -> dict[tuple[int, int, int], ProfileRow]:
@@ -110,16 +114,20 @@ def test_where_nothing_fits_no_gang_is_started() -> None:
     machine = Machine()
     machine.crash = 0
 
-    def nothing_fits(script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> Ended:
+    def nothing_fits(
+        script: Script, workers: int, request: MeasurementRequest, advance: Advance
+    ) -> LaunchEnd:
         machine.launches.append((script.name, workers, request))
         if request.misfit == 1:
-            return Ended(Outcome(done=True))
+            return LaunchEnd(Outcome(done=True))
         local = (request.misfit or 9) // 2
-        return Ended(Outcome(current=Point(local_batch=local)), out_of_memory=True)
+        return LaunchEnd(Outcome(current=Point(local_batch=local)), out_of_memory=True)
 
     notes: list[str] = []
     jobs = [job("a", model="net", command=("train.py",), low=1, high=2, batch=8)]
-    profile = measure(jobs, CPUS, Options(), clock=lambda: 1e9, start=nothing_fits, note=notes.append).profile
+    profile = measure(
+        jobs, CPUS, MeasuringOptions(), clock=lambda: 1e9, start=nothing_fits, note=notes.append
+    ).profile
     assert not any(row.feasible for row in profile.rows)
     assert {workers for _, workers, _ in machine.launches} == {1}
     assert notes == ['model "net": no batch fits one worker; no gang was measured']
@@ -132,7 +140,11 @@ def test_a_job_without_a_batch_trains_the_largest_that_fits_on_each_worker() -> 
 
 def test_all_reduces_are_measured_on_request_on_a_grid_that_does_not_depend_on_the_jobs() -> None:
     nodes = cluster(4, slots="cpu", gpu_type="cpu")
-    sums = [row for row in profiled(Machine(), nodes, options=Options(allreduce=True)).rows if not row.model]
+    sums = [
+        row
+        for row in profiled(Machine(), nodes, options=MeasuringOptions(allreduce=True)).rows
+        if not row.model
+    ]
     grid = [100_000, 1_000_000, 5_000_000, 10_000_000]
     assert [(row.gpus, row.parameters) for row in sums] == [(gpus, size) for gpus in (2, 4) for size in grid]
     assert {(row.kind, row.local_batch) for row in sums} == {("allreduce", 0)}
@@ -141,7 +153,7 @@ def test_all_reduces_are_measured_on_request_on_a_grid_that_does_not_depend_on_t
 def test_all_reduces_that_are_known_are_not_measured_again() -> None:
     machine, jobs = Machine(), [job("a", model="net", command=("train.py",))]
     known = (reduce(2, 100_000, 0.5, "cpu"),)
-    options = Options(allreduce=True)
+    options = MeasuringOptions(allreduce=True)
     made = measure(jobs, CPUS, options, clock=lambda: 1e9, start=machine, allreduce=known)
     assert known[0] in made.profile.rows
     assert not any(request.weights for _, _, request in machine.launches)
@@ -149,7 +161,9 @@ def test_all_reduces_that_are_known_are_not_measured_again() -> None:
 
 def test_the_file_says_where_it_comes_from() -> None:
     jobs = [job("a", model="net", command=("train.py",))]
-    made = measure(jobs, CPUS, Options(), clock=lambda: 1e9, command_line="pliant profile j", start=Machine())
+    made = measure(
+        jobs, CPUS, MeasuringOptions(), clock=lambda: 1e9, command_line="pliant profile j", start=Machine()
+    )
     facts = dict(made.profile.metadata)
     assert facts["command"] == "pliant profile j"
     assert facts["torch"] == "2"
@@ -162,7 +176,7 @@ def test_progress_never_passes_its_total() -> None:
     measure(
         jobs,
         CPUS,
-        Options(),
+        MeasuringOptions(),
         clock=lambda: 1e9,
         start=Machine(),
         progress=lambda done, total: steps.append((done, total)),
@@ -172,7 +186,7 @@ def test_progress_never_passes_its_total() -> None:
     assert steps[-1][0] == steps[-1][1]
 
 
-def crashes(script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> Ended:
+def crashes(script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> LaunchEnd:
     if script.name == "bad":
         raise JobsFailedError("bad: KeyError: 7")
     return Machine()(script, workers, request, advance)
@@ -180,7 +194,7 @@ def crashes(script: Script, workers: int, request: MeasurementRequest, advance: 
 
 def test_a_script_that_fails_costs_its_own_model_only() -> None:
     jobs = [job(name, model=name, command=("train.py",)) for name in ("bad", "good")]
-    made = measure(jobs, CPUS, Options(), clock=lambda: 1e9, start=crashes)
+    made = measure(jobs, CPUS, MeasuringOptions(), clock=lambda: 1e9, start=crashes)
     assert {row.model for row in made.profile.rows} == {"good"}
     assert made.failures == ("bad: KeyError: 7",)
 
@@ -188,4 +202,4 @@ def test_a_script_that_fails_costs_its_own_model_only() -> None:
 def test_where_every_script_fails_there_is_no_profile() -> None:
     jobs = [job("a", model="bad", command=("train.py",))]
     with pytest.raises(JobsFailedError, match="bad: KeyError: 7"):
-        measure(jobs, CPUS, Options(), clock=lambda: 1e9, start=crashes)
+        measure(jobs, CPUS, MeasuringOptions(), clock=lambda: 1e9, start=crashes)

@@ -17,7 +17,7 @@ from pliant.schemas.errors import JobsFailedError
 from pliant.schemas.io import write_jobs
 from pliant.schemas.profile import ProfileRow
 from pliant.tools.profile.measuring.launch import Script, launch
-from pliant.tools.profile.measuring.plan import Options
+from pliant.tools.profile.measuring.plan import MeasuringOptions
 from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome, best_visits
 from pliant.tools.profile.measuring.run import measure
 from pliant.tools.profile.throughput_model import ThroughputBySize
@@ -78,7 +78,7 @@ def test_one_and_two_workers_with_a_limit_on_memory() -> None:
     cluster = Cluster.model_validate({"nodes": nodes, "slots": "cpu"})
     batch = {"size": 40, "per_gpu_max": 16}
     jobs = [job("a", model="net", command=(SCRIPT, "4"), low=1, high=2, batch=batch)]
-    options = Options(batches=(8, 210), iterations=2, warmup=1)
+    options = MeasuringOptions(batches=(8, 210), iterations=2, warmup=1)
     profile = measure(jobs, cluster, options, clock=lambda: 1e9).profile
 
     rows: dict[tuple[int, int, int], ProfileRow] = {

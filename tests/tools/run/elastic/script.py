@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import StepLR
 
 from pliant.tools.run import elastic
-from pliant.tools.run.elastic.membership import rendezvous as vanished_peers
+from pliant.tools.run.elastic.membership import rendezvous
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 
 options = {
@@ -36,7 +36,7 @@ options = {
     "agree": False,
     "groups": False,
     "connects_at": 1,
-    "look_s": vanished_peers.LOOK_S,
+    "look_s": rendezvous.LOOK_S,
     **json.loads(sys.argv[1]),
 }
 
@@ -94,7 +94,7 @@ def connect_at_last(form):
 
 
 ProcessGroup.form = connect_at_last(ProcessGroup.form)
-vanished_peers.LOOK_S = options["look_s"]
+rendezvous.LOOK_S = options["look_s"]
 own_group = OwnGroup()
 job = elastic.init(batch_size=options["batch"], seed=options["seed"])
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()

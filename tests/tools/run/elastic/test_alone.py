@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from pliant.schemas.errors import ServiceMissingError, UsageError
-from pliant.tools.run.elastic import report as history
-from pliant.tools.run.elastic.membership import checkpoint_schedule as saving
-from pliant.tools.run.elastic.membership import process_group as group
+from pliant.tools.run.elastic import report
+from pliant.tools.run.elastic.membership import checkpoint_schedule, process_group
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from tests.tools.run.elastic.alone import Alone, Author
 
@@ -42,13 +41,13 @@ def test_a_launcher_learns_that_workers_train_before_it_finds_a_report_of_them(
     job: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known: list[bool] = []
-    write = history.EventWriter
+    write = report.EventWriter
 
     def written(path: Path) -> Any:
         known.append(job.dir.attempt(job.attempt).reached.exists())
         return write(path)
 
-    monkeypatch.setattr(history, "EventWriter", written)
+    monkeypatch.setattr(report, "EventWriter", written)
     assert job.run(Author()).outcome == "done"
     assert known == [True]
 
@@ -187,7 +186,7 @@ class TestEndOfEpoch:
                 return self.now_s
 
         clock = Clock()
-        monkeypatch.setattr(saving, "time", clock)
+        monkeypatch.setattr(checkpoint_schedule, "time", clock)
         author = Author()
 
         def second() -> None:
@@ -215,7 +214,7 @@ class TestEndOfEpoch:
         def step() -> None:
             clock.now_s += 10.0
 
-        monkeypatch.setattr(saving, "time", clock)
+        monkeypatch.setattr(checkpoint_schedule, "time", clock)
         monkeypatch.setattr(Checkpoints, "save", slow)
         author = Author()
         author.in_pass = step
@@ -228,7 +227,7 @@ def test_the_outcome_is_written_before_the_process_group_is_given_up(
 ) -> None:
     """Giving it up may hang in a library, and others that see it look for the outcome."""
     found: list[bool] = []
-    monkeypatch.setattr(group, "leave", lambda: found.append(job.dir.attempt(1).outcome(0).exists()))
+    monkeypatch.setattr(process_group, "leave", lambda: found.append(job.dir.attempt(1).outcome(0).exists()))
     script = Author()
     script.at_epoch_end = found.clear
     job.run(script)

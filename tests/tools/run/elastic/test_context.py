@@ -17,7 +17,7 @@ from pliant.tools.run.statedir.contract.plan import (
     Plan,
     WorkerOutcome,
 )
-from tests.tools.run.elastic.membership.test_plan_watch import plan, put
+from tests.tools.run.elastic.membership.test_agreement import plan, put
 
 
 class TestContext:

@@ -1,36 +1,43 @@
-"""Which samples a worker trains, in which micro-step, and how much each micro-batch counts. Pure arithmetic.
+"""Which samples each worker trains in which micro-step, and how they become batches on its device.
 
-An epoch is a permutation of the dataset, fixed by seed and epoch. The state of the sampler is the
-number of samples that are trained: the next step trains ``order[trained : trained + global_batch]`` whatever
-the number of workers. Rank r takes its contiguous share of them, cut into micro-batches. So a resize never
-loses or repeats a sample.
+An epoch is a permutation of the dataset, fixed by seed and epoch. The sampler's state is the number of
+samples that are trained: the next step trains ``order[trained : trained + global_batch]``, whatever the
+number of workers. Rank r takes its contiguous share of them, cut into micro-batches. So a resize never loses
+or repeats a sample. :func:`micro_batches` is that arithmetic; :class:`DataSource` reads the samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import atexit
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from multiprocessing.synchronize import Event
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
+from pliant.schemas.errors import UsageError
 from pliant.tools.profile.throughput import shares
-from pliant.tools.run.elastic.state.state import mixed_seed
+from pliant.tools.run.elastic.state.training import mixed_seed
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How a global batch is divided: the same on every worker."""
+class BatchSplit:
+    """How a global batch is split over workers and micro-steps: the same on every worker."""
 
     global_batch: int
     workers: int = 1
     accum: int = 1
-    """Micro-steps per step; fewer where a tail has fewer samples."""
+    """Micro-steps per step; fewer if the last step of an epoch has fewer samples."""
     drop_last: bool = False
     """Leave out the samples at the end of an epoch that do not fill a global batch."""
 
     def steps_per_epoch(self, dataset_size: int) -> int:
-        """Optimizer steps from the start of an epoch to its end."""
         full, rest = divmod(dataset_size, self.global_batch)
         return full + (rest > 0 and not self.drop_last)
 
@@ -40,12 +47,12 @@ class MicroBatch(NamedTuple):
 
     start: int
     samples: int
-    """0: a padding sample is trained with weight 0, because every worker must take part in every step."""
+    """With 0, a padding sample is trained with weight 0: every worker must take part in every step."""
     weight: float
     """Factor on the gradients of the micro-batch's mean loss. The mean over workers of the sums over
     micro-steps is then the mean over the global batch."""
     last: bool
-    """The micro-step that ends its optimizer step."""
+    """Whether this micro-step ends its optimizer step."""
     step_samples: int
     """Samples of the whole step, over all workers and micro-steps."""
     steps_left: int
@@ -66,34 +73,132 @@ def epoch_order(dataset_size: int, epoch: int, seed: int, *, shuffle: bool = Tru
 
 
 def micro_batches(
-    dataset_size: int, trained: int, cut: Cut, rank: int, *, resumed: bool = False
+    dataset_size: int, trained: int, split: BatchSplit, rank: int, *, resumed: bool = False
 ) -> Iterator[MicroBatch]:
-    """Every micro-batch of ``rank`` that is left of the epoch.
+    """The remaining micro-batches of ``rank`` in the epoch.
 
-    A ``resumed`` epoch has at least one step, should the samples that are left not fill a batch that has
-    grown meanwhile: what the author does after the loop may need it.
+    A ``resumed`` epoch has at least one step, even if its remaining samples do not fill a batch that has
+    grown: the author's code after the loop may need one.
     """
     left = max(0, dataset_size - trained)
-    steps = cut.steps_per_epoch(left)
+    steps = split.steps_per_epoch(left)
     if resumed and left:
         steps = max(1, steps)
     for steps_left in reversed(range(steps)):
-        samples = min(cut.global_batch, dataset_size - trained)
-        yield from _one_step(trained, samples, steps_left, cut, rank)
+        samples = min(split.global_batch, dataset_size - trained)
+        yield from _one_step(trained, samples, steps_left, split, rank)
         trained += samples
 
 
-def _one_step(trained: int, samples: int, steps_left: int, cut: Cut, rank: int) -> Iterator[MicroBatch]:
-    by_rank = shares(samples, cut.workers)
-    micro_steps = min(cut.accum, by_rank[0])
+def _one_step(
+    trained: int, samples: int, steps_left: int, split: BatchSplit, rank: int
+) -> Iterator[MicroBatch]:
+    by_rank = shares(samples, split.workers)
+    micro_steps = min(split.accum, by_rank[0])
     start = trained + sum(by_rank[:rank])
     for index, size in enumerate(shares(by_rank[rank], micro_steps)):
         yield MicroBatch(
             start=start if size else trained,
             samples=size,
-            weight=size * cut.workers / samples,
+            weight=size * split.workers / samples,
             last=index == micro_steps - 1,
             step_samples=samples,
             steps_left=steps_left,
         )
         start += size
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A dataset, and how its samples become batches on a device."""
+
+    dataset: Dataset[Any]
+    device: torch.device
+    num_workers: int = 0
+    collate_fn: Callable[[list[Any]], Any] | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of samples.
+
+        :raises UsageError: the dataset has no length, no samples or no access by index.
+        """
+        samples: Any = self.dataset
+        if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")) or not len(samples):
+            raise UsageError(f"{type(samples).__name__}: expected a dataset with a length, samples and []")
+        return len(samples)
+
+    def loader(self, indices: Iterable[list[int]], generator: torch.Generator) -> DataLoader[Any]:
+        """Batches of the listed samples. The generator is the loader's own: the author's must not advance.
+
+        Loading processes ignore SIGTERM, which may go to a whole process group, until this process ends.
+        """
+        leaving = multiprocessing.Event()
+        atexit.register(leaving.set)
+        dataset, collate_fn = self.dataset, self.collate_fn
+        if collate_fn is None and (at_once := read_at_once(dataset)) is not None:
+            dataset, collate_fn = at_once, list
+        return DataLoader(
+            dataset,
+            batch_sampler=indices,
+            num_workers=self.num_workers,
+            collate_fn=collate_fn,
+            pin_memory=self.device.type == "cuda",
+            persistent_workers=self.num_workers > 0,
+            worker_init_fn=partial(_obey, leaving),
+            generator=generator,
+        )
+
+    def on_device(self, batches: Iterable[Any]) -> Iterator[Any]:
+        if self.device.type == "cpu":
+            return iter(batches)
+        return (to_device(batch, self.device) for batch in batches)
+
+
+def read_at_once(dataset: Dataset[Any]) -> Dataset[Any] | None:
+    """A dataset of tensors, or a subset of one, that reads a batch by one look-up in each tensor.
+
+    The batches are those that PyTorch makes of single samples, in a fraction of the time. Returns None if
+    samples must be read one by one.
+    """
+    if type(dataset) is Subset and (inner := read_at_once(dataset.dataset)) is not None:
+        return Subset(inner, dataset.indices)
+    if type(dataset) is TensorDataset and all(_is_plain(tensor) for tensor in dataset.tensors):
+        return _TensorsAtOnce(dataset.tensors)
+    return None
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether looking up rows gives what stacking them would: the same values in the same layout."""
+    return type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.is_contiguous()
+
+
+class _TensorsAtOnce(Dataset[list[torch.Tensor]]):
+    """Whole batches of a dataset of tensors, by the method for which PyTorch's loader looks."""
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        self._tensors = tensors
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return [tensor[indices] for tensor in self._tensors]
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in its tuples, lists and dictionaries on the device."""
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {name: to_device(value, device) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+def _obey(leaving: Event, worker: int) -> None:
+    """Let a loading process survive a SIGTERM to its process group, but not the end of its parent."""
+    del worker
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if leaving.is_set() else None)

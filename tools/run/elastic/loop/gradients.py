@@ -1,36 +1,54 @@
-"""Gradients of uneven and accumulated batches, weighted so that the result is the global batch's mean.
+"""The gradients of a step: weighted, collected over micro-steps and averaged over the workers.
 
-What a forward pass moves, put back where its step turns out to be void.
+The result is the mean over the global batch, however it is divided. :class:`Gradients` weighs and collects
+on one worker. :class:`Averaging` averages over the workers, which come and go, and
+:class:`ElasticDataParallel` is the model as the author's script holds it. A worker that is lost in the middle
+of a step makes the step void: :class:`TolerantGroup` keeps the error from the author's backward pass, and
+:class:`StepStart` restores what the forward pass has changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final
+from datetime import timedelta
+from typing import Any, Final, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop.batches import MicroBatch
+from pliant.tools.run.elastic.membership.agreement import world
+
+_not_compiled: Final = torch._disable_dynamo  # that of torch.compiler would import the compiler at once
+"""For what ``torch.compile`` must not look into: it is about workers, which come and go."""
+_left_out_of_compiling: Final = torch._disable_dynamo(recursive=False)
+"""The same, but what is called inside is compiled: the author's model."""
+_NO_LIMIT: Final = timedelta(milliseconds=-1)
+_LARGE_BYTES: Final = 1 << 16
 
 
 class Gradients:
     """Weighs and collects the gradients of one model.
 
-    The weight of a micro-batch multiplies every gradient as it arrives at its parameter. Where all shares
-    are equal the weights are 1 and there are no hooks at all. With accumulation, what earlier micro-steps
-    gave is kept aside and joined in the last one before it is reduced: the loop body never sees a partial
-    sum, so zeroing and clipping in every pass do no harm. Batches that are skipped count as zero.
+    The weight of a micro-batch multiplies every gradient as it arrives at its parameter. If all shares are
+    equal, the weights are 1 and there are no hooks. With accumulation, gradients of earlier micro-steps are
+    kept aside and added in the last one before it is reduced. The loop body never sees a partial sum, so
+    zeroing and clipping in every pass do no harm. Skipped batches count as zero.
     """
 
     def __init__(self, model: nn.Module, *, accumulates: bool = False) -> None:
         self._all = list(model.parameters())
         self._trained: list[bool] = []
-        """Of each, whether it is trained."""
+        """Of each parameter, whether it is trained."""
         self._accumulates = False
         self._ddp: DistributedDataParallel | None = None
         self._weight = 1.0
@@ -42,17 +60,17 @@ class Gradients:
         self.bind(None, accumulates=accumulates)
 
     def bind(self, ddp: DistributedDataParallel | None, *, accumulates: bool) -> None:
-        """From now on the workers' gradients are averaged by ``ddp``; None: there is one worker."""
+        """From now on ``ddp`` averages the workers' gradients; None for one worker."""
         self.forget()
         self._accumulates = accumulates
         self.follow(ddp)
 
     def trained_differ(self) -> bool:
-        """Whether the author has frozen or unfrozen parameters since they were looked at."""
+        """Whether the author has frozen or unfrozen parameters since the last :meth:`follow`."""
         return self._trained != [parameter.requires_grad for parameter in self._all]
 
     def follow(self, ddp: DistributedDataParallel | None) -> None:
-        """Weigh and collect the gradients of what is trained now, by ``ddp``; a step may be under way."""
+        """Weigh and collect the gradients of what is trained now; a step may be under way."""
         self._ddp = ddp
         self._trained = [parameter.requires_grad for parameter in self._all]
         if ddp is not None:
@@ -77,9 +95,9 @@ class Gradients:
             self._hook(self._weigh if micro.weight != 1.0 else None)
 
     def join_rest(self) -> None:
-        """Give parameters that the last micro-batch did not reach what earlier ones gave them.
+        """Give parameters that the last micro-batch did not reach their gradients of earlier ones.
 
-        :raises UsageError: several workers would need to reduce it.
+        :raises UsageError: there are several workers, which would have to reduce them.
         """
         if self._aside and self._ddp is not None:
             raise UsageError(
@@ -96,7 +114,6 @@ class Gradients:
         self._aside.clear()
 
     def forget(self) -> None:
-        """Drop what an unfinished step has collected."""
         self._aside.clear()
 
     def _hook(self, hook: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
@@ -127,22 +144,286 @@ class Gradients:
 
 
 def at_end_of_backward(action: Callable[[], None]) -> None:
-    """Call it when the backward pass that is under way has reached every parameter."""
+    """Call ``action`` when the current backward pass has reached every parameter."""
     engine: Any = torch.autograd.Variable._execution_engine  # no public way
     engine.queue_callback(action)
 
 
-_LARGE_BYTES: Final = 1 << 16
+class Averaging:
+    """Averages gradients over the workers, one generation after the other.
+
+    If a worker is lost in the middle of a step, the step's gradients are void: ``error`` says so, the
+    backward pass ends as if nothing had happened, and the author's loop sees no exception. On GPUs the loss
+    of a worker is not survived in place, and the exception reaches the author's code.
+    """
+
+    def __init__(self, gradients: Gradients | None = None, *, find_unused_parameters: bool = False) -> None:
+        """:param gradients: of the model, to be weighed; None if all workers have equal shares."""
+        self.ddp: DistributedDataParallel | None = None
+        self._gradients, self._find_unused = gradients, find_unused_parameters
+        self._group: TolerantGroup | None = None
+        self._device = torch.device("cpu")
+        self.training: Callable[[], None] = lambda: None
+        """Called before the model is, where gradients are recorded."""
+
+    @property
+    def error(self) -> RuntimeError | None:
+        """The error that made the step's gradients void."""
+        return None if self._group is None else self._group.error
+
+    @property
+    def failed(self) -> bool:
+        """Whether the step's gradients are void."""
+        return self._group is not None and self._group.error is not None
+
+    def void(self, error: RuntimeError) -> None:
+        """The step's gradients are void: a worker was lost."""
+        if self._group is None:
+            raise error
+        self._group.error = self._group.error or error
+
+    def begin(self, module: nn.Module, device: torch.device) -> None:
+        """Average from now on over the process group, whose workers have the same state."""
+        self._device = device
+        self._group = None if device.type == "cuda" else TolerantGroup(world())
+        self._wrap(module, init_sync=False)
+
+    def begin_plainly(self, module: nn.Module, device: torch.device) -> None:
+        """Average over the process group of plain torchrun's workers, which get rank 0's weights."""
+        self._device = device
+        self._wrap(module, init_sync=True)
+
+    def follow_trained(self) -> None:
+        """Average what is trained now: the author may have frozen or unfrozen parameters.
+
+        All workers do so at the same place.
+        """
+        if self._gradients is None or not self._gradients.trained_differ():
+            return
+        if self.ddp is not None:
+            module = self.ddp.module
+            self._unwrap()
+            self._wrap(module, init_sync=False)
+        self._gradients.follow(self.ddp)
+
+    def end(self) -> None:
+        """Stop averaging, and let go of everything that refers to the process group."""
+        self._unwrap()
+        if self._group is not None:
+            self._group.leave()
+            self._group = None
+
+    def _wrap(self, module: nn.Module, *, init_sync: bool) -> None:
+        self.ddp = _Tolerant(
+            module,
+            [self._device] if self._device.type == "cuda" else None,
+            process_group=self._group,
+            find_unused_parameters=self._find_unused,
+            init_sync=init_sync,
+        )
+        self.ddp.averaging = self
+
+    def _unwrap(self) -> None:
+        if self.ddp is not None:
+            # at once, not by the garbage collector: they keep sockets open
+            del self.ddp.reducer, self.ddp.logger
+            self.ddp = None
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Averaging:
+        """A copy of the model averages nothing."""
+        return Averaging(find_unused_parameters=self._find_unused)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Neither does a pickled model."""
+        return Averaging, ()
+
+
+class ElasticDataParallel(nn.Module):
+    """The author's model on one worker; ``module`` is the model itself.
+
+    Attributes that it lacks are the model's. While gradients are not recorded (validation), it takes part in
+    no collective operation.
+    """
+
+    def __init__(self, module: nn.Module, averaging: Averaging) -> None:
+        super().__init__()
+        self.module = module
+        self.averaging = averaging
+
+    @_left_out_of_compiling
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self._now()(*inputs, **named)
+
+    @_not_compiled
+    def _now(self) -> nn.Module:
+        """What to call at the moment: the model alone, or among the other workers."""
+        if not torch.is_grad_enabled():
+            return self.module
+        self.averaging.training()
+        self.averaging.follow_trained()
+        ddp = self.averaging.ddp
+        return self.module if ddp is None or self.averaging.failed else ddp
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """As in DistributedDataParallel."""
+        ddp = self.averaging.ddp
+        return contextlib.nullcontext() if ddp is None else ddp.no_sync()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+
+class _Tolerant(DistributedDataParallel):
+    """Survives the loss of a worker while it exchanges something before the forward pass."""
+
+    averaging: Averaging
+
+    @_left_out_of_compiling
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+
+    @_not_compiled
+    def _post_forward(self, output: Any) -> Any:
+        return super()._post_forward(output)  # type: ignore[no-untyped-call]
+
+    @_not_compiled
+    def _pre_forward(self, *inputs: Any, **named: Any) -> Any:
+        try:
+            return super()._pre_forward(*inputs, **named)  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            if not self.averaging.failed:
+                raise
+            return inputs, named
+
+
+class TolerantGroup(dist.ProcessGroup):
+    """The group of all workers, as DistributedDataParallel uses it.
+
+    An all-reduce that fails ends as if nothing had happened, and so do all after it, because C++ calls them
+    from within the backward pass (for gradients, and for which parameters were used). Their results are
+    meaningless then. A broadcast (buffers, the order of buckets) belongs to the forward pass; it raises.
+
+    ``error`` is the first error: later ones follow from it.
+    """
+
+    def __init__(self, inner: dist.ProcessGroup) -> None:
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        self.error: RuntimeError | None = None
+        self._inner: Any = inner._get_backend(torch.device("cpu"))
+        """The backend to which the group would hand all this, without PyTorch's dispatcher."""
+        self._task: int | None = None
+        """The backward pass at whose end everything awaited will be through."""
+        self._awaited: list[dist.Work] = []
+        self._answers: list[_Sum] = []
+        """For each all-reduce of a backward pass, in order: the next pass has the same ones."""
+
+    def getBackendName(self) -> str:  # noqa: N802 the name that C++ calls
+        """Not the backend's: PyTorch infers a class from the name."""
+        return "tolerant"
+
+    def allreduce(self, tensors: list[torch.Tensor], *options: Any) -> dist.Work:  # type: ignore[override]
+        answer = self._answer(len(self._awaited), tensors[0])
+        if self.error is None and self._inner is not None:
+            try:
+                work = self._inner.allreduce(tensors, *options)
+            except RuntimeError as error:
+                self.error = self.error or error
+            else:
+                self._expect(work)
+        return answer
+
+    def broadcast(self, tensors: list[torch.Tensor], *options: Any) -> dist.Work:  # type: ignore[override]
+        """Waits for its end.
+
+        :raises RuntimeError: it has failed.
+        """
+        if self._inner is None:
+            raise RuntimeError("this worker has left its process group")
+        try:
+            work: dist.Work = self._inner.broadcast(tensors, *options)
+            work.wait()
+        except RuntimeError as error:
+            self.error = self.error or error
+            raise
+        return work
+
+    def _expect(self, work: dist.Work) -> None:
+        """An all-reduce has begun: wait for it once the backward pass has reached every parameter.
+
+        That is when DDP needs it. A callback at the end of the exchange would run in a thread of gloo, which
+        costs more than the exchange itself if the model is small.
+        """
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            # a pass within another one (activation checkpointing) may be the one after which DDP takes all
+            self._task = task
+            if task >= 0:
+                # runs before DDP's own callback, which reads the sums: DDP queues it after the last bucket
+                at_end_of_backward(self.wait)
+        self._awaited.append(work)
+        if task < 0:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the end of every all-reduce that has begun."""
+        self._task = None
+        awaited, self._awaited = self._awaited, []
+        for work in awaited:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                self.error = self.error or error
+
+    def _answer(self, place: int, tensor: torch.Tensor) -> _Sum:
+        """DDP's handle of an all-reduce: reused from the pass before, because making one is expensive.
+
+        :param place: how many all-reduces of the pass come before it.
+        """
+        answers = self._answers
+        if place >= len(answers) or answers[place].tensor is not tensor:
+            answers[place:] = [_Sum(self, tensor)]  # later ones were for other buckets, too
+        return answers[place]
+
+    def leave(self) -> None:
+        self._inner = None
+        self._awaited.clear()
+        self._answers.clear()
+
+
+class _Sum(dist.Work):
+    """The handle that a tolerant group returns for each all-reduce of a tensor."""
+
+    def __init__(self, group: TolerantGroup, tensor: torch.Tensor) -> None:
+        super().__init__()
+        self.tensor = tensor
+        self._group = weakref.ref(group)  # with a cycle the group would outlive its workers
+        # set as C++ would set it, by what torch.jit.fork calls, without a thread. A future that Python sets
+        # holds a Python object, which C++ pickles to find the tensor
+        self._future: Any = torch._C.fork(lambda: tensor)
+
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        """Wait for its end and that of all before it; the group limits the time."""
+        del timeout
+        if (group := self._group()) is not None:
+            group.wait()
+        return True
+
+    def get_future(self) -> Future[torch.Tensor]:
+        """The tensor, set at once: the backward pass waits for the exchange before DDP reads it."""
+        return cast("Future[torch.Tensor]", self._future)
 
 
 @dataclass(slots=True)
 class _Held:
-    """A buffer of a module, and what it held.
+    """A buffer of a module, and the values that it held.
 
     A large buffer that no step writes (a causal mask) is copied once. PyTorch counts the writes to a tensor,
-    those under ``no_grad`` included, but not those through ``.data`` or NumPy, nor those of its own batch
-    normalization. So the count alone is believed only where the first step that left it as it was left the
-    values, too; a buffer that fails that is copied at every step. Small buffers always are.
+    including those under ``no_grad``, but not those through ``.data``, NumPy or its own batch normalization.
+    So the count is trusted only if the first step that left it unchanged left the values unchanged, too;
+    otherwise the buffer is copied at every step, as small ones always are.
     """
 
     owner: nn.Module
@@ -151,10 +432,10 @@ class _Held:
     values: torch.Tensor
     writes: int
     constant: bool | None = None
-    """Whether steps leave the values as they are where they leave the count; None: not known yet."""
+    """Whether steps that leave the count unchanged leave the values, too; None if not known yet."""
 
     def is_current(self, buffer: torch.Tensor) -> bool:
-        """Whether the values are those of the buffer that the module has now, as far as one can know."""
+        """Whether the values are those of the module's current buffer, as far as known."""
         if self.buffer is not buffer or not self._looks_untouched():
             return False
         if self.constant is None:
@@ -163,7 +444,7 @@ class _Held:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """Have the module hold the values again; one that none has written is left alone."""
+        """Restore the module's values; a buffer that was not written is left alone."""
         owned = self.owner._buffers.get(self.name) is self.buffer
         if owned and self.constant and self._looks_untouched():
             return
@@ -177,8 +458,8 @@ class _Held:
 class StepStart:
     """The buffers of a model (running statistics) and PyTorch's generator, as they were when a step began.
 
-    The generators of NumPy and Python are left where they are: reading their states takes too long for small
-    steps, and forward passes seldom draw from them.
+    The generators of NumPy and Python are not kept: reading their states takes too long for small steps, and
+    forward passes seldom draw from them.
     """
 
     def __init__(self) -> None:
@@ -188,7 +469,7 @@ class StepStart:
         self._generator: torch.Tensor | None = None
 
     def watch(self, model: nn.Module | None) -> None:
-        """Note the steps of this model from now on; None: none of them can be void."""
+        """Keep the start of each step of this model from now on; None if no step can be void."""
         self._watches = model is not None
         self._owners = [] if model is None else [module for module in model.modules() if module._buffers]
         self._held = {}
@@ -206,7 +487,7 @@ class StepStart:
             }
 
     def put_back_buffers(self) -> None:
-        """The step is void, and its workers may hand on their state next."""
+        """The step is void, and its workers may pass on their state next."""
         for held in self._held.values():
             held.put_back()
 

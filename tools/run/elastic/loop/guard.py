@@ -27,8 +27,8 @@ def checked(closure: Closure, *, accumulates: bool, workers: int, failed: Callab
 
     :param accumulates: whether the step has several micro-steps.
     :param failed: whether the step's gradients are void.
-    :raises UsageError: it would train the last micro-step only. Later, when several workers would run it
-        again: each of them decides that by the loss of its own samples.
+    :raises UsageError: it would train the last micro-step only. The returned closure raises it when several
+        workers would run it again: each decides that by the loss of its own samples.
     """
     if accumulates:
         raise UsageError(
@@ -70,9 +70,9 @@ def guard_optimizer(
 ) -> None:
     """Make the named methods of an optimizer do nothing while ``quiet()``; else they act within ``around()``.
 
-    A closure that they are given is ``checked``. The instance is changed, not its class: it stays what
+    A closure that they are given is ``checked``. The instance is changed, not its class, so it stays what
     schedulers and scalers expect. (A scheduler that was made before has put its own ``step`` into the
-    instance; it is kept inside.)
+    instance; that is called inside.)
     """
     for name in names:
         guarded = _guarded(getattr(optimizer, name), quiet, around, checked)
@@ -106,11 +106,11 @@ def guard_helper(
 ) -> None:
     """Make the per-step methods of a scheduler, a scaler or an averaged model do nothing while ``quiet()``.
 
-    ``after_loop()``: the step that is quiet was left by ``break``. A scheduler or an averaged model that
-    acts then does so for the epoch; a scaler acts for the step.
+    ``after_loop()``: the quiet step was left by ``break``. A scheduler or an averaged model that acts then
+    does so for the epoch; a scaler acts for the step.
 
-    The class is changed to a subclass of the same name: what is in the instance would end up in the state
-    dictionary of a scheduler. Other objects stay as they are.
+    The class is changed to a subclass of the same name, because attributes of the instance would end up in a
+    scheduler's state dictionary. Other objects stay as they are.
     """
     kind = type(helper)
     names = _PER_STEP if isinstance(helper, GradScaler) else ()

@@ -1,40 +1,52 @@
-"""The order of things in a training loop: micro-steps, step boundaries, epochs."""
+"""The order of things in a training: micro-steps, step boundaries, epochs.
+
+The author's code drives it from two sides: ``job.epochs`` runs :meth:`TrainingLoop.epochs`, and iterating the
+:class:`ElasticLoader` inside calls the loop before and after each micro-step. At boundaries the loop asks
+:class:`Membership`, which calls nothing back, and acts on the instruction that it returns.
+"""
 
 from __future__ import annotations
 
 import atexit
+import math
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
+from itertools import tee
 from typing import Any
 
 import torch
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.context import Context
-from pliant.tools.run.elastic.loop.batches import Cut, MicroBatch
-from pliant.tools.run.elastic.loop.data_parallel import Averaging
-from pliant.tools.run.elastic.loop.gradients import Gradients, StepStart
-from pliant.tools.run.elastic.membership.membership import Membership
-from pliant.tools.run.elastic.membership.transition import Continue, Instruction, Leave, Regroup
-from pliant.tools.run.elastic.state.state import (
+from pliant.tools.run.elastic.loop.batches import (
+    BatchSplit,
+    DataSource,
+    MicroBatch,
+    epoch_order,
+    micro_batches,
+)
+from pliant.tools.run.elastic.loop.gradients import Averaging, Gradients, StepStart
+from pliant.tools.run.elastic.membership.membership import Continue, Instruction, Leave, Membership, Regroup
+from pliant.tools.run.elastic.state.training import (
     BETWEEN_EPOCHS,
     EPOCH_THROUGH,
     IN_EPOCH,
     Mean,
+    Training,
+    mixed_seed,
     seed_everything,
 )
-from pliant.tools.run.elastic.state.training import Training
 
 
 class TrainingLoop:
     """Runs one training: called by the loader at every micro-step and by ``epochs`` at every epoch.
 
-    A step is complete when the loader is asked for what comes after it: the loop body has run, and only
-    then the counters move. What is saved at that boundary is therefore always consistent. While the loop body
-    is in a step that was broken by the loss of a worker, it is quiet: nothing of it counts.
+    A step is complete when the loader is asked for the next one: the loop body has run, and only then the
+    counters move. So what is saved at that boundary is always consistent. A step that was broken by the loss
+    of a worker is quiet: nothing that the loop body does in it counts.
     """
 
     def __init__(
@@ -49,15 +61,15 @@ class TrainingLoop:
         membership: Membership | None,
         dataset_size: int,
     ) -> None:
-        """:param batch_size: what the script says; the plan comes first.
+        """:param batch_size: the script's; the plan's comes first.
 
         :raises UsageError: there is no batch size, or one that is too small for the workers.
         """
         self.context, self.training = context, training
         self._batch_size, self._drop_last, self.dataset_size = batch_size, drop_last, dataset_size
-        self.cut = self._cut_now()
+        self.split = self._split_now()
         self.division = 0
-        """Counts how often the work was divided."""
+        """How often the work was divided; the loader compares it to notice a change."""
         self.started = False
         self._gradients, self._averaging, self._membership = gradients, averaging, membership
         self._step_start = StepStart()
@@ -66,38 +78,39 @@ class TrainingLoop:
         self._since_s = 0.0
         """When the step under way began (monotonic)."""
         self._trains = False
-        """The step under way is trained: its batch was not only looked at."""
+        """The workers exchange something about the step: its batch is not only looked at."""
         self._passes = 0
-        """Loops over the loader that have begun; the last of them may take batches."""
+        """Loops over the loader that have begun; only the last may take batches."""
         self._touched = False
         """The model has seen the micro-batch that was given out last."""
         self._passed_over: list[weakref.ref[Any]] = []
-        """What the last batch held for which the model was not called before the next was asked for."""
+        """Tensors of the last batch, if the model was not called before the next one was asked for."""
         self._begun_at = 0
-        """Samples of the epoch that were trained when this process began its part of it."""
+        """Samples of the epoch that were trained before this process began its part."""
         self.asked_for_steps = False
         """The script has asked how many steps of the epoch are done."""
         self._in_loop = False
         """The author's code is in the loop over the loader."""
         self._stepped = False
-        """The optimizer has made the step that is under way."""
+        """The optimizer has made the current step."""
         self._in_epoch = False
         """The author's code is in an epoch."""
         self._passed = False
-        """The loader has served all of it."""
+        """The loader has served the whole epoch."""
         self._catching_up = False
+        """Another worker has done the end of the epoch: this one's does not count."""
         self._losses = Mean()
         self._metric: float | None = None
         self._asked = 0
         """Values of rank 0 that this worker has asked for since the last step of the epoch."""
         gradients.bind(averaging.ddp, accumulates=self.accumulates)
         if membership is not None:
-            # the script may end while a variable of it holds the iterator over epochs that it has left
+            # the script may end while one of its variables still holds the iterator over epochs
             atexit.register(self.leave)
 
     @property
     def resumed(self) -> bool:
-        """Whether an epoch goes on now that was begun under another batch, and no step of it is done yet."""
+        """Whether this attempt or batch goes on with a begun epoch, and has not trained a step of it."""
         counters = self.training.counters
         return counters.epoch_samples > 0 and counters.step == self.training.batch[1]
 
@@ -127,15 +140,15 @@ class TrainingLoop:
         return between or self._catching_up or self._averaging.failed
 
     def after_loop(self) -> bool:
-        """Whether the author's code is past the loop over the loader: what it does is not part of a step."""
+        """Whether the author's code is past the loop over the loader, so it is not part of a step."""
         return not self._in_loop and not self._catching_up
 
     def leave(self) -> None:
-        """The author has left ``epochs``, or ends the script without letting go of it."""
+        """The author has left ``epochs``, or ends the script while still holding its iterator."""
         if not self._in_epoch or (self._membership is not None and self._membership.over):
             return
         self._in_epoch = False
-        # a metric of the epoch counts where it is left after its steps
+        # a metric counts if the epoch was left after its steps
         metric = self._metric if self.training.phase == IN_EPOCH and self._micro is None else None
         micro, self._micro = self._micro, None
         if micro is not None and micro.last and self._stepped and not self.failed:
@@ -146,21 +159,21 @@ class TrainingLoop:
     @property
     def accumulates(self) -> bool:
         """Whether steps have several micro-steps."""
-        return self.cut.accum > 1
+        return self.split.accum > 1
 
     @property
     def failed(self) -> bool:
-        """Whether a worker was lost in the step under way, which is void."""
+        """Whether the current step is void: a worker was lost."""
         return self._averaging.failed
 
     def whole_step(self) -> AbstractContextManager[None]:
-        """What the optimizer makes its step in, once a step is whole."""
+        """The context in which the optimizer makes its step, once all micro-steps are done."""
         self._gradients.join_rest()
         self._stepped = True
         return self.training.scaled_lr()
 
     def begin_pass(self) -> int:
-        """A loop over the loader begins: its number.
+        """A loop over the loader begins; returns its number.
 
         :raises UsageError: ``epochs`` is not running, or the epoch has had its pass.
         """
@@ -177,13 +190,13 @@ class TrainingLoop:
         return self._passes
 
     def goes_on(self, number: int, epoch: int, *, is_last: bool) -> bool:
-        """Whether a loop over the loader, which is asked for its next batch, may have one.
+        """Whether a loop over the loader that was asked for its next batch may have one.
 
-        It may not where its epoch is over; that is no mistake if it had no more batches.
+        It may not if its epoch is over; that is not a mistake if it had no more batches.
 
-        :param number: of the loop, which was begun in ``epoch``.
+        :param number: of the loop, which began in ``epoch``.
         :param is_last: whether it was given the last batch of that epoch.
-        :raises UsageError: the batches that it has left are not its own any more.
+        :raises UsageError: its remaining batches belong to another loop or epoch.
         """
         now = self.training.counters.epoch
         if now == epoch and self._in_epoch and number == self._passes:
@@ -202,20 +215,19 @@ class TrainingLoop:
 
     @property
     def is_through(self) -> bool:
-        """Whether other workers have trained all of the epoch that there is to train."""
+        """Whether other workers have trained the rest of the epoch."""
         return self.training.phase == EPOCH_THROUGH
 
     def end_pass(self) -> None:
-        """The loader has served all of the epoch."""
         self._passed, self._in_loop = True, False
 
     def leave_loop(self, number: int) -> None:
-        """The author has left a loop over the loader by ``break``, or by an exception."""
+        """The author has left a loop over the loader by ``break`` or an exception."""
         if number == self._passes:
             self._in_loop = False
 
     def begin(self, micro: MicroBatch) -> None:
-        """The loop body gets a micro-batch. It may only look at it: nothing is exchanged here."""
+        """The loop body gets a micro-batch. It may only look at it, so nothing is exchanged here."""
         if not self._mid_step:
             self._stepped = self._trains = False
             self._since_s = time.monotonic()
@@ -227,9 +239,9 @@ class TrainingLoop:
         self._gradients.begin(micro)
 
     def train(self) -> None:
-        """The model is called for the micro-batch, before the workers exchange anything about it.
+        """The model is called for the micro-batch; the workers have exchanged nothing about it yet.
 
-        :raises UsageError: the loader was asked for the next batch before.
+        :raises UsageError: the loader was asked for the next batch before this one was trained.
         """
         self._touched = True
         if self._passed_over and any(one() is not None for one in self._passed_over):
@@ -241,7 +253,7 @@ class TrainingLoop:
         self._take_part()
 
     def _take_part(self) -> None:
-        """The step under way is one: all workers agree meanwhile on what to do after it."""
+        """The step is one that is trained: meanwhile all workers agree on what to do after it."""
         if self._micro is None or self._trains:
             return
         self._trains = True
@@ -253,8 +265,8 @@ class TrainingLoop:
     def end(self, batch: object) -> None:
         """The loop body is through with its micro-batch.
 
-        The boundary after the last step of an epoch is at the end of the epoch: no checkpoint ever has an
-        epoch of which only the author's code after the steps is left.
+        The last step of an epoch has no boundary of its own: no checkpoint lies between the steps of an epoch
+        and the author's code after them.
         """
         micro = self._micro
         if micro is not None and not self._touched:
@@ -264,7 +276,7 @@ class TrainingLoop:
             self._obey(self._membership.boundary())
 
     def log(self, loss: float | torch.Tensor | None, metric: float | torch.Tensor | None) -> None:
-        """Count what the author measured; outside of a batch a loss is not counted."""
+        """Count what the author measured; a loss outside of a batch is not counted."""
         if metric is not None:
             self._metric = float(metric)
         if loss is not None and self._micro is not None:
@@ -291,8 +303,9 @@ class TrainingLoop:
     # When the workers change
 
     def _obey(self, answer: Instruction) -> bool:
-        """Do what membership says; True: go on, what was asked is done.
+        """Act on an instruction.
 
+        :returns: True if what was asked is done; False after a new division of the work: ask again.
         :raises SystemExit: this worker leaves.
         """
         if isinstance(answer, Continue):
@@ -306,11 +319,11 @@ class TrainingLoop:
         if answer.state is not None:
             self._take(answer.state, fresh=answer.fresh)
         self._divide()
-        self._membership.settle(self.cut.global_batch)
+        self._membership.settle(self.split.global_batch)
         return False
 
     def _let_go(self) -> None:
-        """Let go of the process group."""
+        """Let go of everything that refers to the process group."""
         for parameter in self.training.model.parameters():
             parameter.grad = None
         self._averaging.end()
@@ -319,8 +332,8 @@ class TrainingLoop:
     def _take(self, state: Mapping[str, Any], *, fresh: bool) -> None:
         """Take the state of a worker that is further.
 
-        If that one has done already what the author does after an epoch, it comes with the state: here it
-        will be done, too, but must not count.
+        If that worker has already run the author's code after an epoch, its effect comes with the state: here
+        the code will run, too, but must not count.
 
         :raises UsageError: this worker's model is not that of the other one.
         """
@@ -331,9 +344,9 @@ class TrainingLoop:
             seed_everything(training.seed, training.counters.step, self.context.rank)
 
     def _divide(self) -> None:
-        """Train with the workers of the process group, by the plan of now."""
-        self.cut, several = self._cut_now(), self.context.world_size > 1
-        self.training.turn_to(self.cut.global_batch)
+        """Train with the workers of the process group, by the current plan."""
+        self.split, several = self._split_now(), self.context.world_size > 1
+        self.training.turn_to(self.split.global_batch)
         if several and self._averaging.ddp is None:
             self._averaging.begin(self.training.model, self.context.device)
         self._gradients.bind(self._averaging.ddp, accumulates=self.accumulates)
@@ -341,15 +354,15 @@ class TrainingLoop:
         self._step_start.watch(self.training.model if may_be_void else None)
         self.division += 1
 
-    def _cut_now(self) -> Cut:
-        """How the plan of now divides a global batch."""
+    def _split_now(self) -> BatchSplit:
+        """How the current plan splits a global batch."""
         plan, workers = self.context.plan, self.context.world_size
         batch = self._batch_size if plan is None or plan.global_batch is None else plan.global_batch
         if batch is None:
             raise UsageError("no batch size: give elastic.init(batch_size=...) or batch.size of the job")
         if batch < workers:
             raise UsageError(f"a global batch of {batch} is too small for {workers} workers")
-        return Cut(batch, workers, 1 if plan is None else plan.accum, self._drop_last)
+        return BatchSplit(batch, workers, 1 if plan is None else plan.accum, self._drop_last)
 
     # The order of things
 
@@ -359,11 +372,11 @@ class TrainingLoop:
             if self._membership is not None:
                 self._obey(self._membership.start(self.training))
             else:
-                self.training.turn_to(self.cut.global_batch)
+                self.training.turn_to(self.split.global_batch)
         self.started = True
 
     def _complete(self) -> None:
-        """Count the step that the micro-batch ends, if it ends one, and if it was not broken."""
+        """Count the step, if the micro-batch ends one that is not void."""
         micro, self._micro = self._micro, None
         if micro is None or not micro.last:
             return
@@ -378,7 +391,7 @@ class TrainingLoop:
             self._obey(self._membership.step_ends(losses))
 
     def _voided(self) -> bool:
-        """Whether a worker was lost in the step, and those left have met.
+        """Whether a worker was lost in the step; then the remaining ones have met.
 
         The step is trained again here, unless another worker has completed it.
         """
@@ -393,7 +406,7 @@ class TrainingLoop:
         return True
 
     def _agree_to_begin(self) -> None:
-        """Before every epoch but the first: look for news of the time before it, which may have been long."""
+        """Before every epoch but the first: look for news, because the time between may have been long."""
         while self.training.phase == BETWEEN_EPOCHS:
             if self._membership is None:
                 self.training.phase = IN_EPOCH
@@ -402,7 +415,7 @@ class TrainingLoop:
                 self._obey(self._membership.boundary())
 
     def _end_epoch(self) -> None:
-        """Everything of an epoch is done, the author's code after its steps included."""
+        """The whole epoch is done, including the author's code after its steps."""
         self._settle()
         epoch = self.training.counters.epoch
         self.training.phase = EPOCH_THROUGH
@@ -417,7 +430,7 @@ class TrainingLoop:
         self._metric = None
 
     def _leave_together(self, epoch: int) -> None:
-        """Let workers that train on in an epoch that this one has left midway leave it, too."""
+        """If this worker has left the epoch midway, let those that train on in it leave, too."""
         counters, membership = self.training.counters, self._membership
         if membership is None or counters.epoch_samples >= self.dataset_size:
             return
@@ -431,7 +444,7 @@ class TrainingLoop:
             pass
 
     def _whole_loss(self, epoch: int) -> float | None:
-        """The loss of all workers; None also where a worker that was further has taken this one along."""
+        """The loss over all workers; None also if a worker that was further has taken this one along."""
         if self._membership is None:
             self.training.gather_loss(self.context.world_size)
         else:
@@ -442,7 +455,7 @@ class TrainingLoop:
     def _settle(self) -> None:
         """Complete the step that a ``break`` has left open, if the optimizer has made it; else drop it.
 
-        Nothing of it stays where a worker was lost in it: the script did not ask for that step.
+        If a worker was lost in it, nothing of it stays: the script did not ask for that step.
         """
         if self._stepped:
             self._complete()
@@ -453,6 +466,90 @@ class TrainingLoop:
             self._gradients.forget()
             if not self._voided() and self._membership is not None:
                 self._obey(self._membership.hear())
+
+
+class ElasticLoader:
+    """The author's loader: iterating it starts the epoch, or goes on where an earlier attempt stopped.
+
+    Every batch is one micro-step. ``len`` is the number of optimizer steps of a whole epoch, as schedulers
+    expect.
+    """
+
+    def __init__(self, source: DataSource, loop: TrainingLoop, *, shuffle: bool = True) -> None:
+        self._size = source.size
+        self._source = source
+        self._loop = loop
+        self._shuffle = shuffle
+        self._generator = torch.Generator()
+        self._read_ahead: Iterator[MicroBatch] = iter(())
+        """The micro-batches of the current pass whose samples are not read yet."""
+        self._batches = source.loader(_Indices(self), self._generator)
+
+    def __len__(self) -> int:
+        return self._loop.split.steps_per_epoch(self._size)
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps of the epoch that are trained, counted in batches of the current size.
+
+        A worker may begin in the middle of an epoch, and a step may be tried twice. So a loop that does not
+        take all batches ends by this, before it trains one: ``if loader.steps_done == 100: break``.
+        """
+        self._loop.asked_for_steps = True
+        return math.ceil(self._loop.training.counters.epoch_samples / self._loop.split.global_batch)
+
+    def __iter__(self) -> Iterator[Any]:
+        loop = self._loop
+        number = loop.begin_pass()
+        division = -1
+        try:
+            while division != loop.division and not loop.is_through:
+                division = loop.division
+                if not (yield from self._until_divided_again(division, number)):
+                    return
+        except GeneratorExit:
+            loop.leave_loop(number)
+            raise
+        loop.end_pass()
+
+    def _until_divided_again(self, division: int, number: int) -> Generator[Any, None, bool]:
+        """Batches to the end of the epoch, or until the work is divided again.
+
+        :param number: of the pass.
+        :returns: False if the epoch was over when the pass was continued.
+        """
+        loop, epoch = self._loop, self._loop.training.counters.epoch
+        step = loop.training.counters.step
+        self._generator.manual_seed(mixed_seed(loop.training.seed, step, loop.context.rank))
+        trained, rank = loop.training.counters.epoch_samples, loop.context.rank
+        found = micro_batches(self._size, trained, loop.split, rank, resumed=loop.resumed)
+        micros, self._read_ahead = tee(found)
+        for micro, batch in zip(micros, self._source.on_device(self._batches), strict=True):
+            loop.begin(micro)
+            yield batch
+            if not loop.goes_on(number, epoch, is_last=micro.last and not micro.steps_left):
+                return False
+            loop.end(batch)
+            if loop.division != division:
+                break
+        return True
+
+    def indices(self) -> Iterator[list[int]]:
+        """The samples of each remaining micro-batch of the epoch."""
+        counters, loop = self._loop.training.counters, self._loop
+        order = epoch_order(self._size, counters.epoch, loop.training.seed, shuffle=self._shuffle).numpy()
+        for micro in self._read_ahead:
+            yield order[micro.loaded].tolist()
+
+
+class _Indices:
+    """The batch sampler of PyTorch's loader."""
+
+    def __init__(self, loader: ElasticLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._loader.indices()
 
 
 def tensors_in(batch: object) -> Iterator[torch.Tensor]:

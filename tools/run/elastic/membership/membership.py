@@ -1,12 +1,12 @@
 """A worker's side of ``pliant run``: acting on plans at step boundaries, without stopping where possible.
 
-The loop asks :class:`Membership` at each boundary, and follows its :data:`Instruction`. All workers act on a
-newer plan, or on a signal to one of them, after the same step. A plan with the same workers changes the cut
-of the batch. A plan with others makes all of them meet: those that it does not name leave, those that are
-new get the state from those that have it, and training goes on.
+The loop asks :class:`Membership` at each boundary and acts on the :data:`Instruction` that it returns. All
+workers act on a newer plan, or on a signal to one of them, after the same step. A plan with the same workers
+changes the split of the batch. A plan with other workers makes all of them meet: those that it does not name
+leave, new ones get the state from those that have it, and training goes on.
 
-A worker that dies takes the process group with it. The others void the step that it broke and meet, too, for
-the plan without it that the launcher writes; if none comes in time they save and leave. A worker that got one
+A worker that dies takes the process group with it. The others void the step that it broke and meet for the
+plan without it, which the launcher writes; if none comes in time they save and leave. A worker that got one
 collective operation further than the rest takes the rest along, so no completed step is lost.
 """
 
@@ -14,40 +14,71 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, Final
 
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership.checkpoint_schedule import Saving
-from pliant.tools.run.elastic.membership.exit import Exit, Recurrence, lost_peer, released
-from pliant.tools.run.elastic.membership.plan_watch import (
+from pliant.tools.run.elastic.membership.agreement import (
+    STOP,
+    LeftEpochError,
     NotNeededError,
     PlanWatch,
     StopAskedError,
     StopSignal,
+    Vote,
+    ballot,
+)
+from pliant.tools.run.elastic.membership.checkpoint_schedule import Saving
+from pliant.tools.run.elastic.membership.exit import Exit
+from pliant.tools.run.elastic.membership.process_group import (
+    ProcessGroup,
+    leave_at_exit,
+    lost_peer,
     make_known,
+    released,
 )
-from pliant.tools.run.elastic.membership.process_group import ProcessGroup, leave_at_exit
 from pliant.tools.run.elastic.membership.rendezvous import CutOffError, LeftAloneError, Rendezvous
-from pliant.tools.run.elastic.membership.transition import (
-    CONTINUE,
-    REGROUP,
-    Continue,
-    Instruction,
-    Leave,
-    NewDivision,
-    Regroup,
-    Transition,
-    share,
-)
-from pliant.tools.run.elastic.membership.vote import STOP, LeftEpochError, Vote, ballot
-from pliant.tools.run.elastic.report import Change, Reporter
-from pliant.tools.run.elastic.state.state import IN_EPOCH, Cursor, Mean
-from pliant.tools.run.elastic.state.training import Training
+from pliant.tools.run.elastic.membership.transfer import pass_on
+from pliant.tools.run.elastic.report import Reporter, WorkerChange
+from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor, Mean, Training
 from pliant.tools.run.statedir.contract.plan import LOST_PEER, Plan
 from pliant.tools.run.statedir.contract.presence import Presence
 
 _log = logging.getLogger("pliant")
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Go on: what was asked is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup:
+    """The workers change, or one was lost: let go of the process group, ask ``regroup``, then ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewDivision:
+    """The work is divided among other workers, or otherwise: take the state, divide, then call ``settle``."""
+
+    state: Mapping[str, Any] | None = None
+    """The state of a worker that is further; None if this worker's own counts."""
+    fresh: bool = False
+    """This worker had no state before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """End the script with this exit code; the outcome is written."""
+
+    code: int = 0
+
+
+Instruction = Continue | Regroup | NewDivision | Leave
+CONTINUE: Final = Continue()
+REGROUP: Final = Regroup()
 
 
 class Membership:
@@ -57,7 +88,7 @@ class Membership:
         self._context = context
         stop = StopSignal()
         self._stop, self._watch = stop, PlanWatch(context, stop)
-        leave_at_exit()  # before the exit, which then is earlier
+        leave_at_exit()  # registered before the exit, so it runs after it
         self._group = ProcessGroup(context, backend)
         self._rendezvous = Rendezvous(context, self._group, self._watch)
         self._vote = Vote(alone=True)
@@ -66,29 +97,29 @@ class Membership:
         self._exit = Exit(context, self._reporter, self._saving, stop)
         self._presence = Presence(context.attempt.presence(context.worker))
         self._training: Training
-        """Once it begins."""
-        self._transition = Transition()
+        """Set once it begins."""
+        self._transition = _GenerationChange()
         self._notes: tuple[str, ...] = ()
         """Warnings from before the training."""
         self._recurrence = Recurrence()
         self._agreed = 0
         self._joined_epoch = -1
-        """The epoch in whose middle a worker has joined the others last."""
+        """The last epoch that a worker joined midway."""
         self._is_known = True
         """The launcher can see which generation trains."""
         self._step_since_s: float | None = None
-        """The beginning of the step, or the end of the one before if nothing but reading lies between."""
+        """When the step began; the end of the step before if only reading lies between them."""
 
     # Before training
 
     def note(self, text: str) -> None:
-        """Warn of something, once the training begins."""
+        """Warn of something once the training begins."""
         self._notes = (*self._notes, text)
 
     def check_needed(self) -> Continue | Leave:
-        """Whether to begin: a stop may have been asked for while this worker was starting.
+        """Whether to begin: while this worker was starting, a stop may have been asked for.
 
-        Or the others go on, or have ended, without it: they will never come.
+        Or the others have gone on or ended without it, and will never come.
         """
         if self._context.left:
             return self._leave()
@@ -101,10 +132,9 @@ class Membership:
         return CONTINUE
 
     def start(self, training: Training) -> NewDivision | Leave:
-        """Say that this worker is ready, meet the others, and get the state.
+        """Announce that this worker is ready, meet the others, and get the state.
 
-        That of the workers that train already; where none does, that of the newest whole checkpoint, which
-        rank 0 reads.
+        It is that of the workers that train already, or else the newest whole checkpoint, which rank 0 reads.
 
         :raises UsageError: the training could not be saved.
         """
@@ -117,10 +147,11 @@ class Membership:
     # While training
 
     def step_begins(self, steps_left: int, since_s: float) -> RuntimeError | None:
-        """Start to agree on what to do after a step, which has begun; the epoch has ``steps_left`` after it.
+        """A step has begun: start to agree on what to do after it.
 
+        :param steps_left: of the epoch, after this one.
         :param since_s: when it began (monotonic).
-        :returns: what says that a worker was lost, so that the step is void.
+        :returns: the error that shows the loss of a worker, if the step is void.
         """
         if self._step_since_s is None:
             self._step_since_s = since_s
@@ -135,10 +166,10 @@ class Membership:
         return None
 
     def step_ends(self, losses: Mean) -> Continue | Regroup:
-        """A step is complete; what was agreed is done at the next boundary."""
+        """A step is complete; the next boundary does what was agreed."""
         assert self._step_since_s is not None  # noqa: S101 a step has begun
         now = time.monotonic()
-        # reading the samples is a part of it; what is done at a boundary or between epochs is not
+        # reading samples is part of a step; work at a boundary or between epochs is not
         step_s, self._step_since_s = now - self._step_since_s, now
         training, reporter = self._training, self._reporter
         reporter.look(training.model, training.counters)
@@ -148,15 +179,12 @@ class Membership:
         return self.hear()
 
     def step_void(self, error: RuntimeError) -> Regroup:
-        """A worker was lost in the step: it does not count.
-
-        :param error: what says so.
-        """
+        """A worker was lost in the step, which does not count; ``error`` shows it."""
         assert self._step_since_s is not None  # noqa: S101 a step has begun
         return self._lost(released(error), self._step_since_s)
 
     def hear(self) -> Continue | Regroup:
-        """Take up what was agreed for the step that ends, or that the loop body has left."""
+        """Learn what was agreed for the step that ends, or that the loop body has left."""
         if not self._vote.is_open:
             return CONTINUE
         found: list[int] = []
@@ -167,7 +195,7 @@ class Membership:
         return CONTINUE
 
     def boundary(self) -> Instruction:
-        """Do what was agreed, where a later attempt can go on."""
+        """Do what was agreed, at a place from which a later attempt can go on."""
         if not self._agreed:
             return CONTINUE
         if self._is_joined_midway:
@@ -190,14 +218,14 @@ class Membership:
         return CONTINUE if newer is None else self._switch(newer)
 
     def between_epochs(self) -> Continue | Regroup:
-        """An epoch is done and more are to come: look for news, for its end may have been long."""
+        """Between two epochs: look for news, because the end of the epoch may have taken long."""
         answer = self._together(self._cast)
         return answer if isinstance(answer, Regroup) else self.hear()
 
     def epoch_left(self) -> Continue | Regroup:
-        """See whether all workers have left an epoch midway, where one of them joined in its middle.
+        """Check that all workers have left an epoch midway, if one of them joined in its middle.
 
-        That one has trained fewer of its steps, so a script that counts them leaves it later there. Workers
+        That worker has trained fewer of its steps, so a script that counts steps leaves later there. Workers
         that have left take it along.
         """
         if not self._is_joined_midway:
@@ -209,16 +237,15 @@ class Membership:
         return self._together(partial(self._training.gather_loss, self._context.world_size))
 
     def agree(self, value: float) -> Continue | Regroup:
-        """Let all workers know rank 0's value; that of the others is 0."""
+        """Let all workers know rank 0's value; the others pass 0."""
         return self._together(partial(self._training.agree, value, self._context.world_size))
 
     def epoch_ends(self, loss: float | None, metric: float | None) -> None:
-        """An epoch is complete."""
         self._step_since_s = None
         self._reporter.epoch_done(self._training.counters, loss, metric)
 
     def warn(self, text: str) -> None:
-        """Say what is not as the script's author will have meant it."""
+        """Report what the script's author will not have meant."""
         self._reporter.warn(self._training.counters, text)
 
     # From one generation to the next
@@ -236,16 +263,16 @@ class Membership:
         return self._meet(self._training.cursor)
 
     def settle(self, global_batch: int) -> None:
-        """The loop trains by the plan of now, in the same state as those of all other workers.
+        """The loop trains by the current plan, in the same state as all other workers.
 
-        :raises RuntimeError: what a worker was taken to be lost for came twice at the same place, and no
-            worker was lost.
+        :raises RuntimeError: the error that looked like the loss of a worker came twice at the same place,
+            and no worker was lost.
         """
-        transition, self._transition, plan = self._transition, Transition(), self._context.plan
+        transition, self._transition, plan = self._transition, _GenerationChange(), self._context.plan
         training = self._exit.training = self._training
         training.want_lr_scale(plan.lr_scale)
-        # first that it trains: a launcher takes a worker that reports, but does not train, for a script of
-        # another kind
+        # before it reports: a launcher takes a worker that reports but does not train for another kind of
+        # script
         self._make_known()
         self._reporter.turn_to(global_batch, transition.change)
         problems, self._notes = (*self._notes, *transition.problems), ()
@@ -259,20 +286,20 @@ class Membership:
         """Act on a newer plan, at the same step boundary on every worker."""
         began_s, self._step_since_s = time.monotonic(), None
         self._reporter.before_change()
-        change = Change(began_s, self._reporter.usual_step_s)
+        change = WorkerChange(began_s, self._reporter.usual_step_s)
         if plan.workers == self._context.plan.workers:
             self._context.follow(plan)
-            self._transition = Transition(change)
+            self._transition = _GenerationChange(change)
             return self._divided(NewDivision())
         if isinstance(answer := self.gather_loss(), Regroup):
             return answer
-        self._transition = Transition(change, began_s, plan)
+        self._transition = _GenerationChange(change, began_s, plan)
         return REGROUP
 
     def _together(self, operation: Callable[[], object]) -> Continue | Regroup:
         """Do a collective operation.
 
-        On GPUs a lost worker is not survived in place, because operations may hang there.
+        On GPUs the loss of a worker is not survived in place, because operations may hang there.
 
         :raises RuntimeError: it fails although no worker is lost.
         """
@@ -288,28 +315,28 @@ class Membership:
         return self._lost(found, began_s)
 
     def _is_survived(self, error: RuntimeError) -> bool:
-        """Whether the workers that are left meet after it."""
+        """Whether the remaining workers meet after this error."""
         apart = isinstance(error, LeftEpochError)
         return self._context.device.type != "cuda" and (apart or lost_peer(error))
 
     @property
     def _is_joined_midway(self) -> bool:
-        """Whether some workers have trained fewer steps of the epoch than others, as all of them know."""
+        """Whether some workers have trained fewer steps of the epoch than others; all workers know it."""
         return self._joined_epoch == self._training.counters.epoch
 
     def _lost(self, error: RuntimeError, since_s: float) -> Regroup:
-        """A worker was lost: nothing counts that was done since then."""
+        """A worker was lost: nothing done since ``since_s`` counts."""
         self._agreed, self._step_since_s = 0, None
         apart = isinstance(error, LeftEpochError)
-        change = Change(since_s, self._reporter.usual_step_s, lost=not apart)
+        change = WorkerChange(since_s, self._reporter.usual_step_s, lost=not apart)
         lost = None if apart else (error, self._context.plan.workers)
-        self._transition = Transition(change, time.monotonic(), lost=lost)
+        self._transition = _GenerationChange(change, time.monotonic(), lost=lost)
         return REGROUP
 
     def _meet(self, cursor: Cursor | None) -> NewDivision | Leave:
-        """Meet until all have the same state.
+        """Meet until all workers have the same state.
 
-        :param cursor: how far this worker is; None: it has no state yet.
+        :param cursor: how far this worker is; None if it has no state yet.
         """
         failed: RuntimeError | None = None
         again = Recurrence()
@@ -334,9 +361,7 @@ class Membership:
             self._note_joiners(cursors)
             self._transition.timed("meet", began_s, met_s)
             try:
-                division, self._transition.problems = share(
-                    self._training, self._saving, cursors, self._context.rank
-                )
+                division = self._share_state(cursors)
             except RuntimeError as error:
                 if not lost_peer(error):
                     raise
@@ -350,6 +375,25 @@ class Membership:
             self._transition.problems += (f"training has waited for room: {self._rendezvous.shortage}",)
         return self._divided(division)
 
+    def _share_state(self, cursors: Sequence[Cursor | None]) -> NewDivision:
+        """Give all workers of the group, which call this together, the state of the furthest.
+
+        :param cursors: how far each worker is, by rank. If none has a state, rank 0 loads the checkpoint.
+        :raises RuntimeError: a worker was lost.
+        """
+        rank, training, saving = self._context.rank, self._training, self._saving
+        furthest = max((one for one in cursors if one), default=None)
+        self._transition.problems = saving.load(training) if furthest is None and rank == 0 else ()
+        has = [one == furthest if furthest else index == 0 for index, one in enumerate(cursors)]
+        if all(has):
+            return NewDivision()
+        own = {**training.parcel(), "saving": saving.parcel()} if has[rank] else None
+        parcel = pass_on(own, has, rank)
+        if has[rank]:
+            return NewDivision()
+        saving.unpack(parcel["saving"])
+        return NewDivision(parcel, fresh=cursors[rank] is None)
+
     def _note_joiners(self, cursors: list[Cursor | None]) -> None:
         furthest = max((one for one in cursors if one), default=None)
         if furthest is not None and furthest.phase == IN_EPOCH and None in cursors:
@@ -361,7 +405,7 @@ class Membership:
         return division
 
     def _make_known(self) -> None:
-        """Let the launcher know which generation trains; where the disk is full, after a later step."""
+        """Let the launcher know which generation trains; if the disk is full, after a later step."""
         context, self._is_known = self._context, True
         if context.rank == 0:
             try:
@@ -378,7 +422,7 @@ class Membership:
         return self._exit.ended
 
     def training_ends(self) -> Continue | Regroup:
-        """Every epoch is complete: save, and let no worker leave before that."""
+        """Every epoch is complete: save, and let no worker leave before it is done."""
         training, end = self._training, self._exit
         if training.counters != self._saving.counters:
             end.unsaved = self._saving.save(training)
@@ -390,12 +434,11 @@ class Membership:
         return CONTINUE
 
     def left_early(self, metric: float | None) -> None:
-        """The script left its training, by ``break`` or on its way out: the exit code will tell which.
+        """The script left its training by ``break`` or on its way out; its exit code will tell which.
 
-        A metric of the epoch that it leaves is reported, but not the loss: other workers may train on.
-
-        Nothing is saved: the body may be in the middle of a step, and what made the script give up should
-        not be what another attempt goes on from.
+        A metric of the epoch is reported, but not the loss: other workers may train on. Nothing is saved: the
+        body may be in the middle of a step, and another attempt should not go on from a state that made the
+        script give up.
         """
         self._exit.complete = self._exit.early = True
         if metric is not None:
@@ -420,12 +463,11 @@ class Membership:
         return Leave()
 
     def _leave(self) -> Leave:
-        """The others go on without this worker."""
         self._exit.end("left")
         return Leave()
 
     def _save_and_leave(self, reason: str) -> Leave:
-        """No plan says how to go on."""
+        """Workers are gone, or a stop is asked for, and no plan says how to go on."""
         problem = self._saving.save_alone(self._training)
         if self._watch.stop_asked:
             self._exit.end("stopped", problem)
@@ -437,13 +479,62 @@ class Membership:
     # Agreement
 
     def _cast(self, *, before_last: bool = False) -> None:
-        """Give this worker's word on the next boundary."""
+        """Cast this worker's vote on the next boundary."""
         generation = self._watch.in_force().generation
         due = self._saving.due(self._context.plan.checkpoint_s, before_last=before_last)
         number = STOP if self._stop.received else ballot(generation, save=due)
         self._vote.cast(number, self._reporter.usual_step_s, self._saving.step)
 
     def _wait_for_all(self) -> None:
-        """Wait for all workers; they know afterwards what is on disk."""
+        """Wait for all workers; afterwards they know what is on disk."""
         self._vote.meet(self._saving.step)
         self._saving.hear(self._vote.saved_step)
+
+
+@dataclass(slots=True)
+class _GenerationChange:
+    """What is known on the way from one generation to the next, or to another split of the batch."""
+
+    change: WorkerChange | None = None
+    """None when training begins."""
+    since_s: float = 0.0
+    """When the workers began to leave (monotonic)."""
+    plan: Plan | None = None
+    """The plan that all have agreed to follow; None if a worker was lost."""
+    lost: tuple[RuntimeError, tuple[int, ...]] | None = None
+    """The error that shows the loss of a worker, and the workers that trained together then."""
+    problems: tuple[str, ...] = ()
+    """What was wrong with checkpoints."""
+
+    def timed(self, part: str, began_s: float, ended_s: float | None = None) -> None:
+        """Count the time of a part; without an end, it ends now."""
+        if self.change is not None:
+            took_s = (time.monotonic() if ended_s is None else ended_s) - began_s
+            self.change.parts[part] = self.change.parts.get(part, 0.0) + took_s
+
+
+class Recurrence:
+    """Notices an error that no lost worker explains: it comes twice at the same place, and all workers live.
+
+    Workers that void a step meet before they train it again. If the same workers meet as trained before the
+    error, none was lost. Once, a connection may have failed. A second time at the same place, the cause is
+    the training or the machine, and another try would fail, too.
+    """
+
+    def __init__(self) -> None:
+        self._place: tuple[tuple[int, ...], Cursor | None] | None = None
+
+    def check(
+        self, error: RuntimeError, before: tuple[int, ...], after: tuple[int, ...], cursor: Cursor | None
+    ) -> None:
+        """Called when the workers have met after an error and go on from ``cursor``.
+
+        :param before: the workers that trained together when the error came.
+        :param after: the workers that have met.
+        :raises RuntimeError: the error itself, if going on is useless.
+        """
+        place = (after, cursor) if before == after else None
+        if place is not None and place == self._place:
+            error.add_note("This came twice at the same place, and all workers are alive.")
+            raise error
+        self._place = place

@@ -1,50 +1,35 @@
 """The process group of the workers that train together: formed over files, and given up again.
 
 On CPU slots gloo connects over a :class:`FolderStore`, and stops waiting for a worker that died when a newer
-plan is in force; then a FileStore takes its place for all that comes later. On GPUs NCCL keeps the store that
-it is formed with, so that is the FileStore from the beginning. NCCL's communicator is made at once
-(``device_id``) and used once: what fails, fails here, where no training has been touched, and not in a
-backward pass.
-
-Closing the connections of a gloo process group while something still refers to it.
-
-Gloo closes them only when the group and every operation of it are freed; ``shutdown`` and ``abort`` do
-nothing (PyTorch 2.13). A script that keeps the group in a variable, or an error that remembers an operation,
-would leave the other workers waiting for this one as if it were still there.
-
-Gloo polls its connections, and the socket that it listens on, with an epoll instance of its own. So what it
-has opened is known from those that appear while a group forms. Where the system does not say what an epoll
-instance watches, nothing is known and nothing is closed early.
-
-A host that loses its power, or its network, ends no connection either. The system does, if it is asked to:
-it asks the other host for a sign of life every few seconds, and gives up after :data:`SILENCE_S`. That host's
-system answers by itself, so a worker that computes, or stands still, has all the time it needs.
-
-Which network interface the workers of a job exchange data over: their connections are not authenticated.
-
-Gloo listens on the first address of an interface; so does NCCL, for its bootstrap and for data between nodes.
-NCCL reads its variable once in a process: workers that have used it on one machine do not move to another
-interface when a later generation spans several, and need a relaunch.
+plan is in force; then a FileStore (:func:`shared_store`) takes its place for all that comes later. On GPUs
+NCCL keeps the store that it is formed with, so that is the FileStore from the beginning. NCCL's communicator
+is made at once (``device_id``) and used once: what fails, fails here, where no training has been touched, and
+not in a backward pass. :class:`Connections` closes what gloo has opened, :func:`lost_peer` tells a lost
+worker from other errors, and :func:`own_address` says which network interface the workers use.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import ipaddress
 import logging
 import os
 import re
+import secrets
 import socket
 import stat
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import quote
 
 import torch
 import torch.distributed as dist
@@ -54,11 +39,10 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.files import probe_room
 from pliant.tools.profile.torchrun.start import LOOPBACK, VARIABLES, interface_of, refuse_loopback
 from pliant.tools.run.elastic.context import Context
-from pliant.tools.run.elastic.membership.plan_watch import FolderStore, shared_store
-from pliant.tools.run.statedir.contract.folders import refuse_public
+from pliant.tools.run.elastic.membership.agreement import RateLimiter
+from pliant.tools.run.statedir.contract.folders import ask_server, is_there, refuse_public
 from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS, Member, Plan
 
-_log = logging.getLogger("pliant")
 COLLECTIVE: Final = timedelta(minutes=30)
 """How long a worker waits for the others in a collective operation: rank 0 alone may validate that long. One
 that died is noticed at once, by its connection."""
@@ -66,12 +50,28 @@ HANGS: Final = timedelta(minutes=10)
 """How long NCCL may take before a worker counts as stuck in it."""
 STORE_BYTES: Final = 1 << 18
 """More than the addresses of all workers take in a FileStore."""
+POLL_S: Final = 0.003
+ASK_S: Final = 0.05
+"""Between two questions to the server for a key that this host does not see."""
+SILENCE_S: Final = 9.0
+"""A host that does not answer for this long is dead, or cut off."""
 _STUCK: Final = 1
 _SETTLE_S: Final = 0.1
+_ANSWER: Final = timedelta(seconds=10)
+_STORE: Final = "store"
+_PROCESS: Final = Path("/proc/self")
+_EPOLL: Final = "anon_inode:[eventpoll]"
+_WATCHED: Final = re.compile(r"^tfd:\s*(\d+)", re.MULTILINE)
+_CUT_OFF: Final = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "timed out")
+_LIBRARIES: Final = ("gloo", "nccl")
+_ANY_PORT: Final = 9
+_chosen_here: Final = dict[str, str]()
+"""Interfaces that this process has chosen itself, not its user."""
+_log = logging.getLogger("pliant")
 
 
 class ProcessGroup:
-    """The process group of one generation after the other, and the stores that it needs while it lives."""
+    """The process group of each generation in turn, and the stores that it needs while it lives."""
 
     def __init__(self, context: Context, backend: str | None) -> None:
         self._context = context
@@ -81,9 +81,9 @@ class ProcessGroup:
         self._connections = Connections()
 
     def check_room(self, folder: Path) -> None:
-        """Look whether a disk takes what the group writes to its store while it forms, outside of Python.
+        """Check that the disk has room for what the group writes to its store while it forms, in C++.
 
-        :raises ServiceMissingError: it does not: workers would wait for half a record, and could not stop.
+        :raises ServiceMissingError: it has not; workers would wait for half a record and could not stop.
         """
         if self._backend != "gloo":
             probe_room(folder, STORE_BYTES)
@@ -92,7 +92,7 @@ class ProcessGroup:
         """Connect with the workers that have met in a folder.
 
         :param called_away: breaks off the wait for the others, on CPU slots.
-        :param limit: how long they may take; all of them have come.
+        :param limit: how long connecting may take; all workers are there.
         :raises RuntimeError: a worker did not connect.
         """
         store, self._own = shared_store(folder, str(self._context.rank))
@@ -104,11 +104,11 @@ class ProcessGroup:
         store.set_timeout(COLLECTIVE)
 
     def break_off(self) -> None:
-        """End what is exchanged with the others, on CPU slots, in an error. Any thread may call it."""
+        """Let exchanges with the others end in an error, on CPU slots. Any thread may call it."""
         self._connections.close()
 
     def leave(self) -> None:
-        """Give up the process group, if there is one, also where the script still refers to it."""
+        """Give up the process group, if there is one, even if the script still refers to it."""
         self._connections.close()
         leave()
         if self._own is not None:
@@ -145,24 +145,24 @@ class ProcessGroup:
             dist.init_process_group(
                 self._backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=device
             )
-        # PyTorch puts one of its own around it each time, which names the rank that this worker has by then
+        # PyTorch wraps it each time in one of its own, which names the rank that this worker has by then
         sys.excepthook = hook
 
 
 def _exchange(device: torch.device, limit: timedelta) -> None:
-    """The first operation of a communicator on its device, which shows that it works."""
+    """The first operation of a communicator on its device; it shows that the communicator works."""
     work = dist.all_reduce(torch.zeros(1, device=device), async_op=True)
     assert work is not None  # noqa: S101 it is asynchronous
     work.wait(limit)
 
 
 def default_backend(context: Context) -> str:
-    """Gloo on CPU slots; on GPUs gloo for what lies in main memory and NCCL for what lies on the device."""
+    """Gloo on CPU slots; on GPUs gloo for tensors in main memory and NCCL for those on the device."""
     return "cpu:gloo,cuda:nccl" if context.device.type == "cuda" else "gloo"
 
 
 def join_plainly(context: Context, backend: str | None) -> None:
-    """Form the process group of workers that torchrun alone has started; does nothing for one worker."""
+    """Form the process group of workers that plain torchrun has started; does nothing for one worker."""
     if context.world_size > 1:
         leave_at_exit()
         stay_on_this_machine()
@@ -170,10 +170,10 @@ def join_plainly(context: Context, backend: str | None) -> None:
 
 
 def leave_at_exit() -> None:
-    """Give up the process group when the interpreter ends, after all that is registered for then later on.
+    """Give up the process group when the interpreter ends, after whatever is registered later for its end.
 
-    A gloo thread may still be freeing its last operation, for which it needs the interpreter lock; were the
-    interpreter gone by then, the process would abort. The model keeps that thread from being joined.
+    A gloo thread may still be freeing its last operation, for which it needs the interpreter lock. Without an
+    interpreter the process would abort. The model keeps that thread from being joined.
     """
     atexit.register(_leave_slowly)
 
@@ -186,8 +186,8 @@ def _leave_slowly() -> None:
 def leave() -> None:
     """Give up the process group, or what is left of one that did not form.
 
-    PyTorch numbers groups, and workers only find each other under the same number. It forgets the number of
-    a group that is destroyed, but not of one that failed to form, which may have formed elsewhere.
+    PyTorch numbers groups, and workers find each other only under the same number. It forgets the number of
+    a destroyed group, but not of one that failed to form here and may have formed elsewhere.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -196,7 +196,7 @@ def leave() -> None:
 
 @contextlib.contextmanager
 def _end_if_stuck(limit: timedelta) -> Iterator[None]:
-    """End the process where a library does not come back: nothing else can break it off."""
+    """End the process if a library does not return: nothing else can break it off."""
     timer = threading.Timer(limit.total_seconds(), _end)
     timer.daemon = True
     timer.start()
@@ -211,39 +211,193 @@ def _end() -> None:
     os._exit(_STUCK)
 
 
-SILENCE_S: Final = 9.0
-"""A host that does not answer for so long is dead, or cut off."""
-_PROCESS: Final = Path("/proc/self")
-_EPOLL: Final = "anon_inode:[eventpoll]"
-_WATCHED: Final = re.compile(r"^tfd:\s*(\d+)", re.MULTILINE)
+def lost_peer(error: BaseException) -> bool:
+    """Whether an error comes from the exchange between workers: another worker's end may cause it."""
+    return isinstance(error, RuntimeError) and _tells(error, (*_CUT_OFF, *_LIBRARIES))
+
+
+def cut_off(error: BaseException) -> bool:
+    """Whether an error says that a connection to another worker has ended."""
+    return isinstance(error, RuntimeError) and _tells(error, _CUT_OFF)
+
+
+def _tells(error: BaseException, signs: tuple[str, ...]) -> bool:
+    text = str(error).lower()
+    return any(sign in text for sign in signs)
+
+
+def released(error: RuntimeError) -> RuntimeError:
+    """The error with its traceback, but without the variables in it: they keep connections open."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__
+    return error
+
+
+class FolderStore(dist.Store):
+    """A store of one file a key, for the time until a process group is formed.
+
+    A key is there as a whole or not at all, whichever worker is killed and when. Waiting can be broken
+    off. C++ calls the methods and does not keep the store alive: hold a reference as long as the group lives.
+    ``statedir/contract/__init__.py`` says what the folder must offer to workers on several hosts.
+
+    :param folder: it exists, and is for this generation and this round alone.
+    :param called_away: asked while waiting; True, or an exception, breaks the wait off.
+    """
+
+    def __init__(self, folder: Path, called_away: Callable[[], bool]) -> None:
+        super().__init__()
+        self._folder, self._called_away = folder, called_away
+        self._asks = RateLimiter(ASK_S)
+
+    def set(self, key: str, value: Any) -> None:
+        make_known(self._path(key), value.encode() if isinstance(value, str) else bytes(value))
+
+    def set_once(self, key: str, value: str) -> None:
+        """Set a key unless it has a value: of several workers the first one decides.
+
+        :raises FileNotFoundError: the folder is gone, the meeting is over.
+        """
+        path = self._path(key)
+        unseen = _beside(path, value.encode())
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(unseen, path)
+        finally:
+            unseen.unlink(missing_ok=True)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._path(key).read_bytes()
+
+    def add(self, key: str, value: int) -> int:
+        """Add to the number that the key holds, from 0; returns the sum."""
+        with (self._folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            ask_server(self._folder)
+            path = self._path(key)
+            total = value + (int(path.read_bytes()) if is_there(path) else 0)
+            self.set(key, str(total))
+        return total
+
+    def check(self, keys: list[str]) -> bool:
+        if all(is_there(self._path(key)) for key in keys):
+            return True
+        if not self._asks.is_due():
+            return False
+        ask_server(self._folder)
+        return all(is_there(self._path(key)) for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta = _ANSWER) -> None:
+        """:raises RuntimeError: called away, or the time is over."""
+        deadline = time.monotonic() + timeout.total_seconds()
+        while not self.check(keys):
+            if self._called_away() or time.monotonic() > deadline:
+                raise RuntimeError("gloo: a worker did not connect")
+            pause()
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"key-{quote(key, safe='')}"
+
+
+def shared_store(folder: Path, name: str) -> tuple[dist.FileStore, Path]:
+    """PyTorch's FileStore for all workers that name this folder, and the path to remove before it is freed.
+
+    Everything after the process group has formed uses it: NCCL, groups that a script makes, a script's own
+    use of the default store. It is C++, so a background thread needs no interpreter. What else to know:
+
+    - All keys are in one file, appended by four writes under ``flock``. A worker that is killed between them,
+      or a full disk, leaves half a record; then every reader spins inside C++ and cannot be interrupted. So
+      workers do not meet over it.
+    - It also writes when it is made and when it is freed, to count its users. To survive a kill there, each
+      worker makes it on a file of its own. The first of these becomes the shared file, and the others give
+      their name to it. A store whose name is gone writes nothing when it is freed.
+    - It holds the interpreter lock while it is made, and releases it while it waits.
+    - It looks for a key every 10 ms, for 300 s unless ``set_timeout`` says otherwise (0: indefinitely),
+      whatever the timeout of the group that asks.
+    - Told the number of its users, it deletes the file once as many have freed it, though more may come.
+      Without a number it never does: the folder is removed when the next generation trains.
+    - A lock is freed when its holder dies. On NFS ``flock`` is a lock of the server; mounts with
+      ``local_lock=flock`` keep it to one host and break the store.
+
+    :param name: unique to this user.
+    :raises OSError: for example, the folder is gone.
+    """
+    own, shared = folder / f"{_STORE}-{name}", folder / _STORE
+    # PyTorch would wait for a folder that is gone, with the interpreter lock
+    own.touch(mode=0o600)
+    store = dist.FileStore(str(own))
+    with contextlib.suppress(FileExistsError):
+        os.link(own, shared)
+    another = own.with_suffix(".new")
+    os.link(shared, another)
+    another.replace(own)
+    return store, own
+
+
+def make_known(path: Path, value: bytes) -> None:
+    """Replace a file that only living processes need: nothing is forced to disk; only its owner reads it."""
+    _beside(path, value).replace(path)
+
+
+def pause() -> None:
+    time.sleep(POLL_S)
+
+
+def _beside(path: Path, value: bytes) -> Path:
+    """A file beside ``path`` that holds the value, under a name that no process on any host uses."""
+    made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        made.touch(mode=0o600)
+        made.write_bytes(value)
+    except OSError:
+        # on a full disk: repeated tries must not leave a file each time
+        with contextlib.suppress(OSError):
+            made.unlink(missing_ok=True)
+        raise
+    return made
 
 
 class Connections:
-    """The sockets of one process group after the other."""
+    """The connections that gloo has opened for a process group, closed while something still refers to it.
+
+    Gloo closes them only when the group and every operation of it are freed; ``shutdown`` and ``abort`` do
+    nothing (PyTorch 2.13). A script that keeps the group in a variable, or an error that remembers an
+    operation, would leave the other workers waiting for this one.
+
+    Gloo polls its connections and its listening socket with an epoll instance of its own. So what it has
+    opened is known from the epoll instances that appear while a group forms. Where the system does not say
+    what an epoll instance watches, nothing is known and nothing is closed early.
+
+    A host that loses its power or its network ends no connection. The system does, if asked to: it asks the
+    other host for a sign of life every few seconds and gives up after :data:`SILENCE_S`. That host's system
+    answers by itself, so a worker that computes or stands still has all the time it needs.
+    """
 
     def __init__(self) -> None:
         self._inodes: frozenset[int] = frozenset()
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Remember what gloo opens meanwhile."""
+        """Remember what gloo opens in the block."""
         before = _connected()
         yield
-        # not by descriptors: those of a group that is freed meanwhile may serve the new one
+        # by inode: the descriptors of a group that is freed meanwhile may serve the new one
         self._inodes = _connected() - before
         _for_each(self._inodes, _end_when_silent)
 
     def close(self) -> None:
-        """End the connections: waiting for them ends in an error, here and in the other workers.
+        """End the connections: waiting on them ends in an error, here and in the other workers.
 
-        The descriptors stay gloo's, which frees them in its own time. Any thread may call it.
+        The descriptors remain gloo's, which frees them later. Any thread may call it.
         """
         inodes, self._inodes = self._inodes, frozenset()
         _for_each(inodes, lambda found: found.shutdown(socket.SHUT_RDWR))
 
 
 def _for_each(inodes: frozenset[int], act: Callable[[socket.socket], None]) -> None:
-    """Do something with each of the sockets that is still open."""
+    """Call ``act`` with each of these sockets that is still open."""
     for number, _ in _descriptors() if inodes else ():
         with _borrowed(number) as found:
             if found is not None and os.fstat(found.fileno()).st_ino in inodes:
@@ -253,7 +407,7 @@ def _for_each(inodes: frozenset[int], act: Callable[[socket.socket], None]) -> N
 def _end_when_silent(connection: socket.socket) -> None:
     """Let the system end a connection to a host that gives no sign of life.
 
-    A limit on unanswered data has to be set as well: the system does not ask while it has any to send.
+    Unanswered data needs a limit of its own: the system does not ask while it has data to send.
     """
     every_s = int(SILENCE_S / 3)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -268,7 +422,7 @@ def _end_when_silent(connection: socket.socket) -> None:
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:
-    """What is open, and what it is."""
+    """Numbers of the open descriptors, and what each is."""
     with contextlib.suppress(OSError):
         for name in os.listdir(_PROCESS / "fd"):
             with contextlib.suppress(OSError):
@@ -276,13 +430,13 @@ def _descriptors() -> Iterator[tuple[int, str]]:
 
 
 def _connected() -> frozenset[int]:
-    """The inodes of the connections that epoll instances watch which also listen for others."""
+    """Inodes of the connections watched by those epoll instances that also watch a listening socket."""
     found = [_sockets(number) for number, kind in _descriptors() if kind == _EPOLL]
     return frozenset(inode for inodes, listens in found if listens for inode in inodes)
 
 
 def _sockets(epoll: int) -> tuple[set[int], bool]:
-    """The inodes of the connections that an epoll instance watches, and whether it listens for others."""
+    """Inodes of the connections that an epoll instance watches, and whether it watches a listening socket."""
     inodes, listens = set(), False
     with contextlib.suppress(OSError):
         for number in map(int, _WATCHED.findall((_PROCESS / "fdinfo" / str(epoll)).read_text())):
@@ -298,10 +452,10 @@ def _sockets(epoll: int) -> tuple[set[int], bool]:
 
 @contextmanager
 def _borrowed(number: int) -> Iterator[socket.socket | None]:
-    """A socket, by a descriptor that stays its own if gloo closes the other one; None: it is not one.
+    """The socket behind a descriptor, by a copy that gloo cannot close; None if it is not a socket.
 
-    Another file is not even duplicated: to close the copy would free the locks that this process holds on
-    it, of which its presence is one.
+    Other files are not duplicated: closing the copy would free the locks that this process holds on them,
+    its presence among them.
     """
     try:
         copy = os.dup(number) if stat.S_ISSOCK(os.fstat(number).st_mode) else -1
@@ -320,17 +474,16 @@ def _borrowed(number: int) -> Iterator[socket.socket | None]:
             found.close()
 
 
-_ANY_PORT: Final = 9
-_chosen_here: Final = dict[str, str]()
-"""Interfaces that this process has chosen itself, not its user."""
-
-
 def own_address(plan: Plan, rank: int) -> str:
-    """The IP address that this worker may listen on: on one machine, that of the loopback interface.
+    """The IP address that this worker may listen on: the loopback interface if all are on one machine.
 
-    On several nodes it is what the plan says, unless only the node itself knew it. An address is taken as it
-    is, without asking any name service. A machine's own name often means its loopback interface, where no
-    other one reaches it; then it is the address that this machine reaches another node of the plan from.
+    Connections between workers are not authenticated. Gloo listens on the first address of an interface; so
+    does NCCL, for its bootstrap and for data between nodes. NCCL reads its variable once in a process, so
+    workers that have used it on one machine need a relaunch when a later generation spans several.
+
+    On several nodes it is the plan's address, unless only the node itself knew it. A literal address is used
+    without asking a name service. A machine's own name often means its loopback interface, which others do
+    not reach; then it is the address from which this machine reaches another node of the plan.
 
     :raises UsageError: it cannot be looked up, or is public.
     """
@@ -350,7 +503,6 @@ def own_address(plan: Plan, rank: int) -> str:
 
 
 def _looked_up(member: Member) -> str:
-    """The IP address of a member."""
     try:
         return str(ipaddress.ip_address(member.address))
     except ValueError:
@@ -362,7 +514,7 @@ def _looked_up(member: Member) -> str:
 
 
 def _reached_from(address: str) -> str:
-    """The own address that packets to another one would have; none is sent."""
+    """The source address of packets to another address; none is sent."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as towards:
@@ -373,7 +525,7 @@ def _reached_from(address: str) -> str:
 
 
 def use_interface(address: str) -> None:
-    """Keep the collectives of this process on the interface of this address, unless the user has chosen one.
+    """Keep the collectives of this process on the interface of this address, unless the user chose another.
 
     :raises UsageError: this machine has no such address, or the user's choice keeps other hosts out.
     """

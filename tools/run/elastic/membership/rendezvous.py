@@ -1,32 +1,13 @@
 """How the workers of a plan come together: they meet in rounds until all of them are connected.
 
-One round of a rendezvous: a folder that the plan's first worker makes, with a file of each worker.
+A worker that waits here has touched nothing of the training yet, and this is the only wait for others without
+a limit in seconds: a newer plan calls the workers away. Each :class:`Round` is a folder with a file of each
+worker, and ends with one verdict, so either all go on together or none does. If the group then does not form,
+the first worker of the plan calls the next round.
 
-A newer plan calls away the workers that wait here. It is the only place where workers wait for each other
-without a limit in seconds, and they have touched nothing of the training yet.
-
-A round ends with a verdict that is written once, by the worker that comes first. The first worker of the
-plan, when all have come, writes how far each of them is. Any worker that sees a newer plan in force writes
-that. So either all go on together or none does. Where a group then does not form, the first worker calls the
-next round. On several hosts the workers knock at each other's doors before (roll_call.py): the verdict then
-may be that some are cut off. They end, and the others wait for a plan without them.
-
-Whether workers that have met in a folder also reach each other over the job's network.
-
-A host may share the folder and be cut off from the others all the same: its files say that its workers live,
-and no connection to them can be made. So before workers of several hosts form a group, each opens a door and
-knocks at those of all others. A door is a socket that listens and accepts nothing: the system completes a
-connection by itself, which shows that the way is free. Nothing is sent, and nothing is learnt from a knock.
-
-Breaking off an exchange with a worker that is gone without a word.
-
-The end of a process closes its connections, and gloo notices. A machine that loses its power closes none, nor
-does a process that stands still. The others would wait for the limit of an exchange, half an hour, though the
-launcher has long written a plan without it. So a thread looks for that plan while the main thread waits.
-
-The thread also ends a worker that the others have gone on without. It comes back from an exchange in most
-cases, and leaves by itself. But gloo (PyTorch 2.13) forgets an operation whose first write fails, as it does
-where the connection was ended while this process stood still: such an exchange never ends.
+On several hosts the workers first check that they reach each other (:class:`Door`): those that are cut off
+end, and the others wait for a plan without them. Once a group has formed, the :class:`Lookout` thread breaks
+off exchanges with workers that are gone without a word.
 """
 
 from __future__ import annotations
@@ -52,31 +33,56 @@ from typing import Final, NoReturn, Self
 from pliant.schemas.errors import PliantError, ServiceMissingError
 from pliant.schemas.file_io.files import is_out_of_order, probe_room
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership.plan_watch import ASK_S, FolderStore, Pace, PlanWatch, pause
+from pliant.tools.run.elastic.membership.agreement import PlanWatch, RateLimiter
 from pliant.tools.run.elastic.membership.process_group import (
+    ASK_S,
     COLLECTIVE,
+    FolderStore,
     ProcessGroup,
     own_address,
+    pause,
     use_interface,
 )
-from pliant.tools.run.elastic.state.state import Cursor, written
+from pliant.tools.run.elastic.state.training import Cursor, written
 from pliant.tools.run.statedir.contract.folders import AttemptDir, ask_server
 from pliant.tools.run.statedir.contract.plan import WorkerOutcome
 from pliant.tools.run.statedir.contract.presence import SURE_S, Heartbeats, life
 
-_log = logging.getLogger("pliant")
 CONNECT: Final = timedelta(seconds=10)
-"""How long the workers may take to connect once all of them have come; twice as long the next time."""
+"""How long the workers may take to connect once all have come; twice as long each further time."""
 TRIES: Final = 5
-"""How often workers that live may meet without connecting."""
+"""How often workers that are all alive may meet without connecting."""
 SILENT_S: Final = 10.0
-"""After so long without a beat a worker counts as dead, also where its file is locked."""
+"""After this long without a heartbeat a worker counts as dead, even if its file is locked."""
+REACH_S: Final = 3.0
+"""For a connection to be completed: two tries if the first packet is lost."""
+LOOK_S: Final = 5.0
+"""Between two looks for lost workers while training goes on."""
 _LOOK_S: Final = 0.25
-"""Between two looks at whether the missing workers live."""
+"""Between two looks at whether missing workers live."""
+_VERDICT: Final = "verdict"
+_NEWER: Final = "newer"
+_APART: Final = "apart "
+_BACKLOG: Final = 1024
+"""Connections that a door completes."""
+_UNDER_WAY: Final = frozenset((errno.EINPROGRESS, errno.EWOULDBLOCK))
+_log = logging.getLogger("pliant")
 
 
 class LeftAloneError(Exception):
     """A worker has died, and there is no plan without it."""
+
+
+class CalledAwayError(Exception):
+    """A newer plan is in force."""
+
+
+class ApartError(RuntimeError):
+    """The workers have met, but some are cut off from the others and end."""
+
+
+class CutOffError(Exception):
+    """The others go on without this worker, which does not reach them."""
 
 
 class Rendezvous:
@@ -87,29 +93,29 @@ class Rendezvous:
         self._lookout: Lookout | None = None
         self._next = (0, 0)
         """A generation, and the first of its rounds that this worker has not attended."""
-        self._waiting = Waiting(context, watch, fresh=True)
+        self._waiting = RendezvousWait(context, watch, fresh=True)
 
     @property
     def shortage(self) -> str:
-        """What the worker waited for at the last rendezvous, apart from the others."""
+        """What the worker waited for at the last rendezvous, other than workers."""
         return self._waiting.shortage
 
     def meet(self, cursor: Cursor | None) -> list[Cursor | None]:
-        """Meet the workers of the plan that is followed, or of a newer one that comes into force meanwhile.
+        """Meet the workers of the current plan, or of a newer one that comes into force meanwhile.
 
-        That one is followed from then on. It may be one without this worker: then the list is empty. Else the
-        list says how far each worker is, by rank; None: it has no state yet. Workers that train wait for room
-        on a full disk as long as that takes.
+        The newer plan is followed from then on. Workers that train wait for room on a full disk as long as
+        it takes.
 
-        :param cursor: how far this worker is.
-        :raises ServiceMissingError: at the start of a job, when the workers did not all come in time.
-        :raises OSError: likewise, when this one cannot make itself known.
-        :raises LeftAloneError: later, when one has died and no newer plan came.
+        :param cursor: how far this worker is; None if it has no state yet.
+        :returns: how far each worker is, by rank; empty if the newer plan goes on without this worker.
+        :raises ServiceMissingError: at the start of a job, if the workers did not all come in time.
+        :raises OSError: likewise, if this one cannot announce itself.
+        :raises LeftAloneError: later, if a worker has died and no newer plan came.
         :raises CutOffError: this worker does not reach the others.
         :raises NotNeededError: the others have trained to the end.
         :raises StopAskedError: this worker is asked to stop.
         """
-        waiting = self._waiting = Waiting(self._context, self._watch, fresh=cursor is None)
+        waiting = self._waiting = RendezvousWait(self._context, self._watch, fresh=cursor is None)
         reported = ""
         while not self._context.left:
             plan = self._context.plan
@@ -119,7 +125,7 @@ class Rendezvous:
             try:
                 return self._connect(cursor, waiting)
             except CalledAwayError:
-                # perhaps by another worker, which sees the newer plan earlier than this one
+                # perhaps by another worker, which sees the newer plan before this one does
                 waiting()
                 waiting.follow_newest()
                 continue
@@ -128,7 +134,7 @@ class Rendezvous:
             except (OSError, ServiceMissingError) as error:
                 if cursor is None:
                     raise
-                # not its text: the name of a temporary file in it changes each time
+                # not the whole text: it holds the name of a temporary file, which changes each time
                 problem = getattr(error, "strerror", None) or str(error)
                 if is_out_of_order(error):
                     waiting.for_room(problem)
@@ -136,7 +142,7 @@ class Rendezvous:
             if problem != reported:
                 _log.warning("generation %d did not come together: %s", plan.generation, problem)
             reported = problem
-            # outside of the handlers: what they caught keeps connections open
+            # outside the handlers: the caught errors keep connections open
             self._group.leave()
             self._watch.check_needed(fresh=cursor is None)
             if problem != waiting.shortage:
@@ -145,11 +151,11 @@ class Rendezvous:
                 waiting.follow_newest()
         return []
 
-    def _connect(self, cursor: Cursor | None, waiting: Waiting) -> list[Cursor | None]:
+    def _connect(self, cursor: Cursor | None, waiting: RendezvousWait) -> list[Cursor | None]:
         context = self._context
         generation = context.plan.generation
         use_interface(own_address(context.plan, context.rank))
-        # before the others count on this worker: they can be called away from a round, but not from C++
+        # before the others rely on this worker: they can be called away from a round, but not from C++
         self._group.check_room(context.attempt.path)
         number = self._next[1] if self._next[0] == generation else 0
         attended = Round(context, number, waiting)
@@ -168,20 +174,20 @@ class Rendezvous:
         return cursors
 
 
-class Waiting:
-    """What a worker does while it waits for the others, and what ends that."""
+class RendezvousWait:
+    """A worker's wait for the others, and what ends it."""
 
     def __init__(self, context: WorkerContext, watch: PlanWatch, *, fresh: bool) -> None:
         self._context, self._watch, self._fresh = context, watch, fresh
-        self._since_s, self._looks = time.monotonic(), Pace(_LOOK_S)
+        self._since_s, self._looks = time.monotonic(), RateLimiter(_LOOK_S)
         self._beats = Heartbeats()
         self.failed = 0
         """How often the workers of the plan have met without connecting."""
         self.shortage = ""
-        """What it waited for, apart from the others."""
+        """What it waited for, other than workers."""
 
     def __call__(self) -> bool:
-        """A moment goes by; whether a newer plan is in force."""
+        """Sleep for a moment; returns whether a newer plan is in force."""
         pause()
         if self.superseded():
             return True
@@ -190,25 +196,24 @@ class Waiting:
         return False
 
     def superseded(self) -> bool:
-        """Whether a plan newer than the one that is followed is in force."""
+        """Whether a plan newer than the current one is in force."""
         self._watch.check_needed(fresh=self._fresh)
         return self._watch.in_force().generation > self._context.plan.generation
 
     def follow_newest(self) -> None:
-        """Meet for the newest plan in force from now on."""
         self._context.follow(self._watch.in_force())
         self.failed = 0
 
     def disturbed(self, problem: str) -> None:
-        """The workers met and did not connect. If all live, and it is so each time, it will not change."""
+        """The workers met and did not connect; after ``TRIES`` times with all workers alive, give up."""
         self.failed += 1
         if self.failed >= TRIES and not self.missing():
             self._give_up(f"the workers meet, but cannot connect: {problem}")
 
     def for_room(self, problem: str) -> None:
-        """The disk is full: no worker is to blame for what fails, and no time counts.
+        """The disk is full: time limits start again, because the failure is no worker's.
 
-        The launcher cannot write a plan then, and a worker that left could not save what it has trained.
+        Meanwhile the launcher cannot write a plan, and a worker that left could not save its training.
         """
         self._since_s, self.failed = time.monotonic(), 0
         if self.shortage != problem:
@@ -216,13 +221,13 @@ class Waiting:
         self.shortage = problem
 
     def missing(self) -> list[str]:
-        """Slots of the plan's workers that are dead or silent, or not ready."""
+        """Slots of the plan's workers that are dead, silent or not ready."""
         others = self._others()
         self._beats.look(others, time.monotonic())
         return [slot for path, slot in others.items() if life(path) != "alive" or self._is_silent(path)]
 
     def _others(self) -> dict[str, str]:
-        """The other workers' slots by the file of each."""
+        """Slots of the other workers, by the path of each one's presence."""
         context = self._context
         members = zip(context.plan.workers, context.plan.members, strict=True)
         return {
@@ -252,7 +257,7 @@ class Waiting:
         raise ServiceMissingError(f"job {plan.job}, generation {plan.generation}: {problem}")
 
     def _no_room(self) -> str:
-        """Why the disk of the attempt takes nothing; empty: it does."""
+        """Why the attempt's disk takes nothing; empty if it does."""
         try:
             probe_room(self._context.attempt.path)
         except ServiceMissingError as error:
@@ -260,48 +265,35 @@ class Waiting:
         return ""
 
 
-_VERDICT: Final = "verdict"
-_NEWER: Final = "newer"
-_APART: Final = "apart "
-
-
-class CalledAwayError(Exception):
-    """A newer plan is in force."""
-
-
-class ApartError(RuntimeError):
-    """The workers have met, but some are cut off from the others, and end."""
-
-
-class CutOffError(Exception):
-    """The others go on without this worker, which does not reach them."""
-
-
 class Round:
     """One round of the generation that this worker is in.
 
+    The plan's first worker makes the folder. The verdict is written once, by the worker that comes first: the
+    first worker of the plan, when all have come, writes how far each of them is, or which are cut off. Any
+    worker that sees a newer plan in force writes that.
+
     :param number: of the first round that this worker has not attended.
-    :param wait: called repeatedly while waiting; sleeps, may raise, and says whether a newer plan is in
+    :param wait: called repeatedly while waiting; sleeps, may raise, and returns whether a newer plan is in
         force.
     """
 
     def __init__(self, context: WorkerContext, number: int, wait: Callable[[], bool]) -> None:
         self._context, self._wait = context, wait
         self.number = number
-        """The round that is attended: the first worker's."""
+        """The round that is attended; the first worker decides it."""
 
     @property
     def folder(self) -> Path:
-        """What the workers of the round share, from the verdict on until the next generation trains."""
+        """What the workers of the round share until the next generation trains."""
         return self._context.attempt.meetings / f"{self._context.plan.generation}.{self.number}"
 
     def attend(self, cursor: Cursor | None) -> list[Cursor | None]:
         """Wait for the verdict: how far the workers are, by rank.
 
-        :raises CalledAwayError: there will be no group of this plan.
-        :raises ApartError: nor of this round.
+        :raises CalledAwayError: a newer plan is in force; this one will have no group.
+        :raises ApartError: some workers are cut off; this round will have no group.
         :raises CutOffError: the others go on without this worker.
-        :raises OSError: this worker cannot make itself known.
+        :raises OSError: this worker cannot announce itself.
         """
         if self._context.rank == 0:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -311,7 +303,7 @@ class Round:
             with self._door() as door:
                 verdict = self._verdict(FolderStore(self.folder, self._wait), cursor, door)
         except FileNotFoundError:
-            # those that were faster have gone on to another generation, and removed this one
+            # faster workers have gone on to another generation, and removed this folder
             verdict = _NEWER
         if verdict == _NEWER:
             raise CalledAwayError
@@ -320,7 +312,7 @@ class Round:
         return [Cursor.parse(text) for text in verdict.split(",")]
 
     def _door(self) -> AbstractContextManager[Door | None]:
-        """Where the others knock; None: all are on one host, and reach each other."""
+        """Where the others knock; None if all are on one host."""
         plan, rank = self._context.plan, self._context.rank
         if len({member.node for member in plan.members}) == 1:
             return nullcontext()
@@ -337,7 +329,9 @@ class Round:
         while not store.check([_VERDICT]):
             if knocks and store.check(here):
                 others = [one for one in ranks if one != rank]
-                found = unreached({one: Place.parse(store.get(f"door/{one}").decode()) for one in others})
+                found = unreached(
+                    {one: DoorAddress.parse(store.get(f"door/{one}").decode()) for one in others}
+                )
                 store.set(f"missed/{rank}", ",".join(map(str, found)))
                 knocks = False
             elif rank == 0 and store.check([*here, *missed]):
@@ -347,9 +341,9 @@ class Round:
         return store.get(_VERDICT).decode()
 
     def _found(self, store: FolderStore, here: list[str], missed: list[str]) -> str:
-        """What the first worker finds, once all have come and knocked."""
+        """The verdict of the first worker, once all have come and knocked."""
         lists = [store.get(key).decode() for key in missed]
-        gone = cut_off(
+        gone = workers_to_leave_out(
             {one: [int(rank) for rank in text.split(",") if rank] for one, text in enumerate(lists)}
         )
         if gone:
@@ -363,9 +357,9 @@ class Round:
         raise ApartError(f"cut off from the others: {slots}")
 
     def _find(self) -> None:
-        """Wait for the round that the first worker calls: this one's, or a later one."""
+        """Wait for the round that the first worker calls: ``number``, or a later one."""
         generation, attempt = self._context.plan.generation, self._context.attempt
-        asks = Pace(ASK_S)
+        asks = RateLimiter(ASK_S)
         while True:
             if asks.is_due():
                 ask_server(attempt.path)
@@ -379,9 +373,11 @@ class Round:
 
 
 def remove_earlier(attempt: AttemptDir, now: tuple[int, int]) -> None:
-    """Remove what earlier rounds than that of a generation have left: all their workers have gone on.
+    """Remove the folders of earlier rounds, whose workers have all gone on.
 
     In the background, because on some file systems removing files takes longer than a round.
+
+    :param now: the current generation and round.
     """
     Thread(target=_remove, args=(attempt, now), name="pliant-rounds", daemon=True).start()
 
@@ -393,21 +389,14 @@ def _remove(attempt: AttemptDir, now: tuple[int, int]) -> None:
 
 
 def _numbers(folder: Path) -> tuple[int, int]:
-    """Generation and round, which are its name."""
+    """Generation and round, from the folder's name."""
     generation, _, number = folder.name.partition(".")
     return int(generation), int(number)
 
 
-REACH_S: Final = 3.0
-"""For a connection to be completed: two tries, where the first packet is lost."""
-_WAITING: Final = 1024
-"""Connections that a door completes."""
-_UNDER_WAY: Final = frozenset((errno.EINPROGRESS, errno.EWOULDBLOCK))
-
-
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a door is."""
+class DoorAddress:
+    """Where a door is; as text, ``address port``."""
 
     address: str
     port: int
@@ -417,20 +406,24 @@ class Place:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """A place as it is written in a file."""
         address, _, port = text.partition(" ")
         return cls(address, int(port))
 
 
 class Door:
-    """A worker's own one, as long as it is open.
+    """A listening socket at which the other workers check that they reach this one.
 
-    :raises OSError: this machine has no such address, at the moment.
+    A host may share the folder and still be cut off from the others: its files say that its workers live, and
+    no connection to them can be made. So before workers of several hosts form a group, each opens a door and
+    knocks at those of the others. A door accepts nothing: the system completes a connection by itself, which
+    shows that the way is free. No data is sent.
+
+    :raises OSError: this machine has no such address at the moment.
     """
 
     def __init__(self, address: str) -> None:
-        self._socket = socket.create_server((address, 0), family=_family(address), backlog=_WAITING)
-        self.place = Place(address, int(self._socket.getsockname()[1]))
+        self._socket = socket.create_server((address, 0), family=_family(address), backlog=_BACKLOG)
+        self.place = DoorAddress(address, int(self._socket.getsockname()[1]))
 
     def __enter__(self) -> Self:
         return self
@@ -441,8 +434,8 @@ class Door:
         self._socket.close()
 
 
-def unreached(doors: Mapping[int, Place], limit_s: float = REACH_S) -> list[int]:
-    """The workers whose doors cannot be reached from here within the time."""
+def unreached(doors: Mapping[int, DoorAddress], limit_s: float = REACH_S) -> list[int]:
+    """The workers whose doors cannot be reached from here within the limit."""
     missing: set[int] = set()
     deadline_s = time.monotonic() + limit_s
     with selectors.DefaultSelector() as waiting:
@@ -469,8 +462,8 @@ def unreached(doors: Mapping[int, Place], limit_s: float = REACH_S) -> list[int]
     return sorted(missing)
 
 
-def cut_off(missed: Mapping[int, Collection[int]]) -> list[int]:
-    """The workers that have to go, so that all that are left reach each other: as few as it seems to take.
+def workers_to_leave_out(missed: Mapping[int, Collection[int]]) -> list[int]:
+    """The workers that must go so that all left reach each other; those that miss most others go first.
 
     :param missed: by worker, those that it did not reach. Of equals the one of the highest rank goes.
     """
@@ -496,16 +489,22 @@ def _socket(key: selectors.SelectorKey) -> socket.socket:
     return found
 
 
-LOOK_S: Final = 5.0
-
-
 class Lookout:
-    """Looks at whether a worker of the plan that is followed is lost.
+    """A thread that breaks off exchanges with lost workers, and ends a worker that the others left behind.
 
-    :param watch: of this thread alone.
-    :param group: its connections are ended, from the thread.
-    :param look_s: between two looks. A worker that leaves in good order is gone, too, for a moment before
-        the others are through with their last exchange: it is lost if two looks in a row find it so.
+    The end of a process closes its connections, and gloo notices. A machine that loses its power closes none,
+    nor does a process that stands still. The others would wait for the limit of an exchange, half an hour,
+    though the launcher has long written a plan without it. So this thread looks for that plan while the main
+    thread waits.
+
+    A worker that the others have gone on without mostly returns from its exchange and leaves by itself. But
+    gloo (PyTorch 2.13) forgets an operation whose first write fails, as happens if the connection was ended
+    while this process stood still. Such an exchange never ends, so the thread ends the worker.
+
+    :param watch: used by this thread alone.
+    :param group: the thread ends its connections.
+    :param look_s: between two looks. A worker that leaves in good order is also gone for a moment before the
+        others complete their last exchange: it is lost if two looks in a row find it gone.
     """
 
     def __init__(
@@ -517,22 +516,20 @@ class Lookout:
         self._over = threading.Event()
 
     def begin(self) -> None:
-        """Look from now on, if it does not do so yet."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="pliant-lookout", daemon=True)
             self._thread.start()
 
     def end(self) -> None:
-        """Look no more."""
         self._over.set()
 
     def lost(self) -> list[str]:
-        """Slots of workers that are gone or silent, and that the newest plan goes on without."""
+        """Slots of workers that are gone or silent and not in the newest plan."""
         context, plan = self._context, self._context.plan
         newest = self._watch.newest()
         if newest.generation <= plan.generation:
             return []
-        stay = {*newest.workers, context.worker}  # never one's own file: a look would free its lock
+        stay = {*newest.workers, context.worker}  # never its own file: a look would free the lock
         members = zip(plan.workers, plan.members, strict=True)
         slots = {
             str(context.attempt.presence(worker)): member.slot
@@ -558,7 +555,7 @@ class Lookout:
             before, was_overtaken = found, overtaken
 
     def _leave(self) -> None:
-        """End this worker, wherever it is: whatever it does has no use."""
+        """End this worker, wherever it is: its work is no longer of use."""
         _log.warning("the job trains on without this worker, which was away: it ends")
         with contextlib.suppress(PliantError, OSError):
             self._context.report_end(WorkerOutcome(outcome="left"))

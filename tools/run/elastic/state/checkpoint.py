@@ -1,12 +1,10 @@
-"""Checkpoints that are whole or not there: written atomically, the newest two kept, verified on load.
+"""Checkpoints: written atomically, the newest two kept, verified on load.
 
-A file is one line of JSON (format, number of bytes, SHA-256) and then what ``torch.save`` made of the state.
-
-What the state of a job may hold, and its way into bytes and back without executing anything.
-
-That is what ``torch.load(weights_only=True)`` takes: tensors, numbers, text, bytes, None, dictionaries
-(``OrderedDict`` and ``Counter`` included), lists, tuples and sets of them, and the classes that the author
-allows by ``torch.serialization.add_safe_globals``. NumPy's numbers become Python's.
+A file is one line of JSON (format, number of bytes, SHA-256), then the state as :func:`stored` writes it.
+Loading a state executes nothing. So it may hold what ``torch.load(weights_only=True)`` takes: tensors,
+numbers, text, bytes, None, dictionaries (``OrderedDict`` and ``Counter`` included), lists, tuples and sets of
+them, and the classes that the author allows by ``torch.serialization.add_safe_globals``. NumPy's numbers
+become Python's.
 """
 
 from __future__ import annotations
@@ -31,20 +29,22 @@ from pliant.schemas.file_io.files import remove_temporaries, write_chunks
 FORMAT: Final = "pliant.checkpoint/2"
 _KIND: Final = "pliant.checkpoint/"
 KEPT: Final = 2
+_MAPPINGS: Final = (dict, OrderedDict)
+_SEQUENCES: Final = (list, tuple)
 _log = logging.getLogger("pliant")
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The newest checkpoint that is whole, and what was wrong with newer ones."""
+    """The newest whole checkpoint, and what was wrong with newer ones."""
 
     state: dict[str, Any] | None
-    """None: there is no checkpoint to go on from."""
+    """None if there is no checkpoint."""
     problems: tuple[str, ...]
 
 
 class Checkpoints:
-    """The checkpoints of one job in a folder that is its own; rank 0 writes, every worker reads."""
+    """The checkpoints of one job, in a folder of its own; rank 0 writes, every worker reads."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -60,14 +60,13 @@ class Checkpoints:
     ) -> Path:
         """Write the state after ``step`` optimizer steps, then remove all but the newest two whole ones.
 
-        A file of a later step is of a past that was left: training goes on from what was loaded. A worker
-        that saves ``alone`` removes nothing: others may do the same a step further, or be at it still.
+        Files of later steps are removed, too: training went on from an earlier checkpoint. A worker that
+        saves ``alone`` removes nothing, because others may be saving a step that is further.
 
-        :param overtaken: whether others have gone on without this worker while it wrote; then the later steps
-            are theirs, and nothing is removed.
-
+        :param overtaken: whether others went on without this worker while it wrote; then later steps are
+            theirs, and nothing is removed.
         :raises UsageError: the state holds what could not be loaded again.
-        :raises PliantError: it could not be written (a full disk); the older ones are untouched.
+        :raises PliantError: it could not be written (a full disk); older checkpoints are untouched.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not alone:
@@ -89,7 +88,7 @@ class Checkpoints:
     def load(self) -> Loaded:
         """The newest whole checkpoint, tensors in main memory.
 
-        :raises BadInputError: there are checkpoints, and none of them is whole.
+        :raises BadInputError: there are checkpoints, but none is whole.
         :raises UsageError: the newest whole one holds objects of classes that the script does not allow.
         """
         problems: list[str] = []
@@ -114,7 +113,7 @@ class Checkpoints:
 
 
 def _packed(state: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """Head and body; they are not joined, the body may be as large as all of the training's memory."""
+    """Head and body, not joined: the body may be as large as the memory of the training."""
     body = stored(dict(state))
     head = {"format": FORMAT, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
     return json.dumps(head).encode() + b"\n", body
@@ -134,23 +133,19 @@ def _unpacked(data: bytes, path: Path) -> dict[str, Any]:
     return loaded(body, str(path))
 
 
-_MAPPINGS: Final = (dict, OrderedDict)
-_SEQUENCES: Final = (list, tuple)
-
-
 def plain(state: Any) -> Any:
-    """The same state with NumPy's numbers as Python's: they come as arguments of schedulers, say."""
+    """The state with NumPy's numbers as Python's; they come from arguments of schedulers, for example."""
     return mapped(state, lambda found: found.item() if isinstance(found, np.generic) else found)
 
 
 def check_storable(name: str, state: Any) -> None:
-    """Refuse a state that could not be loaded again. Tensors are left out: it costs next to nothing.
+    """Refuse a state that could not be loaded again. Tensors are left out, so this is cheap.
 
     :param name: whose state it is.
-    :raises UsageError: it holds objects of other classes, or what cannot be pickled at all.
+    :raises UsageError: it holds objects of other classes, or cannot be pickled.
     """
-    for_all = torch.empty(0)
-    hollow = mapped(plain(state), lambda found: for_all if isinstance(found, torch.Tensor) else found)
+    stand_in = torch.empty(0)
+    hollow = mapped(plain(state), lambda found: stand_in if isinstance(found, torch.Tensor) else found)
     stored(hollow, name)
 
 
@@ -163,7 +158,7 @@ def stored(state: Any, name: str = "the job") -> bytes:
     buffer = io.BytesIO()
     try:
         torch.save(state, buffer)
-    except Exception as error:  # whatever an object's own way to be pickled raises
+    except Exception as error:  # an object's own pickling may raise anything
         raise UsageError(f"the state of {name} cannot be saved: {_first_line(error)}") from error
     if others := _others(buffer):
         raise UsageError(
@@ -176,9 +171,9 @@ def stored(state: Any, name: str = "the job") -> bytes:
 def loaded(body: bytes, source: str) -> dict[str, Any]:
     """The state, with its tensors in main memory.
 
-    :param source: where it is from.
-    :raises UsageError: it holds objects of classes that are not allowed.
-    :raises BadInputError: it cannot be understood.
+    :param source: where the bytes are from.
+    :raises UsageError: the state holds objects of classes that are not allowed.
+    :raises BadInputError: the bytes are not a state.
     """
     buffer = io.BytesIO(body)
     state: dict[str, Any] = {}
@@ -197,13 +192,13 @@ def loaded(body: bytes, source: str) -> dict[str, Any]:
 
 
 def _others(buffer: io.BytesIO) -> str:
-    """Names of the classes and functions in it that would not be loaded."""
+    """Names of the classes and functions that would not be loaded."""
     buffer.seek(0)
     return ", ".join(sorted(get_unsafe_globals_in_checkpoint(buffer)))
 
 
 def _place(state: Any) -> str:
-    """Where in a state the first of these is, by keys and indices."""
+    """Where the first of these is in a state, by keys and indices."""
     keys: list[str] = []
     rest = mapped(state, lambda found: None if isinstance(found, torch.Tensor) else found)
     while found := [(key, child) for key, child in _children(rest) if _holds_others(child)]:
@@ -225,7 +220,7 @@ def _holds_others(state: Any) -> bool:
 
 
 def mapped(state: Any, leaf: Callable[[Any], Any]) -> Any:
-    """A copy of the same shape, with other leaves: what lies in plain dictionaries, lists and tuples."""
+    """A copy with ``leaf`` applied to whatever lies in its plain dictionaries, lists and tuples."""
     kind = type(state)
     if kind in _MAPPINGS:
         made = kind((name, mapped(value, leaf)) for name, value in state.items())

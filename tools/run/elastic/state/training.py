@@ -1,22 +1,24 @@
-"""Everything that is trained or counted, and its way into a checkpoint and back.
+"""The state of a training: all that is trained or counted, and how a checkpoint or another worker gets it.
 
-The parameters of a model: which there are, which are trained, and in which group of the optimizer.
-
-All workers must have the same ones. Scripts change which are trained and how they are grouped, so that is a
-part of the state: a script that has unfrozen layers, or given its optimizer another group, is at its first
-line again when it is launched again, and so is a worker that joins.
+:class:`Training` holds it. :class:`TrainingCounters` say where training is, and :class:`Cursor` compares how
+far workers are. :class:`Groups` are the optimizer's parameter groups. Scripts change which parameters are
+trained and how they are grouped, so both are state: a worker that is relaunched, or joins, begins at the
+script's first line.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import zip_longest
 from types import MethodType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol, Self, runtime_checkable
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -24,21 +26,17 @@ from torch.optim import Optimizer
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.state.checkpoint import check_storable, plain
-from pliant.tools.run.elastic.state.state import (
-    IN_EPOCH,
-    Counters,
-    Cursor,
-    Mean,
-    Stateful,
-    generator_states,
-    restore_generators,
-)
 
 _log = logging.getLogger("pliant")
 
-
 DOUBLING_STEPS: Final = 10
-"""Optimizer steps in which a learning rate that rises may double."""
+"""Optimizer steps in which a rising learning rate may double."""
+BETWEEN_EPOCHS: Final = 0
+"""The epoch has not begun: the workers have yet to agree to begin it."""
+IN_EPOCH: Final = 1
+"""Between two steps of the epoch."""
+EPOCH_THROUGH: Final = 2
+"""Its steps and the author's code after them are done; the loss over all workers is missing."""
 
 
 class Training:
@@ -52,31 +50,27 @@ class Training:
         lr_scale: float = 1.0,
         *,
         seed: int = 0,
-        former_seed: int = 0,
     ) -> None:
-        """:param seed: of the order of the samples.
-
-        :param former_seed: that of a checkpoint that does not say which it has.
-        """
+        """:param seed: of the order of the samples."""
         self.model = model
         self.optimizer = optimizer
         self._groups = Groups(self.model, optimizer)
         self.helpers = helpers
-        self.seed, self._former_seed = seed, former_seed
-        self.counters = Counters()
+        self.seed = seed
+        self.counters = TrainingCounters()
         self.phase = IN_EPOCH
         self.batch: tuple[int | None, int] = None, 0
-        """The global batch of now, and the step that it, or the attempt, begins with."""
+        """The current global batch, and the step at which it was set or the attempt began."""
         self.own_loss = Mean()
-        """Of the epoch, on this worker, as far as the others do not know it yet."""
+        """This worker's loss of the epoch, as far as it is not yet in ``common_loss``."""
         self.common_loss = Mean()
-        """Of the epoch, of all workers."""
+        """The loss of the epoch over all workers."""
         self.agreed: list[float] = []
-        """Values of rank 0 that all workers know, since the last step of the epoch."""
+        """Rank 0's values that all workers know, since the last step of the epoch."""
         self._lr_scale = self._wanted_scale = lr_scale
 
     def capture(self) -> dict[str, Any]:
-        """All of the state as tensors and plain values, for ``torch.save``."""
+        """The whole state as tensors and plain values, for ``torch.save``."""
         return {**self.shared(), "generators": generator_states()}
 
     def shared(self) -> dict[str, Any]:
@@ -95,7 +89,7 @@ class Training:
         }
 
     def check_averaged(self) -> None:
-        """Refuse to begin a training of which the workers would not average all.
+        """Refuse a training in which some parameters would not be averaged over the workers.
 
         :raises UsageError: an optimizer has parameters that are not the model's.
         """
@@ -103,7 +97,7 @@ class Training:
         self._groups.check()
 
     def check_storable(self) -> None:
-        """Refuse to begin a training that could not be saved.
+        """Refuse a training that could not be saved.
 
         :raises UsageError: an object's state holds more than tensors and plain values.
         """
@@ -113,37 +107,37 @@ class Training:
             check_storable(f"registered object {name}", helper.state_dict())
 
     def resume(self, saved: Mapping[str, Any]) -> None:
-        """Go on from all of a captured state, that of the random generators included."""
+        """Go on from a captured state, random generators included."""
         self.restore(saved)
         restore_generators(saved["generators"])
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what is the same on all workers, the factor on the learning rate included.
+        """Go on from the state that all workers share.
 
-        The plan that is followed turns it afterwards, on all workers alike: the plan that this one started
-        with may be one that the others never followed.
+        It includes the factor on the learning rate, not the plan's: this worker may have started with a plan
+        that the others never followed. The plan that all follow sets it afterwards.
         """
         self.model.load_state_dict(saved["model"])
-        restore_trained(self.model, saved.get("trained", {}))
+        restore_trained(self.model, saved["trained"])
         groups = saved["optimizer"]["param_groups"]
-        self._groups.restore(saved.get("groups"), groups)
+        self._groups.restore(saved["groups"], groups)
         self.optimizer.load_state_dict(saved["optimizer"])
         self._restore_helpers(saved["helpers"])
-        # making a scheduler and loading it change learning rates: the saved ones count
+        # making and loading a scheduler changes learning rates: the saved ones count
         for group, kept in zip(self.optimizer.param_groups, groups, strict=True):
             group.update({name: value for name, value in kept.items() if name != "params"})
-        self._lr_scale, self.seed = saved["lr_scale"], saved.get("seed", self._former_seed)
+        self._lr_scale, self.seed = saved["lr_scale"], saved["seed"]
         self.agreed = list(saved["agreed"])
-        self.counters = Counters.from_dict(saved["counters"])
+        self.counters = TrainingCounters.from_dict(saved["counters"])
         self.common_loss = Mean(*saved["epoch_loss"])
 
     @property
     def cursor(self) -> Cursor:
-        """Where the next collective operation is."""
+        """How far this worker is."""
         return Cursor(self.counters.epoch, self.counters.step, self.phase, len(self.agreed))
 
     def parcel(self) -> dict[str, Any]:
-        """What workers with an older state, or none, get."""
+        """What a worker with an older state, or none, receives."""
         return {
             "training": self.shared(),
             "model": outline(self.model),
@@ -167,19 +161,17 @@ class Training:
             self.batch = global_batch, self.counters.step
 
     def want_lr_scale(self, scale: float) -> None:
-        """Turn to another factor on the author's learning rate: down at once, up step by step.
+        """Set the factor on the author's learning rate: it falls at once and rises step by step.
 
-        A rise takes ``DOUBLING_STEPS`` optimizer steps for each doubling: a sudden one spoils what momentum
-        and gradients have become.
+        Each doubling takes ``DOUBLING_STEPS`` optimizer steps: momentum does not fit a sudden rise.
         """
         self._wanted_scale = scale
         self._lr_scale = min(scale, self._lr_scale)
 
     def scaled_lr(self) -> AbstractContextManager[None]:
-        """While the optimizer makes its step: the author's learning rates times the factor of now.
+        """Multiply the author's learning rates by the factor while the optimizer makes its step.
 
-        They are the author's again afterwards, so a scheduler of any kind, which sets or reads them between
-        two steps, never meets the factor.
+        Schedulers set and read learning rates between two steps, so none of them sees the factor.
         """
         return nullcontext() if self._lr_scale == 1.0 else self._scaled()
 
@@ -196,27 +188,25 @@ class Training:
                 group["lr"] = rate
 
     def gather_loss(self, world_size: int) -> None:
-        """Let all workers, which call this together, know the loss of the epoch so far."""
+        """Add the loss of all workers to ``common_loss``; they call this together."""
         own = self.own_loss.over_all_workers(world_size)
         self.common_loss.include(own)
         self.own_loss = Mean()
 
     def agree(self, value: float, world_size: int) -> None:
-        """Let all workers, which call this together, know rank 0's value; those of the others are 0."""
+        """Append rank 0's value to ``agreed`` on all workers, which call this together; others pass 0."""
         found = torch.tensor([value], dtype=torch.float64)
         if world_size > 1:
             dist.all_reduce(found)
         self.agreed.append(found.item())
 
     def step_done(self, samples: int, losses: Mean) -> None:
-        """Count an optimizer step."""
         self.own_loss.include(losses)
         self.counters.advance(samples)
         if self._lr_scale < self._wanted_scale:
             self._lr_scale = min(self._wanted_scale, self._lr_scale * 2 ** (1 / DOUBLING_STEPS))
 
     def epoch_done(self) -> None:
-        """Count an epoch."""
         self.counters.next_epoch()
         self.own_loss, self.common_loss = Mean(), Mean()
         self.agreed.clear()
@@ -230,40 +220,36 @@ class Training:
 
 
 def trained(model: nn.Module) -> dict[str, bool]:
-    """Whether each parameter is trained."""
     return {name: parameter.requires_grad for name, parameter in model.named_parameters()}
 
 
 def restore_trained(model: nn.Module, saved: Mapping[str, bool]) -> None:
-    """Train what was trained; parameters that are not known stay as they are."""
+    """Train what was trained; parameters that are not in ``saved`` stay as they are."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(saved.get(name, parameter.requires_grad))
 
 
 class Groups:
-    """The parameter groups of an optimizer, by the names that its parameters have in a model.
+    """The parameter groups of an optimizer, by the names of their parameters in the model.
 
-    Groups that a script has added come back before it adds them again: the second time nothing happens.
-    A group of parameters that the model did not have from the beginning is refused.
+    Groups that the script had added are restored before it adds them again; that second call does nothing.
+    A group with parameters that the model did not have from the start is refused.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
         self._averaged = frozenset[Tensor](model.parameters())
         self._ahead: list[set[Tensor]] = []
-        """Groups that the script is about to add, as far as one can know."""
+        """Restored groups that the script is expected to add again."""
         optimizer.add_param_group = MethodType(self._adding(optimizer.add_param_group), optimizer)  # type: ignore[method-assign]
 
     def check(self) -> None:
-        """Refuse an optimizer that trains other parameters than those of the model.
-
-        :raises UsageError: it does.
-        """
+        """:raises UsageError: the optimizer trains parameters that are not the model's."""
         groups = self._optimizer.param_groups
         refuse_strangers((one for group in groups for one in group["params"]), self._averaged)
 
     def names(self) -> list[list[str]] | None:
-        """The parameters of each group; None: some are not the model's, and the groups can only be as now."""
+        """The parameters of each group; None if some are not the model's: such groups are not restored."""
         names = {parameter: name for name, parameter in self._model.named_parameters()}
         groups = [group["params"] for group in self._optimizer.param_groups]
         if not all(parameter in names for group in groups for parameter in group):
@@ -305,10 +291,10 @@ class Groups:
 
 
 def refuse_training(helpers: Mapping[str, object], model: nn.Module, optimizer: Optimizer) -> None:
-    """Refuse registered optimizers at once, and modules as soon as a gradient reaches them.
+    """Refuse registered optimizers at once, and registered modules as soon as a gradient reaches them.
 
-    Only what ``job.prepare`` was given is averaged: elsewhere each worker would train for itself. Averaged
-    models and frozen ones get no gradients.
+    Only the model given to ``job.prepare`` is averaged; each worker would train anything else for itself.
+    Frozen and averaged models get no gradients, so they may be registered.
 
     :raises UsageError: an optimizer is registered that is not the job's own.
     """
@@ -326,10 +312,9 @@ def refuse_training(helpers: Mapping[str, object], model: nn.Module, optimizer: 
 
 
 def refuse_strangers(optimized: Iterable[Tensor], averaged: Set[Tensor]) -> None:
-    """Refuse parameters for the optimizer that are not averaged.
+    """:param averaged: the parameters that the model had when ``job.prepare`` was called.
 
-    :param averaged: the parameters of the model that ``job.prepare`` was given, at that time.
-    :raises UsageError: there are others.
+    :raises UsageError: the optimizer has others, which would not be averaged.
     """
     if strangers := [one for one in optimized if one not in averaged]:
         raise UsageError(
@@ -354,7 +339,7 @@ def _refuse_gradients(name: str, parameter: nn.Parameter) -> None:
 
 
 def outline(model: nn.Module) -> list[list[Any]]:
-    """What workers that average gradients must have in common: name, type and shape of each parameter."""
+    """Name, type and shape of each parameter: workers that average gradients must agree on these."""
     return [[name, str(one.dtype), list(one.shape)] for name, one in model.named_parameters()]
 
 
@@ -362,7 +347,7 @@ def check_same(model: nn.Module, other: list[list[Any]]) -> None:
     """Refuse to train with workers whose model differs: gradients would be mixed up, or PyTorch would abort.
 
     :param other: the outline of their model.
-    :raises UsageError: it is not that of the model.
+    :raises UsageError: this worker's model has another one.
     """
     for number, (here, there) in enumerate(zip_longest(outline(model), other)):
         if here != there:
@@ -377,3 +362,135 @@ def _in_words(parameter: list[Any] | None) -> str:
         return "missing"
     name, kind, shape = parameter
     return f"{name} ({kind.removeprefix('torch.')}, {' x '.join(map(str, shape)) or 'a number'})"
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that can hand out its state, tensors and plain values, and take it back."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Any) -> Any: ...
+
+
+@dataclass(slots=True)
+class TrainingCounters:
+    """Where training is."""
+
+    epoch: int = 0
+    epoch_samples: int = 0
+    """Samples of the epoch's order that are trained, from its start."""
+    step: int = 0
+    samples_done: int = 0
+    """Over all epochs."""
+
+    def advance(self, samples: int) -> None:
+        self.epoch_samples += samples
+        self.samples_done += samples
+        self.step += 1
+
+    def next_epoch(self) -> None:
+        self.epoch += 1
+        self.epoch_samples = 0
+
+    def copy(self) -> TrainingCounters:
+        return replace(self)
+
+    def as_dict(self) -> dict[str, int]:
+        """The counters by their names in checkpoints."""
+        return {
+            "epoch": self.epoch,
+            "cursor": self.epoch_samples,
+            "step": self.step,
+            "samples_done": self.samples_done,
+        }
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, int]) -> Self:
+        return cls(found["epoch"], found["cursor"], found["step"], found["samples_done"])
+
+
+@dataclass(slots=True)
+class Mean:
+    """A running mean, weighted by samples."""
+
+    total: float | torch.Tensor = 0.0
+    samples: int = 0
+
+    def add(self, value: float | torch.Tensor, samples: int) -> None:
+        """Count a value for a number of samples. A tensor stays on its device: nothing waits for a GPU."""
+        if isinstance(value, torch.Tensor):
+            value = value.detach().double() if value.is_cuda else value.item()
+        if samples:
+            self.total = self.total + value * samples
+            self.samples += samples
+
+    def include(self, other: Mean) -> None:
+        self.total = self.total + other.total
+        self.samples += other.samples
+
+    def value(self) -> float | None:
+        """Returns None if nothing was counted."""
+        return float(self.total) / self.samples if self.samples else None
+
+    def over_all_workers(self, world_size: int) -> Mean:
+        """The mean over all workers, which call this together."""
+        if world_size == 1:
+            return self
+        sums = torch.tensor([float(self.total), float(self.samples)], dtype=torch.float64)
+        dist.all_reduce(sums)
+        return Mean(float(sums[0]), int(sums[1]))
+
+
+class Cursor(NamedTuple):
+    """How far a worker is: where its next collective operation lies. The larger cursor is further.
+
+    Workers differ by one operation at most, because none completes before all have begun it. After a
+    disturbance the worker that is furthest takes the others along.
+    """
+
+    epoch: int
+    step: int
+    phase: int
+    agreed: int = 0
+    """Rank 0's values that the worker knows, since the last step of the epoch."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """The cursor that :func:`written` wrote; None for a worker that has no state yet."""
+        return cls(*map(int, text.split())) if text != "-" else None
+
+
+def written(cursor: Cursor | None) -> str:
+    return "-" if cursor is None else " ".join(map(str, cursor))
+
+
+def mixed_seed(*parts: int) -> int:
+    """A 64-bit seed made from several non-negative numbers, such as a job's seed and an epoch."""
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
+
+
+def seed_everything(*parts: int) -> None:
+    """Seed PyTorch, NumPy and Python from a job's seed and, where given, a step and a rank."""
+    seed = mixed_seed(*parts)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002, TID251 the author's transforms may draw from it
+
+
+def generator_states() -> dict[str, Any]:
+    """The states of all generators, as tensors and plain values."""
+    kind, words, *rest = np.random.get_state()  # noqa: NPY002
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    numpy_state = (kind, torch.from_numpy(np.asarray(words).astype(np.int64)), *rest)
+    return {"torch": torch.get_rng_state(), "cuda": cuda, "numpy": numpy_state, "python": random.getstate()}
+
+
+def restore_generators(states: Mapping[str, Any]) -> None:
+    """Set all generators; those of GPUs only if the number of GPUs is the same."""
+    torch.set_rng_state(states["torch"])
+    if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["cuda"])
+    kind, words, *rest = states["numpy"]
+    np.random.set_state((kind, words.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    random.setstate(states["python"])

@@ -1,15 +1,28 @@
-"""Which samples go where: arithmetic, checked for every cut that hypothesis can think of."""
+"""Which samples go where, for every split that hypothesis can find, and how they reach the device."""
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from pliant.tools.run.elastic.loop.batches import Cut, MicroBatch, epoch_order, micro_batches
+from pliant.schemas.errors import UsageError
+from pliant.tools.run.elastic.loop.batches import (
+    BatchSplit,
+    DataSource,
+    MicroBatch,
+    epoch_order,
+    micro_batches,
+    read_at_once,
+    to_device,
+)
 
-cuts = st.builds(
-    Cut,
+splits = st.builds(
+    BatchSplit,
     global_batch=st.integers(1, 40),
     workers=st.integers(1, 8),
     accum=st.integers(1, 5),
@@ -17,10 +30,10 @@ cuts = st.builds(
 )
 
 
-def steps_of(size: int, trained: int, cut: Cut, rank: int) -> list[list[MicroBatch]]:
+def steps_of(size: int, trained: int, split: BatchSplit, rank: int) -> list[list[MicroBatch]]:
     """The micro-batches of one worker, by step."""
     found: list[list[MicroBatch]] = [[]]
-    for micro in micro_batches(size, trained, cut, rank):
+    for micro in micro_batches(size, trained, split, rank):
         found[-1].append(micro)
         if micro.last:
             found.append([])
@@ -33,28 +46,30 @@ def samples_of(steps: list[list[MicroBatch]]) -> list[list[int]]:
 
 
 def test_ten_samples_on_three_workers_are_four_three_and_three() -> None:
-    first = [samples_of(steps_of(47, 0, Cut(10, 3), rank))[0] for rank in range(3)]
+    first = [samples_of(steps_of(47, 0, BatchSplit(10, 3), rank))[0] for rank in range(3)]
     assert first == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
 
 
 def test_a_share_of_seven_in_two_micro_steps_is_four_and_three() -> None:
-    (step,) = steps_of(7, 0, Cut(10, 1, accum=2), 0)
+    (step,) = steps_of(7, 0, BatchSplit(10, 1, accum=2), 0)
     assert [(m.start, m.samples, m.last) for m in step] == [(0, 4, False), (4, 3, True)]
     assert [m.weight for m in step] == [4 / 7, 3 / 7]
 
 
 def test_a_worker_without_a_sample_pads_with_one_that_counts_nothing() -> None:
-    (step,) = steps_of(2, 0, Cut(9, 3), 2)
+    (step,) = steps_of(2, 0, BatchSplit(9, 3), 2)
     assert [(m.samples, m.weight, m.loaded) for m in step] == [(0, 0.0, slice(0, 1))]
 
 
 def test_equal_shares_have_weight_one() -> None:
-    assert {m.weight for m in micro_batches(40, 0, Cut(10, 2), 1)} == {1.0}
+    assert {m.weight for m in micro_batches(40, 0, BatchSplit(10, 2), 1)} == {1.0}
 
 
-@given(size=st.integers(1, 120), trained=st.integers(0, 120), cut=cuts)
-def test_every_step_trains_the_next_samples_of_the_order_once(size: int, trained: int, cut: Cut) -> None:
-    by_rank = [samples_of(steps_of(size, trained, cut, rank)) for rank in range(cut.workers)]
+@given(size=st.integers(1, 120), trained=st.integers(0, 120), split=splits)
+def test_every_step_trains_the_next_samples_of_the_order_once(
+    size: int, trained: int, split: BatchSplit
+) -> None:
+    by_rank = [samples_of(steps_of(size, trained, split, rank)) for rank in range(split.workers)]
     assert len({len(steps) for steps in by_rank}) == 1
     for steps in zip(*by_rank, strict=True):
         whole = [index for share in steps for index in share]
@@ -62,30 +77,30 @@ def test_every_step_trains_the_next_samples_of_the_order_once(size: int, trained
         assert max(len(share) for share in steps) - min(len(share) for share in steps) <= 1
         trained += len(whole)
     left = max(0, size - trained)
-    assert left == 0 or (cut.drop_last and left < cut.global_batch)
+    assert left == 0 or (split.drop_last and left < split.global_batch)
 
 
-@given(size=st.integers(1, 120), cut=cuts)
-def test_the_workers_agree_on_every_micro_step_and_weigh_one_in_all(size: int, cut: Cut) -> None:
-    by_rank = [list(micro_batches(size, 0, cut, rank)) for rank in range(cut.workers)]
+@given(size=st.integers(1, 120), split=splits)
+def test_the_workers_agree_on_every_micro_step_and_weigh_one_in_all(size: int, split: BatchSplit) -> None:
+    by_rank = [list(micro_batches(size, 0, split, rank)) for rank in range(split.workers)]
     total = 0.0
     for together in zip(*by_rank, strict=True):
         assert len({(m.last, m.step_samples) for m in together}) == 1
         assert all(0 <= m.loaded.start < m.loaded.stop <= size for m in together)
-        total += sum(m.weight for m in together) / cut.workers
+        total += sum(m.weight for m in together) / split.workers
         if together[0].last:
             assert total == pytest.approx(1.0)
             total = 0.0
 
 
-@given(size=st.integers(1, 120), cut=cuts)
-def test_the_length_of_an_epoch_is_its_steps(size: int, cut: Cut) -> None:
-    assert cut.steps_per_epoch(size) == len(steps_of(size, 0, cut, 0))
+@given(size=st.integers(1, 120), split=splits)
+def test_the_length_of_an_epoch_is_its_steps(size: int, split: BatchSplit) -> None:
+    assert split.steps_per_epoch(size) == len(steps_of(size, 0, split, 0))
 
 
-@given(size=st.integers(1, 120), first=cuts, second=cuts, stop=st.integers(0, 10))
+@given(size=st.integers(1, 120), first=splits, second=splits, stop=st.integers(0, 10))
 def test_a_resize_between_steps_loses_and_repeats_nothing(
-    size: int, first: Cut, second: Cut, stop: int
+    size: int, first: BatchSplit, second: BatchSplit, stop: int
 ) -> None:
     before = steps_of(size, 0, first, 0)[:stop]
     trained = sum(step[-1].step_samples for step in before)
@@ -101,3 +116,73 @@ def test_the_order_is_a_permutation_fixed_by_seed_and_epoch() -> None:
     assert order.tolist() != epoch_order(100, epoch=4, seed=7).tolist()
     assert order.tolist() != epoch_order(100, epoch=3, seed=8).tolist()
     assert epoch_order(5, epoch=3, seed=7, shuffle=False).tolist() == [0, 1, 2, 3, 4]
+
+
+BATCHES = [[3, 1], [0, 7, 7], [5]]
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: int
+
+
+def test_a_dataset_without_length_or_samples_is_refused() -> None:
+    for samples in (iter([1]), []):
+        with pytest.raises(UsageError, match="expected a dataset"):
+            DataSource(samples, torch.device("cpu")).size  # type: ignore[arg-type]  # noqa: B018
+
+
+def test_batches_of_any_nesting_reach_the_device() -> None:
+    batch = {"a": [torch.ones(2), "name"], "b": (torch.ones(1), Pair(torch.ones(1), 3))}
+    moved = to_device(batch, torch.device("meta"))
+    assert moved["a"][0].device.type == moved["b"][1].x.device.type == "meta"
+    assert (moved["a"][1], moved["b"][1].y) == ("name", 3)
+
+
+def tensors() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    images = torch.rand(8, 3, 2, 2, generator=generator)
+    return TensorDataset(images, torch.arange(8), torch.rand(8, generator=generator) > 0.5)
+
+
+class Counted(TensorDataset):
+    """Looks like a dataset of tensors, and gives something else."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor + 1 for tensor in super().__getitem__(index))
+
+
+def loaded(dataset: Dataset[Any], **how: Any) -> list[Any]:
+    return list(DataSource(dataset, torch.device("cpu"), **how).loader(BATCHES, torch.Generator()))
+
+
+@pytest.mark.parametrize(
+    "dataset", [tensors(), Subset(tensors(), [7, 6, 5, 4, 3, 2, 1, 0])], ids=["all", "part"]
+)
+def test_batches_read_at_once_are_those_of_single_samples(dataset: Dataset[Any]) -> None:
+    assert read_at_once(dataset) is not None
+    for ours, plain in zip(loaded(dataset), DataLoader(dataset, batch_sampler=BATCHES), strict=True):
+        assert type(ours) is type(plain)
+        for mine, expected in zip(ours, plain, strict=True):
+            assert mine.dtype == expected.dtype
+            assert mine.stride() == expected.stride()
+            assert torch.equal(mine, expected)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Counted(torch.arange(8.0)),
+        Subset(Counted(torch.arange(8.0)), range(8)),
+        TensorDataset(torch.rand(2, 8).T),
+        TensorDataset(torch.arange(8.0).to_sparse()),
+    ],
+    ids=["own samples", "part of own samples", "rows that are not rows in memory", "sparse"],
+)
+def test_what_would_read_otherwise_is_read_sample_by_sample(dataset: Dataset[Any]) -> None:
+    assert read_at_once(dataset) is None
+
+
+def test_an_author_s_own_way_of_making_batches_gets_single_samples() -> None:
+    found = loaded(tensors(), collate_fn=lambda samples: [int(label) for _, label, _ in samples])
+    assert found == BATCHES

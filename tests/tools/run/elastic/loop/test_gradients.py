@@ -1,4 +1,4 @@
-"""Uneven and accumulated gradients, and the objects that act once per step."""
+"""Uneven and accumulated gradients, void steps, and the objects that act once per step."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
 
-from pliant.tools.run.elastic.loop.batches import Cut, micro_batches
-from pliant.tools.run.elastic.loop.gradients import Gradients
+from pliant.tools.run.elastic.loop.batches import BatchSplit, micro_batches
+from pliant.tools.run.elastic.loop.gradients import Gradients, StepStart, TolerantGroup, at_end_of_backward
 from pliant.tools.run.elastic.loop.guard import guard_helper, guard_optimizer
-from pliant.tools.run.elastic.state.state import Mean
-from pliant.tools.run.elastic.state.training import DOUBLING_STEPS, Training
+from pliant.tools.run.elastic.state.training import DOUBLING_STEPS, Mean, Training
+
+pytestmark = pytest.mark.torch
+
 
 X, Y = torch.randn(7, 4, dtype=torch.float64), torch.randn(7, 1, dtype=torch.float64)
 
@@ -57,7 +60,7 @@ def expected() -> list[torch.Tensor]:
 def test_accumulated_gradients_are_those_of_the_whole_batch(accum: int, expected: list[torch.Tensor]) -> None:
     net = model()
     held = Gradients(net, accumulates=accum > 1)
-    for micro in micro_batches(7, 0, Cut(7, 1, accum), 0):
+    for micro in micro_batches(7, 0, BatchSplit(7, 1, accum), 0):
         held.begin(micro)
         net.zero_grad()
         mean_loss(net, micro.loaded).backward()
@@ -68,7 +71,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(accum: int, expected
 def test_two_backward_passes_in_a_micro_step_add_up(expected: list[torch.Tensor]) -> None:
     net = model()
     held = Gradients(net, accumulates=True)
-    for micro in micro_batches(7, 0, Cut(7, 1, 2), 0):
+    for micro in micro_batches(7, 0, BatchSplit(7, 1, 2), 0):
         held.begin(micro)
         for _ in range(2):
             (mean_loss(net, micro.loaded) / 2).backward()
@@ -79,7 +82,7 @@ def test_workers_with_uneven_shares_average_to_the_whole_batch(expected: list[to
     by_worker = []
     for rank in range(3):
         net = model()
-        (micro,) = micro_batches(7, 0, Cut(7, 3), rank)
+        (micro,) = micro_batches(7, 0, BatchSplit(7, 3), rank)
         Gradients(net, accumulates=False).begin(micro)
         mean_loss(net, micro.loaded).backward()
         by_worker.append(gradients(net))
@@ -89,7 +92,7 @@ def test_workers_with_uneven_shares_average_to_the_whole_batch(expected: list[to
 
 def test_a_padding_sample_gives_zero_even_where_its_loss_is_infinite() -> None:
     net = model()
-    (micro,) = micro_batches(1, 0, Cut(4, 2), 1)
+    (micro,) = micro_batches(1, 0, BatchSplit(4, 2), 1)
     Gradients(net, accumulates=False).begin(micro)
     (mean_loss(net, micro.loaded) * torch.inf).backward()
     assert all(not gradient.any() for gradient in gradients(net))
@@ -98,7 +101,7 @@ def test_a_padding_sample_gives_zero_even_where_its_loss_is_infinite() -> None:
 def test_a_parameter_that_the_last_micro_step_misses_keeps_its_gradient() -> None:
     net = nn.ModuleList([model(), model()])
     held = Gradients(net, accumulates=True)
-    first, last = micro_batches(6, 0, Cut(6, 1, 2), 0)
+    first, last = micro_batches(6, 0, BatchSplit(6, 1, 2), 0)
     held.begin(first)
     mean_loss(net[0], first.loaded).backward()
     held.begin(last)
@@ -133,7 +136,7 @@ def test_a_parameter_that_the_last_micro_step_misses_is_unscaled_and_clipped_wit
     held = Gradients(elastic, accumulates=True)
     guard_optimizer(optimizer, ("step",), step, lambda: nullcontext(held.join_rest()))
     guard_helper(scaler, step)
-    for head, micro in enumerate(micro_batches(6, 0, Cut(6, 1, 2), 0)):
+    for head, micro in enumerate(micro_batches(6, 0, BatchSplit(6, 1, 2), 0)):
         step.quiet = not micro.last
         held.begin(micro)
         optimizer.zero_grad()
@@ -264,3 +267,232 @@ def test_a_worker_that_started_under_a_plan_of_the_past_gets_the_learning_rate_o
     for worker in (trains, joins):
         worker.training.want_lr_scale(2.0)
     assert trains.rates(1) == joins.rates(1) == pytest.approx([0.2], rel=1e-3)
+
+
+class Group:
+    """A process group of two whose all-reduces go well until they are to fail."""
+
+    def __init__(self) -> None:
+        self.fails_at: str | None = None
+        self.begun = 0
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 2
+
+    def _get_backend(self, device: torch.device) -> Group:
+        return self
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> Group:
+        self.begun += 1
+        if self.fails_at == "begin":
+            raise RuntimeError("at its begin")
+        return self
+
+    broadcast = allreduce
+
+    def wait(self) -> bool:
+        if self.fails_at == "wait":
+            raise RuntimeError("at its end")
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        if self.fails_at == "wait":
+            future.set_exception(RuntimeError("at its end"))
+        else:
+            future.set_result([])
+        return future
+
+
+@pytest.mark.parametrize("fails_at", ["begin", "wait"])
+@pytest.mark.parametrize("way", ["wait", "get_future"])
+def test_an_all_reduce_that_fails_ends_quietly_and_no_other_begins(fails_at: str, way: str) -> None:
+    inner, gradient = Group(), torch.ones(3)
+    group = TolerantGroup(inner)  # type: ignore[arg-type]
+    inner.fails_at = fails_at
+    work = group.allreduce([gradient])
+    if way == "wait":
+        assert work.wait()
+    else:
+        assert work.get_future().wait() is gradient
+    assert "at its" in str(group.error)
+    first = group.error
+    assert group.allreduce([gradient]).get_future().wait() is gradient
+    assert (group.error, inner.begun) == (first, 1)
+
+
+def test_an_all_reduce_has_the_answer_of_its_tensor_also_where_a_pass_exchanges_others() -> None:
+    """As once DDP has put its buckets into another order, and after parameters were frozen."""
+    group = TolerantGroup(Group())  # type: ignore[arg-type]
+    few, many = [torch.ones(1)], [torch.ones(2), torch.ones(3)]
+    for buckets in (few, few, many, many, many[::-1], few, many):
+        x = torch.ones(len(buckets), requires_grad=True)
+        found: list[torch.futures.Future[Any]] = []
+
+        def exchange(_: torch.Tensor, buckets: list[torch.Tensor] = buckets) -> None:
+            found.extend(group.allreduce([bucket]).get_future() for bucket in buckets)  # noqa: B023
+
+        x.register_hook(exchange)
+        x.sum().backward()
+        assert [future.value() for future in found] == buckets
+
+
+def test_a_backward_pass_within_another_waits_for_what_was_begun_before_it() -> None:
+    """As with activation checkpointing: DDP may want all gradients at the end of the inner pass."""
+    group = TolerantGroup(Group())  # type: ignore[arg-type]
+    outer, inner = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    begun: list[torch.futures.Future[Any]] = []
+    through: list[bool] = []
+
+    def exchange(parameter: torch.Tensor) -> None:
+        begun.append(group.allreduce([parameter]).get_future())
+
+    def exchange_last(parameter: torch.Tensor) -> None:
+        exchange(parameter)
+        at_end_of_backward(lambda: through.extend(one.done() for one in begun))
+
+    outer.register_post_accumulate_grad_hook(exchange)
+    inner.register_post_accumulate_grad_hook(exchange_last)
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(2):
+        (checkpoint(lambda x: x * inner, x, use_reentrant=True) * outer).sum().backward()
+    assert through == [True] * 2 + [True] * 4
+
+
+def test_a_broadcast_that_fails_is_noted_and_raised() -> None:
+    inner = Group()
+    group = TolerantGroup(inner)  # type: ignore[arg-type]
+    group.broadcast([torch.ones(3)])
+    inner.fails_at = "wait"
+    with pytest.raises(RuntimeError, match="at its end"):
+        group.broadcast([torch.ones(3)])
+    assert "at its end" in str(group.error)
+
+
+LARGE = 1 << 16
+
+
+class Masked(nn.Module):
+    """A large mask, and whatever a step does to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("mask", torch.zeros(LARGE))
+        self.mask: torch.Tensor
+
+
+def noted(model: nn.Module) -> StepStart:
+    """Two steps have begun, as the third does now."""
+    start = StepStart()
+    start.watch(model)
+    for _ in range(3):
+        start.note()
+    return start
+
+
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the tensors that are copied from now on."""
+    made: list[int] = []
+    clone = torch.Tensor.clone
+
+    def counted(tensor: torch.Tensor) -> torch.Tensor:
+        made.append(tensor.numel())
+        return clone(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "clone", counted)
+    return made
+
+
+def test_a_large_buffer_that_no_step_writes_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, made = Masked(), copies(monkeypatch)
+    start = noted(model)
+    assert made.count(LARGE) == 1
+    assert made.count(4) == 2 * 3, "running statistics of which PyTorch counts no writes"
+    start.watch(model)
+    start.note()
+    assert made.count(LARGE) == 2, "other workers may have brought another state"
+
+
+def add(mask: torch.Tensor) -> None:
+    with torch.no_grad():
+        mask.add_(1)
+
+
+def add_uncounted(mask: torch.Tensor) -> None:
+    mask.data.add_(1)
+
+
+def add_to_a_part(mask: torch.Tensor) -> None:
+    mask[:7].mul_(2).add_(1)
+
+
+@pytest.mark.parametrize("write", [add, add_uncounted, add_to_a_part])
+def test_a_large_buffer_that_steps_write_is_put_back_to_where_the_last_one_began(
+    write: Callable[[torch.Tensor], None],
+) -> None:
+    model, start = Masked(), StepStart()
+    start.watch(model)
+    for _ in range(3):
+        start.note()
+        began = model.mask.clone()
+        write(model.mask)
+    assert not torch.equal(model.mask, began)
+    start.put_back_buffers()
+    assert torch.equal(model.mask, began)
+
+
+@pytest.mark.parametrize("write", [add, add_to_a_part])
+def test_a_buffer_that_was_constant_until_now_is_put_back_and_copied_again(
+    write: Callable[[torch.Tensor], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Masked()
+    start = noted(model)
+    write(model.mask)
+    start.put_back_buffers()
+    assert model.mask.count_nonzero() == 0
+    made = copies(monkeypatch)
+    write(model.mask)
+    for _ in range(2):
+        start.note()
+    assert made.count(LARGE) == 1
+
+
+def test_a_buffer_with_uncounted_writes_after_it_was_constant_gets_no_values_of_long_ago() -> None:
+    model = Masked()
+    start = noted(model)
+    add_uncounted(model.mask)
+    start.note()
+    start.put_back_buffers()
+    assert model.mask.count_nonzero() == LARGE
+
+
+def test_a_buffer_that_a_step_replaces_is_put_back() -> None:
+    model = Masked()
+    start = noted(model)
+    model.mask = torch.ones(LARGE)
+    start.put_back_buffers()
+    assert model.mask.count_nonzero() == 0
+
+
+def test_running_statistics_and_the_generator_are_put_back() -> None:
+    model = Masked()
+    start = noted(model)
+    before = [buffer.clone() for buffer in model.norm.buffers()]
+    drawn = model.norm(torch.randn(8, 4))
+    start.put_back_buffers()
+    start.put_back_generator()
+    assert all(map(torch.equal, before, model.norm.buffers()))
+    assert torch.equal(model.norm(torch.randn(8, 4)), drawn)
+
+
+def test_a_sparse_buffer_is_put_back() -> None:
+    model = nn.Module()
+    model.register_buffer("links", torch.eye(300).to_sparse())
+    start = noted(model)
+    model.links.mul_(2)
+    start.put_back_buffers()
+    assert model.links.sum().item() == 300

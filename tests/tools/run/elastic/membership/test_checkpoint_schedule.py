@@ -12,12 +12,12 @@ import pytest
 
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership import checkpoint_schedule as saving
+from pliant.tools.run.elastic.membership import checkpoint_schedule
 from pliant.tools.run.elastic.membership.checkpoint_schedule import Saving
 from pliant.tools.run.elastic.report import Reporter
 from pliant.tools.run.elastic.state import checkpoint
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
-from pliant.tools.run.elastic.state.state import Counters
+from pliant.tools.run.elastic.state.training import TrainingCounters
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 from tests.tools.run.elastic.alone import Alone, Author
@@ -51,7 +51,7 @@ class Workers:
 
     def on(self, clock: Clock) -> None:
         """What follows happens on this host."""
-        self._patch.setattr(saving, "time", clock)
+        self._patch.setattr(checkpoint_schedule, "time", clock)
 
     def fail(self) -> None:
         """From now on nothing can be written."""
@@ -72,7 +72,7 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
 
 
 def at_step(step: int) -> Any:
-    counters = Counters(step=step, samples_done=10 * step, epoch_samples=10 * step)
+    counters = TrainingCounters(step=step, samples_done=10 * step, epoch_samples=10 * step)
     state = {"counters": counters.as_dict()}
     return SimpleNamespace(counters=counters, capture=lambda: state, resume=lambda _: None)
 
@@ -84,7 +84,7 @@ class TestAge:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         clock = Clock(0.0)
-        monkeypatch.setattr(saving, "time", clock)
+        monkeypatch.setattr(checkpoint_schedule, "time", clock)
         job, author = Alone(tmp_path, monkeypatch), Author()
 
         def change() -> None:

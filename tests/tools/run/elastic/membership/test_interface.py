@@ -9,11 +9,11 @@ import psutil
 import pytest
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.profile.torchrun import start as interfaces
-from pliant.tools.run.elastic.membership import process_group as interface
+from pliant.tools.profile.torchrun import start
+from pliant.tools.run.elastic.membership import process_group
 from pliant.tools.run.elastic.membership.process_group import own_address, stay_on_this_machine, use_interface
 from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS
-from tests.tools.run.elastic.membership.test_plan_watch import plan
+from tests.tools.run.elastic.membership.test_agreement import plan
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -23,7 +23,7 @@ class TestInterface:
 
     @pytest.fixture(autouse=True)
     def _unset(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(interface, "_chosen_here", {})
+        monkeypatch.setattr(process_group, "_chosen_here", {})
         for name in VARIABLES:
             monkeypatch.setenv(name, "")
             monkeypatch.delenv(name)
@@ -58,7 +58,7 @@ class TestInterface:
         self, monkeypatch: pytest.MonkeyPatch, choice: dict[str, str]
     ) -> None:
         """They would connect to themselves, fail, and meet in round after round."""
-        monkeypatch.setattr(interfaces, "interface_of", {"127.0.0.1": "lo", "10.0.0.2": "eth0"}.get)
+        monkeypatch.setattr(start, "interface_of", {"127.0.0.1": "lo", "10.0.0.2": "eth0"}.get)
         for name, value in choice.items():
             monkeypatch.setenv(name, value)
         use_interface("127.0.0.1")
@@ -105,7 +105,7 @@ class TestAddresses:
             asked.append(address)
             return "10.0.0.7"
 
-        monkeypatch.setattr(interface, "_reached_from", reached_from)
+        monkeypatch.setattr(process_group, "_reached_from", reached_from)
         members = ({**plan().members[0].model_dump(), "address": "127.0.1.1"}, plan().members[1].model_dump())
         assert own_address(plan(members=members), 0) == "10.0.0.7"
         assert asked == ["10.0.0.1"]
@@ -115,7 +115,7 @@ class TestAddresses:
         assert own_address(plan(members=members), 1) == "127.0.0.1"
 
     def test_the_way_to_an_address_of_this_machine_begins_there(self) -> None:
-        assert interface._reached_from("127.0.0.1") == "127.0.0.1"
+        assert process_group._reached_from("127.0.0.1") == "127.0.0.1"
 
     @pytest.mark.parametrize("address", ["8.8.8.8", "100.64.0.1"])
     def test_an_address_that_others_reach_is_refused(self, address: str) -> None:

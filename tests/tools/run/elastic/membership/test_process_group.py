@@ -1,11 +1,16 @@
-"""The process group: what forms it, what breaks that off, and what works once it is there."""
+"""Forming a process group over a folder, and giving it up: stores, connections, the group itself."""
 
 from __future__ import annotations
 
+import errno
 import gc
+import select
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,20 +21,230 @@ import torch
 import torch.distributed as dist
 
 from pliant.tools.run.elastic.context import Context
-from pliant.tools.run.elastic.membership import process_group as group_module
-from pliant.tools.run.elastic.membership.exit import cut_off
-from pliant.tools.run.elastic.membership.plan_watch import pause
-from pliant.tools.run.elastic.membership.process_group import COLLECTIVE, ProcessGroup, leave, use_interface
-from pliant.tools.run.elastic.membership.vote import world
-from pliant.tools.run.elastic.state.state import Cursor
+from pliant.tools.run.elastic.membership import process_group
+from pliant.tools.run.elastic.membership.agreement import world
+from pliant.tools.run.elastic.membership.process_group import (
+    COLLECTIVE,
+    SILENCE_S,
+    Connections,
+    FolderStore,
+    ProcessGroup,
+    cut_off,
+    leave,
+    make_known,
+    pause,
+    shared_store,
+    use_interface,
+)
+from pliant.tools.run.elastic.state.training import Cursor
+from pliant.tools.run.statedir.contract.presence import Presence, life
 from tests.tools.run.elastic.gang import Gang
 from tests.tools.run.elastic.nursery import CONTEXT
 from tests.tools.run.elastic.test_in_place import trained_as_alone
 from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch
+
+
+def never() -> bool:
+    return False
+
+
+def test_c_plus_plus_and_python_read_the_same_values(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path, never)
+    through = dist.PrefixStore("0//cpu//", store)
+    through.set("rank 0/../1", "ü")
+    through.set("bytes", b"\0\xff".decode("latin1"))
+    assert store.get("0//cpu///rank 0/../1").decode() == "ü"
+    assert through.check(["rank 0/../1", "bytes"])
+    assert not through.check(["rank 0/../1", "no"])
+    assert all(path.parent == tmp_path for path in tmp_path.rglob("*"))
+
+
+def test_of_several_that_decide_the_first_one_does(tmp_path: Path) -> None:
+    def decide(number: int) -> None:
+        FolderStore(tmp_path, never).set_once("verdict", str(number))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(decide, range(100)))
+    decided = FolderStore(tmp_path, never).get("verdict")
+    assert decided.decode() in map(str, range(100))
+    decide(1000)
+    assert FolderStore(tmp_path, never).get("verdict") == decided
+    assert [path.name for path in tmp_path.iterdir()] == ["key-verdict"]
+
+
+def test_counting_loses_nothing(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: FolderStore(tmp_path, never).add("n", 2), range(200)))
+    assert FolderStore(tmp_path, never).add("n", 1) == 401
+    assert FolderStore(tmp_path, never).get("n") == b"401"
+
+
+def test_waiting_ends_with_the_key_with_a_newer_plan_or_with_the_time(tmp_path: Path) -> None:
+    asked: list[None] = []
+
+    def called_away() -> bool:
+        pause()
+        asked.append(None)
+        return len(asked) > 3
+
+    with pytest.raises(RuntimeError, match="did not connect"):
+        FolderStore(tmp_path, called_away).get("nobody")
+    assert len(asked) == 4
+    with pytest.raises(RuntimeError, match="did not connect"):
+        FolderStore(tmp_path, never).wait(["nobody"], timedelta(0))
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(FolderStore(tmp_path, never).get, "later")
+        FolderStore(tmp_path, never).set("later", "here")
+        assert found.result(60) == b"here"
+
+
+def test_a_value_that_is_being_written_is_not_there_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        FolderStore(tmp_path, never).set("a", "value")
+    assert not FolderStore(tmp_path, never).check(["a"])
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space left"):
+            make_known(tmp_path / "reached", b"1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shared_store_in_a_folder_that_is_gone_is_an_error_at_once(tmp_path: Path) -> None:
+    """PyTorch's own store would wait for the folder, and no other thread could run meanwhile."""
+    with pytest.raises(FileNotFoundError):
+        shared_store(tmp_path / "removed", "0")
+
+
+def test_a_shared_store_is_one_for_all_who_open_it(tmp_path: Path) -> None:
+    (one, _), (other, _) = shared_store(tmp_path, "0"), shared_store(tmp_path, "1")
+    one.set("a", "b")
+    assert other.get("a") == b"b"
+    assert [one.add("n", 1), other.add("n", 1), one.add("n", 1)] == [1, 2, 3]
+    assert (tmp_path / "store").stat().st_mode & 0o777 == 0o600
+    (late, _) = shared_store(tmp_path, "2")
+    assert late.get("n") == b"3"
+    late.set_timeout(timedelta(milliseconds=1))
+    with pytest.raises(RuntimeError):
+        late.get("nobody")
+
+
+def test_to_come_and_go_writes_nothing_that_a_kill_could_tear(tmp_path: Path) -> None:
+    """PyTorch's own way is to count users in the file, when they come and when they go."""
+    first, _ = shared_store(tmp_path, "0")
+    first.set("a", "b")
+    content = (tmp_path / "store").read_bytes()
+    second, name = shared_store(tmp_path, "1")
+    assert second.get("a") == b"b"
+    name.unlink()
+    del second
+    assert (tmp_path / "store").read_bytes() == content
+    assert first.check(["a"])
+
+
+ASKING = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+
+
+class Device:
+    """What gloo opens: a listening socket and a connection, polled by one epoll instance."""
+
+    def __init__(self) -> None:
+        self.epoll = select.epoll()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.own = socket.create_connection(self.listener.getsockname())
+        self.other, _ = self.listener.accept()
+        for one in (self.listener, self.own):
+            self.epoll.register(one)
+
+    def close(self) -> None:
+        for one in (self.own, self.other, self.listener, self.epoll):
+            one.close()
+
+
+def is_over(device: Device) -> bool:
+    """Whether the other side has seen the end of the connection."""
+    device.other.setblocking(False)
+    try:
+        return device.other.recv(1) == b""
+    except BlockingIOError:
+        return False
+
+
+def test_only_what_was_opened_while_the_group_formed_is_ended() -> None:
+    with ExitStack() as over:
+        earlier, connections = Device(), Connections()
+        over.callback(earlier.close)
+        with connections.opened():
+            formed = Device()
+            over.callback(formed.close)
+        later = Device()
+        over.callback(later.close)
+        connections.close()
+        assert [is_over(one) for one in (earlier, formed, later)] == [False, True, False]
+        assert formed.listener.fileno() >= 0
+
+
+def test_a_group_that_gets_the_descriptors_of_one_that_is_freed_meanwhile_is_known() -> None:
+    with ExitStack() as over:
+        earlier, connections = Device(), Connections()
+        before = earlier.epoll.fileno()
+        with connections.opened():
+            earlier.close()
+            formed = Device()
+            over.callback(formed.close)
+        assert formed.epoll.fileno() == before
+        connections.close()
+        assert is_over(formed)
+
+
+def test_a_worker_that_ends_its_connections_still_lives_for_the_others(tmp_path: Path) -> None:
+    presence, connections = Presence(tmp_path / "presence"), Connections()
+    presence.begin()
+    with ExitStack() as over, CONTEXT.Pool(1) as other:
+        over.callback(presence.end)
+        with connections.opened():
+            formed = Device()
+            over.callback(formed.close)
+        connections.close()
+        assert is_over(formed)
+        assert other.apply(life, (tmp_path / "presence",)) == "alive"
+
+
+def test_a_connection_to_a_host_that_does_not_answer_is_given_up_by_the_system() -> None:
+    """Gloo itself would wait for half an hour."""
+    with ExitStack() as over:
+        connections = Connections()
+        with connections.opened():
+            formed = Device()
+            over.callback(formed.close)
+        assert formed.own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        asks = [formed.own.getsockopt(socket.IPPROTO_TCP, option) for option in ASKING]
+        assert asks[0] + asks[1] * asks[2] == SILENCE_S
+        assert formed.own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * SILENCE_S
+        assert formed.listener.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
+
+
 LIMIT = timedelta(seconds=60)
+
+
 HERE = Cursor(1, 7, 1)
+
+
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -37,10 +252,6 @@ VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 def _no_group_is_left() -> Iterator[None]:
     yield
     leave()
-
-
-def never() -> bool:
-    return False
 
 
 def cpu(rank: int, size: int) -> Context:
@@ -202,9 +413,9 @@ class Recorded:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, Any]] = []
-        patch.setattr(group_module.dist, "init_process_group", self._init)
-        patch.setattr(group_module, "_set_pg_timeout", lambda limit: self.calls.append(("timeout", limit)))
-        patch.setattr(group_module, "_exchange", lambda *found: self.calls.append(("exchange", found)))
+        patch.setattr(process_group.dist, "init_process_group", self._init)
+        patch.setattr(process_group, "_set_pg_timeout", lambda limit: self.calls.append(("timeout", limit)))
+        patch.setattr(process_group, "_exchange", lambda *found: self.calls.append(("exchange", found)))
 
     def _init(self, backend: str, **how: Any) -> None:
         self.calls.append((backend, how))
@@ -241,8 +452,8 @@ def hangs(folder: str) -> None:
     """A worker whose library does not come back from making a communicator."""
     patch = pytest.MonkeyPatch()
     Recorded(patch)
-    patch.setattr(group_module, "HANGS", timedelta(milliseconds=100))
-    patch.setattr(group_module, "_exchange", lambda *_: signal.pause())
+    patch.setattr(process_group, "HANGS", timedelta(milliseconds=100))
+    patch.setattr(process_group, "_exchange", lambda *_: signal.pause())
     ProcessGroup(Context(0, 2, torch.device("cuda", 0)), None).form(Path(folder), never, LIMIT)
 
 

@@ -15,9 +15,8 @@ import torch
 
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.elastic.context import Context, WorkerContext
-from pliant.tools.run.elastic.membership import process_group as group_module
-from pliant.tools.run.elastic.membership import rendezvous
-from pliant.tools.run.elastic.membership.plan_watch import PlanWatch, StopAskedError
+from pliant.tools.run.elastic.membership import process_group, rendezvous
+from pliant.tools.run.elastic.membership.agreement import PlanWatch, StopAskedError
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 from pliant.tools.run.elastic.membership.rendezvous import (
     CONNECT,
@@ -25,10 +24,10 @@ from pliant.tools.run.elastic.membership.rendezvous import (
     CalledAwayError,
     LeftAloneError,
     Rendezvous,
+    RendezvousWait,
     Round,
-    Waiting,
 )
-from pliant.tools.run.elastic.state.state import Cursor
+from pliant.tools.run.elastic.state.training import Cursor
 from pliant.tools.run.service.commands import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
@@ -73,7 +72,7 @@ class TestRounds:
         plan = self.plan()
         JobDir(tmp_path).attempt(1).path.mkdir(parents=True)
         write_plan(JobDir(tmp_path), plan)
-        monkeypatch.setattr(Waiting, "missing", lambda self: [])
+        monkeypatch.setattr(RendezvousWait, "missing", lambda self: [])
         return tmp_path
 
     def test_a_round_that_fails_is_followed_by_another_that_may_take_longer(
@@ -116,12 +115,12 @@ class TestRounds:
         asked: list[Path] = []
 
         def probe(folder: Path, size_bytes: int) -> None:
-            assert size_bytes == group_module.STORE_BYTES
+            assert size_bytes == process_group.STORE_BYTES
             asked.append(folder)
             if len(asked) < 3:
                 raise ServiceMissingError(f"{folder}: cannot be written: no space left on device")
 
-        monkeypatch.setattr(group_module, "probe_room", probe)
+        monkeypatch.setattr(process_group, "probe_room", probe)
         return asked
 
     def meet_on_gpus(self, job: Path, cursor: Cursor | None) -> list[Cursor | None]:
@@ -214,7 +213,7 @@ def test_a_worker_whose_lock_a_file_server_keeps_is_missing_once_it_gives_no_sig
     job.attempt(1).path.mkdir(parents=True)
     write_plan(job, plan)
     context = WorkerContext(job, plan, 0)
-    waiting = Waiting(context, PlanWatch(context), fresh=False)
+    waiting = RendezvousWait(context, PlanWatch(context), fresh=False)
     monkeypatch.setattr(rendezvous, "life", lambda path: "alive")
     now_s = [0.0]
     monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: now_s[0]))

@@ -1,34 +1,42 @@
-"""One round of a rendezvous: who can read it, what ends the waiting, and what is left of it."""
+"""One round of a rendezvous: who attends and reaches whom, what ends the waiting, and what is left of it."""
 
 from __future__ import annotations
 
 import shutil
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership import rendezvous as round_module
-from pliant.tools.run.elastic.membership.plan_watch import FolderStore, pause
+from pliant.tools.run.elastic.membership import rendezvous
+from pliant.tools.run.elastic.membership.process_group import FolderStore, pause
 from pliant.tools.run.elastic.membership.rendezvous import (
     ApartError,
     CalledAwayError,
     CutOffError,
-    Place,
+    Door,
+    DoorAddress,
     Round,
     remove_earlier,
     unreached,
+    workers_to_leave_out,
 )
-from pliant.tools.run.elastic.state.state import Cursor
+from pliant.tools.run.elastic.state.training import Cursor
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
 from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch
+
+
 HERE = Cursor(1, 7, 1)
+
+
 Attended = list[Cursor | None]
 
 
@@ -147,13 +155,13 @@ class TestSeveralHosts:
     def spread(self, monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
         """Three workers on as many hosts; whom each does not reach."""
         missed: dict[int, list[int]] = {}
-        monkeypatch.setattr(round_module, "own_address", lambda plan, rank: "127.0.0.1")
-        monkeypatch.setattr(round_module, "unreached", self.knocking(missed))
+        monkeypatch.setattr(rendezvous, "own_address", lambda plan, rank: "127.0.0.1")
+        monkeypatch.setattr(rendezvous, "unreached", self.knocking(missed))
         return missed
 
     @staticmethod
-    def knocking(missed: dict[int, list[int]]) -> Callable[[dict[int, Place]], list[int]]:
-        def knock(doors: dict[int, Place]) -> list[int]:
+    def knocking(missed: dict[int, list[int]]) -> Callable[[dict[int, DoorAddress]], list[int]]:
+        def knock(doors: dict[int, DoorAddress]) -> list[int]:
             assert unreached(doors) == [], "every door is open while somebody may knock"
             (own,) = {0, 1, 2} - doors.keys()
             return missed.get(own, [])
@@ -182,3 +190,53 @@ class TestSeveralHosts:
         assert isinstance(first, CutOffError)
         assert [str(end) for end in others] == ["cut off from the others: n0/0"] * 2
         assert [type(end) for end in others] == [ApartError] * 2
+
+
+LOCALHOST = "127.0.0.1"
+
+
+def test_an_open_door_is_reached_though_nobody_accepts_there() -> None:
+    with ExitStack() as opened:
+        doors = {rank: opened.enter_context(Door(LOCALHOST)).place for rank in range(3)}
+        for _ in range(3):
+            assert unreached(doors) == []
+
+
+def test_a_door_that_is_closed_is_not_reached() -> None:
+    with Door(LOCALHOST) as open_one, Door(LOCALHOST) as other:
+        closed = other.place
+    with Door(LOCALHOST) as open_one:
+        assert unreached({1: open_one.place, 2: closed}) == [2]
+
+
+def test_a_door_where_nothing_answers_is_given_up_after_the_limit() -> None:
+    """As where packets are dropped: a queue that is full answers no one, either."""
+    with socket.create_server((LOCALHOST, 0), backlog=0) as full, ExitStack() as filling:
+        place = DoorAddress(LOCALHOST, full.getsockname()[1])
+        for _ in range(3):
+            one = filling.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex((place.address, place.port))
+        with Door(LOCALHOST) as open_one:
+            assert unreached({1: place, 2: open_one.place}, limit_s=0.2) == [1]
+
+
+def test_a_place_is_written_as_it_is_read() -> None:
+    for address in (LOCALHOST, "fd00::1"):
+        assert DoorAddress.parse(str(DoorAddress(address, 4711))) == DoorAddress(address, 4711)
+
+
+@pytest.mark.parametrize(
+    ("missed", "gone"),
+    [
+        ({0: [], 1: [], 2: []}, []),
+        ({0: [2], 1: [2], 2: [0, 1]}, [2]),
+        ({0: [1, 2], 1: [0], 2: [0]}, [0]),
+        ({0: [1], 1: [0]}, [1]),
+        ({0: [1], 1: []}, [1]),
+        ({0: [2, 3], 1: [2, 3], 2: [0, 1], 3: [0, 1]}, [2, 3]),
+        ({0: [1, 2, 3], 1: [0, 2, 3], 2: [0, 1], 3: [0, 1]}, [0, 1]),
+    ],
+)
+def test_as_few_go_as_it_takes_and_of_equals_the_last(missed: dict[int, list[int]], gone: list[int]) -> None:
+    assert workers_to_leave_out(missed) == gone

@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership import plan_watch
-from pliant.tools.run.elastic.membership import plan_watch as folder_store
-from pliant.tools.run.elastic.membership import rendezvous as round_module
-from pliant.tools.run.elastic.membership.plan_watch import FolderStore, PlanWatch, pause
+from pliant.tools.run.elastic.membership import agreement, process_group, rendezvous
+from pliant.tools.run.elastic.membership.agreement import PlanWatch
+from pliant.tools.run.elastic.membership.process_group import FolderStore, pause
 from pliant.tools.run.elastic.membership.rendezvous import Round
-from pliant.tools.run.elastic.state.state import Cursor
+from pliant.tools.run.elastic.state.training import Cursor
 from pliant.tools.run.statedir.contract.folders import ask_server
-from tests.tools.run.elastic.membership.test_plan_watch import plan, put
+from tests.tools.run.elastic.membership.test_agreement import plan, put
 from tests.tools.run.elastic.membership.test_round import context, waiting
 
 pytestmark = pytest.mark.torch
@@ -38,9 +37,9 @@ class Memories:
         self._glob = Path.glob
         self.missed = threading.Event()
         """A host has looked for a file that was not there."""
-        for module in (folder_store, plan_watch):
+        for module in (process_group, agreement):
             patch.setattr(module, "is_there", self._is_there)
-        for module in (folder_store, plan_watch, round_module):
+        for module in (process_group, agreement, rendezvous):
             patch.setattr(module, "ask_server", self._ask)
         patch.setattr(Path, "glob", lambda folder, pattern: iter(self._list(folder, pattern)))
 
@@ -128,7 +127,7 @@ def test_a_plan_that_takes_the_place_of_another_one_is_seen_by_opening_it(
 ) -> None:
     job = put(tmp_path, plan(1))
     before = os.stat(job.plan)
-    monkeypatch.setattr(plan_watch, "_look", lambda path: before)
+    monkeypatch.setattr(agreement, "_look", lambda path: before)
     watch = PlanWatch(WorkerContext(job, plan(1), 0))
     assert watch.newest().generation == 1
     put(tmp_path, plan(2))

@@ -20,11 +20,10 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.optim.swa_utils import AveragedModel
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.tools.run.elastic.loop.data_parallel import Averaging, ElasticDataParallel
-from pliant.tools.run.elastic.membership import transition as transfer
-from pliant.tools.run.elastic.membership.transition import pass_on
-from pliant.tools.run.elastic.state.state import Mean
-from pliant.tools.run.elastic.state.training import Training
+from pliant.tools.run.elastic.loop.gradients import Averaging, ElasticDataParallel
+from pliant.tools.run.elastic.membership import transfer
+from pliant.tools.run.elastic.membership.transfer import pass_on
+from pliant.tools.run.elastic.state.training import Mean, Training
 
 
 class Wire:

@@ -10,12 +10,9 @@ import pytest
 import torch
 
 from pliant.tools.run.elastic.context import Context, WorkerContext
-from pliant.tools.run.elastic.membership import rendezvous as lookout
-from pliant.tools.run.elastic.membership.exit import cut_off
-from pliant.tools.run.elastic.membership.plan_watch import PlanWatch
-from pliant.tools.run.elastic.membership.process_group import ProcessGroup
+from pliant.tools.run.elastic.membership.agreement import PlanWatch, world
+from pliant.tools.run.elastic.membership.process_group import ProcessGroup, cut_off
 from pliant.tools.run.elastic.membership.rendezvous import Lookout
-from pliant.tools.run.elastic.membership.vote import world
 from pliant.tools.run.service.commands import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
@@ -136,7 +133,7 @@ def test_one_look_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             watching.end()
         return found or []
 
-    monkeypatch.setattr(lookout.Lookout, "lost", look)
+    monkeypatch.setattr(Lookout, "lost", look)
     monkeypatch.setattr(ProcessGroup, "break_off", lambda self: broken_off.append(None))
     watching.begin()
     assert watching._thread is not None

@@ -15,11 +15,10 @@ import pytest
 
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
-from pliant.tools.run.elastic import report as history
-from pliant.tools.run.elastic import report as progress
+from pliant.tools.run.elastic import report
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.report import Change, Reporter
-from pliant.tools.run.elastic.state.state import Counters, Mean
+from pliant.tools.run.elastic.report import Reporter, WorkerChange
+from pliant.tools.run.elastic.state.training import Mean, TrainingCounters
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan, Progress, ProgressFile
 
@@ -33,7 +32,7 @@ class Training:
     def __init__(self, folder: Path) -> None:
         self.dir = JobDir(folder)
         self.now_s = 1000.0
-        self.counters = Counters()
+        self.counters = TrainingCounters()
         self.context = WorkerContext(self.dir, PLAN, 0)
         self.reporter = Reporter(self.context)
         self.reporter.turn_to(BATCH)
@@ -68,9 +67,8 @@ class Training:
 @pytest.fixture
 def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
     made = Training(tmp_path)
-    for module in (history, progress):
-        monkeypatch.setattr(module, "time", made)
-    monkeypatch.setattr(progress, "process_age_s", lambda: 12.0)
+    monkeypatch.setattr(report, "time", made)
+    monkeypatch.setattr(report, "process_age_s", lambda: 12.0)
     yield made
     made.reporter.close()
 
@@ -108,11 +106,11 @@ def test_the_age_of_a_process_does_not_follow_the_time_of_day(monkeypatch: pytes
         assert child.stdout is not None
         assert child.stdout.readline()
         least_s = time.monotonic() - began_s
-        age_s = progress.process_age_s(child.pid)
+        age_s = report.process_age_s(child.pid)
         assert least_s <= age_s <= time.monotonic() - before_s + 1 / os.sysconf("SC_CLK_TCK")
         child.kill()
     with pytest.raises(psutil.NoSuchProcess):
-        progress.process_age_s(child.pid)
+        report.process_age_s(child.pid)
 
 
 def test_checkpoints_that_are_told_together_cost_what_they_cost(training: Training) -> None:
@@ -154,7 +152,7 @@ def test_an_epoch_that_was_the_last_thing_to_tell_is_not_told_twice(training: Tr
 
 def test_a_change_is_told_with_its_cost_and_the_first_measurement_after_it(training: Training) -> None:
     training.train(20)
-    training.reporter.turn_to(2 * BATCH, Change(training.now_s, 0.5))
+    training.reporter.turn_to(2 * BATCH, WorkerChange(training.now_s, 0.5))
     training.train(20, step_s=0.25)
     changed, measured = training.events("progress")[2:]
     assert (changed.detail or {})["mechanism"] == "in place"
@@ -178,7 +176,7 @@ def test_what_goes_wrong_again_and_again_is_counted_but_not_told_each_time(train
         training.train(120)
         training.reporter.warn(training.counters, "the disk is full")
     told = [event for event in training.events("progress") if "warning" in (event.detail or {})]
-    assert history.MOST_WARNINGS < len(told) < 25
+    assert report.MOST_WARNINGS < len(told) < 25
     training.train(2)
     assert training.newest.warnings == 60
 

@@ -1,11 +1,13 @@
-"""Which parameters the workers must share, and which groups come back with the state."""
+"""Which parameters workers share, which groups come back with the state, and the generators in it."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,14 @@ from torch.optim.swa_utils import AveragedModel
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic import ElasticJob
-from pliant.tools.run.elastic.state.training import Training, check_same, outline
+from pliant.tools.run.elastic.state.training import (
+    Training,
+    check_same,
+    generator_states,
+    outline,
+    restore_generators,
+    seed_everything,
+)
 from tests.tools.run.elastic.alone import Alone
 
 pytestmark = pytest.mark.torch
@@ -124,3 +133,15 @@ class TestOutside:
     ) -> None:
         end = Alone(tmp_path, monkeypatch).run(self.script(average=AveragedModel, part=lambda net: net))
         assert (end.outcome, end.samples_done, end.message) == ("done", 20, "")
+
+
+def test_all_generators_go_on_where_they_were() -> None:
+    def drawn() -> list[float]:
+        return [float(torch.rand(1)), random.random(), float(np.random.rand())]  # noqa: NPY002
+
+    seed_everything(3)
+    saved = generator_states()
+    first = drawn()
+    assert drawn() != first
+    restore_generators(saved)
+    assert drawn() == first

@@ -1,0 +1,295 @@
+"""How workers learn of a newer plan or a stop, and agree on the step after which all of them act on it.
+
+:class:`PlanWatch` and :class:`StopSignal` say what one worker knows. :class:`Vote` compares it at every step.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.tools.run.elastic.context import WorkerContext, read_plan
+from pliant.tools.run.statedir.contract.folders import (
+    UnreadableError,
+    ask_server,
+    is_there,
+    look_again,
+    read_record,
+)
+from pliant.tools.run.statedir.contract.plan import Plan
+from pliant.tools.run.statedir.contract.presence import life
+
+_POLL_S: Final = 0.01
+_LOOK_S: Final = 0.25
+"""Between two looks at whether the others have ended; each reads one file a worker."""
+_ASK_S: Final = 0.1
+"""Between two questions to the server for a newer plan."""
+_ASK_FOR_OTHERS_S: Final = 1.0
+"""Between two questions to the server for workers that a plan adds; training goes on meanwhile."""
+STOP: Final = 1 << 62
+"""Counts as newer than every generation: a signal asked a worker to stop."""
+BETWEEN_VOTES_S: Final = 0.1
+"""Workers vote at every step, but not more often than this."""
+MOST_STEPS: Final = 32
+"""From one vote to the next."""
+_COLUMNS: Final = 5
+"""The number, minus the steps to the next vote, the step on disk; whether a worker trains or has left. A
+change here changes :data:`~pliant.tools.run.statedir.contract.plan.PROTOCOL`."""
+_LARGEST: Final = dist.AllreduceOptions()
+_LARGEST.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+_log = logging.getLogger("pliant")
+
+
+class NotNeededError(Exception):
+    """The others have trained to the end without this worker."""
+
+
+class StopAskedError(Exception):
+    """The job, or this worker, is asked to stop."""
+
+
+class StopSignal:
+    """SIGTERM as a request that the next step boundary answers."""
+
+    def __init__(self) -> None:
+        self.received = False
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+
+
+class RateLimiter:
+    """Limits how often files are looked at."""
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s, self._again_s = pause_s, 0.0
+
+    def is_due(self) -> bool:
+        """Whether the pause is over since this was last true."""
+        now = time.monotonic()
+        if now < self._again_s:
+            return False
+        self._again_s = now + self._pause_s
+        return True
+
+
+class PlanWatch:
+    """The newest plan of a job, cheap enough to look up at every step (mostly one ``stat``)."""
+
+    def __init__(self, context: WorkerContext, stop: StopSignal | None = None) -> None:
+        self._context, self._stop = context, stop
+        self._path = context.folder.plan
+        self._plan = self._in_force = context.plan
+        self._looks, self._looks_at_ends = RateLimiter(_POLL_S), RateLimiter(_LOOK_S)
+        self._asks, self._asks_for_others = RateLimiter(_ASK_S), RateLimiter(_ASK_FOR_OTHERS_S)
+        self._mark = (0, 0, 0)
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether a signal or the newest plan asks this worker to stop."""
+        return (self._stop is not None and self._stop.received) or self.newest().abort
+
+    def check_needed(self, *, fresh: bool) -> None:
+        """Check that this worker is to go on waiting for the others.
+
+        :param fresh: it has no state yet, and may be too late.
+        :raises NotNeededError: the others have trained to the end.
+        :raises StopAskedError: this worker is asked to stop.
+        """
+        if fresh and self._looks_at_ends.is_due() and self._context.is_done():
+            raise NotNeededError
+        if self.stop_asked:
+            raise StopAskedError
+
+    def newest(self) -> Plan:
+        """The newest plan seen. A missing or unreadable file changes nothing."""
+        found = look_again(self._path) if self._asks.is_due() else _look(self._path)
+        if found is None:
+            return self._plan
+        mark = (found.st_mtime_ns, found.st_ino, found.st_size)
+        if mark != self._mark and self._read():
+            self._mark = mark
+        return self._plan
+
+    def in_force(self) -> Plan:
+        """The newest plan whose workers are all ready, or that asks to stop; at least the one followed.
+
+        Workers that train together, or start together, count as ready.
+        """
+        plan = self.newest()
+        if self._in_force.generation < self._context.plan.generation:
+            self._in_force = self._context.plan
+        if plan.generation > self._in_force.generation and self._looks.is_due():
+            self._in_force = self._newest_ready(plan)
+        return self._in_force
+
+    def exactly(self, generation: int, timeout_s: float) -> Plan:
+        """The plan of a generation that another worker has seen.
+
+        :raises ServiceMissingError: it did not appear in time.
+        """
+        path = self._context.folder.attempt(self._plan.attempt).plan(generation)
+        deadline = time.monotonic() + timeout_s
+        while not is_there(path):
+            if self._asks.is_due():
+                ask_server(path.parent)
+            if time.monotonic() > deadline:
+                raise ServiceMissingError(
+                    f"{path} was announced by another worker but is not here after {timeout_s:g} s: "
+                    "is the folder shared by all nodes?"
+                )
+            time.sleep(_POLL_S)
+        return read_plan(path)
+
+    def _newest_ready(self, plan: Plan) -> Plan:
+        attempt, known = self._context.folder.attempt(plan.attempt), self._context.known
+        if self._asks_for_others.is_due():
+            ask_server(attempt.path)
+        for generation in range(plan.generation, self._in_force.generation, -1):
+            try:
+                found = read_plan(attempt.plan(generation))
+            except (BadInputError, UnreadableError):
+                continue
+            others = [worker for worker in found.workers if worker not in known]
+            if found.abort or all(life(attempt.presence(worker)) == "alive" for worker in others):
+                return found
+        return self._in_force
+
+    def _read(self) -> bool:
+        """Whether the file need not be read again until it changes."""
+        try:
+            plan = read_record(self._path, "plan", Plan, tries=1)
+        except UnreadableError:
+            return False
+        except BadInputError as error:
+            _log.warning("training goes on under generation %d: %s", self._plan.generation, error)
+            return True
+        if plan is not None and plan.generation > self._plan.generation:
+            self._plan = plan
+        return True
+
+
+def _look(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+class LeftEpochError(RuntimeError):
+    """Some workers train on in an epoch that others have left midway."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "workers have left the loop over the loader after different steps: "
+            "end such a loop by loader.steps_done, not by a count of its own"
+        )
+
+
+def ballot(generation: int, *, save: bool) -> int:
+    """The number that a worker casts: the plan that it knows, and whether a checkpoint is due."""
+    return 2 * generation + save
+
+
+class Vote:
+    """The largest number that any worker has cast, known to all workers at the same step.
+
+    ``cast`` starts an all-reduce of five numbers on the CPU and returns at once; ``result`` waits for it.
+    The step's own work lies between the two, so the vote costs no waiting. If steps are so short that even
+    starting a vote would show, the workers agree at each vote on how many steps have none.
+    """
+
+    def __init__(self, *, alone: bool) -> None:
+        self._alone = alone
+        self.saved_step = 0
+        """The newest step that a worker knew to be on disk, at the last vote or meeting."""
+        self._pause = 0
+        """Steps that have no vote before the next one."""
+        self._value = torch.zeros(_COLUMNS, dtype=torch.int64)
+        self._numbers = self._value.numpy()
+        self._pending: dist.Work | None = None
+        self.is_open = False
+        """Something was cast, and its result has not been asked for."""
+
+    def is_due(self) -> bool:
+        """Whether the step that begins has a vote; all workers ask once a step."""
+        self._pause -= 1
+        return self._pause < 0
+
+    def cast(self, number: int, usual_step_s: float = 0.0, saved_step: int = 0) -> None:
+        """Cast this worker's number for the step that begins.
+
+        :param usual_step_s: what a step takes here, 0 if unknown.
+        :param saved_step: the newest step that this worker knows to be on disk.
+        """
+        self._numbers[:] = number, -1, saved_step, 1, 0
+        self.is_open = True
+        if not self._alone:
+            self._numbers[1] = -steps_between_votes(usual_step_s)
+            self._pending = world().allreduce([self._value], _LARGEST)
+
+    def result(self) -> int:
+        """The largest number cast for the step that ends; 0 if nothing was cast.
+
+        :raises LeftEpochError: other workers have left the epoch instead.
+        """
+        if not self.is_open:
+            return 0
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+        agreed, steps, self.saved_step, trained, left = map(int, self._numbers)
+        self._pause, self.is_open = -steps - 1, False
+        if trained and left:
+            raise LeftEpochError
+        return agreed
+
+    def check_together(self, *, left: bool) -> None:
+        """Check that all workers are at the same place: they train on, or have left the epoch midway.
+
+        What other workers :meth:`cast` for a step is compared, too.
+
+        :raises LeftEpochError: some train on, and others have left.
+        """
+        if self._alone:
+            return
+        value = torch.tensor([0, -MOST_STEPS, 0, not left, left], dtype=torch.int64)
+        world().allreduce([value], _LARGEST).wait()
+        if value[3] and value[4]:
+            raise LeftEpochError
+
+    def meet(self, saved_step: int) -> None:
+        """Wait until all workers call this, and let them know which step is on disk."""
+        value = torch.tensor([saved_step])
+        if not self._alone:
+            # on the CPU: a barrier of workers on GPUs is NCCL's, which does not notice a lost worker
+            world().allreduce([value], _LARGEST).wait()
+        self.saved_step = int(value)
+
+    def drop(self, *, alone: bool) -> None:
+        """Forget what was cast: the workers have changed."""
+        self._pending, self.is_open, self._alone, self._pause = None, False, alone, 0
+        # an all-reduce under way may still write into the old tensor
+        self._value = torch.zeros(_COLUMNS, dtype=torch.int64)
+        self._numbers = self._value.numpy()
+
+
+def steps_between_votes(usual_step_s: float) -> int:
+    return max(1, min(MOST_STEPS, int(BETWEEN_VOTES_S / usual_step_s))) if usual_step_s > 0 else 1
+
+
+def world() -> dist.ProcessGroup:
+    """All workers. The group's own operations lack the wrappers that would show in a step of 10 ms."""
+    group = dist.group.WORLD
+    assert group is not None  # noqa: S101 called by workers that have met
+    return group
