@@ -59,8 +59,7 @@ def say_unheeded(state: Path) -> None:
 
 def say_when(state: Path) -> None:
     """Say so where nothing executes orders at the moment."""
-    from pliant.tools.run.statedir.lock import holder_of
-    from pliant.tools.run.statedir.private import StateDir
+    from pliant.tools.run.statedir.directory import StateDir, holder_of
 
     if holder_of(StateDir(state).lock) is None:
         note(f"no run uses {state}: it takes effect with the next pliant run --state {state}")

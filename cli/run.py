@@ -18,8 +18,8 @@ from pliant.schemas.file_io.files import write_stdout
 if TYPE_CHECKING:
     from pliant.schemas.event import Event
     from pliant.tools.run.service.options import Options
-    from pliant.tools.run.statedir.directory import Sink
     from pliant.tools.run.statedir.log.fold import RunLog
+    from pliant.tools.run.statedir.state import Sink
     from pliant.tools.run.watch.screen import Screen
     from pliant.tools.schedule.decide import Question
 
@@ -185,7 +185,7 @@ def _refuse_to_follow_without_policy(state: Path | None) -> None:
 
 
 def _holds_run(state: Path) -> bool:
-    from pliant.tools.run.statedir.private import StateDir
+    from pliant.tools.run.statedir.directory import StateDir
 
     return StateDir(state).events.exists()
 
@@ -261,7 +261,7 @@ def _serve(options: Options) -> None:
 
 def _serve_in_background(options: Options) -> None:
     from pliant.tools.run.service.run import in_background, run_and_follow
-    from pliant.tools.run.statedir.private import StateDir, make_own
+    from pliant.tools.run.statedir.directory import StateDir, make_own
 
     def body(ready: Callable[[], None]) -> int:
         def serve() -> None:

@@ -42,12 +42,12 @@ from pliant.tools.run.service.reports import Said, change_event, report_events
 from pliant.tools.run.service.run import POLL_S
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
-from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import Share
-from pliant.tools.run.statedir.log.tail import Tail
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.log.worker_reports import Tail
 from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.decide import Question
 
 WORKERS: Final = 4

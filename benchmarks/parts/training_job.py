@@ -23,8 +23,8 @@ from pliant.tools.run.service.reports import Ended, Said
 from pliant.tools.run.service.run import POLL_S
 from pliant.tools.run.statedir.clock import Clock
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog, Share
-from pliant.tools.run.statedir.private import StateDir
 
 PATIENCE_S: Final = 120.0
 SLOTS: Final = 3

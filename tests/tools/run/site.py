@@ -14,8 +14,8 @@ from pliant.schemas.io import read_events, write_schedule
 from pliant.schemas.job import Job
 from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.options import Options
-from pliant.tools.run.statedir.directory import read_log
 from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.state import read_log
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.leftovers import PATIENCE_S

@@ -20,8 +20,8 @@ from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
 from pliant.tools.run.service.submit import cancel, submit
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog, Share
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.policies.fifo import Fifo

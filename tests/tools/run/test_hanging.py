@@ -17,8 +17,8 @@ from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.run import Interrupts, run_once, run_until_done
 from pliant.tools.run.statedir.contract.folders import UnreadableError
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job

@@ -14,8 +14,8 @@ from pliant.tools.run.service.commands import read_plan
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.run import run_and_follow
 from pliant.tools.run.service.submit import submit
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.schedule.decide import Question
 from tests.tools.run.site import Site
 

@@ -39,6 +39,7 @@ from pliant.tools.run.backends.protocol import (
 from pliant.tools.run.statedir.contract import folders as contract
 from pliant.tools.run.statedir.contract.folders import (
     DamagedError,
+    FolderCache,
     JobDir,
     UnreadableError,
     make_log_folder,
@@ -46,7 +47,6 @@ from pliant.tools.run.statedir.contract.folders import (
     read_file,
 )
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
-from pliant.tools.run.statedir.folder_cache import FolderCache
 
 KEEPER: Final = str(Path(__file__).with_name("keep.py"))
 _RUNNING: Final = UnitStatus("running")

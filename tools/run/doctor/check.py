@@ -15,9 +15,9 @@ from typing import Final, Literal
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import PliantError
 from pliant.schemas.io import read_cluster
+from pliant.tools.run.statedir.directory import StateDir, check_own
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.view import LogView, Misfit
-from pliant.tools.run.statedir.private import StateDir, check_own
 
 Verdict = Literal["ok", "warning", "problem"]
 """``problem``: runs fail, or lose something. ``warning``: they work, worse than they could."""

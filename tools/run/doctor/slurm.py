@@ -22,9 +22,9 @@ from pliant.tools.run.backends.slurm.commands import ask
 from pliant.tools.run.backends.slurm.parsing import SlurmNode
 from pliant.tools.run.discovery import choose_partitions
 from pliant.tools.run.doctor.check import Check, Site, first_line, ok, problem, warning
-from pliant.tools.run.statedir.directory import size_and_time
-from pliant.tools.run.statedir.lock import holder_of
+from pliant.tools.run.statedir.directory import holder_of
 from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.run.statedir.state import size_and_time
 
 SLURM: Final = "Slurm"
 COMMANDS: Final = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")

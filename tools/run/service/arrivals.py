@@ -8,10 +8,10 @@ from typing import Any
 
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
-from pliant.tools.run.statedir.directory import State
 from pliant.tools.run.statedir.fault import Faults
 from pliant.tools.run.statedir.log.events import cancel_event, reject_event, submit_event
 from pliant.tools.run.statedir.requests import Numbered, Spool, order_event, unheard
+from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.demand import JobCheck, submit_detail
 from pliant.tools.schedule.from_log import tell
 from pliant.tools.schedule.jobs import JobState

@@ -53,9 +53,9 @@ from pliant.tools.run.service.reports import (
     Said,
 )
 from pliant.tools.run.statedir.contract.folders import DamagedError, UnreadableError
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.fault import Faults, may_pass
 from pliant.tools.run.statedir.log.fold import RunLog, Share, Suspects
-from pliant.tools.run.statedir.private import StateDir
 
 STARTING_S: Final = 0.5
 """One tick starts jobs for this long, in which it does not look at what runs; the next one goes on."""

@@ -38,7 +38,7 @@ from pliant.tools.run.service.endings import (
 from pliant.tools.run.service.members import Members, Stage, Timeouts
 from pliant.tools.run.statedir.contract.plan import LOST_PEER, Member, Plan, ProgressFile
 from pliant.tools.run.statedir.log.fold import Share
-from pliant.tools.run.statedir.log.tail import Tail
+from pliant.tools.run.statedir.log.worker_reports import Tail
 
 _TRACE_LINES: Final = 200
 """The most of a traceback that is looked at."""

@@ -35,13 +35,14 @@ from pliant.tools.run.service.launching import runnable
 from pliant.tools.run.service.loop import Loop
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.statedir.clock import Clock, origin
-from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.contract.folders import PRIVATE
+from pliant.tools.run.statedir.directory import StateDir, check_own
 from pliant.tools.run.statedir.log.events import run_event
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
 from pliant.tools.run.statedir.log.view import LogView
-from pliant.tools.run.statedir.private import PRIVATE, StateDir, check_own
 from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.decide import Question, policy_for, throughput_for
 from pliant.tools.schedule.demand import check_demand
 from pliant.tools.schedule.from_log import session_from_events, session_from_schedule

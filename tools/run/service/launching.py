@@ -40,7 +40,7 @@ from pliant.tools.run.service.gang import Gang, NextPlan
 from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.statedir.contract.folders import DamagedError
 from pliant.tools.run.statedir.contract.plan import Plan
-from pliant.tools.run.statedir.private import StateDir, check_job
+from pliant.tools.run.statedir.directory import StateDir, check_job
 
 Nodes = Mapping[str, NodeInfo]
 """By name."""

@@ -33,7 +33,6 @@ from pliant.tools.run.service.reports import (
     progress_event,
     report_events,
 )
-from pliant.tools.run.statedir.directory import ScheduleFile, State
 from pliant.tools.run.statedir.fault import Faults
 from pliant.tools.run.statedir.log.events import (
     decision_event,
@@ -45,6 +44,7 @@ from pliant.tools.run.statedir.log.events import (
 )
 from pliant.tools.run.statedir.log.fold import Share, shares_of
 from pliant.tools.run.statedir.log.snapshot import spec_on_clock
+from pliant.tools.run.statedir.state import ScheduleFile, State
 from pliant.tools.schedule.from_log import tell
 from pliant.tools.schedule.session.saved import states_kept_small
 from pliant.tools.schedule.session.session import Session

@@ -13,10 +13,9 @@ from typing import Final, Literal
 from pliant.schemas.errors import BadInputError
 from pliant.tools.run.service.allocation import Slot
 from pliant.tools.run.service.commands import generation_of, read_plan_of, read_reached
-from pliant.tools.run.statedir.contract.folders import AttemptDir
+from pliant.tools.run.statedir.contract.folders import AttemptDir, FolderCache
 from pliant.tools.run.statedir.contract.plan import Plan, WorkerOutcome
 from pliant.tools.run.statedir.contract.presence import BEAT_S, Heartbeats, Life, Sighting, last_beat
-from pliant.tools.run.statedir.folder_cache import FolderCache
 
 LOOK_S: Final = 1.0
 """Between two looks at which units have nothing to do."""

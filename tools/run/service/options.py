@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.statedir.directory import Sink
+from pliant.tools.run.statedir.state import Sink
 from pliant.tools.schedule.decide import Question
 
 STATE_NAME: Final = "pliant-state"

@@ -19,7 +19,7 @@ from pliant.tools.run.statedir.log.events import (
     missing_place_event,
 )
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog, Share, Suspects
-from pliant.tools.run.statedir.log.refine import refined
+from pliant.tools.run.statedir.log.worker_reports import refined
 
 
 @dataclass(frozen=True, slots=True)

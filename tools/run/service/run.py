@@ -35,9 +35,9 @@ from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.launching import next_handle
 from pliant.tools.run.service.loop import Loop
 from pliant.tools.run.service.options import Options
-from pliant.tools.run.statedir.directory import State, read_log
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.state import State, read_log
 
 PORT = 29500
 """Stands for the free port that is looked for when a job starts on several nodes."""

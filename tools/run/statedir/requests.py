@@ -34,10 +34,11 @@ from pliant.schemas.file_io.files import atomic_write, remove_temporaries, sync_
 from pliant.schemas.file_io.record import BoundedFloat, Identifier, NonNegativeFloat, PlainText, Record
 from pliant.schemas.io import write_jobs
 from pliant.schemas.job import Job
+from pliant.tools.run.statedir.contract.folders import PRIVATE
+from pliant.tools.run.statedir.directory import StateDir, make_own, read_own, unusable
 from pliant.tools.run.statedir.fault import may_pass
 from pliant.tools.run.statedir.log.events import cancel_event, submit_event
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.private import PRIVATE, StateDir, make_own, read_own, unusable
 
 JobAction = Literal["hold", "release", "priority"]
 NodeAction = Literal["drain", "resume"]

@@ -25,8 +25,8 @@ from pliant.schemas.text import (
     wrapped,
 )
 from pliant.tools.profile.torchrun.start import last_lines
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.watch.job_status import JobStatus
 from pliant.tools.run.watch.screen import progress
 from pliant.tools.run.watch.status import Status, run_line

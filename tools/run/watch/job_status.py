@@ -10,7 +10,7 @@ from pliant.schemas.file_io.json_lines import garbage_collection_paused
 from pliant.schemas.job import Job
 from pliant.schemas.text import EPOCH_LIKE_S, clock_text, counted, in_gpus, span_text
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
-from pliant.tools.run.statedir.log.refine import refined
+from pliant.tools.run.statedir.log.worker_reports import refined
 from pliant.tools.run.statedir.requests import Order
 from pliant.tools.run.watch.status import Status, measured_ends
 from pliant.tools.schedule.policy import Reserved

@@ -17,10 +17,10 @@ from pliant.schemas.file_io.events import LogReader, event_lines
 from pliant.schemas.file_io.json_lines import header
 from pliant.schemas.text import counted
 from pliant.tools.run.statedir.contract.folders import AttemptDir
-from pliant.tools.run.statedir.directory import no_state_directory
-from pliant.tools.run.statedir.log.tail import Tail
+from pliant.tools.run.statedir.directory import StateDir, check_job, check_seen
 from pliant.tools.run.statedir.log.view import repairable
-from pliant.tools.run.statedir.private import StateDir, check_job, check_seen
+from pliant.tools.run.statedir.log.worker_reports import Tail
+from pliant.tools.run.statedir.state import no_state_directory
 from pliant.tools.run.watch.job_status import known_ids
 from pliant.tools.run.watch.status import Watcher
 

@@ -26,8 +26,8 @@ from pliant.schemas.text import (
     when_text,
 )
 from pliant.tools.run.statedir.contract.plan import Progress, ProgressFile
+from pliant.tools.run.statedir.directory import StateDir, check_job
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
-from pliant.tools.run.statedir.private import StateDir, check_job
 from pliant.tools.run.watch.job_status import JobStatus, in_order, standing, statuses
 from pliant.tools.run.watch.status import Status, Watcher
 

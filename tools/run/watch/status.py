@@ -24,13 +24,18 @@ from pliant.schemas.schedule import Schedule
 from pliant.schemas.text import clock_text, counted, span_text
 from pliant.tools.run.statedir.clock import Clock, passed_since
 from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.directory import no_state_directory, size_and_time
-from pliant.tools.run.statedir.lock import Lock, holder_of
+from pliant.tools.run.statedir.directory import Lock, StateDir, check_seen, holder_of
 from pliant.tools.run.statedir.log.fold import Drain, RunLog
-from pliant.tools.run.statedir.log.refine import Reports, measured_ranges, measured_speeds, refined, reported
 from pliant.tools.run.statedir.log.view import LogView
-from pliant.tools.run.statedir.private import StateDir, check_seen
+from pliant.tools.run.statedir.log.worker_reports import (
+    Reports,
+    measured_ranges,
+    measured_speeds,
+    refined,
+    reported,
+)
 from pliant.tools.run.statedir.requests import Order, Request, Spool, requested
+from pliant.tools.run.statedir.state import no_state_directory, size_and_time
 from pliant.tools.schedule.decide import (
     History,
     Question,

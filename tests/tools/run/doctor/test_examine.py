@@ -26,9 +26,9 @@ from pliant.tools.run.doctor.check import Check, Site, guarded, look_around
 from pliant.tools.run.doctor.examine import examine, worst
 from pliant.tools.run.doctor.host import Began, Mount, Probed, clock
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import submit_event
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.state import State
 from tests.builders import cluster, job
 from tests.tools.run.doctor.looked import found, not_ok
 from tests.tools.run.fake_nvml import Card, install
@@ -89,7 +89,9 @@ def test_a_loop_that_holds_the_directory_is_named(state: Path) -> None:
 @pytest.fixture
 def stopped(state: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that holds the lock and was stopped."""
-    code = "import sys, time; from pathlib import Path; from pliant.tools.run.statedir.lock import Lock; "
+    code = (
+        "import sys, time; from pathlib import Path; from pliant.tools.run.statedir.directory import Lock; "
+    )
     code += "lock = Lock(Path(sys.argv[1])); lock.acquire(); print(flush=True); time.sleep(600)"
     holder = subprocess.Popen([sys.executable, "-c", code, str(state / "lock")], stdout=subprocess.PIPE)
     assert holder.stdout is not None

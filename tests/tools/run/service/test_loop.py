@@ -27,10 +27,10 @@ from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.reports import Progressed
 from pliant.tools.run.service.run import check_failed, run_once, run_until_done
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.statedir.directory import State, read_log
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log import events as journal
 from pliant.tools.run.statedir.log.fold import Drain, JobLog, RunLog
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.job_status import in_order as jobs_in_order
 from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.decide import Question

@@ -11,7 +11,7 @@ import pytest
 from pliant.schemas.errors import BadInputError
 from pliant.tools.run.service.launching import script_obstacle
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 from tests.builders import job
 
 

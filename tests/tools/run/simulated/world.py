@@ -22,10 +22,10 @@ from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.submit import cancel, order_jobs, order_nodes, submit
 from pliant.tools.run.statedir.clock import Clock
-from pliant.tools.run.statedir.directory import State, read_log
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import fold
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Spool
+from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.schedule.decide import Question
 from tests.builders import cluster, job
 from tests.tools.run.accounts import check_story

@@ -14,10 +14,10 @@ import pytest
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.tools.run.service.run import run_once
-from pliant.tools.run.statedir import private as version
-from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir import directory as version
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import submit_event
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.state import State
 from tests.builders import job
 from tests.tools.run.site import Site, until
 

@@ -11,9 +11,9 @@ import pytest
 
 from pliant.schemas.errors import LockedError, ServiceMissingError, UsageError
 from pliant.schemas.event import Event
-from pliant.tools.run.statedir.directory import State, read_log
-from pliant.tools.run.statedir.lock import Lock
+from pliant.tools.run.statedir.directory import Lock
 from pliant.tools.run.statedir.log.events import submit_event
+from pliant.tools.run.statedir.state import State, read_log
 from tests.builders import job
 
 

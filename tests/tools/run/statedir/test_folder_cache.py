@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.run.statedir.folder_cache import FRESH_S, STALE_S, FolderCache
+from pliant.tools.run.statedir.contract.folders import FRESH_S, STALE_S, FolderCache
 
 AGES_AGO_S = 1_000_000_000
 

@@ -19,11 +19,11 @@ from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.service.submit import cancel, submit
-from pliant.tools.run.statedir import private
-from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir import directory as private
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, finish_event, release_event, submit_event
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.run.statedir.state import State
 from pliant.tools.run.watch.output import job_output
 from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.decide import Question

@@ -15,9 +15,9 @@ from pliant.schemas.io import read_jobs
 from pliant.schemas.job import Job
 from pliant.tools.run.service.submit import cancel, order_jobs, submit
 from pliant.tools.run.statedir import requests as spool
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, submit_event
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog, fold
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import Spool, requested, unheard
 from tests.builders import cluster, job
 
@@ -67,7 +67,7 @@ def test_requests_keep_their_order_when_the_clock_is_set_back(
 @pytest.mark.parametrize("where", ["spool", "log", "schedule"])
 def test_an_id_that_is_in_use_is_refused_wherever_it_is(dirs: StateDir, where: str) -> None:
     from pliant.schemas.io import write_schedule
-    from pliant.tools.run.statedir.directory import State
+    from pliant.tools.run.statedir.state import State
     from pliant.tools.schedule.decide import Question, decide
 
     if where == "spool":

@@ -14,8 +14,8 @@ from pliant.cli.common import run_command
 from pliant.cli.status import status
 from pliant.schemas.errors import BadInputError
 from pliant.tools.run.service.submit import order_jobs, submit
-from pliant.tools.run.statedir.directory import State, read_log
-from pliant.tools.run.statedir.private import FORMAT, StateDir
+from pliant.tools.run.statedir.directory import FORMAT, StateDir
+from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.output import job_output, last_events
 from pliant.tools.run.watch.status import Watcher, look_at
 from tests.builders import job
@@ -101,7 +101,7 @@ def test_a_format_that_cannot_be_written_for_the_moment_stops_nothing(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("pliant.tools.run.statedir.private.atomic_write", full)
+        patched.setattr("pliant.tools.run.statedir.directory.atomic_write", full)
         State(dirs.path).close()
     assert read_log(dirs.path).jobs
     State(dirs.path).close()

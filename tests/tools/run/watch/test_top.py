@@ -17,9 +17,9 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.text import width_of
 from pliant.tools.run.statedir.contract.plan import write_progress
-from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import run_event, submit_event
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.state import State
 from pliant.tools.run.watch.screen import Meter, Use, sorted_uses, summary_line, top_text
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job

@@ -22,10 +22,9 @@ from pliant.tools.run.backends.slurm import commands as command_lines
 from pliant.tools.run.backends.slurm.controller import Controller, Later, View
 from pliant.tools.run.backends.slurm.parsing import Addresses, SlurmNode
 from pliant.tools.run.backends.slurm.units import Leases, Place, Seen, SlurmUnit, no_orders, record_of
-from pliant.tools.run.statedir.contract.folders import make_log_folder
+from pliant.tools.run.statedir.contract.folders import FolderCache, make_log_folder
 from pliant.tools.run.statedir.contract.presence import Heartbeats
-from pliant.tools.run.statedir.folder_cache import FolderCache
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 
 BEAT_S: Final = 1.0
 """Between two looks at whether keepers live."""

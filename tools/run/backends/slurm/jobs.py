@@ -39,10 +39,9 @@ from pliant.tools.run.backends.slurm.commands import (
 from pliant.tools.run.backends.slurm.controller import Controller, Later, View
 from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmStep, job_state
 from pliant.tools.run.backends.slurm.units import Seen, SlurmUnit, no_orders, record_of
-from pliant.tools.run.statedir.contract.folders import PRIVATE, make_log_folder, open_log
+from pliant.tools.run.statedir.contract.folders import PRIVATE, FolderCache, make_log_folder, open_log
 from pliant.tools.run.statedir.contract.presence import Heartbeats
-from pliant.tools.run.statedir.folder_cache import FolderCache
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 
 _FORGET_S: Final = 3600.0
 """By then a job that is not wanted has come to the controller, if ever."""

@@ -76,9 +76,9 @@ from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.statedir.contract.plan import Progress
-from pliant.tools.run.statedir.log.tail import WORKER_EVENTS
 from pliant.tools.schedule.jobs import NodeGpus, gpus_of
 
+WORKER_EVENTS: Final = frozenset({"progress", "epoch", "checkpoint"})
 SHARE: Final = 0.01
 """Of the work; so much between two failures is progress."""
 CHECKPOINT_S: Final = 60.0

@@ -41,12 +41,12 @@ from pliant.schemas.file_io.json_lines import (
 from pliant.schemas.io import read_schedule
 from pliant.schemas.job import trace_hash
 from pliant.schemas.text import counted
-from pliant.tools.run.statedir.lock import Lock
+from pliant.tools.run.statedir.contract.folders import PRIVATE
+from pliant.tools.run.statedir.directory import Lock, StateDir, check_own
 from pliant.tools.run.statedir.log.events import interruption_event, run_event
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.snapshot import Snapshot, bytes_behind, read_snapshot
 from pliant.tools.run.statedir.log.view import is_past_of, restoring, take_up
-from pliant.tools.run.statedir.private import PRIVATE, StateDir, check_own
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.session.withheld import node_of
 

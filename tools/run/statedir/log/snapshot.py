@@ -26,9 +26,10 @@ from pliant.schemas.file_io.events import LogReader, Place
 from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.file_io.json_lines import garbage_collection_paused
 from pliant.schemas.job import Job
+from pliant.tools.run.statedir.contract.folders import PRIVATE
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import on_clock
 from pliant.tools.run.statedir.log.fold import JOB_RECORD, RUN_RECORD, JobLog, RunLog
-from pliant.tools.run.statedir.private import PRIVATE, StateDir
 from pliant.tools.schedule.from_log import SessionFold
 from pliant.tools.schedule.jobs import JobState, NodeState
 from pliant.tools.schedule.session.saved import Basis, LazyDict, SavedSession, SessionFacts, raw_of

@@ -23,6 +23,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import LogReader, Place
 from pliant.schemas.file_io.files import read_failure
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import decision_event, interruption_event, on_clock, submit_event
 from pliant.tools.run.statedir.log.fold import (
     JOB_RECORD,
@@ -35,7 +36,6 @@ from pliant.tools.run.statedir.log.fold import (
     fold,
 )
 from pliant.tools.run.statedir.log.snapshot import Snapshot, bytes_behind, read_snapshot
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 _log = logging.getLogger("pliant")

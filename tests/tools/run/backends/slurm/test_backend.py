@@ -17,7 +17,7 @@ from pliant.tools.run.backends.slurm import units
 from pliant.tools.run.backends.slurm import units as leases
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.backends.slurm.commands import lease_prefix
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.backends.slurm.conftest import Launcher, ended, slurm_nodes
 from tests.tools.run.site import until

@@ -19,7 +19,7 @@ from pliant.tools.run.backends.slurm.commands import lease_prefix
 from pliant.tools.run.backends.slurm.controller import View
 from pliant.tools.run.backends.slurm.parsing import SlurmJob
 from pliant.tools.run.backends.slurm.units import SlurmUnit
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 from tests.tools.run.backends.slurm.conftest import kept_attempt, slurm_nodes
 from tests.tools.run.site import until
 

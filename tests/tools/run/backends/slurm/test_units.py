@@ -13,7 +13,7 @@ from pliant.tools.run.backends.local import StartedUnit
 from pliant.tools.run.backends.protocol import StopLevel, UnitStatus
 from pliant.tools.run.backends.slurm import units
 from pliant.tools.run.backends.slurm.units import Place, Seen, SlurmUnit
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 from tests.tools.run.backends.slurm.conftest import kept_attempt
 
 WANTED = StartedUnit(node="n0", argv=("true",), cwd="/", env={})

@@ -17,7 +17,7 @@ from pliant.tools.run.backends.slurm import jobs as module
 from pliant.tools.run.backends.slurm.jobs import SHOWS_S, UNKNOWN_S, Attempt, Listed
 from pliant.tools.run.backends.slurm.parsing import SlurmJob
 from pliant.tools.run.backends.slurm.units import SlurmUnit, no_orders
-from pliant.tools.run.statedir.folder_cache import FolderCache
+from pliant.tools.run.statedir.contract.folders import FolderCache
 
 RUNNING = UnitStatus("running")
 SILENT = Listed(float("-inf"), None)

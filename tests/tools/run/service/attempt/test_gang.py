@@ -20,7 +20,7 @@ from pliant.tools.run.service.commands import make_member, make_plan, read_plan,
 from pliant.tools.run.service.endings import Setback
 from pliant.tools.run.service.gang import Gang, NextPlan
 from pliant.tools.run.service.members import Members, Timeouts
-from pliant.tools.run.statedir import folder_cache
+from pliant.tools.run.statedir.contract import folders as folder_cache
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.contract.plan import WorkerOutcome
 from pliant.tools.run.statedir.log.fold import Share

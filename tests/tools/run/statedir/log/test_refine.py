@@ -9,11 +9,11 @@ from pliant.schemas.event import Event, EventName
 from pliant.tools.run.service.endings import Verdict
 from pliant.tools.run.service.reports import Ended, report_events
 from pliant.tools.run.statedir.contract.plan import write_progress
-from pliant.tools.run.statedir.directory import State, read_log
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import RunLog, fold
-from pliant.tools.run.statedir.log.refine import Reports, refined, reported, with_progress
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.log.worker_reports import Reports, refined, reported, with_progress
+from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.screen import status_text
 from pliant.tools.run.watch.status import Status
 from tests.builders import job

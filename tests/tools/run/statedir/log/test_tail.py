@@ -6,7 +6,7 @@ import pytest
 
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
-from pliant.tools.run.statedir.log.tail import Tail
+from pliant.tools.run.statedir.log.worker_reports import Tail
 
 
 def samples(tail: Tail) -> list[float | None]:
