@@ -14,14 +14,13 @@ import pytest
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule, write_cluster
-from pliant.schemas.schedule import Schedule
-from pliant.tools.run.service import decisions
+from pliant.schemas.schedule import Allocation, Schedule
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
 from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.log.fold import RunLog, Share
+from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.policies.fifo import Fifo
@@ -330,15 +329,15 @@ def test_what_a_decision_has_changed_that_came_to_nothing_is_put_back(
 ) -> None:
     """The policy gives GPUs, then what it gave cannot be written down as a schedule."""
     broken = [True, True]
-    shares_of = decisions.shares_of
+    given = Schedule.given
 
-    def maybe(schedule: Schedule) -> dict[str, Share]:
+    def maybe(schedule: Schedule) -> list[Allocation]:
         if schedule.allocations and broken:
             broken.pop()
             raise ValueError("what is this")
-        return shares_of(schedule)
+        return given(schedule)
 
-    monkeypatch.setattr(decisions, "shares_of", maybe)
+    monkeypatch.setattr(Schedule, "given", maybe)
     run_and_follow(
         begin(site, "fifo"),
         story(

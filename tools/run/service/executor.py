@@ -24,27 +24,29 @@ from itertools import groupby
 from typing import Final
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.schemas.job import Job
+from pliant.schemas.schedule import Allocation
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit
 from pliant.tools.run.service.allocation import (
+    Assignment,
+    ChangeStep,
     InPlace,
     Relaunch,
     Slot,
     SlotUse,
-    Step,
-    Target,
     by_node,
     companions,
     plan_steps,
     way_to,
 )
-from pliant.tools.run.service.commands import read_plan, target_of
-from pliant.tools.run.service.endings import Setback, Verdict
+from pliant.tools.run.service.commands import assignment_of, read_plan
+from pliant.tools.run.service.endings import Ending
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.launching import Launching, next_handle
-from pliant.tools.run.service.members import Timeouts
+from pliant.tools.run.service.members import Setback, Timeouts
 from pliant.tools.run.service.reports import (
+    AttemptEnded,
     Displaced,
-    Ended,
     Hindered,
     Lost,
     Progressed,
@@ -55,7 +57,7 @@ from pliant.tools.run.service.reports import (
 from pliant.tools.run.statedir.contract.folders import DamagedError, UnreadableError
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.fault import Faults, may_pass
-from pliant.tools.run.statedir.log.fold import RunLog, Share, Suspects
+from pliant.tools.run.statedir.log.fold import RunLog, Suspects
 
 STARTING_S: Final = 0.5
 """One tick starts jobs for this long, in which it does not look at what runs; the next one goes on."""
@@ -85,7 +87,7 @@ class Executor:
     ) -> None:
         self.nodes: Mapping[str, NodeInfo] = {node.name: node for node in backend.nodes()}
         self._nodes_due_s = clock()
-        self.targets: dict[str, Target] = {}
+        self.targets: dict[str, Assignment] = {}
         self.gangs: dict[str, Gang] = {}
         self.suspects = Suspects()
         """The log's evidence against slots: of free ones those with the least are taken."""
@@ -116,23 +118,32 @@ class Executor:
         return [job_id for job_id in ended if not any(job_id in jobs for jobs in busy)]
 
     @property
-    def held(self) -> dict[str, Share]:
+    def held(self) -> dict[str, Allocation]:
         """What each job shall hold; two jobs with the same slots are beside each other."""
-        company = companions(self.targets)
-        shares = {job_id: target.share for job_id, target in self.targets.items()}
-        return shares | {job_id: replace(shares[job_id], beside=other) for job_id, other in company.items()}
+        held = {job_id: target.allocation for job_id, target in self.targets.items()}
+        return held | {
+            job_id: held[job_id].model_copy(update={"beside": other})
+            for job_id, other in companions(self.targets).items()
+        }
 
-    def steps_to(self, wanted: Mapping[str, Share], log: RunLog) -> list[Step]:
-        """What :meth:`apply` needs for the shares to run."""
+    def steps_to(
+        self, wanted: Mapping[str, Allocation], jobs: Mapping[str, Job], log: RunLog
+    ) -> list[ChangeStep]:
+        """The steps for :meth:`apply` after which jobs hold what is wanted.
+
+        :param jobs: those of ``wanted`` that hold nothing, at least.
+        """
         started = {job_id for job_id, job in log.active.items() if job.started_s is not None}
         node_gpus = {node.name: node.gpus for node in self.nodes.values()}
-        return plan_steps(self.targets, wanted, node_gpus, started, self.suspects.deaths_on)
+        return plan_steps(
+            self.targets, wanted, jobs, node_gpus, started=started, doubt=self.suspects.deaths_on
+        )
 
     def shown(self, handle: Handle, commands: Sequence[Unit]) -> Sequence[str]:
         """What would be run to start units, in lines for people."""
         return self._backend.shown(handle, commands)
 
-    def apply(self, steps: Iterable[Step]) -> None:
+    def apply(self, steps: Iterable[ChangeStep]) -> None:
         """Make the outcome of the steps the target; the next ticks get there."""
         for step in steps:
             if step.after is None:
@@ -146,8 +157,9 @@ class Executor:
         for handle in self._backend.adopt(log.over):
             self._take_up(handle)
         self.targets = {job_id: gang.target for job_id, gang in self.gangs.items() if job_id in log.active}
-        shares = {job_id: job.share for job_id, job in log.active.items()}
-        self.apply(self.steps_to(shares, log))
+        wanted = {job_id: job.allocation for job_id, job in log.active.items()}
+        jobs = {job_id: job.job for job_id, job in log.active.items()}
+        self.apply(self.steps_to(wanted, jobs, log))
 
     def _take_up(self, handle: Handle) -> None:
         """Take over an attempt; one with unclear files is left as it is for now."""
@@ -166,7 +178,7 @@ class Executor:
         for handle in self._unclear.due(self._clock()):
             self._take_up(handle)
             target, gang = self.targets.get(handle.job), self.gangs.get(handle.job)
-            if target and gang and gang.target.share.placement == target.share.placement:
+            if target and gang and gang.target.allocation.placement == target.allocation.placement:
                 self.targets[handle.job] = replace(target, slots=gang.target.slots)
             with self._faults.of(handle.job, tries_again=True):
                 self._unclear.end_damaged(handle, self._clock())
@@ -185,7 +197,7 @@ class Executor:
         ):
             return
         seen = job.seen.get(handle.attempt, 0)
-        target = target_of(plan, job.share)
+        target = assignment_of(plan, job.job)
         gang = self.gangs[handle.job] = self._launching.gang(handle, plan, target, seen=seen)
         if plan.abort:
             self.stop(gang)
@@ -211,12 +223,12 @@ class Executor:
                 continue
             reason = "; ".join(f"node {name} is down: {down[name]}" for name in by_node(gone))
             shared = company.get(job_id) in self.targets
-            left = Setback(gone, reason).without(target, target.cut, shared=shared)
-            if left.share.gpus < left.job.min_gpus:
+            left = Setback(gone, reason).without(target, target.allocation.cut, shared=shared)
+            if left.allocation.gpus < left.job.min_gpus:
                 del self.targets[job_id]
             else:
                 self.targets[job_id] = left
-            yield Displaced(job_id, reason, left.share)
+            yield Displaced(job_id, reason, left.allocation)
 
     def tick(self) -> list[Report]:
         """One look and one step; returns what happened, in order of the job ids."""
@@ -245,7 +257,7 @@ class Executor:
         for job_id, _, _ in ended:
             self.gangs.pop(job_id, None)
             self.targets.pop(job_id, None)
-        return [Ended(job_id, attempt, Verdict("failed", reason)) for job_id, attempt, reason in ended]
+        return [AttemptEnded(job_id, attempt, Ending("failed", reason)) for job_id, attempt, reason in ended]
 
     def _look(self, job_id: str, gang: Gang) -> Iterable[Report]:
         serves = gang.serves(self.targets.get(job_id))
@@ -256,7 +268,7 @@ class Executor:
             yield Progressed(job_id, progress, serves and progress.generation == gang.plan.generation)
         if not gang.ended:
             if (found := gang.watch(self._clock())) is not None:
-                self._launching.publish(gang, found)
+                self._launching.publish(gang, *found)
             yield from self._hear(job_id, gang)
             return
         verdict = gang.verdict()
@@ -265,7 +277,7 @@ class Executor:
             self.targets.pop(job_id, None)
         elif verdict.message:
             _log.warning("job %s: stopped, not cleanly: %s", job_id, verdict.message)
-        yield Ended(job_id, gang.handle.attempt, verdict)
+        yield AttemptEnded(job_id, gang.handle.attempt, verdict)
 
     def _hear(self, job_id: str, gang: Gang) -> Iterable[Report]:
         """What a gang found out about its slots; its target is what is left of it."""
@@ -274,13 +286,12 @@ class Executor:
         target = self.targets.get(job_id)
         if (setback := gang.setback()) is not None and target is not None:
             shared = job_id in companions(self.targets)
-            after = self.targets[job_id] = setback.without(target, gang.target.cut, shared=shared)
-            if after.share.gpus < after.job.min_gpus:
+            after = self.targets[job_id] = setback.without(target, gang.target.allocation.cut, shared=shared)
+            if after.allocation.gpus < after.job.min_gpus:
                 del self.targets[job_id]
             held = {slot for name, other in self.targets.items() if name != job_id for slot in other.slots}
-            yield Hindered(
-                job_id, gang.handle.attempt, setback, after.share, held.intersection(setback.slots)
-            )
+            taken = held.intersection(setback.slots)
+            yield Hindered(job_id, gang.handle.attempt, setback, after.allocation, taken)
         if self.suspects.slots:
             proven = sorted(slot for slot in gang.proven() if self.suspects.deaths_on(slot))
             if proven:
@@ -328,7 +339,7 @@ class Executor:
             use.add(job_id, self.targets[job_id].slots)
         return use
 
-    def switch(self, gang: Gang, target: Target | None, use: SlotUse) -> None:
+    def switch(self, gang: Gang, target: Assignment | None, use: SlotUse) -> None:
         """Take a running gang to another target, or to none. The one place where that is done.
 
         In place where that can be; else the gang saves a checkpoint and leaves, and once its processes are
@@ -339,7 +350,9 @@ class Executor:
             return
         job_id = gang.handle.job
         others = use.taken_from(job_id, target.slots)
-        way = way_to(target, gang.crew(), others | gang.leaving, in_place=self._backend.in_place)
+        (trains, reports), busy = gang.training(), others | gang.leaving
+        in_place = self._backend.in_place
+        way = way_to(target, gang.plan, trains, busy, reports=reports, in_place=in_place)
         if isinstance(way, Relaunch):
             _log.warning("job %s is launched again: %s", job_id, way.reason)
             self.stop(gang, way.reason)

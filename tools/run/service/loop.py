@@ -17,8 +17,8 @@ from functools import partial
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.job import Job
-from pliant.schemas.schedule import Schedule
-from pliant.tools.run.service.allocation import Step, startable
+from pliant.schemas.schedule import Allocation, Schedule
+from pliant.tools.run.service.allocation import ChangeStep, startable
 from pliant.tools.run.service.arrivals import Arrivals
 from pliant.tools.run.service.decisions import Decided, Decisions
 from pliant.tools.run.service.executor import Executor
@@ -42,7 +42,6 @@ from pliant.tools.run.statedir.log.events import (
     reject_event,
     release_event,
 )
-from pliant.tools.run.statedir.log.fold import Share, shares_of
 from pliant.tools.run.statedir.log.snapshot import spec_on_clock
 from pliant.tools.run.statedir.state import ScheduleFile, State
 from pliant.tools.schedule.from_log import tell
@@ -56,7 +55,7 @@ class _Change:
 
     schedule: Schedule
     events: Sequence[Event]
-    steps: Sequence[Step]
+    steps: Sequence[ChangeStep]
 
 
 class Loop:
@@ -130,7 +129,8 @@ class Loop:
         self.session.turned_away.clear()  # the schedule's own verdicts say so
         rejected = [reject_event(verdict.job, now, verdict.reason) for verdict in found.rejected]
         before = [self._schedules_decision(now), *submitted, *rejected]
-        self._carry_out(self._change_to(found, shares_of(found), now, before))
+        given = {allocation.job: allocation for allocation in found.given()}
+        self._carry_out(self._change_to(found, given, now, before))
         self._count_idle()
 
     def carry_on(self) -> None:
@@ -191,7 +191,7 @@ class Loop:
             return
         self.drained = True
         now, held = self.clock(), sorted(self._held)
-        self.executor.apply(self.executor.steps_to({}, self.state.log))
+        self.executor.apply(self.executor.steps_to({}, {}, self.state.log))
         for job_id in held:
             self.session.lose(job_id, self._now())
         self.state.record(interruption_event(job_id, now, reason) for job_id in held)
@@ -303,7 +303,7 @@ class Loop:
         event = partial(decision_event, now, self._origin_s, self.session.policy.name, found.seconds)
         rejected = [reject_event(job_id, now, reason, said.get(job_id)) for job_id, reason in found.rejected]
         event_lines([event(admissions=waiting), *rejected])
-        change = self._change_to(self._complete(found.schedule, found.seconds), found.shares, now)
+        change = self._change_to(self._complete(found.schedule, found.seconds), found.wanted, now)
         forecasts = decisions.forecasts(now - self._origin_s)  # last: these jobs count as noted from here on
         decision = event(forecasts=forecasts, admissions=waiting)
         return replace(change, events=[decision, *rejected, *change.events])
@@ -322,17 +322,18 @@ class Loop:
     def _stop(self, job_id: str) -> None:
         """A job shall hold nothing any more; its workers are stopped by the next turns."""
         if (held := self.executor.targets.get(job_id)) is not None:
-            self.executor.apply([Step(job_id, "preempt", held, None)])
+            self.executor.apply([ChangeStep(job_id, "preempt", held, None)])
 
     def _change_to(
-        self, schedule: Schedule, shares: Mapping[str, Share], now: float, before: Iterable[Event] = ()
+        self, schedule: Schedule, wanted: Mapping[str, Allocation], now: float, before: Iterable[Event] = ()
     ) -> _Change:
-        """What to write down and to do for these shares to run; ``before`` is written down first.
+        """What to record and to do so that jobs hold what is wanted; ``before`` is recorded first.
 
         :raises InfeasibleError: the nodes have too few slots for them.
         """
         reasons = _reasons(schedule)
-        steps = self.executor.steps_to(shares, self.state.log)
+        jobs = {job.id: job for job in schedule.jobs}
+        steps = self.executor.steps_to(wanted, jobs, self.state.log)
         changes = [change_event(step, now, reasons.get(step.job_id, "")) for step in steps]
         return _Change(schedule, [*before, *changes], steps)
 
@@ -363,7 +364,7 @@ class Loop:
         return self.clock() - self._origin_s
 
     @property
-    def _held(self) -> dict[str, Share]:
+    def _held(self) -> dict[str, Allocation]:
         """What each job shall hold by the last decision, and by what happened since."""
         return self.executor.held
 

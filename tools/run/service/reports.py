@@ -9,8 +9,10 @@ from typing import Any
 
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import event_lines
-from pliant.tools.run.service.allocation import Slot, Step
-from pliant.tools.run.service.endings import Setback, Verdict
+from pliant.schemas.schedule import Allocation
+from pliant.tools.run.service.allocation import ChangeStep, Slot
+from pliant.tools.run.service.endings import Ending
+from pliant.tools.run.service.members import Setback
 from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.log.events import (
     displaced_event,
@@ -18,7 +20,7 @@ from pliant.tools.run.statedir.log.events import (
     finish_event,
     missing_place_event,
 )
-from pliant.tools.run.statedir.log.fold import JobLog, RunLog, Share, Suspects
+from pliant.tools.run.statedir.log.fold import JobLog, RunLog, Suspects
 from pliant.tools.run.statedir.log.worker_reports import refined
 
 
@@ -34,12 +36,12 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AttemptEnded:
     """An attempt is over, and nothing of it is left."""
 
     job_id: str
     attempt: int
-    verdict: Verdict
+    verdict: Ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,8 @@ class Hindered:
     job_id: str
     attempt: int
     setback: Setback
-    share: Share
-    """What the job has now; fewer GPUs than it can run on: it stops, with a checkpoint."""
+    left: Allocation
+    """What the job has now. With fewer GPUs than it can run on it stops, with a checkpoint."""
     held: Set[Slot] = frozenset()
     """Those of the slots that other jobs shall have."""
 
@@ -61,8 +63,8 @@ class Displaced:
 
     job_id: str
     reason: str
-    share: Share
-    """What the job has now; fewer GPUs than it can run on: it stops, with a checkpoint where it can."""
+    left: Allocation
+    """What the job has now. With fewer GPUs than it can run on it stops, if it can with a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class Lost:
     reason: str
 
 
-Report = Said | Progressed | Ended | Hindered | Displaced | Proven | Lost
+Report = Said | Progressed | AttemptEnded | Hindered | Displaced | Proven | Lost
 
 
 def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
@@ -109,7 +111,7 @@ def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
 
 
 def report_events(
-    report: Said | Ended | Hindered | Displaced | Proven | Lost,
+    report: Said | AttemptEnded | Hindered | Displaced | Proven | Lost,
     log: RunLog,
     time_s: float,
     retries: int,
@@ -149,7 +151,7 @@ def report_events(
             return []
 
 
-def _displaced_event(report: Ended, job: JobLog, time_s: float, retries: int) -> Event:
+def _displaced_event(report: AttemptEnded, job: JobLog, time_s: float, retries: int) -> Event:
     """A place that was taken away; one that was never there counts for nothing."""
     attempt, reason = report.attempt, report.verdict.message
     if not report.verdict.began:
@@ -157,20 +159,25 @@ def _displaced_event(report: Ended, job: JobLog, time_s: float, retries: int) ->
     return displaced_event(job, time_s, attempt, reason, retries=retries)
 
 
-def change_event(step: Step, time_s: float, reason: str = "") -> Event:
+def change_event(step: ChangeStep, time_s: float, reason: str = "") -> Event:
     """What a job shall hold from now on."""
     if step.after is None:
         return Event(time_s, step.event, step.job_id, gpus=0, placement=(), detail={"reason": reason})
-    share = step.after.share
-    detail = {"accum": share.accum, "lr_scale": share.lr_scale, "reason": reason}
-    return _holding(step.event, step.job_id, time_s, share, detail)
+    held = step.after.allocation
+    return _holding(step.event, time_s, held, {**_division(held), "reason": reason})
 
 
-def _holding(name: EventName, job_id: str, time_s: float, share: Share, detail: Mapping[str, Any]) -> Event:
-    where, batch = share.placement, share.global_batch
-    if share.beside is not None:
-        detail = {**detail, "beside": share.beside}
-    return Event(time_s, name, job_id, gpus=share.gpus, placement=where, global_batch=batch, detail=detail)
+def _holding(name: EventName, time_s: float, held: Allocation, detail: Mapping[str, Any]) -> Event:
+    where, batch = held.placement, held.cut[0]
+    if held.beside is not None:
+        detail = {**detail, "beside": held.beside}
+    return Event(time_s, name, held.job, gpus=held.gpus, placement=where, global_batch=batch, detail=detail)
+
+
+def _division(held: Allocation) -> dict[str, Any]:
+    """How its workers divide a batch."""
+    _, accum, lr_scale = held.cut
+    return {"accum": accum, "lr_scale": lr_scale}
 
 
 def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) -> list[Event]:
@@ -178,7 +185,7 @@ def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) 
 
     A slot that another job has is left to that one.
     """
-    share, setback = report.share, report.setback
+    setback = report.setback
     slots = [str(slot) for slot in setback.slots]
     wait_s = log.suspects.wait_s(report.job_id, slots)
     held = set(slots) if job.beside is not None else {str(slot) for slot in report.held}
@@ -191,18 +198,16 @@ def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) 
     detail: dict[str, Any] = {"reason": "; ".join([setback.reason, *left_out, *waits])}
     if wait_s is not None:
         detail["wait_seconds"] = wait_s
-    if job.job.min_gpus <= share.gpus == job.gpus:
+    if job.job.min_gpus <= report.left.gpus == job.gpus:
         return downs
     return [_without(report, job, time_s, detail), *downs]
 
 
 def _without(report: Hindered | Displaced, job: JobLog, time_s: float, detail: Mapping[str, Any]) -> Event:
     """The job trains on with what it has left, or waits where that is too little."""
-    share = report.share
-    if share.gpus < job.job.min_gpus:
+    if report.left.gpus < job.job.min_gpus:
         return Event(time_s, "requeue", report.job_id, gpus=0, placement=(), detail=detail)
-    own = {**detail, "accum": share.accum, "lr_scale": share.lr_scale, "setback": True}
-    return _holding("shrink", report.job_id, time_s, share, own)
+    return _holding("shrink", time_s, report.left, {**detail, **_division(report.left), "setback": True})
 
 
 def _slot_down(report: Hindered, slot: str, suspects: Suspects, time_s: float, *, held: bool) -> Event:

@@ -28,8 +28,8 @@ from pliant.schemas.file_io.json_lines import spared_by_garbage_collection
 from pliant.schemas.io import read_cluster
 from pliant.schemas.text import counted
 from pliant.tools.run.backends.protocol import Backend
-from pliant.tools.run.service.allocation import Step, Target, startable
-from pliant.tools.run.service.commands import read_plan, target_of, units
+from pliant.tools.run.service.allocation import Assignment, ChangeStep, startable
+from pliant.tools.run.service.commands import assignment_of, read_plan, units
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.launching import next_handle
@@ -54,12 +54,12 @@ def first_steps(prepared: Prepared, *, resume: bool) -> str:
     log = read_log(prepared.dirs.path) if prepared.dirs.events.is_file() else RunLog()
     executor = prepared.executor
     executor.targets = _held(log, prepared.dirs)
-    shares = startable(log, prepared.schedule, prepared.clock())
-    steps = executor.steps_to(shares, log)
+    wanted = startable(log, prepared.schedule, prepared.clock())
+    steps = executor.steps_to(wanted, {job.id: job for job in prepared.schedule.jobs}, log)
     return "".join(f"{line}\n" for step in steps for line in _lines(step, prepared.dirs, executor))
 
 
-def _lines(step: Step, dirs: StateDir, executor: Executor) -> list[str]:
+def _lines(step: ChangeStep, dirs: StateDir, executor: Executor) -> list[str]:
     """What happens to which slots, then each command on a line of its own."""
     head = f"{step.event} {step.job_id}: {_slots(step.before)} -> {_slots(step.after)}"
     if step.after is None:
@@ -70,21 +70,21 @@ def _lines(step: Step, dirs: StateDir, executor: Executor) -> list[str]:
     return [f"{head} (attempt {attempt.attempt})", _plan(step.after), *shown]
 
 
-def _plan(target: Target) -> str:
-    share = target.share
-    batch = "as the script says" if share.global_batch is None else str(share.global_batch)
-    return f"  plan: global batch {batch}, {share.accum} micro-steps, learning rate x {share.lr_scale:g}"
+def _plan(target: Assignment) -> str:
+    global_batch, accum, lr_scale = target.allocation.cut
+    batch = "as the script says" if global_batch is None else str(global_batch)
+    return f"  plan: global batch {batch}, {accum} micro-steps, learning rate x {lr_scale:g}"
 
 
-def _slots(target: Target | None) -> str:
+def _slots(target: Assignment | None) -> str:
     return "nothing" if target is None else " ".join(map(str, target.slots))
 
 
-def _held(log: RunLog, dirs: StateDir) -> dict[str, Target]:
+def _held(log: RunLog, dirs: StateDir) -> dict[str, Assignment]:
     """What the log and the plans of a state directory say that jobs hold."""
     active = {job_id: job for job_id, job in log.active.items() if job.gpus}
     plans = {job_id: read_plan(dirs.job(job_id)) for job_id in active}
-    return {job_id: target_of(plan, active[job_id].share) for job_id, plan in plans.items() if plan}
+    return {job_id: assignment_of(plan, active[job_id].job) for job_id, plan in plans.items() if plan}
 
 
 _CAUGHT: Final = (signal.SIGINT, signal.SIGTERM)

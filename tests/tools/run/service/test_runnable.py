@@ -9,7 +9,6 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.service.launching import runnable
-from pliant.tools.run.statedir.log.fold import shares_of
 from tests.builders import cluster, job
 
 
@@ -56,24 +55,6 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
 def test_gpus_without_a_place_are_refused(tmp_path: Path) -> None:
     found = schedule([job("a", command=("t.py",))], {"job": "a", "gpus": 1})
     assert problems(found, tmp_path) == ["schedule.json: /allocations/0/placement: is empty, expected nodes"]
-
-
-def test_shares_are_what_jobs_hold_and_how_their_batch_is_cut() -> None:
-    found = schedule(
-        [job("a"), job("b", gpus=2)],
-        {"job": "a", "gpus": 0, "action": "preempt"},
-        {
-            "job": "b",
-            "gpus": 2,
-            "placement": [["n1", 2]],
-            "batch": {"global": 64, "local": 16, "accum": 2},
-            "lr_scale": 2.0,
-        },
-    )
-    shares = shares_of(found)
-    assert list(shares) == ["b"]
-    assert (shares["b"].placement, shares["b"].global_batch) == ((("n1", 2),), 64)
-    assert (shares["b"].accum, shares["b"].lr_scale) == (2, 2.0)
 
 
 def test_what_torchrun_cannot_give_to_workers_is_refused(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ from pydantic import ConfigDict, TypeAdapter
 from pliant.schemas.event import ENDS, OF_NODES, OF_SLOTS, ORDERS, PLACED, STARTS, End, Event
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
-from pliant.schemas.schedule import Schedule
+from pliant.schemas.schedule import Allocation, BatchPlan, Cut
 from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.schedule.jobs import NodeGpus, gpus_of
 
@@ -283,9 +283,10 @@ class JobLog:
         return self.gpus if self.beside is None else self.gpus / 2
 
     @property
-    def share(self) -> Share:
+    def allocation(self) -> Allocation:
         """What it shall hold."""
-        return Share(self.job, self.placement, self.global_batch, self.accum, self.lr_scale, self.beside)
+        cut = (self.global_batch, self.accum, self.lr_scale)
+        return allocation_of(self.job.id, self.placement, cut, self.beside)
 
     def next_failure(self, time_s: float) -> Record:
         """Failures in a row and lately, were it to fail now."""
@@ -551,36 +552,19 @@ def _json(event: Event) -> str:
     return json.dumps(event.detail)
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What a schedule gives a job: GPUs by node, and how the batch is cut."""
-
-    job: Job
-    placement: NodeGpus
-    global_batch: int | None = None
-    accum: int = 1
-    lr_scale: float = 1.0
-    beside: str | None = None
-    """The job that has the same slots; None: it has them alone."""
-
-    @property
-    def gpus(self) -> int:
-        """All GPUs of the share."""
-        return gpus_of(self.placement)
-
-
-def shares_of(schedule: Schedule) -> dict[str, Share]:
-    """What the schedule gives each job that holds something."""
-    jobs = {job.id: job for job in schedule.jobs}
-    return {
-        found.job: Share(
-            jobs[found.job],
-            found.placement,
-            found.batch.global_ if found.batch else None,
-            found.batch.accum if found.batch else 1,
-            found.lr_scale,
-            found.beside,
-        )
-        for found in schedule.allocations
-        if found.gpus
-    }
+def allocation_of(job_id: str, placement: NodeGpus, cut: Cut, beside: str | None = None) -> Allocation:
+    """What a job holds, as a schedule's record. Nothing is validated: the log's word counts."""
+    gpus, (size, accum, lr_scale) = gpus_of(placement), cut
+    batch = None
+    if size is not None and gpus:
+        share = -(-size // gpus)
+        batch = BatchPlan.model_construct(global_=size, local=-(-share // accum), accum=accum)
+    return Allocation.model_construct(
+        job=job_id,
+        gpus=gpus,
+        placement=placement,
+        batch=batch,
+        lr_scale=lr_scale,
+        action="keep",
+        beside=beside,
+    )

@@ -322,7 +322,7 @@ def _give(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
     """Who holds what, all of it decided together."""
     for job_id, job in sorted(known.active.items()):
         before = log.jobs[job_id]
-        if not job.gpus or (before.share == job.share and not before.ended):
+        if not job.gpus or (before.allocation == job.allocation and not before.ended):
             continue
         name: EventName = "resume" if before.started_s is not None else "start"
         if before.gpus:

@@ -12,10 +12,9 @@ import pytest
 from pliant.schemas.cluster import Cluster, SlurmOptions
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, Unit
 from pliant.tools.run.backends.slurm.commands import TASK, Request, job_name, request_of, sbatch, script
-from pliant.tools.run.service.allocation import Slot, Target, counts
+from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import units
 from pliant.tools.run.statedir.contract.folders import AttemptDir
-from pliant.tools.run.statedir.log.fold import Share
 from tests.builders import job
 
 ATTEMPT = AttemptDir(Path("/state/jobs/a/attempts/2"))
@@ -32,7 +31,7 @@ def planned(*slots: str, elastic: bool = True, on_gpus: bool = True) -> list[Uni
     spec = job("a", gpus=1 if elastic else len(slots), high=8 if elastic else None, command=("t.py",))
     devices = tuple("0123") if on_gpus else None
     nodes = {name: NodeInfo(name, 4, devices=devices) for name in ("n0", "n1")}
-    return units(Target(Share(spec, counts(places)), places), Path("/state/jobs/a"), ATTEMPT, nodes)
+    return units(Assignment.of(spec, places, (None, 1, 1.0)), Path("/state/jobs/a"), ATTEMPT, nodes)
 
 
 @pytest.mark.parametrize(

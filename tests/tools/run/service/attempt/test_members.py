@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.run.service.members import Members, Timeouts
+from pliant.tools.run.service.members import GangMembers, Timeouts
 from pliant.tools.run.statedir.contract import presence as heartbeat
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
@@ -24,8 +24,8 @@ class Scene:
         self.files, self.now_s = AttemptDir(folder), 0.0
         both = tuple(Member(slot=f"n{i}/0", node=f"n{i}", address=f"n{i}", worker=i) for i in range(2))
         self.plan = Plan(job="a", generation=1, attempt=1, members=both)
-        self.members = Members(self.files, self.plan)
-        patch.setattr(Members, "life", lambda members, worker: "alive")
+        self.members = GangMembers(self.files, self.plan)
+        patch.setattr(GangMembers, "life", lambda members, worker: "alive")
         patch.setattr(FileClock, "now_s", lambda clock, path: 1000.0 + self.now_s)
         self.beat(*self.files_of(0), *self.files_of(1))
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pliant.schemas.event import Event, EventName
-from pliant.tools.run.service.endings import Verdict
-from pliant.tools.run.service.reports import Ended, report_events
+from pliant.tools.run.service.endings import Ending
+from pliant.tools.run.service.reports import AttemptEnded, report_events
 from pliant.tools.run.statedir.contract.plan import write_progress
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import submit_event
@@ -77,7 +77,7 @@ def test_a_failure_after_reported_progress_is_the_first_one_again_for_the_loop_a
     found, again = log(START, FIRST, REQUEUE), event(21.0, "resume", gpus=2, placement=(("n0", 2),))
     found.add(again)
     found.newest["a"] = report(300.0, attempt=2)
-    failed = report_events(Ended("a", 2, Verdict("failed", "it fell")), found, 22.0, 3)
+    failed = report_events(AttemptEnded("a", 2, Ending("failed", "it fell")), found, 22.0, 3)
     assert failed[0].detail is not None
     assert failed[0].detail["failures"] == 1
     for each in [with_progress(each, found) for each in failed]:
