@@ -35,9 +35,9 @@ from pliant.tools.run.elastic.report import Reporter
 from pliant.tools.run.elastic.state.state import Counters, Mean
 from pliant.tools.run.service.allocation import Assignment, ChangeStep, Slot
 from pliant.tools.run.service.commands import CHECKPOINT_S, make_plan
-from pliant.tools.run.service.inputs import Prepared
+from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import Loop
-from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.service.reports import Said, change_event, report_events
 from pliant.tools.run.service.run import POLL_S
 from pliant.tools.run.statedir.contract.folders import JobDir
@@ -198,8 +198,8 @@ def running(folder: Path, gangs: int) -> Iterator[Loop]:
     nodes = tuple({"name": f"n{number}", "gpus": WORKERS} for number in range(gangs))
     write_cluster(Cluster.model_validate({"nodes": nodes, "slots": "cpu"}), folder / "cluster.json")
     question = Question("fair-share")
-    options = Options(folder / "state", question=question, cluster=str(folder / "cluster.json"))
-    prepared = Prepared.read(options, _backend, resume=True)
+    options = RunOptions(folder / "state", question=question, cluster=str(folder / "cluster.json"))
+    prepared = PreparedRun.read(options, _backend, resume=True)
     with prepared.open() as state:
         spool = Spool(state.dirs)
         with spool.locked():

@@ -23,7 +23,7 @@ import psutil
 from pliant.schemas.cluster import Cluster, Node, SlurmOptions
 from pliant.schemas.errors import InfeasibleError, ServiceMissingError, UsageError
 from pliant.schemas.text import counted, listed
-from pliant.tools.run.backends.devices import VISIBLE, Gpu, Listed, list_gpus, visible_of
+from pliant.tools.run.backends.devices import VISIBLE, Gpu, GpuListing, list_gpus, visible_of
 from pliant.tools.run.backends.slurm import commands as command_lines
 from pliant.tools.run.backends.slurm import parsing
 from pliant.tools.run.backends.slurm.commands import ask
@@ -193,7 +193,7 @@ def node_name(text: str) -> str:
     return _FOREIGN.sub("-", text).strip("._-")[:_LONGEST_HOST] or "localhost"
 
 
-def _notes(listed: Listed, visible: str | None) -> tuple[str, ...]:
+def _notes(listed: GpuListing, visible: str | None) -> tuple[str, ...]:
     notes = [f"left out: {fault}" for fault in listed.faults]
     if visible is None:
         return tuple(notes)

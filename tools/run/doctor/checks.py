@@ -39,7 +39,7 @@ from pliant.schemas.text import (
 from pliant.tools.run.backends.devices import (
     VISIBLE,
     Gpu,
-    Listed,
+    GpuListing,
     devices_by_node,
     list_gpus,
     processes_on,
@@ -482,7 +482,7 @@ def _no_driver(error: ServiceMissingError, *, needed: bool) -> Check:
     return ok("no NVIDIA driver: CPU slots only")
 
 
-def _count(listed: Listed, usable: tuple[Gpu, ...]) -> Check:
+def _count(listed: GpuListing, usable: tuple[Gpu, ...]) -> Check:
     instances = sum(gpu.name != gpu.card for gpu in usable)
     text = f"{in_gpus(len(usable))} to use of {len(listed.gpus)}, driver {listed.driver}"
     return ok(f"{text}, {instances} of them MIG instances" if instances else text)

@@ -33,7 +33,7 @@ from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.launching import runnable
 from pliant.tools.run.service.loop import Loop
-from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.statedir.clock import Clock, origin
 from pliant.tools.run.statedir.contract.folders import PRIVATE
 from pliant.tools.run.statedir.directory import StateDir, check_own
@@ -56,10 +56,10 @@ OpenBackend = Callable[[str, Cluster, StateDir], Backend]
 
 
 @dataclass(slots=True)
-class Prepared:
+class PreparedRun:
     """A run whose inputs are read, before anything is touched."""
 
-    options: Options
+    options: RunOptions
     schedule: Schedule
     dirs: StateDir
     executor: Executor
@@ -73,13 +73,13 @@ class Prepared:
     @classmethod
     def read(
         cls,
-        options: Options,
+        options: RunOptions,
         open_backend: OpenBackend,
         *,
         resume: bool,
         dry: bool = False,
         clock: Clock | None = None,
-    ) -> Prepared:
+    ) -> PreparedRun:
         """Read the inputs.
 
         :param resume: go on with the state directory's own schedule where it holds a run.
@@ -253,7 +253,7 @@ def _acknowledged(log: RunLog, dirs: StateDir) -> set[str]:
     return asked | log.jobs.keys()
 
 
-def _refuse_inputs(options: Options) -> None:
+def _refuse_inputs(options: RunOptions) -> None:
     if options.schedule is not None:
         raise UsageError(f"{options.state} holds a run: name no schedule to go on with it, or another folder")
     if options.cluster is not None or options.profile is not None:
@@ -273,7 +273,7 @@ def _refuse_oracle(name: str) -> None:
         raise UsageError(f'policy "{name}" knows the jobs to come: it is for replays, not for a run')
 
 
-def _own_schedule(options: Options, dirs: StateDir) -> Schedule:
+def _own_schedule(options: RunOptions, dirs: StateDir) -> Schedule:
     """The schedule that a run goes on with, under the policy that is asked for."""
     found, question = read_schedule(dirs.schedule), options.question
     if question is None:
@@ -283,7 +283,7 @@ def _own_schedule(options: Options, dirs: StateDir) -> Schedule:
     return found.model_copy(update={"policy": _use(question, policy), "demand": demand, "forecast": forecast})
 
 
-def _empty_schedule(options: Options, question: Question, now_s: float) -> Schedule:
+def _empty_schedule(options: RunOptions, question: Question, now_s: float) -> Schedule:
     """Nothing decided yet, no job: what a live run begins with. Its clock shows UTC."""
     if options.cluster is None:
         raise UsageError(f"{options.state} holds no run: name its --cluster to begin one")

@@ -16,7 +16,7 @@ RETRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RunOptions:
     """A run: where, of what, by which rules."""
 
     state: Path

@@ -31,10 +31,10 @@ from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.service.allocation import Assignment, ChangeStep, startable
 from pliant.tools.run.service.commands import assignment_of, read_plan, units
 from pliant.tools.run.service.executor import Executor
-from pliant.tools.run.service.inputs import Prepared
+from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.launching import next_handle
 from pliant.tools.run.service.loop import Loop
-from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.state import State, read_log
@@ -43,10 +43,10 @@ PORT = 29500
 """Stands for the free port that is looked for when a job starts on several nodes."""
 
 
-def first_steps(prepared: Prepared, *, resume: bool) -> str:
+def first_steps(prepared: PreparedRun, *, resume: bool) -> str:
     """The steps that a run would begin with, as text; nothing is touched.
 
-    :param resume: as for :meth:`Prepared.read`.
+    :param resume: as for :meth:`PreparedRun.read`.
     """
     name = prepared.schedule.policy.name
     if prepared.resumed and resume:
@@ -122,7 +122,7 @@ Turn = Callable[[Loop, Interrupts, View], None]
 _log = logging.getLogger("pliant")
 
 
-def run_until_done(options: Options, view: View) -> tuple[RunLog, Signals | None]:
+def run_until_done(options: RunOptions, view: View) -> tuple[RunLog, Signals | None]:
     """Run the schedule, and whatever its policy decides after it, until all jobs have ended.
 
     A first SIGINT or SIGTERM stops all jobs with checkpoints, a second one kills them; running again on the
@@ -133,7 +133,7 @@ def run_until_done(options: Options, view: View) -> tuple[RunLog, Signals | None
     return _run(options, view, _until_finished, follow=False)
 
 
-def run_and_follow(options: Options, view: View) -> tuple[RunLog, Signals | None]:
+def run_and_follow(options: RunOptions, view: View) -> tuple[RunLog, Signals | None]:
     """Let a policy decide as things happen, until SIGINT or SIGTERM; returns the log and the signal.
 
     However it ends, the jobs train on, and the next run takes them up.
@@ -143,8 +143,8 @@ def run_and_follow(options: Options, view: View) -> tuple[RunLog, Signals | None
     return _run(options, view, _until_interrupted, follow=True)
 
 
-def _run(options: Options, view: View, turn: Turn, *, follow: bool) -> tuple[RunLog, Signals | None]:
-    prepared = Prepared.read(options, open_backend, resume=True)
+def _run(options: RunOptions, view: View, turn: Turn, *, follow: bool) -> tuple[RunLog, Signals | None]:
+    prepared = PreparedRun.read(options, open_backend, resume=True)
     with prepared.open(past=not follow) as state, Interrupts() as interrupts, spared_by_garbage_collection():
         loop = prepared.loop(state, follow=follow)
         try:
@@ -173,14 +173,14 @@ def _run(options: Options, view: View, turn: Turn, *, follow: bool) -> tuple[Run
         return state.log, interrupts.received[0] if interrupts.received else None
 
 
-def run_once(options: Options) -> tuple[RunLog, list[str]]:
+def run_once(options: RunOptions) -> tuple[RunLog, list[str]]:
     """Make what runs equal to the schedule, and leave it running.
 
     Returns the log, and the jobs that this call has given up.
 
     :raises LockedError: jobs neither start nor end in the time that stops have; the next call goes on.
     """
-    prepared = Prepared.read(options, open_backend, resume=False)
+    prepared = PreparedRun.read(options, open_backend, resume=False)
     with prepared.open() as state:
         ended = state.log.jobs.keys() - state.log.active.keys()
         loop = prepared.reconciling(state)
@@ -215,12 +215,12 @@ def release_nodes(state: Path, backend: str | None = None) -> int:
         return open_backend(backend or cluster.backend, cluster, dirs).release(found.log.over)
 
 
-def dry_run_text(options: Options, *, resume: bool) -> str:
+def dry_run_text(options: RunOptions, *, resume: bool) -> str:
     """The steps that a run would begin with, as text; nothing is touched.
 
-    :param resume: as for :meth:`Prepared.read`.
+    :param resume: as for :meth:`PreparedRun.read`.
     """
-    return first_steps(Prepared.read(options, open_backend, resume=resume, dry=True), resume=resume)
+    return first_steps(PreparedRun.read(options, open_backend, resume=resume, dry=True), resume=resume)
 
 
 def check_failed(log: RunLog, state: Path, among: Iterable[str] | None = None) -> None:

@@ -249,7 +249,7 @@ class Use:
         return None if self.progress is None else self.progress.samples_per_second
 
 
-class Meter:
+class UseMeter:
     """Looks at the jobs of a state directory that hold GPUs, again and again."""
 
     def __init__(self, state: Path) -> None:

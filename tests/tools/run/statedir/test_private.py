@@ -16,7 +16,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Job
 from pliant.tools.run.service import run as runner
-from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir import directory as private
@@ -51,7 +51,7 @@ def run(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cluster(cluster(1, slots="cpu"), path)
     monkeypatch.setattr(runner, "open_backend", opens({}))
     monkeypatch.setattr(runner, "POLL_S", 0.0)
-    options = Options(dirs.path, question=Question("fifo"), cluster=str(path))
+    options = RunOptions(dirs.path, question=Question("fifo"), cluster=str(path))
     run_until_done(options, lambda log, now_s: None)
 
 
@@ -59,7 +59,7 @@ USES: dict[str, Callable[[StateDir], object]] = {
     "submit": lambda dirs: ask(dirs, "b"),
     "cancel": lambda dirs: cancel(dirs.path, ["a"]),
     "run": lambda dirs: State(dirs.path).close(),
-    "read the inputs of a run": lambda dirs: runner.dry_run_text(Options(dirs.path, "none"), resume=True),
+    "read the inputs of a run": lambda dirs: runner.dry_run_text(RunOptions(dirs.path, "none"), resume=True),
 }
 LOOKS: dict[str, Callable[[StateDir], object]] = {"status": lambda dirs: Watcher(dirs.path).look()}
 
@@ -104,7 +104,7 @@ def test_a_dry_run_leaves_a_folder_that_others_can_read_as_it_is(
 ) -> None:
     run(dirs, monkeypatch)
     dirs.path.chmod(0o755)
-    runner.dry_run_text(Options(dirs.path), resume=True)
+    runner.dry_run_text(RunOptions(dirs.path), resume=True)
     assert stat.S_IMODE(dirs.path.stat().st_mode) == 0o755
     assert "was open to other users" not in caplog.text
 

@@ -112,7 +112,7 @@ def _share(lease: Lease) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepRequest:
     """One unit of a training job on the node of a lease."""
 
     lease_id: str
@@ -136,7 +136,7 @@ def step_gres(options: SlurmOptions, lease_gpus: int, own_gpus: int) -> str:
     return f"{options.gres}:{count}" if lease_gpus else ""
 
 
-def srun_step(step: Step, argv: Sequence[str]) -> tuple[str, ...]:
+def srun_step(step: StepRequest, argv: Sequence[str]) -> tuple[str, ...]:
     """Start a step; returns its exit code when it has ended. The step outlives an srun that is killed hard.
 
     Memory is shared among the steps of a lease, and so are CPUs and GPUs unless the step has its own.
@@ -216,7 +216,7 @@ _WORKERS: Final = "--nproc-per-node="
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class JobRequest:
     """What an attempt needs of Slurm: equal tasks, one for each unit."""
 
     name: str
@@ -237,7 +237,7 @@ def job_name(handle: Handle, state: Path) -> str:
     return f"{name_of(state)}.{handle.job}.{handle.attempt}"
 
 
-def request_of(cluster: Cluster, units: Sequence[Unit], name: str) -> Request:
+def request_of(cluster: Cluster, units: Sequence[Unit], name: str) -> JobRequest:
     """What the units of an attempt need.
 
     Units that are a node each get nodes of their own, and all as much as the largest: Slurm gives equal
@@ -248,12 +248,12 @@ def request_of(cluster: Cluster, units: Sequence[Unit], name: str) -> Request:
     a_node_each = all(ENV_WORKER not in unit.env for unit in units)
     nodes = len(planned) if a_node_each or len(planned) == 1 else None
     if cluster.slots == "cpu":
-        return Request(name, len(units), nodes, cpus=workers)
+        return JobRequest(name, len(units), nodes, cpus=workers)
     known = [node for node in cluster.expanded() if node.name in planned]
     each = min((share for node in known if (share := _cpus_of_a_gpu(node))), default=None)
     memory = min((share for node in known if (share := _memory_of_a_cpu(node))), default=None)
     cpus = None if each is None else each * workers
-    return Request(name, len(units), nodes, workers, cpus, memory if cpus is not None else None)
+    return JobRequest(name, len(units), nodes, workers, cpus, memory if cpus is not None else None)
 
 
 def _workers(unit: Unit) -> int:
@@ -270,7 +270,7 @@ def _memory_of_a_cpu(node: Node) -> int | None:
     return int(node.memory / node.cpus) if node.memory and node.cpus else None
 
 
-def sbatch(request: Request, options: SlurmOptions, attempt: AttemptDir) -> tuple[str, ...]:
+def sbatch(request: JobRequest, options: SlurmOptions, attempt: AttemptDir) -> tuple[str, ...]:
     """Submit the script of an attempt. Slurm does not start it a second time: that is our part."""
     nodes = () if request.nodes is None else (f"--nodes={request.nodes}",)
     memory = request.memory_bytes
@@ -286,7 +286,7 @@ def sbatch(request: Request, options: SlurmOptions, attempt: AttemptDir) -> tupl
     )
 
 
-def script(request: Request, options: SlurmOptions, attempt: AttemptDir, locale: str | None = None) -> str:
+def script(request: JobRequest, options: SlurmOptions, attempt: AttemptDir, locale: str | None = None) -> str:
     """The script: it starts a task for each unit, and a task that fails leaves the others alone.
 
     The environment is that of the launcher, but no task gets its token.
@@ -308,7 +308,7 @@ def script_file(attempt: AttemptDir) -> Path:
     return attempt.path / "slurm.sh"
 
 
-def _tasks(request: Request, options: SlurmOptions) -> tuple[str, ...]:
+def _tasks(request: JobRequest, options: SlurmOptions) -> tuple[str, ...]:
     """Said to sbatch and to srun alike: not all of it is passed on by every release."""
     kind = options.gres.partition(":")[2]
     found = [f"--ntasks={request.tasks}"]

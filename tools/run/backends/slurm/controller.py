@@ -32,7 +32,7 @@ _log = logging.getLogger("pliant")
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ControllerView:
     """What Slurm said at one time."""
 
     asked_s: float
@@ -50,7 +50,7 @@ class Controller:
     """
 
     def __init__(self, nodes: Iterable[str]) -> None:
-        self.view: View | None = None
+        self.view: ControllerView | None = None
         """The newest; None: there was none yet."""
         self.failure = ""
         """Why the last look failed; empty: it did not."""
@@ -72,7 +72,7 @@ class Controller:
             self._thread = threading.Thread(target=self._ask, name="pliant-slurm", daemon=True)
             self._thread.start()
 
-    def first(self) -> View:
+    def first(self) -> ControllerView:
         """The first view; waits for it.
 
         :raises ServiceMissingError: Slurm is not installed, or its controller does not answer.
@@ -95,7 +95,9 @@ class Controller:
             self.failure = str(error)
             return
         self.failure = ""
-        self.view = View(asked_s, jobs, {f"{step.job_id}/{step.name}": step for step in steps}, nodes)
+        self.view = ControllerView(
+            asked_s, jobs, {f"{step.job_id}/{step.name}": step for step in steps}, nodes
+        )
 
     def _ask_for_nodes(self, asked_s: float) -> Mapping[str, SlurmNode]:
         if not self._nodes:

@@ -25,8 +25,17 @@ from typing import Final, Literal
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.file_io.files import atomic_write
 from pliant.tools.profile.torchrun.start import child_environment
-from pliant.tools.run.backends.local import LaunchRecord, StartedUnit, newest_attempts, write_record
-from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
+from pliant.tools.run.backends.protocol import (
+    Handle,
+    LaunchRecord,
+    NodeInfo,
+    StartedUnit,
+    StopLevel,
+    Unit,
+    UnitStatus,
+    newest_attempts,
+    write_record,
+)
 from pliant.tools.run.backends.slurm import commands as command_lines
 from pliant.tools.run.backends.slurm.commands import (
     job_name,
@@ -36,9 +45,9 @@ from pliant.tools.run.backends.slurm.commands import (
     script_file,
     show_job,
 )
-from pliant.tools.run.backends.slurm.controller import Controller, Later, View
+from pliant.tools.run.backends.slurm.controller import Controller, ControllerView, Later
 from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmStep, job_state
-from pliant.tools.run.backends.slurm.units import Seen, SlurmUnit, no_orders, record_of
+from pliant.tools.run.backends.slurm.units import SlurmUnit, UnitReport, no_orders, record_of
 from pliant.tools.run.statedir.contract.folders import PRIVATE, FolderCache, make_log_folder, open_log
 from pliant.tools.run.statedir.contract.presence import Heartbeats
 from pliant.tools.run.statedir.directory import StateDir
@@ -68,7 +77,7 @@ class SlurmJobsBackend:
         self._attempts: dict[Handle, Attempt] = {}
         self._unwanted: dict[str, float] = {}
         """Names of jobs that are to be cancelled wherever they are listed, and when that was asked last."""
-        self._looked_at: View | None = None
+        self._looked_at: ControllerView | None = None
 
     def nodes(self) -> Sequence[NodeInfo]:
         """The nodes of the cluster file, all up: which ones a job gets is Slurm's choice.
@@ -167,11 +176,11 @@ class SlurmJobsBackend:
             self._unwanted[name] = now_s
             Later(command_lines.scancel_named(name, os.getuid()))
 
-    def _listed(self, attempt: Attempt) -> Listed:
+    def _listed(self, attempt: Attempt) -> JobListing:
         view = self._controller.view
         if view is None or self._controller.failure:
-            return Listed(_NEVER, None)
-        return Listed(view.asked_s, next((job for job in view.jobs if job.name == attempt.name), None))
+            return JobListing(_NEVER, None)
+        return JobListing(view.asked_s, next((job for job in view.jobs if job.name == attempt.name), None))
 
     def _attempt(self, handle: Handle) -> Attempt:
         if handle not in self._attempts:
@@ -197,7 +206,7 @@ _CODES: Final = {"term": -signal.SIGTERM, "kill": -signal.SIGKILL}
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class JobListing:
     """What Slurm said of an attempt's job last."""
 
     asked_s: float
@@ -227,7 +236,7 @@ class Attempt:
     _end: Later | None = None
     _said: str = ""
 
-    def statuses(self, listed: Listed, now_s: float) -> tuple[UnitStatus, ...]:
+    def statuses(self, listed: JobListing, now_s: float) -> tuple[UnitStatus, ...]:
         """What became of the units."""
         self.folder.look()
         self._take_note(listed, now_s)
@@ -242,7 +251,7 @@ class Attempt:
         """Whether a keeper has taken one of its units over."""
         return any(unit.is_taken_over() for unit in self.units)
 
-    def _status(self, unit: SlurmUnit, listed: Listed, stage: Stage, now_s: float) -> UnitStatus:
+    def _status(self, unit: SlurmUnit, listed: JobListing, stage: Stage, now_s: float) -> UnitStatus:
         ended = self.folder.get(f"exit {unit.number}", unit.ended)
         if ended is not None:
             return ended
@@ -256,10 +265,10 @@ class Attempt:
             return _QUEUED
         return self._give_up(unit)
 
-    def _seen(self, unit: SlurmUnit, listed: Listed, stage: Stage) -> Seen:
+    def _seen(self, unit: SlurmUnit, listed: JobListing, stage: Stage) -> UnitReport:
         """A task ends with its job at the latest."""
         job = listed.job
-        return Seen(
+        return UnitReport(
             listed.asked_s, None if job is None or stage == "gone" else SlurmStep(job.id, "", unit.name)
         )
 
@@ -275,7 +284,7 @@ class Attempt:
         known = bool(self._job_id) or self.submission is not None
         return now_s - self._absent_s < (SHOWS_S if known else UNKNOWN_S)
 
-    def _take_note(self, listed: Listed, now_s: float) -> None:
+    def _take_note(self, listed: JobListing, now_s: float) -> None:
         """Remember the job while it is listed, and ask for its end when it is gone."""
         if stage_of(listed.job) != "gone" and listed.job is not None:
             self._job_id, self._absent_s = listed.job.id, None

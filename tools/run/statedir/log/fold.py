@@ -93,7 +93,7 @@ BELIEVED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class FailureRecord:
     """What is known of a job when its attempt fails."""
 
     failures: int
@@ -119,7 +119,7 @@ def is_worth_its_while(gained: float, total: float | None, lasted_s: float, chec
     return lasted_s >= checkpoint_s or (total is not None and gained >= SHARE * total)
 
 
-def given_up(record: Record, retries: int) -> str | None:
+def given_up(record: FailureRecord, retries: int) -> str | None:
     """Why there is no further retry; None: there is one. Empty: the failures in a row are reason enough."""
     if record.failures > retries:
         return ""
@@ -288,11 +288,11 @@ class JobLog:
         cut = (self.global_batch, self.accum, self.lr_scale)
         return allocation_of(self.job.id, self.placement, cut, self.beside)
 
-    def next_failure(self, time_s: float) -> Record:
+    def next_failure(self, time_s: float) -> FailureRecord:
         """Failures in a row and lately, were it to fail now."""
         restarts = self._made_progress(self.failed_at, time_s)
         recent = sum(failed_s > time_s - WINDOW_S for failed_s in self.failed_s) + 1
-        return Record(1 if restarts else self.failures + 1, recent)
+        return FailureRecord(1 if restarts else self.failures + 1, recent)
 
     def next_displacement(self, time_s: float) -> int:
         """Displacements in a row, were its place taken away now. An attempt of an hour begins a new row."""

@@ -21,7 +21,7 @@ from pliant.tools.run.statedir.log.events import (
     run_event,
     submit_event,
 )
-from pliant.tools.run.statedir.log.fold import JobLog, Record, RunLog, allocation_of, fold
+from pliant.tools.run.statedir.log.fold import FailureRecord, JobLog, RunLog, allocation_of, fold
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 
@@ -87,7 +87,7 @@ def failed(time: float, attempt: int) -> Event:
 
 def test_failures_without_progress_add_up() -> None:
     found = of(START, progress(12.0, 50.0), failed(13.0, 1), START, progress(14.0, 50.0, 2), failed(15.0, 2))
-    assert (found.failures, found.failed_attempt, found.next_failure(16.0)) == (2, 2, Record(3, 3))
+    assert (found.failures, found.failed_attempt, found.next_failure(16.0)) == (2, 2, FailureRecord(3, 3))
 
 
 def test_an_attempt_that_is_over_without_having_failed_counts_for_nothing() -> None:
@@ -154,7 +154,7 @@ def test_a_job_that_gets_on_may_lose_its_place_as_often_as_it_likes(reports: boo
 
 def test_a_failure_after_progress_is_the_first_one_again() -> None:
     found = of(START, progress(12.0, 50.0), failed(13.0, 1), START, progress(14.0, 60.0, 2))
-    assert found.next_failure(15.0) == Record(1, 2), "a hundredth of the work"
+    assert found.next_failure(15.0) == FailureRecord(1, 2), "a hundredth of the work"
 
 
 def test_a_job_that_crashes_a_little_further_each_time_makes_no_progress() -> None:
