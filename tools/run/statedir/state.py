@@ -1,8 +1,8 @@
 """The state directory in use: one writer at a time, and a log that holds whatever was acknowledged.
 
-``schedule.json`` of a run: its last decision, with the reasons and the jobs still to come.
-
-What was decided is in the log before, so this file may lag behind for a moment.
+:class:`State` appends events to the log, keeps its snapshot and passes events on. :class:`ScheduleFile` keeps
+``schedule.json``, a copy of the last decision with the jobs still to come; the log has the decision first, so
+this file may lag behind for a moment. :func:`read_log` is for bystanders: it needs no lock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger("pliant")
 
 
 class State:
-    """A state directory that this process writes to. Events go to the file first, then to everybody else."""
+    """A state directory that this process writes to. Events go to the log first, then to all sinks."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class State:
         """Lock and read a state directory, making it for its owner alone if it is not there.
 
         :param view: of its log, from before the lock was taken.
-        :param restored: nothing of the directory that this one is a copy of runs any more.
+        :param restored: the caller says that no job runs any more in the directory that this is a copy of.
         :raises LockedError: another process still writes to it after ``wait_s``.
         :raises UsageError: the folder cannot be made or used, is not this user's alone, or is a copy of one
             in which jobs run.
@@ -66,7 +66,7 @@ class State:
             raise unusable(Path(path), error) from error
         try:
             self.quiet_s = passed_since(self.dirs.events)
-            """For how long no earlier process had written the log when this one began."""
+            """Seconds since the log was last written, when this process began."""
             self._view = view or LogView(self.dirs, keeps_events=True)
             self.log = self._whole_log()
             running = sorted(job_id for job_id, job in self.log.active.items() if job.gpus)
@@ -79,14 +79,14 @@ class State:
             raise
         self._sinks: list[Sink] = []
         self.rebuilding: Rebuilding | None = None
-        """What a snapshot of the log needs besides the log; without it none is written."""
+        """What a snapshot needs besides the log; without it none is written."""
         self._in_snapshot, snapshot_bytes = self._view.in_snapshot
         self._pause_bytes = snapshot_bytes // 8
 
     def _whole_log(self) -> RunLog:
-        """The log; what it has lost and its snapshot knows is written back first.
+        """The log, after writing back what it has lost and its snapshot knows.
 
-        No event is appended beside a snapshot of another log: that could pass for its own one day.
+        A snapshot of another log is removed: after further events it could pass for this log's own.
         """
         if self.dirs.snapshot.exists() and not self.dirs.events.exists():
             self.dirs.events.touch(PRIVATE)  # all of it is lost
@@ -101,7 +101,7 @@ class State:
         return self._view.refresh(to_the_end=True)
 
     def _sweep(self) -> None:
-        """Remove what a writer of these folders left half-written when it was killed: it held the lock."""
+        """Remove files that an earlier writer left half-written when it was killed."""
         remove_temporaries(self.dirs.path)
         for job_id in self.log.may_be_there():
             check_job(self.dirs, job_id)
@@ -136,11 +136,10 @@ class State:
                 self._tell(sink, events)
 
     def history(self, basis: Basis) -> tuple[SavedSession | None, Iterable[Event]]:
-        """What the session of this log is rebuilt from."""
         return self._view.history(basis)
 
     def _keep_snapshot(self) -> None:
-        """Write a snapshot if reading what came after the last one takes a while; none stops nothing."""
+        """Write a snapshot if the log after the last one takes a while to read; a failure stops nothing."""
         size = self._writer.size
         if self.rebuilding is None or size - self._in_snapshot < max(TAIL_BYTES, self._pause_bytes):
             return
@@ -159,7 +158,6 @@ class State:
             _log.warning("events are in %s only from here on: %s", self.dirs.events, error)
 
     def close(self) -> None:
-        """Close the log and let go of the lock."""
         self._writer.close()
         self._lock.release()
 
@@ -171,7 +169,7 @@ class State:
 
 
 def size_and_time(dirs: StateDir) -> tuple[int, float]:
-    """Bytes of the log, and when it was written last by the system's clock of then; 0 where there is none."""
+    """Bytes of the log, and when it was last written by the system's clock; zeros if there is none."""
     try:
         found = dirs.events.stat()
     except FileNotFoundError:
@@ -180,13 +178,12 @@ def size_and_time(dirs: StateDir) -> tuple[int, float]:
 
 
 def no_state_directory(path: str | Path) -> UsageError:
-    """The error of looking where nothing was run or submitted."""
     what = f"{path}: no state directory (it has no {StateDir(Path()).events.name})"
     return UsageError(f"{what}: name the folder that pliant run or pliant submit was given as --state")
 
 
 def read_log(path: str | Path) -> RunLog:
-    """The log of a state directory, read without the lock: what a bystander may know.
+    """The log of a state directory, read without the lock.
 
     :raises UsageError: there is no log.
     :raises BadInputError: it is damaged.
@@ -198,7 +195,7 @@ def read_log(path: str | Path) -> RunLog:
 
 
 class ScheduleFile:
-    """The file, and what is still to be written to it."""
+    """``schedule.json`` of a run, and the decision that is still to be written to it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -206,11 +203,10 @@ class ScheduleFile:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it does not hold the last decision yet."""
         return self._due is not None
 
     def write(self, schedule: Schedule) -> None:
-        """Make this the last decision, now or, where the machine is short of something, a little later.
+        """Make this the last decision, now or, if the machine is short of something, a little later.
 
         :raises PliantError: it cannot be written, and that will not pass.
         """

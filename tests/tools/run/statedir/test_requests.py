@@ -201,15 +201,6 @@ def test_a_job_that_was_to_run_at_once_does_so_though_the_clock_was_set_back_sin
     assert heard(dirs, RunLog(), NOW_S - 3600) == ["submit now"]
 
 
-def test_a_submission_of_a_former_version_was_made_when_its_file_was_written(dirs: StateDir) -> None:
-    ask(dirs, runs("a"))
-    (path,) = dirs.spool.glob("*.jobs.jsonl")
-    old = path.rename(path.with_name(f"{path.name.partition('.')[0]}.jobs.jsonl"))
-    os.utime(old, (NOW_S, NOW_S))
-    (request,) = Spool(dirs).requests()
-    assert request.asked_s == NOW_S
-
-
 def test_a_submission_bears_the_time_of_the_clock_that_it_was_made_by(
     dirs: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""State directories of earlier and of later versions."""
+"""State directories without a version, and of later ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_writer_says_in_which_format_it_writes_for_the_owner_alone(dirs: State
     assert dirs.version.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_directory_of_an_earlier_version_is_read_as_it_is_and_raised_by_its_first_writer(
+def test_a_directory_without_a_version_is_read_as_it_is_and_gets_one_by_its_first_writer(
     dirs: StateDir,
 ) -> None:
     dirs.version.unlink()

@@ -240,8 +240,6 @@ def parse_record(data: bytes, source: str, kind: str, record: type[R]) -> R:
     problem, newer = check_schema_id(value.pop("schema", schema_id(kind)), kind)
     if problem is not None:
         raise BadInputError.one(source, problem)
-    for name in record.former_fields:
-        value.pop(name, None)
     try:
         found, dropped = validate_value(value, record.model_validate_json, drop_unknown=newer)
     except ValidationError as error:

@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 from pliant.schemas.cluster import Cluster
-from pliant.tools.run.backends.local import LaunchRecord, StartedUnit, write_record
-from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
+from pliant.tools.run.backends.protocol import (
+    Handle,
+    LaunchRecord,
+    StartedUnit,
+    Unit,
+    UnitStatus,
+    write_record,
+)
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.statedir.directory import StateDir
 from tests.slurm_cluster import SlurmCluster

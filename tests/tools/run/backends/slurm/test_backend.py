@@ -13,8 +13,8 @@ import pytest
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
+from pliant.tools.run.backends.slurm import backend as leases
 from pliant.tools.run.backends.slurm import units
-from pliant.tools.run.backends.slurm import units as leases
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.backends.slurm.commands import lease_prefix
 from pliant.tools.run.statedir.directory import StateDir

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pliant.tools.run.backends.local import StartedUnit
-from pliant.tools.run.backends.protocol import StopLevel, UnitStatus
+from pliant.tools.run.backends.protocol import StartedUnit, StopLevel, UnitStatus
 from pliant.tools.run.backends.slurm import units
 from pliant.tools.run.backends.slurm.units import SlurmUnit, StepPlace, UnitReport
 from pliant.tools.run.statedir.directory import StateDir

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from pliant.tools.run.backends.local import StartedUnit
-from pliant.tools.run.backends.protocol import Handle, UnitStatus
+from pliant.tools.run.backends.protocol import Handle, StartedUnit, UnitStatus
 from pliant.tools.run.backends.slurm import jobs as module
 from pliant.tools.run.backends.slurm.jobs import SHOWS_S, UNKNOWN_S, Attempt, JobListing
 from pliant.tools.run.backends.slurm.parsing import SlurmJob

@@ -80,24 +80,6 @@ def test_an_unknown_major_version_is_refused_and_a_newer_minor_one_is_read(tmp_p
     assert read_record(path, "plan", Plan) == PLAN, "files of the first version name no schema"
 
 
-def test_a_plan_of_a_former_version_says_twice_which_gpu_a_worker_has(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    fields = json.loads(PLAN.model_dump_json())
-    fields["members"][0]["gpu"] = 3
-    path.write_text(json.dumps({"schema": "pliant.plan/1", **fields}))
-    assert read_record(path, "plan", Plan) == PLAN
-
-
-def test_a_plan_of_a_former_version_is_taken_up_without_a_word(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "plan.json"
-    fields = {**json.loads(PLAN.model_dump_json()), "token": "0123"}
-    path.write_text(json.dumps({"schema": "pliant.plan/1", **fields}))
-    assert read_record(path, "plan", Plan) == PLAN
-    assert caplog.records == []
-
-
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_plan_that_is_damaged_or_lost_is_replaced_by_its_copy(tmp_path: Path, lost: bool) -> None:
     job = JobDir(tmp_path)
