@@ -5,13 +5,10 @@ said, and takes the next step towards the targets. It is driven by levels, not b
 interrupted in, the next tick (of this process or of another that adopted the gangs) goes on from what it
 finds.
 
-Jobs that are not served as the others: an error ends them, or it is not clear whether they run.
-
-Where the work for a job fails, its attempt is condemned: killed until nothing of it is left.
-
-A job with unclear files may run, so it is not started again. A file that cannot be read is looked at again.
-Where one is damaged beyond repair, what may run is asked to end, then killed; once nothing of the job is
-left, it can be launched again.
+Two kinds of jobs are set apart. :class:`Condemned`: the work for the job failed, so its attempt is killed
+until nothing of it is left. :class:`UnclearJobs`: it cannot be told from its files whether it runs, so it is
+not started again. Files that cannot be read are read again; if they are damaged beyond repair, what may run
+is asked to end, then killed, and then the job can be launched again.
 """
 
 from __future__ import annotations
@@ -60,9 +57,11 @@ from pliant.tools.run.statedir.fault import Faults, may_pass
 from pliant.tools.run.statedir.log.fold import RunLog, Suspects
 
 STARTING_S: Final = 0.5
-"""One tick starts jobs for this long, in which it does not look at what runs; the next one goes on."""
+"""A tick starts jobs for at most this long, for it does not look at what runs meanwhile."""
 NODES_S: Final = 2.0
 """Between two looks at the nodes."""
+AGAIN_S: Final = 1.0
+"""Between two looks at an unclear job."""
 _log = logging.getLogger("pliant")
 
 
@@ -72,8 +71,8 @@ class Executor:
     An error in the work for one job ends its attempt (see ``fault.py``): what is left of it is killed, and
     then it has failed with that reason. The others go on.
 
-    :param clock: a clock that cannot be set: deadlines are measured with it.
-    :param log_bytes: most bytes of each output file of a worker that stay on disk; None: the default.
+    :param clock: a clock that cannot be set, for deadlines.
+    :param log_bytes: most bytes of each output file of a worker that stay on disk; None for the default.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Executor:
 
     @property
     def unsettled(self) -> set[str]:
-        """Jobs that something else runs of than the targets say, or may do so."""
+        """Jobs that do not run as their targets say, or may not."""
         wanted = self.targets.keys() - self._unclear.unreadable
         serving = {
             job_id
@@ -113,7 +112,7 @@ class Executor:
         return {*self._condemned.jobs, *(wanted ^ self.gangs.keys()), *(self.gangs.keys() - serving)}
 
     def released(self, ended: Iterable[str]) -> list[str]:
-        """Those of the jobs that have ended of which nothing runs any more."""
+        """The ended jobs of which nothing runs any more."""
         busy = (self.gangs, self._condemned.jobs, self._unclear.jobs)
         return [job_id for job_id in ended if not any(job_id in jobs for jobs in busy)]
 
@@ -140,11 +139,10 @@ class Executor:
         )
 
     def shown(self, handle: Handle, commands: Sequence[Unit]) -> Sequence[str]:
-        """What would be run to start units, in lines for people."""
         return self._backend.shown(handle, commands)
 
     def apply(self, steps: Iterable[ChangeStep]) -> None:
-        """Make the outcome of the steps the target; the next ticks get there."""
+        """Make the outcome of the steps the targets; the next ticks get there."""
         for step in steps:
             if step.after is None:
                 del self.targets[step.job_id]
@@ -152,7 +150,7 @@ class Executor:
                 self.targets[step.job_id] = step.after
 
     def adopt(self, log: RunLog) -> None:
-        """Take over whatever runs in the directory; the targets are what the log says jobs shall hold."""
+        """Take over what runs in the directory; the targets are what jobs hold by the log."""
         self.suspects, self._log = log.suspects, log
         for handle in self._backend.adopt(log.over):
             self._take_up(handle)
@@ -162,7 +160,7 @@ class Executor:
         self.apply(self.steps_to(wanted, jobs, log))
 
     def _take_up(self, handle: Handle) -> None:
-        """Take over an attempt; one with unclear files is left as it is for now."""
+        """Take over an attempt; one with unclear files stays as it is for now."""
         with self._faults.of(handle.job, doing="cannot be taken up"):
             try:
                 self._adopt(handle, self._log)
@@ -174,7 +172,7 @@ class Executor:
                 self._unclear.drop(handle.job)
 
     def _look_at_unclear(self) -> None:
-        """Take over what has become clear, and end what never will."""
+        """Take over jobs that have become clear, and end those that never will."""
         for handle in self._unclear.due(self._clock()):
             self._take_up(handle)
             target, gang = self.targets.get(handle.job), self.gangs.get(handle.job)
@@ -203,7 +201,7 @@ class Executor:
             self.stop(gang)
 
     def down_nodes(self) -> dict[str, str] | None:
-        """The nodes that are down now, and why; None: not looked at again so soon."""
+        """The nodes that are down now, and why. Returns None if it is too soon to look again."""
         now_s = self._clock()
         if 0 <= now_s < self._nodes_due_s:
             return None
@@ -212,9 +210,9 @@ class Executor:
         return {node.name: node.reason or "down" for node in self.nodes.values() if not node.up}
 
     def leave(self, down: Mapping[str, str]) -> Iterator[Report]:
-        """Take all jobs off nodes that are down: they go on with what they have left, or not at all.
+        """Take all jobs off nodes that are down: they go on with the rest, or not at all.
 
-        Of two that share slots the first gives up all of them.
+        Of two jobs that share slots the first gives up all of them.
         """
         company = companions(self.targets)
         for job_id, target in sorted(self.targets.items()):
@@ -237,7 +235,7 @@ class Executor:
         return [*reports, *self._finish_off()]
 
     def look(self) -> list[Report]:
-        """What happened since the last look. Gangs that ended are dropped, and nothing is started."""
+        """What happened since the last look. Gangs that ended are dropped; nothing is started."""
         reports: list[Report] = []
         self._look_at_unclear()
         for job_id, gang in sorted(self.gangs.items()):
@@ -252,7 +250,7 @@ class Executor:
         self._condemned.add(job_id, reason)
 
     def _finish_off(self) -> list[Report]:
-        """Kill what is condemned, and report the end of that which nothing is left of."""
+        """Kill what is condemned, and report the jobs of which nothing is left."""
         ended = [*self._condemned.finish_off(self.gangs)]
         for job_id, _, _ in ended:
             self.gangs.pop(job_id, None)
@@ -280,7 +278,7 @@ class Executor:
         yield AttemptEnded(job_id, gang.handle.attempt, verdict)
 
     def _hear(self, job_id: str, gang: Gang) -> Iterable[Report]:
-        """What a gang found out about its slots; its target is what is left of it."""
+        """What a gang found out about its slots; its target shrinks to what is left."""
         for slots, reason in gang.losses(self._clock()):
             yield Lost(job_id, gang.handle.attempt, slots, reason)
         target = self.targets.get(job_id)
@@ -316,7 +314,7 @@ class Executor:
         self._launch(awaited, use)
 
     def _launch(self, awaited: Iterable[str], use: SlotUse) -> None:
-        """Start the jobs whose slots are free, as far as one turn goes."""
+        """Start the jobs whose slots are free, as many as one tick has time for."""
         until_s = self._clock() + STARTING_S
         for job_id in awaited:
             if self._clock() > until_s:
@@ -328,7 +326,7 @@ class Executor:
                     self.gangs[job_id] = self._launching.launch(job_id, target, self.nodes)
 
     def _slot_use(self, asked: Iterable[Slot]) -> SlotUse:
-        """The jobs that something of runs, or may run, on these slots."""
+        """Which jobs run, or may run, on these slots."""
         use = SlotUse(asked, companions(self.targets) if self._backend.shares_slots else {})
         for job_id, gang in self.gangs.items():
             busy: Collection[Slot] = gang.target.slots
@@ -340,10 +338,10 @@ class Executor:
         return use
 
     def switch(self, gang: Gang, target: Assignment | None, use: SlotUse) -> None:
-        """Take a running gang to another target, or to none. The one place where that is done.
+        """Take a running gang to another target, or to none. No other place does that.
 
-        In place where that can be; else the gang saves a checkpoint and leaves, and once its processes are
-        gone, a new attempt starts from it.
+        If it cannot be done in place, the gang saves a checkpoint and leaves, and once its processes are gone
+        a new attempt starts from there.
         """
         if target is None:
             self.stop(gang)
@@ -361,7 +359,7 @@ class Executor:
             use.add(job_id, gang.busy)
 
     def stop(self, gang: Gang, reason: str = "") -> None:
-        """Ask a gang to save and leave; ``reason``: why it is launched again, where it will be."""
+        """Ask a gang to save and leave; ``reason`` says why it is launched again, if it is."""
         if gang.stopping:
             return
         if (plan := gang.plan_to_stop(reason)) is not None:
@@ -370,30 +368,28 @@ class Executor:
 
     @property
     def shares_slots(self) -> bool:
-        """Whether its backend lets two jobs run on one slot."""
         return self._backend.shares_slots
 
     @property
     def held_nodes(self) -> int:
-        """Nodes that this directory keeps from others."""
         return self._backend.held_nodes
 
     def release(self, log: RunLog) -> None:
-        """Give back the nodes on which nothing runs; where that fails, somebody else has to."""
+        """Give back the nodes on which nothing runs; a failure is only warned of."""
         try:
             self._backend.release(log.over)
         except ServiceMissingError as error:
             _log.warning("nodes are not given back: %s", error)
 
     def kill_all(self) -> None:
-        """End every gang at once, checkpoints or not."""
+        """End every gang at once, without checkpoints."""
         for gang in self.gangs.values():
             with self._faults.of(gang.handle.job):
                 gang.kill(self._clock())
 
 
 class Condemned:
-    """The jobs whose attempts are to end, and why.
+    """Jobs whose attempts are to end, and why.
 
     :param next_handle: the attempt after the newest one of a job.
     """
@@ -405,15 +401,13 @@ class Condemned:
 
     @property
     def jobs(self) -> Set[str]:
-        """Their ids."""
         return self._reasons.keys()
 
     def add(self, job_id: str, reason: str) -> None:
-        """One more; its first reason counts."""
         self._reasons.setdefault(job_id, reason)
 
     def finish_off(self, gangs: Mapping[str, Gang]) -> Iterator[tuple[str, int, str]]:
-        """Kill them; gives (job, attempt, reason) of each that nothing is left of."""
+        """Kill them; yields (job, attempt, reason) of each of which nothing is left."""
         for job_id, reason in sorted(self._reasons.items()):
             gang = gangs.get(job_id)
             if gang is None or not self._outlives_a_kill(gang):
@@ -421,7 +415,7 @@ class Condemned:
                 yield job_id, self._last_attempt(job_id), reason
 
     def _outlives_a_kill(self, gang: Gang) -> bool:
-        """Whether processes are left, or may be; False where it can never be found out."""
+        """Whether processes are left, or may be; False if that can never be found out."""
         try:
             self._backend.stop(gang.handle, "kill")
             gang.statuses = self._backend.poll([gang.handle])[gang.handle]
@@ -443,10 +437,6 @@ class Condemned:
         return number
 
 
-AGAIN_S: Final = 1.0
-"""Between two looks."""
-
-
 @dataclass(slots=True)
 class _Case:
     handle: Handle
@@ -457,7 +447,7 @@ class _Case:
 
 
 class UnclearJobs:
-    """Those of one state directory."""
+    """Jobs whose files do not tell whether they run."""
 
     def __init__(self, backend: Backend, timeouts: Timeouts) -> None:
         self._backend, self._timeouts = backend, timeouts
@@ -465,16 +455,15 @@ class UnclearJobs:
 
     @property
     def jobs(self) -> Set[str]:
-        """Their ids."""
         return self._cases.keys()
 
     @property
     def unreadable(self) -> Set[str]:
-        """Those of them that are left as they are; the others are being ended."""
+        """The jobs that are left as they are; the others are being ended."""
         return {job_id for job_id, case in self._cases.items() if not case.damaged}
 
     def add(self, handle: Handle, error: Exception, now_s: float) -> None:
-        """Leave a job as it is; it is warned of once for each reason."""
+        """Leave a job as it is, with one warning for each reason."""
         case, reason = self._cases.get(handle.job), str(error).partition("\n")[0]
         if case is None:
             case = self._cases[handle.job] = _Case(handle, "", damaged=False, look_s=now_s)
@@ -483,11 +472,10 @@ class UnclearJobs:
         case.reason, case.damaged, case.look_s = reason, isinstance(error, DamagedError), now_s + AGAIN_S
 
     def drop(self, job_id: str) -> None:
-        """It has become clear what the job does."""
         self._cases.pop(job_id, None)
 
     def due(self, now_s: float) -> list[Handle]:
-        """Attempts to look at again."""
+        """Attempts to look at again now."""
         return [case.handle for _, case in sorted(self._cases.items()) if now_s >= case.look_s]
 
     def end_damaged(self, handle: Handle, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Before a run: its inputs, read and checked; its state directory, locked; its loop, ready to turn."""
+"""Preparation of a run: inputs read and checked, the state directory locked, the loop ready to turn."""
 
 from __future__ import annotations
 
@@ -243,12 +243,12 @@ class PreparedRun:
 
 
 def _what_stays(job: Job) -> Job:
-    """A job without what may change before it is taken up: its time, and its priority by an order."""
+    """A job without its time and priority, which may change before it is taken up."""
     return job.model_copy(update={"submit_time": 0.0, "priority": 0.0})
 
 
 def _acknowledged(log: RunLog, dirs: StateDir) -> set[str]:
-    """Jobs that the directory has accepted: what is wrong with one ends that one, once it is its turn."""
+    """Jobs that the directory has accepted: a fault of one ends that job alone, when its turn comes."""
     asked = {job.id for request in Spool(dirs).requests() for job in request.jobs}
     return asked | log.jobs.keys()
 

@@ -26,13 +26,13 @@ from pliant.tools.run.statedir.log.worker_reports import refined
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the workers of an attempt reported since the last tick."""
+    """Events of an attempt's workers since the last tick."""
 
     job_id: str
     attempt: int
     events: tuple[Event, ...]
     settled: bool
-    """The job's last change was in force: the attempt is not on its way out, nor under an older plan."""
+    """The job's last change was in force: the attempt is neither stopping nor under an older plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class AttemptEnded:
 
 @dataclass(frozen=True, slots=True)
 class Hindered:
-    """New workers of an attempt died on some slots, and the others train on without those."""
+    """New workers of an attempt died on some slots; the others train on without these."""
 
     job_id: str
     attempt: int
@@ -54,12 +54,12 @@ class Hindered:
     left: Allocation
     """What the job has now. With fewer GPUs than it can run on it stops, with a checkpoint."""
     held: Set[Slot] = frozenset()
-    """Those of the slots that other jobs shall have."""
+    """The slots among them that other jobs shall have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Displaced:
-    """A node of a job went down, and the job goes on without it."""
+    """A node of a job went down; the job goes on without it."""
 
     job_id: str
     reason: str
@@ -69,7 +69,7 @@ class Displaced:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """Workers have trained on these slots for long enough, though others died there."""
+    """Workers have trained long enough on these slots, although others died there."""
 
     job_id: str
     slots: tuple[Slot, ...]
@@ -77,7 +77,7 @@ class Proven:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """How far an attempt is now."""
+    """The newest progress of an attempt."""
 
     job_id: str
     progress: Progress
@@ -87,7 +87,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Workers that trained are gone, and the others train on; others start in their place."""
+    """Workers that trained are gone; the others train on, and replacements start."""
 
     job_id: str
     attempt: int
@@ -99,9 +99,9 @@ Report = Said | Progressed | AttemptEnded | Hindered | Displaced | Proven | Lost
 
 
 def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
-    """The first report of each job, then the second one of those that have two, and so on.
+    """The first report of each job, then the second of those that have two, and so on.
 
-    What a report means may depend on those of the same job before it, and on no other's.
+    What a report means may depend on earlier reports of the same job, not on those of others.
     """
     by_job: dict[str, list[Report]] = {}
     for report in reports:
@@ -117,9 +117,9 @@ def report_events(
     retries: int,
     since_s: float = 0.0,
 ) -> list[Event]:
-    """What the log gets to hold of a report; nothing about jobs that it does not know as active.
+    """The events of a report; none about jobs that the log does not know as active.
 
-    :param since_s: when this process looked before; 0: it has not.
+    :param since_s: when this process looked before, 0 if it has not.
     :raises ValueError: workers report what no log can hold.
     """
     job = log.jobs.get(report.job_id)
@@ -152,7 +152,7 @@ def report_events(
 
 
 def _displaced_event(report: AttemptEnded, job: JobLog, time_s: float, retries: int) -> Event:
-    """A place that was taken away; one that was never there counts for nothing."""
+    """The event of a lost place; a place that never existed does not count as a displacement."""
     attempt, reason = report.attempt, report.verdict.message
     if not report.verdict.began:
         return missing_place_event(report.job_id, time_s, attempt, reason)
@@ -160,7 +160,7 @@ def _displaced_event(report: AttemptEnded, job: JobLog, time_s: float, retries: 
 
 
 def change_event(step: ChangeStep, time_s: float, reason: str = "") -> Event:
-    """What a job shall hold from now on."""
+    """The event of a change: what a job shall hold from now on."""
     if step.after is None:
         return Event(time_s, step.event, step.job_id, gpus=0, placement=(), detail={"reason": reason})
     held = step.after.allocation
@@ -183,7 +183,7 @@ def _division(held: Allocation) -> dict[str, Any]:
 def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) -> list[Event]:
     """New workers died: the job goes on without their slots, or waits where the rest are too few for it.
 
-    A slot that another job has is left to that one.
+    A slot that another job has stays with that job.
     """
     setback = report.setback
     slots = [str(slot) for slot in setback.slots]
@@ -204,7 +204,7 @@ def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) 
 
 
 def _without(report: Hindered | Displaced, job: JobLog, time_s: float, detail: Mapping[str, Any]) -> Event:
-    """The job trains on with what it has left, or waits where that is too little."""
+    """The job trains on with what it has left, or waits if that is too little."""
     if report.left.gpus < job.job.min_gpus:
         return Event(time_s, "requeue", report.job_id, gpus=0, placement=(), detail=detail)
     return _holding("shrink", time_s, report.left, {**detail, **_division(report.left), "setback": True})
@@ -218,15 +218,14 @@ def _slot_down(report: Hindered, slot: str, suspects: Suspects, time_s: float, *
 
 
 def proof_events(report: Proven, time_s: float) -> list[Event]:
-    """Slots are beyond doubt again."""
     return [Event(time_s, "slot_up", report.job_id, detail={"slot": str(slot)}) for slot in report.slots]
 
 
 def stamped(event: Event, job: JobLog, since_s: float, now_s: float) -> Event:
-    """A worker's event at a time that can be: after the last look, and not after now.
+    """A worker's event at a possible time: after the last look, and not after now.
 
-    Its machine may have another clock. Where no launcher has looked at the job so far, it is not before what
-    the log knows of it.
+    Its machine may have another clock. If no launcher has looked at the job so far, the time is not before
+    what the log knows of the job.
     """
     told_s = [since_s, job.submitted_s, *(time_s for time_s, _ in job.points)]
     if job.change is not None:
@@ -235,11 +234,11 @@ def stamped(event: Event, job: JobLog, since_s: float, now_s: float) -> Event:
 
 
 def worker_events(said: Said, job: JobLog) -> list[Event]:
-    """What workers reported, as it goes into the log: with the attempt, and with what the change cost.
+    """What workers reported, as the log has it: with the attempt, and with the cost of the last change.
 
-    What a change cost that training went on over is what the workers say: until then they trained on the
-    GPUs of before. A checkpoint's own cost counts only while training goes on, as that of those that workers
-    ``count`` does: that of a gang on its way out is part of what the change costs.
+    For a change in place the workers say the cost: until then they trained on the former GPUs. The cost of a
+    checkpoint counts only while training goes on, as for those that workers ``count``; for a stopping gang it
+    is part of the cost of the change.
     """
     change = job.change if said.settled else None
     events: list[Event] = []
@@ -268,13 +267,13 @@ def worker_events(said: Said, job: JobLog) -> list[Event]:
 
 
 def _number(value: object) -> float | None:
-    """A positive number that a script reported; what else it reports in its place is left out."""
+    """A positive number that a script reported, or None for anything else."""
     known = isinstance(value, int | float) and 0 < value < math.inf
     return float(value) if known else None  # type: ignore[arg-type]
 
 
 def progress_event(report: Progressed, job: JobLog, time_s: float) -> Event:
-    """What workers measured last, for the policy: no log gets to hold it.
+    """What workers measured last, for the policy alone, not for the log.
 
     :param time_s: when it was read, on the clock of the policy.
     """
@@ -289,11 +288,11 @@ def progress_event(report: Progressed, job: JobLog, time_s: float) -> Event:
 
 
 def _observed(job: JobLog, gpus: int | None, step_seconds: float | None) -> dict[str, Any]:
-    """The configuration that a step was measured in, as the policies' observations have it.
+    """The configuration that a step was measured in, in the form of the policies' observations.
 
-    Empty where it is not that of the job, or nothing was measured.
+    Empty if it is not that of the job, or nothing was measured.
 
-    :param gpus: which the step was measured on.
+    :param gpus: how many the step was measured on.
     """
     if step_seconds is None or gpus != job.gpus or job.global_batch is None:
         return {}
