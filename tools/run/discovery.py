@@ -1,10 +1,8 @@
-"""A cluster that was found, with what its user should know about it.
+"""``pliant cluster discover``: a cluster file of this machine, or of the nodes of a Slurm.
 
-What of this machine's processors and memory this process may use: affinity and cgroup limits count.
-
-A cluster file for this machine: a slot for each of its GPUs, or for each of its cores.
-
-The nodes of a Slurm cluster, or of some of its partitions, as a cluster file.
+This machine gets a slot for each of its GPUs, or for each core; of its processors and memory counts what this
+process may use, by affinity and cgroup limits (:func:`this_machine`). A Slurm gives the nodes of some of its
+partitions (:func:`discover_slurm`). What the user should know about the file comes with it, as notes.
 """
 
 from __future__ import annotations
@@ -29,6 +27,21 @@ from pliant.tools.run.backends.slurm import parsing
 from pliant.tools.run.backends.slurm.commands import ask
 from pliant.tools.run.backends.slurm.parsing import SlurmNode, SlurmPartition
 
+Slots = Literal["gpu", "cpu"]
+_FOREIGN: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_MAKER: Final = re.compile(r"^(nvidia|tesla)[ -]+", re.IGNORECASE)
+_DRIVER: Final = Path("/dev/nvidiactl")
+_LONGEST_HOST: Final = 64
+"""A name of a node has room for the type of its GPUs behind this."""
+_MOST_SLOTS: Final = 1024
+"""Of one node in a cluster file."""
+Kind = Literal["slurm", "slurm-jobs"]
+_GPU: Final = "gpu"
+_FUTURE: Final = "FUTURE"
+"""State of a node that is only foreseen."""
+_UNLIMITED: Final = 1 << 60
+"""A memory limit in bytes from here on is none: cgroups of version 1 write a very large number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -39,100 +52,10 @@ class Found:
     """For people, a line each."""
 
 
-_UNLIMITED: Final = 1 << 60
-"""From here on a limit of memory in bytes is none: version 1 writes a very large number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The share of this machine that is ours."""
-
-    cores: int
-    """Physical cores that this process may run on."""
-    quota: float | None
-    """Processors' time that its cgroup may use, in processors; None: as much as there is."""
-    memory: int
-    """Bytes of main memory, the cgroup's limit where that is less."""
-
-    @property
-    def cpus(self) -> float:
-        """Cores' worth of time."""
-        return self.cores if self.quota is None else min(self.cores, self.quota)
-
-    @property
-    def slots(self) -> int:
-        """CPU slots: workers that each have a core for themselves. At least one."""
-        return max(1, int(self.cpus))
-
-
-def this_machine(root: Path = Path("/")) -> Machine:
-    """What this process may use.
-
-    :param root: where ``proc`` and ``sys`` are.
-    """
-    folders = list(_cgroups(root))
-    quotas = [quota for folder in folders if (quota := _quota(folder)) is not None]
-    limits = [limit for folder in folders if (limit := _memory_limit(folder)) is not None]
-    return Machine(
-        cores=_cores(os.sched_getaffinity(0), root),
-        quota=min(quotas, default=None),
-        memory=min([psutil.virtual_memory().total, *limits]),
-    )
-
-
-def _cores(cpus: set[int], root: Path) -> int:
-    """Physical cores of these logical processors; each is one where the system does not say."""
-    topology = root / "sys/devices/system/cpu"
-    return len({_text(topology / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus})
-
-
-def _cgroups(root: Path) -> Iterator[Path]:
-    """The folders of this process's cgroups with those above them: a limit holds for all below it."""
-    top = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        names, _, path = rest.partition(":")
-        base = top / names if names else top
-        inside = base / path.lstrip("/")
-        yield from (folder for folder in (inside, *inside.parents) if folder.is_relative_to(base))
-
-
-def _quota(folder: Path) -> float | None:
-    """Processors, by either version of cgroups."""
-    limit, _, period = _text(folder / "cpu.max").partition(" ")
-    if not limit:
-        limit, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
-    if not (limit.isdecimal() and period.isdecimal() and int(limit) and int(period)):
-        return None
-    return int(limit) / int(period)
-
-
-def _memory_limit(folder: Path) -> int | None:
-    """Bytes, by either version of cgroups."""
-    limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
-    return int(limit) if limit.isdecimal() and 0 < int(limit) < _UNLIMITED else None
-
-
-def _text(path: Path) -> str:
-    with suppress(OSError, UnicodeDecodeError):
-        return path.read_text().strip()
-    return ""
-
-
-Slots = Literal["gpu", "cpu"]
-_FOREIGN: Final = re.compile(r"[^A-Za-z0-9._-]+")
-_MAKER: Final = re.compile(r"^(nvidia|tesla)[ -]+", re.IGNORECASE)
-_DRIVER: Final = Path("/dev/nvidiactl")
-_LONGEST_HOST: Final = 64
-"""A name of a node has room for the type of its GPUs behind this."""
-_MOST_SLOTS: Final = 1024
-"""Of one node in a cluster file."""
-
-
 def discover_local(slots: Slots | None, env: Mapping[str, str]) -> Found:
     """Make a cluster of what this process may use here.
 
-    :param slots: None: GPUs if there are any, else cores.
+    :param slots: None for GPUs if there are any, else cores.
     :param env: may restrict the GPUs.
     :raises ServiceMissingError: GPUs are asked for and there are none, or the driver cannot be asked.
     """
@@ -206,10 +129,80 @@ def _notes(listed: GpuListing, visible: str | None) -> tuple[str, ...]:
     return tuple(notes)
 
 
-Kind = Literal["slurm", "slurm-jobs"]
-_GPU: Final = "gpu"
-_FUTURE: Final = "FUTURE"
-"""State of a node that is only foreseen."""
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The part of this machine that this process may use."""
+
+    cores: int
+    """Physical cores that this process may run on."""
+    quota: float | None
+    """Processor time of its cgroup, in processors; None for no limit."""
+    memory: int
+    """Bytes of main memory, the cgroup's limit where that is less."""
+
+    @property
+    def cpus(self) -> float:
+        """Cores' worth of time."""
+        return self.cores if self.quota is None else min(self.cores, self.quota)
+
+    @property
+    def slots(self) -> int:
+        """CPU slots: workers that each have a core for themselves. At least one."""
+        return max(1, int(self.cpus))
+
+
+def this_machine(root: Path = Path("/")) -> Machine:
+    """What this process may use.
+
+    :param root: where ``proc`` and ``sys`` are.
+    """
+    folders = list(_cgroups(root))
+    quotas = [quota for folder in folders if (quota := _quota(folder)) is not None]
+    limits = [limit for folder in folders if (limit := _memory_limit(folder)) is not None]
+    return Machine(
+        cores=_cores(os.sched_getaffinity(0), root),
+        quota=min(quotas, default=None),
+        memory=min([psutil.virtual_memory().total, *limits]),
+    )
+
+
+def _cores(cpus: set[int], root: Path) -> int:
+    """Physical cores of these logical processors; each is one where the system does not say."""
+    topology = root / "sys/devices/system/cpu"
+    return len({_text(topology / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus})
+
+
+def _cgroups(root: Path) -> Iterator[Path]:
+    """The folders of this process's cgroups with those above them: a limit holds for all below it."""
+    top = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        base = top / names if names else top
+        inside = base / path.lstrip("/")
+        yield from (folder for folder in (inside, *inside.parents) if folder.is_relative_to(base))
+
+
+def _quota(folder: Path) -> float | None:
+    """Processors, by either version of cgroups."""
+    limit, _, period = _text(folder / "cpu.max").partition(" ")
+    if not limit:
+        limit, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+    if not (limit.isdecimal() and period.isdecimal() and int(limit) and int(period)):
+        return None
+    return int(limit) / int(period)
+
+
+def _memory_limit(folder: Path) -> int | None:
+    """Bytes, by either version of cgroups."""
+    limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
+    return int(limit) if limit.isdecimal() and 0 < int(limit) < _UNLIMITED else None
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError, UnicodeDecodeError):
+        return path.read_text().strip()
+    return ""
 
 
 def discover_slurm(
@@ -217,9 +210,9 @@ def discover_slurm(
 ) -> Found:
     """The nodes that Slurm has now.
 
-    :param slots: None: GPUs if there are any, else cores.
-    :param partitions: whose nodes; none: the default one's.
-    :param gres: which GPUs, as in ``gpu:a100``; None: all.
+    :param slots: None for GPUs if there are any, else cores.
+    :param partitions: whose nodes; if none is named, those of the default one.
+    :param gres: which GPUs, as in ``gpu:a100``; None for all.
     :param backend: which of those for Slurm the file is for.
     :raises UsageError: there is no such partition, or no default one.
     :raises ServiceMissingError: Slurm is not here, or does not answer.
@@ -233,7 +226,7 @@ def discover_slurm(
 
 
 def choose_partitions(known: Sequence[SlurmPartition], wanted: Sequence[str]) -> list[SlurmPartition]:
-    """The partitions of these names; of none the default one.
+    """The partitions of these names, or the default one.
 
     :raises UsageError: as :func:`discover_slurm`.
     """

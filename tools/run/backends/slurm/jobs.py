@@ -1,12 +1,9 @@
 """The backend for a Slurm that lends no nodes: each attempt is a Slurm job of its own, which waits its turn.
 
-A job that is to have another size is stopped with a checkpoint and submitted again. As with leases, what
-runs is known by the files of an attempt, whether or not Slurm answers; the name of the Slurm job leads from
-one to the other, so no id has to be remembered.
-
-One attempt and its Slurm job: submitted, waiting, running, gone; and what that means for its units.
-
-Where the Slurm job of an attempt stands, and what that means for a unit: pure functions.
+A job that is to have another size is stopped with a checkpoint and submitted again. As with leases, what runs
+is known by the files of an attempt, whether or not Slurm answers; the name of the Slurm job identifies the
+attempt, so no id has to be remembered. :class:`Attempt` follows one such job: submitted, waiting, running,
+gone.
 """
 
 from __future__ import annotations
@@ -52,10 +49,38 @@ from pliant.tools.run.statedir.contract.folders import PRIVATE, FolderCache, mak
 from pliant.tools.run.statedir.contract.presence import Heartbeats
 from pliant.tools.run.statedir.directory import StateDir
 
+Stage = Literal["queued", "running", "gone"]
 _FORGET_S: Final = 3600.0
-"""By then a job that is not wanted has come to the controller, if ever."""
+"""By then an unwanted job has reached the controller, if ever."""
 _AGAIN_S: Final = 1.0
 """Between two times that a job is cancelled."""
+_QUEUED_STATES: Final = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+)
+_GONE: Final = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
+    | {"REVOKED", "TIMEOUT"}
+)
+_USUAL: Final = frozenset({"", "None", "Priority", "Resources", "BeginTime", "Cleaning"})
+"""Reasons for waiting that pass by themselves."""
+_ENDS: Final = {
+    "BOOT_FAIL": "its nodes did not boot",
+    "CANCELLED": "somebody cancelled it",
+    "DEADLINE": "its deadline has passed",
+    "NODE_FAIL": "one of its nodes failed",
+    "OUT_OF_MEMORY": "it took more memory than it has",
+    "PREEMPTED": "another job took its place",
+    "TIMEOUT": "its time was up",
+}
+BEAT_S: Final = 1.0
+"""Between two looks at whether keepers live."""
+SHOWS_S: Final = 10.0
+"""For a file that was written on another host to be seen here, and for a job to be listed."""
+UNKNOWN_S: Final = 60.0
+"""For a job to be listed that another process may just have submitted."""
+_RUNNING: Final = UnitStatus("running")
+_QUEUED: Final = UnitStatus("running", queued=True)
+_CODES: Final = {"term": -signal.SIGTERM, "kill": -signal.SIGKILL}
 _NEVER: Final = float("-inf")
 _log = logging.getLogger("pliant")
 
@@ -76,7 +101,7 @@ class SlurmJobsBackend:
         self._controller = Controller(())
         self._attempts: dict[Handle, Attempt] = {}
         self._unwanted: dict[str, float] = {}
-        """Names of jobs that are to be cancelled wherever they are listed, and when that was asked last."""
+        """Names of jobs to cancel when they are listed, and when that was last asked."""
         self._looked_at: ControllerView | None = None
 
     def nodes(self) -> Sequence[NodeInfo]:
@@ -153,7 +178,6 @@ class SlurmJobsBackend:
         return newest_attempts(self._dirs.jobs, over)
 
     def release(self, over: Container[str] = ()) -> int:
-        """Nothing is held of a node on which nothing runs."""
         return 0
 
     def _look(self) -> None:
@@ -194,25 +218,14 @@ class SlurmJobsBackend:
         return job_name(handle, self._dirs.path)
 
 
-BEAT_S: Final = 1.0
-"""Between two looks at whether keepers live."""
-SHOWS_S: Final = 10.0
-"""For a file that was written on another host to be seen here, and for a job to be listed."""
-UNKNOWN_S: Final = 60.0
-"""For a job to be listed that another process may just have submitted."""
-_RUNNING: Final = UnitStatus("running")
-_QUEUED: Final = UnitStatus("running", queued=True)
-_CODES: Final = {"term": -signal.SIGTERM, "kill": -signal.SIGKILL}
-
-
 @dataclass(frozen=True, slots=True)
 class JobListing:
-    """What Slurm said of an attempt's job last."""
+    """What Slurm said last of an attempt's job."""
 
     asked_s: float
-    """When; long ago where it does not answer."""
+    """When; long ago if it does not answer."""
     job: SlurmJob | None
-    """None: it is not listed."""
+    """None if it is not listed."""
 
 
 @dataclass(slots=True)
@@ -227,11 +240,11 @@ class Attempt:
     since_s: float
     """When this process began to look at it."""
     submission: Later | None = None
-    """The submission, where this process has made it."""
+    """The submission, if this process has made it."""
     beats: Heartbeats = field(default_factory=Heartbeats)
     _looked_s: float = float("-inf")
     _absent_s: float | None = None
-    """When the job was first found not to be listed any more."""
+    """When the job was first missing from the list."""
     _job_id: str = ""
     _end: Later | None = None
     _said: str = ""
@@ -300,7 +313,7 @@ class Attempt:
             self._end = Later(show_job(self._job_id))
 
     def _give_up(self, unit: SlurmUnit) -> UnitStatus:
-        """It does not start any more; the reason goes where its own last words would be."""
+        """Give up its start; the reason goes where its own last words would be."""
         unit.give_order("kill")
         if unit.is_taken_over():  # in the very last moment
             return _RUNNING
@@ -321,7 +334,7 @@ class Attempt:
         return "Slurm's job ended before its workers began: " + "; ".join(filter(None, facts))
 
     def end_in_words(self) -> str:
-        """Why Slurm ended the job, where it did; empty: it did not, or does not say."""
+        """Why Slurm ended the job; empty if it did not, or does not say."""
         if self._end is None or not self._end.done:
             return ""
         state = job_state(self._end.text)
@@ -333,36 +346,15 @@ def _last_line(text: str) -> str:
     return lines[-1] if lines else ""
 
 
-Stage = Literal["queued", "running", "gone"]
-_QUEUED_STATES: Final = frozenset(
-    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
-)
-_GONE: Final = frozenset(
-    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
-    | {"REVOKED", "TIMEOUT"}
-)
-_USUAL: Final = frozenset({"", "None", "Priority", "Resources", "BeginTime", "Cleaning"})
-"""Reasons to wait that pass by themselves."""
-_ENDS: Final = {
-    "BOOT_FAIL": "its nodes did not boot",
-    "CANCELLED": "somebody cancelled it",
-    "DEADLINE": "its deadline has passed",
-    "NODE_FAIL": "one of its nodes failed",
-    "OUT_OF_MEMORY": "it took more memory than it has",
-    "PREEMPTED": "another job took its place",
-    "TIMEOUT": "its time was up",
-}
-
-
 def stage_of(job: SlurmJob | None) -> Stage:
-    """Whether a job waits, runs, or is gone; None: Slurm does not list it."""
+    """Whether a job waits, runs, or is gone; None is a job that Slurm does not list."""
     if job is None or job.state in _GONE:
         return "gone"
     return "queued" if job.state in _QUEUED_STATES else "running"
 
 
 def unusual(job: SlurmJob) -> str:
-    """Why a job waits, where that may need somebody's help; empty: it does not."""
+    """Why a job waits if that may need help; empty if not."""
     if stage_of(job) != "queued" or job.reason in _USUAL:
         return ""
     return job.reason

@@ -15,7 +15,7 @@ How ``run`` uses the log:
   and ``attempt``. If another change comes before that step, only the later one is measured.
 - ``progress``, ``epoch`` and ``checkpoint`` come from the workers; ``attempt`` in their detail says from
   which, so that a launcher that takes over knows how many it has seen. They are few: how far a job is now
-  stands in a file of its own (``refine.py``). One ``checkpoint`` tells of ``count`` checkpoints.
+  stands in a file of its own (``worker_reports.py``). One ``checkpoint`` tells of ``count`` checkpoints.
 - What changes a job's GPUs, or takes them away, says in ``samples_done`` and ``loss`` how far it was.
 - ``requeue``: the job lost its GPUs without the policy's doing and waits again; detail: ``reason``, and
   ``attempt`` where an attempt of it failed (not where the run was interrupted), ``over`` where one is over
@@ -36,30 +36,10 @@ How ``run`` uses the log:
 - ``release``: nothing of a job runs any more that was ended while something of it might. A job that
   finishes, or fails with an ``attempt``, ends only when nothing of it is left; it has no such event.
 - A ``decision`` with ``restored`` in its detail follows events that were made from a snapshot, because the
-  log had lost its own (``restore.py``). It brings what these cannot say: fields of the records here.
+  log had lost its own (``snapshot.py``). It brings what these cannot say: fields of the records here.
 - A ``decision`` with ``once`` was written by a call that does not stay, such as one from cron.
 - ``progress`` with ``lost_workers`` in its detail: workers died on these slots, for a ``reason``, and the
   others train on while new ones start there.
-
-Whether, and when, a job whose attempt failed is started once more.
-
-Failures in a row count up to a limit. What ends the row is progress that is worth its while: a hundredth of
-the job's work, or training beyond where it was, in an attempt that lasted as long as the time between two
-checkpoints. A job that crashes a little further each time is thus given up like one that does not move, and
-so is one that fails too often within an hour, however far it gets in between.
-
-An attempt whose place was taken away has not failed. But a job can bring that about itself, by a signal to
-all processes of its group: where it happens to short attempts without progress, one after the other, they
-have failed from the fourth on.
-
-Slots where new workers died, and jobs whose new workers died: who is kept from what, and for how long.
-
-One death does not say whether the slot or the job is at fault. So the job is kept from that slot first, and
-others may have it. A slot on which workers of a second job died is bad for all; a job whose workers
-died on one slot after the other keeps its size for a while. Each time doubles with every further death, and a
-worker that grows old clears both its slot and its job.
-
-What a schedule gives a job: where it runs, and how its batch is cut.
 """
 
 from __future__ import annotations
@@ -90,11 +70,25 @@ MOST: Final = 5
 """Times the failures that are allowed in a row; that number is allowed within :data:`WINDOW_S`."""
 BELIEVED: Final = 3
 """Attempts in a row whose place was taken away, before further ones count as failed."""
+FIRST_S: Final = 60.0
+LONGEST_SUSPICION_S: Final = 3600.0
+SLOTS: Final = 3
+"""After deaths on this many different slots in a row the job is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """What is known of a job when its attempt fails."""
+    """What is known of a job when its attempt fails: whether, and when, it is started once more.
+
+    Failures in a row count up to a limit. Progress that is worth its while ends the row: a hundredth of the
+    job's work, or training beyond where it was, in an attempt that lasted as long as the time between two
+    checkpoints. A job that crashes a little further each time is thus given up like one that does not move,
+    and so is one that fails too often within an hour, however far it gets in between.
+
+    An attempt whose place was taken away has not failed. But a job can cause that itself, by a signal to all
+    processes of its group: if it happens to short attempts without progress, one after the other, they count
+    as failed from the fourth on.
+    """
 
     failures: int
     """In a row, this one included."""
@@ -120,18 +114,12 @@ def is_worth_its_while(gained: float, total: float | None, lasted_s: float, chec
 
 
 def given_up(record: FailureRecord, retries: int) -> str | None:
-    """Why there is no further retry; None: there is one. Empty: the failures in a row are reason enough."""
+    """Why there is no further retry; empty if the failures in a row say it. Returns None if there is one."""
     if record.failures > retries:
         return ""
     if record.recent > MOST * (retries + 1):
         return f"failed {record.recent} times within an hour"
     return None
-
-
-FIRST_S: Final = 60.0
-LONGEST_SUSPICION_S: Final = 3600.0
-SLOTS: Final = 3
-"""After deaths on this many different slots in a row the job is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +134,13 @@ class Consequence:
 
 @dataclass(slots=True)
 class Suspects:
-    """The evidence of one log."""
+    """Slots on which new workers died, and their jobs: what is kept from what, and for how long.
+
+    One death does not tell whether the slot or the job is at fault. So the job is kept from that slot first,
+    and others may have it. A slot on which workers of a second job died is bad for all; a job whose workers
+    died on one slot after the other keeps its size for a while. Each time doubles with every further death,
+    and a worker that grows old clears both its slot and its job.
+    """
 
     slots: dict[str, dict[str, int]] = field(default_factory=dict)
     """Deaths by slot and job, since a worker last grew old there."""
@@ -176,7 +170,7 @@ class Suspects:
         return Consequence(doubled(deaths), bool(others))
 
     def wait_s(self, job_id: str, slots: Iterable[str]) -> float | None:
-        """How long the job keeps its size if its workers die on these slots now; None: it may try others."""
+        """Seconds for which the job keeps its size if its workers die on these slots now, if it does."""
         deaths = [*self.jobs.get(job_id, ()), *slots]
         own = {slot for slot in deaths if self.slots.get(slot, {}).keys() <= {job_id}}
         return doubled(len(deaths) - SLOTS) if len(own) >= SLOTS else None
@@ -424,7 +418,7 @@ class RunLog:
     suspects: Suspects = field(default_factory=Suspects)
     """Slots on which new workers died."""
     newest: dict[str, Progress] = field(default_factory=dict, compare=False)
-    """What workers reported last, which is not in the log: see ``refine.py``."""
+    """What workers reported last, which is not in the log: see ``worker_reports.py``."""
 
     def add(self, event: Event) -> None:
         """Take up one event."""

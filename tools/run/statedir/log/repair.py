@@ -1,18 +1,17 @@
-"""``pliant log --repair``: make a damaged log readable again, lose as little as can be, and say what is lost.
+"""``pliant log --repair``: make a damaged log readable, lose as little as possible, say what is lost.
 
-A line whose checksum is wrong, or that is not an event, is dropped, and so is one that stands there twice.
-What is left must fold to one state, so lines that lost lines contradict are dealt with, too:
+A line whose checksum is wrong, or that is not an event, is dropped, and so is a repeated line. What is left
+must fold to one state, so lines that lost lines contradict are dealt with, too (:func:`fit_together`):
 
 - events of a job whose submission is lost are dropped: nothing says what the job was;
 - a run whose first event is lost gets another one, from the schedule of the state directory;
 - a job that by the log still holds GPUs that another one is given (the line that took them away is lost)
-  loses them by a ``requeue`` event, and goes on from its last checkpoint.
-- what a snapshot knows of the time before its place, and the lines do not say any more, is written back
-  (``restore.py``): a log that was cut thus shows no job that has ended as running.
+  loses them by a ``requeue`` event, and goes on from its last checkpoint;
+- what a snapshot knows of the time before its place, and the lines do not say any more, is written back: a
+log
+  that was cut thus shows no ended job as running;
 - a slot that goes out of service while a job holds it (the line that freed it is lost) stays in service;
   one that a job gets while it is out of service is put back by a ``slot_up`` event.
-
-Make the events of a log fit together that has lost lines.
 """
 
 from __future__ import annotations
@@ -56,6 +55,7 @@ from pliant.tools.run.statedir.log.view import take_up
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.session.withheld import node_of
 
+_REASON: Final = "the log was repaired: a line about its GPUs is lost"
 _WORD: Final = re.compile(rb'"(event|job)":"([A-Za-z0-9._-]{1,128})"')
 
 
@@ -265,9 +265,6 @@ def _begun(events: list[Event], dirs: StateDir) -> tuple[list[Event], list[str]]
         raise BadInputError.one(str(dirs.events), text) from error
     first = run_event(schedule, trace_hash(schedule.jobs), events[0].time)
     return [first, *events], [f"the first event, which names the run, is replaced from {dirs.schedule}"]
-
-
-_REASON: Final = "the log was repaired: a line about its GPUs is lost"
 
 
 def fit_together(events: Iterable[Event], node_gpus: Mapping[str, int]) -> tuple[list[Event], list[str]]:
