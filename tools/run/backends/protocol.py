@@ -171,7 +171,6 @@ class StartedUnit(Record):
 
     @classmethod
     def of(cls, unit: Unit) -> StartedUnit:
-        """A unit that is still to be started."""
         return cls(node=unit.node, argv=unit.argv, cwd=unit.cwd, env=dict(unit.env))
 
 
@@ -185,7 +184,6 @@ class LaunchRecord(Record):
 
     @property
     def complete(self) -> bool:
-        """Whether every unit was started and is known."""
         return all(unit.pid is not None for unit in self.units)
 
 

@@ -114,7 +114,6 @@ class Arrivals:
                 self._spool.ask_to_run(later)
 
     def in_utc(self, job: Job) -> Job:
-        """A job of the schedule with its time in UTC."""
         return job.model_copy(update={"submit_time": self._origin_s + job.submit_time})
 
     def submit_event(self, state: JobState) -> Event:

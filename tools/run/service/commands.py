@@ -104,7 +104,6 @@ def meets_at_port(target: Assignment) -> bool:
 
 
 def ranked(target: Assignment) -> tuple[Slot, ...]:
-    """The slots in order of rank."""
     return tuple(slot for group in groups_of(target) for slot in group)
 
 
@@ -241,5 +240,4 @@ def read_plan_of(path: Path) -> Plan | None:
 
 
 def assignment_of(plan: Plan, job: Job) -> Assignment:
-    """What a plan was made for."""
     return Assignment.of(job, tuple(Slot.parse(member.slot) for member in plan.members), plan.cut)

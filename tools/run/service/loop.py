@@ -359,12 +359,10 @@ class Loop:
         return decision_event(now, self._origin_s, name, found.decision_seconds, once=once)
 
     def _now(self) -> float:
-        """Now on the clock of the schedule."""
         return self.clock() - self._origin_s
 
     @property
     def _held(self) -> dict[str, Allocation]:
-        """What each job shall hold by the last decision and what happened since."""
         return self.executor.held
 
     @property

@@ -134,12 +134,10 @@ class Request:
 
     @property
     def asks(self) -> bool:
-        """Whether it asks for anything; a file that is not a request does not."""
         return bool(self.jobs or self.cancelled or self.order)
 
     @property
     def number(self) -> int:
-        """Its place among all requests of the directory."""
         return int(self.path.name.partition(".")[0])
 
     def is_settled(self, log: RunLog) -> bool:

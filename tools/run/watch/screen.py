@@ -237,12 +237,10 @@ class Use:
 
     @property
     def id(self) -> str:
-        """The job's id."""
         return self.job.job.id
 
     @property
     def samples_per_second(self) -> float | None:
-        """Of all its workers."""
         return None if self.progress is None else self.progress.samples_per_second
 
 

@@ -294,7 +294,6 @@ class SlurmBackend:
 
     @property
     def held_nodes(self) -> int:
-        """Nodes with a lease that runs or waits in Slurm's queue."""
         return self.leases.held
 
     def release(self, over: Container[str] = ()) -> int:
@@ -377,15 +376,14 @@ class Leases:
 
     @property
     def held(self) -> int:
-        """Leases that run or wait."""
         return sum(asked.job is not None for asked in self._asked.values())
 
     def size_of(self, node: str) -> int:
-        """GPUs in a node's lease; 0: its slots are CPUs."""
+        """GPUs in a node's lease; 0 if its slots are CPUs."""
         return self._asked[node].lease.gpus
 
     def cpus_of(self, node: str) -> int | None:
-        """CPUs in a node's lease; None: all of the node."""
+        """CPUs in a node's lease, None for all of the node."""
         return self._asked[node].lease.cpus
 
     def serves(self, node: str) -> bool:

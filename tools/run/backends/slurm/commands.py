@@ -162,12 +162,10 @@ def escaped(path: Path) -> str:
 
 
 def squeue_jobs(user_id: int) -> tuple[str, ...]:
-    """All jobs of a user that wait or run."""
     return "squeue", "--all", "--noheader", f"--user={user_id}", f"--format={JOB_FIELDS}"
 
 
 def squeue_steps(user_id: int) -> tuple[str, ...]:
-    """All steps of a user that run."""
     return "squeue", "--all", "--noheader", "--steps", f"--user={user_id}", f"--format={STEP_FIELDS}"
 
 
@@ -178,7 +176,6 @@ def show_nodes(names: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 def show_partitions() -> tuple[str, ...]:
-    """All partitions, one a line."""
     return "scontrol", "--oneliner", "--all", "show", "partition"
 
 

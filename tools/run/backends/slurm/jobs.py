@@ -174,7 +174,6 @@ class SlurmJobsBackend:
         return found
 
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
-        """The newest attempt of every job that is not over, waiting in Slurm's queue or not."""
         return newest_attempts(self._dirs.jobs, over)
 
     def release(self, over: Container[str] = ()) -> int:
@@ -261,7 +260,6 @@ class Attempt:
 
     @property
     def began(self) -> bool:
-        """Whether a keeper has taken one of its units over."""
         return any(unit.is_taken_over() for unit in self.units)
 
     def _status(self, unit: SlurmUnit, listed: JobListing, stage: Stage, now_s: float) -> UnitStatus:

@@ -122,7 +122,6 @@ class SlurmStep:
 
     @property
     def job_id(self) -> str:
-        """Of the job that it is in."""
         return self.id.partition(".")[0]
 
 
@@ -164,12 +163,12 @@ def partitions(text: str) -> list[SlurmPartition]:
 
 
 def job_state(text: str) -> str:
-    """The state of the job in what ``scontrol --oneliner show job`` printed; empty: it says none."""
+    """The state of the job in what ``scontrol --oneliner show job`` printed; empty if it says none."""
     return _fields(text.strip()).get("JobState", "")
 
 
 def submitted(text: str) -> str:
-    """The id of the job in what ``sbatch --parsable`` printed; empty: it says none."""
+    """The id of the job in what ``sbatch --parsable`` printed; empty if it says none."""
     first = text.strip().partition(";")[0]
     return first if first.isdecimal() else ""
 

@@ -108,7 +108,6 @@ class SlurmUnit:
 
     @property
     def wanted(self) -> bool:
-        """Whether it may still be started."""
         return not self.order and bool(self._started.argv)
 
     @property
@@ -140,7 +139,6 @@ class SlurmUnit:
         return f"Slurm has ended what ran on node {self.node}" if self._taken else ""
 
     def is_taken_over(self) -> bool:
-        """Whether a keeper has it."""
         return look_again(self.beat_file) is not None
 
     def kept(self, beats: Heartbeats, seen: UnitReport, now_s: float) -> UnitStatus:

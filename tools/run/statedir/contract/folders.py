@@ -91,7 +91,6 @@ class AttemptDir(Folder):
         return self.path / f"orders-{unit}"
 
     def outcome(self, worker: int) -> Path:
-        """How one worker ended, a WorkerOutcome."""
         return self.path / f"worker-{worker}.json"
 
     def exit_code(self, unit: int) -> Path:
@@ -103,7 +102,6 @@ class AttemptDir(Folder):
         return sorted(self.logs.glob(f"{unit}/*/attempt_*/*/stderr.log"))
 
     def launcher_log(self, unit: int) -> Path:
-        """What torchrun itself said."""
         return self.logs / f"launcher-{unit}.log"
 
 
@@ -118,7 +116,6 @@ class JobDir(Folder):
     """Folder of the checkpoints: the newest two, verified by hash on load."""
 
     def attempt(self, number: int) -> AttemptDir:
-        """The folder of attempt ``number`` (from 1)."""
         return AttemptDir(self.path / "attempts" / str(number))
 
     def newest_attempt(self) -> int:

@@ -159,7 +159,6 @@ class Suspects:
         self.forget(job_id)
 
     def forget(self, job_id: str | None) -> None:
-        """A job is beyond doubt, or has ended."""
         self.jobs.pop(job_id or "", None)
 
     def next_death(self, job_id: str, slot: str) -> Consequence:
@@ -189,7 +188,6 @@ class Suspects:
 
 
 def doubled(before: int) -> float:
-    """Seconds, by the number of deaths before this one."""
     return min(LONGEST_SUSPICION_S, FIRST_S * 2.0 ** min(before, 16))
 
 
@@ -268,7 +266,6 @@ class JobLog:
 
     @property
     def ended(self) -> bool:
-        """Whether it is out for good."""
         return self.ended_s is not None
 
     @property
@@ -487,7 +484,6 @@ class RunLog:
 
     @property
     def over(self) -> set[str]:
-        """Ids of the others."""
         return self.jobs.keys() - set(self.may_be_there())
 
     def _node(self, event: Event) -> None:

@@ -328,7 +328,6 @@ def _words(drain: Drain | None) -> tuple[object, ...] | None:
 
 
 def _order(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
-    """What the owner has ordered of jobs."""
     for job_id, job in sorted(known.active.items()):
         before = log.jobs[job_id]
         if before.job.priority != job.job.priority:
@@ -340,7 +339,6 @@ def _order(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
 
 
 def _report(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
-    """How far jobs are."""
     for job_id, job in sorted(known.active.items()):
         before = log.jobs[job_id]
         if (before.samples_done, before.loss) != (job.samples_done, job.loss):

@@ -137,7 +137,6 @@ class LogView:
         return kept, on_clock(events, basis.origin_s)
 
     def forget(self) -> None:
-        """Keep no events any more."""
         self._events = None
 
     def _begin(self) -> LogSnapshot | None:
@@ -204,7 +203,6 @@ def take_up(log: RunLog, events: Iterable[tuple[int, Event]], source: str) -> No
 
 
 def repair_command(state: Path) -> str:
-    """What mends a log."""
     return f"pliant log --repair --state {state}"
 
 
