@@ -17,7 +17,7 @@ from typing import Final
 from benchmarks.parts import library_cpu
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.training_job import SLOTS, running
-from pliant.tools.run.service.allocation import SlotUse, Target
+from pliant.tools.run.service.allocation import Assignment, SlotUse
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.gang import Gang
 
@@ -104,7 +104,7 @@ PyTorch alone follows each of them."""
 class Relaunching(Executor):
     """Knows only the other way."""
 
-    def switch(self, gang: Gang, target: Target | None, use: SlotUse) -> None:
+    def switch(self, gang: Gang, target: Assignment | None, use: SlotUse) -> None:
         """Checkpoint, leave, launch."""
         self.stop(gang, "measured")
 

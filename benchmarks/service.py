@@ -23,10 +23,10 @@ from typing import Final
 from benchmarks.parts import service_tick
 from benchmarks.parts.figure import Figure
 from pliant.schemas.event import Event
-from pliant.tools.run.statedir.directory import TAIL_BYTES, State
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import interruption_event
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.state import TAIL_BYTES, State
 from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.saved import Basis

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from pliant.cli.console import note, out_text, width_for
+from pliant.cli.status import Form
 from pliant.schemas.errors import ServiceMissingError
-
-
-class Form(StrEnum):
-    """For whom it is written."""
-
-    table = "table"
-    json = "json"
 
 
 def doctor(
@@ -48,7 +41,7 @@ def doctor(
     import time
 
     from pliant.schemas.text import counted
-    from pliant.tools.run.doctor.examine import document, examine, page
+    from pliant.tools.run.doctor.checks import document, examine, page
 
     checks = examine(state, cluster, backend)
     as_json = output is Form.json

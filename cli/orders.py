@@ -1,23 +1,14 @@
-"""What the commands share that order something of a state directory.
+"""The commands by which the owner of a state directory orders something about jobs or nodes that are there.
 
-``pliant cancel``: end jobs of a state directory.
-
-``pliant hold``: keep jobs of a state directory from running for a while.
-
-``pliant release``: let jobs of a state directory run again that were held.
-
-``pliant priority``: say how important a job of a state directory is.
-
-``pliant drain``: give nodes no further work.
-
-``pliant resume``: give nodes work again that were drained.
+``cancel``, ``hold``, ``release`` and ``priority`` are about jobs, ``drain`` and ``resume`` about nodes.
+Each writes requests, which the run of the directory executes at once, or the next one does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,49 +18,17 @@ from pliant.schemas.errors import UsageError
 if TYPE_CHECKING:
     from pliant.tools.run.statedir.requests import JobAction
 
-
-def order(state: Path, action: JobAction, jobs: Sequence[str], priority: float | None = None) -> None:
-    """Order the same of several jobs, and name those that have ended."""
-    from pliant.tools.run.service.submit import order_jobs
-
-    for job_id in order_jobs(state, action, jobs, priority=priority):
-        note(f"job {job_id} has ended: it stays as it is")
-    say_when(state)
+STATE = Annotated[Path, typer.Option("--state", help="State directory.")]
+NODES = Annotated[
+    list[str], typer.Argument(metavar="NODE…", help="Nodes of the cluster.", show_default=False)
+]
 
 
-def check_priority(priority: float) -> None:
-    """Refuse what a job cannot state.
-
-    :raises UsageError: it is not a finite number, or too large.
-    """
-    from pliant.schemas.file_io.record import MOST
-
-    if not -MOST <= priority <= MOST:
-        raise UsageError(f"priority {priority:g}: expected a number from {-MOST:g} to {MOST:g}")
+def _ids(help_text: str) -> Any:
+    return typer.Argument(metavar="ID…", help=help_text, show_default=False)
 
 
-def say_unheeded(state: Path) -> None:
-    """Say so where the policy that decides there does not look at priorities."""
-    from pliant.tools.run.service.submit import deaf_to_priorities
-
-    policy = deaf_to_priorities(state)
-    if policy is not None:
-        note(f'policy "{policy}" does not look at priorities: they count once another one decides')
-
-
-def say_when(state: Path) -> None:
-    """Say so where nothing executes orders at the moment."""
-    from pliant.tools.run.statedir.lock import holder_of
-    from pliant.tools.run.statedir.private import StateDir
-
-    if holder_of(StateDir(state).lock) is None:
-        note(f"no run uses {state}: it takes effect with the next pliant run --state {state}")
-
-
-def cancel(
-    jobs: Annotated[list[str], typer.Argument(metavar="ID…", help="Jobs to end.", show_default=False)],
-    state: Annotated[Path, typer.Option("--state", help="State directory.")],
-) -> None:
+def cancel(jobs: Annotated[list[str], _ids("Jobs to end.")], state: STATE) -> None:
     """End jobs, running or waiting: all that are named, or none if one is unknown.
 
     Workers stop at a step boundary with a checkpoint. Without a run in progress
@@ -80,13 +39,10 @@ def cancel(
     from pliant.tools.run.service.submit import cancel as ask
 
     ask(state, jobs)
-    say_when(state)
+    _say_when(state)
 
 
-def hold(
-    jobs: Annotated[list[str], typer.Argument(metavar="ID…", help="Jobs to hold.", show_default=False)],
-    state: Annotated[Path, typer.Option("--state", help="State directory.")],
-) -> None:
+def hold(jobs: Annotated[list[str], _ids("Jobs to hold.")], state: STATE) -> None:
     """Keep jobs from running until pliant release: all that are named, or none if one is unknown.
 
     A running job stops with a checkpoint at the next decision and keeps its
@@ -95,13 +51,10 @@ def hold(
 
     Example: pliant hold char-lm --state live
     """
-    order(state, "hold", jobs)
+    _order(state, "hold", jobs)
 
 
-def release(
-    jobs: Annotated[list[str], typer.Argument(metavar="ID…", help="Jobs to let go.", show_default=False)],
-    state: Annotated[Path, typer.Option("--state", help="State directory.")],
-) -> None:
+def release(jobs: Annotated[list[str], _ids("Jobs to let go.")], state: STATE) -> None:
     """Let jobs run again that pliant hold stopped: all that are named, or none if one is unknown.
 
     They wait for GPUs again and go on from their last checkpoint. Nothing
@@ -109,7 +62,7 @@ def release(
 
     Example: pliant release char-lm --state live
     """
-    order(state, "release", jobs)
+    _order(state, "release", jobs)
 
 
 def priority(
@@ -120,7 +73,7 @@ def priority(
             metavar="N", help="Larger is more important; put -- before a negative one.", show_default=False
         ),
     ],
-    state: Annotated[Path, typer.Option("--state", help="State directory.")],
+    state: STATE,
 ) -> None:
     """Give a job another priority, whether it runs or waits.
 
@@ -131,15 +84,13 @@ def priority(
     Example: pliant priority char-lm 10 --state live
     """
     check_priority(value)
-    order(state, "priority", [job], value)
+    _order(state, "priority", [job], value)
     say_unheeded(state)
 
 
 def drain(
-    nodes: Annotated[
-        list[str], typer.Argument(metavar="NODE…", help="Nodes of the cluster.", show_default=False)
-    ],
-    state: Annotated[Path, typer.Option("--state", help="State directory.")],
+    nodes: NODES,
+    state: STATE,
     reason: Annotated[str, typer.Option("--reason", help="Why; status shows it.", show_default=False)] = "",
     now: Annotated[
         bool, typer.Option("--now", help="Let the jobs that run there leave at the next decision.")
@@ -157,15 +108,10 @@ def drain(
     from pliant.tools.run.service.submit import order_nodes
 
     order_nodes(state, "drain", nodes, reason=reason, now=now)
-    say_when(state)
+    _say_when(state)
 
 
-def resume(
-    nodes: Annotated[
-        list[str], typer.Argument(metavar="NODE…", help="Nodes of the cluster.", show_default=False)
-    ],
-    state: Annotated[Path, typer.Option("--state", help="State directory.")],
-) -> None:
+def resume(nodes: NODES, state: STATE) -> None:
     """Give nodes work again that pliant drain has taken out: all that are named, or none if one is unknown.
 
     Nothing happens to a node that is not drained.
@@ -175,4 +121,41 @@ def resume(
     from pliant.tools.run.service.submit import order_nodes
 
     order_nodes(state, "resume", nodes)
-    say_when(state)
+    _say_when(state)
+
+
+def _order(state: Path, action: JobAction, jobs: Sequence[str], priority: float | None = None) -> None:
+    """Order the same of several jobs, and name those that have ended."""
+    from pliant.tools.run.service.submit import order_jobs
+
+    for job_id in order_jobs(state, action, jobs, priority=priority):
+        note(f"job {job_id} has ended: it stays as it is")
+    _say_when(state)
+
+
+def _say_when(state: Path) -> None:
+    """Say so if nothing executes orders at the moment."""
+    from pliant.tools.run.statedir.directory import StateDir, holder_of
+
+    if holder_of(StateDir(state).lock) is None:
+        note(f"no run uses {state}: it takes effect with the next pliant run --state {state}")
+
+
+def check_priority(priority: float) -> None:
+    """Refuse what a job cannot state.
+
+    :raises UsageError: it is not a finite number, or too large.
+    """
+    from pliant.schemas.file_io.record import MOST
+
+    if not -MOST <= priority <= MOST:
+        raise UsageError(f"priority {priority:g}: expected a number from {-MOST:g} to {MOST:g}")
+
+
+def say_unheeded(state: Path) -> None:
+    """Say so if the policy that decides there ignores priorities."""
+    from pliant.tools.run.service.submit import deaf_to_priorities
+
+    policy = deaf_to_priorities(state)
+    if policy is not None:
+        note(f'policy "{policy}" does not look at priorities: they count once another one decides')

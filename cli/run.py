@@ -17,9 +17,9 @@ from pliant.schemas.file_io.files import write_stdout
 
 if TYPE_CHECKING:
     from pliant.schemas.event import Event
-    from pliant.tools.run.service.options import Options
-    from pliant.tools.run.statedir.directory import Sink
+    from pliant.tools.run.service.options import RunOptions
     from pliant.tools.run.statedir.log.fold import RunLog
+    from pliant.tools.run.statedir.state import Sink
     from pliant.tools.run.watch.screen import Screen
     from pliant.tools.schedule.decide import Question
 
@@ -128,7 +128,7 @@ def run(
     Example: pliant schedule --jobs jobs.jsonl --cluster cluster.json --policy fifo | pliant run --until-done
     """
     from pliant.tools.run.service.members import Timeouts
-    from pliant.tools.run.service.options import Options, free_state_name
+    from pliant.tools.run.service.options import RunOptions, free_state_name
     from pliant.tools.run.service.run import check_failed, dry_run_text, run_once
 
     _refuse_contradictions(until_done=until_done, follow=follow, detach=detach, policy=policy, state=state)
@@ -140,7 +140,7 @@ def run(
         )
     if follow and policy is None and schedule is None:
         _refuse_to_follow_without_policy(state)
-    options = Options(
+    options = RunOptions(
         state=state or free_state_name(Path()),
         schedule=schedule,
         question=_question(policy, parameters, seed, demand, predictor),
@@ -185,7 +185,7 @@ def _refuse_to_follow_without_policy(state: Path | None) -> None:
 
 
 def _holds_run(state: Path) -> bool:
-    from pliant.tools.run.statedir.private import StateDir
+    from pliant.tools.run.statedir.directory import StateDir
 
     return StateDir(state).events.exists()
 
@@ -238,7 +238,7 @@ def _question(
     return Question(policy, parameters, seed, demand=demand, predictor=start)
 
 
-def _watch(options: Options) -> None:
+def _watch(options: RunOptions) -> None:
     from pliant.tools.run.service.run import check_failed, run_until_done
 
     with _screen(options) as screen:
@@ -250,7 +250,7 @@ def _watch(options: Options) -> None:
     check_failed(log, options.state)
 
 
-def _serve(options: Options) -> None:
+def _serve(options: RunOptions) -> None:
     from pliant.tools.run.service.run import run_and_follow
 
     with _screen(options) as screen:
@@ -259,9 +259,9 @@ def _serve(options: Options) -> None:
     raise typer.Exit(128 + (left_by or 0))
 
 
-def _serve_in_background(options: Options) -> None:
+def _serve_in_background(options: RunOptions) -> None:
     from pliant.tools.run.service.run import in_background, run_and_follow
-    from pliant.tools.run.statedir.private import StateDir, make_own
+    from pliant.tools.run.statedir.directory import StateDir, make_own
 
     def body(ready: Callable[[], None]) -> int:
         def serve() -> None:
@@ -282,7 +282,7 @@ def _serve_in_background(options: Options) -> None:
     )
 
 
-def _screen(options: Options) -> Screen:
+def _screen(options: RunOptions) -> Screen:
     from pliant.tools.run.watch.screen import Screen
 
     return Screen(stderr(), f"state directory: {options.state}")

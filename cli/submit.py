@@ -40,8 +40,7 @@ def submit(
     from pliant.schemas.file_io.files import source_name
     from pliant.schemas.io import read_jobs
     from pliant.tools.run.service.submit import submit as ask
-    from pliant.tools.run.statedir.lock import holder_of
-    from pliant.tools.run.statedir.private import StateDir
+    from pliant.tools.run.statedir.directory import StateDir, holder_of
 
     path = named_or_piped(jobs, "no jobs to submit: name a file, or pipe one in")
     found = read_jobs(path)

@@ -34,12 +34,12 @@ def top(
 
     Example: pliant top --state live --watch
     """
-    from pliant.tools.run.watch.screen import Meter, sorted_uses, summary_line, top_document, top_text
+    from pliant.tools.run.watch.screen import UseMeter, sorted_uses, summary_line, top_document, top_text
 
     check_every(every, watch=watch)
     if watch and output is Form.json:
         raise UsageError("--watch shows a table: leave -o json out")
-    by, meter = sort, Meter(state)
+    by, meter = sort, UseMeter(state)
     if not watch:
         log, uses = meter.look()
         if output is Form.json:

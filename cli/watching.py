@@ -1,6 +1,6 @@
-"""Something that is shown again and again: in place on a screen, one after the other elsewhere.
+"""Showing something again and again: in place on a screen, one after the other elsewhere.
 
-Single keys from the terminal, without Return and without showing them.
+:class:`Keys` reads single keys from the terminal, without Return and without showing them.
 """
 
 from __future__ import annotations

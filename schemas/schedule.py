@@ -21,6 +21,8 @@ from pliant.schemas.predictor import Predictor
 from pliant.schemas.text import counted, in_gpus
 
 Action = Literal["start", "keep", "grow", "shrink", "move", "preempt", "resume"]
+Cut = tuple[int | None, int, float]
+"""How workers divide a step: (global batch, None if the script says; micro-steps; learning-rate scale)."""
 
 
 class BatchPlan(Record):
@@ -65,6 +67,11 @@ class Allocation(Record):
     """When it ends at this size and its speed, seconds (with --explain)."""
     reserved: tuple[Reservation, ...] = ()
     """What it is to hold later, where the policy plans that."""
+
+    @property
+    def cut(self) -> Cut:
+        batch = self.batch
+        return (None, 1, self.lr_scale) if batch is None else (batch.global_, batch.accum, self.lr_scale)
 
     @model_validator(mode="after")
     def _placement_adds_up(self) -> Self:
@@ -160,6 +167,10 @@ class Schedule(Record):
     forecast: ForecastState | None = None
     """Null: the policy does not ask for predictions."""
     decision_seconds: NonNegativeFloat | None = None
+
+    def given(self) -> list[Allocation]:
+        """The allocations that hold something."""
+        return [allocation for allocation in self.allocations if allocation.gpus]
 
     @property
     def minor(self) -> int:

@@ -27,8 +27,8 @@ from typing import Final
 from benchmarks.parts.figure import Figure
 from pliant.schemas.io import read_events, write_cluster
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.statedir.directory import read_log
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.state import read_log
 from tests.builders import cluster, job
 
 JOBS: Final = 7

@@ -22,9 +22,9 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.file_io.json_lines import spared_by_garbage_collection
 from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Batch, Gpus, Job, SampleWork
-from pliant.tools.run.service.inputs import Prepared
+from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import Loop
-from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.statedir.clock import Clock
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question
@@ -138,11 +138,11 @@ def loop_on(folder: Path, nodes: int) -> Iterator[tuple[Loop, SimulatedNodes]]:
     shape = tuple({"name": f"n{number}", "gpus": GPUS} for number in range(nodes))
     cluster = Cluster.model_validate({"nodes": shape, "slots": "cpu"})
     write_cluster(cluster, folder / "cluster.json")
-    options = Options(folder / "state", question=Question(POLICY), cluster=str(folder / "cluster.json"))
+    options = RunOptions(folder / "state", question=Question(POLICY), cluster=str(folder / "cluster.json"))
     clock = SimulatedClock(time.time(), runs=True)
     simulated = SimulatedNodes(cluster, clock, folder / "state" / "jobs")
     own = Clock(clock.wall, clock.steady)
-    prepared = Prepared.read(options, lambda *_: simulated, resume=True, clock=own)
+    prepared = PreparedRun.read(options, lambda *_: simulated, resume=True, clock=own)
     with prepared.open() as state, spared_by_garbage_collection():  # as in pliant run
         try:
             yield prepared.loop(state, follow=True), simulated

@@ -32,21 +32,20 @@ from pliant.tools.run.elastic import report
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.report import Reporter
 from pliant.tools.run.elastic.state.training import Mean, TrainingCounters
-from pliant.tools.run.service.allocation import Slot, Step, Target
+from pliant.tools.run.service.allocation import Assignment, ChangeStep, Slot
 from pliant.tools.run.service.commands import CHECKPOINT_S, make_plan
-from pliant.tools.run.service.inputs import Prepared
+from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import Loop
-from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.service.reports import Said, change_event, report_events
 from pliant.tools.run.service.run import POLL_S
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
-from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import submit_event
-from pliant.tools.run.statedir.log.fold import Share
-from pliant.tools.run.statedir.log.tail import Tail
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.log.worker_reports import Tail
 from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.decide import Question
 
 WORKERS: Final = 4
@@ -130,9 +129,9 @@ def log_bytes() -> Figure:
     """What an hour of one job's training adds to the log."""
     with tempfile.TemporaryDirectory() as folder, State(folder) as state:
         job = _job(0)
-        share = Share(job, (("n0", WORKERS),), job.batch.size)
-        target = Target(share, tuple(Slot("n0", index) for index in range(WORKERS)))
-        start = Step(job.id, "start", None, target)
+        slots = tuple(Slot("n0", index) for index in range(WORKERS))
+        target = Assignment.of(job, slots, (job.batch.size, 1, 1.0))
+        start = ChangeStep(job.id, "start", None, target)
         state.record([submit_event(job, 0.0), change_event(start, 1.0)])
         before = state.dirs.events.stat().st_size
         plan = make_plan(target, 1, 1, {"n0": NodeInfo("n0", WORKERS)})
@@ -197,8 +196,8 @@ def running(folder: Path, gangs: int) -> Iterator[Loop]:
     nodes = tuple({"name": f"n{number}", "gpus": WORKERS} for number in range(gangs))
     write_cluster(Cluster.model_validate({"nodes": nodes, "slots": "cpu"}), folder / "cluster.json")
     question = Question("fair-share")
-    options = Options(folder / "state", question=question, cluster=str(folder / "cluster.json"))
-    prepared = Prepared.read(options, _backend, resume=True)
+    options = RunOptions(folder / "state", question=question, cluster=str(folder / "cluster.json"))
+    prepared = PreparedRun.read(options, _backend, resume=True)
     with prepared.open() as state:
         spool = Spool(state.dirs)
         with spool.locked():

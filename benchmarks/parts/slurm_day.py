@@ -32,9 +32,9 @@ from pliant.schemas.job import Job
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import read_run
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.statedir.directory import read_log
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.state import read_log
 from tests.builders import job
 from tests.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
 

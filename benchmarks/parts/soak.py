@@ -30,8 +30,8 @@ from benchmarks.parts.figure import Figure
 from benchmarks.parts.first_step import PATIENCE_S, until
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.service.submit import submit
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.view import LogView
-from pliant.tools.run.statedir.private import StateDir
 from tests.builders import cluster, job
 from tests.tools.run.scripts import script
 

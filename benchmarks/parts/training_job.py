@@ -19,12 +19,12 @@ from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.gang import Gang
-from pliant.tools.run.service.reports import Ended, Said
+from pliant.tools.run.service.reports import AttemptEnded, Said
 from pliant.tools.run.service.run import POLL_S
 from pliant.tools.run.statedir.clock import Clock
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
-from pliant.tools.run.statedir.log.fold import RunLog, Share
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.log.fold import RunLog, allocation_of
 
 PATIENCE_S: Final = 120.0
 SLOTS: Final = 3
@@ -64,8 +64,8 @@ class TrainingJob:
         for node in self.executor.nodes.values():
             if (taken := min(node.gpus, workers - sum(count for _, count in placement))) > 0:
                 placement.append((node.name, taken))
-        share = Share(self._job, tuple(placement), self._job.batch.size)
-        self.executor.apply(self.executor.steps_to({"a": share} if workers else {}, RunLog()))
+        wanted = {"a": allocation_of("a", tuple(placement), (self._job.batch.size, 1, 1.0))}
+        self.executor.apply(self.executor.steps_to(wanted, {"a": self._job}, RunLog()))
 
     def until(self, wanted: Callable[[Event], bool]) -> Event:
         """The first such event of the job from now on."""
@@ -122,7 +122,7 @@ class TrainingJob:
             if isinstance(report, Said):
                 self._events += report.events
                 self.losses += [event.loss or 0.0 for event in report.events if event.event == "epoch"]
-            elif isinstance(report, Ended) and report.verdict.end == "failed":
+            elif isinstance(report, AttemptEnded) and report.verdict.end == "failed":
                 raise RuntimeError(report.verdict.message)
         time.sleep(POLL_S)
 

@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -99,7 +99,6 @@ class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
     """Base of every JSON record: what the schema does not name is an error, and values never change."""
 
     # Fields that former versions wrote and that say nothing any more: files of pliant are read without them.
-    former_fields: ClassVar[frozenset[str]] = frozenset()
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,

@@ -12,8 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pliant.cli.main import app
-from pliant.tools.run.doctor.check import ok, problem
-from pliant.tools.run.doctor.examine import page
+from pliant.tools.run.doctor.checks import Check, page
 
 
 def doctor(*words: str):
@@ -21,7 +20,10 @@ def doctor(*words: str):
 
 
 def test_one_line_a_check_in_a_pipe_and_80_columns_on_a_terminal() -> None:
-    checks = [ok("versions", "pliant 0.1.0"), problem("folder", "it is full " * 9, "make room " * 5)]
+    checks = [
+        Check("ok", "pliant 0.1.0", area="versions"),
+        Check("problem", "it is full " * 9, "make room " * 5, area="folder"),
+    ]
     piped = page(checks, None).splitlines()
     assert [line[:19] for line in piped] == ["ok       versions  ", "problem  folder    "]
     shown = page(checks, 80).splitlines()
@@ -68,5 +70,5 @@ def test_it_imports_neither_torch_nor_another_heavy_library(tmp_path: Path) -> N
     ]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     loaded = set(re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE))
-    assert "pliant.tools.run.doctor.examine" in loaded
+    assert "pliant.tools.run.doctor.checks" in loaded
     assert not loaded & {"torch", "pandas", "matplotlib", "scipy"}

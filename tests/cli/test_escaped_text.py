@@ -14,8 +14,8 @@ import pytest
 from pliant.cli import common, console
 from pliant.cli.console import Shown
 from pliant.schemas.event import Event
-from pliant.tools.run.statedir.directory import State
 from pliant.tools.run.statedir.log.events import submit_event
+from pliant.tools.run.statedir.state import State
 from tests.builders import job
 from tests.leftovers import started
 

@@ -1,10 +1,8 @@
-"""A cluster that was found, with what its user should know about it.
+"""``pliant cluster discover``: a cluster file of this machine, or of the nodes of a Slurm.
 
-What of this machine's processors and memory this process may use: affinity and cgroup limits count.
-
-A cluster file for this machine: a slot for each of its GPUs, or for each of its cores.
-
-The nodes of a Slurm cluster, or of some of its partitions, as a cluster file.
+This machine gets a slot for each of its GPUs, or for each core; of its processors and memory counts what this
+process may use, by affinity and cgroup limits (:func:`this_machine`). A Slurm gives the nodes of some of its
+partitions (:func:`discover_slurm`). What the user should know about the file comes with it, as notes.
 """
 
 from __future__ import annotations
@@ -23,11 +21,26 @@ import psutil
 from pliant.schemas.cluster import Cluster, Node, SlurmOptions
 from pliant.schemas.errors import InfeasibleError, ServiceMissingError, UsageError
 from pliant.schemas.text import counted, listed
-from pliant.tools.run.backends.devices import VISIBLE, Gpu, Listed, list_gpus, visible_of
+from pliant.tools.run.backends.devices import VISIBLE, Gpu, GpuListing, list_gpus, visible_of
 from pliant.tools.run.backends.slurm import commands as command_lines
 from pliant.tools.run.backends.slurm import parsing
 from pliant.tools.run.backends.slurm.commands import ask
 from pliant.tools.run.backends.slurm.parsing import SlurmNode, SlurmPartition
+
+Slots = Literal["gpu", "cpu"]
+_FOREIGN: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_MAKER: Final = re.compile(r"^(nvidia|tesla)[ -]+", re.IGNORECASE)
+_DRIVER: Final = Path("/dev/nvidiactl")
+_LONGEST_HOST: Final = 64
+"""A name of a node has room for the type of its GPUs behind this."""
+_MOST_SLOTS: Final = 1024
+"""Of one node in a cluster file."""
+Kind = Literal["slurm", "slurm-jobs"]
+_GPU: Final = "gpu"
+_FUTURE: Final = "FUTURE"
+"""State of a node that is only foreseen."""
+_UNLIMITED: Final = 1 << 60
+"""A memory limit in bytes from here on is none: cgroups of version 1 write a very large number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +52,91 @@ class Found:
     """For people, a line each."""
 
 
-_UNLIMITED: Final = 1 << 60
-"""From here on a limit of memory in bytes is none: version 1 writes a very large number."""
+def discover_local(slots: Slots | None, env: Mapping[str, str]) -> Found:
+    """Make a cluster of what this process may use here.
+
+    :param slots: None for GPUs if there are any, else cores.
+    :param env: may restrict the GPUs.
+    :raises ServiceMissingError: GPUs are asked for and there are none, or the driver cannot be asked.
+    """
+    machine, host = this_machine(), node_name(socket.gethostname())
+    if slots == "cpu":
+        return Found(of_cores(host, machine))
+    try:
+        listed = list_gpus()
+    except ServiceMissingError as error:
+        if slots == "gpu":
+            raise
+        why = str(error) if _DRIVER.exists() else "this machine has no NVIDIA driver"
+        return Found(of_cores(host, machine), (f"CPU slots, not GPUs: {why}",))
+    gpus, notes = visible_of(listed.gpus, env.get(VISIBLE)), _notes(listed, env.get(VISIBLE))
+    if gpus:
+        return Found(of_gpus(host, machine, gpus), notes)
+    why = f"{VISIBLE}={env[VISIBLE]} leaves no GPU" if listed.gpus else "this machine has no GPU to use"
+    if slots == "gpu":
+        raise ServiceMissingError("; ".join([why, *notes]))
+    return Found(of_cores(host, machine), (*notes, f"CPU slots, not GPUs: {why}"))
+
+
+def of_cores(host: str, machine: Machine) -> Cluster:
+    """A node with a slot for each core."""
+    slots = min(machine.slots, _MOST_SLOTS)
+    node = Node(name=host, gpus=slots, gpu_type="cpu", cpus=float(machine.cpus), memory=machine.memory)
+    return Cluster(nodes=(node,), slots="cpu")
+
+
+def of_gpus(host: str, machine: Machine, gpus: Sequence[Gpu]) -> Cluster:
+    """A node with the GPUs, which it names; where they are of several types, a node for each type."""
+    types: dict[str, list[Gpu]] = {}
+    for gpu in gpus:
+        types.setdefault(gpu_type(gpu.model), []).append(gpu)
+    return Cluster(
+        nodes=tuple(
+            Node(
+                name=host if len(types) == 1 else f"{host}-{kind}",
+                gpus=len(own),
+                gpu_type=kind,
+                cpus=machine.cpus * len(own) / len(gpus),
+                memory=machine.memory * len(own) // len(gpus),
+                gpu_memory=min(gpu.memory for gpu in own),
+                devices=tuple(gpu.name for gpu in own),
+            )
+            for kind, own in types.items()
+        )
+    )
+
+
+def gpu_type(model: str) -> str:
+    """The name that the driver has for a GPU, as a key: ``h100-80gb-hbm3``, ``a100-sxm4-40gb-mig-1g.5gb``."""
+    return node_name(_MAKER.sub("", model)).lower()
+
+
+def node_name(text: str) -> str:
+    """The text with what a name of a node may not have replaced."""
+    return _FOREIGN.sub("-", text).strip("._-")[:_LONGEST_HOST] or "localhost"
+
+
+def _notes(listed: GpuListing, visible: str | None) -> tuple[str, ...]:
+    notes = [f"left out: {fault}" for fault in listed.faults]
+    if visible is None:
+        return tuple(notes)
+    hidden = len(listed.gpus) - len(visible_of(listed.gpus, visible))
+    if hidden:
+        notes.append(f"{VISIBLE}={visible} leaves out {counted(hidden, 'GPU')}")
+    by_number = any(name.strip().isdecimal() for name in visible.split(","))
+    if by_number and any(gpu.name != gpu.card for gpu in visible_of(listed.gpus, visible)):
+        notes.append("a number means the first instance of a GPU in MIG mode: name instances by UUID")
+    return tuple(notes)
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The share of this machine that is ours."""
+    """The part of this machine that this process may use."""
 
     cores: int
     """Physical cores that this process may run on."""
     quota: float | None
-    """Processors' time that its cgroup may use, in processors; None: as much as there is."""
+    """Processor time of its cgroup, in processors; None for no limit."""
     memory: int
     """Bytes of main memory, the cgroup's limit where that is less."""
 
@@ -119,107 +205,14 @@ def _text(path: Path) -> str:
     return ""
 
 
-Slots = Literal["gpu", "cpu"]
-_FOREIGN: Final = re.compile(r"[^A-Za-z0-9._-]+")
-_MAKER: Final = re.compile(r"^(nvidia|tesla)[ -]+", re.IGNORECASE)
-_DRIVER: Final = Path("/dev/nvidiactl")
-_LONGEST_HOST: Final = 64
-"""A name of a node has room for the type of its GPUs behind this."""
-_MOST_SLOTS: Final = 1024
-"""Of one node in a cluster file."""
-
-
-def discover_local(slots: Slots | None, env: Mapping[str, str]) -> Found:
-    """Make a cluster of what this process may use here.
-
-    :param slots: None: GPUs if there are any, else cores.
-    :param env: may restrict the GPUs.
-    :raises ServiceMissingError: GPUs are asked for and there are none, or the driver cannot be asked.
-    """
-    machine, host = this_machine(), node_name(socket.gethostname())
-    if slots == "cpu":
-        return Found(of_cores(host, machine))
-    try:
-        listed = list_gpus()
-    except ServiceMissingError as error:
-        if slots == "gpu":
-            raise
-        why = str(error) if _DRIVER.exists() else "this machine has no NVIDIA driver"
-        return Found(of_cores(host, machine), (f"CPU slots, not GPUs: {why}",))
-    gpus, notes = visible_of(listed.gpus, env.get(VISIBLE)), _notes(listed, env.get(VISIBLE))
-    if gpus:
-        return Found(of_gpus(host, machine, gpus), notes)
-    why = f"{VISIBLE}={env[VISIBLE]} leaves no GPU" if listed.gpus else "this machine has no GPU to use"
-    if slots == "gpu":
-        raise ServiceMissingError("; ".join([why, *notes]))
-    return Found(of_cores(host, machine), (*notes, f"CPU slots, not GPUs: {why}"))
-
-
-def of_cores(host: str, machine: Machine) -> Cluster:
-    """A node with a slot for each core."""
-    slots = min(machine.slots, _MOST_SLOTS)
-    node = Node(name=host, gpus=slots, gpu_type="cpu", cpus=float(machine.cpus), memory=machine.memory)
-    return Cluster(nodes=(node,), slots="cpu")
-
-
-def of_gpus(host: str, machine: Machine, gpus: Sequence[Gpu]) -> Cluster:
-    """A node with the GPUs, which it names; where they are of several types, a node for each type."""
-    types: dict[str, list[Gpu]] = {}
-    for gpu in gpus:
-        types.setdefault(gpu_type(gpu.model), []).append(gpu)
-    return Cluster(
-        nodes=tuple(
-            Node(
-                name=host if len(types) == 1 else f"{host}-{kind}",
-                gpus=len(own),
-                gpu_type=kind,
-                cpus=machine.cpus * len(own) / len(gpus),
-                memory=machine.memory * len(own) // len(gpus),
-                gpu_memory=min(gpu.memory for gpu in own),
-                devices=tuple(gpu.name for gpu in own),
-            )
-            for kind, own in types.items()
-        )
-    )
-
-
-def gpu_type(model: str) -> str:
-    """The name that the driver has for a GPU, as a key: ``h100-80gb-hbm3``, ``a100-sxm4-40gb-mig-1g.5gb``."""
-    return node_name(_MAKER.sub("", model)).lower()
-
-
-def node_name(text: str) -> str:
-    """The text with what a name of a node may not have replaced."""
-    return _FOREIGN.sub("-", text).strip("._-")[:_LONGEST_HOST] or "localhost"
-
-
-def _notes(listed: Listed, visible: str | None) -> tuple[str, ...]:
-    notes = [f"left out: {fault}" for fault in listed.faults]
-    if visible is None:
-        return tuple(notes)
-    hidden = len(listed.gpus) - len(visible_of(listed.gpus, visible))
-    if hidden:
-        notes.append(f"{VISIBLE}={visible} leaves out {counted(hidden, 'GPU')}")
-    by_number = any(name.strip().isdecimal() for name in visible.split(","))
-    if by_number and any(gpu.name != gpu.card for gpu in visible_of(listed.gpus, visible)):
-        notes.append("a number means the first instance of a GPU in MIG mode: name instances by UUID")
-    return tuple(notes)
-
-
-Kind = Literal["slurm", "slurm-jobs"]
-_GPU: Final = "gpu"
-_FUTURE: Final = "FUTURE"
-"""State of a node that is only foreseen."""
-
-
 def discover_slurm(
     slots: Slots | None, partitions: Sequence[str] = (), gres: str | None = None, *, backend: Kind = "slurm"
 ) -> Found:
     """The nodes that Slurm has now.
 
-    :param slots: None: GPUs if there are any, else cores.
-    :param partitions: whose nodes; none: the default one's.
-    :param gres: which GPUs, as in ``gpu:a100``; None: all.
+    :param slots: None for GPUs if there are any, else cores.
+    :param partitions: whose nodes; if none is named, those of the default one.
+    :param gres: which GPUs, as in ``gpu:a100``; None for all.
     :param backend: which of those for Slurm the file is for.
     :raises UsageError: there is no such partition, or no default one.
     :raises ServiceMissingError: Slurm is not here, or does not answer.
@@ -233,7 +226,7 @@ def discover_slurm(
 
 
 def choose_partitions(known: Sequence[SlurmPartition], wanted: Sequence[str]) -> list[SlurmPartition]:
-    """The partitions of these names; of none the default one.
+    """The partitions of these names, or the default one.
 
     :raises UsageError: as :func:`discover_slurm`.
     """

@@ -23,11 +23,10 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.io import read_events, write_cluster
 from pliant.tools.run.service.submit import cancel
-from pliant.tools.run.statedir.directory import read_log
-from pliant.tools.run.statedir.lock import holder_of
+from pliant.tools.run.statedir.directory import StateDir, holder_of
 from pliant.tools.run.statedir.log.fold import RunLog, fold
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.run.statedir.state import read_log
 from tests.builders import cluster
 from tests.leftovers import PATIENCE_S
 from tests.slurm_cluster import SlurmCluster

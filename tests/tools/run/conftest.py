@@ -14,7 +14,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 from tests.leftovers import DYING_S
 from tests.tools.run.scripts import PlainBackend
 from tests.tools.run.site import Site

@@ -9,7 +9,7 @@ from pathlib import Path
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
 from pliant.tools.run.statedir.contract.plan import WorkerOutcome
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 
 Trap = Callable[[], None]
 """Raises an error."""

@@ -7,7 +7,7 @@ import sys
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.service import run as runner
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 from tests.tools.run.scripts import PlainBackend, PlainSlurmBackend
 
 

@@ -13,9 +13,9 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_schedule
 from pliant.schemas.job import Job
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.options import Options
-from pliant.tools.run.statedir.directory import read_log
+from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.state import read_log
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.leftovers import PATIENCE_S
@@ -52,10 +52,10 @@ class Site:
         write_schedule(decide(self.jobs, self.cluster, None, Question(policy, **asked)), path)
         return str(path)
 
-    def options(self, policy: str | None = "fair-share", **more: Any) -> Options:
-        """Options for a run; without a policy for one that goes on."""
+    def options(self, policy: str | None = "fair-share", **more: Any) -> RunOptions:
+        """RunOptions for a run; without a policy for one that goes on."""
         schedule = None if policy is None else self.schedule(policy)
-        return Options(self.state, schedule, timeouts=QUICK, **more)
+        return RunOptions(self.state, schedule, timeouts=QUICK, **more)
 
     def events(self) -> tuple[Event, ...]:
         """The log."""

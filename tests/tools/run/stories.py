@@ -10,7 +10,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
 from pliant.schemas.io import write_cluster, write_schedule
 from pliant.schemas.schedule import PolicyUse, Schedule
-from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import (
     cancel_event,
     decision_event,
@@ -22,8 +22,8 @@ from pliant.tools.run.statedir.log.events import (
     submit_event,
 )
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Order, order_event
+from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.decide import schedule_of, throughput_for
 from pliant.tools.schedule.demand import submit_detail
 from pliant.tools.schedule.from_log import apply_events, correct

@@ -25,13 +25,12 @@ from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.file_io.json_lines import header
 from pliant.schemas.io import read_events, write_jobs
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.run.statedir.directory import State, read_log
-from pliant.tools.run.statedir.lock import Lock
+from pliant.tools.run.statedir.directory import Lock, StateDir
 from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.snapshot import renew_snapshot
 from pliant.tools.run.statedir.log.view import LogView
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.saved import Basis

@@ -13,7 +13,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.io import write_cluster, write_schedule
 from pliant.tools.run.service.run import run_and_follow, run_once
 from pliant.tools.run.service.submit import order_jobs, order_nodes
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.watch.job_status import statuses
 from pliant.tools.run.watch.status import Watcher, closed_lines, decide_between_runs

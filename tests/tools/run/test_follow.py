@@ -14,14 +14,13 @@ import pytest
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule, write_cluster
-from pliant.schemas.schedule import Schedule
-from pliant.tools.run.service import decisions
+from pliant.schemas.schedule import Allocation, Schedule
 from pliant.tools.run.service import run as runner
-from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
 from pliant.tools.run.service.submit import cancel, submit
-from pliant.tools.run.statedir.log.fold import RunLog, Share
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.policies.fifo import Fifo
@@ -37,13 +36,13 @@ Step = tuple[Callable[[RunLog], bool], Callable[[], object]]
 pytestmark = pytest.mark.usefixtures("plain_python")
 
 
-def begin(site: Site, policy: str = "fair-share", **more: object) -> Options:
+def begin(site: Site, policy: str = "fair-share", **more: object) -> RunOptions:
     path = str(site.folder / "cluster.json")
-    return Options(site.state, question=Question(policy), cluster=path, timeouts=QUICK, **more)  # type: ignore[arg-type]
+    return RunOptions(site.state, question=Question(policy), cluster=path, timeouts=QUICK, **more)  # type: ignore[arg-type]
 
 
-def go_on(site: Site, policy: str | None = None) -> Options:
-    return Options(site.state, question=(policy and Question(policy)) or None, timeouts=QUICK)
+def go_on(site: Site, policy: str | None = None) -> RunOptions:
+    return RunOptions(site.state, question=(policy and Question(policy)) or None, timeouts=QUICK)
 
 
 def ask(site: Site, job_id: str, *words: object, **more: object) -> None:
@@ -244,12 +243,12 @@ def test_a_state_directory_that_holds_a_run_brings_its_own_inputs(
 ) -> None:
     run_and_follow(begin(site), story())
     with pytest.raises(UsageError, match=said):
-        run_and_follow(Options(site.state, **options), story())  # type: ignore[arg-type]
+        run_and_follow(RunOptions(site.state, **options), story())  # type: ignore[arg-type]
 
 
 def test_a_new_state_directory_needs_a_cluster(site: Site) -> None:
     with pytest.raises(UsageError, match="holds no run: name its --cluster"):
-        run_and_follow(Options(site.state, question=Question("fifo")), story())
+        run_and_follow(RunOptions(site.state, question=Question("fifo")), story())
     assert not site.state.exists()
 
 
@@ -330,15 +329,15 @@ def test_what_a_decision_has_changed_that_came_to_nothing_is_put_back(
 ) -> None:
     """The policy gives GPUs, then what it gave cannot be written down as a schedule."""
     broken = [True, True]
-    shares_of = decisions.shares_of
+    given = Schedule.given
 
-    def maybe(schedule: Schedule) -> dict[str, Share]:
+    def maybe(schedule: Schedule) -> list[Allocation]:
         if schedule.allocations and broken:
             broken.pop()
             raise ValueError("what is this")
-        return shares_of(schedule)
+        return given(schedule)
 
-    monkeypatch.setattr(decisions, "shares_of", maybe)
+    monkeypatch.setattr(Schedule, "given", maybe)
     run_and_follow(
         begin(site, "fifo"),
         story(

@@ -14,11 +14,11 @@ from pliant.schemas.io import write_schedule
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.service.run import Interrupts, run_once, run_until_done
 from pliant.tools.run.statedir.contract.folders import UnreadableError
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
@@ -37,7 +37,7 @@ class Place:
         spec = job("a", command=("train.py",), work={"samples": 1.0}, batch=8)
         schedule = folder / "schedule.json"
         write_schedule(decide([spec], nodes, None, Question("fifo")), schedule)
-        self.options = Options(self.dirs.path, str(schedule), timeouts=SHORT)
+        self.options = RunOptions(self.dirs.path, str(schedule), timeouts=SHORT)
         patch.setattr(runner, "open_backend", lambda *_about: self.backend)
         patch.setattr(runner, "POLL_S", 0.001)
         patch.setattr(runner, "GRACE_S", 0.05)

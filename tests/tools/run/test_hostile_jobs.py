@@ -23,15 +23,15 @@ from pliant.schemas.io import (
     write_schedule,
 )
 from pliant.tools.run.service import run as runner
-from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.statedir import directory as state
 from pliant.tools.run.statedir import fault
-from pliant.tools.run.statedir.directory import read_log
+from pliant.tools.run.statedir import state as state_module
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.run.statedir.state import read_log
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster
 from tests.tools.run.hostile import HOSTILE
@@ -96,7 +96,7 @@ class Place:
     def run(self, policy: str = "fair-share") -> RunLog:
         """Run until all jobs have ended; at once, for no process is waited for."""
         holds = self.dirs.cluster.exists()
-        options = Options(
+        options = RunOptions(
             self.dirs.path,
             question=Question(policy),
             cluster=None if holds else str(self.folder / "cluster.json"),
@@ -114,7 +114,7 @@ class Place:
         nodes, path = read_cluster(self.folder / "cluster.json"), self.folder / "schedule.json"
         write_schedule(decide(jobs, nodes, None, Question("fair-share"), now_s=2e9), path)
         with mock.patch.object(runner, "open_backend", opens(self.traps)):
-            return run_once(Options(self.dirs.path, str(path), retries=0))[0]
+            return run_once(RunOptions(self.dirs.path, str(path), retries=0))[0]
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ def test_a_shortage_of_open_files_does_not_end_a_run(
         replaced(target, *about)
 
     monkeypatch.setattr(files, "_replace", replace)
-    monkeypatch.setattr(state, "TAIL_BYTES", 1)
+    monkeypatch.setattr(state_module, "TAIL_BYTES", 1)
     assert place.submit("a")
     log = place.run() if form == "until done" else place.reconcile()
     assert log.jobs["a"].phase == "finished" or form == "once"

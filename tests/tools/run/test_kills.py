@@ -14,10 +14,9 @@ import pytest
 
 from pliant.schemas.io import write_cluster, write_jobs
 from pliant.schemas.job import Job
-from pliant.tools.run.statedir.directory import read_log
-from pliant.tools.run.statedir.lock import holder_of
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir, holder_of
 from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.run.statedir.state import read_log
 from tests.builders import cluster
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, until
@@ -92,17 +91,17 @@ def test_a_submission_that_is_killed_is_there_as_a_whole_or_not_at_all(
 
 
 RUN_STEPS = [
-    ("pliant.tools.run.statedir.directory:State.record", "before", 2),
-    ("pliant.tools.run.statedir.directory:State.record", "after", 1),
-    ("pliant.tools.run.statedir.directory:State.record", "after", 2),
-    ("pliant.tools.run.statedir.directory:State.record", "after", 3),
+    ("pliant.tools.run.statedir.state:State.record", "before", 2),
+    ("pliant.tools.run.statedir.state:State.record", "after", 1),
+    ("pliant.tools.run.statedir.state:State.record", "after", 2),
+    ("pliant.tools.run.statedir.state:State.record", "after", 3),
     ("pliant.tools.run.service.executor:Executor.apply", "before", 2),
     ("pliant.tools.run.service.launching:make_plan", "before", 1),
     ("pliant.tools.run.service.launching:write_plan", "after", 1),
     ("pliant.tools.run.backends.local:write_record", "after", 1),
     ("pliant.tools.run.backends.local:LocalBackend._spawn", "after", 1),
     ("pliant.tools.run.backends.local:LocalBackend.start", "after", 1),
-    ("pliant.tools.run.statedir.directory:write_schedule", "before", 2),
+    ("pliant.tools.run.statedir.state:write_schedule", "before", 2),
     ("pliant.tools.run.statedir.requests:Spool.settle", "before", 1),
 ]
 

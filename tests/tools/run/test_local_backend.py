@@ -21,7 +21,7 @@ from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
 from pliant.tools.run.service.run import open_backend
 from pliant.tools.run.statedir.contract.folders import UnreadableError
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 from tests.builders import cluster
 from tests.leftovers import PATIENCE_S
 from tests.tools.run.conftest import left_running

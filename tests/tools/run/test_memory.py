@@ -15,9 +15,9 @@ from zlib import crc32
 
 from pliant.schemas.file_io.events import LogPlace
 from pliant.schemas.io import write_cluster
-from pliant.tools.run.service.inputs import Prepared
+from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import Loop
-from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.service.submit import order_jobs
 from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.log.snapshot import renew_snapshot
@@ -35,8 +35,10 @@ _NO_STATE = (type, ModuleType, FunctionType, InstantBackend)
 def following(folder: Path) -> Loop:
     """A live loop whose jobs end as soon as they are started."""
     write_cluster(cluster(4, slots="cpu"), folder / "cluster.json")
-    options = Options(folder / "state", cluster=str(folder / "cluster.json"), question=Question("fair-share"))
-    prepared = Prepared.read(options, opens({}), resume=False)
+    options = RunOptions(
+        folder / "state", cluster=str(folder / "cluster.json"), question=Question("fair-share")
+    )
+    prepared = PreparedRun.read(options, opens({}), resume=False)
     return prepared.loop(prepared.open(), follow=True)
 
 

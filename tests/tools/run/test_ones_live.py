@@ -11,11 +11,11 @@ import pytest
 from pliant.schemas.io import read_schedule, write_cluster
 from pliant.tools.profile.predictor import ended_jobs
 from pliant.tools.run.service.commands import read_plan
-from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.service.run import run_and_follow
 from pliant.tools.run.service.submit import submit
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.schedule.decide import Question
 from tests.tools.run.site import Site
 
@@ -60,7 +60,7 @@ def test_a_job_that_states_no_work_grows_by_its_epochs_and_ends_itself(tmp_path:
     batch = {"size": 8, "min": 8, "max": 16, "per_gpu_max": 8}
     spec = site.job("a", text=ENDS_ONCE_GROWN, work=None, elastic="size+batch", batch=batch, high=2)
     submit(site.state, [spec], "jobs", folder=site.folder, now_s=0.0)
-    options = Options(site.state, question=Question("ones"), cluster=str(site.folder / "cluster.json"))
+    options = RunOptions(site.state, question=Question("ones"), cluster=str(site.folder / "cluster.json"))
     run_and_follow(options, leaves_when_finished)
 
     assert site.of("a") == ["submit a", "start a 1", "grow a 2", "finish a 0"]

@@ -12,8 +12,8 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import read_schedule, write_cluster, write_schedule
 from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
 from pliant.tools.run.service.submit import cancel, order_jobs
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.watch.job_status import status_of
 from pliant.tools.run.watch.status import Watcher, decide_between_runs

@@ -9,7 +9,7 @@ import pytest
 from pliant.schemas.io import read_schedule
 from pliant.tools.profile.predictor import ended_jobs
 from pliant.tools.report.read_run import read_run
-from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.statedir.log.fold import RunLog
 from tests.tools.run.site import QUICK, Site
@@ -32,7 +32,7 @@ def site(tmp_path: Path) -> Site:
 
 def test_a_run_learns_from_the_epochs_that_its_jobs_report(site: Site) -> None:
     schedule = site.schedule("srtf", demand="predicted")
-    run_until_done(Options(site.state, schedule, timeouts=QUICK), silent)
+    run_until_done(RunOptions(site.state, schedule, timeouts=QUICK), silent)
     assert len(ended_jobs(site.events())) == 6
     kept = read_schedule(site.state / "schedule.json")
     assert kept.demand == "predicted"
@@ -46,7 +46,7 @@ def test_a_run_learns_from_the_epochs_that_its_jobs_report(site: Site) -> None:
 def test_the_log_of_a_run_says_that_work_was_predicted_and_what_was(site: Site) -> None:
     site.job("late", samples=50.0, at=0.3, priority=1.0)
     schedule = site.schedule("srtf", demand="predicted")
-    run_until_done(Options(site.state, schedule, timeouts=QUICK), silent)
+    run_until_done(RunOptions(site.state, schedule, timeouts=QUICK), silent)
     found = read_run(site.state / "events.jsonl")
     assert found.info.demand == "predicted"
     noted = [event for event in site.events() if "forecasts" in (event.detail or {})]
@@ -60,7 +60,7 @@ def test_the_log_of_a_run_says_that_work_was_predicted_and_what_was(site: Site) 
 
 def test_a_run_that_goes_on_has_learned_what_it_had_learned(site: Site) -> None:
     schedule = site.schedule("srtf", demand="predicted")
-    run_until_done(Options(site.state, schedule, timeouts=QUICK), silent)
+    run_until_done(RunOptions(site.state, schedule, timeouts=QUICK), silent)
     before = read_schedule(site.state / "schedule.json").forecast
-    run_until_done(Options(site.state, timeouts=QUICK), silent)
+    run_until_done(RunOptions(site.state, timeouts=QUICK), silent)
     assert read_schedule(site.state / "schedule.json").forecast == before

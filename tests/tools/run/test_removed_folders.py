@@ -9,7 +9,7 @@ import pytest
 from pliant.tools.profile.torchrun.start import kill, strays
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 from tests.tools.run.site import Site, until
 
 REMOVES = """

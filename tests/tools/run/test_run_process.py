@@ -14,7 +14,7 @@ import pytest
 
 from pliant.schemas.errors import PliantError
 from pliant.schemas.io import read_events
-from pliant.tools.run.statedir.directory import read_log
+from pliant.tools.run.statedir.state import read_log
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, in_order, until
 

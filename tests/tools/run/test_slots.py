@@ -6,7 +6,7 @@ import pytest
 
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
-from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.service.run import run_and_follow
 from pliant.tools.run.service.submit import cancel
 from pliant.tools.schedule.decide import Question
@@ -17,9 +17,11 @@ pytestmark = pytest.mark.usefixtures("plain_python")
 IN_TIME = {"shape": "sigmoid", "value": 9.0, "decay": 0.01, "target": 60.0}
 
 
-def begin(site: Site) -> Options:
+def begin(site: Site) -> RunOptions:
     question = Question("oasis", {"slot_seconds": 1.0})
-    return Options(site.state, question=question, cluster=str(site.folder / "cluster.json"), timeouts=QUICK)
+    return RunOptions(
+        site.state, question=question, cluster=str(site.folder / "cluster.json"), timeouts=QUICK
+    )
 
 
 def said_of(events: tuple[Event, ...], job_id: str) -> dict[str, object]:

@@ -14,7 +14,7 @@ from pliant.tools.run.backends.slurm import controller
 from pliant.tools.run.backends.slurm.jobs import SlurmJobsBackend
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.run import run_once, run_until_done
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.scripts import plain
 from tests.tools.run.site import Site, in_order, until

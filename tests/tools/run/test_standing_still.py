@@ -12,7 +12,7 @@ import pytest
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.run import run_once
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 from tests.tools.run.conftest import left_running
 from tests.tools.run.scripts import PlainBackend
 from tests.tools.run.site import Site, until

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from pliant.schemas.errors import PliantError
-from pliant.tools.run.statedir.directory import read_log
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.state import read_log
 from pliant.tools.run.watch.job_page import history
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, in_order, until

@@ -33,7 +33,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class GpuListing:
     """What the driver says."""
 
     driver: str
@@ -114,7 +114,7 @@ def _bad(message: str) -> BadInputError:
     return BadInputError.one("cluster", message, pointer="/nodes")
 
 
-def list_gpus() -> Listed:
+def list_gpus() -> GpuListing:
     """What the driver reports; a GPU that it cannot be asked about is left out, and said to be.
 
     :raises ServiceMissingError: the NVML bindings are not installed, or there is no driver.
@@ -131,7 +131,7 @@ def list_gpus() -> Listed:
             gpus += found
             if not found:
                 faults.append(f"GPU {number} is in MIG mode and has no instances")
-        return Listed(nvml.nvmlSystemGetDriverVersion(), tuple(gpus), tuple(faults))
+        return GpuListing(nvml.nvmlSystemGetDriverVersion(), tuple(gpus), tuple(faults))
 
 
 def processes_on(gpus: Sequence[Gpu]) -> dict[str, list[int]]:

@@ -2,8 +2,6 @@
 
 A unit runs under ``keep.py``, which writes the unit's exit code to a file. So the launcher may die, or
 leave, and the next one still learns how the unit ended.
-
-The start record: what was started for an attempt, so that a later process can find it again.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
@@ -21,34 +20,37 @@ from typing import Final
 import psutil
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io.record import Identifier, PositiveInt, Record
+from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.text import counted
 from pliant.tools.profile.torchrun.start import child_environment, kill, strays, tree
 from pliant.tools.run.backends.devices import devices_by_node, visible_gpus
 from pliant.tools.run.backends.processes import Waker, Watched, birth, find
 from pliant.tools.run.backends.protocol import (
-    LOOPBACK,
     Handle,
+    LaunchRecord,
     NodeInfo,
+    StartedUnit,
     StopLevel,
     Unit,
     UnitStatus,
-    check_own,
+    free_port,
+    newest_attempts,
+    read_record,
+    write_record,
 )
-from pliant.tools.run.statedir.contract import folders as contract
 from pliant.tools.run.statedir.contract.folders import (
     DamagedError,
-    JobDir,
+    FolderCache,
     UnreadableError,
     make_log_folder,
     open_log,
     read_file,
+    refuse_public,
 )
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
-from pliant.tools.run.statedir.folder_cache import FolderCache
 
 KEEPER: Final = str(Path(__file__).with_name("keep.py"))
+LOOPBACK: Final = "127.0.0.1"
 _RUNNING: Final = UnitStatus("running")
 _STANDS_STILL: Final = UnitStatus("running", idle=True)
 _log = logging.getLogger("pliant")
@@ -69,11 +71,11 @@ class LocalBackend:
         self._cluster = cluster
         self._jobs = jobs
         self._children: dict[int, str] = {}
-        """Keepers that this process has started and not taken note of the end of: births by pid."""
+        """Keepers that this process has started and not yet reaped: births by pid."""
         self._watched = Watched()
         self._waker = Waker()
         self._folders: dict[Handle, FolderCache] = {}
-        """Of the attempts that have units which run."""
+        """Of the attempts with running units."""
         self._launched: dict[Handle, LaunchRecord] = {}
         """Of attempts that this process has started: a job may remove its own folder."""
         self._nodes: Sequence[NodeInfo] | None = None
@@ -102,18 +104,14 @@ class LocalBackend:
         ]
 
     def shown(self, handle: Handle, units: Sequence[Unit]) -> Sequence[str]:
-        """Each unit with its node."""
         return [f"{unit.node}: {unit.in_a_shell}" for unit in units]
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
-        """Start all units, or none; those of an attempt that has some already are added to them."""
         make_log_folder(handle.files.logs)
         for pid in tuple(self._children):
             self._reap(pid)
         before = self._record(handle)
-        if (
-            before is None
-        ):  # of an attempt before this one nothing runs, but where the job's folder was removed
+        if before is None:  # nothing of an earlier attempt runs, unless the job's folder was removed
             kill(strays(_mark(handle)))
         started = list(before.units) if before else []
         first = len(started)
@@ -196,7 +194,7 @@ class LocalBackend:
         )
 
     def _running(self, unit: StartedUnit, mark: tuple[str, str]) -> UnitStatus | None:
-        """The status of a unit that runs; None: it does not."""
+        """The status of a running unit. Returns None if it does not run."""
         if unit.pid is None or unit.born is None:
             return None
         ours = self._children.get(unit.pid) == unit.born and not self._reap(unit.pid)
@@ -207,7 +205,7 @@ class LocalBackend:
         return _STANDS_STILL if self._waker.look(unit.pid) else _RUNNING
 
     def _reap(self, pid: int) -> bool:
-        """Let a child go if it has ended; its exit code is in a file. Whether it is a child no more."""
+        """Reap a child if it has ended (its exit code is in a file); returns whether it has."""
         try:
             runs = os.waitpid(pid, os.WNOHANG) == (0, 0)
         except ChildProcessError:  # SIGCHLD is ignored, so the system reaps the children
@@ -217,7 +215,7 @@ class LocalBackend:
         return not runs
 
     def _end_unknown(self, handle: Handle, record: LaunchRecord) -> None:
-        """Kill what may have been started without anybody knowing its pid."""
+        """Kill what may have been started without its pid being recorded."""
         unknown = [index for index, unit in enumerate(record.units) if unit.pid is None]
         self.stop(handle, "kill", None if len(unknown) == len(record.units) else unknown)
 
@@ -232,7 +230,6 @@ class LocalBackend:
         return handles
 
     def release(self, over: Container[str] = ()) -> int:
-        """Nothing is held of this machine."""
         return 0
 
 
@@ -242,7 +239,7 @@ def _mark(handle: Handle) -> tuple[str, str]:
 
 
 def _is_one_of(process: psutil.Process, workers: Collection[str] | None) -> bool:
-    """Whether it belongs to one of these workers; None: to any."""
+    """Whether it belongs to one of these workers, or to any if they are None."""
     try:
         return workers is None or process.environ().get(ENV_WORKER) in workers
     except psutil.Error:
@@ -250,7 +247,7 @@ def _is_one_of(process: psutil.Process, workers: Collection[str] | None) -> bool
 
 
 def _keepers(handle: Handle, record: LaunchRecord | None) -> list[psutil.Process | None]:
-    """The living keeper of each unit; None for one that is gone or was never started."""
+    """The living keeper of each unit, None for one that is gone or was never started."""
     return [
         None if unit.pid is None or unit.born is None else find(unit.pid, unit.born, _mark(handle))
         for unit in (record.units if record else ())
@@ -298,71 +295,32 @@ def _ended(handle: Handle, index: int) -> UnitStatus:
         return UnitStatus("lost")
 
 
-class StartedUnit(Record):
-    """One unit: its command and, once it was started, the process that keeps it."""
+def check_own(node: str, address: str) -> str:
+    """The address, if it is a loopback or private one of this machine.
 
-    node: str
-    argv: tuple[str, ...]
-    cwd: str
-    env: dict[str, str]
-    pid: PositiveInt | None = None
-    born: str | None = None
-    """Which process of that pid it is: tells a recycled pid from ours."""
-
-    @classmethod
-    def of(cls, unit: Unit) -> StartedUnit:
-        """A unit that is still to be started."""
-        return cls(node=unit.node, argv=unit.argv, cwd=unit.cwd, env=dict(unit.env))
-
-
-class LaunchRecord(Record):
-    """An attempt. Written before its units are started, and again, complete, after."""
-
-    job: Identifier
-    attempt: PositiveInt
-    backend: str
-    units: tuple[StartedUnit, ...]
-
-    @property
-    def complete(self) -> bool:
-        """Whether every unit was started and is known."""
-        return all(unit.pid is not None for unit in self.units)
-
-
-def write_record(handle: Handle, record: LaunchRecord) -> None:
-    """Write the record of an attempt, as a whole."""
-    contract.write_record(handle.files.launch, "launch", record)
-
-
-def read_record(handle: Handle) -> LaunchRecord | None:
-    """The record of an attempt; None: there is none, so nothing of it was started.
-
-    :raises UnreadableError: it cannot be read at the moment.
-    :raises DamagedError: it is damaged.
-    :raises BadInputError: it is of an unknown version.
+    :raises BadInputError: it is public, another machine's, or a name that is not known here.
     """
-    return contract.read_record(handle.files.launch, "launch", LaunchRecord)
+    for found in _resolve(node, address):
+        try:
+            refuse_public(found)
+        except UsageError as error:
+            raise _bad(f"node {node}: {error}") from error
+        try:
+            free_port(found)
+        except OSError:
+            raise _bad(
+                f"node {node} has the address {address}, which is not one of this machine: "
+                "the local backend starts everything here"
+            ) from None
+    return address
 
 
-def newest_attempts(jobs: Path, over: Container[str] = ()) -> list[Handle]:
-    """The newest attempt of every job in the folder of jobs that has one, in order of their names.
-
-    :param over: jobs that are left out.
-    """
-    handles = []
-    for name in _folders(jobs):
-        if name in over:
-            continue
-        number = JobDir(jobs / name).newest_attempt()
-        if number:
-            handles.append(Handle(name, number, JobDir(jobs / name).attempt(number).path))
-    return handles
-
-
-def _folders(jobs: Path) -> list[str]:
-    """Names of the folders in a folder; of links nothing is taken up."""
+def _resolve(node: str, address: str) -> list[str]:
     try:
-        with os.scandir(jobs) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    except FileNotFoundError:
-        return []
+        return sorted({str(info[4][0]) for info in socket.getaddrinfo(address, None)})
+    except OSError:
+        raise _bad(f"the address {address} of node {node} is not known on this machine") from None
+
+
+def _bad(message: str) -> BadInputError:
+    return BadInputError.one("cluster", message, pointer="/nodes")

@@ -93,7 +93,6 @@ class Waker:
         return True
 
     def forget(self, keeper: int) -> None:
-        """A keeper has ended."""
         for known in (self._next_s, self._commands, self._idle):
             known.pop(keeper, None)
 

@@ -1,14 +1,14 @@
-"""What a place to run processes offers: six operations. Nothing outside a backend knows a process id.
+"""What a place to run processes offers: six operations. No process id is known outside of a backend.
 
-Launcher and workers share a directory, not a machine: an attempt is known by its folder, what was started
-there is recorded in that folder, and any later process can take the attempt over from the record.
-
-Where workers of the local backend meet: at addresses of this machine that strangers do not reach.
+Launcher and workers share a directory, not a machine: an attempt is known by its folder (:class:`Handle`).
+What was started there is recorded in that folder (:class:`LaunchRecord`), so any later process can take the
+attempt over.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import shlex
 import socket
@@ -17,11 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
-from pliant.schemas.errors import BadInputError, UsageError
-from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir, refuse_public
+from pliant.schemas.file_io.record import Identifier, PositiveInt, Record
+from pliant.tools.run.statedir.contract import folders
+from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 
 StopLevel = Literal["term", "kill"]
 """``term``: SIGTERM to what was started. ``kill``: SIGKILL to all of it, stray descendants included."""
+_SELDOM_USED: Final = range(20_000, 30_000)
+"""Ports that systems give to no process by themselves; a job that finds its port taken is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +70,16 @@ class Handle:
 
     @property
     def files(self) -> AttemptDir:
-        """The paths of the attempt."""
         return AttemptDir(self.folder)
 
     @property
     def job_files(self) -> JobDir:
-        """The paths of the job."""
         return JobDir(self.folder.parent.parent)
 
 
 @dataclass(frozen=True, slots=True)
 class UnitStatus:
-    """What became of one unit; ``lost``: it is gone and left no exit code."""
+    """What became of one unit. ``lost``: it is gone and left no exit code."""
 
     state: Literal["running", "exited", "lost"]
     code: int | None = None
@@ -89,9 +90,9 @@ class UnitStatus:
     starting: bool = field(default=False, compare=False)
     """It counts as running, and needs further looks of this process until it does."""
     displaced: str = field(default="", compare=False)
-    """Why it lost its place through no fault of its own; empty: it did not."""
+    """Why it lost its place through no fault of its own; empty if it did not."""
     began: bool = field(default=True, compare=False)
-    """False: it is certain that nothing of it has ever run."""
+    """False if it is certain that nothing of it has ever run."""
 
 
 class Backend(Protocol):
@@ -108,27 +109,27 @@ class Backend(Protocol):
         ...
 
     def nodes(self) -> Sequence[NodeInfo]:
-        """All nodes, up or not, as of now. Never waits, but for the first time.
+        """All nodes, up or not, as of now. Waits the first time only.
 
         :raises ServiceMissingError: what they are counted with is not there.
         """
         ...
 
     def shown(self, handle: Handle, units: Sequence[Unit]) -> Sequence[str]:
-        """What :meth:`start` would run for these units, in lines for people. Nothing is touched."""
+        """What :meth:`start` would run for these units, as lines of text. Nothing is touched."""
         ...
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
-        """Start all units, or none; those of an attempt that has some already are added to them.
+        """Start all units, or none; they are added to those that the attempt has already.
 
         :raises OSError: a unit cannot be started.
         """
         ...
 
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
-        """Ask, or force, all that was started for an attempt to end. Never waits; harmless if it is gone.
+        """Ask, or force, what was started for an attempt to end. Never waits; harmless if it is gone.
 
-        :param only: numbers of the units that are meant; None: all, and whatever else belongs to the job.
+        :param only: numbers of the units; None for all, and whatever else belongs to the job.
         """
         ...
 
@@ -137,56 +138,91 @@ class Backend(Protocol):
         ...
 
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
-        """The newest attempt of every job in the directory, started by any process, alive or not.
+        """The newest attempt of every job in the directory, whichever process started it, alive or not.
 
-        :param over: jobs of which nothing is left; they are not looked at.
+        :param over: jobs of which nothing is left; these are skipped.
         """
         ...
 
     @property
     def held_nodes(self) -> int:
-        """Nodes that are kept from others, whether or not something runs there."""
+        """How many nodes are kept from others, whether or not something runs there."""
         ...
 
     def release(self, over: Container[str] = ()) -> int:
-        """Give back what is held of nodes on which nothing runs; returns of how many.
+        """Give back nodes on which nothing runs; returns how many.
 
         :param over: jobs of which nothing is left, whatever their files say.
-        :raises ServiceMissingError: who gave it does not answer.
+        :raises ServiceMissingError: the resource manager does not answer.
         """
         ...
 
 
-LOOPBACK: Final = "127.0.0.1"
-_SELDOM_USED: Final = range(20_000, 30_000)
-"""Ports that systems give to no process by themselves; a job that finds its port taken is tried again."""
+class StartedUnit(Record):
+    """One unit: its command and, once it was started, the process that keeps it."""
+
+    node: str
+    argv: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    pid: PositiveInt | None = None
+    born: str | None = None
+    """Which process of that pid it is: tells a recycled pid from ours."""
+
+    @classmethod
+    def of(cls, unit: Unit) -> StartedUnit:
+        return cls(node=unit.node, argv=unit.argv, cwd=unit.cwd, env=dict(unit.env))
 
 
-def check_own(node: str, address: str) -> str:
-    """The address, if it is a loopback or private one of this machine.
+class LaunchRecord(Record):
+    """An attempt. Written before its units are started, and again, complete, after."""
 
-    :raises BadInputError: it is public, another machine's, or a name that is not known here.
+    job: Identifier
+    attempt: PositiveInt
+    backend: str
+    units: tuple[StartedUnit, ...]
+
+    @property
+    def complete(self) -> bool:
+        return all(unit.pid is not None for unit in self.units)
+
+
+def write_record(handle: Handle, record: LaunchRecord) -> None:
+    folders.write_record(handle.files.launch, "launch", record)
+
+
+def read_record(handle: Handle) -> LaunchRecord | None:
+    """The record of an attempt. Returns None if there is none, so that nothing of it was started.
+
+    :raises UnreadableError: it cannot be read at the moment.
+    :raises DamagedError: it is damaged.
+    :raises BadInputError: it is of an unknown version.
     """
-    for found in _resolve(node, address):
-        try:
-            refuse_public(found)
-        except UsageError as error:
-            raise _bad(f"node {node}: {error}") from error
-        try:
-            free_port(found)
-        except OSError:
-            raise _bad(
-                f"node {node} has the address {address}, which is not one of this machine: "
-                "the local backend starts everything here"
-            ) from None
-    return address
+    return folders.read_record(handle.files.launch, "launch", LaunchRecord)
 
 
-def _resolve(node: str, address: str) -> list[str]:
+def newest_attempts(jobs: Path, over: Container[str] = ()) -> list[Handle]:
+    """The newest attempt of every job in the folder of jobs that has one, in order of their names.
+
+    :param over: jobs that are left out.
+    """
+    handles = []
+    for name in _folders(jobs):
+        if name in over:
+            continue
+        number = JobDir(jobs / name).newest_attempt()
+        if number:
+            handles.append(Handle(name, number, JobDir(jobs / name).attempt(number).path))
+    return handles
+
+
+def _folders(jobs: Path) -> list[str]:
+    """Names of the folders in a folder; links are left out."""
     try:
-        return sorted({str(info[4][0]) for info in socket.getaddrinfo(address, None)})
-    except OSError:
-        raise _bad(f"the address {address} of node {node} is not known on this machine") from None
+        with os.scandir(jobs) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except FileNotFoundError:
+        return []
 
 
 def free_port(address: str) -> int:
@@ -211,7 +247,3 @@ def port_to_meet_at(address: str) -> int:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
     return _SELDOM_USED.start + secrets.randbelow(len(_SELDOM_USED))
-
-
-def _bad(message: str) -> BadInputError:
-    return BadInputError.one("cluster", message, pointer="/nodes")

@@ -1,4 +1,4 @@
-"""What comes: jobs of the schedule in their time, jobs that people submit, and what people order of jobs."""
+"""Arrivals: jobs of the schedule in their time, submitted jobs, cancellations and orders."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
-from pliant.tools.run.statedir.directory import State
 from pliant.tools.run.statedir.fault import Faults
 from pliant.tools.run.statedir.log.events import cancel_event, reject_event, submit_event
 from pliant.tools.run.statedir.requests import Numbered, Spool, order_event, unheard
+from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.demand import JobCheck, submit_detail
 from pliant.tools.schedule.from_log import apply_events
 from pliant.tools.schedule.jobs import JobState
@@ -20,7 +20,7 @@ from pliant.tools.schedule.session.session import Session
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What people asked for; the log has it."""
+    """Requests that the log has now."""
 
     events: int = 0
     cancelled: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Arrivals:
         """Jobs of the schedule that are still to come, in order of their times."""
         self._check = JobCheck(session.cluster, session.speeds, session.policy, session.demand)
         self._refused: dict[str, str] = {}
-        """Jobs that there was an error in taking up, with the reasons."""
+        """Jobs that could not be taken up for an error, with the reasons."""
         self._faults = Faults(state.dirs.path, self._refused.setdefault)
         self._spool = Spool(state.dirs)
         self._awaited = bool(self._spool.requests())
@@ -63,7 +63,7 @@ class Arrivals:
         return self._awaited or bool(self.ahead)
 
     def hear(self, until_s: float) -> Heard:
-        """Write down what was submitted, cancelled and ordered.
+        """Record what was submitted, cancelled and ordered.
 
         :param until_s: jobs with a later ``submit_time`` (UTC) wait (see :meth:`Request.is_due`).
         """
@@ -114,11 +114,10 @@ class Arrivals:
                 self._spool.ask_to_run(later)
 
     def in_utc(self, job: Job) -> Job:
-        """A job of the schedule with its time in UTC."""
         return job.model_copy(update={"submit_time": self._origin_s + job.submit_time})
 
     def submit_event(self, state: JobState) -> Event:
-        """What the log gets for a job that the session has taken up, or turned away when it did."""
+        """The event of a job that the session has taken up, or turned away on arrival."""
         known = state.id not in self._session.turned_away
         return self._event(state.spec, submit_detail(state, self._session.speeds) if known else None)
 
@@ -126,7 +125,7 @@ class Arrivals:
         return submit_event(job, min(self._clock(), self._origin_s + job.submit_time), detail)
 
     def _on_own_clock(self, job: Job) -> Job:
-        """A job that was submitted, or one of the schedule that is cancelled before its time."""
+        """A submitted job, or one of the schedule that is cancelled before its time."""
         own = next((ahead for ahead in self.ahead if ahead.id == job.id), None)
         if own is not None:
             self.ahead.remove(own)
@@ -136,7 +135,6 @@ class Arrivals:
         return job.model_copy(update={"submit_time": max(0.0, time_s)})
 
     def _admit(self, job: Job) -> list[Event]:
-        """A job arrives now."""
         now, session = self._clock(), self._session
         now_s = now - self._origin_s
         with self._faults.of(job.id):
@@ -151,7 +149,7 @@ class Arrivals:
         return [self._event(job), reject_event(job.id, now, reason)]
 
     def _order(self, given: Numbered, now: float) -> Event:
-        """A schedule may be of a part of the cluster: the log gets orders about other nodes all the same.
+        """The event of an order; a schedule may cover a part of the cluster, the log gets all orders.
 
         :param now: one time for all orders that are executed together.
         """

@@ -1,11 +1,11 @@
-"""The commands that a job is started with, as data: argument lists and environments, never a shell.
+"""What an attempt is started with, as data: its plan, its argument lists, its environments; never a shell.
 
 An elastic job gets one process per slot, so that a worker that dies does not take its siblings along
 and each has logs of its own; its workers meet through files. A job that cannot be resized gets one
 ``torchrun`` per node with a worker per slot, which is what any PyTorch script expects. On a single slot it is
-started as by ``python``: scripts take torchrun's variables for a sign of other workers.
+started as by ``python``: scripts take torchrun's variables as a sign of other workers.
 
-Plan files: what the workers of an attempt shall do.
+The second half writes and reads plan files: who trains from now on, and how the batch is cut.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Literal
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
+from pliant.schemas.schedule import Cut
 from pliant.schemas.text import whole_number
 from pliant.tools.profile.torchrun.start import ALONE, NO_STORE, ONE_THREAD, one_worker, standalone, torchrun
 from pliant.tools.run.backends.protocol import NodeInfo, Unit
-from pliant.tools.run.service.allocation import Slot, Target, by_node, counts
+from pliant.tools.run.service.allocation import Assignment, Slot, by_node
 from pliant.tools.run.statedir.contract.folders import (
     AttemptDir,
     DamagedError,
@@ -40,11 +41,13 @@ from pliant.tools.run.statedir.contract.plan import (
     Member,
     Plan,
 )
-from pliant.tools.run.statedir.log.fold import CHECKPOINT_S, Share
+from pliant.tools.run.statedir.log.fold import CHECKPOINT_S
+
+_log = logging.getLogger("pliant")
 
 
 def units(
-    target: Target,
+    target: Assignment,
     job_dir: Path,
     attempt: AttemptDir,
     nodes: Mapping[str, NodeInfo],
@@ -56,9 +59,9 @@ def units(
     """What to start for one attempt, in order of rank.
 
     :param job_dir: the job's folder, absolute.
-    :param first: number of the first unit, where the attempt has some already.
-    :param log_bytes: most bytes of each output file that stay on disk; None: what keepers think best.
     :param port: free on the first node; used only by a job that is not elastic and spans several nodes.
+    :param first: number of the first unit, if the attempt has some already.
+    :param log_bytes: most bytes of each output file that stay on disk; None for the keeper's default.
     """
     job = target.job
     groups = groups_of(target)
@@ -83,30 +86,29 @@ def units(
     return made
 
 
-def by_torchrun(target: Target) -> bool:
+def by_torchrun(target: Assignment) -> bool:
     """Whether torchrun starts its workers: it has several that do not change, or its command says so."""
     return target.job.elastic == "none" and (len(target.slots) > 1 or target.job.names_torchrun)
 
 
-def groups_of(target: Target) -> list[list[Slot]]:
+def groups_of(target: Assignment) -> list[list[Slot]]:
     """The slots that one unit serves: each alone, or all of a node where the job is not elastic."""
     if target.job.elastic != "none":
         return [[slot] for slot in target.slots]
     return [[Slot(node, index) for index in indices] for node, indices in by_node(target.slots).items()]
 
 
-def meets_at_port(target: Target) -> bool:
-    """Whether its torchruns meet at a port of the first node, so that one has to be found."""
+def meets_at_port(target: Assignment) -> bool:
+    """Whether its torchruns meet at a port of the first node."""
     return target.job.elastic == "none" and len(groups_of(target)) > 1
 
 
-def ranked(target: Target) -> tuple[Slot, ...]:
-    """The slots in order of rank."""
+def ranked(target: Assignment) -> tuple[Slot, ...]:
     return tuple(slot for group in groups_of(target) for slot in group)
 
 
 def environment(job: Job, slots: Sequence[Slot], nodes: Mapping[str, NodeInfo]) -> dict[str, str]:
-    """What the slots mean to the libraries in use, and what the job adds."""
+    """What tells the libraries in use about the slots, and what the job adds."""
     devices = nodes[slots[0].node].devices
     if devices is None:
         return {**ONE_THREAD, "PYTHONUNBUFFERED": "1", **job.env, "CUDA_VISIBLE_DEVICES": ""}
@@ -114,7 +116,7 @@ def environment(job: Job, slots: Sequence[Slot], nodes: Mapping[str, NodeInfo]) 
     return {"PYTHONUNBUFFERED": "1", **job.env, "CUDA_VISIBLE_DEVICES": visible}
 
 
-def _rendezvous(target: Target, index: int, nodes: Mapping[str, NodeInfo], port: int) -> tuple[str, ...]:
+def _rendezvous(target: Assignment, index: int, nodes: Mapping[str, NodeInfo], port: int) -> tuple[str, ...]:
     groups = groups_of(target)
     address = nodes[groups[index][0].node].address
     if not meets_at_port(target):
@@ -126,25 +128,22 @@ def _rendezvous(target: Target, index: int, nodes: Mapping[str, NodeInfo], port:
     )
 
 
-_log = logging.getLogger("pliant")
-
-
 def make_plan(
-    target: Target, generation: int, attempt: int, nodes: Mapping[str, NodeInfo], reason: str = ""
+    target: Assignment, generation: int, attempt: int, nodes: Mapping[str, NodeInfo], reason: str = ""
 ) -> Plan:
     """The plan of a new attempt; members are in order of rank.
 
     :param reason: why the attempt before had to be left.
     """
-    job, share = target.job, target.share
+    job, (global_batch, accum, lr_scale) = target.job, target.allocation.cut
     return Plan(
         job=job.id,
         generation=generation,
         attempt=attempt,
         members=tuple(make_member(slot, nodes[slot.node], rank) for rank, slot in enumerate(ranked(target))),
-        global_batch=share.global_batch,
-        accum=share.accum,
-        lr_scale=share.lr_scale,
+        global_batch=global_batch,
+        accum=accum,
+        lr_scale=lr_scale,
         seed=job.seed,
         checkpoint_s=job.checkpoint_seconds or CHECKPOINT_S,
         reason=reason,
@@ -153,16 +152,14 @@ def make_plan(
 
 
 def make_member(slot: Slot, node: NodeInfo, worker: int) -> Member:
-    """A worker on a slot."""
     device: Literal["cpu", "cuda"] = "cpu" if node.devices is None else "cuda"
     return Member(slot=str(slot), node=slot.node, address=node.address, device=device, worker=worker)
 
 
-def next_plan(plan: Plan, members: Iterable[Member], cut: tuple[int | None, int, float]) -> Plan:
+def next_plan(plan: Plan, members: Iterable[Member], cut: Cut) -> Plan:
     """The next generation of an attempt.
 
     :param members: in order of rank, workers that train already before those that are added.
-    :param cut: (global batch, micro-steps, learning-rate scale).
     """
     batch, accum, lr_scale = cut
     changed = {"members": tuple(members), "global_batch": batch, "accum": accum, "lr_scale": lr_scale}
@@ -175,15 +172,15 @@ def aborted(plan: Plan, reason: str = "") -> Plan:
 
 
 def write_plan(job: JobDir, plan: Plan) -> None:
-    """Replace the plan file, and keep a copy; only their owner can read them."""
+    """Replace the plan file, and keep a copy in the attempt's folder."""
     for path in (job.attempt(plan.attempt).plan(plan.generation), job.plan):
         write_record(path, "plan", plan)
 
 
 def read_plan(job: JobDir) -> Plan | None:
-    """The plan in force; None: none was written yet.
+    """The plan in force. Returns None if none was written yet.
 
-    One that is damaged or lost is replaced by its copy in the attempt's folder.
+    A plan that is damaged or lost is replaced by its copy in the attempt's folder.
 
     :raises UnreadableError: it cannot be read at the moment.
     :raises DamagedError: it is damaged or lost, and its copy is damaged.
@@ -207,19 +204,19 @@ def read_plan(job: JobDir) -> Plan | None:
 
 
 def last_generation(job: JobDir) -> int:
-    """The newest generation that was ever written; 0: none was."""
+    """The newest generation that was ever written, 0 if none was."""
     return max(map(generation_of, job.path.glob("attempts/*/plan-*.json")), default=0)
 
 
 def generation_of(path: Path) -> int:
-    """The generation that a copy of a plan is named after; 0: it is not a copy of one."""
+    """The generation that a copy of a plan is named after, 0 if the file is not such a copy."""
     return whole_number(path.stem.removeprefix("plan-")) or 0
 
 
 def read_reached(attempt: AttemptDir, known: Mapping[int, Plan]) -> Plan | None:
-    """The plan that the workers of an attempt train under; None: they do not train yet.
+    """The plan that the workers of an attempt train under. Returns None if they do not train yet.
 
-    :param known: plans of the attempt by generation: they never change, so they are not read again.
+    :param known: plans of the attempt by generation. Plans never change, so these are not read again.
     :raises UnreadableError: it cannot be read at the moment.
     """
     text = read_file(attempt.reached)
@@ -233,7 +230,7 @@ def read_reached(attempt: AttemptDir, known: Mapping[int, Plan]) -> Plan | None:
 
 
 def read_plan_of(path: Path) -> Plan | None:
-    """The plan in a file; None: there is none.
+    """The plan in a file. Returns None if there is no file.
 
     :raises UnreadableError: it cannot be read at the moment.
     :raises DamagedError: it is damaged.
@@ -242,8 +239,5 @@ def read_plan_of(path: Path) -> Plan | None:
     return read_record(path, "plan", Plan)
 
 
-def target_of(plan: Plan, share: Share) -> Target:
-    """The target that a plan was made for; ``share`` names the job."""
-    slots = tuple(Slot.parse(member.slot) for member in plan.members)
-    found = Share(share.job, counts(slots), plan.global_batch, plan.accum, plan.lr_scale)
-    return Target(found, slots)
+def assignment_of(plan: Plan, job: Job) -> Assignment:
+    return Assignment.of(job, tuple(Slot.parse(member.slot) for member in plan.members), plan.cut)

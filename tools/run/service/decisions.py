@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from pliant.schemas.errors import InfeasibleError, PliantError, ServiceMissingError
-from pliant.schemas.schedule import Schedule
-from pliant.tools.run.statedir.log.fold import Share, shares_of
+from pliant.schemas.schedule import Allocation, Schedule
 from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.policy import PolicyError, in_words
 from pliant.tools.schedule.session.holdings import Holding, Transition
@@ -33,9 +32,9 @@ class Decided:
 
     schedule: Schedule
     seconds: float
-    """What it took."""
-    shares: Mapping[str, Share]
-    """What each job shall hold; jobs that the answer does not change keep what they have."""
+    """How long the policy took."""
+    wanted: Mapping[str, Allocation]
+    """What each job shall hold, by id; jobs that the answer does not change keep what they have."""
     rejected: tuple[tuple[str, str], ...]
     """Jobs that are turned away, with the reasons."""
 
@@ -44,7 +43,7 @@ class Decisions:
     """A session and its policy.
 
     :param asked_s: when the policy was asked last.
-    :param forgiving: an error of the policy is said, and what runs goes on; else it is raised.
+    :param forgiving: report an error of the policy and let what runs go on; else raise it.
     """
 
     def __init__(self, session: Session, asked_s: float, *, forgiving: bool) -> None:
@@ -54,11 +53,11 @@ class Decisions:
         self.idle_limit = IdleLimit()
         """Counts decisions after which jobs are there, none runs and none is to come."""
         self._forecasts = ForecastLog()
-        self._said: set[str] = set()
-        """Errors of the policy since it has answered last: each is said once."""
+        self._reported: set[str] = set()
+        """Errors of the policy since its last answer: each is reported once."""
 
     def ask_at_s(self) -> float:
-        """When the policy wants to be asked though nothing happens."""
+        """When the policy is asked next if nothing happens."""
         session, interval_s = self.session, self.session.policy.default_interval_s
         next_s = float("inf")
         if interval_s is not None and session.jobs:
@@ -67,8 +66,10 @@ class Decisions:
         wishes = (session.withheld.next_s, session.ask_again_s)
         return min([next_s, *(wish for wish in wishes if wish is not None and wish > self.asked_s)])
 
-    def decide(self, now_s: float, held: Mapping[str, Share], prepare: Callable[[Decided], T]) -> T | str:
-        """Ask the policy; returns what follows from its answer, or why it had none that can be used.
+    def decide(
+        self, now_s: float, held: Mapping[str, Allocation], prepare: Callable[[Decided], T]
+    ) -> T | str:
+        """Ask the policy; returns what follows from its answer, or why that cannot be used.
 
         :param held: what jobs hold now, and go on to hold where it fails.
         :param prepare: makes of an answer what is to be recorded and done; an answer for which it fails
@@ -84,54 +85,53 @@ class Decisions:
         except Exception as error:
             if not self._forgiving:
                 raise
-            reason = self._say(error, _GOES_ON)
+            reason = self._report(error, _GOES_ON)
             self._put_back(held, now_s)
             self.session.turned_away.update(_rejected(done))
             return reason
-        self._said.clear()
+        self._reported.clear()
         return found
 
     def _decided(
-        self, done: Sequence[Transition], seconds: float, now_s: float, held: Mapping[str, Share]
+        self, done: Sequence[Transition], seconds: float, now_s: float, held: Mapping[str, Allocation]
     ) -> Decided:
         schedule = self.schedule_of(done, now_s)
-        given = shares_of(schedule)
+        given = {allocation.job: allocation for allocation in schedule.given()}
         changed = {transition.job.id for transition in done}
-        shares = {
-            job_id: _beside(given[job_id].beside, share) if job_id in given else share
-            for job_id, share in held.items()
+        wanted = {
+            job_id: _beside(given[job_id].beside, allocation) if job_id in given else allocation
+            for job_id, allocation in held.items()
             if job_id not in changed
         }
-        shares |= {job_id: share for job_id, share in given.items() if job_id in changed}
-        return Decided(schedule, seconds, shares, _rejected(done))
+        wanted |= {job_id: allocation for job_id, allocation in given.items() if job_id in changed}
+        return Decided(schedule, seconds, wanted, _rejected(done))
 
     def forecasts(self, now_s: float) -> dict[str, Any]:
-        """What is predicted of jobs whose turn it is to be noted, by id."""
+        """The predictions that are due to be logged, by job id."""
         return {job.id: detail["progress"] for job, detail in self._forecasts.due(self.session, now_s)}
 
     def admissions(self, origin_s: float) -> dict[str, dict[str, Any]]:
-        """What the policy has said of jobs that it admitted or rejected, by id; times on the log's clock."""
+        """What the policy said of jobs that it admitted or rejected, by id; times on the log's clock."""
         return {
             job_id: {name: value + origin_s if name == "end_s" else value for name, value in said.items()}
             for job_id, said in self.session.admissions.items()
         }
 
     def schedule_of(self, done: Iterable[Transition], now_s: float) -> Schedule:
-        """The session as a schedule; what the policy cannot say of it is left out."""
-        return schedule_of(self.session, done, now_s, forgive=lambda error: self._say(error, _LEFT_OUT))
+        return schedule_of(self.session, done, now_s, forgive=lambda error: self._report(error, _LEFT_OUT))
 
     def check_hope(self) -> None:
-        """Call it where jobs are there, none runs and none is to come.
+        """To be called when jobs wait, none runs and none is to come.
 
-        :raises InfeasibleError: the policy leaves them waiting for good.
+        :raises InfeasibleError: the policy leaves them waiting indefinitely.
         """
         if self.idle_limit.is_reached or self.ask_at_s() == float("inf"):
             left = sorted(self.session.in_play.values(), key=lambda job: job.arrival)
             name = self.session.policy.name
             raise InfeasibleError("; ".join(f'job "{job.id}" is left: {why_left(name, job)}' for job in left))
 
-    def _say(self, error: Exception, what_follows: str) -> str:
-        """Say an error of the policy, once until it answers; returns it in one line that names the policy.
+    def _report(self, error: Exception, what_follows: str) -> str:
+        """Report an error of the policy, once until its next answer; returns it in one line.
 
         :raises Exception: the error itself, where memory, the disk or another service is at fault.
         """
@@ -139,19 +139,19 @@ class Decisions:
             raise error
         text = str(error).partition("\n")[0] if isinstance(error, PliantError) else in_words(error)
         reason = text if isinstance(error, PolicyError) else f'policy "{self.session.policy.name}": {text}'
-        if reason not in self._said:
+        if reason not in self._reported:
             _log.warning("%s; %s", reason, what_follows)
             _log.debug("%s", reason, exc_info=error)
-        self._said.add(reason)
+        self._reported.add(reason)
         return reason
 
-    def _put_back(self, held: Mapping[str, Share], now_s: float) -> None:
+    def _put_back(self, held: Mapping[str, Allocation], now_s: float) -> None:
         """Undo what a decision that came to nothing has changed: jobs hold what they held."""
         changed: list[Holding] = []
         for job in self.session.jobs.values():
-            share = held.get(job.id)
+            before = held.get(job.id)
             place, batch, beside = (
-                (share.placement, share.global_batch, share.beside) if share is not None else ((), None, None)
+                ((), None, None) if before is None else (before.placement, before.cut[0], before.beside)
             )
             wanted = (place, batch or job.global_batch, beside)
             if (job.placement, job.global_batch, job.beside) != wanted:
@@ -163,6 +163,6 @@ def _rejected(done: Iterable[Transition]) -> tuple[tuple[str, str], ...]:
     return tuple((one.job.id, one.reason) for one in done if one.step == "reject")
 
 
-def _beside(other: str | None, share: Share) -> Share:
+def _beside(other: str | None, held: Allocation) -> Allocation:
     """What a job keeps, beside this other one."""
-    return share if share.beside == other else replace(share, beside=other)
+    return held if held.beside == other else held.model_copy(update={"beside": other})

@@ -5,13 +5,10 @@ said, and takes the next step towards the targets. It is driven by levels, not b
 interrupted in, the next tick (of this process or of another that adopted the gangs) goes on from what it
 finds.
 
-Jobs that are not served as the others: an error ends them, or it is not clear whether they run.
-
-Where the work for a job fails, its attempt is condemned: killed until nothing of it is left.
-
-A job with unclear files may run, so it is not started again. A file that cannot be read is looked at again.
-Where one is damaged beyond repair, what may run is asked to end, then killed; once nothing of the job is
-left, it can be launched again.
+Two kinds of jobs are set apart. :class:`Condemned`: the work for the job failed, so its attempt is killed
+until nothing of it is left. :class:`UnclearJobs`: it cannot be told from its files whether it runs, so it is
+not started again. Files that cannot be read are read again; if they are damaged beyond repair, what may run
+is asked to end, then killed, and then the job can be launched again.
 """
 
 from __future__ import annotations
@@ -24,27 +21,29 @@ from itertools import groupby
 from typing import Final
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.schemas.job import Job
+from pliant.schemas.schedule import Allocation
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit
 from pliant.tools.run.service.allocation import (
+    Assignment,
+    ChangeStep,
     InPlace,
     Relaunch,
     Slot,
     SlotUse,
-    Step,
-    Target,
     by_node,
     companions,
     plan_steps,
     way_to,
 )
-from pliant.tools.run.service.commands import read_plan, target_of
-from pliant.tools.run.service.endings import Setback, Verdict
+from pliant.tools.run.service.commands import assignment_of, read_plan
+from pliant.tools.run.service.endings import Ending
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.launching import Launching, next_handle
-from pliant.tools.run.service.members import Timeouts
+from pliant.tools.run.service.members import Setback, Timeouts
 from pliant.tools.run.service.reports import (
+    AttemptEnded,
     Displaced,
-    Ended,
     Hindered,
     Lost,
     Progressed,
@@ -53,14 +52,16 @@ from pliant.tools.run.service.reports import (
     Said,
 )
 from pliant.tools.run.statedir.contract.folders import DamagedError, UnreadableError
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.fault import Faults, may_pass
-from pliant.tools.run.statedir.log.fold import RunLog, Share, Suspects
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.log.fold import RunLog, Suspects
 
 STARTING_S: Final = 0.5
-"""One tick starts jobs for this long, in which it does not look at what runs; the next one goes on."""
+"""A tick starts jobs for at most this long, for it does not look at what runs meanwhile."""
 NODES_S: Final = 2.0
 """Between two looks at the nodes."""
+AGAIN_S: Final = 1.0
+"""Between two looks at an unclear job."""
 _log = logging.getLogger("pliant")
 
 
@@ -70,8 +71,8 @@ class Executor:
     An error in the work for one job ends its attempt (see ``fault.py``): what is left of it is killed, and
     then it has failed with that reason. The others go on.
 
-    :param clock: a clock that cannot be set: deadlines are measured with it.
-    :param log_bytes: most bytes of each output file of a worker that stay on disk; None: the default.
+    :param clock: a clock that cannot be set, for deadlines.
+    :param log_bytes: most bytes of each output file of a worker that stay on disk; None for the default.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Executor:
     ) -> None:
         self.nodes: Mapping[str, NodeInfo] = {node.name: node for node in backend.nodes()}
         self._nodes_due_s = clock()
-        self.targets: dict[str, Target] = {}
+        self.targets: dict[str, Assignment] = {}
         self.gangs: dict[str, Gang] = {}
         self.suspects = Suspects()
         """The log's evidence against slots: of free ones those with the least are taken."""
@@ -101,7 +102,7 @@ class Executor:
 
     @property
     def unsettled(self) -> set[str]:
-        """Jobs that something else runs of than the targets say, or may do so."""
+        """Jobs that do not run as their targets say, or may not."""
         wanted = self.targets.keys() - self._unclear.unreadable
         serving = {
             job_id
@@ -111,29 +112,37 @@ class Executor:
         return {*self._condemned.jobs, *(wanted ^ self.gangs.keys()), *(self.gangs.keys() - serving)}
 
     def released(self, ended: Iterable[str]) -> list[str]:
-        """Those of the jobs that have ended of which nothing runs any more."""
+        """The ended jobs of which nothing runs any more."""
         busy = (self.gangs, self._condemned.jobs, self._unclear.jobs)
         return [job_id for job_id in ended if not any(job_id in jobs for jobs in busy)]
 
     @property
-    def held(self) -> dict[str, Share]:
+    def held(self) -> dict[str, Allocation]:
         """What each job shall hold; two jobs with the same slots are beside each other."""
-        company = companions(self.targets)
-        shares = {job_id: target.share for job_id, target in self.targets.items()}
-        return shares | {job_id: replace(shares[job_id], beside=other) for job_id, other in company.items()}
+        held = {job_id: target.allocation for job_id, target in self.targets.items()}
+        return held | {
+            job_id: held[job_id].model_copy(update={"beside": other})
+            for job_id, other in companions(self.targets).items()
+        }
 
-    def steps_to(self, wanted: Mapping[str, Share], log: RunLog) -> list[Step]:
-        """What :meth:`apply` needs for the shares to run."""
+    def steps_to(
+        self, wanted: Mapping[str, Allocation], jobs: Mapping[str, Job], log: RunLog
+    ) -> list[ChangeStep]:
+        """The steps for :meth:`apply` after which jobs hold what is wanted.
+
+        :param jobs: those of ``wanted`` that hold nothing, at least.
+        """
         started = {job_id for job_id, job in log.active.items() if job.started_s is not None}
         node_gpus = {node.name: node.gpus for node in self.nodes.values()}
-        return plan_steps(self.targets, wanted, node_gpus, started, self.suspects.deaths_on)
+        return plan_steps(
+            self.targets, wanted, jobs, node_gpus, started=started, doubt=self.suspects.deaths_on
+        )
 
     def shown(self, handle: Handle, commands: Sequence[Unit]) -> Sequence[str]:
-        """What would be run to start units, in lines for people."""
         return self._backend.shown(handle, commands)
 
-    def apply(self, steps: Iterable[Step]) -> None:
-        """Make the outcome of the steps the target; the next ticks get there."""
+    def apply(self, steps: Iterable[ChangeStep]) -> None:
+        """Make the outcome of the steps the targets; the next ticks get there."""
         for step in steps:
             if step.after is None:
                 del self.targets[step.job_id]
@@ -141,16 +150,17 @@ class Executor:
                 self.targets[step.job_id] = step.after
 
     def adopt(self, log: RunLog) -> None:
-        """Take over whatever runs in the directory; the targets are what the log says jobs shall hold."""
+        """Take over what runs in the directory; the targets are what jobs hold by the log."""
         self.suspects, self._log = log.suspects, log
         for handle in self._backend.adopt(log.over):
             self._take_up(handle)
         self.targets = {job_id: gang.target for job_id, gang in self.gangs.items() if job_id in log.active}
-        shares = {job_id: job.share for job_id, job in log.active.items()}
-        self.apply(self.steps_to(shares, log))
+        wanted = {job_id: job.allocation for job_id, job in log.active.items()}
+        jobs = {job_id: job.job for job_id, job in log.active.items()}
+        self.apply(self.steps_to(wanted, jobs, log))
 
     def _take_up(self, handle: Handle) -> None:
-        """Take over an attempt; one with unclear files is left as it is for now."""
+        """Take over an attempt; one with unclear files stays as it is for now."""
         with self._faults.of(handle.job, doing="cannot be taken up"):
             try:
                 self._adopt(handle, self._log)
@@ -162,11 +172,11 @@ class Executor:
                 self._unclear.drop(handle.job)
 
     def _look_at_unclear(self) -> None:
-        """Take over what has become clear, and end what never will."""
+        """Take over jobs that have become clear, and end those that never will."""
         for handle in self._unclear.due(self._clock()):
             self._take_up(handle)
             target, gang = self.targets.get(handle.job), self.gangs.get(handle.job)
-            if target and gang and gang.target.share.placement == target.share.placement:
+            if target and gang and gang.target.allocation.placement == target.allocation.placement:
                 self.targets[handle.job] = replace(target, slots=gang.target.slots)
             with self._faults.of(handle.job, tries_again=True):
                 self._unclear.end_damaged(handle, self._clock())
@@ -185,13 +195,13 @@ class Executor:
         ):
             return
         seen = job.seen.get(handle.attempt, 0)
-        target = target_of(plan, job.share)
+        target = assignment_of(plan, job.job)
         gang = self.gangs[handle.job] = self._launching.gang(handle, plan, target, seen=seen)
         if plan.abort:
             self.stop(gang)
 
     def down_nodes(self) -> dict[str, str] | None:
-        """The nodes that are down now, and why; None: not looked at again so soon."""
+        """The nodes that are down now, and why. Returns None if it is too soon to look again."""
         now_s = self._clock()
         if 0 <= now_s < self._nodes_due_s:
             return None
@@ -200,9 +210,9 @@ class Executor:
         return {node.name: node.reason or "down" for node in self.nodes.values() if not node.up}
 
     def leave(self, down: Mapping[str, str]) -> Iterator[Report]:
-        """Take all jobs off nodes that are down: they go on with what they have left, or not at all.
+        """Take all jobs off nodes that are down: they go on with the rest, or not at all.
 
-        Of two that share slots the first gives up all of them.
+        Of two jobs that share slots the first gives up all of them.
         """
         company = companions(self.targets)
         for job_id, target in sorted(self.targets.items()):
@@ -211,12 +221,12 @@ class Executor:
                 continue
             reason = "; ".join(f"node {name} is down: {down[name]}" for name in by_node(gone))
             shared = company.get(job_id) in self.targets
-            left = Setback(gone, reason).without(target, target.cut, shared=shared)
-            if left.share.gpus < left.job.min_gpus:
+            left = Setback(gone, reason).without(target, target.allocation.cut, shared=shared)
+            if left.allocation.gpus < left.job.min_gpus:
                 del self.targets[job_id]
             else:
                 self.targets[job_id] = left
-            yield Displaced(job_id, reason, left.share)
+            yield Displaced(job_id, reason, left.allocation)
 
     def tick(self) -> list[Report]:
         """One look and one step; returns what happened, in order of the job ids."""
@@ -225,7 +235,7 @@ class Executor:
         return [*reports, *self._finish_off()]
 
     def look(self) -> list[Report]:
-        """What happened since the last look. Gangs that ended are dropped, and nothing is started."""
+        """What happened since the last look. Gangs that ended are dropped; nothing is started."""
         reports: list[Report] = []
         self._look_at_unclear()
         for job_id, gang in sorted(self.gangs.items()):
@@ -240,12 +250,12 @@ class Executor:
         self._condemned.add(job_id, reason)
 
     def _finish_off(self) -> list[Report]:
-        """Kill what is condemned, and report the end of that which nothing is left of."""
+        """Kill what is condemned, and report the jobs of which nothing is left."""
         ended = [*self._condemned.finish_off(self.gangs)]
         for job_id, _, _ in ended:
             self.gangs.pop(job_id, None)
             self.targets.pop(job_id, None)
-        return [Ended(job_id, attempt, Verdict("failed", reason)) for job_id, attempt, reason in ended]
+        return [AttemptEnded(job_id, attempt, Ending("failed", reason)) for job_id, attempt, reason in ended]
 
     def _look(self, job_id: str, gang: Gang) -> Iterable[Report]:
         serves = gang.serves(self.targets.get(job_id))
@@ -256,7 +266,7 @@ class Executor:
             yield Progressed(job_id, progress, serves and progress.generation == gang.plan.generation)
         if not gang.ended:
             if (found := gang.watch(self._clock())) is not None:
-                self._launching.publish(gang, found)
+                self._launching.publish(gang, *found)
             yield from self._hear(job_id, gang)
             return
         verdict = gang.verdict()
@@ -265,22 +275,21 @@ class Executor:
             self.targets.pop(job_id, None)
         elif verdict.message:
             _log.warning("job %s: stopped, not cleanly: %s", job_id, verdict.message)
-        yield Ended(job_id, gang.handle.attempt, verdict)
+        yield AttemptEnded(job_id, gang.handle.attempt, verdict)
 
     def _hear(self, job_id: str, gang: Gang) -> Iterable[Report]:
-        """What a gang found out about its slots; its target is what is left of it."""
+        """What a gang found out about its slots; its target shrinks to what is left."""
         for slots, reason in gang.losses(self._clock()):
             yield Lost(job_id, gang.handle.attempt, slots, reason)
         target = self.targets.get(job_id)
         if (setback := gang.setback()) is not None and target is not None:
             shared = job_id in companions(self.targets)
-            after = self.targets[job_id] = setback.without(target, gang.target.cut, shared=shared)
-            if after.share.gpus < after.job.min_gpus:
+            after = self.targets[job_id] = setback.without(target, gang.target.allocation.cut, shared=shared)
+            if after.allocation.gpus < after.job.min_gpus:
                 del self.targets[job_id]
             held = {slot for name, other in self.targets.items() if name != job_id for slot in other.slots}
-            yield Hindered(
-                job_id, gang.handle.attempt, setback, after.share, held.intersection(setback.slots)
-            )
+            taken = held.intersection(setback.slots)
+            yield Hindered(job_id, gang.handle.attempt, setback, after.allocation, taken)
         if self.suspects.slots:
             proven = sorted(slot for slot in gang.proven() if self.suspects.deaths_on(slot))
             if proven:
@@ -305,7 +314,7 @@ class Executor:
         self._launch(awaited, use)
 
     def _launch(self, awaited: Iterable[str], use: SlotUse) -> None:
-        """Start the jobs whose slots are free, as far as one turn goes."""
+        """Start the jobs whose slots are free, as many as one tick has time for."""
         until_s = self._clock() + STARTING_S
         for job_id in awaited:
             if self._clock() > until_s:
@@ -317,7 +326,7 @@ class Executor:
                     self.gangs[job_id] = self._launching.launch(job_id, target, self.nodes)
 
     def _slot_use(self, asked: Iterable[Slot]) -> SlotUse:
-        """The jobs that something of runs, or may run, on these slots."""
+        """Which jobs run, or may run, on these slots."""
         use = SlotUse(asked, companions(self.targets) if self._backend.shares_slots else {})
         for job_id, gang in self.gangs.items():
             busy: Collection[Slot] = gang.target.slots
@@ -328,18 +337,20 @@ class Executor:
             use.add(job_id, self.targets[job_id].slots)
         return use
 
-    def switch(self, gang: Gang, target: Target | None, use: SlotUse) -> None:
-        """Take a running gang to another target, or to none. The one place where that is done.
+    def switch(self, gang: Gang, target: Assignment | None, use: SlotUse) -> None:
+        """Take a running gang to another target, or to none. No other place does that.
 
-        In place where that can be; else the gang saves a checkpoint and leaves, and once its processes are
-        gone, a new attempt starts from it.
+        If it cannot be done in place, the gang saves a checkpoint and leaves, and once its processes are gone
+        a new attempt starts from there.
         """
         if target is None:
             self.stop(gang)
             return
         job_id = gang.handle.job
         others = use.taken_from(job_id, target.slots)
-        way = way_to(target, gang.crew(), others | gang.leaving, in_place=self._backend.in_place)
+        (trains, reports), busy = gang.training(), others | gang.leaving
+        in_place = self._backend.in_place
+        way = way_to(target, gang.plan, trains, busy, reports=reports, in_place=in_place)
         if isinstance(way, Relaunch):
             _log.warning("job %s is launched again: %s", job_id, way.reason)
             self.stop(gang, way.reason)
@@ -348,7 +359,7 @@ class Executor:
             use.add(job_id, gang.busy)
 
     def stop(self, gang: Gang, reason: str = "") -> None:
-        """Ask a gang to save and leave; ``reason``: why it is launched again, where it will be."""
+        """Ask a gang to save and leave; ``reason`` says why it is launched again, if it is."""
         if gang.stopping:
             return
         if (plan := gang.plan_to_stop(reason)) is not None:
@@ -357,30 +368,28 @@ class Executor:
 
     @property
     def shares_slots(self) -> bool:
-        """Whether its backend lets two jobs run on one slot."""
         return self._backend.shares_slots
 
     @property
     def held_nodes(self) -> int:
-        """Nodes that this directory keeps from others."""
         return self._backend.held_nodes
 
     def release(self, log: RunLog) -> None:
-        """Give back the nodes on which nothing runs; where that fails, somebody else has to."""
+        """Give back the nodes on which nothing runs; a failure is only warned of."""
         try:
             self._backend.release(log.over)
         except ServiceMissingError as error:
             _log.warning("nodes are not given back: %s", error)
 
     def kill_all(self) -> None:
-        """End every gang at once, checkpoints or not."""
+        """End every gang at once, without checkpoints."""
         for gang in self.gangs.values():
             with self._faults.of(gang.handle.job):
                 gang.kill(self._clock())
 
 
 class Condemned:
-    """The jobs whose attempts are to end, and why.
+    """Jobs whose attempts are to end, and why.
 
     :param next_handle: the attempt after the newest one of a job.
     """
@@ -392,15 +401,13 @@ class Condemned:
 
     @property
     def jobs(self) -> Set[str]:
-        """Their ids."""
         return self._reasons.keys()
 
     def add(self, job_id: str, reason: str) -> None:
-        """One more; its first reason counts."""
         self._reasons.setdefault(job_id, reason)
 
     def finish_off(self, gangs: Mapping[str, Gang]) -> Iterator[tuple[str, int, str]]:
-        """Kill them; gives (job, attempt, reason) of each that nothing is left of."""
+        """Kill them; yields (job, attempt, reason) of each of which nothing is left."""
         for job_id, reason in sorted(self._reasons.items()):
             gang = gangs.get(job_id)
             if gang is None or not self._outlives_a_kill(gang):
@@ -408,7 +415,7 @@ class Condemned:
                 yield job_id, self._last_attempt(job_id), reason
 
     def _outlives_a_kill(self, gang: Gang) -> bool:
-        """Whether processes are left, or may be; False where it can never be found out."""
+        """Whether processes are left, or may be; False if that can never be found out."""
         try:
             self._backend.stop(gang.handle, "kill")
             gang.statuses = self._backend.poll([gang.handle])[gang.handle]
@@ -430,10 +437,6 @@ class Condemned:
         return number
 
 
-AGAIN_S: Final = 1.0
-"""Between two looks."""
-
-
 @dataclass(slots=True)
 class _Case:
     handle: Handle
@@ -444,7 +447,7 @@ class _Case:
 
 
 class UnclearJobs:
-    """Those of one state directory."""
+    """Jobs whose files do not tell whether they run."""
 
     def __init__(self, backend: Backend, timeouts: Timeouts) -> None:
         self._backend, self._timeouts = backend, timeouts
@@ -452,16 +455,15 @@ class UnclearJobs:
 
     @property
     def jobs(self) -> Set[str]:
-        """Their ids."""
         return self._cases.keys()
 
     @property
     def unreadable(self) -> Set[str]:
-        """Those of them that are left as they are; the others are being ended."""
+        """The jobs that are left as they are; the others are being ended."""
         return {job_id for job_id, case in self._cases.items() if not case.damaged}
 
     def add(self, handle: Handle, error: Exception, now_s: float) -> None:
-        """Leave a job as it is; it is warned of once for each reason."""
+        """Leave a job as it is, with one warning for each reason."""
         case, reason = self._cases.get(handle.job), str(error).partition("\n")[0]
         if case is None:
             case = self._cases[handle.job] = _Case(handle, "", damaged=False, look_s=now_s)
@@ -470,11 +472,10 @@ class UnclearJobs:
         case.reason, case.damaged, case.look_s = reason, isinstance(error, DamagedError), now_s + AGAIN_S
 
     def drop(self, job_id: str) -> None:
-        """It has become clear what the job does."""
         self._cases.pop(job_id, None)
 
     def due(self, now_s: float) -> list[Handle]:
-        """Attempts to look at again."""
+        """Attempts to look at again now."""
         return [case.handle for _, case in sorted(self._cases.items()) if now_s >= case.look_s]
 
     def end_damaged(self, handle: Handle, now_s: float) -> None:

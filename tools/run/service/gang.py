@@ -2,11 +2,11 @@
 
 A gang says which plan it needs next; the executor publishes it, and then the gang takes it up.
 
-While it trains, a newer plan changes its workers (``how_to_rescale.py``). New ones that live are waited
-for as long as it takes. A worker that dies without a word, or stands still for too long, is left out of the
-next plan at once, and the others go on, also where it cannot be killed because its host is dead. Where that
-cannot be, the rest is sent home and the attempt has failed. A slot on which new workers die is reported as a
-setback.
+While it trains, a newer plan changes its workers (:func:`~pliant.tools.run.service.allocation.way_to`). New
+workers that live are waited for as long as it takes. A worker that dies without a word, or stands still for
+too long, is left out of the next plan at once, and the others go on, even if it cannot be killed because its
+host is dead. If they cannot go on, the rest is sent home and the attempt has failed. A slot on which new
+workers die is reported as a setback.
 
 A stop goes through stages, each with its own time: the plan says ``abort`` and the workers save and leave;
 then SIGTERM; then SIGKILL, again and again until all of it is gone.
@@ -16,48 +16,37 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
 from pliant.schemas.event import Event
 from pliant.tools.profile.torchrun.start import ERROR_LINE, last_lines, last_words
 from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
-from pliant.tools.run.service.allocation import Crew, Slot, Target, by_node, counts
-from pliant.tools.run.service.commands import aborted, by_torchrun, next_plan
-from pliant.tools.run.service.endings import (
+from pliant.tools.run.service.allocation import Assignment, Slot, by_node
+from pliant.tools.run.service.commands import aborted, assignment_of, by_torchrun, next_plan
+from pliant.tools.run.service.endings import Ending, broken, describe, judge
+from pliant.tools.run.service.members import (
     YOUNG_S,
-    LostWorkers,
+    GangMembers,
+    Lifetimes,
     Setback,
-    Verdict,
-    broken,
-    describe,
-    judge,
-    listed,
+    Stage,
+    Timeouts,
+    slots_text,
 )
-from pliant.tools.run.service.members import Members, Stage, Timeouts
 from pliant.tools.run.statedir.contract.plan import LOST_PEER, Member, Plan, ProgressFile
-from pliant.tools.run.statedir.log.fold import Share
-from pliant.tools.run.statedir.log.tail import Tail
+from pliant.tools.run.statedir.log.worker_reports import Tail
 
 _TRACE_LINES: Final = 200
-"""The most of a traceback that is looked at."""
+"""Of a traceback that are looked at."""
 _SENT: Final[Mapping[Stage, str]] = {"term": "SIGTERM", "kill": "SIGKILL"}
 """The signal that each stage of a stop sends."""
 EXIT_CODE_S: Final = 5.0
-"""For so long the exit code of a worker that is gone is waited for."""
+"""How long the exit code of a worker that is gone is waited for."""
+NextPlan = tuple[Plan, Setback | None]
+"""A plan that an attempt shall go on under, and the slots that it does without."""
 _log = logging.getLogger("pliant")
-
-
-@dataclass(frozen=True, slots=True)
-class NextPlan:
-    """A plan that an attempt shall go on under."""
-
-    plan: Plan
-    target: Target
-    """What it is closer to then."""
-    setback: Setback | None = None
-    """Slots that it does without."""
 
 
 class Gang:
@@ -67,7 +56,7 @@ class Gang:
         self,
         handle: Handle,
         plan: Plan,
-        target: Target,
+        target: Assignment,
         backend: Backend,
         *,
         timeouts: Timeouts,
@@ -83,7 +72,7 @@ class Gang:
         self.statuses: tuple[UnitStatus, ...] = ()
         self._backend = backend
         self._timeouts = timeouts
-        self._members = Members(handle.files, plan)
+        self._members = GangMembers(handle.files, plan)
         self._setback: Setback | None = None
         self._gone: dict[int, float] = {}
         """Workers that trained and are gone, and since when, until that is reported."""
@@ -95,21 +84,19 @@ class Gang:
         self._stage: Stage | None = None
         self._deadline_s = float("inf")
         self._at_break: tuple[UnitStatus, ...] = ()
-        self._lost_workers = LostWorkers()
+        self._lifetimes = Lifetimes()
 
     @property
     def stopping(self) -> bool:
-        """Whether it is on its way out."""
         return self._stage is not None
 
     @property
     def ended(self) -> bool:
-        """Whether none of its units runs."""
         return all(status.state != "running" for status in self.statuses)
 
     @property
     def in_doubt(self) -> bool:
-        """Whether one of its workers may stand still, which a few more looks will show."""
+        """Whether one of its workers may stand still, which a few more looks would show."""
         return not self.stopping and not self.ended and self._members.in_doubt(self._timeouts)
 
     @property
@@ -119,12 +106,12 @@ class Gang:
 
     @property
     def busy(self) -> set[Slot]:
-        """Slots that are its own, and all that its units run on: those of a plan to stop may have more."""
+        """Slots of its target, and all that its units run on: while it stops these may be more."""
         return set(self.target.slots) | self._slots_of(self._running)
 
     @property
     def leaving(self) -> set[Slot]:
-        """Slots of units that still run though the plan goes on without their workers."""
+        """Slots of units that still run although the plan goes on without their workers."""
         return self._slots_of(self._running.difference(self._workers))
 
     def _slots_of(self, workers: Iterable[int]) -> set[Slot]:
@@ -133,21 +120,21 @@ class Gang:
             return set()
         return {self._members.slot(worker) for worker in workers}
 
-    def serves(self, target: Target | None) -> bool:
-        """Whether it runs on exactly these slots with this cut of the batch, and stays."""
+    def serves(self, target: Assignment | None) -> bool:
+        """Whether it runs on exactly these slots with this cut of the batch, and is not stopping."""
         return (
             target is not None
             and not self.stopping
             and (target.slots == self.target.slots or set(target.slots) == set(self.target.slots))
-            and target.cut == self.target.cut
+            and target.allocation.cut == self.target.allocation.cut
         )
 
-    def crew(self) -> Crew:
-        """What is known of its workers."""
+    def training(self) -> tuple[Plan | None, bool]:
+        """The plan that its workers train under, None if they do not yet; and whether its script reports."""
         # looked at first: workers make known that they train before they report
         reports = self.handle.files.progress.exists()
         self._members.look()
-        return Crew(self.plan, self._members.trains(), reports)
+        return self._members.trains(), reports
 
     def setback(self) -> Setback | None:
         """Slots on which new workers died since the last call."""
@@ -155,9 +142,9 @@ class Gang:
         return found
 
     def losses(self, now_s: float) -> list[tuple[tuple[Slot, ...], str]]:
-        """Workers that trained and are gone, each once, by why: where they were.
+        """The slots of workers that trained and are gone, with the reason; each worker once.
 
-        How a process ended is known a little later than that it has; that is waited for.
+        How a process ended is known a little later than that it has ended, so the exit code is waited for.
         """
         why: dict[str, list[Slot]] = {}
         for worker, since_s in [*self._gone.items()]:
@@ -173,70 +160,62 @@ class Gang:
         return [(tuple(slots), reason) for reason, slots in why.items()]
 
     def proven(self) -> set[Slot]:
-        """Slots on which workers have trained for long enough to be trusted, by the clock of their files."""
+        """Slots on which workers have trained long enough to be trusted, by the clock of their files."""
         trains = self._members.trains()
         if trains is None or self.target.job.elastic == "none":
             return set()
         return self._members.proven(trains.workers, YOUNG_S)
 
     def settles(self, event: Event) -> bool:
-        """Take note of a worker's event; whether the newest plan was in force then."""
+        """Note a worker's event; returns whether the newest plan was in force then."""
         self._told = max(self._told, (event.detail or {}).get("generation", 0))
         return self._told >= self.plan.generation
 
-    def plan_for(self, target: Target, members: Iterable[Member], joining: Iterable[Member] = ()) -> NextPlan:
-        """A plan that takes it to a target, or closer to it.
-
-        :param joining: members that are still to be started.
-        """
-        return NextPlan(next_plan(self.plan, (*members, *joining), target.cut), target)
-
     def plan_without(self, members: Sequence[Member], setback: Setback) -> NextPlan:
-        """A plan to go on with these members; the setback says which slots could not be taken."""
-        slots = tuple(Slot.parse(member.slot) for member in members)
+        """A plan to go on with these members; the setback names the slots that could not be taken."""
         trains = self._members.trains()
         old_size = trains is not None and {one.worker for one in members} == set(trains.workers)
         cut = trains.cut if trains is not None and old_size else self.plan.cut
-        target = Target(Share(self.target.job, counts(slots), *cut), slots)
-        return replace(self.plan_for(target, members), setback=setback)
+        return next_plan(self.plan, members, cut), setback
 
-    def plan_to_stop(self, reason: str = "") -> NextPlan | None:
-        """A plan to save and leave; None: it has one.
+    def plan_to_stop(self, reason: str = "") -> Plan | None:
+        """A plan to save and leave. Returns None if it has one.
 
-        :param reason: why it is launched again, where it will be.
+        :param reason: why it is launched again, if it will be.
         """
         if self.plan.abort:
             return None
         self._members.look()
         trains = self._members.trains()
         members = self.plan.members if trains is None else trains.members
-        plan = self.plan.model_copy(update={"members": members})
-        return NextPlan(aborted(plan, reason), self.target)
+        return aborted(self.plan.model_copy(update={"members": members}), reason)
 
-    def take_up(self, published: NextPlan) -> None:
-        """Go on under a plan that its workers can read now."""
-        self.plan, self._workers = published.plan, published.plan.workers
-        self.target = published.target
-        self._members.add(published.plan)
-        found = published.setback
-        if found is not None:
-            self._setback = found if self._setback is None else self._setback.and_also(found)
+    def take_up(self, plan: Plan, setback: Setback | None = None) -> None:
+        """Go on under a plan that its workers can read now.
+
+        :param setback: slots that it does without.
+        """
+        self.plan, self._workers = plan, plan.workers
+        if not plan.abort:
+            self.target = assignment_of(plan, self.target.job)
+        self._members.add(plan)
+        if setback is not None:
+            self._setback = setback if self._setback is None else self._setback.and_also(setback)
 
     def stop(self, now_s: float) -> None:
         """Wait for the workers to save and leave.
 
-        A script that knows nothing of plans gets SIGTERM now, and so does what has not begun.
+        A script that does not read plans gets SIGTERM now, and so does what has not begun.
         """
         reads_plans = self.target.job.elastic != "none" or self.handle.files.progress.exists()
         waits = bool(self.statuses) and all(status.queued for status in self.statuses)
         self._enter("abort" if reads_plans and not waits else "term", now_s)
 
     def kill(self, now_s: float) -> None:
-        """End it at once."""
         self._enter("kill", now_s)
 
     def watch(self, now_s: float) -> NextPlan | None:
-        """Move on to the next stage when its time has come; the plan to go on without workers that died.
+        """Move on to the next stage when it is due; returns a plan to go on without workers that died.
 
         A part that has ended well sets no deadline: rank 0 may evaluate for as long as it likes.
         """
@@ -255,8 +234,8 @@ class Gang:
             self._enter("term" if self._stage == "abort" else "kill", now_s)
         return None
 
-    def verdict(self) -> Verdict:
-        """How it ended; nothing of it is left after this."""
+    def verdict(self) -> Ending:
+        """How it ended. Nothing of it is left after this."""
         self._backend.stop(self.handle, "kill")
         self._members.look()
         removed = not self.handle.files.plan(self.plan.generation).exists()
@@ -283,7 +262,7 @@ class Gang:
         return last_words(files.worker_errors(unit), files.launcher_log(unit)) or "nothing on stderr"
 
     def _reason_of(self, worker: int) -> str:
-        """What a worker died of in its own words; empty: it said nothing, or that another one was lost."""
+        """A worker's last error; empty if it has none, or only noticed the loss of another worker."""
         said = self._members.message(worker)
         if not said:
             words = last_words(self.handle.files.worker_errors(worker))
@@ -291,13 +270,13 @@ class Gang:
         return "" if said.startswith(LOST_PEER) else said
 
     def _last_lines(self) -> list[str]:
-        """The end of what its workers said on stderr, of the one that failed first."""
+        """The last lines on stderr of the worker that failed first."""
         files = self.handle.files
         errors = [path for unit in range(len(self.statuses)) for path in files.worker_errors(unit)]
         return last_lines(errors, most=_TRACE_LINES)
 
     def _own(self) -> tuple[UnitStatus, ...]:
-        """The units of the plan's workers; one that was not started yet runs as good as another."""
+        """The units of the plan's workers; a unit that is still to be started counts as running."""
         if self.target.job.elastic == "none":
             return self.statuses
         return tuple(
@@ -306,13 +285,13 @@ class Gang:
         )
 
     def _plan_without_lost(self, now_s: float) -> NextPlan | None:
-        """A plan without workers that died; None: none has died, or the others cannot go on without it."""
+        """A plan without workers that died. Returns None if none died, or the others cannot go on."""
         trains = self._members.trains()
         if self.target.job.elastic == "none" or trains is None:
             return None
         trained = self._members.trained(trains)
-        self._lost_workers.train({worker: self._members.slot(worker) for worker in trained}, now_s)
-        newcomers = self._lost_workers.newcomers(trained, now_s)
+        self._lifetimes.train({worker: self._members.slot(worker) for worker in trained}, now_s)
+        newcomers = self._lifetimes.newcomers(trained, now_s)
         lost = self._members.lost(trained, self._running, newcomers)
         if not lost:
             return None
@@ -323,30 +302,29 @@ class Gang:
         if not going_on or ended or (on_gpus and lost & trained):
             return None
         slots = {worker: self._members.slot(worker) for worker in sorted(lost)}
-        bad = self._lost_workers.lose(slots, trained, self._reason_of, now_s)
+        bad = self._lifetimes.mark_lost(slots, trained, self._reason_of, now_s)
         reasons = "".join(
             f": {reason}" for reason in {self._reason_of(worker): None for worker in slots} if reason
         )
         _log.warning(
             "job %s: lost the workers on %s, goes on without%s",
             self.handle.job,
-            listed(slots.values()),
+            slots_text(slots.values()),
             reasons,
         )
         self._gone |= dict.fromkeys(sorted(lost & trained), now_s)
         self._backend.stop(self.handle, "kill", lost)
         if not lost & trained and bad is not None:
             return self.plan_without(left, bad)
-        held = tuple(Slot.parse(member.slot) for member in going_on)
-        return replace(self.plan_for(Target(self.target.share, held), going_on), setback=bad)
+        return next_plan(self.plan, going_on, self.target.allocation.cut), bad
 
     def _end_silent(self, now_s: float) -> None:
-        """Kill workers that stand still; they are lost even so, for nothing can be killed on a dead host."""
+        """Kill workers that stand still; they count as lost even if a dead host keeps the kill from them."""
         silent = self._members.listen(now_s, self._timeouts)
         if silent:
             self._silenced |= silent
             slots = [self._members.slot(worker) for worker in sorted(silent)]
-            _log.warning("job %s: the workers on %s stand still: killed", self.handle.job, listed(slots))
+            _log.warning("job %s: the workers on %s stand still: killed", self.handle.job, slots_text(slots))
             self._backend.stop(self.handle, "kill", silent)
 
     def _end_lingering(self, now_s: float) -> None:
@@ -358,14 +336,14 @@ class Gang:
             self._backend.stop(self.handle, "kill", overdue)
 
     def _places(self, units: Iterable[int]) -> str:
-        """Where units are, for people: a unit of a job that is not elastic has a node for itself."""
+        """Where units are, as text: a unit of a job that is not elastic has a whole node."""
         if self.target.job.elastic == "none":
             nodes = list(by_node(self.target.slots))
             return ", ".join(nodes[unit] for unit in units)
-        return listed(self._members.slot(worker) for worker in units)
+        return slots_text(self._members.slot(worker) for worker in units)
 
     def _idle(self) -> dict[int, float]:
-        """Units that have nothing to do, and how long each may take to end (seconds)."""
+        """Units that have nothing to do any more, and how many seconds each may take to end."""
         if self.target.job.elastic == "none":  # its workers say nothing of themselves, a torchrun has some
             idle = [
                 unit for unit, status in enumerate(self.statuses) if status.idle and by_torchrun(self.target)
@@ -375,7 +353,6 @@ class Gang:
 
     @property
     def _running(self) -> set[int]:
-        """Numbers of the units that run."""
         return {number for number, unit in enumerate(self.statuses) if unit.state == "running"}
 
     def _enter(self, stage: Stage, now_s: float, seconds: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Before a run: its inputs, read and checked; its state directory, locked; its loop, ready to turn."""
+"""Preparation of a run: inputs read and checked, the state directory locked, the loop ready to turn."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.launching import runnable
 from pliant.tools.run.service.loop import Loop
-from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.statedir.clock import Clock, origin
-from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.contract.folders import PRIVATE
+from pliant.tools.run.statedir.directory import StateDir, check_own
 from pliant.tools.run.statedir.log.events import run_event
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
 from pliant.tools.run.statedir.log.view import LogView
-from pliant.tools.run.statedir.private import PRIVATE, StateDir, check_own
 from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.decide import Question, policy_for, throughput_for
 from pliant.tools.schedule.demand import check_demand
 from pliant.tools.schedule.from_log import CarriedOver, session_from_events, session_from_schedule
@@ -55,10 +56,10 @@ OpenBackend = Callable[[str, Cluster, StateDir], Backend]
 
 
 @dataclass(slots=True)
-class Prepared:
+class PreparedRun:
     """A run whose inputs are read, before anything is touched."""
 
-    options: Options
+    options: RunOptions
     schedule: Schedule
     dirs: StateDir
     executor: Executor
@@ -72,13 +73,13 @@ class Prepared:
     @classmethod
     def read(
         cls,
-        options: Options,
+        options: RunOptions,
         open_backend: OpenBackend,
         *,
         resume: bool,
         dry: bool = False,
         clock: Clock | None = None,
-    ) -> Prepared:
+    ) -> PreparedRun:
         """Read the inputs.
 
         :param resume: go on with the state directory's own schedule where it holds a run.
@@ -240,17 +241,17 @@ class Prepared:
 
 
 def _what_stays(job: Job) -> Job:
-    """A job without what may change before it is taken up: its time, and its priority by an order."""
+    """A job without its time and priority, which may change before it is taken up."""
     return job.model_copy(update={"submit_time": 0.0, "priority": 0.0})
 
 
 def _acknowledged(log: RunLog, dirs: StateDir) -> set[str]:
-    """Jobs that the directory has accepted: what is wrong with one ends that one, once it is its turn."""
+    """Jobs that the directory has accepted: a fault of one ends that job alone, when its turn comes."""
     asked = {job.id for request in Spool(dirs).requests() for job in request.jobs}
     return asked | log.jobs.keys()
 
 
-def _refuse_inputs(options: Options) -> None:
+def _refuse_inputs(options: RunOptions) -> None:
     if options.schedule is not None:
         raise UsageError(f"{options.state} holds a run: name no schedule to go on with it, or another folder")
     if options.cluster is not None or options.profile is not None:
@@ -270,7 +271,7 @@ def _refuse_oracle(name: str) -> None:
         raise UsageError(f'policy "{name}" knows the jobs to come: it is for replays, not for a run')
 
 
-def _own_schedule(options: Options, dirs: StateDir) -> Schedule:
+def _own_schedule(options: RunOptions, dirs: StateDir) -> Schedule:
     """The schedule that a run goes on with, under the policy that is asked for."""
     found, question = read_schedule(dirs.schedule), options.question
     if question is None:
@@ -280,7 +281,7 @@ def _own_schedule(options: Options, dirs: StateDir) -> Schedule:
     return found.model_copy(update={"policy": _use(question, policy), "demand": demand, "forecast": forecast})
 
 
-def _empty_schedule(options: Options, question: Question, now_s: float) -> Schedule:
+def _empty_schedule(options: RunOptions, question: Question, now_s: float) -> Schedule:
     """Nothing decided yet, no job: what a live run begins with. Its clock shows UTC."""
     if options.cluster is None:
         raise UsageError(f"{options.state} holds no run: name its --cluster to begin one")

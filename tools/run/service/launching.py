@@ -1,10 +1,10 @@
-"""Starts attempts, and workers that join one: first their plan is on disk, then their processes start.
+"""Starting attempts, and workers that join one; and whether jobs can be started here at all.
 
-Whether jobs can be started here: their folders, their commands, and the scripts that these start.
+The plan is on disk before its processes start (:class:`Launching`).
 
-All that is wrong with a schedule is said at once. torchrun runs a command as ``python -u COMMAND…`` in each
-worker, in the folder of the job. So its first word is a Python file, a folder or archive with
-``__main__.py``, or an option of Python such as ``-m``.
+:func:`runnable` reports all that is wrong with a schedule at once: folders, commands and scripts. torchrun
+runs a command as ``python -u COMMAND…`` in each worker, in the folder of the job, so its first word is a
+Python file, a folder or archive with ``__main__.py``, or an option of Python such as ``-m``.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from pliant.schemas.file_io.files import make_folder
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit, port_to_meet_at
-from pliant.tools.run.service.allocation import InPlace, Slot, Target
+from pliant.tools.run.service.allocation import Assignment, InPlace
 from pliant.tools.run.service.commands import (
     last_generation,
     make_member,
     make_plan,
     meets_at_port,
+    next_plan,
     read_plan,
     units,
     write_plan,
 )
-from pliant.tools.run.service.endings import Setback
-from pliant.tools.run.service.gang import Gang, NextPlan
-from pliant.tools.run.service.members import Timeouts
+from pliant.tools.run.service.gang import Gang
+from pliant.tools.run.service.members import Setback, Timeouts
 from pliant.tools.run.statedir.contract.folders import DamagedError
 from pliant.tools.run.statedir.contract.plan import Plan
-from pliant.tools.run.statedir.private import StateDir, check_job
+from pliant.tools.run.statedir.directory import StateDir, check_job
 
 Nodes = Mapping[str, NodeInfo]
 """By name."""
@@ -49,7 +49,7 @@ Nodes = Mapping[str, NodeInfo]
 class Launching:
     """What one state directory needs to start something on its backend.
 
-    :param log_bytes: most bytes of each output file of a worker that stay on disk; None: the default.
+    :param log_bytes: most bytes of each output file of a worker that stay on disk; None for the default.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Launching:
         self._timeouts = timeouts
         self._log_bytes = log_bytes
 
-    def launch(self, job_id: str, target: Target, nodes: Nodes) -> Gang:
+    def launch(self, job_id: str, target: Assignment, nodes: Nodes) -> Gang:
         """Start the next attempt of a job.
 
         :raises BadInputError: the job cannot be started here and now.
@@ -84,7 +84,7 @@ class Launching:
         self._backend.start(handle, self._commands(target, handle, nodes, port=port))
         return self.gang(handle, plan, target)
 
-    def gang(self, handle: Handle, plan: Plan, target: Target, seen: int = 0) -> Gang:
+    def gang(self, handle: Handle, plan: Plan, target: Assignment, seen: int = 0) -> Gang:
         """The gang of an attempt that was started.
 
         :param seen: how many of its workers' events were read before.
@@ -93,12 +93,15 @@ class Launching:
         gang.statuses = self._backend.poll([handle])[handle]
         return gang
 
-    def publish(self, gang: Gang, change: NextPlan) -> None:
-        """Put a newer plan before the workers of an attempt. Where it cannot be written, none is in force."""
-        write_plan(self._dirs.job(gang.handle.job), change.plan)
-        gang.take_up(change)
+    def publish(self, gang: Gang, plan: Plan, setback: Setback | None = None) -> None:
+        """Put a newer plan before the workers of an attempt. If writing it fails, the plan before stays.
 
-    def rescale(self, gang: Gang, target: Target, way: InPlace, nodes: Nodes) -> None:
+        :param setback: slots that the plan does without.
+        """
+        write_plan(self._dirs.job(gang.handle.job), plan)
+        gang.take_up(plan, setback)
+
+    def rescale(self, gang: Gang, target: Assignment, way: InPlace, nodes: Nodes) -> None:
         """Change the workers of an attempt while it trains.
 
         The plan comes first: workers that are not in it would leave as soon as they start.
@@ -107,20 +110,20 @@ class Launching:
         joining = [
             make_member(slot, nodes[slot.node], worker) for worker, slot in enumerate(way.joining, first)
         ]
-        slots = tuple(Slot.parse(member.slot) for member in (*way.members, *joining))
-        self.publish(gang, gang.plan_for(Target(target.share, slots), way.members, joining))
+        cut = target.allocation.cut
+        self.publish(gang, next_plan(gang.plan, (*way.members, *joining), cut))
         if not joining:
             return
-        added = Target(target.share, way.joining)
+        added = Assignment.of(target.job, way.joining, cut)
         try:
             self._backend.start(gang.handle, self._commands(added, gang.handle, nodes, first=first))
         except OSError as error:
             reason = f"new workers cannot be started: {error.strerror or error}"
-            self.publish(gang, gang.plan_without(way.members, Setback(way.joining, reason)))
+            self.publish(gang, *gang.plan_without(way.members, Setback(way.joining, reason)))
         gang.statuses = self._backend.poll([gang.handle])[gang.handle]
 
     def _commands(
-        self, target: Target, handle: Handle, nodes: Nodes, *, first: int = 0, port: int = 0
+        self, target: Assignment, handle: Handle, nodes: Nodes, *, first: int = 0, port: int = 0
     ) -> list[Unit]:
         job, files, most = handle.job_files.path, handle.files, self._log_bytes
         return units(target, job, files, nodes, port, first=first, log_bytes=most)
@@ -133,11 +136,11 @@ def next_handle(dirs: StateDir, job_id: str) -> Handle:
 
 
 def runnable(schedule: Schedule, source: str, folder: Path, accepted: Collection[str] = ()) -> Schedule:
-    """The schedule with the folder of every job written out, ``folder`` where a job names none.
+    """The schedule with the folder of every job written out, ``folder`` if a job names none.
 
-    :param accepted: jobs that were acknowledged: what is wrong with one of them keeps no other from running.
-    :raises BadInputError: with every job that has no command, whose folder is missing, or that a decision
-        names without the schedule having it; and every node that is given more than it has.
+    :param accepted: jobs that were acknowledged earlier: what is wrong with them keeps no other from running.
+    :raises BadInputError: names every job without a command or folder, every allocation of a job that the
+        schedule lacks, and every node that is given more than it has.
     """
     jobs = tuple(at_home(job, folder) for job in schedule.jobs)
     problems = [
@@ -153,7 +156,6 @@ def runnable(schedule: Schedule, source: str, folder: Path, accepted: Collection
 
 
 def at_home(job: Job, folder: Path) -> Job:
-    """The job with its folder written out, ``folder`` where it names none."""
     return job.model_copy(update={"workdir": str(folder / (job.workdir or ""))})
 
 
@@ -188,7 +190,7 @@ def _obstacles(job: Job) -> dict[str, str]:
 
 
 def _unserved(job: Job) -> dict[str, str]:
-    """What a job states and would have to do without; one that was accepted all the same is started."""
+    """What a job asks for and would not get; a job that was accepted earlier is started all the same."""
     found = {}
     if job.resources.ps:
         found["resources/ps"] = " has parameter servers: it can be replayed, but not run"
@@ -224,7 +226,7 @@ _LOOKED_AT_BYTES: Final = 200
 
 
 def script_obstacle(command: Sequence[str], workdir: Path) -> str | None:
-    """Why Python would not find or read what the command starts, as a clause; None: it would, or who knows.
+    """Why Python would not find or read what the command starts, as a clause. Returns None if it would.
 
     :param workdir: the folder that the job starts in.
     """
@@ -252,7 +254,7 @@ def _file_obstacle(path: Path) -> str | None:
 
 
 def _language_obstacle(path: Path, head: bytes) -> str | None:
-    """Python reads every file as Python, whatever its first line names."""
+    """What a file is instead of Python, which reads it as Python whatever its first line names."""
     first = head.partition(b"\n")[0].decode(errors="replace").strip()
     if b"\0" in head:
         what = "a compiled program"
@@ -273,7 +275,7 @@ def _module_obstacle(words: Sequence[str], workdir: Path) -> str | None:
 
 
 def _missing(command: Sequence[str], path: Path) -> str:
-    """What is wrong where the first word is not a file: often a program that torchrun takes the place of."""
+    """What is wrong if the first word is not a file: often it is a program that torchrun replaces."""
     if not _STARTERS.match(Path(command[0]).name):
         return f"no such script: {path}"
     rest = command[1:]

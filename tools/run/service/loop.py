@@ -1,7 +1,7 @@
 """The one loop of ``pliant run``: look at what runs, write down what happened, decide, take the next step.
 
 ``run.py`` turns it until its stop condition holds: what runs is as the schedule says (once), all jobs have
-ended (until done), or a signal has come (follow). A run that makes one schedule true has no policy to ask;
+ended (until done), or a signal has come (follow). A run that makes one schedule true asks no policy;
 the others have one, with a session.
 
 Times inside are on the clock of the schedule, the one that ``submit_time`` is on; times in the log are UTC.
@@ -17,8 +17,8 @@ from functools import partial
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.job import Job
-from pliant.schemas.schedule import Schedule
-from pliant.tools.run.service.allocation import Step, startable
+from pliant.schemas.schedule import Allocation, Schedule
+from pliant.tools.run.service.allocation import ChangeStep, startable
 from pliant.tools.run.service.arrivals import Arrivals
 from pliant.tools.run.service.decisions import Decided, Decisions
 from pliant.tools.run.service.executor import Executor
@@ -33,7 +33,6 @@ from pliant.tools.run.service.reports import (
     progress_event,
     report_events,
 )
-from pliant.tools.run.statedir.directory import ScheduleFile, State
 from pliant.tools.run.statedir.fault import Faults
 from pliant.tools.run.statedir.log.events import (
     decision_event,
@@ -43,8 +42,8 @@ from pliant.tools.run.statedir.log.events import (
     reject_event,
     release_event,
 )
-from pliant.tools.run.statedir.log.fold import Share, shares_of
 from pliant.tools.run.statedir.log.snapshot import spec_on_clock
+from pliant.tools.run.statedir.state import ScheduleFile, State
 from pliant.tools.schedule.from_log import apply_events
 from pliant.tools.schedule.session.saved import states_kept_small
 from pliant.tools.schedule.session.session import Session
@@ -52,11 +51,11 @@ from pliant.tools.schedule.session.session import Session
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What is to be written down of a decision, and to be done."""
+    """What is to be recorded of a decision, and to be done."""
 
     schedule: Schedule
     events: Sequence[Event]
-    steps: Sequence[Step]
+    steps: Sequence[ChangeStep]
 
 
 class Loop:
@@ -98,7 +97,7 @@ class Loop:
         self._arrivals = Arrivals(state, session, clock, origin_s, ahead)
         self._decisions = Decisions(session, schedule.time, forgiving=follow) if asks else None
         self._given_up: dict[str, str] = {}
-        """Jobs that there was an error in the work for, with the reasons, until these are in the log."""
+        """Jobs that an error ends, with the reasons, until the log has them."""
         self._faults = Faults(state.dirs.path, self._given_up.setdefault)
         self._looked_s = 0.0
         self._ask = False
@@ -109,13 +108,12 @@ class Loop:
 
     @property
     def unsettled(self) -> list[str]:
-        """What is not yet as the last decision says: jobs, or the copy of the schedule."""
+        """What is not yet as decided: jobs, or the copy of the schedule."""
         jobs = [f"job {job_id}" for job_id in sorted(self.executor.unsettled)]
         return [*jobs, "schedule.json"] if self._schedule_file.is_behind else jobs
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do."""
         if self.executor.gangs:
             return False
         return self.drained or not (self.session.jobs or self._more_to_come)
@@ -130,11 +128,12 @@ class Loop:
         self.session.turned_away.clear()  # the schedule's own verdicts say so
         rejected = [reject_event(verdict.job, now, verdict.reason) for verdict in found.rejected]
         before = [self._schedules_decision(now), *submitted, *rejected]
-        self._carry_out(self._change_to(found, shares_of(found), now, before))
+        given = {allocation.job: allocation for allocation in found.given()}
+        self._carry_out(self._change_to(found, given, now, before))
         self._count_idle()
 
     def carry_on(self) -> None:
-        """Take over what an earlier process left: the log says who holds what, the executor adopted it."""
+        """Take over what an earlier process left: the log says what jobs hold, the executor adopted it."""
         lost = [job_id for job_id in self.state.log.active if job_id not in self.session.jobs]
         for job_id in lost:
             self._given_up[job_id] = self.session.turned_away.pop(job_id, "it cannot be taken up again")
@@ -142,10 +141,10 @@ class Loop:
         self._ask = True
 
     def reconcile(self) -> None:
-        """Take over what runs, write down what ended meanwhile, and what shall run by the schedule.
+        """Take over what runs, and record what ended meanwhile and what shall run by the schedule.
 
-        What people asked for comes first, in the order in which ``pliant schedule --state`` has seen it: the
-        policy's state counts on that.
+        Requests come first, in the order in which ``pliant schedule --state`` saw them: the policy's state
+        depends on that.
         """
         found, log = self._schedule, self.state.log
         self._hear(self._origin_s + found.time)
@@ -164,7 +163,7 @@ class Loop:
     # One turn.
 
     def step(self) -> None:
-        """Look, record, decide where something happened. Never waits."""
+        """Look, record, decide if something happened. Never waits."""
         self._schedule_file.catch_up()
         happened, self._ask = self._ask, False
         since_s, self._looked_s = self._looked_s, self.clock()
@@ -185,13 +184,13 @@ class Loop:
     def drain(self, reason: str) -> None:
         """Stop all jobs, checkpoints first; they go on when the run is taken up again.
 
-        :raises ServiceMissingError: it cannot be written down; the jobs are stopped all the same.
+        :raises ServiceMissingError: it cannot be recorded; the jobs are stopped all the same.
         """
         if self.drained:
             return
         self.drained = True
         now, held = self.clock(), sorted(self._held)
-        self.executor.apply(self.executor.steps_to({}, self.state.log))
+        self.executor.apply(self.executor.steps_to({}, {}, self.state.log))
         for job_id in held:
             self.session.lose(job_id, self._now())
         self.state.record(interruption_event(job_id, now, reason) for job_id in held)
@@ -202,7 +201,7 @@ class Loop:
     # What happened.
 
     def _record(self, reports: Iterable[Report], since_s: float) -> bool:
-        """Write reports down, and tell the policy; True: it shall be asked."""
+        """Record reports and inform the policy; returns whether it shall be asked."""
         happened = False
         for together in in_turns(reports):
             happened |= self._take(together, since_s)
@@ -212,7 +211,7 @@ class Loop:
         return happened
 
     def _take(self, reports: Iterable[Report], since_s: float) -> bool:
-        """Take up reports of different jobs; the log gets them in one write."""
+        """Take up reports of different jobs, in one write to the log."""
         found: list[tuple[str, Event]] = []
         happened = False
         for report in reports:
@@ -232,7 +231,7 @@ class Loop:
         return happened or (hears_epochs and any(event.event == "epoch" for _, event in found))
 
     def _see_nodes(self) -> bool:
-        """Take jobs off nodes that have gone down, and write down which went and came; True: some did."""
+        """Take jobs off nodes that went down, and record which went and came; returns whether any did."""
         down = self.executor.down_nodes()
         known = self.state.log.down
         if down is None or down.keys() == known.keys():
@@ -246,7 +245,7 @@ class Loop:
         return True
 
     def _refine(self, report: Progressed) -> None:
-        """Let the policy know how far a job is; the log holds it when something happens to the job."""
+        """Inform the policy how far a job is; the log records it when something happens to the job."""
         job = self.state.log.jobs.get(report.job_id)
         if job is not None and not job.ended:
             self.state.log.newest[report.job_id] = report.progress
@@ -258,7 +257,7 @@ class Loop:
             apply_events(self.session, [replace(event, time=event.time - self._origin_s)])
 
     def _end_given_up(self) -> bool:
-        """End the jobs that errors were found in; True: the policy shall be asked."""
+        """End the jobs with errors; returns whether the policy shall be asked."""
         given_up = dict(self._given_up)
         self._given_up.clear()
         for job_id, reason in given_up.items():
@@ -273,7 +272,7 @@ class Loop:
         return bool(given_up)
 
     def _hear(self, until_s: float) -> bool:
-        """Take up what was submitted, cancelled and ordered; True: the policy shall be asked."""
+        """Take up what was submitted, cancelled and ordered; returns whether the policy shall be asked."""
         heard = self._arrivals.hear(until_s)
         for job_id in heard.cancelled:
             self._stop(job_id)
@@ -294,7 +293,7 @@ class Loop:
         self._end_turned_away(found, now)
 
     def _prepare(self, decisions: Decisions, found: Decided, now: float) -> _Change:
-        """What follows from a decision; so far nothing has.
+        """What follows from a decision; nothing is recorded or done yet.
 
         :raises ValueError: no log can hold what the policy said.
         """
@@ -303,48 +302,49 @@ class Loop:
         event = partial(decision_event, now, self._origin_s, self.session.policy.name, found.seconds)
         rejected = [reject_event(job_id, now, reason, said.get(job_id)) for job_id, reason in found.rejected]
         event_lines([event(admissions=waiting), *rejected])
-        change = self._change_to(self._complete(found.schedule, found.seconds), found.shares, now)
+        change = self._change_to(self._complete(found.schedule, found.seconds), found.wanted, now)
         forecasts = decisions.forecasts(now - self._origin_s)  # last: these jobs count as noted from here on
         decision = event(forecasts=forecasts, admissions=waiting)
         return replace(change, events=[decision, *rejected, *change.events])
 
     def _put_ended_away(self) -> None:
-        """Keep jobs that have ended as text, but for those whose end the policy has not heard of."""
+        """Keep ended jobs as text, except those whose end the policy has not seen."""
         unheard = {change.job.id for change in self.session.changes if change.job is not None}
         self._ended.put_away(self._ended.made() - unheard)
 
     def _end_turned_away(self, reason: str, now: float) -> None:
-        """The policy has failed; the jobs that it has turned away before it did are out."""
+        """Reject the jobs that the policy turned away before it failed."""
         for job_id in sorted(self.state.log.active.keys() - self.session.jobs.keys()):
             self._stop(job_id)
             self.state.record([reject_event(job_id, now, self.session.turned_away.pop(job_id, reason))])
 
     def _stop(self, job_id: str) -> None:
-        """A job shall hold nothing any more; its workers are stopped by the next turns."""
+        """Make a job hold nothing; the next turns stop its workers."""
         if (held := self.executor.targets.get(job_id)) is not None:
-            self.executor.apply([Step(job_id, "preempt", held, None)])
+            self.executor.apply([ChangeStep(job_id, "preempt", held, None)])
 
     def _change_to(
-        self, schedule: Schedule, shares: Mapping[str, Share], now: float, before: Iterable[Event] = ()
+        self, schedule: Schedule, wanted: Mapping[str, Allocation], now: float, before: Iterable[Event] = ()
     ) -> _Change:
-        """What to write down and to do for these shares to run; ``before`` is written down first.
+        """What to record and to do so that jobs hold what is wanted; ``before`` is recorded first.
 
         :raises InfeasibleError: the nodes have too few slots for them.
         """
         reasons = _reasons(schedule)
-        steps = self.executor.steps_to(shares, self.state.log)
+        jobs = {job.id: job for job in schedule.jobs}
+        steps = self.executor.steps_to(wanted, jobs, self.state.log)
         changes = [change_event(step, now, reasons.get(step.job_id, "")) for step in steps]
         return _Change(schedule, [*before, *changes], steps)
 
     def _carry_out(self, change: _Change) -> None:
-        """Write down what was decided and what shall run, then make it so."""
+        """Record what was decided and what shall run, then make it so."""
         self._schedule = change.schedule
         self.state.record(change.events)
         self._schedule_file.write(change.schedule)
         self.executor.apply(change.steps)
 
     def _complete(self, found: Schedule, seconds: float | None) -> Schedule:
-        """What a decision has left, with the jobs still to come."""
+        """A decision's schedule, with the jobs still to come."""
         return found.model_copy(
             update={
                 "jobs": (*found.jobs, *self._arrivals.ahead),
@@ -359,12 +359,10 @@ class Loop:
         return decision_event(now, self._origin_s, name, found.decision_seconds, once=once)
 
     def _now(self) -> float:
-        """Now on the clock of the schedule."""
         return self.clock() - self._origin_s
 
     @property
-    def _held(self) -> dict[str, Share]:
-        """What each job shall hold by the last decision, and by what happened since."""
+    def _held(self) -> dict[str, Allocation]:
         return self.executor.held
 
     @property
@@ -373,7 +371,7 @@ class Loop:
 
     @property
     def _idle(self) -> bool:
-        """Whether jobs are there, none runs and none is to come."""
+        """Whether jobs wait, none runs and none is to come."""
         busy = self.executor.targets or self.executor.gangs or self._more_to_come
         return bool(self.session.in_play) and not busy
 

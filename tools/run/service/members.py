@@ -1,6 +1,8 @@
-"""The workers of an attempt by number: where each is, whether it lives, and what it has left in its files.
+"""The workers of an attempt: where each is, whether it lives, what its files say, how long it lasted.
 
-How patient a launcher is.
+:class:`GangMembers` looks at the workers' files. :class:`Lifetimes` judges deaths: a slot on which one worker
+after the other dies gets no replacement for a while, since that would fail, too. :class:`Timeouts` says how
+long the launcher waits for what.
 """
 
 from __future__ import annotations
@@ -11,19 +13,25 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from pliant.schemas.errors import BadInputError
-from pliant.tools.run.service.allocation import Slot
+from pliant.schemas.schedule import Cut
+from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import generation_of, read_plan_of, read_reached
-from pliant.tools.run.statedir.contract.folders import AttemptDir
+from pliant.tools.run.statedir.contract.folders import AttemptDir, FolderCache
 from pliant.tools.run.statedir.contract.plan import Plan, WorkerOutcome
 from pliant.tools.run.statedir.contract.presence import BEAT_S, Heartbeats, Life, Sighting, last_beat
-from pliant.tools.run.statedir.folder_cache import FolderCache
 
+Stage = Literal["abort", "term", "kill"]
+"""Of a stop: the plan says so, then SIGTERM, then SIGKILL."""
 LOOK_S: Final = 1.0
 """Between two looks at which units have nothing to do."""
+YOUNG_S: Final = 5.0
+"""A worker that trained for less than this has died young."""
+TOO_MANY: Final = 5
+"""After this many young deaths in a row the slot gets no worker for a while."""
 
 
-class Members:
-    """All workers that the attempt's plans have ever named."""
+class GangMembers:
+    """The workers that the attempt's plans have ever named, by number."""
 
     def __init__(self, files: AttemptDir, plan: Plan) -> None:
         self._files = files
@@ -39,7 +47,7 @@ class Members:
         self._idle_since_s: dict[int, float] = {}
         self._folder = FolderCache(files.path)
         self._plans: dict[int, Plan] = {}
-        """The newest one, and that which trains, by generation."""
+        """The newest one and the one that trains, by generation."""
         for path in files.path.glob("plan-*.json"):
             with contextlib.suppress(BadInputError):
                 own = generation_of(path) == plan.generation
@@ -48,7 +56,6 @@ class Members:
         self.add(plan)
 
     def add(self, plan: Plan) -> None:
-        """Take up the workers of a newer plan."""
         self._generation, self._workers = plan.generation, plan.workers
         self._plans[plan.generation] = plan
         for worker, member in zip(plan.workers, plan.members, strict=True):
@@ -59,11 +66,11 @@ class Members:
                 self._keepers[worker] = str(self._files.keeper(worker))
 
     def look(self) -> None:
-        """Forget what the files said if they may say something else now."""
+        """Forget what the files said if they may have changed."""
         self._folder.look()
 
     def trains(self) -> Plan | None:
-        """The plan that the workers train under, as of the last look; None: they do not train yet."""
+        """The plan that the workers train under, as of the last look. Returns None if none does yet."""
         return self._folder.get("reached", self._read_reached)
 
     def _read_reached(self) -> Plan | None:
@@ -75,11 +82,10 @@ class Members:
         return trains
 
     def trained(self, trains: Plan) -> frozenset[int]:
-        """The workers of the plan that they train under."""
         return self._folder.get("trained", lambda: frozenset(trains.workers))
 
     def outcome(self, worker: int) -> WorkerOutcome | None:
-        """What a worker wrote as its last act, as of the last look; None: nothing."""
+        """What a worker wrote as its last act, if anything, as of the last look."""
         return self._folder.get(f"outcome {worker}", lambda: WorkerOutcome.read(self._files.outcome(worker)))
 
     def outcomes(self) -> dict[int, WorkerOutcome]:
@@ -91,15 +97,14 @@ class Members:
         return {rank: outcome for rank, outcome in found.items() if outcome is not None}
 
     def message(self, worker: int) -> str:
-        """The last word of a worker."""
         found = self.outcome(worker)
         return "" if found is None else found.message
 
     def lost(self, trained: Set[int], running: Set[int], newcomers: Set[int] = frozenset()) -> set[int]:
-        """Workers that are gone without a word, silent, cut off, or gone with a word before they trained.
+        """Workers that are gone without a word, silent, cut off, or crashed before they trained.
 
-        A crash of the script in training is the job's, and would happen to the others, too, which are not
-        ``newcomers``.
+        A crash of the script in training is the job's fault and would hit the others, too, unless the worker
+        is one of the ``newcomers``.
 
         :param running: units that run.
         """
@@ -117,7 +122,7 @@ class Members:
         }
 
     def idle(self, running: Set[int], timeouts: Timeouts) -> dict[int, float]:
-        """Units that run and have nothing to do, and how long each may take to end (seconds)."""
+        """Running units that have nothing to do any more, and how many seconds each may take to end."""
         needed = self._needed()
         limits = {
             worker: timeouts.of_idle(
@@ -133,11 +138,9 @@ class Members:
         return dict.fromkeys((*self._workers, *(() if trains is None else trains.workers)))
 
     def slot(self, worker: int) -> Slot:
-        """Where a worker is."""
         return self._slots[worker]
 
     def life(self, worker: int) -> Life:
-        """What the worker's own file says."""
         return self._sightings[worker].life()
 
     def proven(self, workers: Iterable[int], age_s: float) -> set[Slot]:
@@ -153,11 +156,11 @@ class Members:
         }
 
     def listen(self, now_s: float, timeouts: Timeouts) -> frozenset[int]:
-        """Workers that were found silent now: for too long they have not shown that they run.
+        """Workers newly found silent: for too long they have not shown that they run.
 
-        They show it once in :data:`BEAT_S`; asked more often than that, it finds none. On a host that is dead
-        the keeper of the worker's unit, too, is silent; then a shorter time is enough. Where a kill does
-        nothing, a worker is found again after that time.
+        They show it once in :data:`BEAT_S`, so it looks no more often. On a dead host the keeper of the
+        worker's unit is silent, too; then a shorter time is enough. If a kill does nothing, a worker is found
+        again after that time.
         """
         if 0 <= now_s - self._looked_s < BEAT_S:
             return frozenset()
@@ -173,7 +176,7 @@ class Members:
         return found
 
     def in_doubt(self, timeouts: Timeouts) -> bool:
-        """Whether a worker's last beat is long ago, and it was not looked at for long enough since."""
+        """Whether a worker's last beat is long ago, but it was not watched for long enough since."""
         limit_s = timeouts.dead_s
         return any(
             self._beats.in_doubt(self._presences[worker], limit_s)
@@ -189,9 +192,9 @@ class Members:
         return silence_s >= timeouts.silent_s or keeper_s >= timeouts.dead_s
 
     def overdue(self, limits_s: Callable[[], Mapping[int, float]], now_s: float) -> list[int]:
-        """Units that have had nothing to do for longer than each may; once in that time, if they go on.
+        """Units that have been idle for longer than each may, each once in that time.
 
-        :param limits_s: of those that have nothing to do; asked once in :data:`LOOK_S`.
+        :param limits_s: of the idle ones; asked once in :data:`LOOK_S`.
         """
         if 0 <= now_s - self._counted_s < LOOK_S:
             return []
@@ -202,19 +205,105 @@ class Members:
         return found
 
 
-Stage = Literal["abort", "term", "kill"]
-"""Of a stop: the plan says so, then SIGTERM, then SIGKILL."""
+@dataclass(frozen=True, slots=True)
+class Setback:
+    """Slots that the job does without from now on."""
+
+    slots: tuple[Slot, ...]
+    reason: str
+
+    def and_also(self, other: Setback) -> Setback:
+        slots = tuple(dict.fromkeys([*self.slots, *other.slots]))
+        return Setback(slots, f"{self.reason}; {other.reason}")
+
+    def without(self, target: Assignment, cut: Cut, *, shared: bool) -> Assignment:
+        """What is left of a target.
+
+        :param cut: that of the plan that the others train under.
+        :param shared: another job has the same slots. Two jobs share all slots or none, so nothing is left.
+        """
+        slots = tuple(slot for slot in target.slots if slot not in self.slots)
+        if len(slots) == len(target.slots):
+            return target
+        if shared:
+            slots = ()
+        return Assignment.of(target.job, slots, cut)
+
+
+def slots_text(slots: Iterable[Slot]) -> str:
+    return ", ".join(map(str, slots))
+
+
+class Lifetimes:
+    """Lifetimes of an attempt's workers, by slot, as far as one launcher has seen them."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[int, float] = {}
+        self._young: dict[Slot, int] = {}
+
+    def train(self, workers: Mapping[int, Slot], now_s: float) -> None:
+        """Note that workers train, each on its slot; one that grows old clears its slot."""
+        for worker, slot in workers.items():
+            if now_s - self._since_s.setdefault(worker, now_s) >= YOUNG_S:
+                self._young[slot] = 0
+
+    def newcomers(self, trained: Set[int], now_s: float) -> frozenset[int]:
+        """Workers that joined a training gang a short time ago.
+
+        What one of these fails by is not the job's fault: the others have got past it.
+
+        :param trained: the workers that train together.
+        """
+        since_s = {worker: self._since_s.get(worker, now_s) for worker in trained}
+        first_s = min(since_s.values(), default=now_s)
+        return frozenset(one for one, at_s in since_s.items() if first_s < at_s and now_s - at_s < YOUNG_S)
+
+    def mark_lost(
+        self, slots: Mapping[int, Slot], trained: Set[int], message: Callable[[int], str], now_s: float
+    ) -> Setback | None:
+        """Count lost workers; returns the slots among theirs that should get no replacement for a while.
+
+        A slot whose worker never began to train counts as failed at once. So does the slot of a newcomer that
+        says what it died of: a replacement would fail, too, and cost the others time.
+
+        :param slots: by worker.
+        :param trained: workers that began to train.
+        :param message: the last word of a worker.
+        """
+        new = self.newcomers(trained, now_s)
+        early = [worker for worker in slots if worker not in trained or (worker in new and message(worker))]
+        blamed = {
+            slot: blame
+            for worker, slot in slots.items()
+            if worker not in early and (blame := self._count(worker, slot, now_s))
+        }
+        bad = tuple(dict.fromkeys([*(slots[worker] for worker in early), *blamed]))
+        if not bad:
+            return None
+        reasons = list(blamed.values())
+        if early:
+            when = "in their first steps" if trained >= set(early) else "before they trained"
+            died = f"the new workers on {slots_text(slots[worker] for worker in early)} ended {when}"
+            reasons.insert(0, ": ".join([died, *filter(None, map(message, early))][:2]))
+        return Setback(bad, "; ".join(reasons))
+
+    def _count(self, worker: int, slot: Slot, now_s: float) -> str:
+        young = now_s - self._since_s.get(worker, now_s) < YOUNG_S
+        self._young[slot] = self._young.get(slot, 0) + 1 if young else 0
+        if self._young[slot] < TOO_MANY:
+            return ""
+        return f"lost {self._young.pop(slot)} workers in a row on {slot}"
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds that each stage of a stop is given before the next one, and other patience."""
+    """Seconds of each stage of a stop, and of other waits."""
 
     abort_s: float = 60.0
     term_s: float = 30.0
     kill_s: float = 5.0
     broken_s: float = 5.0
-    """For SIGTERM to the rest of a gang that lost a worker: it only waits for the lost one."""
+    """Before SIGTERM to the rest of a gang that only waits for a lost worker."""
     silent_s: float = 30.0
     """For a worker to show that it runs, before it is killed; the script may hold the interpreter long."""
     dead_s: float = 10.0
@@ -225,15 +314,13 @@ class Timeouts:
     """For a worker to end after it has written its outcome."""
 
     def to_end(self) -> float:
-        """Seconds of all stages together."""
         return self.abort_s + self.term_s + self.kill_s
 
     def of(self, stage: Stage) -> float:
-        """Seconds of one stage."""
         return {"abort": self.abort_s, "term": self.term_s, "kill": self.kill_s}[stage]
 
     def of_idle(self, life: Life, *, ended: bool, needed: bool) -> float | None:
-        """Seconds for a unit to end that has nothing to do any more; None: it has.
+        """Seconds for a unit to end that has nothing to do any more. Returns None if it has.
 
         :param life: of its worker.
         :param ended: the worker has written how it ended.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.statedir.directory import Sink
+from pliant.tools.run.statedir.state import Sink
 from pliant.tools.schedule.decide import Question
 
 STATE_NAME: Final = "pliant-state"
@@ -16,31 +16,31 @@ RETRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """A run: where, of what, by which rules."""
+class RunOptions:
+    """Where a run is, what it executes, and by which rules."""
 
     state: Path
     """The state directory; it need not be there."""
     schedule: str | None = None
-    """File of the schedule; None: what the state directory goes on with, or stdin."""
+    """File of the schedule; None for what the state directory goes on with, or stdin."""
     question: Question | None = None
-    """Which policy decides from now on; None: the one of the schedule."""
+    """Which policy decides from now on; None for that of the schedule."""
     cluster: str | None = None
-    """File of the cluster, where a run begins with a policy and without a schedule."""
+    """File of the cluster, if a run begins with a policy and without a schedule."""
     profile: str | None = None
-    """File of the profile, likewise; None: speed in proportion to the GPUs."""
+    """File of the profile, likewise; None for speeds in proportion to the GPUs."""
     backend: str | None = None
-    """None: what the cluster says."""
+    """None for what the cluster says."""
     wait_s: float = 0.0
     """How long to wait for a state directory that another process writes to."""
     restored: bool = False
-    """Nothing of the directory that the state directory is a copy of runs any more."""
+    """The user says that no job runs any more in the directory that this is a copy of."""
     retries: int = RETRIES
     timeouts: Timeouts = field(default_factory=Timeouts)
     log_bytes: int | None = None
-    """Most bytes of each output file of a worker that stay on disk; None: the keeper's default."""
+    """Most bytes of each output file of a worker that stay on disk; None for the keeper's default."""
     sinks: tuple[Sink, ...] = ()
-    """They get every event as it is written; first, but for ``--follow``, those of the past."""
+    """They get every event as it is written; unless the run follows, past events first."""
 
 
 def free_state_name(folder: Path) -> Path:

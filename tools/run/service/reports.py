@@ -9,8 +9,10 @@ from typing import Any
 
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import event_lines
-from pliant.tools.run.service.allocation import Slot, Step
-from pliant.tools.run.service.endings import Setback, Verdict
+from pliant.schemas.schedule import Allocation
+from pliant.tools.run.service.allocation import ChangeStep, Slot
+from pliant.tools.run.service.endings import Ending
+from pliant.tools.run.service.members import Setback
 from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.log.events import (
     displaced_event,
@@ -18,56 +20,56 @@ from pliant.tools.run.statedir.log.events import (
     finish_event,
     missing_place_event,
 )
-from pliant.tools.run.statedir.log.fold import JobLog, RunLog, Share, Suspects
-from pliant.tools.run.statedir.log.refine import refined
+from pliant.tools.run.statedir.log.fold import JobLog, RunLog, Suspects
+from pliant.tools.run.statedir.log.worker_reports import refined
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the workers of an attempt reported since the last tick."""
+    """Events of an attempt's workers since the last tick."""
 
     job_id: str
     attempt: int
     events: tuple[Event, ...]
     settled: bool
-    """The job's last change was in force: the attempt is not on its way out, nor under an older plan."""
+    """The job's last change was in force: the attempt is neither stopping nor under an older plan."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AttemptEnded:
     """An attempt is over, and nothing of it is left."""
 
     job_id: str
     attempt: int
-    verdict: Verdict
+    verdict: Ending
 
 
 @dataclass(frozen=True, slots=True)
 class Hindered:
-    """New workers of an attempt died on some slots, and the others train on without those."""
+    """New workers of an attempt died on some slots; the others train on without these."""
 
     job_id: str
     attempt: int
     setback: Setback
-    share: Share
-    """What the job has now; fewer GPUs than it can run on: it stops, with a checkpoint."""
+    left: Allocation
+    """What the job has now. With fewer GPUs than it can run on it stops, with a checkpoint."""
     held: Set[Slot] = frozenset()
-    """Those of the slots that other jobs shall have."""
+    """The slots among them that other jobs shall have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Displaced:
-    """A node of a job went down, and the job goes on without it."""
+    """A node of a job went down; the job goes on without it."""
 
     job_id: str
     reason: str
-    share: Share
-    """What the job has now; fewer GPUs than it can run on: it stops, with a checkpoint where it can."""
+    left: Allocation
+    """What the job has now. With fewer GPUs than it can run on it stops, if it can with a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """Workers have trained on these slots for long enough, though others died there."""
+    """Workers have trained long enough on these slots, although others died there."""
 
     job_id: str
     slots: tuple[Slot, ...]
@@ -75,7 +77,7 @@ class Proven:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """How far an attempt is now."""
+    """The newest progress of an attempt."""
 
     job_id: str
     progress: Progress
@@ -85,7 +87,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Workers that trained are gone, and the others train on; others start in their place."""
+    """Workers that trained are gone; the others train on, and replacements start."""
 
     job_id: str
     attempt: int
@@ -93,13 +95,13 @@ class Lost:
     reason: str
 
 
-Report = Said | Progressed | Ended | Hindered | Displaced | Proven | Lost
+Report = Said | Progressed | AttemptEnded | Hindered | Displaced | Proven | Lost
 
 
 def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
-    """The first report of each job, then the second one of those that have two, and so on.
+    """The first report of each job, then the second of those that have two, and so on.
 
-    What a report means may depend on those of the same job before it, and on no other's.
+    What a report means may depend on earlier reports of the same job, not on those of others.
     """
     by_job: dict[str, list[Report]] = {}
     for report in reports:
@@ -109,15 +111,15 @@ def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
 
 
 def report_events(
-    report: Said | Ended | Hindered | Displaced | Proven | Lost,
+    report: Said | AttemptEnded | Hindered | Displaced | Proven | Lost,
     log: RunLog,
     time_s: float,
     retries: int,
     since_s: float = 0.0,
 ) -> list[Event]:
-    """What the log gets to hold of a report; nothing about jobs that it does not know as active.
+    """The events of a report; none about jobs that the log does not know as active.
 
-    :param since_s: when this process looked before; 0: it has not.
+    :param since_s: when this process looked before, 0 if it has not.
     :raises ValueError: workers report what no log can hold.
     """
     job = log.jobs.get(report.job_id)
@@ -149,36 +151,41 @@ def report_events(
             return []
 
 
-def _displaced_event(report: Ended, job: JobLog, time_s: float, retries: int) -> Event:
-    """A place that was taken away; one that was never there counts for nothing."""
+def _displaced_event(report: AttemptEnded, job: JobLog, time_s: float, retries: int) -> Event:
+    """The event of a lost place; a place that never existed does not count as a displacement."""
     attempt, reason = report.attempt, report.verdict.message
     if not report.verdict.began:
         return missing_place_event(report.job_id, time_s, attempt, reason)
     return displaced_event(job, time_s, attempt, reason, retries=retries)
 
 
-def change_event(step: Step, time_s: float, reason: str = "") -> Event:
-    """What a job shall hold from now on."""
+def change_event(step: ChangeStep, time_s: float, reason: str = "") -> Event:
+    """The event of a change: what a job shall hold from now on."""
     if step.after is None:
         return Event(time_s, step.event, step.job_id, gpus=0, placement=(), detail={"reason": reason})
-    share = step.after.share
-    detail = {"accum": share.accum, "lr_scale": share.lr_scale, "reason": reason}
-    return _holding(step.event, step.job_id, time_s, share, detail)
+    held = step.after.allocation
+    return _holding(step.event, time_s, held, {**_division(held), "reason": reason})
 
 
-def _holding(name: EventName, job_id: str, time_s: float, share: Share, detail: Mapping[str, Any]) -> Event:
-    where, batch = share.placement, share.global_batch
-    if share.beside is not None:
-        detail = {**detail, "beside": share.beside}
-    return Event(time_s, name, job_id, gpus=share.gpus, placement=where, global_batch=batch, detail=detail)
+def _holding(name: EventName, time_s: float, held: Allocation, detail: Mapping[str, Any]) -> Event:
+    where, batch = held.placement, held.cut[0]
+    if held.beside is not None:
+        detail = {**detail, "beside": held.beside}
+    return Event(time_s, name, held.job, gpus=held.gpus, placement=where, global_batch=batch, detail=detail)
+
+
+def _division(held: Allocation) -> dict[str, Any]:
+    """How its workers divide a batch."""
+    _, accum, lr_scale = held.cut
+    return {"accum": accum, "lr_scale": lr_scale}
 
 
 def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) -> list[Event]:
     """New workers died: the job goes on without their slots, or waits where the rest are too few for it.
 
-    A slot that another job has is left to that one.
+    A slot that another job has stays with that job.
     """
-    share, setback = report.share, report.setback
+    setback = report.setback
     slots = [str(slot) for slot in setback.slots]
     wait_s = log.suspects.wait_s(report.job_id, slots)
     held = set(slots) if job.beside is not None else {str(slot) for slot in report.held}
@@ -191,18 +198,16 @@ def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) 
     detail: dict[str, Any] = {"reason": "; ".join([setback.reason, *left_out, *waits])}
     if wait_s is not None:
         detail["wait_seconds"] = wait_s
-    if job.job.min_gpus <= share.gpus == job.gpus:
+    if job.job.min_gpus <= report.left.gpus == job.gpus:
         return downs
     return [_without(report, job, time_s, detail), *downs]
 
 
 def _without(report: Hindered | Displaced, job: JobLog, time_s: float, detail: Mapping[str, Any]) -> Event:
-    """The job trains on with what it has left, or waits where that is too little."""
-    share = report.share
-    if share.gpus < job.job.min_gpus:
+    """The job trains on with what it has left, or waits if that is too little."""
+    if report.left.gpus < job.job.min_gpus:
         return Event(time_s, "requeue", report.job_id, gpus=0, placement=(), detail=detail)
-    own = {**detail, "accum": share.accum, "lr_scale": share.lr_scale, "setback": True}
-    return _holding("shrink", report.job_id, time_s, share, own)
+    return _holding("shrink", time_s, report.left, {**detail, **_division(report.left), "setback": True})
 
 
 def _slot_down(report: Hindered, slot: str, suspects: Suspects, time_s: float, *, held: bool) -> Event:
@@ -213,15 +218,14 @@ def _slot_down(report: Hindered, slot: str, suspects: Suspects, time_s: float, *
 
 
 def proof_events(report: Proven, time_s: float) -> list[Event]:
-    """Slots are beyond doubt again."""
     return [Event(time_s, "slot_up", report.job_id, detail={"slot": str(slot)}) for slot in report.slots]
 
 
 def stamped(event: Event, job: JobLog, since_s: float, now_s: float) -> Event:
-    """A worker's event at a time that can be: after the last look, and not after now.
+    """A worker's event at a possible time: after the last look, and not after now.
 
-    Its machine may have another clock. Where no launcher has looked at the job so far, it is not before what
-    the log knows of it.
+    Its machine may have another clock. If no launcher has looked at the job so far, the time is not before
+    what the log knows of the job.
     """
     told_s = [since_s, job.submitted_s, *(time_s for time_s, _ in job.points)]
     if job.change is not None:
@@ -230,11 +234,11 @@ def stamped(event: Event, job: JobLog, since_s: float, now_s: float) -> Event:
 
 
 def worker_events(said: Said, job: JobLog) -> list[Event]:
-    """What workers reported, as it goes into the log: with the attempt, and with what the change cost.
+    """What workers reported, as the log has it: with the attempt, and with the cost of the last change.
 
-    What a change cost that training went on over is what the workers say: until then they trained on the
-    GPUs of before. A checkpoint's own cost counts only while training goes on, as that of those that workers
-    ``count`` does: that of a gang on its way out is part of what the change costs.
+    For a change in place the workers say the cost: until then they trained on the former GPUs. The cost of a
+    checkpoint counts only while training goes on, as for those that workers ``count``; for a stopping gang it
+    is part of the cost of the change.
     """
     change = job.change if said.settled else None
     events: list[Event] = []
@@ -263,13 +267,13 @@ def worker_events(said: Said, job: JobLog) -> list[Event]:
 
 
 def _number(value: object) -> float | None:
-    """A positive number that a script reported; what else it reports in its place is left out."""
+    """A positive number that a script reported, or None for anything else."""
     known = isinstance(value, int | float) and 0 < value < math.inf
     return float(value) if known else None  # type: ignore[arg-type]
 
 
 def progress_event(report: Progressed, job: JobLog, time_s: float) -> Event:
-    """What workers measured last, for the policy: no log gets to hold it.
+    """What workers measured last, for the policy alone, not for the log.
 
     :param time_s: when it was read, on the clock of the policy.
     """
@@ -284,11 +288,11 @@ def progress_event(report: Progressed, job: JobLog, time_s: float) -> Event:
 
 
 def _observed(job: JobLog, gpus: int | None, step_seconds: float | None) -> dict[str, Any]:
-    """The configuration that a step was measured in, as the policies' observations have it.
+    """The configuration that a step was measured in, in the form of the policies' observations.
 
-    Empty where it is not that of the job, or nothing was measured.
+    Empty if it is not that of the job, or nothing was measured.
 
-    :param gpus: which the step was measured on.
+    :param gpus: how many the step was measured on.
     """
     if step_seconds is None or gpus != job.gpus or job.global_batch is None:
         return {}

@@ -1,10 +1,8 @@
 """``pliant run``: open the state directory, take over what runs, and make it what it shall be.
 
-``--dry-run``: the steps and the exact commands, as text.
-
-SIGINT and SIGTERM, counted instead of raised, so that the loop decides where it stops.
-
-``pliant run --follow --detach``: the loop in a process of its own, in a session of its own.
+Three ways to turn the loop: until all jobs have ended, until a signal, or once. :func:`dry_run_text` shows
+the first steps and the exact commands. Signals are counted instead of raised (:class:`Interrupts`), so that
+the loop decides where it stops; :func:`in_background` runs a loop in a process and a session of its own.
 """
 
 from __future__ import annotations
@@ -28,101 +26,29 @@ from pliant.schemas.file_io.json_lines import spared_by_garbage_collection
 from pliant.schemas.io import read_cluster
 from pliant.schemas.text import counted
 from pliant.tools.run.backends.protocol import Backend
-from pliant.tools.run.service.allocation import Step, Target, startable
-from pliant.tools.run.service.commands import read_plan, target_of, units
+from pliant.tools.run.service.allocation import Assignment, ChangeStep, startable
+from pliant.tools.run.service.commands import assignment_of, read_plan, units
 from pliant.tools.run.service.executor import Executor
-from pliant.tools.run.service.inputs import Prepared
+from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.launching import next_handle
 from pliant.tools.run.service.loop import Loop
-from pliant.tools.run.service.options import Options
-from pliant.tools.run.statedir.directory import State, read_log
+from pliant.tools.run.service.options import RunOptions
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.state import State, read_log
 
-PORT = 29500
-"""Stands for the free port that is looked for when a job starts on several nodes."""
-
-
-def first_steps(prepared: Prepared, *, resume: bool) -> str:
-    """The steps that a run would begin with, as text; nothing is touched.
-
-    :param resume: as for :meth:`Prepared.read`.
-    """
-    name = prepared.schedule.policy.name
-    if prepared.resumed and resume:
-        return f'policy "{name}" decides first, from what the log then says: there are no steps before that\n'
-    log = read_log(prepared.dirs.path) if prepared.dirs.events.is_file() else RunLog()
-    executor = prepared.executor
-    executor.targets = _held(log, prepared.dirs)
-    shares = startable(log, prepared.schedule, prepared.clock())
-    steps = executor.steps_to(shares, log)
-    return "".join(f"{line}\n" for step in steps for line in _lines(step, prepared.dirs, executor))
-
-
-def _lines(step: Step, dirs: StateDir, executor: Executor) -> list[str]:
-    """What happens to which slots, then each command on a line of its own."""
-    head = f"{step.event} {step.job_id}: {_slots(step.before)} -> {_slots(step.after)}"
-    if step.after is None:
-        return [head]
-    attempt = next_handle(dirs, step.job_id)
-    commands = units(step.after, dirs.job(step.job_id).path, attempt.files, executor.nodes, PORT)
-    shown = (f"  {line}" for line in executor.shown(attempt, commands))
-    return [f"{head} (attempt {attempt.attempt})", _plan(step.after), *shown]
-
-
-def _plan(target: Target) -> str:
-    share = target.share
-    batch = "as the script says" if share.global_batch is None else str(share.global_batch)
-    return f"  plan: global batch {batch}, {share.accum} micro-steps, learning rate x {share.lr_scale:g}"
-
-
-def _slots(target: Target | None) -> str:
-    return "nothing" if target is None else " ".join(map(str, target.slots))
-
-
-def _held(log: RunLog, dirs: StateDir) -> dict[str, Target]:
-    """What the log and the plans of a state directory say that jobs hold."""
-    active = {job_id: job for job_id, job in log.active.items() if job.gpus}
-    plans = {job_id: read_plan(dirs.job(job_id)) for job_id in active}
-    return {job_id: target_of(plan, active[job_id].share) for job_id, plan in plans.items() if plan}
-
-
-_CAUGHT: Final = (signal.SIGINT, signal.SIGTERM)
-
-
-class Interrupts:
-    """While entered, signals only add up here; one that is ignored (in a script's background job) stays so.
-
-    Enter it in the main thread.
-    """
-
-    def __init__(self) -> None:
-        self.received: list[signal.Signals] = []
-        self._before: dict[signal.Signals, object] = {}
-
-    def __enter__(self) -> Self:
-        heeded = [number for number in _CAUGHT if signal.getsignal(number) is not signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._note) for number in heeded}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.received.append(signal.Signals(number))
-
-
+PORT: Final = 29500
+"""Stands for the free port that a job on several nodes gets when it starts."""
 POLL_S: Final = 0.1
 GRACE_S: Final = 60.0
-"""After the last stage of a stop, for processes that SIGKILL does not end: they hang in the system."""
-View = Callable[[RunLog, float], None]
-Turn = Callable[[Loop, Interrupts, View], None]
-"""Turns a loop until its stop condition holds."""
+"""After the last stage of a stop, for processes that hang in the system and survive SIGKILL."""
+_CAUGHT: Final = (signal.SIGINT, signal.SIGTERM)
 _log = logging.getLogger("pliant")
+Body = Callable[[Callable[[], None]], int]
+"""Work of a process: gets a function to call once all is well, and returns an exit code."""
 
 
-def run_until_done(options: Options, view: View) -> tuple[RunLog, Signals | None]:
+def run_until_done(options: RunOptions, view: View) -> tuple[RunLog, Signals | None]:
     """Run the schedule, and whatever its policy decides after it, until all jobs have ended.
 
     A first SIGINT or SIGTERM stops all jobs with checkpoints, a second one kills them; running again on the
@@ -133,7 +59,7 @@ def run_until_done(options: Options, view: View) -> tuple[RunLog, Signals | None
     return _run(options, view, _until_finished, follow=False)
 
 
-def run_and_follow(options: Options, view: View) -> tuple[RunLog, Signals | None]:
+def run_and_follow(options: RunOptions, view: View) -> tuple[RunLog, Signals | None]:
     """Let a policy decide as things happen, until SIGINT or SIGTERM; returns the log and the signal.
 
     However it ends, the jobs train on, and the next run takes them up.
@@ -143,8 +69,8 @@ def run_and_follow(options: Options, view: View) -> tuple[RunLog, Signals | None
     return _run(options, view, _until_interrupted, follow=True)
 
 
-def _run(options: Options, view: View, turn: Turn, *, follow: bool) -> tuple[RunLog, Signals | None]:
-    prepared = Prepared.read(options, open_backend, resume=True)
+def _run(options: RunOptions, view: View, turn: Turn, *, follow: bool) -> tuple[RunLog, Signals | None]:
+    prepared = PreparedRun.read(options, open_backend, resume=True)
     with prepared.open(past=not follow) as state, Interrupts() as interrupts, spared_by_garbage_collection():
         loop = prepared.loop(state, follow=follow)
         try:
@@ -173,14 +99,14 @@ def _run(options: Options, view: View, turn: Turn, *, follow: bool) -> tuple[Run
         return state.log, interrupts.received[0] if interrupts.received else None
 
 
-def run_once(options: Options) -> tuple[RunLog, list[str]]:
+def run_once(options: RunOptions) -> tuple[RunLog, list[str]]:
     """Make what runs equal to the schedule, and leave it running.
 
-    Returns the log, and the jobs that this call has given up.
+    Returns the log, and the ids of jobs that failed in this call.
 
     :raises LockedError: jobs neither start nor end in the time that stops have; the next call goes on.
     """
-    prepared = Prepared.read(options, open_backend, resume=False)
+    prepared = PreparedRun.read(options, open_backend, resume=False)
     with prepared.open() as state:
         ended = state.log.jobs.keys() - state.log.active.keys()
         loop = prepared.reconciling(state)
@@ -201,9 +127,9 @@ def run_once(options: Options) -> tuple[RunLog, list[str]]:
 
 
 def release_nodes(state: Path, backend: str | None = None) -> int:
-    """Give back the nodes that a state directory holds, but those on which something runs; returns how many.
+    """Give back the nodes that a state directory holds and on which nothing runs; returns how many.
 
-    :param backend: None: what its cluster says.
+    :param backend: None for what its cluster says.
     :raises UsageError: no run has begun there.
     :raises LockedError: another process runs its jobs.
     """
@@ -215,18 +141,55 @@ def release_nodes(state: Path, backend: str | None = None) -> int:
         return open_backend(backend or cluster.backend, cluster, dirs).release(found.log.over)
 
 
-def dry_run_text(options: Options, *, resume: bool) -> str:
+def dry_run_text(options: RunOptions, *, resume: bool) -> str:
     """The steps that a run would begin with, as text; nothing is touched.
 
-    :param resume: as for :meth:`Prepared.read`.
+    :param resume: as for :meth:`PreparedRun.read`.
     """
-    return first_steps(Prepared.read(options, open_backend, resume=resume, dry=True), resume=resume)
+    prepared = PreparedRun.read(options, open_backend, resume=resume, dry=True)
+    name = prepared.schedule.policy.name
+    if prepared.resumed and resume:
+        return f'policy "{name}" decides first, from what the log then says: there are no steps before that\n'
+    log = read_log(prepared.dirs.path) if prepared.dirs.events.is_file() else RunLog()
+    executor = prepared.executor
+    executor.targets = _held(log, prepared.dirs)
+    wanted = startable(log, prepared.schedule, prepared.clock())
+    steps = executor.steps_to(wanted, {job.id: job for job in prepared.schedule.jobs}, log)
+    return "".join(f"{line}\n" for step in steps for line in _lines(step, prepared.dirs, executor))
+
+
+def _lines(step: ChangeStep, dirs: StateDir, executor: Executor) -> list[str]:
+    """What happens to which slots, then each command on its own line."""
+    head = f"{step.event} {step.job_id}: {_slots(step.before)} -> {_slots(step.after)}"
+    if step.after is None:
+        return [head]
+    attempt = next_handle(dirs, step.job_id)
+    commands = units(step.after, dirs.job(step.job_id).path, attempt.files, executor.nodes, PORT)
+    shown = (f"  {line}" for line in executor.shown(attempt, commands))
+    return [f"{head} (attempt {attempt.attempt})", _plan(step.after), *shown]
+
+
+def _plan(target: Assignment) -> str:
+    global_batch, accum, lr_scale = target.allocation.cut
+    batch = "as the script says" if global_batch is None else str(global_batch)
+    return f"  plan: global batch {batch}, {accum} micro-steps, learning rate x {lr_scale:g}"
+
+
+def _slots(target: Assignment | None) -> str:
+    return "nothing" if target is None else " ".join(map(str, target.slots))
+
+
+def _held(log: RunLog, dirs: StateDir) -> dict[str, Assignment]:
+    """What jobs hold, by the log and the plans of a state directory."""
+    active = {job_id: job for job_id, job in log.active.items() if job.gpus}
+    plans = {job_id: read_plan(dirs.job(job_id)) for job_id in active}
+    return {job_id: assignment_of(plan, active[job_id].job) for job_id, plan in plans.items() if plan}
 
 
 def check_failed(log: RunLog, state: Path, among: Iterable[str] | None = None) -> None:
     """Name the jobs that failed, if any did.
 
-    :param among: the jobs to look at; None: all.
+    :param among: ids of the jobs to look at; None for all.
     :raises JobsFailedError: some did.
     """
     looked_at = log.jobs if among is None else among
@@ -235,6 +198,35 @@ def check_failed(log: RunLog, state: Path, among: Iterable[str] | None = None) -
         reasons = "\n".join(f"job {job.job.id} failed: {job.reason}" for job in failed)
         hint = f"its output: pliant log {failed[0].job.id} --state {state}"
         raise JobsFailedError(f"{reasons}\n{len(failed)} of {counted(len(log.jobs), 'job')} failed; {hint}")
+
+
+class Interrupts:
+    """While entered, in the main thread, signals are only counted here.
+
+    A signal that was ignored, as in a script's background job, stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[signal.Signals] = []
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Self:
+        heeded = [number for number in _CAUGHT if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._note) for number in heeded}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.received.append(signal.Signals(number))
+
+
+View = Callable[[RunLog, float], None]
+"""Is shown the log after each turn, with the time."""
+Turn = Callable[[Loop, Interrupts, View], None]
+"""Turns a loop until its stop condition holds."""
 
 
 def _until_finished(loop: Loop, interrupts: Interrupts, view: View) -> None:
@@ -257,7 +249,7 @@ def _until_interrupted(loop: Loop, interrupts: Interrupts, view: View) -> None:
 
 
 def _end(loop: Loop, interrupts: Interrupts) -> None:
-    """Wait for the jobs of a drained run to leave, whatever of it can still be written down."""
+    """Wait for the jobs of a drained run to leave, even if that can no longer be recorded."""
     last_wait = _LastWait()
     while not loop.finished:
         with contextlib.suppress(PliantError):
@@ -268,13 +260,13 @@ def _end(loop: Loop, interrupts: Interrupts) -> None:
 
 
 class _LastWait:
-    """For jobs that a second signal has killed."""
+    """The wait for jobs that a second signal has killed."""
 
     def __init__(self) -> None:
         self._until_s: float | None = None
 
     def is_over(self, loop: Loop, interrupts: Interrupts) -> bool:
-        """Kill all jobs once there is a second signal; whether those that are left are waited for no more."""
+        """Kill all jobs once there is a second signal; returns whether the wait for the rest is over."""
         if len(interrupts.received) < 2:
             return False
         loop.executor.kill_all()
@@ -307,25 +299,21 @@ def open_backend(name: str, cluster: Cluster, dirs: StateDir) -> Backend:
     raise ServiceMissingError(f'this version has no backend "{name}": use local, slurm or slurm-jobs')
 
 
-Body = Callable[[Callable[[], None]], int]
-"""What the process does: it gets a function to call once all is well, and returns an exit code."""
-
-
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process that was left in the background, or that did not get so far."""
+    """A process in the background, or one that failed to get there."""
 
     pid: int
     failed: int | None = None
     """Exit code of one that ended before all was well."""
     said: str = ""
-    """What that one said."""
+    """What the failed process said."""
 
 
 def in_background(body: Body, log: Path) -> Started:
-    """Run ``body`` in the background; returns once all is well there, or not. What it says goes to ``log``.
+    """Run ``body`` in the background; returns once it says that all is well, or has ended.
 
-    :param log: in a folder that is there.
+    :param log: file for its messages, in an existing folder.
     :raises PliantError: the log cannot be written.
     """
     try:
@@ -352,7 +340,7 @@ def in_background(body: Body, log: Path) -> Started:
 
 
 def _be(body: Body, words: int, writer: int) -> NoReturn:
-    """Live as the process in the background."""
+    """Be the process in the background."""
 
     def ready() -> None:
         nonlocal writer

@@ -1,7 +1,4 @@
-"""``pliant submit`` and ``pliant cancel``: requests to a state directory, checked, then written durably.
-
-What the owner of a state directory orders about jobs that are there: checked, then written durably.
-"""
+"""Requests to a state directory, of ``pliant submit`` and of the orders: checked, then written durably."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ from pliant.schemas.io import read_cluster, read_profile, read_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.text import EPOCH_LIKE_S, counted
 from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.view import LogView
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Order, Spool
 from pliant.tools.schedule.registry import policy_class
 
@@ -98,7 +95,7 @@ def known_ids(dirs: StateDir, spool: Spool) -> set[str]:
 
 
 def _check(jobs: Iterable[Job], dirs: StateDir, source: str) -> None:
-    """Refuse what the run of the directory could not take up."""
+    """Refuse jobs that the run of the directory could not take up."""
     from pliant.tools.schedule.decide import throughput_for
     from pliant.tools.schedule.demand import JobCheck
     from pliant.tools.schedule.jobs import node_states
@@ -122,11 +119,11 @@ def _in_utc(job: Job, now_s: float) -> Job:
 def order_jobs(
     state: Path, action: JobAction, job_ids: Sequence[str], *, priority: float | None = None
 ) -> list[str]:
-    """Order the same of several jobs, of all or of none; durable when this returns.
+    """Order the same for several jobs, for all or none; durable when this returns.
 
-    Returns those of them that have ended, of which nothing was ordered.
+    Returns the ids of those that have ended, for which nothing was ordered.
 
-    :param priority: of ``priority``: the new one.
+    :param priority: the new one, of ``priority``.
     :raises UsageError: there is no such state directory or job, or it is not this user's.
     """
     dirs, spool = _spool(state)
@@ -149,10 +146,10 @@ def order_jobs(
 def order_nodes(
     state: Path, action: NodeAction, names: Sequence[str], *, reason: str = "", now: bool = False
 ) -> None:
-    """Order the same of several nodes, of all or of none; durable when this returns.
+    """Order the same for several nodes, for all or none; durable when this returns.
 
     :param reason: why a node is drained.
-    :param now: jobs leave a node that is drained at the next decision.
+    :param now: jobs leave a drained node at the next decision.
     :raises UsageError: there is no such state directory or node, or it is not this user's.
     """
     dirs, spool = _spool(state)
@@ -171,7 +168,7 @@ def order_nodes(
 
 
 def deaf_to_priorities(state: Path) -> str | None:
-    """The policy that decided last there, where it says that it does not look at priorities; else None."""
+    """The policy that decided last there if it says that it ignores priorities, else None."""
     try:
         name = read_schedule(StateDir(state.resolve()).schedule).policy.name
         return name if policy_class(name).priority_means == "" else None
@@ -192,7 +189,7 @@ def _few(names: Sequence[str], shown: int = 8) -> str:
 
 
 def user_name() -> str:
-    """Who gives orders: the user that this process runs as."""
+    """The user that this process runs as."""
     uid = os.geteuid()
     try:
         return pwd.getpwuid(uid).pw_name

@@ -11,14 +11,14 @@ from pliant.schemas.text import EPOCH_LIKE_S
 from pliant.tools.run.statedir.contract.presence import FileClock
 
 SLEW: Final = 0.5
-"""Speed of a clock that is ahead of the system's: it goes on, and is caught up with."""
+"""Speed of a clock that is ahead of the system's, until that has caught up."""
 
 
 class Clock:
     """Seconds since the epoch, as the log has them.
 
-    It shows what the system's clock shows, also after a suspend or a step forward. Where the system's clock
-    was set back, this one goes on at half its speed until the other has caught up.
+    It follows the system's clock, also after a suspend or a step forward. After that was set back, this one
+    goes on at half its speed until the other has caught up.
 
     :param wall: the system's clock.
     :param steady: a clock that cannot be set.
@@ -34,14 +34,13 @@ class Clock:
         self._looked_s = steady()
 
     def __call__(self) -> float:
-        """Now."""
         passed_s = self.steady() - self._looked_s
         self._looked_s += passed_s
         self._shown_s = max(self._wall(), self._shown_s + passed_s * SLEW)
         return self._shown_s
 
     def not_before(self, time_s: float, passed_s: float) -> None:
-        """Go on from a log. Where the system's clock has caught up with it, that clock counts alone.
+        """Go on from a log, unless the system's clock is past its last time already.
 
         :param time_s: its last time.
         :param passed_s: since that was written, by one clock: the file system's (see :func:`passed_since`).
@@ -52,10 +51,10 @@ class Clock:
 
 
 def passed_since(path: Path) -> float:
-    """Seconds since a file was written; 0: there is none, or its folder cannot be written to.
+    """Seconds since a file was written; 0 if there is none, or its folder cannot be written to.
 
-    A file is dated by the clock of its file system, such as a file server's. So that clock says what time it
-    is now, too: the system's may be ahead of it by days.
+    A file is dated by the clock of its file system, such as a file server's, so the same clock tells the
+    present time: the system's may be days ahead of it.
     """
     try:
         written_s = path.stat().st_mtime
@@ -67,8 +66,7 @@ def passed_since(path: Path) -> float:
 def origin(schedule_time_s: float, now_s: float, known_s: float | None = None) -> float:
     """UTC seconds at which the clock of a schedule shows 0.
 
-    :param known_s: what it was for the schedules before in the same log; without any, the decision takes
-        effect now.
+    :param known_s: the origin of the earlier schedules of the log; None if the decision takes effect now.
     """
     if schedule_time_s >= EPOCH_LIKE_S:
         return 0.0

@@ -1,234 +1,404 @@
-"""The state directory in use: one writer at a time, and a log that holds whatever was acknowledged.
+"""A state directory: where things lie in it, whose it is, in which format, and who writes to it.
 
-``schedule.json`` of a run: its last decision, with the reasons and the jobs still to come.
+Its owner's alone, as with the files of ``ssh``: what is asked for there is executed, and its files hold
+secrets. Its user must own it, and no other user may be able to write in it; what others can only read is
+closed to them. No part of it is a symbolic link, so nothing leads out of it. Jobs come by the thousand, so a
+job's folder is checked when it is used (:func:`check_job`); all of them are where others can enter.
 
-What was decided is in the log before, so this file may lag behind for a moment.
+``version.json`` names the format, so that no older pliant misreads it, and the place, so that a copy is
+noticed: a copy of a directory whose jobs run would start them a second time.
+
+One process writes at a time, the one that holds the lock.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import os
+import pwd
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
-from pliant.schemas.errors import PliantError, UsageError
-from pliant.schemas.event import Event
-from pliant.schemas.file_io.events import EventWriter, LogReader
-from pliant.schemas.file_io.files import remove_temporaries
-from pliant.schemas.io import write_schedule
-from pliant.schemas.schedule import Schedule
-from pliant.tools.run.statedir.clock import passed_since
+from pliant.schemas.errors import BadInputError, LockedError, PliantError, UsageError
+from pliant.schemas.file_io.files import atomic_write, make_folder, sync_folder, write_error
+from pliant.schemas.text import listed, whole_number
+from pliant.tools.run.statedir.contract.folders import PRIVATE, Folder, Inside, JobDir
 from pliant.tools.run.statedir.fault import may_pass
-from pliant.tools.run.statedir.lock import Lock
-from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.log.refine import with_progress
-from pliant.tools.run.statedir.log.repair import mend
-from pliant.tools.run.statedir.log.snapshot import Rebuilding, records_kept_small, renew_snapshot
-from pliant.tools.run.statedir.log.view import LogView
-from pliant.tools.run.statedir.private import PRIVATE, StateDir, check_job, claim, make_own, unusable
-from pliant.tools.schedule.session.saved import Basis, SavedSession
 
-Sink = Callable[[Sequence[Event]], None]
-TAIL_BYTES: Final = 1 << 16
-"""Bytes of the log that are cheap to read; after more than that a snapshot is due."""
+SCHEMA: Final = "pliant.state/1"
+FORMAT: Final = 2
+"""To be raised where a directory may hold what the pliant before would misunderstand."""
+_UNUSABLE: Final = "cannot be used as state directory"
+_WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
+_OPEN: Final = stat.S_IRWXG | stat.S_IRWXO
+_GLANCE_S: Final = 0.25
+"""A lock that is held is tried for this long: the holder may be a process that only looks."""
+_RETRY_S: Final = 0.05
 _log = logging.getLogger("pliant")
 
 
-class State:
-    """A state directory that this process writes to. Events go to the file first, then to everybody else."""
+class StateDir(Folder):
+    """The paths in a state directory. Nothing is read or written here."""
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        wait_s: float = 0.0,
-        view: LogView | None = None,
-        restored: bool = False,
-    ) -> None:
-        """Lock and read a state directory, making it for its owner alone if it is not there.
+    events = Inside("events.jsonl")
+    """The log that all state is folded from."""
+    snapshot = Inside("snapshot.jsonl")
+    """What the log folds to, up to a place in it; can be made again."""
+    cluster = Inside("cluster.json")
+    """The cluster in use."""
+    profile = Inside("profile.parquet")
+    """The profile in use."""
+    schedule = Inside("schedule.json")
+    """The schedule applied last."""
+    version = Inside("version.json")
+    """In which format the directory is."""
+    lock = Inside("lock")
+    """``flock``-ed by the one writer."""
+    run_log = Inside("run.log")
+    """Messages of a run in the background."""
+    spool = Inside("spool")
+    """Submissions, cancellations and orders that the log does not hold yet."""
+    jobs = Inside("jobs")
+    """The folder of the jobs' folders."""
 
-        :param view: of its log, from before the lock was taken.
-        :param restored: nothing of the directory that this one is a copy of runs any more.
-        :raises LockedError: another process still writes to it after ``wait_s``.
-        :raises UsageError: the folder cannot be made or used, is not this user's alone, or is a copy of one
-            in which jobs run.
-        :raises ServiceMissingError: its disk is full or broken.
-        :raises BadInputError: its log is damaged.
-        """
-        self.dirs = StateDir(Path(path).resolve())
-        self._lock = Lock(self.dirs.lock)
-        try:
-            make_own(self.dirs)
-            self._lock.acquire(wait_s=wait_s)
-        except OSError as error:
-            self._lock.release()
-            raise unusable(Path(path), error) from error
-        try:
-            self.quiet_s = passed_since(self.dirs.events)
-            """For how long no earlier process had written the log when this one began."""
-            self._view = view or LogView(self.dirs, keeps_events=True)
-            self.log = self._whole_log()
-            running = sorted(job_id for job_id, job in self.log.active.items() if job.gpus)
-            claim(self.dirs, running, restored=restored)
-            self.log.jobs = self._jobs = records_kept_small(self.log.jobs)
-            self._sweep()
-            self._writer = EventWriter(self.dirs.events)
-        except BaseException:
-            self._lock.release()
-            raise
-        self._sinks: list[Sink] = []
-        self.rebuilding: Rebuilding | None = None
-        """What a snapshot of the log needs besides the log; without it none is written."""
-        self._in_snapshot, snapshot_bytes = self._view.in_snapshot
-        self._pause_bytes = snapshot_bytes // 8
-
-    def _whole_log(self) -> RunLog:
-        """The log; what it has lost and its snapshot knows is written back first.
-
-        No event is appended beside a snapshot of another log: that could pass for its own one day.
-        """
-        if self.dirs.snapshot.exists() and not self.dirs.events.exists():
-            self.dirs.events.touch(PRIVATE)  # all of it is lost
-        log = self._view.refresh(to_the_end=True)
-        if not self._view.stale:
-            return log
-        if self._view.misfit is not None and self._view.misfit.kind == "cut":
-            for line in mend(self.dirs):
-                _log.warning("%s", line)
-        self.dirs.snapshot.unlink(missing_ok=True)
-        self._view.start_again()
-        return self._view.refresh(to_the_end=True)
-
-    def _sweep(self) -> None:
-        """Remove what a writer of these folders left half-written when it was killed: it held the lock."""
-        remove_temporaries(self.dirs.path)
-        for job_id in self.log.may_be_there():
-            check_job(self.dirs, job_id)
-            remove_temporaries(self.dirs.job(job_id).path)
-
-    def record(self, events: Iterable[Event]) -> None:
-        """Append events: on disk when this returns.
-
-        :raises ServiceMissingError: the disk is full or broken; none of the events is recorded.
-        """
-        batch = tuple(with_progress(event, self.log) for event in events)
-        if not batch:
-            return
-        self._writer.append(batch)
-        self._view.forget()
-        for event in batch:
-            self.log.add(event)
-        about = {event.job for event in batch if event.job is not None}
-        self._jobs.put_away(about - self.log.active.keys())
-        self._keep_snapshot()
-        for sink in tuple(self._sinks):
-            self._tell(sink, batch)
-
-    def add_sink(self, sink: Sink, *, past: bool = True) -> None:
-        """Pass all further events to a sink, until it fails.
-
-        :param past: pass on the events that are there already first.
-        """
-        self._sinks.append(sink)
-        for events in LogReader(self.dirs.events).read_all() if past else ():
-            if sink in self._sinks:
-                self._tell(sink, events)
-
-    def history(self, basis: Basis) -> tuple[SavedSession | None, Iterable[Event]]:
-        """What the session of this log is rebuilt from."""
-        return self._view.history(basis)
-
-    def _keep_snapshot(self) -> None:
-        """Write a snapshot if reading what came after the last one takes a while; none stops nothing."""
-        size = self._writer.size
-        if self.rebuilding is None or size - self._in_snapshot < max(TAIL_BYTES, self._pause_bytes):
-            return
-        self._in_snapshot = size
-        try:
-            self._pause_bytes = renew_snapshot(self.dirs, self.log, self.rebuilding)
-        except (OSError, PliantError) as error:
-            level = logging.DEBUG if may_pass(error) else logging.WARNING
-            _log.log(level, "%s is not written: %s", self.dirs.snapshot, error)
-
-    def _tell(self, sink: Sink, events: Sequence[Event]) -> None:
-        try:
-            sink(events)
-        except Exception as error:  # noqa: BLE001 - what is recorded stays recorded, whether or not a sink can take it
-            self._sinks.remove(sink)
-            _log.warning("events are in %s only from here on: %s", self.dirs.events, error)
-
-    def close(self) -> None:
-        """Close the log and let go of the lock."""
-        self._writer.close()
-        self._lock.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def job(self, job_id: str) -> JobDir:
+        return JobDir(self.jobs / job_id)
 
 
-def size_and_time(dirs: StateDir) -> tuple[int, float]:
-    """Bytes of the log, and when it was written last by the system's clock of then; 0 where there is none."""
-    try:
-        found = dirs.events.stat()
-    except FileNotFoundError:
-        return 0, 0.0
-    return found.st_size, found.st_mtime
+# Whose it is.
 
 
-def no_state_directory(path: str | Path) -> UsageError:
-    """The error of looking where nothing was run or submitted."""
-    what = f"{path}: no state directory (it has no {StateDir(Path()).events.name})"
-    return UsageError(f"{what}: name the folder that pliant run or pliant submit was given as --state")
+def make_own(dirs: StateDir) -> None:
+    """Make a state directory with its folders, or make sure that one that is there is this user's alone.
 
+    Its name is on disk when this returns.
 
-def read_log(path: str | Path) -> RunLog:
-    """The log of a state directory, read without the lock: what a bystander may know.
-
-    :raises UsageError: there is no log.
-    :raises BadInputError: it is damaged.
+    :raises UsageError: it cannot be made, belongs to another user, is writable by others, or holds a link.
     """
-    dirs = StateDir(Path(path))
-    if not dirs.events.is_file():
-        raise no_state_directory(path)
-    return LogView(dirs).refresh(to_the_end=True)
+    new = [folder for folder in (dirs.path, *dirs.path.parents) if not folder.exists()]
+    if dirs.path.is_dir() and not (dirs.spool.is_dir() and dirs.jobs.is_dir()):
+        check_own(dirs, close=False)  # nothing is made, or closed, in a folder that is refused
+        _check_free(dirs)
+    try:
+        for folder in (dirs.path, dirs.spool, dirs.jobs):
+            make_folder(folder, mode=0o700)
+        for folder in {dirs.path.parent, *(folder.parent for folder in new)}:
+            with contextlib.suppress(PermissionError):  # it can be entered but not read
+                sync_folder(folder)
+    except UsageError as error:
+        raise UsageError(f"{dirs.path}: {_UNUSABLE}: {error}") from error
+    except OSError as error:
+        raise unusable(dirs.path, error) from error
+    check_own(dirs)
 
 
-class ScheduleFile:
-    """The file, and what is still to be written to it."""
+def unusable(folder: Path, error: OSError) -> PliantError:
+    """The error of a state directory that cannot be written to."""
+    return write_error(error, str(folder), _UNUSABLE)
+
+
+def _check_free(dirs: StateDir) -> None:
+    """Make sure that a folder is a part-made state directory, or empty but for hidden files.
+
+    :raises UsageError: it holds other things.
+    """
+    there = {path.name for path in dirs.path.iterdir() if not path.name.startswith(".")}
+    if there and not any(_is_its(dirs, dirs.path / name) for name in there):
+        other = sorted(there)[0]
+        text = f"holds {other} and nothing of a state directory: name a new or an empty folder"
+        raise UsageError(f"{dirs.path}: {text}")
+
+
+def check_own(dirs: StateDir, *, close: bool = True) -> None:
+    """Make sure that a state directory is this user's alone, and close it to those who could read it.
+
+    What else lies in the folder keeps its mode; others cannot reach it any more.
+
+    :param close: False leaves the folder open to those who can read it.
+    :raises UsageError: it belongs to another user, is writable by others, or holds a link.
+    :raises BadInputError: a later pliant has written it.
+    """
+    check_format(dirs)
+    others_enter, parts = bool(os.lstat(dirs.path).st_mode & _OPEN), list(_parts(dirs))
+    for path, found in parts:
+        _check_owner(path, found, os.geteuid())
+        _check_kind(path, found)
+        if others_enter and found.st_mode & _WRITABLE:
+            text = "others may write in it, and what they ask for would run as you; look through it, then"
+            raise UsageError(f"{path}: {text}: chmod go-w {path}")
+    if not close:
+        return
+    for path, found in parts:  # only now: a folder that is refused is refused the next time, too
+        if found.st_mode & _OPEN and _is_its(dirs, Path(path)):
+            os.chmod(path, stat.S_IMODE(found.st_mode) & ~_OPEN)
+    if others_enter:
+        _log.warning("%s was open to other users: from now on it is yours alone", dirs.path)
+
+
+def check_seen(dirs: StateDir) -> None:
+    """Make sure that this user may look at a state directory: it is their own, or they are root.
+
+    :raises UsageError: it belongs to another user, or something in it is neither a plain file nor a folder.
+    """
+    owner = os.lstat(dirs.path).st_uid
+    if os.geteuid() not in (0, owner):
+        raise UsageError(f"{dirs.path}: belongs to {_name(owner)}: only its owner and root can look at it")
+    for path, found in _parts(dirs):
+        _check_owner(path, found, owner)
+        _check_kind(path, found)
+    check_format(dirs)
+
+
+def check_job(dirs: StateDir, job_id: str) -> None:
+    """Make sure that a job's folder, if it is there, is a folder, and of the state directory's owner.
+
+    :raises UsageError: it is not.
+    """
+    path = f"{dirs.jobs}/{job_id}"
+    with contextlib.suppress(FileNotFoundError):
+        found = os.lstat(path)
+        _check_owner(path, found, os.lstat(dirs.path).st_uid)
+        _check_kind(path, found)
+
+
+def read_own(path: Path) -> bytes:
+    """The bytes of a plain file of a state directory; never waits, follows no link.
+
+    :raises OSError: it cannot be read.
+    :raises ValueError: it is not a plain file, or its owner is not that of its folder.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is not a plain file")
+        if found.st_uid != path.parent.stat().st_uid:
+            raise ValueError(f"it belongs to {_name(found.st_uid)}")
+        return file.read()
+
+
+def _parts(dirs: StateDir) -> Iterator[tuple[str, os.stat_result]]:
+    """The state directory and what lies directly in it; and the jobs' folders, where others can enter."""
+    own = os.lstat(dirs.path)
+    yield str(dirs.path), own
+    yield from _entries(dirs.path)
+    if own.st_mode & _OPEN and dirs.jobs.is_dir() and not dirs.jobs.is_symlink():
+        yield from _entries(dirs.jobs)
+
+
+def _entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                yield entry.path, entry.stat(follow_symlinks=False)
+
+
+def _is_its(dirs: StateDir, path: Path) -> bool:
+    """Whether a path is part of the state directory, and not a foreign file beside it."""
+    files = (dirs.events, dirs.snapshot, dirs.cluster, dirs.profile, dirs.schedule)
+    own = (dirs.path, dirs.spool, dirs.jobs, *files, dirs.version, dirs.lock, dirs.run_log)
+    return path.parent == dirs.jobs or path in own
+
+
+def _check_owner(path: str, found: os.stat_result, wanted: int) -> None:
+    if found.st_uid != wanted:
+        owner = _name(found.st_uid)
+        raise UsageError(f"{path}: belongs to {owner}, and you are {_name(wanted)}: use it as {owner}")
+
+
+def _check_kind(path: str, found: os.stat_result) -> None:
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "neither a file nor a folder"
+        raise UsageError(f"{path}: is {what}: remove it, it does not belong into a state directory")
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+# Which format, and where.
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """What tells a directory from a copy of it."""
+
+    host: str
+    path: str
+    inodes: list[int]
+    """Of the directory and the folder of its jobs: a move on one file system keeps both, and so does a
+    snapshot of all of it; any other copy keeps neither."""
+
+    @classmethod
+    def of(cls, dirs: StateDir) -> Home:
+        inodes = [os.stat(each).st_ino for each in (dirs.path, dirs.jobs)]
+        return cls(os.uname().nodename, str(dirs.path), inodes)
+
+
+def check_format(dirs: StateDir) -> None:
+    """Refuse a state directory that a later pliant has written.
+
+    :raises BadInputError: it is of a later format, or its ``version.json`` cannot be understood.
+    """
+    _read_version(dirs)
+
+
+def claim(dirs: StateDir, running: Sequence[str] = (), *, restored: bool = False) -> None:
+    """Note in ``version.json`` the format and the place. The caller holds the lock and is about to write.
+
+    Where the file cannot be written at the moment, the next writer does it.
+
+    :param running: jobs that hold GPUs, as its log says.
+    :param restored: the caller says that no job runs any more in the directory that this is a copy of.
+    :raises UsageError: the jobs run in the original of this copy, or ran while the directory was moved.
+    """
+    number, home = _read_version(dirs)
+    here = Home.of(dirs)
+    if running and home is not None and not restored and (what := _elsewhere(home, here)):
+        which = "job" if len(running) == 1 else "jobs"
+        raise UsageError(
+            f"{dirs.path}: {what}, where {which} {listed(running)} may still run: one that is started here "
+            "trains twice. Where nothing of it runs any more: pliant run --restored"
+        )
+    if (number, home) == (FORMAT, here):
+        return
+    found = {"schema": SCHEMA, "format": FORMAT, "pliant": version("pliant"), "home": asdict(here)}
+    try:
+        atomic_write(dirs.version, json.dumps(found).encode() + b"\n", mode=PRIVATE)
+    except (OSError, PliantError) as error:
+        _log.debug("%s is not written: %s", dirs.version, error)
+
+
+def _elsewhere(home: Home, here: Home) -> str:
+    """How a directory is not the one that was written last; empty if it is.
+
+    If only the host differs, the directory is shared, or a container has another name. If only the inodes
+    differ, it was restored in its place.
+    """
+    same_place = (home.host, home.path) == (here.host, here.path)
+    if home.inodes != here.inodes:
+        return "" if same_place else f"is a copy of {home.path} on host {home.host}"
+    if home.host != here.host or same_place:
+        return ""
+    try:
+        is_same = os.path.samefile(home.path, here.path)
+    except OSError:
+        return f"was moved from {home.path}"
+    return "" if is_same else f"is a copy of {home.path} on host {home.host}"
+
+
+def _read_version(dirs: StateDir) -> tuple[int, Home | None]:
+    """The format of a directory (0: not said yet), and where it was when it was written, if that is said."""
+    try:
+        found = json.loads(dirs.version.read_bytes())
+        number, writer = int(found["format"]), str(found["pliant"])
+    except FileNotFoundError:
+        return 0, None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        if may_pass(error):
+            return FORMAT, None
+        text = f"does not say the format of a state directory ({error}); remove it where this pliant wrote it"
+        raise BadInputError.one(str(dirs.version), text) from error
+    if number > FORMAT:
+        own = version("pliant")
+        text = f"pliant {writer} wrote it in format {number}, and pliant {own} knows {FORMAT} and earlier"
+        raise BadInputError(f"{dirs.path}: {text}: use pliant {writer} or a later one")
+    with contextlib.suppress(LookupError, TypeError, ValueError):
+        home = found["home"]
+        return number, Home(str(home["host"]), str(home["path"]), [int(each) for each in home["inodes"]])
+    return number, None
+
+
+# Who writes to it.
+
+
+class Lock:
+    """The one writer's lock; the system drops it when its holder dies, however that happens."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._due: Schedule | None = None
+        self._descriptor = -1
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether it does not hold the last decision yet."""
-        return self._due is not None
+    def acquire(self, *, wait_s: float = 0.0) -> None:
+        """Take the lock.
 
-    def write(self, schedule: Schedule) -> None:
-        """Make this the last decision, now or, where the machine is short of something, a little later.
-
-        :raises PliantError: it cannot be written, and that will not pass.
+        :raises LockedError: another process still holds it after ``wait_s``.
         """
-        self._due = schedule
-        self.catch_up()
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        self._descriptor = os.open(self._path, flags, PRIVATE)
+        try:
+            self._take(max(wait_s, _GLANCE_S))
+        except BaseException:
+            self.release()
+            raise
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
-    def catch_up(self) -> None:
-        """Write what could not be written before.
+    @contextlib.contextmanager
+    def shared(self, *, wait_s: float = 0.0) -> Iterator[None]:
+        """Keep writers away while others may look, too. Before the first writer there is no lock.
 
-        :raises PliantError: it cannot be written, and that will not pass.
+        :raises LockedError: a writer still holds the lock after ``wait_s``.
         """
-        if self._due is None:
+        try:
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield
             return
         try:
-            write_schedule(self._due, self._path, mode=PRIVATE)
-        except PliantError as error:
-            if not may_pass(error):
-                raise
-            _log.debug("%s; it is tried again", error)
-        else:
-            self._due = None
+            self._take(max(wait_s, _GLANCE_S), fcntl.LOCK_SH)
+            yield
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Release the lock. Harmless if it is not held."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _take(self, within_s: float, kind: int = fcntl.LOCK_EX) -> None:
+        deadline_s = time.monotonic() + within_s
+        while not _try(self._descriptor, kind):
+            if time.monotonic() >= deadline_s:
+                who = f" by process {holder}" if (holder := _written(self._descriptor)) else ""
+                where = self._path.parent
+                raise LockedError(
+                    f"{where} is in use{who}: try again later, or wait for it with --wait SECONDS"
+                )
+            time.sleep(_RETRY_S)
+
+
+def holder_of(path: Path) -> int | None:
+    """The process that holds a lock, 0 if it is not named yet; None if no process does."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        return None if _try(descriptor, fcntl.LOCK_SH) else _written(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _try(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _written(descriptor: int) -> int:
+    return whole_number(os.pread(descriptor, 64, 0).decode("ascii", "replace").strip()) or 0

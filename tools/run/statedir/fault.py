@@ -1,7 +1,7 @@
-"""Whose an error is: what goes wrong in the work for one job ends that job, never the loop that serves all.
+"""Errors in the work for one job: they end that job, never the loop that serves all.
 
-Not a job's are: memory that runs out, a disk that is full for all, and what happens outside of
-:meth:`Faults.of`, such as a log that cannot be written.
+Memory that runs out, a disk that is full for all, and errors outside of :meth:`Faults.of`, such as a log that
+cannot be written, belong to no job.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _PASSING: Final = {
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS),
     *(errno.EAGAIN, errno.EINTR, errno.ESTALE),
 }
-"""What the machine is short of, or a network that hiccups: a job that trains is not ended for it."""
+"""Shortages of the machine and hiccups of the network: no training job is ended for these."""
 _log = logging.getLogger("pliant")
 
 
 class Faults:
     """Errors in the work for single jobs.
 
-    :param folder: where it is tried whether the disk is full for all jobs, or only for one.
-    :param end: ends a job, for a reason; it may come more than once.
+    :param folder: where to test whether the disk is full for all jobs, or only for one.
+    :param end: ends a job, for a reason; it may be called more than once.
     """
 
     def __init__(self, folder: Path, end: Callable[[str, str], object]) -> None:
@@ -40,14 +40,13 @@ class Faults:
         """Work for one job: an error in it ends that job.
 
         :param doing: what could not be done, put before the reason.
-        :param tries_again: the work is done again soon, so that an error that may pass is only warned of. A
-            file that cannot be read is, in any case: its content is unknown, so nothing is done.
+        :param tries_again: the work is done again soon, so a passing error is only warned of. A file that
+            cannot be read is only warned of in any case: its content is unknown, so nothing is done.
         :raises ServiceMissingError: the disk is full for all.
         """
         return _Work(self, job_id, doing, tries_again)
 
     def went_well(self, job_id: str) -> None:
-        """Work for a job was done."""
         self._passing.pop(job_id, None)
 
     def went_wrong(self, job_id: str, error: Exception, doing: str, *, tries_again: bool) -> None:
@@ -79,10 +78,10 @@ class _Work:
         self._tries_again = tries_again
 
     def __enter__(self) -> None:
-        """Nothing is set up."""
+        pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        """Whether the error is that of the job, and dealt with."""
+        """Whether the error belongs to the job, and is dealt with."""
         if error is None:
             self._faults.went_well(self._job_id)
             return False
@@ -93,7 +92,7 @@ class _Work:
 
 
 def reason_of(error: Exception) -> str:
-    """An error in one line, as the reason that a job ended for."""
+    """An error in one line, as the reason for a job's end."""
     if isinstance(error, PliantError):
         return str(error).partition("\n")[0]
     if isinstance(error, OSError) and error.strerror:
@@ -103,6 +102,6 @@ def reason_of(error: Exception) -> str:
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether an error, or the one that it was made of, is a shortage that passes by itself."""
+    """Whether an error, or its cause, is a shortage that passes by itself."""
     found = error if isinstance(error, OSError) else error.__cause__
     return isinstance(found, OSError) and found.errno in _PASSING

@@ -1,15 +1,11 @@
-"""What people ask of a state directory, at any moment: jobs to take up, to cancel, to hold; a file a request.
+"""Requests to a state directory, a file each: to run jobs, to cancel them, to hold them, to drain nodes.
 
-``spool/NUMBER.ASKED.jobs.jsonl`` is an ordinary job file whose ``submit_time`` is UTC; ASKED is when it was
-written, in nanoseconds by the clock of who submitted. ``spool/NUMBER.cancel.json`` is a list of ids,
-``spool/NUMBER.order.json`` one order (:mod:`orders`). A request counts once its file bears that name, on
-disk. The run of the directory writes it into the log and only then removes the file; meeting it twice does no
-harm, for the log knows the ids of jobs and the numbers of orders.
-
-What the owner of a state directory orders about a job or a node: to hold a job, to drain a node, …
-
-An order is one small file of the spool. The number of the file is in the event that executes it, so it is
-executed once, wherever a process is killed between the two.
+``spool/NUMBER.ASKED.jobs.jsonl`` is an ordinary job file whose ``submit_time`` is UTC; ASKED is the time of
+the submission, in nanoseconds by the submitter's clock. ``spool/NUMBER.cancel.json`` is a list of ids,
+``spool/NUMBER.order.json`` one :class:`Order` about a job or a node. A request counts once its file bears
+that name, on disk. The run of the directory writes it into the log and only then removes the file. Meeting it
+twice does no harm: the log knows the ids of jobs, and the number of the file is in the event that executes an
+order.
 """
 
 from __future__ import annotations
@@ -34,10 +30,11 @@ from pliant.schemas.file_io.files import atomic_write, remove_temporaries, sync_
 from pliant.schemas.file_io.record import BoundedFloat, Identifier, NonNegativeFloat, PlainText, Record
 from pliant.schemas.io import write_jobs
 from pliant.schemas.job import Job
+from pliant.tools.run.statedir.contract.folders import PRIVATE
+from pliant.tools.run.statedir.directory import StateDir, make_own, read_own, unusable
 from pliant.tools.run.statedir.fault import may_pass
 from pliant.tools.run.statedir.log.events import cancel_event, submit_event
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.private import PRIVATE, StateDir, make_own, read_own, unusable
 
 JobAction = Literal["hold", "release", "priority"]
 NodeAction = Literal["drain", "resume"]
@@ -49,6 +46,15 @@ _EVENTS: Final[dict[JobAction | NodeAction, EventName]] = {
     "resume": "undrain",
 }
 
+_JOBS: Final = ".jobs.jsonl"
+_CANCEL: Final = ".cancel.json"
+_ORDER: Final = ".order.json"
+_ENDINGS: Final = (_JOBS, _CANCEL, _ORDER)
+AT_ONCE_S: Final = 0.1
+"""Times of files lag a little behind the clock."""
+_IDS: Final = TypeAdapter(tuple[str, ...])
+_log = logging.getLogger("pliant")
+
 
 class Order(Record):
     """One order, as it lies in the spool."""
@@ -59,15 +65,14 @@ class Order(Record):
     node: PlainText | None = None
     """The job or the node that it is about."""
     user: str
-    """Who gave it."""
     asked_s: NonNegativeFloat
-    """When, in UTC seconds by the clock of then."""
+    """UTC seconds, by the clock of that time."""
     priority: BoundedFloat | None = None
-    """Of ``priority``: the new one."""
+    """The new one, of ``priority``."""
     reason: PlainText = ""
-    """Of ``drain``: why."""
+    """Why, of ``drain``."""
     now: bool = False
-    """Of ``drain``: the jobs of the node leave it at the next decision."""
+    """Jobs leave the node at the next decision, of ``drain``."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
@@ -80,7 +85,7 @@ class Order(Record):
 
     @property
     def words(self) -> str:
-        """What was ordered, as in "alice has ordered to …"."""
+        """The end of "alice has ordered to …"."""
         if self.priority is not None:
             return f"give it priority {self.priority:g}"
         return f"{self.action} {'it' if self.node is None else f'node {self.node}'}"
@@ -94,23 +99,13 @@ class Numbered(NamedTuple):
 
 
 def order_event(number: int, order: Order, time_s: float) -> Event:
-    """What the log gets.
+    """The event that executes an order.
 
     :param number: of the order's file.
     """
     said = order.model_dump(include={"user", "node", "priority", "reason", "now"}, exclude_defaults=True)
     detail: dict[str, Any] = {**said, "order": number}
     return Event(time_s, _EVENTS[order.action], order.job, detail=detail)
-
-
-_JOBS: Final = ".jobs.jsonl"
-_CANCEL: Final = ".cancel.json"
-_ORDER: Final = ".order.json"
-_ENDINGS: Final = (_JOBS, _CANCEL, _ORDER)
-AT_ONCE_S: Final = 0.1
-"""Times of files lag behind the clock a little."""
-_IDS: Final = TypeAdapter(tuple[str, ...])
-_log = logging.getLogger("pliant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,31 +119,29 @@ class Request:
     """Ids of jobs to end."""
     order: Order | None = None
     asked_s: float = 0.0
-    """When it was written, by the clock of then."""
+    """When it was written, by the clock of that time."""
     seen_s: float = field(default_factory=time.monotonic)
-    """When this process saw it first, by a clock that cannot be set."""
+    """When this process first saw it, by a clock that cannot be set."""
 
     def is_due(self, job: Job, now_s: float) -> bool:
-        """Whether a job of it arrives by now, by either clock.
+        """Whether a job of it has arrived, by either clock.
 
-        That is at its time of day, or once it has been seen here for as long as it was to wait when it was
-        submitted. So no job waits longer for a clock that was set back.
+        A job arrives at its time of day, or once this process has known it for as long as it was to wait. So
+        a clock that was set back makes no job wait longer.
         """
         wait_s = job.submit_time - self.asked_s
         return job.submit_time <= now_s or wait_s <= AT_ONCE_S + time.monotonic() - self.seen_s
 
     @property
     def asks(self) -> bool:
-        """Whether it asks for anything; a file that is not a request does not."""
         return bool(self.jobs or self.cancelled or self.order)
 
     @property
     def number(self) -> int:
-        """Its place among all requests of the directory."""
         return int(self.path.name.partition(".")[0])
 
     def is_settled(self, log: RunLog) -> bool:
-        """Whether the log holds all of it, or it is about a job that has ended."""
+        """Whether the log holds all of it, or its job has ended."""
         if self.order is not None:
             job_id = self.order.job
             has_ended = job_id is not None and job_id in log.jobs and job_id not in log.active
@@ -171,10 +164,10 @@ class Spool:
     def requests(self) -> list[Request]:
         """All requests that are not settled, in the order in which they were made.
 
-        A file that is not a request is warned of once and left where it is. Where the folder cannot be listed
-        for a moment, what was seen at the last look stands: to meet a request twice does no harm.
+        A file that is not a request is warned of once and left where it is. If the folder cannot be listed
+        for a moment, the last look stands: meeting a request twice does no harm.
 
-        :raises OSError: it cannot be listed, and was not before.
+        :raises OSError: the folder cannot be listed, and never was.
         """
         try:
             names = sorted(name for name in os.listdir(self._folder) if name.endswith(_ENDINGS))
@@ -191,9 +184,9 @@ class Spool:
         return [request for request in self._read.values() if request.asks]
 
     def settle(self, log: RunLog, to_come: Container[str] = ()) -> None:
-        """Remove the requests that the log holds, and orders about jobs that there are none of any more.
+        """Remove the requests that the log holds, and orders about jobs that no longer exist.
 
-        Where a request cannot be read at the moment, the job may be in that one.
+        While a request cannot be read, no order is removed: its job may be in there.
 
         :param to_come: jobs that were not submitted here and have not arrived.
         """
@@ -210,7 +203,7 @@ class Spool:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """No other process makes a request meanwhile; makes the state directory where it is missing.
+        """Keep other processes from making requests; makes the state directory if it is missing.
 
         :raises UsageError: it cannot be made or used, or is not this user's alone.
         :raises ServiceMissingError: its disk is full or broken.
@@ -246,9 +239,9 @@ class Spool:
         sync_folder(self._folder.parent)
 
     def withdraw(self, job_ids: Collection[str]) -> None:
-        """Take jobs out of the submissions, with all orders about them.
+        """Take jobs out of the submissions, with all orders about them, before the first run.
 
-        Call it while :meth:`locked`, where no run has been yet.
+        Call it while :meth:`locked`.
         """
         for request in self.requests():
             if request.order is not None and request.order.job in job_ids:
@@ -262,7 +255,7 @@ class Spool:
         self._read.clear()
 
     def take_back(self, job_ids: Collection[str]) -> None:
-        """Forget that jobs were cancelled: they were withdrawn, and their ids are about to be used again.
+        """Forget cancellations of jobs that were withdrawn: their ids are about to be used again.
 
         Call it while :meth:`locked`.
         """
@@ -275,21 +268,21 @@ class Spool:
         self._read.clear()
 
     def _next(self, ending: str) -> Path:
-        """A name after all others."""
+        """A path whose name sorts after all others."""
         return self._folder / f"{self._number():020d}{ending}"
 
     def _number(self) -> int:
-        """One after all others, also when the clock was set back."""
+        """A number after all others, even if the clock was set back."""
         return max([time.time_ns(), *(request.number + 1 for request in self.requests())])
 
     def _request(self, name: str) -> Request | None:
-        """What a file asks for; None: that cannot be read at the moment, and is looked for again."""
+        """What a file asks for. Returns None if it cannot be read at the moment; it is read again."""
         path = self._folder / name
         try:
             int(name.partition(".")[0])
             if name.endswith(_JOBS):
                 jobs = parse_jobs(read_own(path), str(path))
-                return Request(path, jobs=jobs, asked_s=_asked_s(path))
+                return Request(path, jobs=jobs, asked_s=int(name.split(".")[1]) / 1e9)
             if name.endswith(_ORDER):
                 order = Order.model_validate_json(read_own(path))
                 return Request(path, order=order, asked_s=order.asked_s)
@@ -297,15 +290,9 @@ class Spool:
         except (BadInputError, OSError, ValueError) as error:
             if may_pass(error):
                 return None
-            if os.path.lexists(path):  # else it was settled by somebody else between two looks
+            if os.path.lexists(path):  # else another process has settled it between two looks
                 _log.warning("%s: left aside, it is not a request: %s", path, error)
             return Request(path)
-
-
-def _asked_s(path: Path) -> float:
-    """When a submission was made. Former versions left that to the file's own time."""
-    asked = path.name.removesuffix(_JOBS).partition(".")[2]
-    return int(asked) / 1e9 if asked.isdecimal() else path.stat().st_mtime
 
 
 def unheard(
@@ -313,10 +300,10 @@ def unheard(
 ) -> Iterator[Job | str | Numbered]:
     """What the log lacks, in the order of the requests: jobs that arrive, ids of jobs to cancel, orders.
 
-    A job that is cancelled before its time arrives first, so that the log knows of it. An order about a job
-    that is still to come waits for it.
+    A job that is cancelled before its time arrives first, so that the log knows it. An order waits for its
+    job to arrive.
 
-    :param until_s: jobs with a later ``submit_time`` (UTC) are not there yet (see :meth:`Request.is_due`).
+    :param until_s: jobs with a later ``submit_time`` (UTC) have not arrived (see :meth:`Request.is_due`).
     :param to_come: jobs that were not submitted here and have not arrived.
     """
     arrived, cancelled = set[str](), set[str]()

@@ -1,6 +1,7 @@
-"""One job described: why it waits or runs, until when, what happened to it, its last error lines.
+"""One job described, for people and for programs: why it waits or runs, until when, and what happened to it.
 
-``pliant status -o json``: where jobs stand, for programs. docs/running-json.md lists the fields.
+:func:`job_page` is text with the last error lines. :func:`status_document` is ``pliant status -o json``,
+whose fields docs/running-json.md lists.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from pliant.schemas.text import (
     wrapped,
 )
 from pliant.tools.profile.torchrun.start import last_lines
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.watch.job_status import JobStatus
 from pliant.tools.run.watch.screen import progress
 from pliant.tools.run.watch.status import Status, run_line
@@ -58,6 +59,9 @@ SOURCES: Final[Mapping[Source, str]] = {
 }
 """Where predictions come from, in words."""
 _LABEL: Final = 10
+SCHEMA: Final = "pliant.status/1.2"
+"""1.1 adds what jobs are to hold later (``reserved``); 1.2 how certain predictions are, and how far the log
+is ahead of the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,7 @@ def job_page(
     """A job for its owner; ``now_s`` is UTC.
 
     :param state: the state directory, as the user names it.
-    :param width: of the terminal, in columns; None: there is none, so no line is broken.
+    :param width: of the terminal, in columns; None breaks no line.
     :param explain: add what the policy says.
     """
     lines: list[str] = []
@@ -222,11 +226,6 @@ def _hanging(begins: str, text: str, width: int | None) -> list[str]:
     indent = " " * len(begins)
     first, *rest = wrapped(text, width - len(begins))
     return [begins + first, *(indent + line for line in rest)]
-
-
-SCHEMA: Final = "pliant.status/1.2"
-"""1.1 has what jobs are to hold later (``reserved``); 1.2 how certain predictions are, and how far the log is
-ahead of the clock."""
 
 
 def status_document(status: Status, jobs: Iterable[Mapping[str, Any]], now_s: float) -> str:

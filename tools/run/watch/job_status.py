@@ -10,7 +10,7 @@ from pliant.schemas.file_io.json_lines import garbage_collection_paused
 from pliant.schemas.job import Job
 from pliant.schemas.text import EPOCH_LIKE_S, clock_text, counted, in_gpus, span_text
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
-from pliant.tools.run.statedir.log.refine import refined
+from pliant.tools.run.statedir.log.worker_reports import refined
 from pliant.tools.run.statedir.requests import Order
 from pliant.tools.run.watch.status import Status, measured_ends
 from pliant.tools.schedule.policy import Reserved
@@ -49,17 +49,16 @@ class JobStatus:
 
     @property
     def id(self) -> str:
-        """The job's id."""
         return self.log.job.id
 
     @property
     def retry_s(self) -> float | None:
-        """When it is started once more after a failure, at the earliest; None: it does not wait for that."""
+        """When it is started once more after a failure, at the earliest, if it waits for that."""
         return None if self.log.gpus or self.log.ended else self.log.retry_s
 
     @property
     def samples_per_second(self) -> float | None:
-        """As measured; None: not yet, or it does not run."""
+        """As measured. Returns None if not yet, or if it does not run."""
         return self.log.samples_per_second if self.log.gpus else None
 
     @property
@@ -91,7 +90,7 @@ def statuses(status: Status, now_s: float) -> list[JobStatus]:
 
 
 def status_of(status: Status, job_id: str, now_s: float) -> JobStatus | None:
-    """One job; None: there is none of that id."""
+    """One job. Returns None if there is none of that id."""
     return next((job for job in statuses(status, now_s) if job.id == job_id), None)
 
 
@@ -242,5 +241,4 @@ def standing(job: JobLog) -> str:
 
 
 def known_ids(status: Status) -> list[str]:
-    """The ids of all jobs that are there."""
     return sorted({*status.log.jobs, *(job.id for job, _ in status.submitted)})

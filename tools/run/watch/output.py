@@ -17,13 +17,14 @@ from pliant.schemas.file_io.events import LogReader, event_lines
 from pliant.schemas.file_io.json_lines import header
 from pliant.schemas.text import counted
 from pliant.tools.run.statedir.contract.folders import AttemptDir
-from pliant.tools.run.statedir.directory import no_state_directory
-from pliant.tools.run.statedir.log.tail import Tail
+from pliant.tools.run.statedir.directory import StateDir, check_job, check_seen
 from pliant.tools.run.statedir.log.view import repairable
-from pliant.tools.run.statedir.private import StateDir, check_job, check_seen
+from pliant.tools.run.statedir.log.worker_reports import Tail
+from pliant.tools.run.statedir.state import no_state_directory
 from pliant.tools.run.watch.job_status import known_ids
 from pliant.tools.run.watch.status import Watcher
 
+PIECE: Final = 1 << 20
 _POLL_S: Final = 0.5
 _log = logging.getLogger("pliant")
 
@@ -49,7 +50,7 @@ def last_events(state: Path, count: int) -> Iterator[bytes]:
 
 
 class EventStream:
-    """A sink that writes JSON Lines. A reader that has had enough or a full disk ends it, not the run."""
+    """A sink that writes JSON Lines. A reader that has left, or a full disk, ends it, not the run."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self._write: Callable[[bytes], None] | None = write
@@ -73,7 +74,7 @@ class EventStream:
 def events_to_come(state: Path, last: int = 0) -> Iterator[bytes]:
     """The last events of the log of a state directory, then each that is written, without end.
 
-    Now and then it gives nothing at all, so that its reader can look up. A log that is not there yet is
+    It yields empty pieces between looks, so that its reader can act. A log that does not exist yet is
     waited for, and one that was cut or replaced is read from its start again.
 
     :raises UsageError: there is no such folder, or it is not this user's to see.
@@ -124,9 +125,9 @@ def job_output(
 ) -> Iterator[bytes]:
     """Output of the newest attempt in pieces, each file under a headline; with ``follow`` until the job ends.
 
-    While it follows it gives nothing at all now and then, so that its reader can look up.
+    While it follows it yields empty pieces between looks, so that its reader can act.
 
-    :param lines: begin with this many of the last lines of each file that is there; None: with all.
+    :param lines: begin with this many of the last lines of each existing file; None for all.
     :raises UsageError: no such state directory, or no such job in it.
     """
     dirs = StateDir(state)
@@ -189,11 +190,8 @@ def _note(gone: int) -> bytes:
     return f"==> {counted(gone, 'byte')} printed before this are not kept (--log-bytes)\n".encode()
 
 
-PIECE: Final = 1 << 20
-
-
 class OutputFile:
-    """Gives out each byte once, and how many are gone: printed, and not on the disk any more."""
+    """Gives out each byte once, and how many are gone: printed, but no longer on disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,6 +1,7 @@
-"""A run for people: a table of its jobs, one line about all of them, and what goes wrong.
+"""Tables of a run for people: its jobs, what became of them, and what they use at this moment.
 
-``pliant top``: what the jobs that run use at this moment, from the reports of their workers.
+:class:`Screen` shows ``pliant run``'s jobs, one line about all of them, and what goes wrong. The second half
+is ``pliant top``: uses of GPUs from the reports of workers (:class:`UseMeter`).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from pliant.schemas.text import (
     when_text,
 )
 from pliant.tools.run.statedir.contract.plan import Progress, ProgressFile
+from pliant.tools.run.statedir.directory import StateDir, check_job
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
-from pliant.tools.run.statedir.private import StateDir, check_job
 from pliant.tools.run.watch.job_status import JobStatus, in_order, standing, statuses
 from pliant.tools.run.watch.status import Status, Watcher
 
@@ -54,11 +55,36 @@ SUMMARY: Final = (
     Column("why", 6, least=16),
 )
 
+SCHEMA: Final = "pliant.top/1"
+USE_COLUMNS: Final = (
+    Column("job"),
+    Column("user", 7),
+    Column("GPUs", 2, right=True),
+    Column("share", 6, right=True),
+    Column("samples/s", 1, right=True),
+    Column("per GPU", 5, right=True),
+    Column("step", 3, right=True),
+    Column("batch", 8, right=True),
+    Column("memory", 5, right=True),
+    Column("loss", 4, right=True),
+    Column("plan", 9, right=True),
+    Column("heard", 2, right=True),
+)
+
+By = Literal["gpus", "speed", "job", "heard"]
+TABLE_S: Final = 0.5
+LINE_S: Final = 10.0
+_WORDS: Final[Mapping[str, str]] = {
+    "fail": "failed",
+    "reject": "is rejected",
+    "requeue": "waits again",
+}
+
 
 def status_text(status: Status, now_s: float, width: int | None = None, *, explain: bool = False) -> str:
     """All jobs in order of submission, one a line; ``now_s`` is UTC.
 
-    :param width: of the terminal, in columns; None: there is none, so nothing is left out or cut.
+    :param width: of the terminal, in columns; None leaves out and cuts nothing.
     :param explain: add what the policy says.
     """
     return text_table(
@@ -124,13 +150,6 @@ def _seconds(to_s: float | None, from_s: float) -> str:
     return "-" if to_s is None else f"{to_s - from_s:.1f} s"
 
 
-_WORDS: Final[Mapping[str, str]] = {
-    "fail": "failed",
-    "reject": "is rejected",
-    "requeue": "waits again",
-}
-
-
 def trouble(events: Iterable[Event]) -> Iterator[str]:
     """One line for each event that says why a job failed, is rejected or lost its GPUs."""
     for event in events:
@@ -139,16 +158,12 @@ def trouble(events: Iterable[Event]) -> Iterator[str]:
             yield f"job {event.job} {_WORDS[event.event]}: {reason}"
 
 
-TABLE_S: Final = 0.5
-LINE_S: Final = 10.0
-
-
 class Screen:
     """Shows the log from time to time; call it as often as you like.
 
-    Nobody has to look: a terminal that is gone, or a reader that has had enough, makes it fall silent.
+    A terminal that is gone, or a reader that has left, makes it fall silent.
 
-    :param headline: said once, as soon as there is a log.
+    :param headline: shown once, as soon as there is a log.
     """
 
     def __init__(self, console: Console, headline: str) -> None:
@@ -208,27 +223,9 @@ class Screen:
             self._console.quiet, self._live, self._due_s = True, None, float("inf")
 
 
-SCHEMA: Final = "pliant.top/1"
-USE_COLUMNS: Final = (
-    Column("job"),
-    Column("user", 7),
-    Column("GPUs", 2, right=True),
-    Column("share", 6, right=True),
-    Column("samples/s", 1, right=True),
-    Column("per GPU", 5, right=True),
-    Column("step", 3, right=True),
-    Column("batch", 8, right=True),
-    Column("memory", 5, right=True),
-    Column("loss", 4, right=True),
-    Column("plan", 9, right=True),
-    Column("heard", 2, right=True),
-)
-By = Literal["gpus", "speed", "job", "heard"]
-
-
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One job that holds GPUs; None: its workers have not reported that."""
+    """One job that holds GPUs; a field is None if its workers have not reported it."""
 
     job: JobLog
     share: float
@@ -240,16 +237,14 @@ class Use:
 
     @property
     def id(self) -> str:
-        """The job's id."""
         return self.job.job.id
 
     @property
     def samples_per_second(self) -> float | None:
-        """Of all its workers."""
         return None if self.progress is None else self.progress.samples_per_second
 
 
-class Meter:
+class UseMeter:
     """Looks at the jobs of a state directory that hold GPUs, again and again."""
 
     def __init__(self, state: Path) -> None:
@@ -287,7 +282,7 @@ class Meter:
 
 
 def sorted_uses(uses: Sequence[Use], by: By) -> list[Use]:
-    """Most GPUs first, fastest first, by id, or those first of which nothing was heard for longest."""
+    """Most GPUs first, fastest first, by id, or longest silent first."""
 
     def key(use: Use) -> tuple[float, str]:
         figures: dict[By, float] = {

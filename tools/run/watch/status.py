@@ -1,6 +1,7 @@
-"""What there is to see of a state directory, without its lock: log, requests, runner, predictions.
+"""What there is to see of a state directory without its lock: log, requests, runner, predictions.
 
-The decision of ``pliant schedule --state``: all that it needs, from one moment at which no run writes.
+:class:`Watcher` looks again and again. :func:`decide_between_runs` is ``pliant schedule --state``: a decision
+from one moment at which no run writes.
 """
 
 from __future__ import annotations
@@ -24,13 +25,18 @@ from pliant.schemas.schedule import Schedule
 from pliant.schemas.text import clock_text, counted, span_text
 from pliant.tools.run.statedir.clock import Clock, passed_since
 from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.directory import no_state_directory, size_and_time
-from pliant.tools.run.statedir.lock import Lock, holder_of
+from pliant.tools.run.statedir.directory import Lock, StateDir, check_seen, holder_of
 from pliant.tools.run.statedir.log.fold import Drain, RunLog
-from pliant.tools.run.statedir.log.refine import Reports, measured_ranges, measured_speeds, refined, reported
 from pliant.tools.run.statedir.log.view import LogView
-from pliant.tools.run.statedir.private import StateDir, check_seen
+from pliant.tools.run.statedir.log.worker_reports import (
+    Reports,
+    measured_ranges,
+    measured_speeds,
+    refined,
+    reported,
+)
 from pliant.tools.run.statedir.requests import Order, Request, Spool, requested
+from pliant.tools.run.statedir.state import no_state_directory, size_and_time
 from pliant.tools.schedule.decide import (
     History,
     Question,
@@ -43,13 +49,14 @@ from pliant.tools.schedule.predict_start import Prediction, predictions
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 AHEAD_S: Final = 5.0
-"""A watcher that sees nothing new asks the policy ahead again after this time, for speeds change."""
+"""A watcher that sees nothing new still predicts again after this time, for speeds change."""
 WITHIN_S: Final = 1.0
-"""Real seconds that looking ahead may take; starts that are not found by then are not shown."""
+"""Seconds that a prediction may take; starts that are not found by then are not shown."""
 AHEAD_OF_CLOCK_S: Final = 5.0
-"""So far ahead of the clock no log is unless the clock was set back."""
+"""A log that is further ahead of the clock means that the clock was set back."""
 CLOCKS_S: Final = 1.0
 """The times of a log and of a file that was written after it may differ by this, seconds."""
+T = TypeVar("T")
 _log = logging.getLogger("pliant")
 
 
@@ -59,25 +66,25 @@ class Status:
 
     log: RunLog
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Why jobs hold what they hold, or wait, as the policy said last."""
+    """Why jobs hold what they hold, or wait, by the policy's last word."""
     submitted: tuple[tuple[Job, float], ...] = ()
     """Jobs that no run has taken up yet, and when they were submitted, by the system's clock of then."""
     cancelled: frozenset[str] = frozenset()
     """Jobs that shall be cancelled."""
     holder: int | None = None
-    """The process that runs it; None: there is none."""
+    """The process that runs it, if there is one."""
     outlook: Mapping[str, Prediction] | None = None
-    """When jobs start and end; None: it was not looked for."""
+    """When jobs start and end; None if no prediction was made."""
     ordered: Mapping[str, Order] = field(default_factory=dict)
     """The newest order by job, or by "node NAME", that no run has executed yet."""
     reserved: Mapping[str, tuple[Reserved, ...]] = field(default_factory=dict)
-    """What jobs are to hold later, where the policy plans that; times are UTC."""
+    """What jobs are to hold later, if the policy plans that; times are UTC."""
     launched: frozenset[str] = frozenset()
     """Jobs that run without a report to wait for: their script need not use the library."""
 
 
 class Watcher:
-    """Looks at a state directory again and again; what it has read of the log it does not read twice."""
+    """Looks at a state directory again and again, and reads no part of the log twice."""
 
     def __init__(self, state: Path) -> None:
         """:raises UsageError: there is no log and no submission, or they are not this user's to see."""
@@ -117,7 +124,7 @@ class Watcher:
         return Status(log, reasons, submitted, cancelled, holder, expected, ordered, reserved, launched)
 
     def _look_ahead(self, schedule: Schedule | None, requests: Sequence[Request]) -> Mapping[str, Prediction]:
-        """Predict once more where something has happened, or measured speeds have had time to change."""
+        """Predict once more if something has happened, or measured speeds have had time to change."""
         log, began_s = self._view.log, time.monotonic()
         seen = (log.last_s, len(requests), None if schedule is None else schedule.time)
         since_s, known = self._looked_ahead
@@ -128,7 +135,7 @@ class Watcher:
         return self._outlook
 
     def _schedule(self) -> Schedule | None:
-        """The last decision; it is not there yet, or cannot be read."""
+        """The last decision. Returns None if there is none yet, or it cannot be read."""
         try:
             return read_schedule(self.dirs.schedule)
         except PliantError:
@@ -217,7 +224,7 @@ def policy_line(status: Status) -> str:
 def outlook(
     view: LogView, dirs: StateDir, schedule: Schedule | None, requests: Sequence[Request], now_s: float
 ) -> Mapping[str, Prediction]:
-    """What is to come of the jobs that are there. Where the policy cannot be asked: ends only."""
+    """When the jobs start and end; ends only if the policy cannot be asked."""
     log = view.log
     if log.info is None or not (log.active or requests):
         return {}
@@ -268,9 +275,6 @@ def _question(info: RunInfo | None, schedule: Schedule | None) -> Question:
     return Question(info.policy, info.parameters, info.seed)
 
 
-T = TypeVar("T")
-
-
 @dataclass(frozen=True, slots=True)
 class BetweenRuns:
     """A state directory at one moment, when no run wrote."""
@@ -296,7 +300,7 @@ def decide_between_runs(
 ) -> Schedule:
     """The next decision of a state directory that no run holds.
 
-    :param now_s: decide at this time; None: by the clock, with the newest reports of workers.
+    :param now_s: decide at this time; None for the clock's, with the newest reports of workers.
     :param wait_s: how long to wait for a run that holds it.
     :param cluster: file to begin a run with, as ``profile``.
     :raises LockedError: a run still holds it.

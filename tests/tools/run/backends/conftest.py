@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from pliant.tools.run.backends.slurm import backend as leases
 from pliant.tools.run.backends.slurm import controller
-from pliant.tools.run.backends.slurm import units as leases
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.site import until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pliant.tools.run.doctor.check import Check
+from pliant.tools.run.doctor.checks import Check
 
 
 def found(checks: Iterable[Check], area: str | None = None) -> list[str]:

@@ -10,10 +10,9 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError
-from pliant.tools.run.doctor import slurm as looked_at
-from pliant.tools.run.doctor.check import Site, guarded
-from pliant.tools.run.doctor.examine import examine, worst
-from pliant.tools.run.doctor.slurm import slurm as checks_of
+from pliant.tools.run.doctor import checks as looked_at
+from pliant.tools.run.doctor.checks import Site, examine, guarded, worst
+from pliant.tools.run.doctor.checks import slurm as checks_of
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.doctor.looked import found, not_ok
 
@@ -106,7 +105,7 @@ def test_a_controller_that_does_not_answer_is_a_problem(monkeypatch: pytest.Monk
         raise ServiceMissingError("scontrol: Unable to contact slurm controller (connect failure)")
 
     monkeypatch.setattr(looked_at, "ask", ask)
-    first, second = found(guarded("Slurm", lambda: checks_of(of("n0"))))
+    first, second = found(guarded("Slurm", checks_of, of("n0")))
     assert first == "warning: slurm 19.05.3 is older than any that was tried; use 20.11 or newer"
     assert second.startswith(
         "problem: scontrol: Unable to contact slurm controller (connect failure); start slurmctld"

@@ -20,7 +20,7 @@ from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.elastic import ElasticJob
 from pliant.tools.run.service.endings import judge
 from pliant.tools.run.statedir.contract.plan import WorkerOutcome
-from pliant.tools.run.statedir.directory import read_log
+from pliant.tools.run.statedir.state import read_log
 from tests.builders import job
 from tests.tools.run.elastic.alone import Alone
 from tests.tools.run.elastic.gang import BASE

@@ -23,14 +23,14 @@ from pliant.tools.run.service.allocation import startable
 from pliant.tools.run.service.commands import read_plan
 from pliant.tools.run.service.loop import Loop
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.service.reports import Progressed
 from pliant.tools.run.service.run import check_failed, run_once, run_until_done
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.statedir.directory import State, read_log
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log import events as journal
 from pliant.tools.run.statedir.log.fold import Drain, JobLog, RunLog
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.job_status import in_order as jobs_in_order
 from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.decide import Question
@@ -229,7 +229,7 @@ def test_a_job_that_does_not_listen_to_its_plan_is_terminated_then_killed(site: 
     options = site.options()
     quick = Timeouts(abort_s=0.1, term_s=0.1, kill_s=0.5, broken_s=0.5)
     runner.run_until_done(
-        Options(options.state, options.schedule, timeouts=quick),
+        RunOptions(options.state, options.schedule, timeouts=quick),
         when(trains("a"), lambda: os.kill(os.getpid(), signal.SIGINT)),
     )
     assert site.of("a") == ["submit a", "start a 2", "requeue a 0"]
@@ -264,7 +264,7 @@ def test_a_second_signal_does_not_wait_for_checkpoints(site: Site) -> None:
 
     options = site.options("fifo")
     patient = Timeouts(abort_s=3600, term_s=3600)
-    run_until_done(Options(options.state, options.schedule, timeouts=patient), view)
+    run_until_done(RunOptions(options.state, options.schedule, timeouts=patient), view)
     assert left_running(site.folder) == []
 
 
@@ -615,7 +615,7 @@ def test_a_dry_run_names_the_steps_as_the_log_will(site: Site) -> None:
     run_once(preempting)
     assert site.of("a")[-1] == "finish a 0"
     site.jobs = both
-    again = Options(site.state, site.schedule("fifo"), timeouts=preempting.timeouts)
+    again = RunOptions(site.state, site.schedule("fifo"), timeouts=preempting.timeouts)
     lines = runner.dry_run_text(again, resume=False).splitlines()
     assert [line for line in lines if not line.startswith(" ")] == ["resume b: nothing -> n0/0 (attempt 2)"]
     run_once(again)

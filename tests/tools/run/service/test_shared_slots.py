@@ -16,7 +16,7 @@ from pliant.schemas.cluster import Sharing
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, read_schedule, write_schedule
-from pliant.tools.run.service.inputs import Prepared
+from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.log.events import submit_event
@@ -99,7 +99,7 @@ def test_a_backend_that_gives_a_slot_to_one_job_refuses_such_a_schedule(site: Si
     world.nodes.shares_slots = False
     options = replace(site.options(), schedule=schedule(site), backend="slurm")
     with pytest.raises(BadInputError, match="slurm gives a GPU to one job"):
-        Prepared.read(options, lambda *_: world.nodes, resume=False)
+        PreparedRun.read(options, lambda *_: world.nodes, resume=False)
     world.close()
 
 

@@ -16,16 +16,16 @@ from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.io import read_events, write_cluster
 from pliant.schemas.job import Job
-from pliant.tools.run.service.inputs import Prepared
+from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import Loop
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.service.submit import cancel, order_jobs, order_nodes, submit
 from pliant.tools.run.statedir.clock import Clock
-from pliant.tools.run.statedir.directory import State, read_log
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import fold
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Spool
+from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.schedule.decide import Question
 from tests.builders import cluster, job
 from tests.tools.run.accounts import check_story
@@ -94,14 +94,14 @@ class World:
         begun = self.dirs.events.exists() and read_log(self.dirs.path).info is not None
         if self.dirs.events.exists():  # the file's time is that of its last line
             os.utime(self.dirs.events, (self.clock.wall(), self.clock.wall()))
-        options = Options(
+        options = RunOptions(
             self.dirs.path,
             question=Question(self.policy),
             cluster=None if begun else str(self.folder / "cluster.json"),
             timeouts=PATIENT,
         )
         clock = Clock(self.clock.wall, self.clock.steady)
-        prepared = Prepared.read(options, lambda *_: self.nodes, resume=True, clock=clock)
+        prepared = PreparedRun.read(options, lambda *_: self.nodes, resume=True, clock=clock)
         self._state = prepared.open(past=False)
         self.loop = prepared.loop(self._state, follow=True)
 

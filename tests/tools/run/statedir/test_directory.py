@@ -1,149 +1,334 @@
+"""A state directory is its owner's alone, whoever else is on the machine."""
+
 from __future__ import annotations
 
-import errno
-import multiprocessing
 import os
-import threading
-from collections.abc import Sequence
+import socket
+import stat
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pliant.schemas.errors import LockedError, ServiceMissingError, UsageError
+from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
-from pliant.tools.run.statedir.directory import State, read_log
-from pliant.tools.run.statedir.lock import Lock
-from pliant.tools.run.statedir.log.events import submit_event
-from tests.builders import job
+from pliant.schemas.io import write_cluster
+from pliant.schemas.job import Job
+from pliant.tools.run.service import run as runner
+from pliant.tools.run.service.options import RunOptions
+from pliant.tools.run.service.run import run_until_done
+from pliant.tools.run.service.submit import cancel, submit
+from pliant.tools.run.statedir import directory as private
+from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.log.events import cancel_event, finish_event, release_event, submit_event
+from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.run.statedir.state import State
+from pliant.tools.run.watch.output import job_output
+from pliant.tools.run.watch.status import Watcher
+from pliant.tools.schedule.decide import Question
+from tests.builders import cluster, job
+from tests.tools.run.instant import opens
+
+STARTED = Event(2.0, "start", "a", gpus=1, placement=(("n0", 1),))
 
 
-def submitted(job_id: str) -> Event:
-    return submit_event(job(job_id), 1.0)
+@pytest.fixture
+def dirs(tmp_path: Path) -> StateDir:
+    return StateDir(tmp_path.resolve() / "state")
 
 
-def test_what_was_recorded_is_there_again(tmp_path: Path) -> None:
-    with State(tmp_path / "new" / "state") as state:
-        state.record([submitted("a"), submitted("b")])
-    with State(tmp_path / "new" / "state") as state:
-        assert list(state.log.jobs) == ["a", "b"]
-    assert list(read_log(tmp_path / "new" / "state").jobs) == ["a", "b"]
+def runs(job_id: str) -> Job:
+    return job(job_id, command=("train.py",), env={"TOKEN": "secret"}, work={"samples": 1.0})
 
 
-def test_sinks_hear_of_what_is_on_disk(tmp_path: Path) -> None:
-    with State(tmp_path) as state:
-        heard: list[str] = []
-        state.add_sink(lambda events: heard.extend(read_log(tmp_path).jobs) if events else None)
-        state.record([submitted("a")])
-        state.record([])
-    assert heard == ["a"]
+def ask(dirs: StateDir, job_id: str = "a") -> None:
+    submit(dirs.path, [runs(job_id)], "jobs.jsonl", folder=dirs.path.parent, now_s=0.0, check_scripts=False)
 
 
-def test_a_sink_that_fails_is_told_no_more_and_breaks_nothing(tmp_path: Path) -> None:
-    heard: list[int] = []
-
-    def deaf(events: Sequence[Event]) -> None:
-        raise OSError(28, os.strerror(28))
-
-    with State(tmp_path) as state:
-        state.add_sink(deaf)
-        state.add_sink(lambda events: heard.append(len(events)))
-        state.record([submitted("a")])
-        state.record([submitted("b")])
-    assert heard == [0, 1, 1]
-    assert list(read_log(tmp_path).jobs) == ["a", "b"]
+def run(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = dirs.path.parent / "cluster.json"
+    write_cluster(cluster(1, slots="cpu"), path)
+    monkeypatch.setattr(runner, "open_backend", opens({}))
+    monkeypatch.setattr(runner, "POLL_S", 0.0)
+    options = RunOptions(dirs.path, question=Question("fifo"), cluster=str(path))
+    run_until_done(options, lambda log, now_s: None)
 
 
-def test_a_torn_last_line_costs_only_itself(tmp_path: Path) -> None:
-    with State(tmp_path) as state:
-        state.record([submitted("a"), submitted("b")])
-        path = state.dirs.events
-    path.write_bytes(path.read_bytes()[:-5])
-    with State(tmp_path) as state:
-        assert list(state.log.jobs) == ["a"]
-        state.record([submitted("c")])
-    assert list(read_log(tmp_path).jobs) == ["a", "c"]
+USES: dict[str, Callable[[StateDir], object]] = {
+    "submit": lambda dirs: ask(dirs, "b"),
+    "cancel": lambda dirs: cancel(dirs.path, ["a"]),
+    "run": lambda dirs: State(dirs.path).close(),
+    "read the inputs of a run": lambda dirs: runner.dry_run_text(RunOptions(dirs.path, "none"), resume=True),
+}
+LOOKS: dict[str, Callable[[StateDir], object]] = {"status": lambda dirs: Watcher(dirs.path).look()}
 
 
-def hold(folder: Path, ready: threading.Event, done: threading.Event) -> None:
-    lock = Lock(folder / "lock")
-    lock.acquire()
-    ready.set()
-    done.wait(30)
-    lock.release()
+def open_to_all(path: Path) -> list[Path]:
+    """What others could read or write of a folder and all in it, were they let in."""
+    found = [path, *path.rglob("*")]
+    return [each for each in found if each.lstat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)]
 
 
-def test_a_second_writer_is_turned_away_and_told_who_is_there(tmp_path: Path) -> None:
-    ready, done = multiprocessing.Event(), multiprocessing.Event()
-    holder = multiprocessing.Process(target=hold, args=(tmp_path, ready, done))
-    holder.start()
+def test_what_a_run_leaves_in_its_folders_is_for_its_owner_alone(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(dirs)
+    before = os.umask(0)
     try:
-        assert ready.wait(30)
-        with pytest.raises(LockedError, match=f"by process {holder.pid}"):
-            State(tmp_path)
-        assert LockedError.exit_code == 75
+        run(dirs, monkeypatch)
     finally:
-        done.set()
-        holder.join()
+        os.umask(before)
+    known = {dirs.events, dirs.schedule, dirs.cluster, dirs.lock, dirs.jobs, dirs.spool, dirs.path}
+    assert known & set(open_to_all(dirs.path)) == set()
+    assert open_to_all(dirs.spool) == []
 
 
-def test_a_writer_that_waits_gets_its_turn(tmp_path: Path) -> None:
-    with State(tmp_path) as first:
-        turns: list[str] = []
-        second = threading.Thread(
-            target=lambda: turns.append("second") if State(tmp_path, wait_s=60) else None
-        )
-        second.start()
-        first.record([submitted("a")])
-        turns.append("first")
-    second.join(30)
-    assert turns == ["first", "second"]
-
-
-def test_readers_need_no_lock(tmp_path: Path) -> None:
-    with State(tmp_path) as state:
-        state.record([submitted("a")])
-        assert list(read_log(tmp_path).jobs) == ["a"]
-
-
-def test_a_full_disk_is_a_missing_service_and_nothing_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_folder_that_others_can_read_is_closed_to_them(
+    dirs: StateDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with State(tmp_path) as state:
-        state.record([submitted("a")])
-
-        def full(descriptor: int, data: object) -> int:
-            raise OSError(28, os.strerror(28))
-
-        monkeypatch.setattr(os, "write", full)
-        with pytest.raises(ServiceMissingError, match="no space left"):
-            state.record([submitted("b")])
-        monkeypatch.undo()
-        assert list(state.log.jobs) == ["a"]
-    assert list(read_log(tmp_path).jobs) == ["a"]
+    dirs.path.mkdir()
+    dirs.path.chmod(0o755)
+    dirs.run_log.touch()
+    dirs.run_log.chmod(0o644)
+    ask(dirs)
+    assert open_to_all(dirs.path) == []
+    assert "was open to other users: from now on it is yours alone" in caplog.text
+    caplog.clear()
+    ask(dirs, "b")
+    assert caplog.text == ""
 
 
-def test_a_disk_that_is_full_before_the_first_word_is_a_missing_service_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_dry_run_leaves_a_folder_that_others_can_read_as_it_is(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Cron's next turn is worth a try, as after any service that was missing; no usage was wrong."""
-
-    def full(descriptor: int, data: bytes, offset: int) -> int:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(ServiceMissingError, match="cannot be used as state directory: file too large"):
-        State(tmp_path)
-    monkeypatch.undo()
-    with State(tmp_path) as state:
-        assert not state.log.jobs
+    run(dirs, monkeypatch)
+    dirs.path.chmod(0o755)
+    runner.dry_run_text(RunOptions(dirs.path), resume=True)
+    assert stat.S_IMODE(dirs.path.stat().st_mode) == 0o755
+    assert "was open to other users" not in caplog.text
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot be used as state directory"):
-        State(tmp_path / "file")
+def test_what_else_lies_in_the_folder_keeps_its_mode(dirs: StateDir) -> None:
+    ask(dirs)
+    notes = dirs.path / "notes"
+    dirs.path.chmod(0o755)
+    notes.touch()
+    notes.chmod(0o644)
+    ask(dirs, "b")
+    assert open_to_all(dirs.path) == [notes]
 
 
-def test_a_folder_without_a_log_is_no_state_directory(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no state directory"):
-        read_log(tmp_path)
+def test_a_folder_of_other_things_is_refused_and_left_as_it_is(dirs: StateDir) -> None:
+    """Somebody names the folder of a project, or their home."""
+    dirs.path.mkdir()
+    dirs.path.chmod(0o755)
+    (dirs.path / "notes").touch()
+    with pytest.raises(UsageError, match="holds notes and nothing of a state directory"):
+        ask(dirs)
+    assert stat.S_IMODE(dirs.path.stat().st_mode) == 0o755
+    assert [path.name for path in dirs.path.iterdir()] == ["notes"]
+
+
+@pytest.mark.parametrize("part", ["", "spool", "jobs", "notes"])
+def test_a_folder_that_is_refused_is_left_as_it_was_and_refused_again(dirs: StateDir, part: str) -> None:
+    ask(dirs)
+    (dirs.path / "notes").mkdir(mode=0o700)
+    dirs.path.chmod(0o755)
+    (dirs.path / part).chmod(0o777)
+    before = {path: path.lstat().st_mode for path in [dirs.path, *dirs.path.rglob("*")]}
+    for use in (*USES, *USES):
+        with pytest.raises(UsageError, match="others may write in it"):
+            USES[use](dirs)
+    assert {path: path.lstat().st_mode for path in [dirs.path, *dirs.path.rglob("*")]} == before
+
+
+def test_nothing_is_made_in_a_folder_that_is_refused(dirs: StateDir) -> None:
+    dirs.path.mkdir()
+    dirs.path.chmod(0o777)
+    with pytest.raises(UsageError, match="others may write in it"):
+        ask(dirs)
+    assert list(dirs.path.iterdir()) == []
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("part", ["", "spool", "jobs"])
+def test_a_folder_that_others_may_write_in_is_refused_and_the_line_says_what_to_do(
+    dirs: StateDir, use: str, part: str
+) -> None:
+    ask(dirs)
+    dirs.path.chmod(0o755)
+    (dirs.path / part).chmod(0o775)
+    with pytest.raises(
+        UsageError, match=f"others may write in it.*chmod go-w {dirs.path / part}$"
+    ) as refused:
+        USES[use](dirs)
+    assert str(refused.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("use", [*USES, *LOOKS])
+def test_a_folder_of_another_user_is_refused(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    ask(dirs)
+    owner = dirs.path.stat().st_uid
+    monkeypatch.setattr(private.os, "geteuid", lambda: owner + 4711)
+    with pytest.raises(UsageError, match="belongs to"):
+        (USES | LOOKS)[use](dirs)
+
+
+def test_root_may_look_at_what_belongs_to_another_user_and_runs_nothing_of_it(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Owner and user are pretended: no test can count on being root, or on there being another user."""
+    ask(dirs)
+    lstat, stranger = os.lstat, dirs.path.stat().st_uid + 4711
+
+    def belongs_to_a_stranger(path: Path) -> os.stat_result:
+        found = list(lstat(path))
+        found[stat.ST_UID] = stranger
+        return os.stat_result(found)
+
+    monkeypatch.setattr(private, "_parts", lambda dirs: [(dirs.path, belongs_to_a_stranger(dirs.path))])
+    monkeypatch.setattr(private.os, "lstat", belongs_to_a_stranger)
+    monkeypatch.setattr(private.os, "geteuid", lambda: 0)
+    private.check_seen(dirs)
+    with pytest.raises(UsageError, match=f"belongs to user {stranger}, and you are root"):
+        private.check_own(dirs)
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "schedule.json", "lock", "spool", "jobs"])
+@pytest.mark.parametrize("use", ["run", "status"])
+def test_a_link_in_a_state_directory_is_refused(dirs: StateDir, name: str, use: str) -> None:
+    ask(dirs)
+    target = dirs.path.parent / "elsewhere"
+    target.mkdir()
+    path = dirs.path / name
+    if path.is_dir():
+        path.rename(dirs.path.parent / "moved")
+    path.symlink_to(target if name in ("spool", "jobs") else target / "file")
+    with pytest.raises(UsageError, match="is a symbolic link"):
+        (USES | LOOKS)[use](dirs)
+    assert list(target.iterdir()) == []
+
+
+def link_for(dirs: StateDir, job_id: str) -> Path:
+    """Instead of the job's folder a link to one outside, which is returned."""
+    outside = dirs.path.parent / "outside"
+    (outside / "attempts" / "1").mkdir(parents=True)
+    (outside / "left.tmp").touch()
+    dirs.job(job_id).path.symlink_to(outside)
+    return outside
+
+
+def contents(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("use", [*USES, *LOOKS])
+def test_a_link_among_the_jobs_of_a_folder_that_others_can_enter_is_refused(dirs: StateDir, use: str) -> None:
+    ask(dirs)
+    link_for(dirs, "whoever")
+    dirs.path.chmod(0o755)
+    with pytest.raises(UsageError, match="is a symbolic link"):
+        (USES | LOOKS)[use](dirs)
+
+
+@pytest.mark.parametrize("use", ["run", "status", "log"])
+def test_a_link_in_place_of_the_folder_of_a_job_that_runs_is_refused(dirs: StateDir, use: str) -> None:
+    with State(dirs.path) as state:
+        state.record([submit_event(runs("a"), 1.0), STARTED])
+    outside = link_for(dirs, "a")
+    before = contents(outside)
+    reads_output = {"log": lambda dirs: list(job_output(dirs.path, "a"))}
+    with pytest.raises(UsageError, match="a: is a symbolic link"):
+        (USES | LOOKS | reads_output)[use](dirs)
+    assert contents(outside) == before
+
+
+def test_a_job_in_place_of_whose_folder_there_is_a_link_is_not_started(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(dirs)
+    outside = link_for(dirs, "a")
+    before = contents(outside)
+    run(dirs, monkeypatch)
+    found = Watcher(dirs.path).look().log.jobs["a"]
+    assert (found.phase, "is a symbolic link" in found.reason) == ("failed", True)
+    assert contents(outside) == before
+
+
+def test_a_start_looks_at_the_folders_of_no_jobs_but_those_of_which_something_may_be_left(
+    dirs: StateDir,
+) -> None:
+    """A service has thousands of jobs behind it."""
+    with State(dirs.path) as state:
+        state.record([submit_event(runs("a"), 1.0), STARTED, finish_event("a", 3.0, 1, 1.0)])
+        state.record([submit_event(runs("b"), 1.0), replace(STARTED, job="b"), cancel_event("b", 3.0)])
+        state.record([release_event("b", 4.0)])
+    for job_id in "ab":
+        dirs.job(job_id).path.symlink_to(dirs.path.parent / "nowhere")
+    State(dirs.path).close()
+    Watcher(dirs.path).look()
+
+
+def test_a_link_to_a_state_directory_may_be_named(dirs: StateDir) -> None:
+    ask(dirs)
+    link = dirs.path.parent / "link"
+    link.symlink_to(dirs.path)
+    ask(StateDir(link), "b")
+    assert {job.id for job, _ in Watcher(link).look().submitted} == {"a", "b"}
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "link"])
+def test_what_is_no_file_in_the_spool_is_left_aside_and_nobody_waits_for_it(
+    dirs: StateDir, caplog: pytest.LogCaptureFixture, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(dirs)
+    path = dirs.spool / "00000000000000000001.jobs.jsonl"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        (good,) = dirs.spool.glob("*.jobs.jsonl")
+        outside = dirs.path.parent / "outside.jsonl"
+        outside.write_bytes(good.read_bytes())
+        path.symlink_to(outside)
+    else:
+        monkeypatch.chdir(dirs.spool)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path.name)
+    spool = Spool(dirs)
+    for _ in range(2):
+        assert [found.id for request in spool.requests() for found in request.jobs] == ["a"]
+    assert caplog.text.count("it is not a request") == 1
+    assert [found.id for found, _ in Watcher(dirs.path).look().submitted] == ["a"]
+    ask(dirs, "b")
+
+
+def test_a_request_that_somebody_else_put_there_is_left_aside(
+    dirs: StateDir, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(dirs)
+    fstat = os.fstat
+
+    def of_a_stranger(descriptor: int) -> os.stat_result:
+        found = list(fstat(descriptor))
+        found[stat.ST_UID] += 4711
+        return os.stat_result(found)
+
+    monkeypatch.setattr(private.os, "fstat", of_a_stranger)
+    assert Spool(dirs).requests() == []
+    assert "belongs to" in caplog.text
+
+
+def test_the_name_of_a_state_directory_is_on_disk_before_a_job_is_acknowledged(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(private, "sync_folder", synced.append)
+    deep = StateDir(dirs.path.parent / "x" / "y" / "state")
+    submit(deep.path, [runs("a")], "jobs.jsonl", folder=dirs.path.parent, now_s=0.0, check_scripts=False)
+    above = dirs.path.parent
+    assert {above, above / "x", above / "x" / "y"} <= set(synced)

@@ -15,9 +15,9 @@ from pliant.schemas.io import read_jobs
 from pliant.schemas.job import Job
 from pliant.tools.run.service.submit import cancel, order_jobs, submit
 from pliant.tools.run.statedir import requests as spool
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, submit_event
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog, fold
-from pliant.tools.run.statedir.private import StateDir
 from pliant.tools.run.statedir.requests import Spool, requested, unheard
 from tests.builders import cluster, job
 
@@ -67,7 +67,7 @@ def test_requests_keep_their_order_when_the_clock_is_set_back(
 @pytest.mark.parametrize("where", ["spool", "log", "schedule"])
 def test_an_id_that_is_in_use_is_refused_wherever_it_is(dirs: StateDir, where: str) -> None:
     from pliant.schemas.io import write_schedule
-    from pliant.tools.run.statedir.directory import State
+    from pliant.tools.run.statedir.state import State
     from pliant.tools.schedule.decide import Question, decide
 
     if where == "spool":
@@ -199,15 +199,6 @@ def test_a_job_that_was_to_run_at_once_does_so_though_the_clock_was_set_back_sin
     (path,) = dirs.spool.glob("*.jobs.jsonl")
     asked(path, NOW_S)
     assert heard(dirs, RunLog(), NOW_S - 3600) == ["submit now"]
-
-
-def test_a_submission_of_a_former_version_was_made_when_its_file_was_written(dirs: StateDir) -> None:
-    ask(dirs, runs("a"))
-    (path,) = dirs.spool.glob("*.jobs.jsonl")
-    old = path.rename(path.with_name(f"{path.name.partition('.')[0]}.jobs.jsonl"))
-    os.utime(old, (NOW_S, NOW_S))
-    (request,) = Spool(dirs).requests()
-    assert request.asked_s == NOW_S
 
 
 def test_a_submission_bears_the_time_of_the_clock_that_it_was_made_by(

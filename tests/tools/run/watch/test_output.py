@@ -9,9 +9,9 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import submit_event
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.state import State
 from pliant.tools.run.watch import output as logs
 from pliant.tools.run.watch.output import job_output, last_events
 from tests.builders import job

@@ -20,12 +20,12 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule, write_cluster, write_schedule
 from pliant.schemas.text import iso_time, width_of
-from pliant.tools.run.doctor.examine import examine
+from pliant.tools.run.doctor.checks import examine
 from pliant.tools.run.statedir.contract.plan import Member, Plan, write_progress
-from pliant.tools.run.statedir.directory import State, read_log
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import decision_event, run_event, submit_event
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch import job_page
 from pliant.tools.run.watch import status as watch_status
 from pliant.tools.run.watch.job_page import history, job_fields, status_document

@@ -17,10 +17,10 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.text import width_of
 from pliant.tools.run.statedir.contract.plan import write_progress
-from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import run_event, submit_event
-from pliant.tools.run.statedir.private import StateDir
-from pliant.tools.run.watch.screen import Meter, Use, sorted_uses, summary_line, top_text
+from pliant.tools.run.statedir.state import State
+from pliant.tools.run.watch.screen import Use, UseMeter, sorted_uses, summary_line, top_text
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.tools.run.statedir.contract.test_progress import report
@@ -50,7 +50,7 @@ def reports(dirs: StateDir, name: str, heard_s: float, **more: Any) -> None:
 
 
 def seen(dirs: StateDir) -> list[Use]:
-    return Meter(dirs.path).look()[1]
+    return UseMeter(dirs.path).look()[1]
 
 
 def test_it_shows_the_jobs_that_hold_gpus_with_what_their_workers_reported(dirs: StateDir) -> None:
@@ -64,7 +64,7 @@ def test_it_shows_the_jobs_that_hold_gpus_with_what_their_workers_reported(dirs:
         loss=1.5,
         memory=3 << 29,
     )
-    log, uses = Meter(dirs.path).look()
+    log, uses = UseMeter(dirs.path).look()
     table = top_text(sorted_uses(uses, "gpus"), NOW_S + 8).splitlines()
     assert [" ".join(line.split()) for line in table] == [
         "job user GPUs share samples/s per GPU step batch memory loss plan heard",
@@ -115,7 +115,7 @@ def test_no_line_is_wider_than_the_terminal(dirs: StateDir, width: int, speed: f
 
 def test_a_directory_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no state directory"):
-        Meter(tmp_path)
+        UseMeter(tmp_path)
 
 
 def test_shared_gpus_count_once_in_all_and_one_half_for_each_job(dirs: StateDir) -> None:

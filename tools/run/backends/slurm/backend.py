@@ -1,37 +1,73 @@
 """The Slurm backend: a lease job on each node, and in it a step for each unit.
 
 What runs is known by the files of an attempt first: they are there whether or not Slurm answers. Slurm is
-asked for the state of nodes and leases, and for what its keeper cannot say any more. No accounting is needed.
+asked for the state of nodes and leases, and for what a silent keeper cannot say. No accounting is needed.
+
+A lease (:class:`Leases`) is a job of one node, because a failed node shrinks a job of several nodes for good.
+It is found again by its name.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
+import socket
 import time
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from pliant.schemas.cluster import Cluster, Node
-from pliant.schemas.errors import BadInputError
+from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.text import counted
-from pliant.tools.run.backends.local import LaunchRecord, StartedUnit, newest_attempts, write_record
-from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
+from pliant.tools.run.backends.protocol import (
+    Handle,
+    LaunchRecord,
+    NodeInfo,
+    StartedUnit,
+    StopLevel,
+    Unit,
+    UnitStatus,
+    newest_attempts,
+    write_record,
+)
 from pliant.tools.run.backends.slurm import commands as command_lines
-from pliant.tools.run.backends.slurm.controller import Controller, Later, View
-from pliant.tools.run.backends.slurm.parsing import Addresses, SlurmNode
-from pliant.tools.run.backends.slurm.units import Leases, Place, Seen, SlurmUnit, no_orders, record_of
-from pliant.tools.run.statedir.contract.folders import make_log_folder
+from pliant.tools.run.backends.slurm import parsing
+from pliant.tools.run.backends.slurm.commands import Lease, ask
+from pliant.tools.run.backends.slurm.controller import Controller, ControllerView, Later
+from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmNode
+from pliant.tools.run.backends.slurm.units import (
+    SlurmUnit,
+    StepPlace,
+    UnitReport,
+    no_orders,
+    record_of,
+)
+from pliant.tools.run.statedir.contract.folders import FolderCache, make_log_folder, refuse_public
 from pliant.tools.run.statedir.contract.presence import Heartbeats
-from pliant.tools.run.statedir.folder_cache import FolderCache
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 
 BEAT_S: Final = 1.0
 """Between two looks at whether keepers live."""
 DEAD_NODE_S: Final = 60.0
-"""For so long a node gets no work on which keepers were found silent, though Slurm says that they run, or
-nothing could be started."""
+"""How long a node gets no work after a start failed there, or its keepers fell silent."""
+LEASE_AGAIN_S: Final = 3.0
+"""Between two submissions of a lease that ends at once."""
+LONGEST_S: Final = 300.0
+"""Likewise, of one that does so again and again: each time it takes twice as long, up to this."""
+STEADY_S: Final = 60.0
+"""A lease that has run for so long has not ended at once."""
+REFUSED_S: Final = 15.0
+"""Likewise, of one that Slurm refuses."""
+WAIT_S: Final = 30.0
+"""A node serves as if its lease ran, until it has waited for so long."""
+_NOT_LOOKED_AT: Final = ("", "None")
+"""Reasons of a job that waits since a moment ago."""
+NAME_AGAIN_S: Final = 60.0
+"""Between two times that a name is looked up which is not known."""
+_log = logging.getLogger("pliant")
 
 
 @dataclass(slots=True)
@@ -67,7 +103,7 @@ class SlurmBackend:
         self._serves = dict.fromkeys(self._nodes, True)
         self._is_used = False
         """Whether something shall run, so that leases are needed."""
-        self._looked_at: View | None = None
+        self._looked_at: ControllerView | None = None
         self._dead_s: dict[str, float] = {}
         """When the keepers of a node were found silent, by node."""
         self._addresses = Addresses()
@@ -122,7 +158,7 @@ class SlurmBackend:
         own = [(attempt, unit) for attempt, unit in units if unit.node == name and unit.is_taken_over()]
         return any(attempt.beats.silence_s(unit.beat_file, 3.0) == 0.0 for attempt, unit in own)
 
-    def _check(self, view: View) -> None:
+    def _check(self, view: ControllerView) -> None:
         """Compare the cluster file with what Slurm says."""
         for name, node in self._nodes.items():
             found = view.nodes.get(name)
@@ -223,31 +259,31 @@ class SlurmBackend:
         """Whether a node may get its lease in a moment; else that takes as long as Slurm likes."""
         return self._serves.get(name, False) and not self._controller.failure and self.leases.asks_for(name)
 
-    def _seen(self, unit: SlurmUnit) -> Seen:
+    def _seen(self, unit: SlurmUnit) -> UnitReport:
         """What Slurm said of a unit; where the lease has ended, so has the step."""
         view = self._controller.view
         if view is None or self._controller.failure:
-            return Seen(float("-inf"), None)
-        return Seen(view.asked_s, view.steps.get(f"{self.leases.id_of(unit.node)}/{unit.name}"))
+            return UnitReport(float("-inf"), None)
+        return UnitReport(view.asked_s, view.steps.get(f"{self.leases.id_of(unit.node)}/{unit.name}"))
 
-    def _place(self, unit: SlurmUnit) -> Place | None:
+    def _place(self, unit: SlurmUnit) -> StepPlace | None:
         """Where a unit may be started now; None: its node has no lease that runs."""
         lease_id = self.leases.id_of(unit.node)
         if lease_id is None or not self._is_used or self._controller.failure:
             return None
         return self._place_in(lease_id, unit)
 
-    def _place_in(self, lease_id: str, unit: SlurmUnit) -> Place:
+    def _place_in(self, lease_id: str, unit: SlurmUnit) -> StepPlace:
         options, size, slots = self._cluster.slurm, self.leases.size_of(unit.node), unit.slots
         gres = command_lines.step_gres(options, size, len(slots))
         if not size:
-            return Place(lease_id, gres, "none")
+            return StepPlace(lease_id, gres, "none")
         if options.gpu_choice == "slot":
-            return Place(lease_id, gres, ",".join(slots))
+            return StepPlace(lease_id, gres, ",".join(slots))
         view = self._looked_at
         whole = view.nodes[unit.node].cpus if view is not None and unit.node in view.nodes else size
         cpus = self.leases.cpus_of(unit.node) or whole
-        return Place(lease_id, gres, "slurm", max(1, cpus * len(slots) // size))
+        return StepPlace(lease_id, gres, "slurm", max(1, cpus * len(slots) // size))
 
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
         """The newest attempt of every job that is not over; what was still to be started there will be."""
@@ -258,7 +294,6 @@ class SlurmBackend:
 
     @property
     def held_nodes(self) -> int:
-        """Nodes with a lease that runs or waits in Slurm's queue."""
         return self.leases.held
 
     def release(self, over: Container[str] = ()) -> int:
@@ -294,6 +329,220 @@ class SlurmBackend:
             units = [SlurmUnit(handle, n, unit) for n, unit in enumerate(record.units if record else ())]
             self._attempts[handle] = _Attempt(units, FolderCache(handle.folder))
         return self._attempts[handle]
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One node's lease, as far as this process has asked for it."""
+
+    lease: Lease
+    since_s: float
+    """When it began to wait for its lease; while it has one, now."""
+    submission: Later | None = None
+    next_s: float = float("-inf")
+    seen_from_s: float = float("-inf")
+    """Only a view that was asked for later knows what was submitted."""
+    refused: str = ""
+    tries: int = 0
+    """Submissions since a lease ran for long."""
+    runs_from_s: float = float("inf")
+    id: str | None = None
+    job: SlurmJob | None = field(default=None)
+
+
+class Leases:
+    """The leases of a state directory.
+
+    :param clock: seconds that never run backwards.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        state: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options, self._state = cluster.slurm, state.resolve()
+        self._clock = clock
+        self._asked = {
+            node.name: _Asked(command_lines.lease_of(cluster, node, state), clock())
+            for node in cluster.expanded()
+            if node.gpus
+        }
+
+    def id_of(self, node: str) -> str | None:
+        """The job id of a node's lease, if it runs."""
+        return self._asked[node].id if node in self._asked else None
+
+    @property
+    def held(self) -> int:
+        return sum(asked.job is not None for asked in self._asked.values())
+
+    def size_of(self, node: str) -> int:
+        """GPUs in a node's lease; 0 if its slots are CPUs."""
+        return self._asked[node].lease.gpus
+
+    def cpus_of(self, node: str) -> int | None:
+        """CPUs in a node's lease, None for all of the node."""
+        return self._asked[node].lease.cpus
+
+    def serves(self, node: str) -> bool:
+        """Whether a node's lease runs, or has not been waited for long."""
+        asked = self._asked.get(node)
+        return asked is not None and (asked.id is not None or self._clock() - asked.since_s < WAIT_S)
+
+    def asks_for(self, node: str) -> bool:
+        """Whether a node's lease is still to come into Slurm's queue, or Slurm has not looked at it there."""
+        asked = self._asked.get(node)
+        if asked is None or asked.id is not None or asked.refused:
+            return False
+        return asked.job is None or asked.job.reason in _NOT_LOOKED_AT
+
+    def why_not(self, node: str) -> str:
+        """Why a node's lease does not run."""
+        asked = self._asked.get(node)
+        if asked is None or asked.refused:
+            return "it has no GPUs" if asked is None else f"Slurm refuses its lease: {asked.refused}"
+        if asked.job is None and asked.tries > 2:
+            return "its lease ends at once, or is not called in Slurm's queue as it was asked to be"
+        waits = f" ({asked.job.reason})" if asked.job is not None and asked.job.reason else ""
+        return f"its lease waits in Slurm's queue{waits}"
+
+    def look(self, view: ControllerView, *, renew: bool = True) -> None:
+        """Learn from a view which leases run; where a node has none, ask for one.
+
+        :param renew: ask for those that are missing.
+        """
+        by_name = self._by_name(view)
+        for node, asked in self._asked.items():
+            self._hear(asked)
+            jobs = by_name.get(asked.lease.name, [])
+            running = [job for job in jobs if job.state == "RUNNING"]
+            now_s = self._clock()
+            asked.id, before = running[0].id if running else None, asked.id
+            asked.job = next(iter([*running, *jobs]), None)
+            if asked.id != before:
+                asked.runs_from_s = now_s if running else float("inf")
+            if now_s - asked.runs_from_s >= STEADY_S:
+                asked.tries = 0
+            asked.since_s = now_s if running or not renew else asked.since_s
+            if renew:
+                self._drop_second(running or jobs, jobs)
+            found = view.nodes.get(node)
+            wanted = renew and not jobs and found is not None and found.serves is not False
+            if (
+                wanted
+                and asked.submission is None
+                and now_s >= asked.next_s
+                and view.asked_s >= asked.seen_from_s
+            ):
+                self._submit(asked)
+
+    def give_back(self, busy: Iterable[str] = ()) -> int:
+        """End the leases of all nodes but the ``busy`` ones, and returns how many these are. Waits for Slurm.
+
+        :raises ServiceMissingError: Slurm does not answer.
+        """
+        for asked in self._asked.values():
+            if asked.submission is not None:  # or it would come into the queue after this
+                asked.submission.wait()
+        kept = {self._asked[node].lease.name for node in busy if node in self._asked}
+        prefix = command_lines.lease_prefix(self._state)
+        text = ask(command_lines.squeue_jobs(os.getuid()))
+        own = [job for job in parsing.jobs(text) if job.name.startswith(prefix) and job.name not in kept]
+        if own:
+            ask(command_lines.scancel_jobs(job.id for job in own))
+        return len(own)
+
+    def drop(self, node: str) -> None:
+        """End the lease of a node that is to serve no more."""
+        asked = self._asked.get(node)
+        if asked is not None and asked.id is not None and self._clock() >= asked.next_s:
+            asked.next_s = self._clock() + LEASE_AGAIN_S
+            Later(command_lines.scancel_jobs([asked.id]))
+
+    def _by_name(self, view: ControllerView) -> Mapping[str, list[SlurmJob]]:
+        """The jobs that wait or run, the oldest first, by name."""
+        found: dict[str, list[SlurmJob]] = {}
+        for job in sorted(view.jobs, key=_age):
+            if job.state in ("PENDING", "RUNNING", "CONFIGURING", "SUSPENDED"):
+                found.setdefault(job.name, []).append(job)
+        return found
+
+    def _drop_second(self, kept: list[SlurmJob], jobs: list[SlurmJob]) -> None:
+        """A node may get two where a controller answered late: all steps are in the first that runs."""
+        surplus = [job.id for job in jobs if job.id != kept[0].id] if kept else []
+        if surplus:
+            Later(command_lines.scancel_jobs(surplus))
+
+    def _submit(self, asked: _Asked) -> None:
+        argv = command_lines.sbatch_lease(asked.lease, self._options, self._state)
+        asked.submission = Later(argv)
+
+    def _hear(self, asked: _Asked) -> None:
+        """What became of a submission that is under way."""
+        if asked.submission is None or not asked.submission.done:
+            return
+        refused, asked.submission = asked.submission.failure, None
+        asked.seen_from_s = self._clock()
+        asked.next_s = asked.seen_from_s + (REFUSED_S if refused else _pause_s(asked.tries))
+        asked.tries += not refused
+        if refused and refused != asked.refused:
+            _log.warning("node %s: no lease: %s; it is asked for again", asked.lease.node, refused)
+        asked.refused = refused
+
+
+def _pause_s(tries: int) -> float:
+    """How long to wait after another submission: a controller keeps each job that has ended for minutes."""
+    return min(LEASE_AGAIN_S * 2.0 ** min(max(0, tries - 1), 20), LONGEST_S)
+
+
+def _age(job: SlurmJob) -> tuple[int, str]:
+    return (int(job.id) if job.id.isdecimal() else 0, job.id)
+
+
+class Addresses:
+    """Addresses of nodes, each looked up until it is known."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+        self._next_s: dict[str, float] = {}
+
+    def of(self, node: str) -> str:
+        """The address of a node, or its name while that is not known."""
+        return self._known.get(node, node)
+
+    def look_up(self, node: Node, found: SlurmNode | None) -> str:
+        """Why the address of a node is not known: one in a cloud may get it later; empty: it is.
+
+        :raises BadInputError: it is public, or names cannot be looked up at all.
+        """
+        if node.name in self._known:
+            return ""
+        name, now_s = node.address or (found.address if found is not None else node.name), time.monotonic()
+        if now_s >= self._next_s.get(node.name, now_s):
+            self._next_s[node.name] = now_s + NAME_AGAIN_S
+            if (address := _address(node.name, name)) is not None:
+                self._known[node.name] = address
+                return ""
+        return f"its address {name} is not known on this machine"
+
+
+def _address(node: str, name: str) -> str | None:
+    """What the workers on other nodes reach a node at; None: there is no such name.
+
+    :raises BadInputError: it is public, or names cannot be looked up at all.
+    """
+    try:
+        address = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+        refuse_public(address)
+    except socket.gaierror as error:
+        if error.errno == socket.EAI_NONAME:
+            return None
+        raise _bad(f"the address {name} of node {node} cannot be looked up: {error.strerror}") from None
+    except UsageError as error:
+        raise _bad(f"node {node}: {error}") from error
+    return address
 
 
 def _bad(message: str) -> BadInputError:

@@ -1,13 +1,9 @@
-"""The command lines of Slurm, as data: pure functions that return argument lists. No shell reads them.
+"""What is sent to Slurm: command lines and scripts as data, and the one function that runs them.
 
-``squeue`` is asked for fields with ``|`` between them, the name last: names may contain anything.
-
-What Slurm is asked for an attempt, and the script that it runs there, as text: pure functions.
-
-Slurm chooses the nodes. What it is given of a placement is how many workers there are, whether they share
-one node, and what each needs.
-
-Run one of Slurm's commands, and read what it prints.
+Argument lists come from pure functions; no shell reads them. ``squeue`` is asked for fields with ``|``
+between them, the name last: names may contain anything. A lease and its steps hold a node of our choice. For
+an attempt as a job of its own (:class:`JobRequest`) Slurm chooses the nodes: it is told how many workers
+there are, whether they share one node, and what each needs.
 """
 
 from __future__ import annotations
@@ -35,6 +31,15 @@ STEP_FIELDS: Final = "%i|%N|%j"
 """id, node, name; :func:`parsing.steps` reads them."""
 IMMEDIATE_S: Final = 5
 """For a step to be given what it asks for, before srun gives up."""
+TASK: Final = str(Path(__file__).with_name("task.py"))
+_WORKERS: Final = "--nproc-per-node="
+TIMEOUT_S: Final = 30.0
+"""Longer than the ten seconds or so for which a command itself asks a silent controller again."""
+CONF: Final = "SLURM_CONF"
+"""Variable that names the Slurm."""
+JWT: Final = "SLURM_JWT"
+"""A token that stands for the user if Slurm asks for one; srun does not support it."""
+_OPTIONS: Final = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_")
 _DIGEST_CHARS: Final = 12
 _MEGABYTE: Final = 1 << 20
 
@@ -44,14 +49,14 @@ class Lease:
     """What a lease job is to hold of a node."""
 
     name: str
-    """Of the job: it leads from a state directory to its leases."""
+    """Of the job; it identifies the leases of a state directory."""
     node: str
     gpus: int
-    """Through --gres; 0: none, the slots are CPUs."""
+    """Through --gres; 0 if the slots are CPUs."""
     cpus: int | None = None
-    """None: all of the node."""
+    """None for all of the node."""
     memory_bytes: int | None = None
-    """None: all of the node."""
+    """None for all of the node."""
 
 
 def name_of(state: Path) -> str:
@@ -65,7 +70,7 @@ def lease_prefix(state: Path) -> str:
 
 
 def asked_for(options: SlurmOptions) -> tuple[str, ...]:
-    """Which queue a job comes into, and for how long; what is left out is up to Slurm."""
+    """A job's queue and time limit; Slurm decides what is left out."""
     asked = {
         "partition": options.partition,
         "account": options.account,
@@ -87,9 +92,9 @@ def lease_of(cluster: Cluster, node: Node, state: Path) -> Lease:
 
 
 def sbatch_lease(lease: Lease, options: SlurmOptions, state: Path) -> tuple[str, ...]:
-    """Submit a lease job: it holds a node and does nothing. Prints its id.
+    """Submit a lease job, which holds a node and does nothing. Prints its id.
 
-    It is not requeued: a job that is waits for two minutes, and its steps are lost all the same.
+    It is not requeued: that takes two minutes, and the steps are lost all the same.
     """
     return (
         *("sbatch", "--parsable", f"--job-name={lease.name}", f"--comment=pliant --state {state}"),
@@ -112,31 +117,30 @@ def _share(lease: Lease) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepRequest:
     """One unit of a training job on the node of a lease."""
 
     lease_id: str
     name: str
     log: Path
-    """What the unit says before it redirects its output; written on the node."""
+    """For output of the unit before it redirects that; written on the node."""
     gres: str = ""
-    """What the step sees of the lease's GPUs: "gpu:4"; empty: none."""
+    """The lease's GPUs that the step sees, as in "gpu:4"; empty for none."""
     cpus: int | None = None
-    """Of its own, where Slurm chooses its GPUs, too; None: it shares all that the lease has."""
+    """Its own CPUs if Slurm chooses its GPUs, too; None if it shares those of the lease."""
 
 
 def step_name(job: str, attempt: int, unit: int) -> str:
-    """How the step of a unit is called."""
     return f"{job}.{attempt}.{unit}"
 
 
 def step_gres(options: SlurmOptions, lease_gpus: int, own_gpus: int) -> str:
-    """What a step asks for: all GPUs of its lease, of which its keeper picks its own, or their number."""
+    """The GPUs that a step asks for: all of its lease, from which its keeper picks, or its own number."""
     count = own_gpus if options.gpu_choice == "slurm" else lease_gpus
     return f"{options.gres}:{count}" if lease_gpus else ""
 
 
-def srun_step(step: Step, argv: Sequence[str]) -> tuple[str, ...]:
+def srun_step(step: StepRequest, argv: Sequence[str]) -> tuple[str, ...]:
     """Start a step; returns its exit code when it has ended. The step outlives an srun that is killed hard.
 
     Memory is shared among the steps of a lease, and so are CPUs and GPUs unless the step has its own.
@@ -158,23 +162,20 @@ def escaped(path: Path) -> str:
 
 
 def squeue_jobs(user_id: int) -> tuple[str, ...]:
-    """All jobs of a user that wait or run."""
     return "squeue", "--all", "--noheader", f"--user={user_id}", f"--format={JOB_FIELDS}"
 
 
 def squeue_steps(user_id: int) -> tuple[str, ...]:
-    """All steps of a user that run."""
     return "squeue", "--all", "--noheader", "--steps", f"--user={user_id}", f"--format={STEP_FIELDS}"
 
 
 def show_nodes(names: Iterable[str] = ()) -> tuple[str, ...]:
-    """Nodes with all that Slurm knows of them, one a line; none named: all nodes."""
+    """Nodes with all that Slurm knows of them, one a line; all nodes if none is named."""
     wanted = ",".join(names)
     return "scontrol", "--oneliner", "--all", "show", "node", *((wanted,) if wanted else ())
 
 
 def show_partitions() -> tuple[str, ...]:
-    """All partitions, one a line."""
     return "scontrol", "--oneliner", "--all", "show", "partition"
 
 
@@ -184,7 +185,6 @@ def show_job(job_id: str) -> tuple[str, ...]:
 
 
 def show_config() -> tuple[str, ...]:
-    """How Slurm is configured."""
     return "scontrol", "show", "config"
 
 
@@ -211,36 +211,31 @@ def scancel_step(step_id: str) -> tuple[str, ...]:
     return "scancel", "--quiet", "--signal=KILL", step_id
 
 
-TASK: Final = str(Path(__file__).with_name("task.py"))
-_WORKERS: Final = "--nproc-per-node="
-
-
 @dataclass(frozen=True, slots=True)
-class Request:
+class JobRequest:
     """What an attempt needs of Slurm: equal tasks, one for each unit."""
 
     name: str
-    """Of the job: it leads from the attempt to it, and is used once."""
+    """Of the job; it identifies the attempt's job, and is used once."""
     tasks: int
     nodes: int | None
-    """On exactly this many; None: on as many as Slurm likes."""
+    """Exactly this many; None leaves it to Slurm."""
     gpus: int = 0
     """Of each task."""
     cpus: int | None = None
-    """Of each task; None: what Slurm gives."""
+    """Of each task; None for Slurm's default."""
     memory_bytes: int | None = None
-    """For each processor; None: what Slurm gives."""
+    """For each processor; None for Slurm's default."""
 
 
 def job_name(handle: Handle, state: Path) -> str:
-    """What the Slurm job of an attempt is called."""
     return f"{name_of(state)}.{handle.job}.{handle.attempt}"
 
 
-def request_of(cluster: Cluster, units: Sequence[Unit], name: str) -> Request:
+def request_of(cluster: Cluster, units: Sequence[Unit], name: str) -> JobRequest:
     """What the units of an attempt need.
 
-    Units that are a node each get nodes of their own, and all as much as the largest: Slurm gives equal
+    Units that fill a node each get nodes of their own. All get as much as the largest: Slurm gives equal
     tasks only.
     """
     workers = max(_workers(unit) for unit in units)
@@ -248,16 +243,15 @@ def request_of(cluster: Cluster, units: Sequence[Unit], name: str) -> Request:
     a_node_each = all(ENV_WORKER not in unit.env for unit in units)
     nodes = len(planned) if a_node_each or len(planned) == 1 else None
     if cluster.slots == "cpu":
-        return Request(name, len(units), nodes, cpus=workers)
+        return JobRequest(name, len(units), nodes, cpus=workers)
     known = [node for node in cluster.expanded() if node.name in planned]
     each = min((share for node in known if (share := _cpus_of_a_gpu(node))), default=None)
     memory = min((share for node in known if (share := _memory_of_a_cpu(node))), default=None)
     cpus = None if each is None else each * workers
-    return Request(name, len(units), nodes, workers, cpus, memory if cpus is not None else None)
+    return JobRequest(name, len(units), nodes, workers, cpus, memory if cpus is not None else None)
 
 
 def _workers(unit: Unit) -> int:
-    """How many workers a torchrun starts."""
     stated = next((word for word in unit.argv if word.startswith(_WORKERS)), f"{_WORKERS}1")
     return int(stated.removeprefix(_WORKERS))
 
@@ -270,8 +264,8 @@ def _memory_of_a_cpu(node: Node) -> int | None:
     return int(node.memory / node.cpus) if node.memory and node.cpus else None
 
 
-def sbatch(request: Request, options: SlurmOptions, attempt: AttemptDir) -> tuple[str, ...]:
-    """Submit the script of an attempt. Slurm does not start it a second time: that is our part."""
+def sbatch(request: JobRequest, options: SlurmOptions, attempt: AttemptDir) -> tuple[str, ...]:
+    """Submit the script of an attempt. Slurm must not start it twice: retries are the service's part."""
     nodes = () if request.nodes is None else (f"--nodes={request.nodes}",)
     memory = request.memory_bytes
     return (
@@ -286,12 +280,12 @@ def sbatch(request: Request, options: SlurmOptions, attempt: AttemptDir) -> tupl
     )
 
 
-def script(request: Request, options: SlurmOptions, attempt: AttemptDir, locale: str | None = None) -> str:
+def script(request: JobRequest, options: SlurmOptions, attempt: AttemptDir, locale: str | None = None) -> str:
     """The script: it starts a task for each unit, and a task that fails leaves the others alone.
 
     The environment is that of the launcher, but no task gets its token.
 
-    :param locale: LC_ALL as the launcher has it; None: not at all.
+    :param locale: LC_ALL of the launcher, if it has one.
     """
     srun = (
         *("srun", "--quiet", *_tasks(request, options)),
@@ -304,12 +298,11 @@ def script(request: Request, options: SlurmOptions, attempt: AttemptDir, locale:
 
 
 def script_file(attempt: AttemptDir) -> Path:
-    """Where the script of an attempt is."""
     return attempt.path / "slurm.sh"
 
 
-def _tasks(request: Request, options: SlurmOptions) -> tuple[str, ...]:
-    """Said to sbatch and to srun alike: not all of it is passed on by every release."""
+def _tasks(request: JobRequest, options: SlurmOptions) -> tuple[str, ...]:
+    """Options for both sbatch and srun: not every release passes all of them on."""
     kind = options.gres.partition(":")[2]
     found = [f"--ntasks={request.tasks}"]
     if request.nodes is not None and request.nodes == request.tasks:
@@ -321,17 +314,8 @@ def _tasks(request: Request, options: SlurmOptions) -> tuple[str, ...]:
     return tuple(found)
 
 
-TIMEOUT_S: Final = 30.0
-"""A controller that does not answer is asked again by the command itself for about ten seconds."""
-CONF: Final = "SLURM_CONF"
-"""Which Slurm is meant."""
-JWT: Final = "SLURM_JWT"
-"""A token that stands for the user where Slurm asks for one; srun does not support it."""
-_OPTIONS: Final = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_")
-
-
 def of_slurm(env: Mapping[str, str], *names: str) -> dict[str, str]:
-    """Those of Slurm's variables; all others stand for options, or belong to a job that we may be in."""
+    """These variables of Slurm; all others are options, or belong to a job that this process may be in."""
     return {name: env[name] for name in names if name in env}
 
 
@@ -342,10 +326,10 @@ def ask(
     timeout_s: float = TIMEOUT_S,
     base: Mapping[str, str] | None = None,
 ) -> str:
-    """What the command prints.
+    """Run one of Slurm's commands; returns what it prints.
 
     :param text: its standard input.
-    :param base: its environment, but for what is Slurm's; None: that of this process.
+    :param base: its environment except for Slurm's variables; None for that of this process.
     :raises ServiceMissingError: it is not there, does not end in time, or fails.
     """
     base = os.environ if base is None else base

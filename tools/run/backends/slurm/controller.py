@@ -1,11 +1,8 @@
-"""What Slurm's controller says, asked for again and again without waiting for it.
+"""Slurm's commands in threads: its controller may take milliseconds, or many seconds if it does not answer.
 
-A command of Slurm takes milliseconds, or many seconds where the controller does not answer. So each look is
-taken in a thread, and what it found stays in force until the next one has found something.
-
-A command of Slurm that runs in a thread: what it says is there once it has ended.
-
-A process that ends waits for its threads: what was submitted or cancelled reaches Slurm.
+:class:`Controller` looks again and again without waiting: each look is taken in a thread, and what it found
+stays in force until the next one has found something. :class:`Later` is one command; a process that ends
+waits for its threads, so what was submitted or cancelled reaches Slurm.
 """
 
 from __future__ import annotations
@@ -32,11 +29,11 @@ _log = logging.getLogger("pliant")
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ControllerView:
     """What Slurm said at one time."""
 
     asked_s: float
-    """On the clock of this process; what happened later is not in it."""
+    """On the clock of this process; it shows nothing later."""
     jobs: Sequence[SlurmJob] = ()
     steps: Mapping[str, SlurmStep] = field(default_factory=dict)
     """By (lease's job id, name), written ``7/resnet.2.0``."""
@@ -50,10 +47,10 @@ class Controller:
     """
 
     def __init__(self, nodes: Iterable[str]) -> None:
-        self.view: View | None = None
-        """The newest; None: there was none yet."""
+        self.view: ControllerView | None = None
+        """The newest; None before the first."""
         self.failure = ""
-        """Why the last look failed; empty: it did not."""
+        """Why the last look failed; empty if it did not."""
         self._nodes = tuple(nodes)
         self._nodes_s = float("-inf")
         self._look_s = float("-inf")
@@ -61,7 +58,7 @@ class Controller:
         self._warned = False
 
     def look(self) -> None:
-        """Begin another look where it is time for one. Never waits."""
+        """Begin another look if it is due. Never waits."""
         if self._thread is not None and self._thread.is_alive():
             return
         if self._thread is not None:
@@ -72,7 +69,7 @@ class Controller:
             self._thread = threading.Thread(target=self._ask, name="pliant-slurm", daemon=True)
             self._thread.start()
 
-    def first(self) -> View:
+    def first(self) -> ControllerView:
         """The first view; waits for it.
 
         :raises ServiceMissingError: Slurm is not installed, or its controller does not answer.
@@ -85,7 +82,7 @@ class Controller:
         return self.view
 
     def _ask(self) -> None:
-        """One look. All of it is from after its beginning, or it counts for nothing."""
+        """One look; if any part of it fails, none counts."""
         asked_s = time.monotonic()
         try:
             jobs = parsing.jobs(ask(command_lines.squeue_jobs(os.getuid())))
@@ -95,7 +92,9 @@ class Controller:
             self.failure = str(error)
             return
         self.failure = ""
-        self.view = View(asked_s, jobs, {f"{step.job_id}/{step.name}": step for step in steps}, nodes)
+        self.view = ControllerView(
+            asked_s, jobs, {f"{step.job_id}/{step.name}": step for step in steps}, nodes
+        )
 
     def _ask_for_nodes(self, asked_s: float) -> Mapping[str, SlurmNode]:
         if not self._nodes:
@@ -107,7 +106,7 @@ class Controller:
         return {node.name: node for node in found if node.name in wanted}
 
     def _warn(self) -> None:
-        """Say once that Slurm does not answer, and once that it does again."""
+        """Warn once that Slurm does not answer, and once that it does again."""
         if self.failure and not self._warned:
             _log.warning("Slurm does not answer (%s): jobs run on, and it is asked again", self.failure)
         elif self._warned and not self.failure:
@@ -116,9 +115,9 @@ class Controller:
 
 
 class Later:
-    """One call of a command. Never waits unless it is asked to.
+    """One call of a command in a thread.
 
-    :param base: the environment that the command gets, but for what is Slurm's; None: that of this process.
+    :param base: the command's environment except for Slurm's variables; None for that of this process.
     """
 
     def __init__(self, argv: Sequence[str], base: Mapping[str, str] | None = None) -> None:
@@ -126,7 +125,7 @@ class Later:
         self.text = ""
         """What it printed."""
         self.failure = ""
-        """Why it failed; empty: it did not."""
+        """Why it failed; empty if it did not."""
         self.ended_s = float("inf")
         """When it ended, on the clock of this process."""
         self._argv, self._base = argv, base
@@ -134,7 +133,6 @@ class Later:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for its end."""
         self._thread.join()
 
     def _run(self) -> None:

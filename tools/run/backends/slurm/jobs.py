@@ -1,12 +1,9 @@
 """The backend for a Slurm that lends no nodes: each attempt is a Slurm job of its own, which waits its turn.
 
-A job that is to have another size is stopped with a checkpoint and submitted again. As with leases, what
-runs is known by the files of an attempt, whether or not Slurm answers; the name of the Slurm job leads from
-one to the other, so no id has to be remembered.
-
-One attempt and its Slurm job: submitted, waiting, running, gone; and what that means for its units.
-
-Where the Slurm job of an attempt stands, and what that means for a unit: pure functions.
+A job that is to have another size is stopped with a checkpoint and submitted again. As with leases, what runs
+is known by the files of an attempt, whether or not Slurm answers; the name of the Slurm job identifies the
+attempt, so no id has to be remembered. :class:`Attempt` follows one such job: submitted, waiting, running,
+gone.
 """
 
 from __future__ import annotations
@@ -25,8 +22,17 @@ from typing import Final, Literal
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.file_io.files import atomic_write
 from pliant.tools.profile.torchrun.start import child_environment
-from pliant.tools.run.backends.local import LaunchRecord, StartedUnit, newest_attempts, write_record
-from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
+from pliant.tools.run.backends.protocol import (
+    Handle,
+    LaunchRecord,
+    NodeInfo,
+    StartedUnit,
+    StopLevel,
+    Unit,
+    UnitStatus,
+    newest_attempts,
+    write_record,
+)
 from pliant.tools.run.backends.slurm import commands as command_lines
 from pliant.tools.run.backends.slurm.commands import (
     job_name,
@@ -36,18 +42,45 @@ from pliant.tools.run.backends.slurm.commands import (
     script_file,
     show_job,
 )
-from pliant.tools.run.backends.slurm.controller import Controller, Later, View
+from pliant.tools.run.backends.slurm.controller import Controller, ControllerView, Later
 from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmStep, job_state
-from pliant.tools.run.backends.slurm.units import Seen, SlurmUnit, no_orders, record_of
-from pliant.tools.run.statedir.contract.folders import PRIVATE, make_log_folder, open_log
+from pliant.tools.run.backends.slurm.units import SlurmUnit, UnitReport, no_orders, record_of
+from pliant.tools.run.statedir.contract.folders import PRIVATE, FolderCache, make_log_folder, open_log
 from pliant.tools.run.statedir.contract.presence import Heartbeats
-from pliant.tools.run.statedir.folder_cache import FolderCache
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 
+Stage = Literal["queued", "running", "gone"]
 _FORGET_S: Final = 3600.0
-"""By then a job that is not wanted has come to the controller, if ever."""
+"""By then an unwanted job has reached the controller, if ever."""
 _AGAIN_S: Final = 1.0
 """Between two times that a job is cancelled."""
+_QUEUED_STATES: Final = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+)
+_GONE: Final = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
+    | {"REVOKED", "TIMEOUT"}
+)
+_USUAL: Final = frozenset({"", "None", "Priority", "Resources", "BeginTime", "Cleaning"})
+"""Reasons for waiting that pass by themselves."""
+_ENDS: Final = {
+    "BOOT_FAIL": "its nodes did not boot",
+    "CANCELLED": "somebody cancelled it",
+    "DEADLINE": "its deadline has passed",
+    "NODE_FAIL": "one of its nodes failed",
+    "OUT_OF_MEMORY": "it took more memory than it has",
+    "PREEMPTED": "another job took its place",
+    "TIMEOUT": "its time was up",
+}
+BEAT_S: Final = 1.0
+"""Between two looks at whether keepers live."""
+SHOWS_S: Final = 10.0
+"""For a file that was written on another host to be seen here, and for a job to be listed."""
+UNKNOWN_S: Final = 60.0
+"""For a job to be listed that another process may just have submitted."""
+_RUNNING: Final = UnitStatus("running")
+_QUEUED: Final = UnitStatus("running", queued=True)
+_CODES: Final = {"term": -signal.SIGTERM, "kill": -signal.SIGKILL}
 _NEVER: Final = float("-inf")
 _log = logging.getLogger("pliant")
 
@@ -68,8 +101,8 @@ class SlurmJobsBackend:
         self._controller = Controller(())
         self._attempts: dict[Handle, Attempt] = {}
         self._unwanted: dict[str, float] = {}
-        """Names of jobs that are to be cancelled wherever they are listed, and when that was asked last."""
-        self._looked_at: View | None = None
+        """Names of jobs to cancel when they are listed, and when that was last asked."""
+        self._looked_at: ControllerView | None = None
 
     def nodes(self) -> Sequence[NodeInfo]:
         """The nodes of the cluster file, all up: which ones a job gets is Slurm's choice.
@@ -141,11 +174,9 @@ class SlurmJobsBackend:
         return found
 
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
-        """The newest attempt of every job that is not over, waiting in Slurm's queue or not."""
         return newest_attempts(self._dirs.jobs, over)
 
     def release(self, over: Container[str] = ()) -> int:
-        """Nothing is held of a node on which nothing runs."""
         return 0
 
     def _look(self) -> None:
@@ -168,11 +199,11 @@ class SlurmJobsBackend:
             self._unwanted[name] = now_s
             Later(command_lines.scancel_named(name, os.getuid()))
 
-    def _listed(self, attempt: Attempt) -> Listed:
+    def _listed(self, attempt: Attempt) -> JobListing:
         view = self._controller.view
         if view is None or self._controller.failure:
-            return Listed(_NEVER, None)
-        return Listed(view.asked_s, next((job for job in view.jobs if job.name == attempt.name), None))
+            return JobListing(_NEVER, None)
+        return JobListing(view.asked_s, next((job for job in view.jobs if job.name == attempt.name), None))
 
     def _attempt(self, handle: Handle) -> Attempt:
         if handle not in self._attempts:
@@ -186,25 +217,14 @@ class SlurmJobsBackend:
         return job_name(handle, self._dirs.path)
 
 
-BEAT_S: Final = 1.0
-"""Between two looks at whether keepers live."""
-SHOWS_S: Final = 10.0
-"""For a file that was written on another host to be seen here, and for a job to be listed."""
-UNKNOWN_S: Final = 60.0
-"""For a job to be listed that another process may just have submitted."""
-_RUNNING: Final = UnitStatus("running")
-_QUEUED: Final = UnitStatus("running", queued=True)
-_CODES: Final = {"term": -signal.SIGTERM, "kill": -signal.SIGKILL}
-
-
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """What Slurm said of an attempt's job last."""
+class JobListing:
+    """What Slurm said last of an attempt's job."""
 
     asked_s: float
-    """When; long ago where it does not answer."""
+    """When; long ago if it does not answer."""
     job: SlurmJob | None
-    """None: it is not listed."""
+    """None if it is not listed."""
 
 
 @dataclass(slots=True)
@@ -219,16 +239,16 @@ class Attempt:
     since_s: float
     """When this process began to look at it."""
     submission: Later | None = None
-    """The submission, where this process has made it."""
+    """The submission, if this process has made it."""
     beats: Heartbeats = field(default_factory=Heartbeats)
     _looked_s: float = float("-inf")
     _absent_s: float | None = None
-    """When the job was first found not to be listed any more."""
+    """When the job was first missing from the list."""
     _job_id: str = ""
     _end: Later | None = None
     _said: str = ""
 
-    def statuses(self, listed: Listed, now_s: float) -> tuple[UnitStatus, ...]:
+    def statuses(self, listed: JobListing, now_s: float) -> tuple[UnitStatus, ...]:
         """What became of the units."""
         self.folder.look()
         self._take_note(listed, now_s)
@@ -240,10 +260,9 @@ class Attempt:
 
     @property
     def began(self) -> bool:
-        """Whether a keeper has taken one of its units over."""
         return any(unit.is_taken_over() for unit in self.units)
 
-    def _status(self, unit: SlurmUnit, listed: Listed, stage: Stage, now_s: float) -> UnitStatus:
+    def _status(self, unit: SlurmUnit, listed: JobListing, stage: Stage, now_s: float) -> UnitStatus:
         ended = self.folder.get(f"exit {unit.number}", unit.ended)
         if ended is not None:
             return ended
@@ -257,10 +276,10 @@ class Attempt:
             return _QUEUED
         return self._give_up(unit)
 
-    def _seen(self, unit: SlurmUnit, listed: Listed, stage: Stage) -> Seen:
+    def _seen(self, unit: SlurmUnit, listed: JobListing, stage: Stage) -> UnitReport:
         """A task ends with its job at the latest."""
         job = listed.job
-        return Seen(
+        return UnitReport(
             listed.asked_s, None if job is None or stage == "gone" else SlurmStep(job.id, "", unit.name)
         )
 
@@ -276,7 +295,7 @@ class Attempt:
         known = bool(self._job_id) or self.submission is not None
         return now_s - self._absent_s < (SHOWS_S if known else UNKNOWN_S)
 
-    def _take_note(self, listed: Listed, now_s: float) -> None:
+    def _take_note(self, listed: JobListing, now_s: float) -> None:
         """Remember the job while it is listed, and ask for its end when it is gone."""
         if stage_of(listed.job) != "gone" and listed.job is not None:
             self._job_id, self._absent_s = listed.job.id, None
@@ -292,7 +311,7 @@ class Attempt:
             self._end = Later(show_job(self._job_id))
 
     def _give_up(self, unit: SlurmUnit) -> UnitStatus:
-        """It does not start any more; the reason goes where its own last words would be."""
+        """Give up its start; the reason goes where its own last words would be."""
         unit.give_order("kill")
         if unit.is_taken_over():  # in the very last moment
             return _RUNNING
@@ -313,7 +332,7 @@ class Attempt:
         return "Slurm's job ended before its workers began: " + "; ".join(filter(None, facts))
 
     def end_in_words(self) -> str:
-        """Why Slurm ended the job, where it did; empty: it did not, or does not say."""
+        """Why Slurm ended the job; empty if it did not, or does not say."""
         if self._end is None or not self._end.done:
             return ""
         state = job_state(self._end.text)
@@ -325,36 +344,15 @@ def _last_line(text: str) -> str:
     return lines[-1] if lines else ""
 
 
-Stage = Literal["queued", "running", "gone"]
-_QUEUED_STATES: Final = frozenset(
-    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
-)
-_GONE: Final = frozenset(
-    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
-    | {"REVOKED", "TIMEOUT"}
-)
-_USUAL: Final = frozenset({"", "None", "Priority", "Resources", "BeginTime", "Cleaning"})
-"""Reasons to wait that pass by themselves."""
-_ENDS: Final = {
-    "BOOT_FAIL": "its nodes did not boot",
-    "CANCELLED": "somebody cancelled it",
-    "DEADLINE": "its deadline has passed",
-    "NODE_FAIL": "one of its nodes failed",
-    "OUT_OF_MEMORY": "it took more memory than it has",
-    "PREEMPTED": "another job took its place",
-    "TIMEOUT": "its time was up",
-}
-
-
 def stage_of(job: SlurmJob | None) -> Stage:
-    """Whether a job waits, runs, or is gone; None: Slurm does not list it."""
+    """Whether a job waits, runs, or is gone; None is a job that Slurm does not list."""
     if job is None or job.state in _GONE:
         return "gone"
     return "queued" if job.state in _QUEUED_STATES else "running"
 
 
 def unusual(job: SlurmJob) -> str:
-    """Why a job waits, where that may need somebody's help; empty: it does not."""
+    """Why a job waits if that may need help; empty if not."""
     if stage_of(job) != "queued" or job.reason in _USUAL:
         return ""
     return job.reason

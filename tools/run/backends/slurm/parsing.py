@@ -1,22 +1,14 @@
 """What Slurm's commands print, of any version from 20.11 on: pure functions from text to records.
 
-They read text for people, not ``--json``: which the Slurm of a site has only if it was built with it, and
-in a form that changes with every release.
-
-At what the workers on other nodes reach a node, by the names of the machine that asks.
+They read text for people, not ``--json``: a site's Slurm has that only if it was built with it, and its form
+changes with every release.
 """
 
 from __future__ import annotations
 
 import re
-import socket
-import time
 from dataclasses import dataclass
 from typing import Final
-
-from pliant.schemas.cluster import Node
-from pliant.schemas.errors import BadInputError, UsageError
-from pliant.tools.run.statedir.contract.folders import refuse_public
 
 _PAIR: Final = re.compile(r"(?:^|\s)([A-Z][A-Za-z_]*(?::[A-Z][A-Za-z]*)?)=")
 _GPUS: Final = re.compile(
@@ -35,7 +27,7 @@ _SYMBOLS: Final = {
     "^": "REBOOT_ISSUED",
     "-": "PLANNED",
 }
-"""Signs behind a state, which releases before 21.08 print in the place of names."""
+"""Signs after a state, which releases before 21.08 print instead of names."""
 _SERVES: Final = frozenset({"IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED", "RESERVED"})
 _WITHDRAWN: Final = frozenset(
     {"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "INVALID", "INVALID_REG", "BLOCKED"}
@@ -130,7 +122,6 @@ class SlurmStep:
 
     @property
     def job_id(self) -> str:
-        """Of the job that it is in."""
         return self.id.partition(".")[0]
 
 
@@ -172,12 +163,12 @@ def partitions(text: str) -> list[SlurmPartition]:
 
 
 def job_state(text: str) -> str:
-    """The state of the job in what ``scontrol --oneliner show job`` printed; empty: it says none."""
+    """The state of the job in what ``scontrol --oneliner show job`` printed; empty if it says none."""
     return _fields(text.strip()).get("JobState", "")
 
 
 def submitted(text: str) -> str:
-    """The id of the job in what ``sbatch --parsable`` printed; empty: it says none."""
+    """The id of the job in what ``sbatch --parsable`` printed; empty if it says none."""
     first = text.strip().partition(";")[0]
     return first if first.isdecimal() else ""
 
@@ -252,55 +243,3 @@ def _node(fields: dict[str, str]) -> SlurmNode:
 def _number(text: str) -> int:
     digits = re.match(r"\d{1,15}", text)
     return 0 if digits is None else int(digits[0])
-
-
-AGAIN_S: Final = 60.0
-"""Between two times that a name is looked up which is not known."""
-
-
-class Addresses:
-    """Addresses of nodes, each looked up until it is known."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, str] = {}
-        self._next_s: dict[str, float] = {}
-
-    def of(self, node: str) -> str:
-        """The address of a node, or its name while that is not known."""
-        return self._known.get(node, node)
-
-    def look_up(self, node: Node, found: SlurmNode | None) -> str:
-        """Why the address of a node is not known: one in a cloud may get it later; empty: it is.
-
-        :raises BadInputError: it is public, or names cannot be looked up at all.
-        """
-        if node.name in self._known:
-            return ""
-        name, now_s = node.address or (found.address if found is not None else node.name), time.monotonic()
-        if now_s >= self._next_s.get(node.name, now_s):
-            self._next_s[node.name] = now_s + AGAIN_S
-            if (address := _address(node.name, name)) is not None:
-                self._known[node.name] = address
-                return ""
-        return f"its address {name} is not known on this machine"
-
-
-def _address(node: str, name: str) -> str | None:
-    """What the workers on other nodes reach a node at; None: there is no such name.
-
-    :raises BadInputError: it is public, or names cannot be looked up at all.
-    """
-    try:
-        address = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
-        refuse_public(address)
-    except socket.gaierror as error:
-        if error.errno == socket.EAI_NONAME:
-            return None
-        raise _bad(f"the address {name} of node {node} cannot be looked up: {error.strerror}") from None
-    except UsageError as error:
-        raise _bad(f"node {node}: {error}") from error
-    return address
-
-
-def _bad(message: str) -> BadInputError:
-    return BadInputError.one("cluster", message, pointer="/nodes")

@@ -23,7 +23,7 @@ FIRST = "--master-addr="
 ENV_ADDRESS = "PLIANT_ADDRESS"
 
 
-class NoGpuError(Exception):
+class TooFewGpusError(Exception):
     """Slurm has given the task too few."""
 
 
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     own = address_towards(first) if first else ""
     try:
         gpus = gpus_of(os.environ, wanted=len(names(unit["env"].get(VISIBLE, ""))))
-    except NoGpuError as error:
+    except TooFewGpusError as error:
         print(f"pliant: {error}", file=sys.stderr)
         return int(_by_place("keep").write_code(os.path.join(attempt, f"exit-{number}"), 1))
     os.environ.update(unit["env"])
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
 def gpus_of(env: Mapping[str, str], *, wanted: int) -> list[str]:
     """The GPUs of this task: those that Slurm names, or its share where it names those of all on the node.
 
-    :raises NoGpuError: there are fewer than wanted.
+    :raises TooFewGpusError: there are fewer than wanted.
     """
     if not wanted:
         return []
@@ -65,7 +65,7 @@ def gpus_of(env: Mapping[str, str], *, wanted: int) -> list[str]:
         begin = int(env.get("SLURM_LOCALID", "0")) * wanted
         given = given[begin : begin + wanted]
     if len(given) < wanted:
-        raise NoGpuError(f"{wanted} GPUs are needed, Slurm gives the task {','.join(given) or 'none'}")
+        raise TooFewGpusError(f"{wanted} GPUs are needed, Slurm gives the task {','.join(given) or 'none'}")
     return given
 
 

@@ -1,11 +1,10 @@
-"""Where everything lies in a job's folder, which launcher, backend and workers share.
+"""A job's folder, which launcher, backend and workers share: its paths, and how its small files are read.
 
-The small files that launcher, backend and workers leave for each other: plans, launch records, outcomes.
+Three cases are kept apart. A missing file: nothing was written. One that cannot be read at the moment
+(:class:`UnreadableError`): look again. One that makes no sense (:class:`DamagedError`): something is wrong.
 
-A file that is not there, one that cannot be read at the moment, and one that makes no sense are three things:
-nothing was written; it is not known, so look again; something is wrong.
-
-Which addresses workers may meet at: their connections are not authenticated, so private ones only.
+The last function guards the network that the workers share, as the modes guard the files: their connections
+are not authenticated, so they meet at private addresses only.
 """
 
 from __future__ import annotations
@@ -14,11 +13,13 @@ import contextlib
 import ipaddress
 import json
 import os
+import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 from pydantic import ValidationError
 
@@ -26,6 +27,16 @@ from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import atomic_write, make_folder
 from pliant.schemas.file_io.json_lines import validate_value, warn_dropped
 from pliant.schemas.file_io.record import Record, check_schema_id, problems_of, schema_id
+
+R = TypeVar("R", bound=Record)
+T = TypeVar("T")
+PRIVATE: Final = 0o600
+"""Mode of the files in a state directory."""
+FRESH_S: Final = 2.0
+"""File systems stamp changes with coarse clocks: a folder may change again under the same stamp."""
+STALE_S: Final = 5.0
+"""A file system of another host may show a change of a folder late: nothing is kept for longer."""
+_AGAIN_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +62,7 @@ class AttemptDir(Folder):
     launch = Inside("launch.json")
     """How it was started: commands, nodes, processes with their start times."""
     reached = Inside("reached")
-    """The number of the generation that trains, written by rank 0."""
+    """The generation that trains, written by rank 0."""
     progress = Inside("progress.jsonl")
     """Events of the workers (progress, epoch, checkpoint), an event file of its own that rank 0 writes."""
     logs = Inside("logs")
@@ -72,7 +83,7 @@ class AttemptDir(Folder):
         return self.path / f"unit-{unit}.alive"
 
     def displaced(self, unit: int) -> Path:
-        """It is there once somebody else than the launcher has ended one unit: its place was taken away."""
+        """Exists once one unit was ended by another party than the launcher: it has lost its place."""
         return self.path / f"unit-{unit}.displaced"
 
     def orders(self, unit: int) -> Path:
@@ -80,7 +91,6 @@ class AttemptDir(Folder):
         return self.path / f"orders-{unit}"
 
     def outcome(self, worker: int) -> Path:
-        """How one worker ended, a WorkerOutcome."""
         return self.path / f"worker-{worker}.json"
 
     def exit_code(self, unit: int) -> Path:
@@ -92,7 +102,6 @@ class AttemptDir(Folder):
         return sorted(self.logs.glob(f"{unit}/*/attempt_*/*/stderr.log"))
 
     def launcher_log(self, unit: int) -> Path:
-        """What torchrun itself said."""
         return self.logs / f"launcher-{unit}.log"
 
 
@@ -107,19 +116,13 @@ class JobDir(Folder):
     """Folder of the checkpoints: the newest two, verified by hash on load."""
 
     def attempt(self, number: int) -> AttemptDir:
-        """The folder of attempt ``number`` (from 1)."""
         return AttemptDir(self.path / "attempts" / str(number))
 
     def newest_attempt(self) -> int:
-        """The number of the last attempt that has a folder; 0: none was made."""
+        """The number of the last attempt that has a folder, 0 if there is none."""
         folder = self.path / "attempts"
         found = folder.iterdir() if folder.is_dir() else ()
         return max((int(path.name) for path in found if path.name.isdecimal()), default=0)
-
-
-R = TypeVar("R", bound=Record)
-PRIVATE: Final = 0o600
-_AGAIN_S: Final = 0.02
 
 
 class UnreadableError(ServiceMissingError):
@@ -131,10 +134,10 @@ class DamagedError(BadInputError):
 
 
 def write_record(path: Path, kind: str, record: Record) -> None:
-    """Write a file as a whole, with its schema, for its owner alone.
+    """Write a whole file atomically, with its schema, for its owner alone.
 
-    It is one line: to indent it, the interpreter makes cycles of objects, which a loop that writes such files
-    all day would keep until its garbage is collected.
+    It is one line: indenting makes the interpreter create reference cycles, which the loop would keep until
+    garbage is collected.
 
     :raises PliantError: it cannot be written.
     """
@@ -143,7 +146,7 @@ def write_record(path: Path, kind: str, record: Record) -> None:
 
 
 def read_record(path: Path, kind: str, record: type[R], *, tries: int = 2) -> R | None:
-    """What is in a file; None: there is none.
+    """The record in a file. Returns None if there is no file.
 
     :param tries: how often it is tried in all, 20 ms apart.
     :raises UnreadableError: it cannot be read.
@@ -155,7 +158,7 @@ def read_record(path: Path, kind: str, record: type[R], *, tries: int = 2) -> R 
 
 
 def read_file(path: Path, *, tries: int = 2) -> bytes | None:
-    """The bytes of a file; None: there is none.
+    """The bytes of a file. Returns None if there is no file.
 
     :raises UnreadableError: it cannot be read.
     """
@@ -186,10 +189,10 @@ def make_log_folder(folder: Path) -> None:
 
 
 def look_again(path: str | Path) -> os.stat_result | None:
-    """What a file is now, however lately this host has asked; None: there is none, or it cannot be opened.
+    """The current state of a file, not a remembered one. Returns None if it cannot be opened.
 
-    A host may answer from memory what another host's file is like, for seconds up to a minute. To open a file
-    asks its server, also whether another one has taken its name.
+    For up to a minute a host may answer from memory what another host's file is like. Opening the file asks
+    its server, also whether another file has taken its name.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -204,23 +207,23 @@ def look_again(path: str | Path) -> os.stat_result | None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file is there, as far as this host knows: see :func:`ask_server`."""
+    """Whether this host knows of the file, see :func:`ask_server`."""
     return path.exists()
 
 
 def ask_server(folder: Path) -> None:
     """Let this host forget what it remembers of a folder that other hosts write to.
 
-    A host may remember for up to a minute that a file was not there, and what a folder held. To set the time
-    of the folder goes to its server and changes nothing that anybody reads; what comes back shows that the
-    folder has changed, so that the next look goes to the server, too.
+    For up to a minute a host may remember that a file was missing, and what a folder held. Setting the time
+    of the folder goes to its server and changes nothing else. The answer shows that the folder has changed,
+    so the next look goes to the server, too.
     """
     with contextlib.suppress(OSError):
         os.utime(folder)
 
 
 def parse_record(data: bytes, source: str, kind: str, record: type[R]) -> R:
-    """The record in the bytes of a file. One without a schema is of the first version.
+    """The record in the bytes of a file; without a schema it counts as of the first version.
 
     :raises DamagedError: it makes no sense.
     :raises BadInputError: it is of an unknown version.
@@ -234,8 +237,6 @@ def parse_record(data: bytes, source: str, kind: str, record: type[R]) -> R:
     problem, newer = check_schema_id(value.pop("schema", schema_id(kind)), kind)
     if problem is not None:
         raise BadInputError.one(source, problem)
-    for name in record.former_fields:
-        value.pop(name, None)
     try:
         found, dropped = validate_value(value, record.model_validate_json, drop_unknown=newer)
     except ValidationError as error:
@@ -245,22 +246,21 @@ def parse_record(data: bytes, source: str, kind: str, record: type[R]) -> R:
 
 
 def is_private(address: str) -> bool:
-    """Whether an IP address belongs to one machine or to a private network, and names one place in it.
+    """Whether an IP address names one place of this machine or of a private network.
 
-    No address to listen on everywhere, none of a group, and none of the range that providers share among
-    their customers (100.64.0.0/10).
+    Wildcard and multicast addresses do not, nor does the range that providers share among their customers
+    (100.64.0.0/10).
 
     :raises ValueError: it is not an IP address.
     """
     found = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
         found = found.ipv4_mapped
-    everybody = found.is_unspecified or found.is_multicast or found.is_global
-    return found.is_private and not everybody
+    return found.is_private and not (found.is_unspecified or found.is_multicast or found.is_global)
 
 
 def refuse_public(address: str) -> None:
-    """Accept an IP address that workers may listen on.
+    """Refuse an IP address that workers must not listen on.
 
     :raises UsageError: it is not private, or not an IP address.
     """
@@ -272,3 +272,47 @@ def refuse_public(address: str) -> None:
         raise UsageError(
             f"{address} is not a loopback or private address: the workers' connections are not authenticated"
         )
+
+
+class FolderCache:
+    """What files of one folder say, read again only when a file in it was created or replaced.
+
+    One ``stat`` of the folder shows that, so it serves files that are renamed into the folder as a whole,
+    not those that are changed in place.
+
+    :param clock: seconds that never run backwards.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder = str(folder)
+        self._clock = clock
+        self._answers: dict[str, Any] = {}
+        self._mark: tuple[int, int] | None = None
+        self._fresh_until_s = float("inf")
+        self._read_s = float("-inf")
+        self._stale_s = STALE_S * random.uniform(0.7, 1.0)  # noqa: S311 - it spreads looks, it hides nothing
+        """Different for each, so that many folders are not all read again at the same moment."""
+
+    def look(self) -> None:
+        """Forget the answers if they may no longer hold."""
+        now_s, mark = self._clock(), self._marked()
+        changed = mark is None or mark != self._mark
+        if changed:
+            self._mark, self._fresh_until_s = mark, now_s + FRESH_S
+        if changed or now_s < self._fresh_until_s or now_s - self._read_s >= self._stale_s:
+            self._answers.clear()
+            self._read_s = now_s
+
+    def get(self, key: str, read: Callable[[], T]) -> T:
+        """The answer of ``read`` since the last change, which is called at most once."""
+        if key not in self._answers:
+            self._answers[key] = read()
+        answer: T = self._answers[key]
+        return answer
+
+    def _marked(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._folder)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino

@@ -1,4 +1,4 @@
-"""What the launcher tells the workers of a job, and what they tell back: files only, no connection needed.
+"""Plans, outcomes and progress: what launcher and workers tell each other, in files alone.
 
 A worker finds its plan by two environment variables, :data:`ENV_JOB_DIR` (the job's folder) and
 :data:`ENV_SLOT` (which member of the plan it is). Plans are immutable and numbered by generation; the file
@@ -8,13 +8,10 @@ the same attempt changes who trains, or how the batch is cut, while training goe
 not name leave. It takes effect as soon as all workers that it adds are ready. A plan with ``abort`` asks
 them to agree on a step, save a checkpoint and exit 0.
 
-How one worker ended, in its own words.
-
-How far a job is right now: one small file that its rank 0 replaces about once a second while it trains.
-
-The log and the events of an attempt hold what is history; this file holds the newest measurements only, so
-that a job that trains for hours does not fill a disk with them. It refines what the log says and is never
-needed for it: where it is missing, torn or from another attempt, the log's word stands.
+A worker's last act is a :class:`WorkerOutcome`. While it trains, rank 0 replaces a small :class:`Progress`
+file about once a second. The log and the events of an attempt hold the history; this file holds the newest
+measurements only, so that a job that trains for hours does not fill a disk. It refines the log and is never
+needed: if it is missing, torn or from another attempt, the log's word stands.
 """
 
 from __future__ import annotations
@@ -22,9 +19,9 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Final, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+from pydantic import Field, ValidationError
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.record import (
@@ -40,18 +37,18 @@ from pliant.tools.run.statedir.contract.folders import read_record
 ENV_JOB_DIR: Final = "PLIANT_JOB_DIR"
 ENV_SLOT: Final = "PLIANT_SLOT"
 ENV_WORKER: Final = "PLIANT_WORKER"
-"""The worker's number in its attempt, where one unit starts one worker."""
+"""The worker's number in its attempt, if one unit starts one worker."""
 ENV_ADDRESS: Final = "PLIANT_ADDRESS"
-"""What the others reach this worker at, where only its node knows that; it goes before the plan."""
+"""Address of this worker if only its node knows it; it takes precedence over the plan."""
 ENV_NOISE: Final = "PLIANT_NOISE"
-"""Set where the batch may move: the worker then measures the noise of its gradients."""
+"""Set if the batch may change: the worker then measures the noise of its gradients."""
 ENV_LOG_BYTES: Final = "PLIANT_LOG_BYTES"
 """Most bytes of each of a unit's output files that its keeper leaves on disk."""
 PROTOCOL: Final = 2
-"""What workers exchange with each other while they train; to be raised where that changes (2: a vote of five
-numbers). Workers of one attempt have the same; see :attr:`Plan.protocol`."""
+"""What workers exchange while they train; to be raised when that changes (2: a vote of five numbers). All
+workers of an attempt have the same, see :attr:`Plan.protocol`."""
 SLOT_FROM_RANK: Final = "rank"
-"""Value of :data:`ENV_SLOT` where one torchrun starts several workers: member i of the plan is its RANK i."""
+"""Value of :data:`ENV_SLOT` if one torchrun starts several workers: member i of the plan is its RANK i."""
 
 
 class Member(Record):
@@ -63,20 +60,13 @@ class Member(Record):
     """Address that the other members reach this one at."""
     device: Literal["cpu", "cuda"] = "cpu"
     worker: NonNegativeInt | None = None
-    """Number of the worker, given once in an attempt; None: its rank, in plans that are never followed by
-    another one of their attempt."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_gpu(cls, value: Any) -> Any:
-        """Plans of former versions say a second time which GPU of its node a slot is."""
-        return {key: of for key, of in value.items() if key != "gpu"} if isinstance(value, dict) else value
+    """Number of the worker, given once in an attempt; None stands for its rank, in plans that no other plan
+    of the attempt follows."""
 
 
 class Plan(Record):
     """Who trains this job from now on, and how the batch is cut."""
 
-    former_fields: ClassVar[frozenset[str]] = frozenset({"token"})
     job: Identifier
     generation: PositiveInt
     """Grows by one with every plan of the job, over all attempts."""
@@ -85,19 +75,19 @@ class Plan(Record):
     members: tuple[Member, ...]
     """Survivors of the generation before first."""
     global_batch: PositiveInt | None = None
-    """Samples per optimizer step; None: what the script says."""
+    """Samples per optimizer step; None if the script says."""
     accum: PositiveInt = 1
     """Micro-steps per optimizer step, the same for all members."""
     lr_scale: PositiveFloat = 1.0
     """Factor on the author's learning rate."""
     seed: NonNegativeInt | None = None
-    """None: what the script says."""
+    """None if the script says."""
     checkpoint_s: PositiveFloat = 60.0
     """Seconds between checkpoints."""
     progress_s: PositiveFloat = 1.0
     """Least seconds between two reports on the training."""
     history_s: PositiveFloat = 300.0
-    """Least seconds between two that are kept as events, those that a change brings aside."""
+    """Least seconds between two that are kept as events, except those that a change brings."""
     timeout_s: PositiveFloat = 300.0
     """How long workers wait for each other at the start, and for a newer plan to appear."""
     patience_s: PositiveFloat = 30.0
@@ -105,16 +95,10 @@ class Plan(Record):
     abort: bool = False
     """Stop at a step boundary: save a checkpoint, exit 0."""
     reason: str = ""
-    """Why the attempt before this one had to be left; of a plan with ``abort``: why this one has to be."""
+    """Why the attempt before was left; in a plan with ``abort``, why this one has to be."""
     protocol: PositiveInt | None = None
-    """:data:`PROTOCOL` of the version that began the attempt; None: one that did not number it. Workers of
-    another one cannot join those that train."""
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Workers of former versions know these fields not at all, or only with a number."""
-        unset = {"seed", "protocol"}
-        return {name: value for name, value in dump(self).items() if name not in unset or value is not None}
+    """:data:`PROTOCOL` of the version that began the attempt; None is no known one. Workers of another
+    protocol cannot join those that train."""
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -137,17 +121,17 @@ class WorkerOutcome(Record):
     """How one worker ended, written atomically as its last act."""
 
     outcome: Literal["done", "stopped", "crashed", "left", "cut_off"]
-    """``left``: a newer plan goes on without this worker. ``cut_off``: the network keeps it from the others,
-    which can go on without it."""
+    """``left``: a newer plan goes on without this worker. ``cut_off``: the network separates it from the
+    others, which can go on without it."""
     samples_done: float = Field(default=0.0, ge=0)
     epoch: NonNegativeInt = 0
     message: str = ""
     exit_counts: bool = False
-    """A non-zero exit code turns "done" into a failure: the script ended, or left its training, by itself."""
+    """A non-zero exit code turns "done" into a failure: the script ended by itself."""
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """The outcome in a file; None: there is none, or none that makes sense: the worker left no word.
+        """The outcome in a file. Returns None if there is none, or it makes no sense.
 
         :raises UnreadableError: it cannot be read at the moment.
         """
@@ -168,9 +152,9 @@ class LastCheckpoint(Record):
     samples_done: NonNegativeFloat
     """Samples trained in it."""
     seconds: NonNegativeFloat
-    """What it took to write."""
+    """Time that writing it took."""
     age_s: NonNegativeFloat
-    """Since when it is on disk, at the time of the report."""
+    """Seconds since it was on disk, at the time of the report."""
 
 
 class Progress(Record):
@@ -197,18 +181,18 @@ class Progress(Record):
     samples_per_second: NonNegativeFloat | None = None
     """Since the report before, everything between the steps included."""
     step_seconds: PositiveFloat | None = None
-    """Mean time of a step in this configuration; None: too few steps were measured yet."""
+    """Mean time of a step in this configuration; None until enough steps were measured."""
     noise_scale: NonNegativeFloat | None = None
     """Of the gradients, in samples."""
     memory: NonNegativeInt | None = None
-    """Bytes that rank 0 holds: the most of its GPU so far, or its resident main memory where it uses none."""
+    """Bytes that rank 0 holds: its peak on the GPU, or its resident main memory without one."""
     checkpoint: LastCheckpoint | None = None
     warnings: NonNegativeInt = 0
-    """How often something went wrong in this attempt that training went on after."""
+    """Faults in this attempt that training survived."""
 
 
 def write_progress(path: Path, progress: Progress) -> None:
-    """Replace the file; only its owner can read it. It is not forced to disk: the next one follows soon.
+    """Replace the file, for its owner alone. It is not forced to disk: the next one follows soon.
 
     :raises OSError: it cannot be written; the one before stays.
     """
@@ -220,21 +204,21 @@ def write_progress(path: Path, progress: Progress) -> None:
 
 
 class ProgressFile:
-    """The file of one job, as its readers see it: read when it was replaced, which one ``stat`` says."""
+    """The file of one job for its readers: read when one ``stat`` shows that it was replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
         self._mark = (0, 0, 0)
         self.newest: Progress | None = None
-        """What was read last; a file that cannot be understood changes nothing."""
+        """The last valid report; a file that cannot be parsed changes nothing."""
 
     @property
     def written_s(self) -> float | None:
-        """When it was written, by the clock of its file system; None: it was not read yet."""
+        """When it was written, by the clock of its file system; None before the first read."""
         return self._mark[0] / 1e9 if self.newest is not None else None
 
     def fresh(self) -> Progress | None:
-        """What it says, if it says something new."""
+        """The report, if there is a new one."""
         try:
             found = os.stat(self._path)
             mark = (found.st_mtime_ns, found.st_ino, found.st_size)

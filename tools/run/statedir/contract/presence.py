@@ -1,21 +1,15 @@
-"""Whether a worker is ready and lives: a file that it holds a lock on, which its death frees at once.
+"""Whether a worker is ready and lives: its lock, which its death frees at once, and its heartbeat.
 
-The lock is of the kind that children do not inherit, so loading processes that outlive their worker do not
-hide its death. A thread sets the file's time every second; where that stands still, the whole process does,
-or its host is gone: a file server keeps the lock of a dead host for minutes (see heartbeat.py). The file and
-its lock need no process table: every process that shares the folder can look, on any host and in any
-container.
+A worker holds a lock on a file of its own (:class:`Presence`, seen by :class:`Sighting`). The lock is of the
+kind that children do not inherit, so loading processes that outlive their worker do not hide its death. No
+process table is needed: every process that shares the folder can look, on any host and in any container.
 
-How long others have not shown that they run: by their files' times, and by no clock but one's own.
-
-A worker sets its file's time every second, and the keeper of its unit that of another file. The file system
-sets it by its own clock, a file server's by the server's, so clocks of hosts are never compared: who looks
-measures how long the time has stood still. Who has not seen a file's time change, as a call from cron, takes
-the file system's clock for that, and looks for a few seconds more before it believes it: after a machine has
-slept, or its clock was set, all files are old.
-
-The lock on a worker's file says more, and at once, where the worker's host lives. A file server keeps the
-locks of a host that is dead for a minute or two, or for good. Then only the heartbeat is left.
+But a file server keeps the locks of a dead host for a minute or two, or for good. So a thread also sets the
+file's time every second, and the keeper of the unit that of another file (:class:`Heartbeats`): if it stands
+still, the whole process does, or its host is gone. The file system sets the time by its own clock, so clocks
+of hosts are never compared: an observer measures how long the time has stood still. One that has not seen it
+change, as a call from cron, takes the file system's clock instead, and looks for a few seconds more before it
+believes it: after a machine has slept, or its clock was set, all files are old.
 """
 
 from __future__ import annotations
@@ -38,6 +32,10 @@ from pliant.tools.run.statedir.contract.folders import look_again
 
 BEAT_S: Final = 1.0
 Life = Literal["absent", "alive", "gone"]
+SURE_S: Final = 3.0
+"""An observer must have seen a silence for this long to believe it."""
+_ABSENCE_S: Final = 8.0
+"""An observer that was away for longer than this has not observed a silence."""
 _KNOWS_FLOCK: Final = sys.platform == "linux" and struct.calcsize("P") == 8
 _LAYOUT: Final = struct.Struct("hhqqi4x")
 """``struct flock`` there: type, whence, start, length, process."""
@@ -46,7 +44,7 @@ _FLAGS: Final = (os.O_RDONLY if _KNOWS_FLOCK else os.O_RDWR) | os.O_CLOEXEC
 
 
 class Presence:
-    """A worker's own file. It is there from :meth:`begin` on, and locked before anybody can see it."""
+    """A worker's own file. It exists from :meth:`begin` on, and is locked before others can see it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -54,7 +52,6 @@ class Presence:
         self._ended = Event()
 
     def begin(self) -> None:
-        """Be seen."""
         temporary = self._path.with_suffix(".new")
         self._descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
@@ -62,7 +59,7 @@ class Presence:
         Thread(target=self._beat, name="pliant-presence", daemon=True).start()
 
     def end(self) -> None:
-        """Beat no more; the lock goes with the process."""
+        """Stop the heartbeat; the lock ends with the process."""
         self._ended.set()
 
     def _beat(self) -> None:
@@ -72,7 +69,7 @@ class Presence:
 
 
 def life(path: str | Path) -> Life:
-    """What another process's file says; never ask for one's own, that would free its lock."""
+    """What another process's file says. Never ask for one's own: that would free the lock."""
     try:
         descriptor = os.open(path, _FLAGS)
     except OSError:
@@ -86,10 +83,10 @@ def life(path: str | Path) -> Life:
 
 
 class Sighting:
-    """One worker's file, looked at again and again: it stays open while its worker lives.
+    """One worker's file, looked at again and again. It stays open while its worker lives.
 
-    So a look costs one system call. Where half of the descriptors that the system allows are in use for
-    this, further files are opened for each look.
+    So a look costs one system call. Once half of the process's descriptors are in use for this, further
+    files are opened for each look.
     """
 
     _kept: ClassVar[int] = 0
@@ -101,7 +98,7 @@ class Sighting:
         self._close: weakref.finalize[[int], Sighting] | None = None
 
     def life(self) -> Life:
-        """What the file says. Only a lock that is held is believed of a file that was opened before."""
+        """What the file says. Of a file that was opened earlier only a held lock is believed."""
         if self._close is not None:
             with contextlib.suppress(OSError):
                 if _is_locked(self._descriptor):
@@ -140,33 +137,27 @@ def _is_locked(descriptor: int) -> bool:
     return found != fcntl.F_UNLCK
 
 
-SURE_S: Final = 3.0
-"""Who looks believes in no silence that it has not seen for so long."""
-_ABSENCE_S: Final = 8.0
-"""Who was away for longer itself has seen nothing that it could blame others for."""
-
-
 def last_beat(path: str | Path) -> float:
-    """When the owner of a file last showed that it runs, on the file system's clock; 0: there is no file."""
+    """When the owner of a file last showed that it runs, on the file system's clock; 0 without a file."""
     found = look_again(path)
     return 0.0 if found is None else found.st_mtime
 
 
 class _Beat(NamedTuple):
-    """The last one of a file, as seen by one who looks."""
+    """The last beat of a file, as an observer saw it."""
 
     at_s: float
     since_s: float
-    """Since when it is the last one, by the clock of who looks."""
+    """Since when it is the last one, by the observer's clock."""
     is_new: bool
-    """Whether there was another one before: then ``since_s`` is when it came."""
+    """Whether an earlier beat was seen, so that ``since_s`` is when this one came."""
 
 
 _NONE: Final = _Beat(0.0, 0.0, is_new=False)
 
 
 class Heartbeats:
-    """Files of others, looked at again and again by one who has a clock that cannot be set."""
+    """Heartbeats of others, measured with a clock that cannot be set."""
 
     def __init__(self) -> None:
         self._looked_s = float("-inf")
@@ -184,9 +175,9 @@ class Heartbeats:
             self._seen[path] = before
 
     def silence_s(self, path: str, limit_s: float) -> float:
-        """Since when there was no beat, as of the last look; 0 where that is not known, or was no silence.
+        """Seconds without a beat, as of the last look; 0 if unknown.
 
-        :param limit_s: what the caller compares it with; the file system's clock is not asked without need.
+        :param limit_s: what the caller compares it with; the file system's clock is asked only if it matters.
         """
         beat = self._seen.get(path, _NONE)
         still_s = self._looked_s - beat.since_s
@@ -196,7 +187,7 @@ class Heartbeats:
         return still_s if known else max(still_s, self._clocks.now_s(path) - beat.at_s)
 
     def in_doubt(self, path: str, limit_s: float) -> bool:
-        """Whether a file is old, and was not looked at for long enough to be sure."""
+        """Whether a file is old, but was not watched for long enough to be sure."""
         beat = self._seen.get(path, _NONE)
         if not beat.at_s or beat.is_new or self._looked_s - beat.since_s >= SURE_S:
             return False
@@ -204,13 +195,13 @@ class Heartbeats:
 
 
 class FileClock:
-    """The clock of the file system that a file is on: what it says is the time of a file that is made now."""
+    """The clock of a file's file system: the time of a file that is made now."""
 
     def __init__(self) -> None:
         self._ahead_s: float | None = None
 
     def now_s(self, path: str) -> float:
-        """Now; long ago where nothing can be written."""
+        """Now; 0 if nothing can be written."""
         try:
             with tempfile.TemporaryFile(dir=os.path.dirname(path)) as made:
                 now_s = os.fstat(made.fileno()).st_mtime
@@ -220,5 +211,5 @@ class FileClock:
         return now_s
 
     def about_s(self, path: str) -> float:
-        """Now, by what it said last: without it being set meanwhile that is as good."""
+        """Now, extrapolated from the last answer: as good unless the clock was set meanwhile."""
         return self.now_s(path) if self._ahead_s is None else time.monotonic() + self._ahead_s

@@ -88,7 +88,6 @@ def submit_event(job: Job, time_s: float, detail: Mapping[str, Any] | None = Non
 
 
 def give_up_event(job_id: str, time_s: float, reason: str) -> Event:
-    """A job ends for an error in the work for it."""
     return Event(time_s, "fail", job_id, gpus=0, placement=(), detail={"reason": reason})
 
 
@@ -104,7 +103,6 @@ def reject_event(
 
 
 def cancel_event(job_id: str, time_s: float) -> Event:
-    """Somebody asked for the job to be ended."""
     return Event(time_s, "cancel", job_id, gpus=0, placement=())
 
 

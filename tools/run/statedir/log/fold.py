@@ -15,7 +15,7 @@ How ``run`` uses the log:
   and ``attempt``. If another change comes before that step, only the later one is measured.
 - ``progress``, ``epoch`` and ``checkpoint`` come from the workers; ``attempt`` in their detail says from
   which, so that a launcher that takes over knows how many it has seen. They are few: how far a job is now
-  stands in a file of its own (``refine.py``). One ``checkpoint`` tells of ``count`` checkpoints.
+  stands in a file of its own (``worker_reports.py``). One ``checkpoint`` tells of ``count`` checkpoints.
 - What changes a job's GPUs, or takes them away, says in ``samples_done`` and ``loss`` how far it was.
 - ``requeue``: the job lost its GPUs without the policy's doing and waits again; detail: ``reason``, and
   ``attempt`` where an attempt of it failed (not where the run was interrupted), ``over`` where one is over
@@ -36,30 +36,10 @@ How ``run`` uses the log:
 - ``release``: nothing of a job runs any more that was ended while something of it might. A job that
   finishes, or fails with an ``attempt``, ends only when nothing of it is left; it has no such event.
 - A ``decision`` with ``restored`` in its detail follows events that were made from a snapshot, because the
-  log had lost its own (``restore.py``). It brings what these cannot say: fields of the records here.
+  log had lost its own (``snapshot.py``). It brings what these cannot say: fields of the records here.
 - A ``decision`` with ``once`` was written by a call that does not stay, such as one from cron.
 - ``progress`` with ``lost_workers`` in its detail: workers died on these slots, for a ``reason``, and the
   others train on while new ones start there.
-
-Whether, and when, a job whose attempt failed is started once more.
-
-Failures in a row count up to a limit. What ends the row is progress that is worth its while: a hundredth of
-the job's work, or training beyond where it was, in an attempt that lasted as long as the time between two
-checkpoints. A job that crashes a little further each time is thus given up like one that does not move, and
-so is one that fails too often within an hour, however far it gets in between.
-
-An attempt whose place was taken away has not failed. But a job can bring that about itself, by a signal to
-all processes of its group: where it happens to short attempts without progress, one after the other, they
-have failed from the fourth on.
-
-Slots where new workers died, and jobs whose new workers died: who is kept from what, and for how long.
-
-One death does not say whether the slot or the job is at fault. So the job is kept from that slot first, and
-others may have it. A slot on which workers of a second job died is bad for all; a job whose workers
-died on one slot after the other keeps its size for a while. Each time doubles with every further death, and a
-worker that grows old clears both its slot and its job.
-
-What a schedule gives a job: where it runs, and how its batch is cut.
 """
 
 from __future__ import annotations
@@ -74,11 +54,11 @@ from pydantic import ConfigDict, TypeAdapter
 from pliant.schemas.event import ENDS, OF_NODES, OF_SLOTS, ORDERS, PLACED, STARTS, End, Event
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
-from pliant.schemas.schedule import Schedule
+from pliant.schemas.schedule import Allocation, BatchPlan, Cut
 from pliant.tools.run.statedir.contract.plan import Progress
-from pliant.tools.run.statedir.log.tail import WORKER_EVENTS
 from pliant.tools.schedule.jobs import NodeGpus, gpus_of
 
+WORKER_EVENTS: Final = frozenset({"progress", "epoch", "checkpoint"})
 SHARE: Final = 0.01
 """Of the work; so much between two failures is progress."""
 CHECKPOINT_S: Final = 60.0
@@ -90,11 +70,25 @@ MOST: Final = 5
 """Times the failures that are allowed in a row; that number is allowed within :data:`WINDOW_S`."""
 BELIEVED: Final = 3
 """Attempts in a row whose place was taken away, before further ones count as failed."""
+FIRST_S: Final = 60.0
+LONGEST_SUSPICION_S: Final = 3600.0
+SLOTS: Final = 3
+"""After deaths on this many different slots in a row the job is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """What is known of a job when its attempt fails."""
+class FailureRecord:
+    """What is known of a job when its attempt fails: whether, and when, it is started once more.
+
+    Failures in a row count up to a limit. Progress that is worth its while ends the row: a hundredth of the
+    job's work, or training beyond where it was, in an attempt that lasted as long as the time between two
+    checkpoints. A job that crashes a little further each time is thus given up like one that does not move,
+    and so is one that fails too often within an hour, however far it gets in between.
+
+    An attempt whose place was taken away has not failed. But a job can cause that itself, by a signal to all
+    processes of its group: if it happens to short attempts without progress, one after the other, they count
+    as failed from the fourth on.
+    """
 
     failures: int
     """In a row, this one included."""
@@ -119,19 +113,13 @@ def is_worth_its_while(gained: float, total: float | None, lasted_s: float, chec
     return lasted_s >= checkpoint_s or (total is not None and gained >= SHARE * total)
 
 
-def given_up(record: Record, retries: int) -> str | None:
-    """Why there is no further retry; None: there is one. Empty: the failures in a row are reason enough."""
+def given_up(record: FailureRecord, retries: int) -> str | None:
+    """Why there is no further retry; empty if the failures in a row say it. Returns None if there is one."""
     if record.failures > retries:
         return ""
     if record.recent > MOST * (retries + 1):
         return f"failed {record.recent} times within an hour"
     return None
-
-
-FIRST_S: Final = 60.0
-LONGEST_SUSPICION_S: Final = 3600.0
-SLOTS: Final = 3
-"""After deaths on this many different slots in a row the job is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +134,13 @@ class Consequence:
 
 @dataclass(slots=True)
 class Suspects:
-    """The evidence of one log."""
+    """Slots on which new workers died, and their jobs: what is kept from what, and for how long.
+
+    One death does not tell whether the slot or the job is at fault. So the job is kept from that slot first,
+    and others may have it. A slot on which workers of a second job died is bad for all; a job whose workers
+    died on one slot after the other keeps its size for a while. Each time doubles with every further death,
+    and a worker that grows old clears both its slot and its job.
+    """
 
     slots: dict[str, dict[str, int]] = field(default_factory=dict)
     """Deaths by slot and job, since a worker last grew old there."""
@@ -165,7 +159,6 @@ class Suspects:
         self.forget(job_id)
 
     def forget(self, job_id: str | None) -> None:
-        """A job is beyond doubt, or has ended."""
         self.jobs.pop(job_id or "", None)
 
     def next_death(self, job_id: str, slot: str) -> Consequence:
@@ -176,7 +169,7 @@ class Suspects:
         return Consequence(doubled(deaths), bool(others))
 
     def wait_s(self, job_id: str, slots: Iterable[str]) -> float | None:
-        """How long the job keeps its size if its workers die on these slots now; None: it may try others."""
+        """Seconds for which the job keeps its size if its workers die on these slots now, if it does."""
         deaths = [*self.jobs.get(job_id, ()), *slots]
         own = {slot for slot in deaths if self.slots.get(slot, {}).keys() <= {job_id}}
         return doubled(len(deaths) - SLOTS) if len(own) >= SLOTS else None
@@ -195,7 +188,6 @@ class Suspects:
 
 
 def doubled(before: int) -> float:
-    """Seconds, by the number of deaths before this one."""
     return min(LONGEST_SUSPICION_S, FIRST_S * 2.0 ** min(before, 16))
 
 
@@ -274,7 +266,6 @@ class JobLog:
 
     @property
     def ended(self) -> bool:
-        """Whether it is out for good."""
         return self.ended_s is not None
 
     @property
@@ -283,15 +274,16 @@ class JobLog:
         return self.gpus if self.beside is None else self.gpus / 2
 
     @property
-    def share(self) -> Share:
+    def allocation(self) -> Allocation:
         """What it shall hold."""
-        return Share(self.job, self.placement, self.global_batch, self.accum, self.lr_scale, self.beside)
+        cut = (self.global_batch, self.accum, self.lr_scale)
+        return allocation_of(self.job.id, self.placement, cut, self.beside)
 
-    def next_failure(self, time_s: float) -> Record:
+    def next_failure(self, time_s: float) -> FailureRecord:
         """Failures in a row and lately, were it to fail now."""
         restarts = self._made_progress(self.failed_at, time_s)
         recent = sum(failed_s > time_s - WINDOW_S for failed_s in self.failed_s) + 1
-        return Record(1 if restarts else self.failures + 1, recent)
+        return FailureRecord(1 if restarts else self.failures + 1, recent)
 
     def next_displacement(self, time_s: float) -> int:
         """Displacements in a row, were its place taken away now. An attempt of an hour begins a new row."""
@@ -423,7 +415,7 @@ class RunLog:
     suspects: Suspects = field(default_factory=Suspects)
     """Slots on which new workers died."""
     newest: dict[str, Progress] = field(default_factory=dict, compare=False)
-    """What workers reported last, which is not in the log: see ``refine.py``."""
+    """What workers reported last, which is not in the log: see ``worker_reports.py``."""
 
     def add(self, event: Event) -> None:
         """Take up one event."""
@@ -492,7 +484,6 @@ class RunLog:
 
     @property
     def over(self) -> set[str]:
-        """Ids of the others."""
         return self.jobs.keys() - set(self.may_be_there())
 
     def _node(self, event: Event) -> None:
@@ -551,36 +542,19 @@ def _json(event: Event) -> str:
     return json.dumps(event.detail)
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What a schedule gives a job: GPUs by node, and how the batch is cut."""
-
-    job: Job
-    placement: NodeGpus
-    global_batch: int | None = None
-    accum: int = 1
-    lr_scale: float = 1.0
-    beside: str | None = None
-    """The job that has the same slots; None: it has them alone."""
-
-    @property
-    def gpus(self) -> int:
-        """All GPUs of the share."""
-        return gpus_of(self.placement)
-
-
-def shares_of(schedule: Schedule) -> dict[str, Share]:
-    """What the schedule gives each job that holds something."""
-    jobs = {job.id: job for job in schedule.jobs}
-    return {
-        found.job: Share(
-            jobs[found.job],
-            found.placement,
-            found.batch.global_ if found.batch else None,
-            found.batch.accum if found.batch else 1,
-            found.lr_scale,
-            found.beside,
-        )
-        for found in schedule.allocations
-        if found.gpus
-    }
+def allocation_of(job_id: str, placement: NodeGpus, cut: Cut, beside: str | None = None) -> Allocation:
+    """What a job holds, as a schedule's record. Nothing is validated: the log's word counts."""
+    gpus, (size, accum, lr_scale) = gpus_of(placement), cut
+    batch = None
+    if size is not None and gpus:
+        share = -(-size // gpus)
+        batch = BatchPlan.model_construct(global_=size, local=-(-share // accum), accum=accum)
+    return Allocation.model_construct(
+        job=job_id,
+        gpus=gpus,
+        placement=placement,
+        batch=batch,
+        lr_scale=lr_scale,
+        action="keep",
+        beside=beside,
+    )

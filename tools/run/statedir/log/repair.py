@@ -1,18 +1,17 @@
-"""``pliant log --repair``: make a damaged log readable again, lose as little as can be, and say what is lost.
+"""``pliant log --repair``: make a damaged log readable, lose as little as possible, say what is lost.
 
-A line whose checksum is wrong, or that is not an event, is dropped, and so is one that stands there twice.
-What is left must fold to one state, so lines that lost lines contradict are dealt with, too:
+A line whose checksum is wrong, or that is not an event, is dropped, and so is a repeated line. What is left
+must fold to one state, so lines that lost lines contradict are dealt with, too (:func:`fit_together`):
 
 - events of a job whose submission is lost are dropped: nothing says what the job was;
 - a run whose first event is lost gets another one, from the schedule of the state directory;
 - a job that by the log still holds GPUs that another one is given (the line that took them away is lost)
-  loses them by a ``requeue`` event, and goes on from its last checkpoint.
-- what a snapshot knows of the time before its place, and the lines do not say any more, is written back
-  (``restore.py``): a log that was cut thus shows no job that has ended as running.
+  loses them by a ``requeue`` event, and goes on from its last checkpoint;
+- what a snapshot knows of the time before its place, and the lines do not say any more, is written back: a
+log
+  that was cut thus shows no ended job as running;
 - a slot that goes out of service while a job holds it (the line that freed it is lost) stays in service;
   one that a job gets while it is out of service is put back by a ``slot_up`` event.
-
-Make the events of a log fit together that has lost lines.
 """
 
 from __future__ import annotations
@@ -41,20 +40,27 @@ from pliant.schemas.file_io.json_lines import (
 from pliant.schemas.io import read_schedule
 from pliant.schemas.job import trace_hash
 from pliant.schemas.text import counted
-from pliant.tools.run.statedir.lock import Lock
+from pliant.tools.run.statedir.contract.folders import PRIVATE
+from pliant.tools.run.statedir.directory import Lock, StateDir, check_own
 from pliant.tools.run.statedir.log.events import interruption_event, run_event
 from pliant.tools.run.statedir.log.fold import RunLog, fold
-from pliant.tools.run.statedir.log.snapshot import Snapshot, bytes_behind, read_snapshot
-from pliant.tools.run.statedir.log.view import is_past_of, restoring, take_up
-from pliant.tools.run.statedir.private import PRIVATE, StateDir, check_own
+from pliant.tools.run.statedir.log.snapshot import (
+    LogSnapshot,
+    bytes_behind,
+    is_past_of,
+    read_snapshot,
+    restoring,
+)
+from pliant.tools.run.statedir.log.view import take_up
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.session.withheld import node_of
 
+_REASON: Final = "the log was repaired: a line about its GPUs is lost"
 _WORD: Final = re.compile(rb'"(event|job)":"([A-Za-z0-9._-]{1,128})"')
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """One line of a log: its event, or why it has none."""
 
     number: int
@@ -118,7 +124,7 @@ def mend(dirs: StateDir) -> list[str]:
     return [*said, *more, f"{dirs.events} holds {len(kept)} events now; the damaged log is kept as {copy}"]
 
 
-def read_each(data: bytes, source: str) -> Iterator[Line]:
+def read_each(data: bytes, source: str) -> Iterator[LogLine]:
     """Every line that holds something, headers and a torn end left out, each judged for itself."""
     seals, seen = Seals(), set[bytes]()
     lines = data.split(b"\n")
@@ -131,9 +137,9 @@ def read_each(data: bytes, source: str) -> Iterator[Line]:
         body, wrong = seals.open(line)
         link = link_of(line)
         if wrong == DAMAGED:
-            yield Line(number, wrong=_described(line, wrong))
+            yield LogLine(number, wrong=_described(line, wrong))
         elif link is not None and wrong == OUT_OF_ORDER and line in seen:
-            yield Line(number, wrong=_described(line, "the line is there twice"))
+            yield LogLine(number, wrong=_described(line, "the line is there twice"))
         else:
             found = _judged(number, body, source)
             if found.event is None and not found.wrong:
@@ -142,19 +148,19 @@ def read_each(data: bytes, source: str) -> Iterator[Line]:
             seen.add(line)
             own = None if link is None else link.decode()
             follows = None if link is None else followed_by(line).decode()
-            yield Line(number, found.event, found.wrong, wrong == OUT_OF_ORDER, own, follows)
+            yield LogLine(number, found.event, found.wrong, wrong == OUT_OF_ORDER, own, follows)
 
 
-def _judged(number: int, body: bytes, source: str) -> Line:
+def _judged(number: int, body: bytes, source: str) -> LogLine:
     """One line without its seal; a header has neither an event nor a fault."""
     reader = LineReader(source, EVENT.kind, read_event, first_line=number)
     try:
         reader.feed([body])
     except BadInputError:
-        return Line(number, wrong=_described(body, "no header of an event file"))
+        return LogLine(number, wrong=_described(body, "no header of an event file"))
     if reader.problems:
-        return Line(number, wrong=_described(body, reader.problems[0].message))
-    return Line(number, reader.records[0][1] if reader.records else None)
+        return LogLine(number, wrong=_described(body, reader.problems[0].message))
+    return LogLine(number, reader.records[0][1] if reader.records else None)
 
 
 def _described(line: bytes, why: str) -> str:
@@ -167,7 +173,7 @@ def _described(line: bytes, why: str) -> str:
     return f"{why}; it looks like {what}{whose}{' and at least one more event' if more else ''}"
 
 
-def _said(line: Line) -> Iterator[str]:
+def _said(line: LogLine) -> Iterator[str]:
     if line.gap:
         yield f"line {line.number}: lines are missing before it"
     if line.wrong:
@@ -175,7 +181,7 @@ def _said(line: Line) -> Iterator[str]:
 
 
 def _consistent(
-    lines: Sequence[Line], dirs: StateDir, snapshot: Snapshot | None
+    lines: Sequence[LogLine], dirs: StateDir, snapshot: LogSnapshot | None
 ) -> tuple[list[Event], list[str]]:
     """The events that fold to one state, those that this needs added, and what was done for it."""
     events, back = _restored(lines, snapshot)
@@ -194,7 +200,7 @@ def _consistent(
     return kept, [*back, *said, *more]
 
 
-def _restored(lines: Sequence[Line], snapshot: Snapshot | None) -> tuple[list[Event], list[str]]:
+def _restored(lines: Sequence[LogLine], snapshot: LogSnapshot | None) -> tuple[list[Event], list[str]]:
     """The events of lines, with what the snapshot knows and they do not say; and what was written back."""
     events = [line.event for line in lines if line.event is not None]
     if snapshot is None:
@@ -221,7 +227,7 @@ def _restored(lines: Sequence[Line], snapshot: Snapshot | None) -> tuple[list[Ev
     return [*before, *lost, *after], [said]
 
 
-def _place_of(lines: Sequence[Line], snapshot: Snapshot) -> int:
+def _place_of(lines: Sequence[LogLine], snapshot: LogSnapshot) -> int:
     """How many of the lines were there when the snapshot was made."""
     for index, line in enumerate(lines):
         if snapshot.place.link is not None and line.link == snapshot.place.link:
@@ -259,9 +265,6 @@ def _begun(events: list[Event], dirs: StateDir) -> tuple[list[Event], list[str]]
         raise BadInputError.one(str(dirs.events), text) from error
     first = run_event(schedule, trace_hash(schedule.jobs), events[0].time)
     return [first, *events], [f"the first event, which names the run, is replaced from {dirs.schedule}"]
-
-
-_REASON: Final = "the log was repaired: a line about its GPUs is lost"
 
 
 def fit_together(events: Iterable[Event], node_gpus: Mapping[str, int]) -> tuple[list[Event], list[str]]:

@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 
 from pliant.schemas.cluster import Cluster
-from pliant.tools.run.backends.local import LaunchRecord, StartedUnit, write_record
-from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
+from pliant.tools.run.backends.protocol import (
+    Handle,
+    LaunchRecord,
+    StartedUnit,
+    Unit,
+    UnitStatus,
+    write_record,
+)
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.site import until
 

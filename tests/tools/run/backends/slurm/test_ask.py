@@ -13,7 +13,7 @@ from pliant.tools.run.backends.protocol import Handle, Unit
 from pliant.tools.run.backends.slurm.commands import ask
 from pliant.tools.run.backends.slurm.jobs import SlurmJobsBackend
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 from tests.tools.run.site import until
 
 

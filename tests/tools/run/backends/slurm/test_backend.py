@@ -13,11 +13,11 @@ import pytest
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
+from pliant.tools.run.backends.slurm import backend as leases
 from pliant.tools.run.backends.slurm import units
-from pliant.tools.run.backends.slurm import units as leases
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.backends.slurm.commands import lease_prefix
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.backends.slurm.conftest import Launcher, ended, slurm_nodes
 from tests.tools.run.site import until

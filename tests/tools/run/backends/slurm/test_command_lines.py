@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pliant.schemas.cluster import Cluster, SlurmOptions
 from pliant.tools.run.backends.slurm.commands import (
     Lease,
-    Step,
+    StepRequest,
     lease_of,
     lease_prefix,
     sbatch_lease,
@@ -96,7 +96,7 @@ def test_leases_of_two_directories_have_other_names(tmp_path: Path) -> None:
 
 
 def test_steps_of_a_lease_share_what_it_has() -> None:
-    step = Step("7", "resnet.2.0", Path("/shared/100%/launcher-0.log"), gres="gpu:4")
+    step = StepRequest("7", "resnet.2.0", Path("/shared/100%/launcher-0.log"), gres="gpu:4")
     assert srun_step(step, ("python", "keep it.py")) == (
         *("srun", "--quiet", "--jobid=7", "--job-name=resnet.2.0", "--nodes=1", "--ntasks=1", "--mem=0"),
         *("--overlap", "--immediate=5", "--gres=gpu:4", "--mpi=none", "--cpu-bind=none", "--chdir=/"),
@@ -109,10 +109,10 @@ def test_where_slurm_chooses_the_gpus_a_step_has_them_for_itself() -> None:
     assert step_gres(SlurmOptions(), 4, 1) == "gpu:4"
     assert step_gres(SlurmOptions(gpu_choice="slurm", gres="gpu:a100"), 4, 2) == "gpu:a100:2"
     assert step_gres(SlurmOptions(), 0, 1) == ""
-    words = srun_step(Step("7", "a.1.0", Path("/log"), gres="gpu:2", cpus=4), ("true",))
+    words = srun_step(StepRequest("7", "a.1.0", Path("/log"), gres="gpu:2", cpus=4), ("true",))
     assert {"--exact", "--cpus-per-task=4", "--gres=gpu:2"} < set(words)
     assert "--overlap" not in words
-    assert "--gres=none" in srun_step(Step("7", "a.1.0", Path("/log")), ("true",))
+    assert "--gres=none" in srun_step(StepRequest("7", "a.1.0", Path("/log")), ("true",))
 
 
 def test_jobs_of_other_users_are_never_ended_by_name() -> None:

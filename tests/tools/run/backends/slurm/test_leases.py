@@ -10,16 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
+from pliant.tools.run.backends.slurm import backend as leases
 from pliant.tools.run.backends.slurm import controller, parsing
-from pliant.tools.run.backends.slurm import controller as later
-from pliant.tools.run.backends.slurm import parsing as node_addresses
-from pliant.tools.run.backends.slurm import units as leases
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.backends.slurm.commands import lease_prefix
-from pliant.tools.run.backends.slurm.controller import View
+from pliant.tools.run.backends.slurm.controller import ControllerView
 from pliant.tools.run.backends.slurm.parsing import SlurmJob
 from pliant.tools.run.backends.slurm.units import SlurmUnit
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 from tests.tools.run.backends.slurm.conftest import kept_attempt, slurm_nodes
 from tests.tools.run.site import until
 
@@ -59,9 +57,9 @@ class SaidSlurm:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> SaidSlurm:
     found = SaidSlurm()
-    for asking in (controller, later, leases):
+    for asking in (controller, leases):
         monkeypatch.setattr(asking, "ask", found.ask)
-    monkeypatch.setattr(node_addresses, "_address", lambda *_: "127.0.0.1")
+    monkeypatch.setattr(leases, "_address", lambda *_: "127.0.0.1")
     monkeypatch.setattr(controller, "LOOK_S", 0.0)
     monkeypatch.setattr(controller, "NODES_S", 0.0)
     monkeypatch.setattr(leases, "LEASE_AGAIN_S", 0.0)
@@ -146,7 +144,7 @@ def test_a_lease_that_ends_at_once_is_asked_for_less_and_less_often(
         before = len(made)
         for _ in range(3600):
             now_s[0] += 1.0
-            found.look(View(now_s[0], jobs, {}, {"n0": node}))
+            found.look(ControllerView(now_s[0], jobs, {}, {"n0": node}))
         return len(made) - before
 
     assert 12 < hour() < 24
@@ -155,7 +153,7 @@ def test_a_lease_that_ends_at_once_is_asked_for_less_and_less_often(
     made.clear()
     for _ in range(10):
         now_s[0] += 1.0
-        found.look(View(now_s[0], (), {}, {"n0": node}))
+        found.look(ControllerView(now_s[0], (), {}, {"n0": node}))
     assert len(made) == 3, "one that has run for long is replaced soon"
 
 
@@ -170,7 +168,7 @@ def test_a_lease_that_waits_is_held_too(dirs: StateDir) -> None:
     """Or it would run one day, and nobody would know that it has to be given back."""
     found = leases.Leases(slurm_nodes("n0", "n1"), dirs.path)
     waits = SlurmJob("7", "PENDING", "", "Resources", f"{lease_prefix(dirs.path)}n0")
-    found.look(View(0.0, (waits,)))
+    found.look(ControllerView(0.0, (waits,)))
     assert (found.id_of("n0"), found.held) == (None, 1)
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from pliant.schemas.cluster import Node
 from pliant.schemas.errors import BadInputError
-from pliant.tools.run.backends.slurm import parsing as node_addresses
-from pliant.tools.run.backends.slurm.parsing import Addresses
+from pliant.tools.run.backends.slurm import backend
+from pliant.tools.run.backends.slurm.backend import Addresses
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | int]:
         return [(0, 0, 0, "", (answer, 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(node_addresses, "AGAIN_S", 0.0)
+    monkeypatch.setattr(backend, "NAME_AGAIN_S", 0.0)
     return found
 
 

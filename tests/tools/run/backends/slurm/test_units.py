@@ -9,11 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from pliant.tools.run.backends.local import StartedUnit
-from pliant.tools.run.backends.protocol import StopLevel, UnitStatus
+from pliant.tools.run.backends.protocol import StartedUnit, StopLevel, UnitStatus
 from pliant.tools.run.backends.slurm import units
-from pliant.tools.run.backends.slurm.units import Place, Seen, SlurmUnit
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.backends.slurm.units import SlurmUnit, StepPlace, UnitReport
+from pliant.tools.run.statedir.directory import StateDir
 from tests.tools.run.backends.slurm.conftest import kept_attempt
 
 WANTED = StartedUnit(node="n0", argv=("true",), cwd="/", env={})
@@ -42,7 +41,9 @@ def test_files_of_a_node_that_this_host_does_not_know_of_are_asked_for_first(
     monkeypatch.setattr(SlurmUnit, "_start", lambda *_: pytest.fail("it is started a second time"))
     unit = SlurmUnit(handle, 0, WANTED)
     unit._tries = int(tried)
-    assert unit.starting(Place("8", "", "none"), Seen(0.0, None), {}, 100.0) == UnitStatus("running")
+    assert unit.starting(StepPlace("8", "", "none"), UnitReport(0.0, None), {}, 100.0) == UnitStatus(
+        "running"
+    )
     assert unit.order == ""
 
 
@@ -90,7 +91,7 @@ def test_a_node_on_which_nothing_starts_is_no_fault_of_the_unit(
     unit = SlurmUnit(handle, 0, WANTED)
     unit._tries, unit._code, unit._since_s, unit._ended_s = units.TRIES, 1, 0.0, 1.0
     unit.srun = 1 if hangs else None
-    found = unit.starting(Place("8", "", "none"), Seen(0.0, None), {}, 2 * units.START_S)
+    found = unit.starting(StepPlace("8", "", "none"), UnitReport(0.0, None), {}, 2 * units.START_S)
     assert (found.state, bool(found.displaced)) == (("lost", True) if displaced else ("exited", False))
     assert found.began is not displaced
     assert unit.order == "kill", "should it start after all, its keeper finds that others went on"
@@ -103,7 +104,7 @@ def test_srun_gets_no_token_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     unit = SlurmUnit(kept_attempt(StateDir(tmp_path), "a", "n0"), 0, WANTED)
-    unit._start(Place("8", "", "none"), {"SLURM_CONF": "/etc/other.conf", "SLURM_JWT": "token"}, 0.0)
+    unit._start(StepPlace("8", "", "none"), {"SLURM_CONF": "/etc/other.conf", "SLURM_JWT": "token"}, 0.0)
     assert unit.srun is not None
     os.waitpid(unit.srun, 0)
     assert (tmp_path / "seen").read_text() == "/etc/other.conf,none\n"
@@ -113,7 +114,7 @@ def test_who_was_killed_after_slurm_has_asked_it_to_end_is_displaced(tmp_path: P
     handle = kept_attempt(StateDir(tmp_path), "a", "n0")
     handle.files.displaced(0).touch()
     silent = SimpleNamespace(silence_s=lambda _path, limit_s: limit_s)
-    found = SlurmUnit(handle, 0, WANTED).kept(silent, Seen(0.0, None), 100.0)  # type: ignore[arg-type]
+    found = SlurmUnit(handle, 0, WANTED).kept(silent, UnitReport(0.0, None), 100.0)  # type: ignore[arg-type]
     assert (found.state, bool(found.displaced)) == ("lost", True)
 
 
@@ -128,5 +129,5 @@ def test_who_ended_well_is_not_lost_where_this_host_learns_of_it_late(
     monkeypatch.setattr(units, "read_file", lambda path: path.read_bytes() if asked else None)
     silent = SimpleNamespace(silence_s=lambda _path, limit_s: limit_s)
     unit = SlurmUnit(handle, 0, WANTED)
-    assert unit.kept(silent, Seen(0.0, None), 100.0) == UnitStatus("exited", 0)  # type: ignore[arg-type]
+    assert unit.kept(silent, UnitReport(0.0, None), 100.0) == UnitStatus("exited", 0)  # type: ignore[arg-type]
     assert unit.order == ""

@@ -11,7 +11,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
 from pliant.tools.run.backends.slurm.jobs import SlurmJobsBackend
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.directory import StateDir
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.site import until
 

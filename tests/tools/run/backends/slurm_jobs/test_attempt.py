@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
-from pliant.tools.run.backends.local import StartedUnit
-from pliant.tools.run.backends.protocol import Handle, UnitStatus
+from pliant.tools.run.backends.protocol import Handle, StartedUnit, UnitStatus
 from pliant.tools.run.backends.slurm import jobs as module
-from pliant.tools.run.backends.slurm.jobs import SHOWS_S, UNKNOWN_S, Attempt, Listed
+from pliant.tools.run.backends.slurm.jobs import SHOWS_S, UNKNOWN_S, Attempt, JobListing
 from pliant.tools.run.backends.slurm.parsing import SlurmJob
 from pliant.tools.run.backends.slurm.units import SlurmUnit, no_orders
-from pliant.tools.run.statedir.folder_cache import FolderCache
+from pliant.tools.run.statedir.contract.folders import FolderCache
 
 RUNNING = UnitStatus("running")
-SILENT = Listed(float("-inf"), None)
+SILENT = JobListing(float("-inf"), None)
 
 
 @dataclass
@@ -54,9 +53,9 @@ class Scene:
     def at(self, now_s: float, state: str | None = None, reason: str = "None") -> UnitStatus:
         """The unit, where Slurm lists its job in a state, or (None) does not list it."""
         job = None if state is None else SlurmJob("7", state, "", reason, "pliant-x.a.1")
-        return self.shown(Listed(now_s, job), now_s)
+        return self.shown(JobListing(now_s, job), now_s)
 
-    def shown(self, listed: Listed, now_s: float) -> UnitStatus:
+    def shown(self, listed: JobListing, now_s: float) -> UnitStatus:
         (status,) = self.attempt.statuses(listed, now_s)
         return status
 
@@ -83,7 +82,7 @@ def test_it_waits_from_its_submission_until_slurm_starts_it(tmp_path: Path) -> N
     scene = Scene(tmp_path, submission)
     assert scene.at(5.0).queued
     submission.done, submission.ended_s = True, 6.0
-    assert scene.shown(Listed(5.9, None), 6.0).queued, (
+    assert scene.shown(JobListing(5.9, None), 6.0).queued, (
         "what Slurm said before it knew the job counts for nothing"
     )
     assert scene.at(7.0, "PENDING", "Priority").queued

@@ -11,11 +11,10 @@ import pytest
 
 from pliant.schemas.cluster import Cluster, SlurmOptions
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, Unit
-from pliant.tools.run.backends.slurm.commands import TASK, Request, job_name, request_of, sbatch, script
-from pliant.tools.run.service.allocation import Slot, Target, counts
+from pliant.tools.run.backends.slurm.commands import TASK, JobRequest, job_name, request_of, sbatch, script
+from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import units
 from pliant.tools.run.statedir.contract.folders import AttemptDir
-from pliant.tools.run.statedir.log.fold import Share
 from tests.builders import job
 
 ATTEMPT = AttemptDir(Path("/state/jobs/a/attempts/2"))
@@ -32,20 +31,20 @@ def planned(*slots: str, elastic: bool = True, on_gpus: bool = True) -> list[Uni
     spec = job("a", gpus=1 if elastic else len(slots), high=8 if elastic else None, command=("t.py",))
     devices = tuple("0123") if on_gpus else None
     nodes = {name: NodeInfo(name, 4, devices=devices) for name in ("n0", "n1")}
-    return units(Target(Share(spec, counts(places)), places), Path("/state/jobs/a"), ATTEMPT, nodes)
+    return units(Assignment.of(spec, places, (None, 1, 1.0)), Path("/state/jobs/a"), ATTEMPT, nodes)
 
 
 @pytest.mark.parametrize(
     ("slots", "elastic", "expected"),
     [
-        (("n0/0", "n0/1"), True, Request("x", 2, 1, gpus=1)),
-        (("n0/0", "n1/0", "n1/1"), True, Request("x", 3, None, gpus=1)),
-        (("n0/0", "n0/1", "n0/2"), False, Request("x", 1, 1, gpus=3)),
-        (("n0/0", "n0/1", "n1/0"), False, Request("x", 2, 2, gpus=2)),
+        (("n0/0", "n0/1"), True, JobRequest("x", 2, 1, gpus=1)),
+        (("n0/0", "n1/0", "n1/1"), True, JobRequest("x", 3, None, gpus=1)),
+        (("n0/0", "n0/1", "n0/2"), False, JobRequest("x", 1, 1, gpus=3)),
+        (("n0/0", "n0/1", "n1/0"), False, JobRequest("x", 2, 2, gpus=2)),
     ],
 )
 def test_a_placement_is_asked_for_by_its_counts(
-    slots: tuple[str, ...], elastic: bool, expected: Request
+    slots: tuple[str, ...], elastic: bool, expected: JobRequest
 ) -> None:
     assert request_of(cluster(), planned(*slots, elastic=elastic), "x") == expected
 
@@ -53,16 +52,16 @@ def test_a_placement_is_asked_for_by_its_counts(
 def test_a_gpu_brings_its_share_of_the_node_and_a_cpu_slot_a_processor() -> None:
     known = cluster(cpus=34.0, memory=68 << 30)
     own = request_of(known, planned("n0/0", "n0/1", "n0/2", elastic=False), "x")
-    assert own == Request("x", 1, 1, gpus=3, cpus=24, memory_bytes=2 << 30)
+    assert own == JobRequest("x", 1, 1, gpus=3, cpus=24, memory_bytes=2 << 30)
     on_cpus = planned("n0/0", "n0/1", "n0/2", elastic=False, on_gpus=False)
-    assert request_of(cluster("cpu"), on_cpus, "x") == Request("x", 1, 1, cpus=3)
+    assert request_of(cluster("cpu"), on_cpus, "x") == JobRequest("x", 1, 1, cpus=3)
 
 
 def test_the_submission_is_one_argument_list() -> None:
     options = SlurmOptions(
         partition="gpu", account="lab", gres="gpu:a100", lease_seconds=5400.0, options=("--constraint=ib",)
     )
-    request = Request("pliant-x.a.2", 2, 1, gpus=1, cpus=8, memory_bytes=2 << 30)
+    request = JobRequest("pliant-x.a.2", 2, 1, gpus=1, cpus=8, memory_bytes=2 << 30)
     assert sbatch(request, options, ATTEMPT) == (
         *("sbatch", "--parsable", "--job-name=pliant-x.a.2", "--no-requeue", "--export=ALL", "--nodes=1"),
         *("--ntasks=2", "--gpus-per-task=a100:1", "--cpus-per-task=8", "--mem-per-cpu=2048M"),
@@ -74,7 +73,7 @@ def test_the_submission_is_one_argument_list() -> None:
 
 def test_the_script_starts_a_task_for_each_unit_and_quotes_what_a_shell_would_read() -> None:
     odd = AttemptDir(Path("/state of $me/100%/attempts/1"))
-    text = script(Request("x", 2, 2, gpus=1), SlurmOptions(), odd, "de_DE.UTF-8")
+    text = script(JobRequest("x", 2, 2, gpus=1), SlurmOptions(), odd, "de_DE.UTF-8")
     head, said, _, command = text.splitlines()
     assert (head, said) == ("#!/bin/sh", "export LC_ALL=de_DE.UTF-8")
     shown = subprocess.run(
@@ -89,13 +88,13 @@ def test_the_script_starts_a_task_for_each_unit_and_quotes_what_a_shell_would_re
         *("--output=/state of $me/100%%/attempts/1/logs/launcher-%t.log", "--open-mode=append"),
         *(sys.executable, "-I", "-S", TASK, "/state of $me/100%/attempts/1"),
     ]
-    assert script(Request("x", 1, 1), SlurmOptions(), odd).splitlines()[1] == "unset LC_ALL"
+    assert script(JobRequest("x", 1, 1), SlurmOptions(), odd).splitlines()[1] == "unset LC_ALL"
 
 
 def test_no_task_gets_a_token_of_slurm(tmp_path: Path) -> None:
     (tmp_path / "srun").write_text('#!/bin/sh\necho "${SLURM_JWT-none},$KEPT"\n')
     (tmp_path / "srun").chmod(0o755)
-    text = script(Request("x", 1, 1), SlurmOptions(), ATTEMPT)
+    text = script(JobRequest("x", 1, 1), SlurmOptions(), ATTEMPT)
     env = {"PATH": f"{tmp_path}:{os.defpath}", "SLURM_JWT": "token", "KEPT": "yes"}
     done = subprocess.run(["sh"], input=text, env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "none,yes\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pliant.tools.run.backends.slurm import task
-from pliant.tools.run.backends.slurm.task import NoGpuError, address_towards, gpus_of, main, on_this_node
+from pliant.tools.run.backends.slurm.task import TooFewGpusError, address_towards, gpus_of, main, on_this_node
 from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS
 
 
@@ -33,7 +33,7 @@ def test_a_task_has_the_gpus_that_slurm_names_or_its_share_of_the_node_s(
 def test_too_few_gpus_end_the_unit_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(NoGpuError, match="2 GPUs are needed, Slurm gives the task none"):
+    with pytest.raises(TooFewGpusError, match="2 GPUs are needed, Slurm gives the task none"):
         gpus_of({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, wanted=2)
     unit = {"argv": ["true"], "cwd": "/", "env": {"CUDA_VISIBLE_DEVICES": "0,1"}}
     (tmp_path / "launch.json").write_text(json.dumps({"units": [unit]}))

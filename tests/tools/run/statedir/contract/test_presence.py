@@ -1,4 +1,4 @@
-"""A worker's own file: seen by other processes, and by its death at once."""
+"""Who lives, by locks and by heartbeats."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
-from pliant.tools.run.statedir.contract.folders import AttemptDir
-from pliant.tools.run.statedir.contract.presence import Sighting, life
+from pliant.tools.run.statedir.contract import presence as heartbeat
+from pliant.tools.run.statedir.contract.folders import AttemptDir, look_again
+from pliant.tools.run.statedir.contract.presence import FileClock, Heartbeats, Sighting, last_beat, life
 from tests.tools.run.site import until
 
 PRESENT = """
@@ -115,3 +117,130 @@ def test_looking_at_many_workers_leaves_half_of_the_descriptors_free(
     assert psutil.Process().num_fds() <= before + 4
     sightings.clear()
     assert psutil.Process().num_fds() == before, "what nobody looks at any more is closed"
+
+
+LONG_AGO_S = 1000.0
+LIMIT_S = 10.0
+
+
+def beats(path: Path, at_s: float) -> str:
+    """A file whose owner showed that it runs at that time of the file system's clock."""
+    path.touch()
+    os.utime(path, (at_s, at_s))
+    return str(path)
+
+
+def silences(watch: Heartbeats, path: str, times_s: Sequence[float]) -> list[bool]:
+    found = []
+    for now_s in times_s:
+        watch.look([path], now_s)
+        found.append(watch.silence_s(path, LIMIT_S) >= LIMIT_S)
+    return found
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The file system's clock, which a test sets."""
+    now_s = [0.0]
+    monkeypatch.setattr(FileClock, "now_s", lambda clock, path: now_s[0])
+    return now_s
+
+
+def test_a_time_that_stands_still_while_somebody_looks_is_silence(tmp_path: Path, clock: list[float]) -> None:
+    path = beats(tmp_path / "worker", 500.0)
+    assert silences(Heartbeats(), path, [0.0, 4.0, 8.0, 12.0]) == [False, False, False, True]
+
+
+def test_a_clock_that_is_set_makes_no_one_silent(tmp_path: Path, clock: list[float]) -> None:
+    watch, path, now_s = Heartbeats(), tmp_path / "worker", time.time()
+    for turn, ahead_s in enumerate([0.0, 3600.0, -3600.0, 0.0]):
+        clock[0] = now_s + LONG_AGO_S
+        own = beats(path, now_s + ahead_s + turn)
+        assert silences(watch, own, [2.0 * turn]) == [False]
+
+
+def test_who_was_away_blames_nobody(tmp_path: Path, clock: list[float]) -> None:
+    path = beats(tmp_path / "worker", 500.0)
+    assert silences(Heartbeats(), path, [0.0, 60.0, 120.0]) == [False] * 3
+
+
+def test_one_who_looks_for_a_moment_only_takes_the_file_systems_clock(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    """A call from cron has no memory; the file's own age is one."""
+    path = beats(tmp_path / "worker", 500.0)
+    clock[0] = 500.0 + LIMIT_S
+    watch = Heartbeats()
+    watch.look([path], 0.0)
+    assert watch.in_doubt(path, LIMIT_S)
+    assert silences(watch, path, [0.0, 1.0, 2.0, 3.0]) == [False, False, False, True]
+    assert not watch.in_doubt(path, LIMIT_S)
+
+
+def test_a_machine_that_has_slept_is_looked_at_again_before_anybody_is_blamed(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    path = tmp_path / "worker"
+    old = beats(path, 500.0)
+    clock[0] = 500.0 + LONG_AGO_S
+    watch = Heartbeats()
+    assert silences(watch, old, [0.0, 1.0]) == [False, False]
+    assert watch.in_doubt(old, LIMIT_S)
+    beats(path, clock[0])
+    assert silences(watch, old, [2.0, 5.0]) == [False, False]
+    assert not watch.in_doubt(old, LIMIT_S)
+
+
+def test_one_whose_beats_were_seen_is_not_blamed_for_the_time_that_the_machine_slept(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    """Its script may hold the interpreter for some seconds just then, while its file is hours old."""
+    path = tmp_path / "worker"
+    watch = Heartbeats()
+    for turn in range(3):
+        assert silences(watch, beats(path, 500.0 + turn), [float(turn)]) == [False]
+    clock[0] = 500.0 + LONG_AGO_S
+    assert silences(watch, str(path), [3.0, 6.0, 9.0]) == [False] * 3
+    assert not watch.in_doubt(str(path), LIMIT_S)
+    assert silences(watch, str(path), [12.0]) == [True], "what it does not do while somebody looks counts"
+
+
+def test_no_file_is_no_silence(tmp_path: Path) -> None:
+    watch, path = Heartbeats(), str(tmp_path / "nobody")
+    assert silences(watch, path, [0.0, 4.0, 8.0, 12.0]) == [False] * 4
+    assert not watch.in_doubt(path, LIMIT_S)
+    assert last_beat(path) == 0.0
+
+
+def test_the_file_systems_clock_is_that_of_a_file_made_now_and_leaves_none_behind(tmp_path: Path) -> None:
+    own = FileClock()
+    before = beats_now(tmp_path / "before")
+    found = own.now_s(str(tmp_path / "worker"))
+    assert before <= found <= beats_now(tmp_path / "after")
+    assert own.about_s(str(tmp_path / "worker")) == pytest.approx(found, abs=60)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["after", "before"]
+    assert FileClock().now_s(str(tmp_path / "nowhere" / "worker")) == 0.0
+
+
+def beats_now(path: Path) -> float:
+    path.touch()
+    return last_beat(path)
+
+
+def test_to_look_again_opens_the_file_for_the_server_to_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[object] = []
+    real = os.open
+
+    def recorded(path: object, flags: int) -> int:
+        opened.append(path)
+        return real(path, flags)  # type: ignore[arg-type]
+
+    path = beats(tmp_path / "worker", 500.0)
+    monkeypatch.setattr(os, "open", recorded)
+    found = look_again(path)
+    assert found is not None
+    assert (found.st_mtime, opened) == (500.0, [path])
+    assert look_again(tmp_path / "nobody") is None
+    assert heartbeat.last_beat(path) == 500.0

@@ -11,8 +11,9 @@ from pliant.schemas.io import profile_hash, profile_to_columns
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.run.service.allocation import Slot
-from pliant.tools.run.service.endings import Setback, Verdict
-from pliant.tools.run.service.reports import Ended, Hindered, Said, report_events
+from pliant.tools.run.service.endings import Ending
+from pliant.tools.run.service.members import Setback
+from pliant.tools.run.service.reports import AttemptEnded, Hindered, Said, report_events
 from pliant.tools.run.statedir.log.events import (
     decision_event,
     on_clock,
@@ -20,7 +21,7 @@ from pliant.tools.run.statedir.log.events import (
     run_event,
     submit_event,
 )
-from pliant.tools.run.statedir.log.fold import JobLog, Record, RunLog, Share, fold
+from pliant.tools.run.statedir.log.fold import FailureRecord, JobLog, RunLog, allocation_of, fold
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 
@@ -54,8 +55,7 @@ def test_a_submitted_job_waits() -> None:
 def test_a_started_job_holds_what_the_event_says() -> None:
     found = of(START)
     assert (found.phase, found.gpus, found.started_s) == ("running", 2, 11.0)
-    assert (found.share.placement, found.share.global_batch) == ((("n0", 2),), 8)
-    assert (found.share.accum, found.share.lr_scale) == (2, 1.5)
+    assert (found.allocation.placement, found.allocation.cut) == ((("n0", 2),), (8, 2, 1.5))
 
 
 def test_a_change_is_open_until_its_first_step_was_measured() -> None:
@@ -87,7 +87,7 @@ def failed(time: float, attempt: int) -> Event:
 
 def test_failures_without_progress_add_up() -> None:
     found = of(START, progress(12.0, 50.0), failed(13.0, 1), START, progress(14.0, 50.0, 2), failed(15.0, 2))
-    assert (found.failures, found.failed_attempt, found.next_failure(16.0)) == (2, 2, Record(3, 3))
+    assert (found.failures, found.failed_attempt, found.next_failure(16.0)) == (2, 2, FailureRecord(3, 3))
 
 
 def test_an_attempt_that_is_over_without_having_failed_counts_for_nothing() -> None:
@@ -101,8 +101,8 @@ def test_an_attempt_that_is_over_without_having_failed_counts_for_nothing() -> N
 
 def taken(known: RunLog, time_s: float, attempt: int) -> Event:
     """The place of an attempt is taken away; what the log says of it."""
-    verdict = Verdict("displaced", "its node was taken away")
-    (told,) = report_events(Ended("a", attempt, verdict), known, time_s, retries=2)
+    verdict = Ending("displaced", "its node was taken away")
+    (told,) = report_events(AttemptEnded("a", attempt, verdict), known, time_s, retries=2)
     known.add(told)
     return told
 
@@ -125,8 +125,8 @@ def test_a_place_where_nothing_starts_counts_for_nothing_however_often() -> None
     known = log()
     for attempt in range(1, 9):
         known.add(replace(START, time=100.0 * attempt))
-        verdict = Verdict("displaced", "nothing starts on node n0", began=False)
-        (told,) = report_events(Ended("a", attempt, verdict), known, 100.0 * attempt + 30.0, retries=0)
+        verdict = Ending("displaced", "nothing starts on node n0", began=False)
+        (told,) = report_events(AttemptEnded("a", attempt, verdict), known, 100.0 * attempt + 30.0, retries=0)
         known.add(told)
     found = known.jobs["a"]
     assert (found.phase, found.failures, found.displacements, found.retry_s) == ("preempted", 0, 0, None)
@@ -154,7 +154,7 @@ def test_a_job_that_gets_on_may_lose_its_place_as_often_as_it_likes(reports: boo
 
 def test_a_failure_after_progress_is_the_first_one_again() -> None:
     found = of(START, progress(12.0, 50.0), failed(13.0, 1), START, progress(14.0, 60.0, 2))
-    assert found.next_failure(15.0) == Record(1, 2), "a hundredth of the work"
+    assert found.next_failure(15.0) == FailureRecord(1, 2), "a hundredth of the work"
 
 
 def test_a_job_that_crashes_a_little_further_each_time_makes_no_progress() -> None:
@@ -175,14 +175,16 @@ def test_a_job_that_trained_further_for_as_long_as_between_two_checkpoints_made_
 def test_retries_wait_longer_each_time_and_the_log_says_until_when() -> None:
     known, waits = log(START), []
     for attempt in (1, 2, 3):
-        (told,) = report_events(Ended("a", attempt, Verdict("failed", "it fell")), known, 20.0 * attempt, 3)
+        (told,) = report_events(
+            AttemptEnded("a", attempt, Ending("failed", "it fell")), known, 20.0 * attempt, 3
+        )
         known.add(told)
         waits.append((told.detail or {})["wait_seconds"])
         job = known.jobs["a"]
         assert job.retry_s == 20.0 * attempt + waits[-1]
     assert waits == [1.0, 2.0, 4.0]
     assert (job.failures, job.retries) == (3, 3)
-    (last,) = report_events(Ended("a", 4, Verdict("failed", "it fell")), known, 80.0, 3)
+    (last,) = report_events(AttemptEnded("a", 4, Ending("failed", "it fell")), known, 80.0, 3)
     assert (last.event, (last.detail or {})["reason"]) == ("fail", "it fell")
 
 
@@ -193,7 +195,7 @@ def test_a_job_that_fails_too_often_within_an_hour_is_given_up_however_far_it_ge
         attempt = next(times)
         known.add(progress(20.0 * attempt, 50.0 * attempt, attempt))
         (told,) = report_events(
-            Ended("a", attempt, Verdict("failed", "it fell")), known, 20.0 * attempt, retries=1
+            AttemptEnded("a", attempt, Ending("failed", "it fell")), known, 20.0 * attempt, retries=1
         )
         known.add(told)
         ends.append(told.event)
@@ -226,17 +228,17 @@ def test_ended_jobs_are_active_no_more() -> None:
 
 def test_a_clean_end_becomes_finish_a_stop_nothing_a_failure_requeue_or_fail() -> None:
     running = log(START)
-    done = report_events(Ended("a", 1, Verdict("done", "", 1000.0)), running, 20.0, 3)
+    done = report_events(AttemptEnded("a", 1, Ending("done", "", 1000.0)), running, 20.0, 3)
     assert [(e.event, e.gpus, e.samples_done) for e in done] == [("finish", 0, 1000.0)]
-    assert report_events(Ended("a", 1, Verdict("stopped")), running, 20.0, 3) == []
-    broke = Ended("a", 1, Verdict("failed", "exit code 1"))
+    assert report_events(AttemptEnded("a", 1, Ending("stopped")), running, 20.0, 3) == []
+    broke = AttemptEnded("a", 1, Ending("failed", "exit code 1"))
     assert [e.event for e in report_events(broke, running, 20.0, 1)] == ["requeue"]
     assert [e.event for e in report_events(broke, running, 20.0, 0)] == ["fail"]
 
 
 def hindered(gpus: int, *slots: str) -> Hindered:
-    share = Share(job("a"), (("n0", gpus),) if gpus else (), 8)
-    return Hindered("a", 1, Setback(tuple(map(Slot.parse, slots)), "no memory"), share)
+    left = allocation_of("a", (("n0", gpus),) if gpus else (), (8, 1, 1.0))
+    return Hindered("a", 1, Setback(tuple(map(Slot.parse, slots)), "no memory"), left)
 
 
 def test_a_job_that_could_not_grow_shrinks_in_the_log_and_does_not_get_the_slot_for_a_while() -> None:
@@ -272,7 +274,7 @@ def test_a_job_that_could_not_grow_on_three_slots_keeps_its_size() -> None:
 
 def test_reports_about_jobs_that_have_ended_leave_no_trace() -> None:
     over = log(START, event(12.0, "finish", gpus=0, placement=()))
-    assert report_events(Ended("a", 1, Verdict("failed", "late")), over, 20.0, 3) == []
+    assert report_events(AttemptEnded("a", 1, Ending("failed", "late")), over, 20.0, 3) == []
 
 
 def test_the_first_step_after_a_change_carries_what_the_change_cost() -> None:
@@ -367,9 +369,7 @@ def test_a_log_can_hold_that_a_slot_is_bad_for_all_jobs() -> None:
     """The workers of a second job died on it: the event is of no job."""
     found = log(START)
     found.suspects.died("b", "n0/1")
-    share = Share(job("a"), (("n0", 1),), 8)
-    report = Hindered("a", 1, Setback((Slot("n0", 1),), "died"), share)
-    events = report_events(report, found, 20.0, 3)
+    events = report_events(hindered(1, "n0/1"), found, 20.0, 3)
     assert [(each.event, each.job) for each in events] == [("shrink", "a"), ("slot_down", None)]
     lines = event_lines(events).splitlines()
     assert [read_event(line).event for line in lines] == ["shrink", "slot_down"]
@@ -396,6 +396,6 @@ def test_two_jobs_on_the_same_gpus_are_beside_each_other_until_one_leaves() -> N
         Event(12.0, "start", "b", gpus=2, placement=place, detail={"beside": "a"}),
     ]
     found = fold([*jobs, *starts]).jobs
-    assert (found["a"].share.beside, found["b"].share.beside) == ("b", "a")
+    assert (found["a"].beside, found["b"].beside) == ("b", "a")
     found = fold([*jobs, *starts, Event(13.0, "finish", "a", gpus=0)]).jobs
-    assert (found["a"].share.beside, found["b"].share.beside) == (None, None)
+    assert (found["a"].beside, found["b"].beside) == (None, None)

@@ -14,14 +14,14 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
 from pliant.tools.report.read_run import read_run
-from pliant.tools.run.doctor.examine import examine
-from pliant.tools.run.statedir.directory import State, read_log
+from pliant.tools.run.doctor.checks import examine
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log import repair as log_repair
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.repair import repair
 from pliant.tools.run.statedir.log.snapshot import renew_snapshot
 from pliant.tools.run.statedir.log.view import LogView
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.status import look_at
 from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.from_log import session_from_events

@@ -20,15 +20,14 @@ from pliant.schemas.errors import BadInputError, LockedError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_schedule
 from pliant.schemas.job import Job
-from pliant.tools.run.statedir import directory as state_module
-from pliant.tools.run.statedir.directory import State, read_log
-from pliant.tools.run.statedir.lock import Lock, holder_of
+from pliant.tools.run.statedir import state as state_module
+from pliant.tools.run.statedir.directory import Lock, StateDir, holder_of
 from pliant.tools.run.statedir.log import snapshot as log_snapshot
 from pliant.tools.run.statedir.log.events import decision_event, on_clock
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.snapshot import read_snapshot, renew_snapshot
 from pliant.tools.run.statedir.log.view import LogView
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.status import history, look_at
 from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.from_log import session_from_events

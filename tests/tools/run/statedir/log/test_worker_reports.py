@@ -1,19 +1,22 @@
-"""How far jobs are comes from their newest reports; what they hold, and whether they live, from the log."""
+"""Events and measurements that workers report."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pliant.schemas.event import Event, EventName
-from pliant.tools.run.service.endings import Verdict
-from pliant.tools.run.service.reports import Ended, report_events
+from pliant.schemas.file_io.events import EventWriter
+from pliant.tools.run.service.endings import Ending
+from pliant.tools.run.service.reports import AttemptEnded, report_events
 from pliant.tools.run.statedir.contract.plan import write_progress
-from pliant.tools.run.statedir.directory import State, read_log
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import RunLog, fold
-from pliant.tools.run.statedir.log.refine import Reports, refined, reported, with_progress
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.log.worker_reports import Reports, Tail, refined, reported, with_progress
+from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.screen import status_text
 from pliant.tools.run.watch.status import Status
 from tests.builders import job
@@ -77,7 +80,7 @@ def test_a_failure_after_reported_progress_is_the_first_one_again_for_the_loop_a
     found, again = log(START, FIRST, REQUEUE), event(21.0, "resume", gpus=2, placement=(("n0", 2),))
     found.add(again)
     found.newest["a"] = report(300.0, attempt=2)
-    failed = report_events(Ended("a", 2, Verdict("failed", "it fell")), found, 22.0, 3)
+    failed = report_events(AttemptEnded("a", 2, Ending("failed", "it fell")), found, 22.0, 3)
     assert failed[0].detail is not None
     assert failed[0].detail["failures"] == 1
     for each in [with_progress(each, found) for each in failed]:
@@ -112,3 +115,60 @@ def test_what_a_run_writes_down_is_the_same_for_who_reads_it_back(tmp_path: Path
         state.record([REQUEUE])
         assert read_log(tmp_path / "state").jobs == state.log.jobs
         assert state.log.jobs["a"].furthest == 300.0
+
+
+def samples(tail: Tail) -> list[float | None]:
+    return [event.samples_done for event in tail.read()]
+
+
+def progress(number: float) -> Event:
+    return Event(number, "progress", "a", samples_done=number)
+
+
+def test_each_event_is_given_out_once(tmp_path: Path) -> None:
+    tail = Tail(tmp_path / "progress.jsonl")
+    assert samples(tail) == []
+    with EventWriter(tmp_path / "progress.jsonl") as writer:
+        assert samples(tail) == []
+        writer.append([progress(1), progress(2)])
+        assert samples(tail) == [1, 2]
+        writer.append([progress(3)])
+        assert samples(tail) == [3]
+        assert samples(tail) == []
+
+
+def test_a_line_that_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "progress.jsonl"
+    tail = Tail(path)
+    with EventWriter(path) as writer:
+        writer.append([progress(1), progress(2)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    assert samples(tail) == [1]
+    path.write_bytes(whole)
+    assert samples(tail) == [2]
+
+
+def test_a_successor_skips_what_its_predecessor_saw(tmp_path: Path) -> None:
+    tail = Tail(tmp_path / "progress.jsonl", skip=3)
+    with EventWriter(tmp_path / "progress.jsonl") as writer:
+        writer.append([progress(1), progress(2)])
+        assert samples(tail) == []
+        writer.append([progress(3), progress(4)])
+        assert samples(tail) == [4]
+
+
+def test_workers_cannot_write_the_launchers_events(tmp_path: Path) -> None:
+    tail = Tail(tmp_path / "progress.jsonl")
+    with EventWriter(tmp_path / "progress.jsonl") as writer:
+        writer.append([Event(1, "finish", "b"), progress(2)])
+    assert samples(tail) == [2]
+
+
+def test_a_file_that_is_no_event_file_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "progress.jsonl").write_text("hello\nworld\n")
+    tail = Tail(tmp_path / "progress.jsonl")
+    assert samples(tail) == samples(tail) == []
+    assert len(caplog.records) == 1

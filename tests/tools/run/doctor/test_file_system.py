@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.run.doctor import host as probing
-from pliant.tools.run.doctor.host import Mount, mount_of, probe
+from pliant.tools.run.doctor import file_system
+from pliant.tools.run.doctor.file_system import Mount, mount_of, probe
 
 MOUNTS = r"""21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro
 30 21 0:25 / /home rw,noatime - nfs4 server:/home rw,vers=4.2,local_lock=none
@@ -45,6 +45,6 @@ def test_locks_without_effect_are_noticed(tmp_path: Path, monkeypatch: pytest.Mo
 def test_another_clock_of_the_file_system_is_noticed(
     ahead_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = probing._dated_s
-    monkeypatch.setattr(probing, "_dated_s", lambda descriptor: real(descriptor) + ahead_s)
+    real = file_system._dated_s
+    monkeypatch.setattr(file_system, "_dated_s", lambda descriptor: real(descriptor) + ahead_s)
     assert probe(tmp_path).skew_s == pytest.approx(ahead_s, abs=1.0)

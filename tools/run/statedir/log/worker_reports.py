@@ -1,25 +1,69 @@
-"""What the log says about jobs, refined by the newest that their workers report.
+"""What workers report: the events that they append, and the newest measurements beside them.
 
-Reports lie in one small file a job (``contract/progress.py``), not in the log. The loop, or a bystander, lays
+The events of an attempt (:class:`Tail`) go into the log. The newest measurements lie in one small file a job
+(:class:`~pliant.tools.run.statedir.contract.plan.Progress`), not in the log: the loop, or a bystander, lays
 them over what was folded. They say how far a job is, never what it holds or whether it has ended.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 from collections import Counter
+from collections.abc import Container
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
+from pliant.schemas.file_io.events import LogReader
 from pliant.tools.run.statedir.contract.folders import JobDir, UnreadableError, read_record
 from pliant.tools.run.statedir.contract.plan import Plan, Progress, ProgressFile
-from pliant.tools.run.statedir.log.fold import JobLog, RunLog
-from pliant.tools.run.statedir.private import StateDir, check_job
+from pliant.tools.run.statedir.directory import StateDir, check_job
+from pliant.tools.run.statedir.log.fold import WORKER_EVENTS, JobLog, RunLog
+
+_log = logging.getLogger("pliant")
+
+
+class Tail:
+    """The events of a file that workers append to, each given out once.
+
+    :param only: the names of the events to give out.
+    :param skip: how many of its first events the log holds already, from an earlier launcher.
+    """
+
+    def __init__(self, path: Path, skip: int = 0, only: Container[str] = WORKER_EVENTS) -> None:
+        self._path = path
+        self._reader: LogReader | None = LogReader(path)
+        self._skip = skip
+        self._only = only
+        self._name = str(path)
+        self._size = -1
+
+    def read(self) -> list[Event]:
+        """Whole lines since the last call; a file that is not an event file is warned of once."""
+        if self._reader is None:
+            return []
+        try:
+            size = os.stat(self._name).st_size
+            if size == self._size:
+                return []
+            found = [event for _, event in self._reader.read() if event.event in self._only]
+        except OSError:
+            return []
+        except BadInputError as error:
+            _log.warning("%s: not followed any more: %s", self._path, error)
+            self._reader = None
+            return []
+        self._size = size
+        skipped = min(self._skip, len(found))
+        self._skip -= skipped
+        return found[skipped:]
 
 
 def refined(job: JobLog, progress: Progress | None) -> JobLog:
-    """A job with its newest progress, where it runs and the report is from its newest attempt."""
+    """A running job with its newest progress, if the report is from its newest attempt."""
     if progress is None or job.ended or not job.gpus or progress.attempt < max(job.seen, default=0):
         return job
     done, speed = progress.samples_done, progress.samples_per_second
@@ -33,7 +77,7 @@ def refined(job: JobLog, progress: Progress | None) -> JobLog:
 
 
 def with_progress(event: Event, log: RunLog) -> Event:
-    """An event of a job that runs, with how far it is: history has it where something happens to a job."""
+    """An event of a running job, with how far the job is: the log holds that where something happens."""
     job, progress = log.jobs.get(event.job or ""), log.newest.get(event.job or "")
     if job is None or progress is None or event.gpus is None or event.samples_done is not None:
         return event
@@ -42,20 +86,20 @@ def with_progress(event: Event, log: RunLog) -> Event:
 
 
 def measured_speeds(log: RunLog) -> dict[str, float]:
-    """Samples per second of the jobs that run, as far as their workers have measured it at this size.
+    """Samples per second of the running jobs whose workers have measured it at this size.
 
-    That of the last second alone goes up and down, so it is the middle one of what was measured.
+    The speed of the last second fluctuates, so this is the median of what was measured.
     """
     return {job_id: median(speeds) for job_id, speeds in _measured(log).items()}
 
 
 def measured_ranges(log: RunLog) -> dict[str, tuple[float, float]]:
-    """The least and the most of what :func:`measured_speeds` is the middle of; not of what is known once."""
+    """The range whose median :func:`measured_speeds` gives; jobs with a single measurement have none."""
     return {job_id: (min(speeds), max(speeds)) for job_id, speeds in _measured(log).items() if speeds[1:]}
 
 
 def _measured(log: RunLog) -> dict[str, list[float]]:
-    """What is known of each speed: over the last minutes, by the time of a step, and over the last second."""
+    """Each job's speed over the last minutes, by the time of a step, and over the last second."""
     found = {}
     for job_id, job in log.active.items():
         progress = log.newest.get(job_id)
@@ -69,14 +113,14 @@ def _measured(log: RunLog) -> dict[str, list[float]]:
 
 
 class Reports:
-    """The newest reports on all jobs of a state directory, read again when they were replaced."""
+    """The newest reports on all jobs of a state directory, read again when they are replaced."""
 
     def __init__(self, dirs: StateDir) -> None:
         self._dirs = dirs
         self._files: dict[str, ProgressFile] = {}
 
     def lay_over(self, log: RunLog) -> None:
-        """Let the log know them.
+        """Put them into ``log.newest``.
 
         :raises UsageError: a job's folder is not a plain one of the state directory's owner.
         """
@@ -91,11 +135,11 @@ class Reports:
             if file.newest is not None:
                 log.newest[job_id] = file.newest
                 if job.change is not None and trains_as_held(self._dirs.job(job_id), job, file.newest):
-                    job.change = job.begun = None  # the next run will write down that its first step is done
+                    job.change = job.begun = None  # the next run records that its first step is done
 
 
 def trains_as_held(folder: JobDir, job: JobLog, report: Progress) -> bool:
-    """Whether a report is of workers that train on the GPUs and the batch that the job was given last."""
+    """Whether a report comes from workers on the GPUs and batch that the job was given last."""
     try:
         plan = read_record(folder.plan, "plan", Plan, tries=1)
     except (BadInputError, UnreadableError):
@@ -112,7 +156,7 @@ def trains_as_held(folder: JobDir, job: JobLog, report: Progress) -> bool:
 
 
 def reported(dirs: StateDir, log: RunLog, now_s: float) -> list[Event]:
-    """The newest reports as events after those of the log, for who decides from them."""
+    """The newest reports as events after those of the log, for a policy's decision."""
     Reports(dirs).lay_over(log)
     return [
         Event(

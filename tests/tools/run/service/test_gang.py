@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -12,22 +11,22 @@ import pytest
 
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
+from pliant.schemas.schedule import Cut
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLevel, UnitStatus
 from pliant.tools.run.service import commands as plan_file
 from pliant.tools.run.service import members as members_module
-from pliant.tools.run.service.allocation import Slot, Target
-from pliant.tools.run.service.commands import make_member, make_plan, read_plan, write_plan
-from pliant.tools.run.service.endings import Setback
-from pliant.tools.run.service.gang import Gang, NextPlan
-from pliant.tools.run.service.members import Members, Timeouts
-from pliant.tools.run.statedir import folder_cache
+from pliant.tools.run.service.allocation import Assignment, Slot
+from pliant.tools.run.service.commands import make_member, make_plan, next_plan, read_plan, write_plan
+from pliant.tools.run.service.gang import Gang
+from pliant.tools.run.service.members import GangMembers, Setback, Timeouts
+from pliant.tools.run.statedir.contract import folders as folder_cache
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
-from pliant.tools.run.statedir.contract.plan import WorkerOutcome
-from pliant.tools.run.statedir.log.fold import Share
+from pliant.tools.run.statedir.contract.plan import Member, Plan, WorkerOutcome
 from tests.builders import job
 
 RUNNING, CLEAN = UnitStatus("running"), UnitStatus("exited", 0)
 ADDED = Slot("n1", 1)
+CUT = (8, 1, 1.0)
 TIMES = Timeouts(abort_s=60.0, term_s=30.0, kill_s=5.0, broken_s=5.0)
 
 
@@ -53,7 +52,7 @@ class Scene:
 
     def __init__(self, folder: Path, elastic: str) -> None:
         spec = job("a", gpus=1 if elastic == "size" else 2, high=2 if elastic == "size" else None)
-        target = Target(Share(spec, (("n0", 1), ("n1", 1)), 8), (Slot("n0", 0), Slot("n1", 0)))
+        target = Assignment.of(spec, (Slot("n0", 0), Slot("n1", 0)), CUT)
         plan = make_plan(target, 1, 1, {name: NodeInfo(name, 1) for name in ("n0", "n1")})
         self.target = target
         self.job = JobDir(folder)
@@ -66,17 +65,16 @@ class Scene:
     def reaches(self, generation: int) -> None:
         renamed(self.gang.handle.files.reached, f"{generation}\n")
 
-    def grows(self, slot: Slot = ADDED, number: int = 2) -> None:
+    def grows(self, slot: Slot = ADDED, number: int = 2, cut: Cut = CUT) -> None:
         """One more worker is started."""
-        self.target = Target(self.target.share, (*self.target.slots, slot))
         added = make_member(slot, NodeInfo(slot.node, 2), number)
-        self.publish(self.gang.plan_for(self.target, self.gang.plan.members, [added]))
+        self.goes_on(*self.gang.plan.members, added, cut=cut)
         self.gang.statuses = (*self.gang.statuses, RUNNING)
 
     def replaces(self, number: int) -> None:
         """A new worker takes the place of the second one, and trains."""
         added = make_member(Slot("n1", 0), NodeInfo("n1", 1), number)
-        self.publish(self.gang.plan_for(self.target, self.gang.plan.members[:1], [added]))
+        self.goes_on(self.gang.plan.members[0], added)
         self.reaches(self.gang.plan.generation)
         self.gang.statuses = (*self.gang.statuses, RUNNING)
 
@@ -86,8 +84,8 @@ class Scene:
 
     def watch(self, *times_s: float) -> list[str]:
         for now_s in times_s:
-            if (plan := self.gang.watch(now_s)) is not None:
-                self.publish(plan)
+            if (found := self.gang.watch(now_s)) is not None:
+                self.publish(*found)
         return self.backend.told
 
     def stop(self, now_s: float) -> None:
@@ -95,10 +93,14 @@ class Scene:
             self.publish(plan)
         self.gang.stop(now_s)
 
-    def publish(self, plan: NextPlan) -> None:
+    def goes_on(self, *members: Member, cut: Cut = CUT) -> None:
+        """A plan of these members is published."""
+        self.publish(next_plan(self.gang.plan, members, cut))
+
+    def publish(self, plan: Plan, setback: Setback | None = None) -> None:
         """As the executor does."""
-        write_plan(self.job, plan.plan)
-        self.gang.take_up(plan)
+        write_plan(self.job, plan)
+        self.gang.take_up(plan, setback)
 
 
 @pytest.fixture(params=["size", "none"])
@@ -116,8 +118,8 @@ def test_a_gang_that_begins_to_train_while_it_is_looked_at_counts_as_one_that_is
         files.progress.touch()
 
     monkeypatch.setattr(members_module, "read_reached", read_too_early)
-    crew = scene.gang.crew()
-    assert (crew.trains, crew.reports) == (None, False)
+    trains, reports = scene.gang.training()
+    assert (trains, reports) == (None, False)
 
 
 def test_a_slot_that_is_given_up_is_busy_until_its_worker_is_gone_also_where_the_job_stops(
@@ -126,14 +128,13 @@ def test_a_slot_that_is_given_up_is_busy_until_its_worker_is_gone_also_where_the
     """A plan to stop is for all who train, also those that a plan before it, not in force yet, left out."""
     scene = Scene(tmp_path, "size")
     scene.reaches(1)
-    own = Target(scene.target.share, scene.target.slots[:1])
-    scene.publish(scene.gang.plan_for(own, scene.gang.plan.members[:1]))
+    scene.goes_on(scene.gang.plan.members[0])
     assert scene.gang.busy == set(scene.target.slots)
     scene.stop(0.0)
     assert scene.gang.plan.workers == (0, 1)
     assert scene.gang.busy == set(scene.target.slots)
     scene.gang.statuses = (RUNNING, CLEAN)
-    assert scene.gang.busy == set(own.slots)
+    assert scene.gang.busy == set(scene.target.slots[:1])
 
 
 def test_a_plan_that_is_known_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,11 +142,11 @@ def test_a_plan_that_is_known_is_not_read_again(tmp_path: Path, monkeypatch: pyt
     scene = Scene(tmp_path, "size")
     monkeypatch.delattr(plan_file, "read_plan_of")
     scene.reaches(1)
-    assert scene.gang.crew().trains == scene.gang.plan
+    assert scene.gang.training()[0] == scene.gang.plan
     scene.grows()
-    assert scene.gang.crew().trains is not None
+    assert scene.gang.training()[0] is not None
     scene.reaches(2)
-    assert scene.gang.crew().trains == scene.gang.plan
+    assert scene.gang.training()[0] == scene.gang.plan
 
 
 def test_a_worker_that_is_done_first_leaves_the_other_all_the_time_it_needs(scene: Scene) -> None:
@@ -199,10 +200,10 @@ class Lives:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.of: dict[int, str] = {0: "alive", 1: "alive", 2: "alive"}
         self.silent = frozenset[int]()
-        patch.setattr(Members, "life", lambda members, worker: self.of[worker])
-        patch.setattr(Members, "listen", lambda members, now_s, timeouts: self._listen(members))
+        patch.setattr(GangMembers, "life", lambda members, worker: self.of[worker])
+        patch.setattr(GangMembers, "listen", lambda members, now_s, timeouts: self._listen(members))
 
-    def _listen(self, members: Members) -> frozenset[int]:
+    def _listen(self, members: GangMembers) -> frozenset[int]:
         members._silent = self.silent
         return self.silent
 
@@ -327,13 +328,11 @@ def test_a_new_worker_whose_script_fails_leaves_the_others_training(training: Sc
 def test_a_failed_grow_goes_back_to_the_batch_that_the_others_train_with(
     training: Scene, lives: Lives
 ) -> None:
-    share = replace(training.target.share, global_batch=32, lr_scale=4.0)
-    training.target = replace(training.target, share=share)
-    training.grows()
+    training.grows(cut=(32, 1, 4.0))
     assert training.gang.plan.cut == (32, 1, 4.0)
     lives.of[2] = "gone"
     training.watch(1.0)
-    assert training.gang.plan.cut == training.gang.target.cut == (8, 1, 1.0)
+    assert training.gang.plan.cut == training.gang.target.allocation.cut == (8, 1, 1.0)
 
 
 def test_of_two_new_workers_the_one_that_lives_is_kept(training: Scene, lives: Lives) -> None:
@@ -379,10 +378,9 @@ def test_a_new_worker_that_lives_is_waited_for_while_the_others_train(training: 
 
 
 def test_a_new_worker_that_is_no_longer_wanted_has_a_limit_to_leave(training: Scene, lives: Lives) -> None:
-    before = training.target
     training.grows()
     lives.of[2] = "absent"
-    training.publish(training.gang.plan_for(before, training.gang.plan.members[:2]))
+    training.goes_on(*training.gang.plan.members[:2])
     assert training.watch(1.0, 60.0) == []
     assert training.watch(61.0) == ["kill [2]"]
 
@@ -468,8 +466,6 @@ def test_a_gang_in_which_nothing_happens_is_looked_at_without_reading_its_files(
 
 def test_a_plan_that_is_not_published_yet_changes_nothing(training: Scene) -> None:
     before = (training.gang.plan, training.gang.target)
-    smaller = Target(Share(training.target.job, (("n0", 1),), 8), (Slot("n0", 0),))
-    assert training.gang.plan_for(smaller, training.gang.plan.members[:1]).plan.generation == 2
     assert training.gang.plan_to_stop() is not None
     assert (training.gang.plan, training.gang.target) == before
     assert training.gang.serves(before[1])

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,16 +21,24 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.io import write_cluster
-from pliant.tools.run.doctor import host as clocks
-from pliant.tools.run.doctor import host as folders
-from pliant.tools.run.doctor import host as looked_at_gpus
-from pliant.tools.run.doctor.check import Check, Site, guarded, look_around
-from pliant.tools.run.doctor.examine import examine, worst
-from pliant.tools.run.doctor.host import Began, Mount, Probed, clock
+from pliant.tools.run.doctor import checks
+from pliant.tools.run.doctor.checks import (
+    Began,
+    Check,
+    Site,
+    clock,
+    examine,
+    guarded,
+    look_around,
+    needed_versions,
+    versions,
+    worst,
+)
+from pliant.tools.run.doctor.file_system import Mount, Probed
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import submit_event
-from pliant.tools.run.statedir.private import StateDir
+from pliant.tools.run.statedir.state import State
 from tests.builders import cluster, job
 from tests.tools.run.doctor.looked import found, not_ok
 from tests.tools.run.fake_nvml import Card, install
@@ -49,28 +59,28 @@ def state(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where these tests run there may be little room, a slow disk, or a disk in memory."""
-    monkeypatch.setattr(folders, "mount_of", lambda _path: Mount("ext4"))
-    monkeypatch.setattr(folders.shutil, "disk_usage", lambda _path: SimpleNamespace(free=1 << 40))
-    monkeypatch.setattr(folders.os, "statvfs", lambda _path: SimpleNamespace(f_files=0, f_favail=0))
-    monkeypatch.setattr(folders, "probe", lambda _path: Probed(0.001, locks=True, skew_s=0.0))
+    monkeypatch.setattr(checks, "mount_of", lambda _path: Mount("ext4"))
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda _path: SimpleNamespace(free=1 << 40))
+    monkeypatch.setattr(checks.os, "statvfs", lambda _path: SimpleNamespace(f_files=0, f_favail=0))
+    monkeypatch.setattr(checks, "probe", lambda _path: Probed(0.001, locks=True, skew_s=0.0))
     install(monkeypatch)
 
 
 def test_a_state_directory_that_waits_for_a_loop_is_a_warning_and_nothing_is_changed(state: Path) -> None:
     before = {path: (path.stat().st_mtime_ns, path.stat().st_mode) for path in state.rglob("*")}
-    checks = examine(state)
-    assert worst(checks) == "warning"
-    assert found(checks, "cluster") == ["ok: 1 node, 2 CPU slots, backend local"]
-    (text,) = not_ok(checks)
+    seen = examine(state)
+    assert worst(seen) == "warning"
+    assert found(seen, "cluster") == ["ok: 1 node, 2 CPU slots, backend local"]
+    (text,) = not_ok(seen)
     assert text.startswith("warning: no loop serves 1 job; one wrote last ")
     assert text.endswith(f"unless cron calls pliant run: pliant run --follow --state {state}")
     assert before == {path: (path.stat().st_mtime_ns, path.stat().st_mode) for path in state.rglob("*")}
 
 
 def test_a_directory_that_is_not_there_yet_is_fine(tmp_path: Path) -> None:
-    checks = examine(tmp_path / "a" / "b")
-    assert not_ok(checks) == []
-    assert "is not there yet" in found(checks, "folder")[0]
+    seen = examine(tmp_path / "a" / "b")
+    assert not_ok(seen) == []
+    assert "is not there yet" in found(seen, "folder")[0]
     assert not (tmp_path / "a").exists()
 
 
@@ -89,7 +99,9 @@ def test_a_loop_that_holds_the_directory_is_named(state: Path) -> None:
 @pytest.fixture
 def stopped(state: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that holds the lock and was stopped."""
-    code = "import sys, time; from pathlib import Path; from pliant.tools.run.statedir.lock import Lock; "
+    code = (
+        "import sys, time; from pathlib import Path; from pliant.tools.run.statedir.directory import Lock; "
+    )
     code += "lock = Lock(Path(sys.argv[1])); lock.acquire(); print(flush=True); time.sleep(600)"
     holder = subprocess.Popen([sys.executable, "-c", code, str(state / "lock")], stdout=subprocess.PIPE)
     assert holder.stdout is not None
@@ -164,8 +176,8 @@ def test_what_is_no_folder_is_a_problem(kind: str, tmp_path: Path) -> None:
 def test_the_file_system_is_judged_by_who_has_to_see_it(
     mount: Mount, backend: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "mount_of", lambda _path: mount)
-    texts = found(folders.folder(look_around(tmp_path, None, backend)), "folder")
+    monkeypatch.setattr(checks, "mount_of", lambda _path: mount)
+    texts = found(checks.folder(look_around(tmp_path, None, backend)))
     assert any(text.startswith(said.format(place=tmp_path.resolve())) for text in texts), texts
 
 
@@ -173,13 +185,13 @@ def test_the_file_system_is_judged_by_who_has_to_see_it(
 def test_a_disk_that_fills_up_is_noticed_before_it_is_full(
     free: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders.shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
-    assert worst(folders.folder(look_around(tmp_path, None, None))) == verdict
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
+    assert worst(checks.folder(look_around(tmp_path, None, None))) == verdict
 
 
 def test_few_files_left_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders.os, "statvfs", lambda _path: SimpleNamespace(f_files=9, f_favail=7))
-    assert "but 7 files at most" in not_ok(folders.folder(look_around(tmp_path, None, None)))[0]
+    monkeypatch.setattr(checks.os, "statvfs", lambda _path: SimpleNamespace(f_files=9, f_favail=7))
+    assert "but 7 files at most" in not_ok(checks.folder(look_around(tmp_path, None, None)))[0]
 
 
 @pytest.mark.parametrize(
@@ -198,24 +210,24 @@ def test_what_writing_shows_is_said(
             raise probed
         return probed
 
-    monkeypatch.setattr(folders, "probe", probe)
-    assert said in "".join(not_ok(folders.folder(look_around(tmp_path, None, None))))
+    monkeypatch.setattr(checks, "probe", probe)
+    assert said in "".join(not_ok(checks.folder(look_around(tmp_path, None, None))))
 
 
 def test_clocks_that_disagree_are_noticed(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = look_around(state, None, None)
     assert site.log is not None
     site.log.last_s = time.time() + 3600
-    monkeypatch.setattr(folders, "probe", lambda _path: Probed(0.001, locks=True, skew_s=-40.0))
-    jumped, ahead, skewed = not_ok(clock(site, Began(time.time() + 90, time.monotonic())))
+    monkeypatch.setattr(checks, "probe", lambda _path: Probed(0.001, locks=True, skew_s=-40.0))
+    jumped, ahead, skewed = not_ok(clock(replace(site, began=Began(time.time() + 90, time.monotonic()))))
     assert jumped.startswith("warning: this machine's clock was set by -90.0 s while it was looked at")
     assert ahead.startswith("warning: the log is 1 h ahead: the clock was set back since")
     assert skewed.startswith("warning: the folder's clock is 40 s behind this machine's")
 
 
 def test_a_clock_that_was_never_set_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clocks.time, "time", lambda: 86_400.0)
-    assert worst(clock(Site("local"), Began(86_400.0))) == "problem"
+    monkeypatch.setattr(checks.time, "time", lambda: 86_400.0)
+    assert worst(clock(Site("local", began=Began(86_400.0)))) == "problem"
 
 
 GPUS = cluster(2)
@@ -223,13 +235,11 @@ END = "end it, or leave that GPU out with CUDA_VISIBLE_DEVICES"
 
 
 def test_gpus_of_the_cluster_have_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looked_at_gpus, "version", lambda _name: "2.13.0")
+    monkeypatch.setattr(checks, "version", lambda _name: "2.13.0")
     install(monkeypatch, Card("GPU-a"), Card("GPU-b"))
-    assert found(looked_at_gpus.gpus(Site("local", cluster=GPUS))) == [
-        "ok: 2 GPUs to use of 2, driver 570.86.15"
-    ]
+    assert found(checks.gpus(Site("local", cluster=GPUS))) == ["ok: 2 GPUs to use of 2, driver 570.86.15"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    first, second = found(looked_at_gpus.gpus(Site("local", cluster=GPUS)))
+    first, second = found(checks.gpus(Site("local", cluster=GPUS)))
     assert first == "ok: 1 GPU to use of 2, driver 570.86.15"
     assert second.startswith("problem: cluster: /nodes: 2 GPUs on the local backend, this machine has 1")
 
@@ -238,13 +248,13 @@ def test_gpus_that_are_lost_in_use_or_without_cuda_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "live"
-    monkeypatch.setattr(looked_at_gpus, "version", lambda _name: "2.13.0+cpu")
+    monkeypatch.setattr(checks, "version", lambda _name: "2.13.0+cpu")
     ours = {"PLIANT_JOB_DIR": str(own / "jobs/a"), "PATH": os.environ["PATH"]}
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=ours) as trains:
         while "PLIANT_JOB_DIR" not in psutil.Process(trains.pid).environ():
             time.sleep(0.01)
         install(monkeypatch, Card("GPU-a", pids=(trains.pid, os.getpid())), Card("GPU-b", lost=True))
-        texts = not_ok(looked_at_gpus.gpus(Site("local", StateDir(own), cluster=cluster(1))))
+        texts = not_ok(checks.gpus(Site("local", StateDir(own), cluster=cluster(1))))
     assert texts == [
         "warning: GPU 1: GPU is lost; look at nvidia-smi; it is left out",
         "problem: torch 2.13.0+cpu is the build without CUDA; install the one with: pip install torch",
@@ -261,26 +271,84 @@ def test_no_driver_is_a_problem_where_the_cluster_has_gpus(
     def missing() -> None:
         raise ServiceMissingError("no driver")
 
-    monkeypatch.setattr(looked_at_gpus, "list_gpus", missing)
-    monkeypatch.setattr(looked_at_gpus, "DRIVER", Path("/dev/no-such-driver"))
-    (check,) = looked_at_gpus.gpus(Site("local", cluster=nodes))
+    monkeypatch.setattr(checks, "list_gpus", missing)
+    monkeypatch.setattr(checks, "DRIVER", Path("/dev/no-such-driver"))
+    (check,) = checks.gpus(Site("local", cluster=nodes))
     assert check.verdict == verdict
 
 
 def test_a_cluster_that_cannot_be_read_is_a_problem_and_the_rest_is_looked_at(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     path.write_text("{")
-    checks = examine(None, str(path))
-    assert worst(checks) == "problem"
-    assert {"versions", "cluster", "clock", "GPUs"} <= {check.area for check in checks}
+    seen = examine(None, str(path))
+    assert worst(seen) == "problem"
+    assert {"versions", "cluster", "clock", "GPUs"} <= {check.area for check in seen}
 
 
 def test_an_error_in_a_check_is_a_problem_of_its_area() -> None:
-    def breaks() -> Iterator[Check]:
-        yield Check("clock", "ok", "fine so far")
+    def breaks(_site: Site) -> Iterator[Check]:
+        yield Check("ok", "fine so far")
         raise RuntimeError("no such\nclock")
 
-    assert found(guarded("clock", breaks)) == [
+    assert found(guarded("clock", breaks, Site("local")), "clock") == [
         "ok: fine so far",
         "problem: cannot be looked at: RuntimeError: no such; mend that, and look again",
     ]
+
+
+# Versions of packages, none of which is imported.
+
+HERE = Site("local")
+NEEDED = ["torch>=2.11", "psutil>=6", "rich>=13.9", "nvidia-ml-py>=12; extra == 'gpu'"]
+
+
+@pytest.fixture
+def constraints(tmp_path: Path) -> Path:
+    path = tmp_path / "constraints.txt"
+    path.write_text("rich==15.0.0\ntorch==2.13.0\ntorchvision==0.28\n")
+    return path
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, **packages: str) -> None:
+    def version(name: str) -> str:
+        if name not in packages:
+            raise PackageNotFoundError(name)
+        return packages[name]
+
+    monkeypatch.setattr(checks, "version", version)
+    monkeypatch.setattr(checks, "requires", lambda _name: NEEDED)
+
+
+def test_all_is_well_where_versions_are_those_of_the_tests(
+    constraints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(monkeypatch, pliant="0.1.0", torch="2.13.0+cpu", psutil="7.2.2", rich="13.10")
+    texts = found(versions(HERE, constraints))
+    assert not_ok(versions(HERE, constraints)) == []
+    assert texts[0].startswith("ok: pliant 0.1.0, Python 3.")
+    assert texts[1:] == ["ok: torch 2.13.0+cpu", "ok: 3 packages as new as needed"]
+
+
+def test_another_torch_than_that_of_the_tests_is_a_warning(
+    constraints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(monkeypatch, pliant="0.1.0", torch="2.12.1", psutil="7.2.2", rich="15.0.0")
+    (text,) = not_ok(versions(HERE, constraints))
+    assert text.startswith(
+        "warning: torch 2.12.1 is not the version that the tests run with, 2.13.0; pip install"
+    )
+    assert not_ok(versions(HERE, constraints.parent / "none.txt")) == []
+
+
+def test_what_is_missing_or_too_old_is_a_problem(constraints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, pliant="0.1.0", psutil="5.9.8", rich="15.0.0")
+    first, second = not_ok(versions(HERE, constraints))
+    assert first == "problem: torch is not installed, so no job can train; pip install torch"
+    assert second.startswith(
+        "problem: torch is not installed; psutil 5.9.8 is older than 6; install pliant again"
+    )
+
+
+def test_requirements_of_extras_are_not_needed() -> None:
+    assert needed_versions(NEEDED) == {"torch": "2.11", "psutil": "6", "rich": "13.9"}
+    assert needed_versions(["a", 'b>=1 ; python_version < "4"']) == {"a": "", "b": "1"}

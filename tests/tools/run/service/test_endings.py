@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from pliant.tools.run.backends.protocol import UnitStatus
-from pliant.tools.run.service.endings import Verdict, broken, describe, judge
+from pliant.tools.run.service.endings import Ending, broken, describe, judge
 from pliant.tools.run.statedir.contract.plan import LOST_PEER, WorkerOutcome
 
 KILLED = "killed by SIGKILL, which the system sends where memory runs out"
@@ -20,25 +20,25 @@ def said(outcome: str, samples: float = 100.0, message: str = "") -> WorkerOutco
 
 def verdict(
     outcomes: dict[int, WorkerOutcome], *units: UnitStatus, elastic: bool = True, asked: bool = False
-) -> Verdict:
+) -> Ending:
     return judge(outcomes, units, ranks=2, elastic=elastic, stop_requested=asked)
 
 
 def test_done_is_what_rank_0_says_whatever_torchrun_returned() -> None:
-    assert verdict({0: said("done"), 1: said("done")}, FAILED, FAILED) == Verdict("done", "", 100.0)
+    assert verdict({0: said("done"), 1: said("done")}, FAILED, FAILED) == Ending("done", "", 100.0)
 
 
 def test_a_script_that_gives_up_in_its_training_has_failed() -> None:
     left = said("done").model_copy(update={"exit_counts": True})
     found = verdict({0: left, 1: left}, FAILED, FAILED)
     assert (found.end, found.message) == ("failed", "the script ended with exit code 1: its log tells more")
-    assert verdict({0: left, 1: left}, CLEAN, CLEAN) == Verdict("done", "", 100.0)
+    assert verdict({0: left, 1: left}, CLEAN, CLEAN) == Ending("done", "", 100.0)
     assert verdict({0: left, 1: left}, LOST, LOST).end == "done", "a launcher that is gone says nothing"
 
 
 def test_a_clean_stop_counts_though_torchrun_returned_1() -> None:
     found = verdict({0: said("stopped"), 1: said("stopped")}, FAILED, FAILED, asked=True)
-    assert found == Verdict("stopped", "", 100.0)
+    assert found == Ending("stopped", "", 100.0)
 
 
 def test_a_stop_that_nobody_asked_for_is_a_failure() -> None:
@@ -193,7 +193,7 @@ def test_an_elastic_job_must_use_the_library() -> None:
 
 
 def test_what_was_never_started_has_failed() -> None:
-    assert verdict({}, elastic=False) == Verdict("failed", "no exit code")
+    assert verdict({}, elastic=False) == Ending("failed", "no exit code")
 
 
 def test_a_gang_is_broken_by_a_bad_exit_a_vanished_worker_or_a_crash_but_not_by_an_early_end() -> None:

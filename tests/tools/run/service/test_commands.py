@@ -8,10 +8,9 @@ import pytest
 from pliant.schemas.job import Job
 from pliant.tools.profile.torchrun.start import ONE_WORKER, RUN_TORCHRUN, child_environment
 from pliant.tools.run.backends.protocol import NodeInfo
-from pliant.tools.run.service.allocation import Slot, Target, counts
+from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import make_plan, ranked, units
 from pliant.tools.run.statedir.contract.folders import AttemptDir
-from pliant.tools.run.statedir.log.fold import Share
 from tests.builders import job
 
 FOLDER = Path("/state/jobs/a")
@@ -24,9 +23,9 @@ GPU = {
 TORCHRUN = (sys.executable, "-P", RUN_TORCHRUN)
 
 
-def target(spec: Job, *slots: str) -> Target:
+def target(spec: Job, *slots: str) -> Assignment:
     found = tuple(map(Slot.parse, slots))
-    return Target(Share(spec, counts(found), 32), found)
+    return Assignment.of(spec, found, (32, 1, 1.0))
 
 
 def elastic(**more: object) -> Job:
@@ -113,8 +112,7 @@ def test_member_i_of_the_plan_is_rank_i(spec: Job) -> None:
 
 def test_a_plan_says_how_the_batch_is_cut() -> None:
     spec = elastic(seed=7, checkpoint_seconds=5.0)
-    share = Share(spec, (("n1", 1),), 64, 2, 1.5)
-    plan = make_plan(Target(share, (Slot("n1", 3),)), 4, 2, GPU)
+    plan = make_plan(Assignment.of(spec, (Slot("n1", 3),), (64, 2, 1.5)), 4, 2, GPU)
     assert (plan.generation, plan.attempt, plan.abort) == (4, 2, False)
     assert (plan.global_batch, plan.accum, plan.lr_scale) == (64, 2, 1.5)
     assert (plan.seed, plan.checkpoint_s) == (7, 5.0)

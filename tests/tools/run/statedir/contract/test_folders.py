@@ -1,0 +1,219 @@
+"""The small files of a job: missing, unreadable, damaged; addresses; a folder that is read once."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.tools.run.service.commands import last_generation, read_plan, write_plan
+from pliant.tools.run.statedir.contract.folders import (
+    FRESH_S,
+    STALE_S,
+    DamagedError,
+    FolderCache,
+    JobDir,
+    UnreadableError,
+    read_record,
+    refuse_public,
+    write_record,
+)
+from pliant.tools.run.statedir.contract.plan import Member, Plan, WorkerOutcome
+
+PLAN = Plan(job="a", generation=3, attempt=2, members=(Member(slot="n0/0", node="n0", address="n0"),))
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
+    left, read = [number] * times, Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if left:
+            raise OSError(left.pop(), "it cannot be")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+
+
+def test_a_file_names_its_schema_and_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    write_record(path, "plan", PLAN)
+    assert json.loads(path.read_text())["schema"] == "pliant.plan/1"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_record(path, "plan", Plan) == PLAN
+
+
+def test_what_is_not_there_was_never_written(tmp_path: Path) -> None:
+    assert read_record(tmp_path / "plan.json", "plan", Plan) is None
+    assert WorkerOutcome.read(tmp_path / "worker-0.json") is None
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EIO, errno.EACCES])
+def test_what_cannot_be_read_is_tried_again_and_is_not_taken_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = tmp_path / "plan.json"
+    write_record(path, "plan", PLAN)
+    refuse(monkeypatch, number, times=1)
+    assert read_record(path, "plan", Plan) == PLAN
+    refuse(monkeypatch, number, times=2)
+    with pytest.raises(UnreadableError, match=r"plan\.json: cannot be read: it cannot be"):
+        read_record(path, "plan", Plan)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": "pliant.plan/1", "job": 7}'])
+def test_what_makes_no_sense_is_damaged(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(DamagedError):
+        read_record(path, "plan", Plan)
+
+
+def test_an_unknown_major_version_is_refused_and_a_newer_minor_one_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    fields = json.loads(PLAN.model_dump_json())
+    path.write_text(json.dumps({"schema": "pliant.plan/2", **fields}))
+    with pytest.raises(BadInputError, match="major version 2 of 'plan' is unknown") as refused:
+        read_record(path, "plan", Plan)
+    assert not isinstance(refused.value, DamagedError)
+    path.write_text(json.dumps({"schema": "pliant.plan/1.7", **fields, "colour": "red"}))
+    assert read_record(path, "plan", Plan) == PLAN
+    path.write_text(json.dumps(fields))
+    assert read_record(path, "plan", Plan) == PLAN, "files of the first version name no schema"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_plan_that_is_damaged_or_lost_is_replaced_by_its_copy(tmp_path: Path, lost: bool) -> None:
+    job = JobDir(tmp_path)
+    job.attempt(2).path.mkdir(parents=True)
+    for generation in (9, 10):
+        write_plan(job, PLAN.model_copy(update={"generation": generation}))
+    job.plan.unlink() if lost else job.plan.write_text("{")
+    found = read_plan(job)
+    assert found is not None
+    assert found.generation == last_generation(job) == 10
+    assert json.loads(job.plan.read_text())["generation"] == 10
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "10.1.2.3", "192.168.0.7", "::1", "fd00::1", "fe80::1%eth0"]
+)
+def test_workers_may_meet_on_this_machine_or_in_a_private_network(address: str) -> None:
+    refuse_public(address)
+
+
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - refused
+STRANGERS = ("8.8.8.8", "224.0.0.1", "239.1.1.1", "ff02::1", "100.64.0.1", "::ffff:8.8.8.8")
+
+
+@pytest.mark.parametrize("address", [*EVERYWHERE, *STRANGERS])
+def test_an_address_that_strangers_reach_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match="not a loopback or private address"):
+        refuse_public(address)
+
+
+def test_a_name_is_no_address() -> None:
+    with pytest.raises(UsageError, match="not an IP address"):
+        refuse_public("localhost")
+
+
+AGES_AGO_S = 1_000_000_000
+
+
+class Site:
+    """A folder with one file, a clock that the test turns, and a count of how often the file was read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now_s = 0.0
+        self.reads = 0
+        self.cache = FolderCache(folder, lambda: self.now_s)
+
+    def replace(self, text: str, *, stamp_s: float | None = None) -> None:
+        new = self.folder / "new"
+        new.write_text(text)
+        new.replace(self.folder / "file")
+        if stamp_s is not None:
+            os.utime(self.folder, (stamp_s, stamp_s))
+
+    def look(self, after_s: float = 0.0) -> str | None:
+        self.now_s += after_s
+        self.cache.look()
+        return self.cache.get("file", self._read)
+
+    def _read(self) -> str | None:
+        self.reads += 1
+        path = self.folder / "file"
+        return path.read_text() if path.exists() else None
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_what_does_not_change_is_not_read_again(site: Site) -> None:
+    site.replace("a")
+    site.look()
+    site.look(FRESH_S)
+    before = site.reads
+    assert [site.look(0.01) for _ in range(100)] == ["a"] * 100
+    assert site.reads == before
+
+
+def test_a_file_that_is_made_replaced_or_removed_is_noticed_at_the_next_look(site: Site) -> None:
+    assert site.look() is None
+    site.look(FRESH_S)
+    site.replace("a", stamp_s=AGES_AGO_S)
+    assert site.look(0.1) == "a"
+    site.look(FRESH_S)
+    site.replace("b", stamp_s=AGES_AGO_S + 1)
+    assert site.look(0.1) == "b"
+    site.look(FRESH_S)
+    (site.folder / "file").unlink()
+    assert site.look(0.1) is None
+
+
+def test_a_second_change_under_the_same_stamp_is_noticed(site: Site) -> None:
+    """The clock of a file system may stand still between two changes."""
+    site.replace("a", stamp_s=AGES_AGO_S)
+    assert site.look() == "a"
+    site.replace("b", stamp_s=AGES_AGO_S)
+    assert site.look(0.1) == "b"
+
+
+def test_what_another_host_shows_late_is_noticed_in_the_end(site: Site) -> None:
+    site.replace("a", stamp_s=AGES_AGO_S)
+    site.look()
+    site.look(FRESH_S)
+    site.replace("b", stamp_s=AGES_AGO_S)
+    assert site.look(STALE_S) == "b"
+
+
+def test_a_folder_that_is_away_is_looked_for_each_time(site: Site) -> None:
+    cache = FolderCache(site.folder / "later")
+    cache.look()
+    assert cache.get("file", lambda: None) is None
+    (site.folder / "later").mkdir()
+    cache.look()
+    assert cache.get("file", lambda: "there") == "there"
+
+
+def test_folders_that_were_read_together_are_not_all_read_again_together(tmp_path: Path) -> None:
+    """A launcher of thousands of jobs would spend a whole turn on that."""
+    sites = []
+    for number in range(100):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        sites.append(Site(folder))
+    for site in sites:
+        site.replace("a", stamp_s=AGES_AGO_S)
+        site.look()
+    before = [site.reads for site in sites]
+    for site in sites:
+        site.look(STALE_S * 0.85)
+    again = sum(site.reads > reads for site, reads in zip(sites, before, strict=True))
+    assert 0 < again < 100

@@ -1,0 +1,230 @@
+"""The state directory in use: one writer at a time, and a log that holds whatever was acknowledged.
+
+:class:`State` appends events to the log, keeps its snapshot and passes events on. :class:`ScheduleFile` keeps
+``schedule.json``, a copy of the last decision with the jobs still to come; the log has the decision first, so
+this file may lag behind for a moment. :func:`read_log` is for bystanders: it needs no lock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+from pliant.schemas.errors import PliantError, UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.file_io.events import EventWriter, LogReader
+from pliant.schemas.file_io.files import remove_temporaries
+from pliant.schemas.io import write_schedule
+from pliant.schemas.schedule import Schedule
+from pliant.tools.run.statedir.clock import passed_since
+from pliant.tools.run.statedir.contract.folders import PRIVATE
+from pliant.tools.run.statedir.directory import Lock, StateDir, check_job, claim, make_own, unusable
+from pliant.tools.run.statedir.fault import may_pass
+from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.log.repair import mend
+from pliant.tools.run.statedir.log.snapshot import Rebuilding, records_kept_small, renew_snapshot
+from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.log.worker_reports import with_progress
+from pliant.tools.schedule.session.saved import Basis, SavedSession
+
+Sink = Callable[[Sequence[Event]], None]
+TAIL_BYTES: Final = 1 << 16
+"""Bytes of the log that are cheap to read; after more than that a snapshot is due."""
+_log = logging.getLogger("pliant")
+
+
+class State:
+    """A state directory that this process writes to. Events go to the log first, then to all sinks."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        wait_s: float = 0.0,
+        view: LogView | None = None,
+        restored: bool = False,
+    ) -> None:
+        """Lock and read a state directory, making it for its owner alone if it is not there.
+
+        :param view: of its log, from before the lock was taken.
+        :param restored: the caller says that no job runs any more in the directory that this is a copy of.
+        :raises LockedError: another process still writes to it after ``wait_s``.
+        :raises UsageError: the folder cannot be made or used, is not this user's alone, or is a copy of one
+            in which jobs run.
+        :raises ServiceMissingError: its disk is full or broken.
+        :raises BadInputError: its log is damaged.
+        """
+        self.dirs = StateDir(Path(path).resolve())
+        self._lock = Lock(self.dirs.lock)
+        try:
+            make_own(self.dirs)
+            self._lock.acquire(wait_s=wait_s)
+        except OSError as error:
+            self._lock.release()
+            raise unusable(Path(path), error) from error
+        try:
+            self.quiet_s = passed_since(self.dirs.events)
+            """Seconds since the log was last written, when this process began."""
+            self._view = view or LogView(self.dirs, keeps_events=True)
+            self.log = self._whole_log()
+            running = sorted(job_id for job_id, job in self.log.active.items() if job.gpus)
+            claim(self.dirs, running, restored=restored)
+            self.log.jobs = self._jobs = records_kept_small(self.log.jobs)
+            self._sweep()
+            self._writer = EventWriter(self.dirs.events)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._sinks: list[Sink] = []
+        self.rebuilding: Rebuilding | None = None
+        """What a snapshot needs besides the log; without it none is written."""
+        self._in_snapshot, snapshot_bytes = self._view.in_snapshot
+        self._pause_bytes = snapshot_bytes // 8
+
+    def _whole_log(self) -> RunLog:
+        """The log, after writing back what it has lost and its snapshot knows.
+
+        A snapshot of another log is removed: after further events it could pass for this log's own.
+        """
+        if self.dirs.snapshot.exists() and not self.dirs.events.exists():
+            self.dirs.events.touch(PRIVATE)  # all of it is lost
+        log = self._view.refresh(to_the_end=True)
+        if not self._view.stale:
+            return log
+        if self._view.misfit is not None and self._view.misfit.kind == "cut":
+            for line in mend(self.dirs):
+                _log.warning("%s", line)
+        self.dirs.snapshot.unlink(missing_ok=True)
+        self._view.start_again()
+        return self._view.refresh(to_the_end=True)
+
+    def _sweep(self) -> None:
+        """Remove files that an earlier writer left half-written when it was killed."""
+        remove_temporaries(self.dirs.path)
+        for job_id in self.log.may_be_there():
+            check_job(self.dirs, job_id)
+            remove_temporaries(self.dirs.job(job_id).path)
+
+    def record(self, events: Iterable[Event]) -> None:
+        """Append events: on disk when this returns.
+
+        :raises ServiceMissingError: the disk is full or broken; none of the events is recorded.
+        """
+        batch = tuple(with_progress(event, self.log) for event in events)
+        if not batch:
+            return
+        self._writer.append(batch)
+        self._view.forget()
+        for event in batch:
+            self.log.add(event)
+        about = {event.job for event in batch if event.job is not None}
+        self._jobs.put_away(about - self.log.active.keys())
+        self._keep_snapshot()
+        for sink in tuple(self._sinks):
+            self._tell(sink, batch)
+
+    def add_sink(self, sink: Sink, *, past: bool = True) -> None:
+        """Pass all further events to a sink, until it fails.
+
+        :param past: pass on the events that are there already first.
+        """
+        self._sinks.append(sink)
+        for events in LogReader(self.dirs.events).read_all() if past else ():
+            if sink in self._sinks:
+                self._tell(sink, events)
+
+    def history(self, basis: Basis) -> tuple[SavedSession | None, Iterable[Event]]:
+        return self._view.history(basis)
+
+    def _keep_snapshot(self) -> None:
+        """Write a snapshot if the log after the last one takes a while to read; a failure stops nothing."""
+        size = self._writer.size
+        if self.rebuilding is None or size - self._in_snapshot < max(TAIL_BYTES, self._pause_bytes):
+            return
+        self._in_snapshot = size
+        try:
+            self._pause_bytes = renew_snapshot(self.dirs, self.log, self.rebuilding)
+        except (OSError, PliantError) as error:
+            level = logging.DEBUG if may_pass(error) else logging.WARNING
+            _log.log(level, "%s is not written: %s", self.dirs.snapshot, error)
+
+    def _tell(self, sink: Sink, events: Sequence[Event]) -> None:
+        try:
+            sink(events)
+        except Exception as error:  # noqa: BLE001 - what is recorded stays recorded, whether or not a sink can take it
+            self._sinks.remove(sink)
+            _log.warning("events are in %s only from here on: %s", self.dirs.events, error)
+
+    def close(self) -> None:
+        self._writer.close()
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def size_and_time(dirs: StateDir) -> tuple[int, float]:
+    """Bytes of the log, and when it was last written by the system's clock; zeros if there is none."""
+    try:
+        found = dirs.events.stat()
+    except FileNotFoundError:
+        return 0, 0.0
+    return found.st_size, found.st_mtime
+
+
+def no_state_directory(path: str | Path) -> UsageError:
+    what = f"{path}: no state directory (it has no {StateDir(Path()).events.name})"
+    return UsageError(f"{what}: name the folder that pliant run or pliant submit was given as --state")
+
+
+def read_log(path: str | Path) -> RunLog:
+    """The log of a state directory, read without the lock.
+
+    :raises UsageError: there is no log.
+    :raises BadInputError: it is damaged.
+    """
+    dirs = StateDir(Path(path))
+    if not dirs.events.is_file():
+        raise no_state_directory(path)
+    return LogView(dirs).refresh(to_the_end=True)
+
+
+class ScheduleFile:
+    """``schedule.json`` of a run, and the decision that is still to be written to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._due: Schedule | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        return self._due is not None
+
+    def write(self, schedule: Schedule) -> None:
+        """Make this the last decision, now or, if the machine is short of something, a little later.
+
+        :raises PliantError: it cannot be written, and that will not pass.
+        """
+        self._due = schedule
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Write what could not be written before.
+
+        :raises PliantError: it cannot be written, and that will not pass.
+        """
+        if self._due is None:
+            return
+        try:
+            write_schedule(self._due, self._path, mode=PRIVATE)
+        except PliantError as error:
+            if not may_pass(error):
+                raise
+            _log.debug("%s; it is tried again", error)
+        else:
+            self._due = None
