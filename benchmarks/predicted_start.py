@@ -37,7 +37,7 @@ from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.importers.run import JOBS, PROFILE, import_trace
 from pliant.tools.replay.inputs import Sources
 from pliant.tools.replay.run import Run
-from pliant.tools.schedule.decide import History, Question, decide_from_history
+from pliant.tools.schedule.decide import LogHistory, Question, decide_from_history
 
 MEASURES: Final = ("tools/schedule", "tools/replay")
 
@@ -111,7 +111,7 @@ def _waits(
                 if each.time < event.time or (each.time == event.time and each.event in _BEFORE_A_DECISION)
             ]
             found = decide_from_history(
-                History(None, 0.0, lambda _, known=known: (None, known)),
+                LogHistory(None, 0.0, lambda _, known=known: (None, known)),
                 Question(policy, explain=True),
                 now_s=event.time,
                 cluster=cluster,

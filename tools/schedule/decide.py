@@ -39,7 +39,7 @@ from pliant.tools.schedule.forecast import Demand
 from pliant.tools.schedule.from_log import CarriedOver, arrivals_until, session_from_events
 from pliant.tools.schedule.jobs import JobState, gpus_of
 from pliant.tools.schedule.policy import Explanation, Policy, PolicyError, Reserved
-from pliant.tools.schedule.predict_start import Prediction, copy_of, predictions
+from pliant.tools.schedule.predict_start import StartPrediction, copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.holdings import Transition
 from pliant.tools.schedule.session.saved import Basis, SavedSession
@@ -148,7 +148,7 @@ def _naming(source: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class LogHistory:
     """What happened before a decision: an event log, and the schedule that was decided last."""
 
     info: RunInfo | None
@@ -167,7 +167,7 @@ class History:
 
 
 def decide_from_history(
-    history: History,
+    history: LogHistory,
     question: Question,
     *,
     now_s: float,
@@ -189,7 +189,7 @@ def decide_from_history(
 
 
 def session_from_history(
-    history: History,
+    history: LogHistory,
     question: Question,
     *,
     now_s: float,
@@ -411,7 +411,7 @@ def _forgiving(
 def _waits(
     job: JobState,
     why: Explanation,
-    expected: Prediction | None,
+    expected: StartPrediction | None,
     *,
     explain: bool,
     reserved: tuple[Reservation, ...],
@@ -432,7 +432,7 @@ def _allocation(
     job: JobState,
     transition: Transition | None,
     why: Explanation,
-    expected: Prediction | None,
+    expected: StartPrediction | None,
     *,
     reserved: tuple[Reservation, ...],
 ) -> Allocation:

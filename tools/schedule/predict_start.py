@@ -41,7 +41,7 @@ _NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class StartPrediction:
     """What is to come of one job; times on the session's clock."""
 
     start_s: float | None = None
@@ -66,7 +66,7 @@ def predictions(
     asks_now: bool = False,
     within_s: float | None = None,
     ranges: Mapping[str, tuple[float, float]] = MappingProxyType({}),
-) -> dict[str, Prediction]:
+) -> dict[str, StartPrediction]:
     """What is to come of every active job. The session is used up: hand in a :func:`copy_of` one in use.
 
     Ends follow from the work that is left and the speed: that which was measured, else that which the
@@ -89,13 +89,13 @@ def predictions(
     starts = _Starts(session, speeds, time_s, asks_now=asks_now)
     with _time_limit(within_s):
         starts.find(math.inf if within_s is None else time.monotonic() + within_s)
-    found = {job_id: Prediction(end_s=end_s, source=sources[job_id]) for job_id, end_s in ends.items()}
+    found = {job_id: StartPrediction(end_s=end_s, source=sources[job_id]) for job_id, end_s in ends.items()}
     rests_on = max(sources.values(), key=_CERTAINTY.index, default=None)
-    found |= {job_id: Prediction(needs_gpus=gpus) for job_id, gpus in starts.needs.items()}
+    found |= {job_id: StartPrediction(needs_gpus=gpus) for job_id, gpus in starts.needs.items()}
     order = {job_id: (at, session_arrival(session, job_id)) for job_id, (at, _) in starts.found.items()}
     for place, job_id in enumerate(sorted(order, key=order.__getitem__)):
         start_s = starts.found[job_id][1]
-        found[job_id] = Prediction(start_s, None, place, starts.needs.get(job_id))
+        found[job_id] = StartPrediction(start_s, None, place, starts.needs.get(job_id))
         if start_s is not None:
             between_s = (time_s + (start_s - time_s) / fast, time_s + (start_s - time_s) / slow)
             found[job_id] = replace(found[job_id], between_s=between_s, source=rests_on)

@@ -15,7 +15,7 @@ from pliant.tools.schedule.jobs import JobState, NodeState
 if TYPE_CHECKING:
     from pliant.schemas.job import Job
     from pliant.tools.schedule.forecast import WorkForecast
-    from pliant.tools.schedule.free_gpus import FreeGpus
+    from pliant.tools.schedule.placement import FreeGpus
     from pliant.tools.schedule.rates import Speeds
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pliant.schemas.event import Event
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.statedir.log.fold import fold
-from pliant.tools.schedule.decide import History, Question, decide_from_history
+from pliant.tools.schedule.decide import LogHistory, Question, decide_from_history
 
 
 def decide_from(
@@ -22,5 +22,5 @@ def decide_from(
     """The next decision where a log ends; ``more`` goes to :func:`decide_from_history`."""
     events = tuple(events)
     log = fold(event for event in events if event.event == "decision")
-    history = History(log.info, log.origin_s or 0.0, lambda _: (None, events), previous=previous)
+    history = LogHistory(log.info, log.origin_s or 0.0, lambda _: (None, events), previous=previous)
     return decide_from_history(history, question, now_s=now_s, **more)

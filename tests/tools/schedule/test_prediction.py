@@ -15,7 +15,7 @@ from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.las import Las
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.predict_start import (
-    Prediction,
+    StartPrediction,
     advance,
     copy_of,
     happen,
@@ -48,8 +48,8 @@ def test_a_job_ends_when_its_work_is_done_at_the_speed_that_was_measured() -> No
 
 def test_a_job_that_waits_starts_when_slow_jobs_really_end() -> None:
     held = decided(job("a", gpus=4, gpu_seconds=400), job("b", gpus=4, gpu_seconds=80))
-    assert predictions(copy_of(held), 0.0)["b"] == Prediction(start_s=100.0, jobs_ahead=0)
-    assert predictions(copy_of(held), 0.0, {"a": 2.0})["b"] == Prediction(start_s=200.0, jobs_ahead=0)
+    assert predictions(copy_of(held), 0.0)["b"] == StartPrediction(start_s=100.0, jobs_ahead=0)
+    assert predictions(copy_of(held), 0.0, {"a": 2.0})["b"] == StartPrediction(start_s=200.0, jobs_ahead=0)
 
 
 def test_jobs_of_one_model_are_as_fast_as_those_that_were_measured() -> None:
@@ -98,7 +98,7 @@ def test_predicting_leaves_the_session_as_it_is() -> None:
     assert {name: seen(each) for name, each in held.jobs.items()} == before
 
 
-def asked(*jobs: Job, measured: dict[str, float] | None = None) -> dict[str, Prediction]:
+def asked(*jobs: Job, measured: dict[str, float] | None = None) -> dict[str, StartPrediction]:
     return predictions(decided(*jobs), 0.0, measured or {}, asks_now=True)
 
 
@@ -106,7 +106,7 @@ def test_jobs_have_their_place_where_no_end_is_known() -> None:
     found = asked(*(job(name, gpus=4, work={"samples": 800.0}) for name in "abc"))
     assert "a" not in found
     assert [found[name] for name in "bc"] == [
-        Prediction(jobs_ahead=place, needs_gpus=4) for place in range(2)
+        StartPrediction(jobs_ahead=place, needs_gpus=4) for place in range(2)
     ]
 
 

@@ -54,7 +54,8 @@ from pliant.tools.run.service.reports import (
 from pliant.tools.run.statedir.contract.folders import DamagedError, UnreadableError
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.fault import Faults, may_pass
-from pliant.tools.run.statedir.log.fold import RunLog, Suspects
+from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.log.retries import Suspects
 
 STARTING_S: Final = 0.5
 """A tick starts jobs for at most this long, for it does not look at what runs meanwhile."""

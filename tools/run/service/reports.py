@@ -20,7 +20,8 @@ from pliant.tools.run.statedir.log.events import (
     finish_event,
     missing_place_event,
 )
-from pliant.tools.run.statedir.log.fold import JobLog, RunLog, Suspects
+from pliant.tools.run.statedir.log.fold import JobLog, RunLog
+from pliant.tools.run.statedir.log.retries import Suspects
 from pliant.tools.run.statedir.log.worker_reports import refined
 
 

@@ -14,7 +14,7 @@ from pliant.tools.run.statedir.log.worker_reports import refined
 from pliant.tools.run.statedir.requests import Order
 from pliant.tools.run.watch.status import Status, measured_ends
 from pliant.tools.schedule.policy import Reserved
-from pliant.tools.schedule.predict_start import Prediction
+from pliant.tools.schedule.predict_start import StartPrediction
 from pliant.tools.schedule.session.commands import OVER_LIMIT
 
 CHANGING: Final = {
@@ -28,7 +28,7 @@ STATES: Final = (
     *("submitted", "waiting", "preempted", "held", "retrying", *CHANGING.values(), "running", "cancelling"),
     *("finished", "failed", "cancelled", "rejected"),
 )
-_NOTHING: Final = Prediction()
+_NOTHING: Final = StartPrediction()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class JobStatus:
     brief: str = ""
     """Why in a few words, beside the state; empty: as ``why``."""
     policy_says: str = ""
-    expected: Prediction = field(default=_NOTHING)
+    expected: StartPrediction = field(default=_NOTHING)
     reserved: tuple[Reserved, ...] = ()
     """What it is to hold from now on, where the policy plans that."""
 
@@ -101,7 +101,7 @@ def in_order(log: RunLog) -> list[JobLog]:
 
 
 def _status(
-    job: JobLog, now_s: float, status: Status, expected: Mapping[str, Prediction], waiting: int
+    job: JobLog, now_s: float, status: Status, expected: Mapping[str, StartPrediction], waiting: int
 ) -> JobStatus:
     job_id = job.job.id
     if job_id in status.launched:
@@ -138,7 +138,7 @@ def _open_change(job: JobLog) -> tuple[str, float] | None:
     return None if job.change is None else job.begun or job.change
 
 
-def _why(job: JobLog, now_s: float, expected: Prediction, others: int, status: Status) -> str:
+def _why(job: JobLog, now_s: float, expected: StartPrediction, others: int, status: Status) -> str:
     if job.ended:
         return job.reason
     if job.job.id in status.cancelled:
@@ -171,7 +171,7 @@ def _over_limit(job: JobLog, status: Status) -> str:
     return reason if reason.startswith(OVER_LIMIT) else ""
 
 
-def _waits_for(job: JobLog, expected: Prediction, others: int) -> str:
+def _waits_for(job: JobLog, expected: StartPrediction, others: int) -> str:
     """Why a job waits: for how many GPUs, and behind how many jobs.
 
     :param others: other jobs that wait, whether before it or behind it.
@@ -183,14 +183,14 @@ def _waits_for(job: JobLog, expected: Prediction, others: int) -> str:
     return f"{words}; {_are(ahead, 'job', 'is ahead', 'are ahead')}" if ahead else f"{words}; it is next"
 
 
-def _for_gpus(job: JobLog, expected: Prediction) -> str:
+def _for_gpus(job: JobLog, expected: StartPrediction) -> str:
     """As many GPUs as the policy waits for; at least the fewest, where it was not asked."""
     least = job.job.min_gpus
     at_least = "at least " if expected.needs_gpus is None and least < job.job.gpus.requested else ""
     return f"for {at_least}{in_gpus(expected.needs_gpus or least)}"
 
 
-def _brief(job: JobLog, expected: Prediction, status: Status) -> str:
+def _brief(job: JobLog, expected: StartPrediction, status: Status) -> str:
     """As :func:`_waits_for`, shorter, where the job waits and nothing else is to be said of it."""
     waits = not (job.ended or job.gpus or job.held or job.trouble or job.retry_s is not None)
     asked = job.job.id in status.cancelled or job.job.id in status.ordered
@@ -215,7 +215,7 @@ def _retry(job: JobLog, now_s: float) -> str:
 
 
 def _submitted(
-    job: Job, asked_s: float, now_s: float, status: Status, expected: Mapping[str, Prediction]
+    job: Job, asked_s: float, now_s: float, status: Status, expected: Mapping[str, StartPrediction]
 ) -> JobStatus:
     """A job that no run has taken up."""
     why = _submitted_why(job, now_s, asked_s, status.ordered.get(job.id))

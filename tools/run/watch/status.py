@@ -38,14 +38,14 @@ from pliant.tools.run.statedir.log.worker_reports import (
 from pliant.tools.run.statedir.requests import Order, Request, Spool, requested
 from pliant.tools.run.statedir.state import no_state_directory, size_and_time
 from pliant.tools.schedule.decide import (
-    History,
+    LogHistory,
     Question,
     decide_from_history,
     session_from_history,
     turn_away_unfit,
 )
 from pliant.tools.schedule.policy import Reserved
-from pliant.tools.schedule.predict_start import Prediction, predictions
+from pliant.tools.schedule.predict_start import StartPrediction, predictions
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 AHEAD_S: Final = 5.0
@@ -73,7 +73,7 @@ class Status:
     """Jobs that shall be cancelled."""
     holder: int | None = None
     """The process that runs it, if there is one."""
-    outlook: Mapping[str, Prediction] | None = None
+    outlook: Mapping[str, StartPrediction] | None = None
     """When jobs start and end; None if no prediction was made."""
     ordered: Mapping[str, Order] = field(default_factory=dict)
     """The newest order by job, or by "node NAME", that no run has executed yet."""
@@ -94,7 +94,7 @@ class Watcher:
             raise no_state_directory(state)
         check_seen(self.dirs)
         self._view = LogView(self.dirs, keeps_events=True)
-        self._outlook: Mapping[str, Prediction] = {}
+        self._outlook: Mapping[str, StartPrediction] = {}
         self._looked_ahead: tuple[float, object] = (float("-inf"), None)
         self._reports = Reports(self.dirs)
 
@@ -123,7 +123,9 @@ class Watcher:
         reserved = _reserved(schedule, log.origin_s or 0.0)
         return Status(log, reasons, submitted, cancelled, holder, expected, ordered, reserved, launched)
 
-    def _look_ahead(self, schedule: Schedule | None, requests: Sequence[Request]) -> Mapping[str, Prediction]:
+    def _look_ahead(
+        self, schedule: Schedule | None, requests: Sequence[Request]
+    ) -> Mapping[str, StartPrediction]:
         """Predict once more if something has happened, or measured speeds have had time to change."""
         log, began_s = self._view.log, time.monotonic()
         seen = (log.last_s, len(requests), None if schedule is None else schedule.time)
@@ -223,7 +225,7 @@ def policy_line(status: Status) -> str:
 
 def outlook(
     view: LogView, dirs: StateDir, schedule: Schedule | None, requests: Sequence[Request], now_s: float
-) -> Mapping[str, Prediction]:
+) -> Mapping[str, StartPrediction]:
     """When the jobs start and end; ends only if the policy cannot be asked."""
     log = view.log
     if log.info is None or not (log.active or requests):
@@ -238,20 +240,20 @@ def outlook(
         return measured_ends(log, now_s)
 
 
-def measured_ends(log: RunLog, now_s: float) -> dict[str, Prediction]:
+def measured_ends(log: RunLog, now_s: float) -> dict[str, StartPrediction]:
     """When the jobs end whose speed was measured, at that speed."""
     found = {}
     for job_id, speed in measured_speeds(log).items():
         job = refined(log.jobs[job_id], log.newest.get(job_id))
         if job.total_samples is not None:
             left_s = max(0.0, job.total_samples - job.samples_done) / speed
-            found[job_id] = Prediction(end_s=now_s + left_s, source="measured")
+            found[job_id] = StartPrediction(end_s=now_s + left_s, source="measured")
     return found
 
 
 def _asked(
     view: LogView, dirs: StateDir, schedule: Schedule | None, requests: Sequence[Request], now_s: float
-) -> Mapping[str, Prediction]:
+) -> Mapping[str, StartPrediction]:
     log, asked = view.log, requested(requests, view.log, now_s)
     more = [*reported(dirs, log, now_s), *asked]
     past = history(view, now_s, more, schedule, str(dirs.events))
@@ -335,7 +337,7 @@ def decide_between_runs(
 
 def history(
     view: LogView, now_s: float, more: Iterable[Event], previous: Schedule | None, source: str
-) -> History:
+) -> LogHistory:
     """What happened until now.
 
     :param more: what the next run will add to the log before it does anything else.
@@ -347,7 +349,7 @@ def history(
         return kept, (*events, *more)
 
     log = view.log
-    return History(log.info, log.origin_s or 0.0, since, measured_speeds(log), previous, source)
+    return LogHistory(log.info, log.origin_s or 0.0, since, measured_speeds(log), previous, source)
 
 
 def look_at(state: Path, *, wait_s: float = 0.0) -> BetweenRuns:

@@ -17,8 +17,8 @@ from pliant.schemas.job import Job
 from pliant.schemas.resources import Capacities
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
-from pliant.tools.schedule.free_gpus import FreeGpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_of, node_states
+from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.rates import GpuSharing, Speeds, shape_of
 from pliant.tools.schedule.session.commands import Commands
 from pliant.tools.schedule.session.holdings import Holding, Transition, company_in, hold, step_of

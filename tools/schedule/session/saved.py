@@ -21,8 +21,8 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import profile_to_columns
 from pliant.schemas.job import Gpus, Job
 from pliant.schemas.profile import Profile
-from pliant.tools.schedule.free_gpus import FreeGpus
 from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeState, Observation, Phase, node_states
+from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change
 

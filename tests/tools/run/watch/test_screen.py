@@ -13,7 +13,7 @@ from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.watch.job_status import statuses
 from pliant.tools.run.watch.screen import Screen, line, status_text, summary, trouble
 from pliant.tools.run.watch.status import Status
-from pliant.tools.schedule.predict_start import Prediction
+from pliant.tools.schedule.predict_start import StartPrediction
 from tests.builders import job
 
 
@@ -76,14 +76,14 @@ def test_what_the_policy_says_is_shown_to_those_who_ask_for_it() -> None:
 @pytest.mark.parametrize(
     ("expected", "brief", "why"),
     [
-        (Prediction(196.0, None, 3), "for 1 GPU, 3 ahead", "waits for 1 GPU; 3 jobs are ahead"),
-        (Prediction(196.0, None, 1), "for 1 GPU, 1 ahead", "waits for 1 GPU; 1 job is ahead"),
-        (Prediction(196.0, None, 0), "for 1 GPU, next", "waits for 1 GPU; it is next"),
-        (Prediction(), "for 1 GPU", "waits for 1 GPU; 1 other job waits"),
+        (StartPrediction(196.0, None, 3), "for 1 GPU, 3 ahead", "waits for 1 GPU; 3 jobs are ahead"),
+        (StartPrediction(196.0, None, 1), "for 1 GPU, 1 ahead", "waits for 1 GPU; 1 job is ahead"),
+        (StartPrediction(196.0, None, 0), "for 1 GPU, next", "waits for 1 GPU; it is next"),
+        (StartPrediction(), "for 1 GPU", "waits for 1 GPU; 1 other job waits"),
     ],
 )
 def test_a_job_that_waits_says_for_what_and_behind_how_many_jobs(
-    expected: Prediction, brief: str, why: str
+    expected: StartPrediction, brief: str, why: str
 ) -> None:
     seen = Status(log(), outlook={"b": expected})
     assert shown(seen, 16.0, "b")[-1] == brief
@@ -91,7 +91,7 @@ def test_a_job_that_waits_says_for_what_and_behind_how_many_jobs(
 
 
 def test_a_job_that_waits_says_when_it_starts() -> None:
-    seen = Status(log(START), outlook={"b": Prediction(start_s=196.0, jobs_ahead=3)})
+    seen = Status(log(START), outlook={"b": StartPrediction(start_s=196.0, jobs_ahead=3)})
     assert shown(seen, 16.0, "b")[-2] == "in 3 min (at 196 s)"
 
 

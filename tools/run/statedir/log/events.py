@@ -15,7 +15,8 @@ from pliant.schemas.io import profile_hash
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import PromisedBounds, RunInfo
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.statedir.log.fold import BELIEVED, JobLog, given_up, wait_s
+from pliant.tools.run.statedir.log.fold import JobLog
+from pliant.tools.run.statedir.log.retries import BELIEVED, given_up, wait_s
 
 
 def run_event(

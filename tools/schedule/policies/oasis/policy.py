@@ -16,8 +16,8 @@ from pliant.schemas.io import read_jobs
 from pliant.schemas.job import Utility
 from pliant.schemas.text import counted, span_text
 from pliant.tools.schedule.demand import job_state
-from pliant.tools.schedule.free_gpus import FreeGpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus
+from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policies.common import why_impossible
 from pliant.tools.schedule.policies.oasis.ledger import (
     Booking,

@@ -21,7 +21,8 @@ from pliant.tools.run.statedir.log.events import (
     run_event,
     submit_event,
 )
-from pliant.tools.run.statedir.log.fold import FailureRecord, JobLog, RunLog, allocation_of, fold
+from pliant.tools.run.statedir.log.fold import JobLog, RunLog, allocation_of, fold
+from pliant.tools.run.statedir.log.retries import FailureRecord
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 

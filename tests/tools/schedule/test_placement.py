@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.tools.schedule.free_gpus import FreeGpus
 from pliant.tools.schedule.jobs import NodeGpus, NodeState
+from pliant.tools.schedule.placement import FreeGpus
 
 
 def nodes(*gpus: int, switches: str = "", kind: str = "gpu") -> list[NodeState]:
