@@ -154,7 +154,7 @@ def test_what_a_run_writes_after_the_look_is_not_in_the_decision(tmp_path: Path)
     found = look_at(tmp_path)
     with State(tmp_path) as held:
         held.record([decision_event(story.now_s + 1.0, 0.0, "fifo", 0.0)])
-    _, told = history(found.view, story.now_s + 5.0, ()).since(BASIS)
+    _, told = history(found.view, story.now_s + 5.0, (), None, "log").since(BASIS)
     assert (list(told), found.log) == (events, fold(events))
     assert len(read_events(state.events)) == len(events) + 1
 
