@@ -214,12 +214,14 @@ def submitted() -> Visits:
                 raise RuntimeError((here / "submission.log").read_text())
             _wait(trains.exists, service)
         finally:
-            subprocess.run(
-                (sys.executable, "-m", "pliant.cli", "cancel", "a", "--state", str(live)), check=False
-            )
-            _wait(lambda: '"cancel"' in (live / "events.jsonl").read_text(), service)
-            service.terminate()
-            service.wait(PATIENCE_S)
+            try:
+                subprocess.run(
+                    (sys.executable, "-m", "pliant.cli", "cancel", "a", "--state", str(live)), check=False
+                )
+                _wait(lambda: '"cancel"' in (live / "events.jsonl").read_text(), service)
+            finally:
+                service.terminate()
+                service.wait(PATIENCE_S)
         for name in ("submission", "service", "trains-0"):
             found.add(json.loads((here / name).read_text()))
     return found

@@ -21,7 +21,7 @@ IN_THE_BACKGROUND = "trap '' INT TERM; exec \"$@\""
 
 def test_tests_hear_the_signals_that_the_shell_of_a_script_ignores_for_them() -> None:
     """Without the handlers that the session installs, those tests see no signal, or wait for one."""
-    chosen = ["-q", "-p", "no:cacheprovider", "tests/tools/run/service/test_interrupts.py"]
+    chosen = ["-q", "-p", "no:cacheprovider", "tests/tools/run/service/test_run.py"]
     argv = ["sh", "-c", IN_THE_BACKGROUND, "sh", sys.executable, "-m", "pytest", *chosen]
     done = subprocess.run(argv, cwd=ROOT, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

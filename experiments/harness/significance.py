@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from experiments.harness.replays import Outcome, matching
 from experiments.harness.spec import Experiment, Paired
@@ -39,4 +39,4 @@ def _rows(test: Paired, outcomes: Mapping[str, Outcome]) -> Iterator[PairedTest]
     for first, second in zip(firsts, seconds, strict=True):
         both = [job for job in first.jobs if job in second.jobs]
         found = wilcoxon([first.jobs[job].jct_s for job in both], [second.jobs[job].jct_s for job in both])
-        yield PairedTest(test.what, first.name, second.name, **asdict(found))
+        yield PairedTest(test.what, first.name, second.name, **found.model_dump())

@@ -154,7 +154,7 @@ def event_rows(data: bytes, source: str) -> Iterator[EventRow] | None:
     return map(EventRow._make, zip(*columns, strict=True))
 
 
-def _numbers_hold(arrow: pa.TableKind) -> bool:
+def _numbers_hold(arrow: pa.Table) -> bool:
     import pyarrow.compute as pc
 
     for column in EVENT.columns:
@@ -170,7 +170,7 @@ def _numbers_hold(arrow: pa.TableKind) -> bool:
     return True
 
 
-def _names_hold(arrow: pa.TableKind) -> bool:
+def _names_hold(arrow: pa.Table) -> bool:
     """Whether the events are known and those of jobs name one."""
     import pyarrow.compute as pc
 
@@ -179,14 +179,14 @@ def _names_hold(arrow: pa.TableKind) -> bool:
     return _all_in(events, EVENT_NAMES) and _all_in(nameless, OF_THE_CLUSTER)
 
 
-def _preempted_hold_nothing(arrow: pa.TableKind) -> bool:
+def _preempted_hold_nothing(arrow: pa.Table) -> bool:
     import pyarrow.compute as pc
 
     held = arrow.column("gpus").filter(_is_in(arrow.column("event"), ["preempt"]))
     return not pc.max(held).as_py()
 
 
-def _texts_hold(arrow: pa.TableKind) -> bool:
+def _texts_hold(arrow: pa.Table) -> bool:
     """Whether the JSON columns hold what they should; equal texts are looked at once."""
     import pyarrow.compute as pc
 

@@ -98,7 +98,6 @@ _SCHEMA_ID: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))
 class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
     """Base of every JSON record: what the schema does not name is an error, and values never change."""
 
-    # Fields that former versions wrote and that say nothing any more: files of pliant are read without them.
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,

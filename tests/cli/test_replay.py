@@ -205,6 +205,13 @@ def test_what_cannot_be_done_is_one_clear_line(
     assert done.stdout == ""
 
 
+def test_jobs_that_never_run_are_counted(here: Path) -> None:
+    write_jobs([job("a", gpus=8, gpu_seconds=1)], "jobs.jsonl")
+    done = call("replay", *FILES, "--policy", "ares")
+    assert done.exit_code == 0
+    assert "ares: 0 of 1 job finished, 1 rejected" in done.stderr
+
+
 def test_a_trace_is_made_from_options(here: Path) -> None:
     options = [
         "--seed",

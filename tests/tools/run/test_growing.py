@@ -52,6 +52,7 @@ def test_workers_that_a_former_version_started_are_launched_again_instead_of_joi
         folder = training.gang.handle.job_files
         former = training.gang.plan.model_copy(update={"protocol": None})
         write_plan(folder, former)
+        assert "protocol" not in json.loads(folder.plan.read_text()), "its workers know no such field"
         training.gang.plan = former
         shrunk = training.go_to(1).detail or {}
         assert (shrunk.get("mechanism"), training.gang.handle.attempt) == ("in place", 1)

@@ -39,7 +39,7 @@ from pliant.tools.run.statedir.contract.plan import LOST_PEER, Member, Plan, Pro
 from pliant.tools.run.statedir.log.worker_reports import Tail
 
 _TRACE_LINES: Final = 200
-"""Of a traceback that are looked at."""
+"""Lines at the end of a traceback in which its reason is looked for."""
 _SENT: Final[Mapping[Stage, str]] = {"term": "SIGTERM", "kill": "SIGKILL"}
 """The signal that each stage of a stop sends."""
 EXIT_CODE_S: Final = 5.0

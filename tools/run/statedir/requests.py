@@ -249,7 +249,6 @@ class Spool:
             kept = [job for job in request.jobs if job.id not in job_ids]
             if kept and len(kept) < len(request.jobs):
                 write_jobs(kept, request.path)
-                os.utime(request.path, (request.asked_s, request.asked_s))
             elif request.jobs and not kept:
                 request.path.unlink()
         self._read.clear()

@@ -19,7 +19,7 @@ from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import make_member, make_plan, next_plan, read_plan, write_plan
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.members import GangMembers, Setback, Timeouts
-from pliant.tools.run.statedir.contract import folders as folder_cache
+from pliant.tools.run.statedir.contract import folders
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan, WorkerOutcome
 from tests.builders import job
@@ -448,8 +448,8 @@ def test_a_launcher_that_takes_over_knows_what_the_one_before_was_told(training:
 def test_a_gang_in_which_nothing_happens_is_looked_at_without_reading_its_files(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_cache, "FRESH_S", 0.0)
-    monkeypatch.setattr(folder_cache, "STALE_S", float("inf"))
+    monkeypatch.setattr(folders, "FRESH_S", 0.0)
+    monkeypatch.setattr(folders, "STALE_S", float("inf"))
     scene.reaches(1)
     os.utime(scene.gang.handle.folder, (1, 1))  # whatever happens from now on has another stamp
     assert scene.watch(0.0) == []

@@ -207,6 +207,15 @@ def test_a_directory_that_is_seen_from_another_host_by_another_path_is_the_same(
         opens(copy)
 
 
+def test_a_directory_that_does_not_say_where_it_is_is_told_by_its_first_writer(tmp_path: Path) -> None:
+    dirs = StateDir(directory(tmp_path / "state", running=True))
+    found = json.loads(dirs.version.read_bytes())
+    del found["home"]
+    dirs.version.write_text(json.dumps(found))
+    assert opens(dirs.path)
+    assert "home" in json.loads(dirs.version.read_bytes())
+
+
 @pytest.mark.torch
 def test_the_copy_of_a_run_starts_no_second_attempt_and_the_original_goes_on(tmp_path: Path) -> None:
     site = Site(tmp_path)

@@ -126,13 +126,13 @@ class SlurmStep:
 
 
 def jobs(text: str) -> list[SlurmJob]:
-    """What ``squeue`` printed for :data:`command_lines.JOB_FIELDS`."""
+    """What ``squeue`` printed for :data:`.commands.JOB_FIELDS`."""
     rows = (line.split("|", 4) for line in text.splitlines())
     return [SlurmJob(*(field.strip() for field in row)) for row in rows if len(row) == 5]
 
 
 def steps(text: str) -> list[SlurmStep]:
-    """What ``squeue --steps`` printed for :data:`command_lines.STEP_FIELDS`."""
+    """What ``squeue --steps`` printed for :data:`.commands.STEP_FIELDS`."""
     rows = (line.split("|", 2) for line in text.splitlines())
     return [SlurmStep(*(field.strip() for field in row)) for row in rows if len(row) == 3]
 

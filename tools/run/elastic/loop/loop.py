@@ -78,7 +78,7 @@ class TrainingLoop:
         self._since_s = 0.0
         """When the step under way began (monotonic)."""
         self._trains = False
-        """The workers exchange something about the step: its batch is not only looked at."""
+        """The step trains: its batch is not only looked at."""
         self._passes = 0
         """Loops over the loader that have begun; only the last may take batches."""
         self._touched = False

@@ -19,9 +19,9 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.record import (
@@ -97,8 +97,14 @@ class Plan(Record):
     reason: str = ""
     """Why the attempt before was left; in a plan with ``abort``, why this one has to be."""
     protocol: PositiveInt | None = None
-    """:data:`PROTOCOL` of the version that began the attempt; None is no known one. Workers of another
-    protocol cannot join those that train."""
+    """:data:`PROTOCOL` of the version that began the attempt; None if it did not number it. Workers of
+    another protocol cannot join those that train."""
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Workers that a former version started may not know these fields, or know them as numbers only."""
+        unset = {"seed", "protocol"}
+        return {name: value for name, value in dump(self).items() if name not in unset or value is not None}
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -127,7 +133,7 @@ class WorkerOutcome(Record):
     epoch: NonNegativeInt = 0
     message: str = ""
     exit_counts: bool = False
-    """A non-zero exit code turns "done" into a failure: the script ended by itself."""
+    """A non-zero exit code turns "done" into a failure: the script ended, or left its training, by itself."""
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
@@ -154,7 +160,7 @@ class LastCheckpoint(Record):
     seconds: NonNegativeFloat
     """Time that writing it took."""
     age_s: NonNegativeFloat
-    """Seconds since it was on disk, at the time of the report."""
+    """Seconds since it reached the disk, at the time of the report."""
 
 
 class Progress(Record):
