@@ -18,7 +18,9 @@ import logging
 import os
 import selectors
 import shutil
+import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -29,6 +31,8 @@ from pathlib import Path
 from threading import Thread
 from types import TracebackType
 from typing import Final, NoReturn, Self
+
+from torch.distributed import distributed_c10d
 
 from pliant.schemas.errors import PliantError, ServiceMissingError
 from pliant.schemas.file_io.files import is_out_of_order, probe_room
@@ -57,6 +61,8 @@ SILENT_S: Final = 10.0
 REACH_S: Final = 3.0
 """For a connection to be completed: two tries if the first packet is lost."""
 LOOK_S: Final = 5.0
+FORGOTTEN_S: Final = 30.0
+"""An exchange that goes on for this long after its connections were ended is one that gloo has forgotten."""
 """Between two looks for lost workers while training goes on."""
 _LOOK_S: Final = 0.25
 """Between two looks at whether missing workers live."""
@@ -499,7 +505,8 @@ class Lookout:
 
     A worker that the others have gone on without mostly returns from its exchange and leaves by itself. But
     gloo (PyTorch 2.13) forgets an operation whose first write fails, as happens if the connection was ended
-    while this process stood still. Such an exchange never ends, so the thread ends the worker.
+    while this process stood still, or the other worker died just then. Such an exchange never ends, so the
+    thread ends the worker: the others go on, and on CPU slots another worker takes its place.
 
     :param watch: used by this thread alone.
     :param group: the thread ends its connections.
@@ -514,6 +521,9 @@ class Lookout:
         self._beats = Heartbeats()
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
+        self._exchange: tuple[int, int] | None = None
+        """The exchange that the main thread was in when it was broken off."""
+        self._since_s = 0.0
 
     def begin(self) -> None:
         if self._thread is None:
@@ -550,9 +560,19 @@ class Lookout:
             if found and found == before:
                 _log.debug("breaking off what is exchanged with %s", ", ".join(found))
                 self._group.break_off()
+                self._end_if_forgotten(time.monotonic())
             if overtaken and was_overtaken:
                 self._leave()
             before, was_overtaken = found, overtaken
+
+    def _end_if_forgotten(self, now_s: float) -> None:
+        """End this worker as a kill would if the exchange that was broken off does not end."""
+        exchange = _exchange_of_main_thread() if self._context.device.type == "cpu" else None
+        if exchange != self._exchange or exchange is None:
+            self._exchange, self._since_s = exchange, now_s
+        elif now_s - self._since_s >= FORGOTTEN_S:
+            _log.warning("an exchange with a lost worker does not end: this worker ends")
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _leave(self) -> None:
         """End this worker, wherever it is: its work is no longer of use."""
@@ -560,3 +580,11 @@ class Lookout:
         with contextlib.suppress(PliantError, OSError):
             self._context.report_end(WorkerOutcome(outcome="left"))
         os._exit(0)
+
+
+def _exchange_of_main_thread() -> tuple[int, int] | None:
+    """Which call of ``torch.distributed`` the main thread waits in. Returns None if it is elsewhere."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None or frame.f_code.co_filename != distributed_c10d.__file__:
+        return None
+    return id(frame), frame.f_lasti

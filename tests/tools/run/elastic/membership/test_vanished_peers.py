@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from pliant.tools.run.elastic.context import Context, WorkerContext
+from pliant.tools.run.elastic.membership import rendezvous
 from pliant.tools.run.elastic.membership.agreement import PlanWatch, world
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup, cut_off
 from pliant.tools.run.elastic.membership.rendezvous import Lookout
@@ -139,3 +146,31 @@ def test_one_look_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert watching._thread is not None
     watching._thread.join(60)
     assert broken_off == []
+
+
+def never_ends(folder: Path) -> None:
+    """Worker 1 is lost; what worker 0 waits for was forgotten, so to break it off changes nothing."""
+    job = JobDir(folder)
+    rendezvous.FORGOTTEN_S = 0.1  # type: ignore[misc]
+    ProcessGroup.break_off = lambda self: None  # type: ignore[method-assign]
+    watching = looking(job, look_s=0.01)
+    write_plan(job, plan(2, 0))
+    watching.begin()
+    time.sleep(1.0)  # no exchange: a step that takes long is none of its business
+    (folder / "waits").touch()
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=0, world_size=2)
+
+
+def test_a_worker_whose_exchange_was_forgotten_ends_and_one_that_computes_does_not(tmp_path: Path) -> None:
+    site(tmp_path)
+    (tmp_path / "run.py").write_text(
+        "import sys\nfrom pathlib import Path\n"
+        "from tests.tools.run.elastic.membership.test_vanished_peers import never_ends\n"
+        "never_ends(Path(sys.argv[1]))\n"
+    )
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[5])}
+    argv = [sys.executable, str(tmp_path / "run.py"), str(tmp_path)]
+    done = subprocess.run(argv, env=path, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert "does not end: this worker ends" in done.stderr
+    assert (tmp_path / "waits").exists()
