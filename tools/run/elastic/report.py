@@ -5,9 +5,9 @@ plan. The events are few and go to the attempt's own file (:class:`EventHistory`
 records the first step of an attempt, and the first step after each change of its workers or its batch. Its
 detail names the ``generation`` that trains. After a change in place it also has ``mechanism`` ("in place"),
 ``parts`` (seconds of each part of the stall) and, if a worker died, ``lost``; in an attempt that replaces
-another one, ``mechanism`` ("relaunched") and the ``reason``. The first measurement follows as soon as there
-is one, later ones every ``history_s`` seconds: the mean ``step_seconds`` and, where the batch may change, the
-``noise_scale`` (:class:`NoiseMeter`).
+another one, ``mechanism`` ("relaunched") and the ``reason``. The mean ``step_seconds`` and, where the batch
+may change, the ``noise_scale`` (:class:`NoiseMeter`) follow as soon as each is known, then every
+``history_s`` seconds.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ class Reporter:
         self._loss = Mean()
         self._steps = Mean()
         self._noise = NoiseMeter() if ENV_NOISE in os.environ else None
+        self._kept: set[str] = set()
+        """Measurements that the log has; the first of its kind does not wait for ``history_s``."""
 
     def turn_to(self, global_batch: int, change: WorkerChange | None = None) -> None:
         """Report about the current plan from now on."""
@@ -117,10 +119,12 @@ class Reporter:
             self._steps.add(step_s, 1)
             if now < self._due_s:
                 return
-            self._newest.measured |= self._measured()
-            if now >= self._keep_due_s and self._newest.measured:
-                self._progress(counters, self._newest.measured)
+            measured = self._newest.measured
+            measured |= self._measured()
+            if measured and (now >= self._keep_due_s or measured.keys() - self._kept):
+                self._progress(counters, measured)
                 self._keep_due_s = now + plan.history_s
+                self._kept |= measured.keys()
         if change is not None or not self._started:
             self._keep_due_s = now
         self._started = True

@@ -17,7 +17,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
 from pliant.tools.run.elastic import report
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.report import Reporter, WorkerChange
+from pliant.tools.run.elastic.report import NoiseMeter, Reporter, WorkerChange
 from pliant.tools.run.elastic.state.training import Mean, TrainingCounters
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan, Progress, ProgressFile
@@ -157,6 +157,20 @@ def test_a_change_is_told_with_its_cost_and_the_first_measurement_after_it(train
     changed, measured = training.events("progress")[2:]
     assert (changed.detail or {})["mechanism"] == "in place"
     assert (measured.global_batch, measured.detail) == (20, {"step_seconds": 0.25})
+
+
+def test_noise_that_is_known_only_after_the_first_speed_is_told_at_once(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = NoiseMeter()
+    monkeypatch.setattr(training.reporter, "_noise", meter)
+    training.train(20)
+    monkeypatch.setattr(NoiseMeter, "noise_scale", 64.0)
+    training.train(120)
+    assert [event.detail for event in training.events("progress")[1:]] == [
+        {"step_seconds": 0.5},
+        {"step_seconds": 0.5, "noise_scale": 64.0},
+    ]
 
 
 def test_long_steps_are_measured_too(training: Training) -> None:
