@@ -127,10 +127,17 @@ def _until_ended(service: subprocess.Popen[bytes], events: Path, count: int) -> 
     while time.monotonic() < until_s:
         if service.poll() is not None:
             raise JobsFailedError(f"the service ended with exit code {service.returncode}")
-        if events.exists() and len(read_run(events).with_outcome("finished")) == count:
+        if _finished(events) == count:
             return
         time.sleep(_POLL_S)
     raise JobsFailedError(f"not all jobs ended within {_LONGEST_S:g} s")
+
+
+def _finished(events: Path) -> int:
+    try:
+        return len(read_run(events).with_outcome("finished"))
+    except PliantError:
+        return 0  # the service has not written its first event
 
 
 def main(arguments: Sequence[str]) -> int:
