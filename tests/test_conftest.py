@@ -19,31 +19,30 @@ ROOT = Path(__file__).resolve().parents[1]
 IN_THE_BACKGROUND = "trap '' INT TERM; exec \"$@\""
 
 
-def test_tests_hear_the_signals_that_the_shell_of_a_script_ignores_for_them() -> None:
-    """Without the handlers that the session installs, those tests see no signal, or wait for one."""
-    chosen = ["-q", "-p", "no:cacheprovider", "tests/tools/run/service/test_run.py"]
-    argv = ["sh", "-c", IN_THE_BACKGROUND, "sh", sys.executable, "-m", "pytest", *chosen]
+TESTS = """
+import signal, threading
+import pytest
+
+@pytest.mark.timeout(0.2)
+def test_waits_without_end(): threading.Event().wait()
+
+def test_hears_sigint():
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+def test_ends_by_sigterm(): assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+"""
+
+
+def test_a_test_without_end_fails_and_the_next_hear_the_signals_that_a_script_s_shell_ignores(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "test_these.py").write_text(TESTS)
+    pytest_here = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.conftest"]
+    chosen = [f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml"), str(tmp_path)]
+    argv = ["sh", "-c", IN_THE_BACKGROUND, "sh", *pytest_here, *chosen]
     done = subprocess.run(argv, cwd=ROOT, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-
-
-def test_a_test_that_waits_without_end_fails_and_the_next_one_runs(tmp_path: Path) -> None:
-    (tmp_path / "test_endless.py").write_text(
-        "import threading\ndef test_waits(): threading.Event().wait()\ndef test_does_not(): pass\n"
-    )
-    argv = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--timeout=0.2",
-        f"--rootdir={ROOT}",
-    ]
-    argv += ["-c", str(ROOT / "pyproject.toml"), str(tmp_path)]
-    done = subprocess.run(argv, cwd=tmp_path, check=False, capture_output=True, text=True)
-    assert "1 failed, 1 passed" in done.stdout
+    assert "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("time", ["first", "second"])
@@ -72,7 +71,6 @@ def test_what_a_test_changes_in_the_environment_does_not_reach_the_next_one(time
 
 
 def test_a_process_that_a_test_leaves_behind_is_named_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it warns that it still runs in the midst of whichever test comes next."""
     monkeypatch.setattr(leftovers, "DYING_S", 0.1)
     before = leftovers.Surroundings.now()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)

@@ -70,7 +70,6 @@ def _read_record(
     source: str,
     line: int,
 ) -> list[Problem]:
-    """Append one record to the columns; returns what is wrong with it."""
     if None in record:
         return [Problem(source, line, "", f"has more than the {len(columns)} fields of the header")]
     problems = []
@@ -86,10 +85,7 @@ def _read_record(
 
 
 def _value(text: str, column: TableColumn) -> object:
-    """The value of a field; an empty one is null if the column allows it.
-
-    :raises ValueError: it is not of the column's type.
-    """
+    """:raises ValueError: it is not of the column's type."""
     if text == "" and (column.nullable or column.type != "string"):
         return None
     return _READ[column.type](text)

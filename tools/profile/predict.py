@@ -1,9 +1,8 @@
 """How long a job takes on some GPUs at some batch, where each number comes from, and how far it may be off.
 
-The scaling factor is T(b, k) / T(b_max, 1), b_max being the largest batch that the job may be given on one
-GPU ("Effective Elastic Scaling of Deep Learning Workloads", Saxena et al., 2020, section III-C). The use is
-that of section V-A: a user with a deadline drops the batches that do not meet it. Errors of the model come
-from measured rows that it has not seen (:func:`holdout_errors`).
+The scaling factor is T(b, k) / T(b_max, 1), b_max being the largest batch that the job may have on one GPU
+("Effective Elastic Scaling of Deep Learning Workloads", Saxena et al., 2020, section III-C). Section V-A
+shows its use: a user with a deadline drops the batches that do not meet it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pliant.tools.profile.throughput_model import AllReduce, SizeTable, Throughp
 
 Source = Literal["measured", "modelled"]
 Spread = tuple[float, float]
-"""The smallest and the largest relative error of a model; see :attr:`HoldOut.error`."""
+"""The smallest and the largest :attr:`HoldOut.error` of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class PredictionQuery:
     per_gpu_max: int | None = None
     """Largest local batch that its author allows."""
     batch_max: int | None = None
-    """Largest global batch that its author allows; None for any."""
+    """Largest global batch that its author allows; None: any."""
     spread: Spread | None = None
     """Of the model's errors on held-out rows, if known."""
 
@@ -53,13 +52,12 @@ class StepPrediction:
     samples_per_second: float | None = None
     scaling_factor: float | None = None
     finish_seconds: float | None = None
-    """Seconds for all the work, from its start and without a change; null if the work is unknown."""
+    """Seconds for all the work, without interruption; null if the work is unknown."""
     finish_seconds_low: float | None = None
     finish_seconds_high: float | None = None
-    """The interval that the model's errors on held-out rows allow; null for measured times, and if no row
-    could be held out."""
+    """By the model's errors on held-out rows; null for measured times, and if no row could be held out."""
     source: Source | None = None
-    """Where ``step_seconds`` comes from, and with it the other numbers."""
+    """Of ``step_seconds``, and with it of the other numbers."""
     infeasible: str | None = None
     unknown: str | None = None
     """Why nothing is known of this size, which may well run."""
@@ -152,7 +150,7 @@ def _interval(finish_s: float | None, spread: Spread | None) -> tuple[float | No
 
 
 def _beyond(gpus: int, sizes: Sequence[int]) -> str:
-    """Why a size is unknown: what was measured instead, and what is missing."""
+    """Why a size is unknown: what was measured, and what is missing."""
     measured = ", ".join(map(str, sizes))
     return f"measured on {measured} GPU{'s' * (measured != '1')}; {gpus} need a row or all-reduces"
 
@@ -179,8 +177,7 @@ class HoldOut:
 def holdout_errors(profile: Profile) -> list[HoldOut]:
     """The model's error on each measured row of several GPUs, left out one at a time.
 
-    All rows that measure the same are left out together. Rows that then cannot be predicted (the only one
-    beyond one GPU) are not in the list.
+    Rows that measure the same are left out together. Rows that then cannot be predicted are not in the list.
     """
     found = []
     known = allreduces(profile.rows)

@@ -4,8 +4,8 @@ After Bian et al., "Online Evolutionary Batch Size Orchestration for Scheduling 
 Clusters", SC'21, section 3.2.1: progress ρ ~ Beta(α, β), α the epochs done and β = max(A·x + b, 1) those to
 go. A and b have the largest likelihood (:func:`fitted`) on the epochs of jobs that ended (:func:`ended_jobs`
 reads these from event files). The fit is repeated as jobs end, on a bounded uniform sample of their epochs
-(:class:`Sample`). The published distribution is too narrow for jobs that it has not seen. So it is widened
-by a trust (:func:`narrowed`, :func:`trust_of`) that is measured on jobs to which it was not fitted.
+(:class:`Sample`). The published distribution is too narrow for new jobs, so it is widened by a trust
+(:func:`narrowed`, :func:`trust_of`) measured on jobs to which it was not fitted.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ FEWEST_JOBS: Final = 5
 MOST_EPOCHS: Final = 64
 """Most rows of one job; those of longer jobs are spread evenly."""
 RIDGE: Final = 1e-4
-"""Weight of the squared normalised coefficients: those that the rows do not determine stay small."""
+"""Weight of the squared normalised coefficients; it keeps undetermined ones small."""
 FARTHEST: Final = 4.0
-"""Features are clamped to this many standard deviations: the line is not followed beyond what was seen."""
+"""Features are clamped to this many standard deviations, so that the line is not extrapolated."""
 INTERVAL: Final = 0.9
 """The central interval that is calibrated: the fraction of cases that it should cover."""
 _EVERY_JOB_UNTIL: Final = 50
-"""Up to this number of jobs the fit is repeated at every end, then whenever there are 2 % more."""
+"""Up to this number of jobs the fit is repeated at every end, then at 2 % more."""
 _FOLDS: Final = 20
 _DIGITS: Final = 9
-"""Significant digits of kept values, so that writing and reading them changes nothing."""
+"""Significant digits of kept values, so that writing and reading changes nothing."""
 _MOST_STEPS: Final = 300
 _HALVINGS: Final = 20
 _FEATURES: Final = 5
@@ -55,12 +55,11 @@ class ProgressPredictor:
 
     def __init__(self, made_of: Predictor | None = None, *, seed: int = 0) -> None:
         """:param made_of: what a file holds; without it nothing is known yet.
-
         :param seed: of the sample, without a file.
         """
         known = made_of or Predictor(seed=seed)
         self.jobs = known.jobs
-        """Number of finished jobs that it learned from."""
+        """Finished jobs that it learned from."""
         self.fit: ProgressFit | None = known.fit
         self._fitted_jobs = known.fitted_jobs
         self._sample = Sample(known.seed, known.rows, known.rows_seen)
@@ -101,7 +100,6 @@ class ProgressPredictor:
         return float(inside(*at, sample.progress).mean())
 
     def document(self) -> Predictor:
-        """Everything it knows, as a file holds it."""
         return Predictor(
             seed=self._sample.seed,
             jobs=self.jobs,
@@ -131,7 +129,7 @@ class ProgressPredictor:
         self.fit, self._fitted_jobs = found.model_copy(update={"trust": trust}), self.jobs
 
     def _predict_without(self, found: ProgressFit) -> None:
-        """Predict the rows that have no prediction, each by a fit to jobs other than its own."""
+        """Predict the rows without a prediction, each by a fit to jobs other than its own."""
         sample = self._sample
         fold = sample.job.astype(int) % _FOLDS
         missing = np.isnan(sample.held_out)
@@ -153,7 +151,6 @@ class Epoch(NamedTuple):
     loss: float
     """Training loss at the last end of an epoch."""
     metric: float
-    """Validation metric at the same time."""
 
 
 class EndedJob(NamedTuple):
@@ -164,7 +161,7 @@ class EndedJob(NamedTuple):
 
 
 def evenly(epoch_samples: float, initial_loss: float, total_samples: float) -> EndedJob:
-    """A job of which only the work is known, at the ends of its epochs."""
+    """A job of which only the work is known."""
     whole = math.ceil(total_samples / epoch_samples) - 1 if epoch_samples > 0 else 0
     ends = range(1, whole + 1, max(1, whole // MOST_EPOCHS))
     nan = math.nan
@@ -176,7 +173,7 @@ def evenly(epoch_samples: float, initial_loss: float, total_samples: float) -> E
 def rows_of(job: EndedJob) -> Floats:
     """The rows to learn from: features and, last, all samples of the job.
 
-    The end of the job itself teaches nothing, nor does an epoch of unknown size.
+    Without the end of the job itself, which teaches nothing, and epochs of unknown size.
     """
     found = features(job.epochs)
     rows = rounded(np.column_stack([found, np.full(len(found), float(job.total_samples))]))
@@ -189,7 +186,7 @@ def rows_of(job: EndedJob) -> Floats:
 def features(epochs: Iterable[Epoch]) -> Floats:
     """One row a moment: the features in the order of ``pliant.schemas.predictor.FEATURES``.
 
-    Useless values, such as the loss of a diverging training, count as not known.
+    Useless values, such as the loss of a diverging training, count as unknown.
     """
     found = np.array(list(epochs), dtype=float).reshape(-1, len(Epoch._fields))
     initial = found[:, 1]
@@ -200,7 +197,7 @@ def features(epochs: Iterable[Epoch]) -> Floats:
 
 
 def whole_epochs(epoch_samples: Floats, samples_done: Floats) -> Floats:
-    """α: epochs done, at least 1; 1 if the size of an epoch is not known."""
+    """α: epochs done, at least 1; 1 if the size of an epoch is unknown."""
     with np.errstate(divide="ignore", invalid="ignore"):
         done: Floats = np.fmax(samples_done / epoch_samples, 1.0)
     return done
@@ -324,7 +321,7 @@ def trust_of(alpha: Floats, beta: Floats, progress: Floats) -> float:
 
 
 class Sample:
-    """At most :data:`MOST_ROWS` rows of the jobs that were added, each kept with the same probability."""
+    """At most :data:`MOST_ROWS` rows of all added jobs, each kept with the same probability."""
 
     def __init__(self, seed: int, rows: Iterable[SampleRow] = (), rows_seen: int = 0) -> None:
         self.seed = seed
@@ -341,12 +338,11 @@ class Sample:
 
     @property
     def alpha(self) -> Floats:
-        """Epochs done at each row."""
         return whole_epochs(self._rows[:, 0], self._rows[:, 2])
 
     @property
     def progress(self) -> Floats:
-        """The fraction of the job's work done at each row."""
+        """The fraction of the job's work done."""
         found: Floats = self._rows[:, 2] / self._rows[:, _TOTAL]
         return found
 
@@ -357,11 +353,9 @@ class Sample:
 
     @property
     def job(self) -> Floats:
-        """The number of the job of each row."""
         return self._rows[:, _JOB]
 
     def add(self, rows: Floats, held_out: Floats, job: int) -> None:
-        """Add the rows of one job, made by :func:`rows_of`."""
         added = np.column_stack([rows, held_out, np.full(len(rows), float(job))])
         free = MOST_ROWS - len(self._rows)
         self._rows = np.vstack([self._rows, added[:free]])
@@ -374,7 +368,6 @@ class Sample:
                 self._rows[place] = row
 
     def predict_held_out(self, job: Floats, epochs: Floats) -> None:
-        """Keep the predicted epochs to go of the rows that ``job`` marks."""
         self._rows[job, _HELD_OUT] = epochs
 
     def to_rows(self) -> tuple[SampleRow, ...]:
@@ -400,13 +393,11 @@ def ended_jobs(events: Iterable[Event]) -> list[EndedJob]:
 
 @dataclass(slots=True)
 class _JobHistory:
-    """What the events say about one job."""
-
     epoch_samples: float = math.nan
     initial_loss: float = math.nan
     samples_done: float = 0.0
     ends: dict[int, tuple[float, float, float]] = field(default_factory=dict)
-    """Samples done, loss and metric at the end of each epoch."""
+    """Samples done, loss and metric by epoch."""
 
     def ended(self) -> EndedJob:
         size = self.epoch_samples

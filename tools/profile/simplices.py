@@ -5,8 +5,7 @@ point depends on which simplex is found. It must be the one that scipy's ``Linea
 single point, so :meth:`Simplices.at` searches in the same way: up the lifted planes to the nearest, then
 across faces, and through all simplices if a flat one is in the way.
 
-Computing the triangulation needs scipy, and takes longer than all questions together. So it can be kept as
-text.
+The triangulation needs scipy and takes longer than all questions together, so it can be kept as text.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Lifted(NamedTuple):
     neighbours: array[int]
     """The simplex across the face opposite to each corner; -1 outside."""
     plane: array[int]
-    """Index of the plane of each simplex; those of one sphere share it."""
+    """Index of the plane of each simplex; those on one sphere share it."""
     planes: array[float]
     """Five coefficients of each plane."""
     scale: float
@@ -84,7 +83,7 @@ class Lifted(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read what :meth:`text` wrote.
+        """The inverse of :meth:`text`.
 
         :raises ValueError, zlib.error, struct.error: the text is damaged.
         """
@@ -114,20 +113,19 @@ class _Everything(NamedTuple):
     rows: Floats
     base: Floats
     flat: Integers
-    """Each flat simplex as often as it has neighbours, in ascending order."""
+    """Each flat simplex once for each neighbour, in ascending order."""
     beside: Integers
     """Its neighbours."""
     least: Floats
-    """The weights from which on a point still counts as inside of the neighbour."""
+    """The weights from which on a point counts as inside of the neighbour."""
 
 
 class Simplices:
     """Values at points in space, and in between."""
 
     def __init__(self, points: Sequence[Point], values: Sequence[Sequence[float]], kept: str = "") -> None:
-        """``values``: of each point, all as many; ``kept``: a triangulation as :meth:`text` gave it.
-
-        A text that belongs to other points is not used.
+        """:param values: of each point, all of one length.
+        :param kept: what :meth:`text` gave; ignored if it belongs to other points.
         """
         self._points = points
         self._values = values
@@ -135,11 +133,11 @@ class Simplices:
         self._inverse: dict[int, tuple[tuple[Corner, ...], Point] | None] = {}
 
     def load(self) -> None:
-        """Take up or find the triangulation now, so that the first question costs what others do."""
+        """Triangulate now, so that the first question costs no more than others."""
         _ = self._lifted, self._bounds if self._points else None
 
     def text(self) -> str:
-        """The triangulation, to be kept beside the points; empty where there is none."""
+        """The triangulation as text, to be kept beside the points; empty if there is none."""
         return self._digest() + self._lifted.text() if self._lifted.plane else ""
 
     def at(self, point: Point) -> tuple[float, ...] | None:
@@ -200,7 +198,6 @@ class Simplices:
         return e + a * point[0] + b * point[1] + c * point[2] + d * height
 
     def _across_faces(self, simplex: int, point: Point) -> tuple[int, list[float]] | None:
-        """The simplex around a point and the weights of its corners."""
         neighbours = self._lifted.neighbours
         for _ in range(1 + len(self._lifted.plane) // 4):
             weights = self._weights(simplex, point)
@@ -236,7 +233,6 @@ class Simplices:
 
     @cached_property
     def _everything(self) -> _Everything:
-        """What :meth:`_weights` works with, for all simplices at once; NaN in flat ones."""
         import numpy as np
 
         corners = np.frombuffer(self._lifted.corners, np.uint16).reshape(-1, 4)

@@ -1,9 +1,7 @@
 """Speed as schedulers, the replay engine and the runtime ask for it, and the profile rows behind it.
 
 :class:`Throughput` is the protocol. ``throughput_model.py`` answers from a profile, :class:`CurveThroughput`
-from scaling curves given as numbers (toy examples, traces that state GPU-time only). The functions on rows
-say what a row measures and what changes of the workers cost, :class:`PairTable` what two jobs on the same
-GPUs do to each other, and :func:`plan_batch` how a global batch is split.
+from scaling curves given as numbers (toy examples, traces that state GPU-time only).
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ Placement = tuple[int, ...]
 """GPUs per node in use, descending: ``(4, 2)`` is four on one node and two on another."""
 Key = tuple[str, str, str, Placement, int, int, int, str, int]
 BUSY: Final = 0.1
-"""A ``busy_share`` above which a row is that of a busy machine."""
+"""A row with a greater ``busy_share`` is that of a busy machine."""
 Unknown = Literal["unknown"]
 UNKNOWN: Final[Unknown] = "unknown"
 
@@ -28,18 +26,15 @@ class Throughput(Protocol):
     """Speed of models by GPU type, placement and global batch."""
 
     def models(self) -> Collection[str]:
-        """Models that are known; an empty collection means that every model is."""
+        """Known models; empty means that every model is known."""
         ...
 
     def max_local_batch(self, model: str, gpu_type: str) -> int | None:
-        """Largest number of samples known to fit one GPU of the type; 0 if none fits.
-
-        None if no limit is known. See :func:`local_limit`.
-        """
+        """Largest number of samples known to fit one GPU of the type; 0: none fits; None: no known limit."""
         ...
 
     def local_batches(self, model: str, gpu_type: str) -> Sequence[int]:
-        """Local batches that were measured, ascending. Between them step times are linear."""
+        """Measured local batches, ascending. Between them step times are linear."""
         ...
 
     def step_seconds(
@@ -47,17 +42,17 @@ class Throughput(Protocol):
     ) -> float | None:
         """Seconds of one optimizer step over ``global_batch`` samples, accumulation included.
 
-        :returns: None if infeasible (a GPU without a sample, or beyond every probed batch) or not known.
+        :returns: None if infeasible (a GPU without a sample, or beyond every probed batch) or unknown.
         :raises BadInputError: the model is not known.
         """
         ...
 
     def rescale_seconds(self, model: str) -> float | None:
-        """Seconds that a change of its workers costs a training job; None if not measured."""
+        """What a change of its workers costs a training job; None if not measured."""
         ...
 
     def profile_rows(self) -> Collection[ProfileRow]:
-        """The measurements from which it is made; may be empty."""
+        """The measurements behind it; may be empty."""
         ...
 
 
@@ -65,9 +60,8 @@ class CurveThroughput:
     """Speeds from scaling curves: ``curves[model][k]`` samples per second on k GPUs, at any batch.
 
     Between the given sizes the curve is linear, below the smallest in proportion, above the largest flat.
-    A model without a curve scales linearly from one sample per GPU-second. All is multiplied by ``speeds``,
-    the relative speeds by GPU type; 1 for other types. ``is_guess``: the cluster's real speeds are unknown,
-    so these do not tell which of two jobs takes longer.
+    A model without a curve scales linearly from one sample per GPU-second. ``speeds`` are factors by type, 1
+    for other types. ``is_guess``: real speeds are unknown, so these must not be used to compare jobs.
     """
 
     def __init__(
@@ -128,7 +122,7 @@ def local_limit(throughput: Throughput, model: str, gpu_type: str, per_gpu_max: 
 
 
 def stand_in(rows: Mapping[str, int], gpu_type: str) -> str:
-    """The GPU type that answers for another: itself if it was measured, else the one with most rows.
+    """The GPU type that answers for another: itself if measured, else the one with most rows.
 
     :param rows: a model's number of rows by GPU type; at least one type.
     """
@@ -136,25 +130,24 @@ def stand_in(rows: Mapping[str, int], gpu_type: str) -> str:
 
 
 def shape(row: ProfileRow) -> Placement:
-    """GPUs per node of a row, descending."""
     return tuple(int(part) for part in row.placement.split(","))
 
 
 def key(row: ProfileRow) -> Key:
-    """What a row measures; of two rows with one key only one can hold."""
+    """What a row measures; of rows with one key only one can hold."""
     weights = row.parameters or 0 if row.kind == "allreduce" else 0
     beside = row.beside_model or "", row.beside_batch or 0
     return (row.kind, row.model, row.gpu_type, shape(row), row.local_batch, row.accum_steps, weights, *beside)
 
 
 def merged(old: Iterable[ProfileRow], new: Iterable[ProfileRow]) -> tuple[ProfileRow, ...]:
-    """All rows, a new one instead of an old one of the same key; ordered by key, training rows last."""
+    """All rows, new ones replacing old ones of the same key; ordered by key, training rows last."""
     rows = {key(row): row for row in (*old, *new)}
     return tuple(rows[found] for found in sorted(rows))
 
 
 def training_rows(rows: Iterable[ProfileRow]) -> dict[str, dict[str, list[ProfileRow]]]:
-    """The rows of training steps by model and GPU type."""
+    """Training rows by model and GPU type."""
     found: dict[str, dict[str, list[ProfileRow]]] = {}
     for row in rows:
         if row.kind == "train":
@@ -194,7 +187,7 @@ def mean_rescale(rows: Mapping[str, Mapping[str, Iterable[ProfileRow]]], model: 
 
 
 class Load(NamedTuple):
-    """The load that one job puts on each of its GPUs."""
+    """What one job puts on each of its GPUs."""
 
     model: str
     local_batch: int
@@ -202,7 +195,7 @@ class Load(NamedTuple):
 
 
 Parts = tuple[float, float]
-"""Fractions of the speed that each of two jobs has alone and keeps beside the other."""
+"""The fractions of its speed alone that each of two jobs keeps beside the other."""
 _Pair = tuple[str, Load, Load]
 """GPU type, a job, and the job beside it."""
 
@@ -210,7 +203,7 @@ _Pair = tuple[str, Load, Load]
 class PairTable:
     """Measured speeds of pairs on the same GPUs, and memory that jobs take alone.
 
-    The local batches of both must match. A placement that was not measured gets the mean of those that were.
+    The local batches of both must match. An unmeasured placement gets the mean of the measured ones.
     """
 
     def __init__(self, rows: Collection[ProfileRow] = ()) -> None:
@@ -246,7 +239,7 @@ class PairTable:
 
 
 def _part(beside: float | None, alone: float | None) -> float | None:
-    """The fraction of its speed that a job keeps; above 1 it is noise and is clamped."""
+    """The fraction of its speed that a job keeps; more than 1 is noise."""
     return min(1.0, beside / alone) if beside and alone else None
 
 
@@ -273,10 +266,9 @@ def shares(total: int, parts: int) -> tuple[int, ...]:
 
 
 def plan_batch(global_batch: int, gpus: int, per_gpu_max: int | None) -> BatchPlan:
-    """How a global batch is split over ``gpus`` workers that each hold at most ``per_gpu_max`` samples.
+    """How a global batch of at least ``gpus`` samples is split over workers of at most ``per_gpu_max`` each.
 
-    Accumulation is used only if the share of one GPU does not fit its memory (Ares, section 4). The caller
-    makes sure that ``global_batch >= gpus``.
+    Accumulation is used only if the share of one GPU does not fit its memory (Ares, section 4).
     """
     share = -(-global_batch // gpus)
     accum = 1 if per_gpu_max is None else -(-share // per_gpu_max)

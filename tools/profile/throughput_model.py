@@ -48,9 +48,7 @@ class ModelTable(Protocol):
     """What one model does on one GPU type."""
 
     @property
-    def local_batches(self) -> Sequence[int]:
-        """Local batches that were measured, ascending."""
-        ...
+    def local_batches(self) -> Sequence[int]: ...
 
 
 AnyTable = TypeVar("AnyTable", bound=ModelTable)
@@ -66,8 +64,7 @@ class ProfiledThroughput(ABC, Generic[AnyTable]):
     def __init__(
         self, profile: Profile, speeds: Mapping[str, float] | None, rows: Iterable[ProfileRow]
     ) -> None:
-        """``rows``: those of the profile that count.
-
+        """:param rows: those of the profile that count.
         :raises BadInputError: none of them is a training row.
         """
         self._speeds = dict(speeds or {})
@@ -86,7 +83,6 @@ class ProfiledThroughput(ABC, Generic[AnyTable]):
         return self.table(model, gpu_type)[0].local_batches
 
     def rescale_seconds(self, model: str) -> float | None:
-        """The mean of the model's rows, or of all rows if the model has none; None without rows."""
         return mean_rescale(self._rows, model)
 
     def profile_rows(self) -> Collection[ProfileRow]:
@@ -153,7 +149,6 @@ class ThroughputBySize(ProfiledThroughput["SizeTable"]):
         self._seconds: dict[Query, float | None] = {}
 
     def max_local_batch(self, model: str, gpu_type: str) -> int:
-        """Largest number of samples known to fit one GPU of the type; 0 if none fits."""
         return self.table(model, gpu_type)[0].max_local
 
     def sizes(self, model: str, gpu_type: str) -> Sequence[int]:
@@ -215,7 +210,6 @@ class SizeTable:
 
     @property
     def local_batches(self) -> list[int]:
-        """Local batches that were measured, ascending."""
         return sorted({local for _, local, _ in self._exact})
 
     def cut(self, place: Placement, global_batch: int, per_gpu_max: int | None) -> BatchPlan | None:
@@ -225,12 +219,12 @@ class SizeTable:
         return plan_batch(global_batch, gpus, cap) if 0 < gpus <= global_batch and cap else None
 
     def measured(self, place: Placement, plan: BatchPlan) -> ProfileRow | None:
-        """The row that measured this, on the same placement or else the most similar one; None without."""
+        """The row that measured this, on the same placement or else the most similar one."""
         found = _most_alike(self._curves, place).get(sum(place))
         return None if found is None else self._exact.get((found, plan.local, plan.accum))
 
     def seconds(self, place: Placement, plan: BatchPlan) -> float | None:
-        """t(b, k, a): seconds of one optimizer step; None if nothing is known."""
+        """t(b, k, a): seconds of one optimizer step; None if unknown."""
         row = self.measured(place, plan)
         if row is not None:
             return row.step_seconds
@@ -283,7 +277,7 @@ def _compute_curve(rows: Sequence[ProfileRow]) -> MeasuredCurve | None:
 
 
 def _curves(rows: Sequence[ProfileRow], compute: MeasuredCurve | None) -> Mapping[Placement, MeasuredCurve]:
-    """S by placement; from rows with accumulation the micro-steps before the last are subtracted."""
+    """S by placement; in rows with accumulation, less the micro-steps before the last."""
     points: dict[Placement, dict[int, float]] = {}
     for row in sorted(rows, key=lambda row: -row.accum_steps):
         step_s, accum = row.step_seconds or 0.0, row.accum_steps
@@ -303,12 +297,11 @@ class AllReduce:
         self._curves = {place: MeasuredCurve(by.items()) for place, by in points.items()}
 
     def seconds(self, place: Placement, weights: int) -> float | None:
-        """Seconds for this number of weights; None beyond the largest measured size."""
+        """None beyond the largest measured size."""
         return over_sizes(self._curves, place, lambda found: self._curves[found].extended(weights), alone=0.0)
 
 
 def allreduces(rows: Iterable[ProfileRow]) -> dict[str, AllReduce]:
-    """All-reduces by GPU type; types without rows are absent."""
     by_type: dict[str, list[ProfileRow]] = {}
     for row in rows:
         if row.kind == "allreduce":
@@ -391,8 +384,7 @@ class ThroughputByPlacement(ProfiledThroughput["PlacementTable"]):
         speeds: Mapping[str, float] | None = None,
         most_local: Mapping[str, int] | None = None,
     ) -> None:
-        """``most_local``: largest local batches by model, smaller than the measured ones.
-
+        """:param most_local: largest local batches by model, below the measured ones.
         :raises BadInputError: the profile has no training row.
         """
         super().__init__(profile, speeds, (row for row in profile.rows if row.feasible))
@@ -407,14 +399,12 @@ class ThroughputByPlacement(ProfiledThroughput["PlacementTable"]):
                 self.table(model, gpu_type)[0].load()
 
     def max_local_batch(self, model: str, gpu_type: str) -> int | None:
-        """Largest number of samples known to fit one GPU of the type."""
         limits = (*self.local_batches(model, gpu_type)[-1:], self._most_local.get(model))
         return min((limit for limit in limits if limit is not None), default=None)
 
     def times(self, model: str, gpu_type: str, ring: Placement, local_batch: int) -> StepTimes | None:
-        """Times of one micro-batch on the GPUs of ``ring``, a placement in the order of the ring.
+        """Times of one micro-batch on the GPUs of ``ring``, in its order; None if unknown.
 
-        :returns: None if nothing is known.
         :raises BadInputError: the model is not profiled.
         """
         table, factor = self.table(model, gpu_type)
@@ -455,7 +445,7 @@ class PlacementTable:
     """Times of one model on one GPU type."""
 
     def __init__(self, rows: Iterable[ProfileRow], triangulation: str = "") -> None:
-        """``triangulation``: the :attr:`triangulation` of the same rows, found earlier."""
+        """:param triangulation: the :attr:`triangulation` of the same rows, if known."""
         self._rings: dict[Placement, Samples] = {}
         self._by_text: dict[str, Samples] = {}
         counted: list[tuple[Point, StepTimes]] = []
@@ -473,7 +463,7 @@ class PlacementTable:
             grouped.setdefault(point, []).append(times)
             local_batches.add(row.local_batch)
         self.local_batches: Sequence[int] = sorted(local_batches)
-        """Local batches of measured placements, ascending."""
+        """Of measured placements, ascending."""
         for samples in self._rings.values():
             samples.sort()
         means = [(point, _mean_times(grouped[point])) for point in sorted(grouped)]
@@ -482,7 +472,6 @@ class PlacementTable:
         self._known: dict[tuple[Placement, int], StepTimes | None] = {}
 
     def load(self) -> None:
-        """Prepare the interpolation between measured placements."""
         self._simplices.load()
 
     @property
@@ -499,7 +488,7 @@ class PlacementTable:
         return found
 
     def times(self, ring: Placement, local_batch: int) -> StepTimes | None:
-        """Times of one micro-batch of ``local_batch`` samples a GPU; None if nothing is known."""
+        """Times of one micro-batch of ``local_batch`` samples a GPU; None if unknown."""
         key = (ring, local_batch)
         if key not in self._known:
             self._known[key] = self._interpolate(smallest_rotation(ring), local_batch)
@@ -517,14 +506,14 @@ class PlacementTable:
 
 
 class StepTimes(NamedTuple):
-    """One measured step of one micro-batch, seconds."""
+    """Seconds of one step of one micro-batch."""
 
     step_seconds: float
     sync_seconds: float
     """The part that waits for the all-reduce."""
 
     def accumulated(self, micro_steps: int) -> float:
-        """Seconds of an optimizer step of this many micro-steps; 1 without accumulation."""
+        """Seconds of an optimizer step of this many micro-steps."""
         return self.step_seconds + (self.step_seconds - self.sync_seconds) * (micro_steps - 1)
 
     def times(self, factor: float) -> StepTimes:
@@ -577,7 +566,7 @@ class MeasuredCurve:
         return at_left if left == right else between(x, left, at_left, right, at_right)
 
     def extended(self, x: int) -> float:
-        """The value at ``x``; below the points that of the first, above them in proportion to ``x``."""
+        """As :meth:`inside`; above the points in proportion to ``x``."""
         return self.inside(x) * max(1.0, x / self.high)
 
 

@@ -1,4 +1,4 @@
-"""What is taken for granted: speeds that the profile lacks, and the refusal of all of it."""
+"""What is taken for granted, such as speeds that the profile lacks; and how to refuse it all."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from pliant.tools.profile.throughput import BUSY, stand_in
 from pliant.tools.schedule.policy import Policy
 
 Kind = tuple[str, str]
-"""A model and a GPU type."""
 BusyShare = tuple[str, float | None]
-"""A model and the ``busy_share`` of a row of it."""
 
 
 def kinds_measured(rows: Iterable[ProfileRow]) -> Iterator[Kind]:
-    """The model and the GPU type of each training row of a profile."""
     return ((row.model, row.gpu_type) for row in rows if row.kind == "train")
 
 
@@ -30,7 +27,6 @@ def speeds_assumed(
 ) -> list[Assumption]:
     """One assumption where there is no profile, else one for each GPU type that stands in for another.
 
-    :param models: those of the jobs.
     :param measured: model and GPU type of each training row; None: there is no profile.
     """
     if measured is None:
@@ -48,15 +44,11 @@ def speeds_assumed(
 
 
 def shares_busy(rows: Iterable[ProfileRow]) -> Iterator[BusyShare]:
-    """The model and the ``busy_share`` of each training row of a profile."""
     return ((row.model, row.busy_share) for row in rows if row.kind == "train")
 
 
 def speeds_disturbed(models: Collection[str], rows: Iterable[BusyShare]) -> list[Assumption]:
-    """One assumption where rows of these models were measured while the machine was busy.
-
-    :param rows: model and ``busy_share`` of each training row of the profile.
-    """
+    """An assumption if rows of these models were measured while the machine was busy."""
     shares = [(model, share or 0.0) for model, share in rows if model in models]
     busy = [(model, share) for model, share in shares if share > BUSY]
     if not busy:
@@ -72,7 +64,7 @@ def speeds_disturbed(models: Collection[str], rows: Iterable[BusyShare]) -> list
 
 
 def order_assumed(jobs: Iterable[Job], policy: type[Policy], *, profiled: bool) -> list[Assumption]:
-    """One assumption where a policy that goes by the work of jobs cannot tell how long theirs takes."""
+    """An assumption if the policy goes by the work of jobs and cannot tell how long theirs takes."""
     if profiled or policy.trusts_guesses or policy.knows not in ("work", "profile"):
         return []
     stating = [job.id for job in jobs if job.work is not None and not isinstance(job.work, GpuTimeWork)]
@@ -84,14 +76,14 @@ def order_assumed(jobs: Iterable[Job], policy: type[Policy], *, profiled: bool) 
 
 
 def nothing_to_resize(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumption]:
-    """One assumption where no job is elastic and the policy then comes to another one."""
+    """An assumption if no job is elastic and the policy then amounts to another."""
     if not policy.when_rigid or not (limits := [job.elastic for job in jobs]) or set(limits) != {"none"}:
         return []
     return [Assumption(kind="rigid", text=f'no job is elastic: policy "{policy.name}" {policy.when_rigid}')]
 
 
 def priorities_ignored(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumption]:
-    """One assumption where jobs state priorities and the policy says that it does not look at them."""
+    """An assumption if jobs state priorities and the policy does not look at them."""
     stating = [job.id for job in jobs if job.priority] if policy.priority_means == "" else []
     if not stating:
         return []
@@ -101,7 +93,7 @@ def priorities_ignored(jobs: Iterable[Job], policy: type[Policy]) -> list[Assump
 
 
 def sharing_assumed(cluster: Cluster, policy: type[Policy]) -> list[Assumption]:
-    """One assumption where jobs may share GPUs though the profile has not measured them together."""
+    """An assumption if jobs may share GPUs though the profile has no such measurement."""
     together = cluster.sharing.unmeasured == "together"
     fits = together or any(node.gpu_memory for node in cluster.nodes)
     if not (policy.packs and cluster.shares_gpus and fits):
@@ -112,7 +104,7 @@ def sharing_assumed(cluster: Cluster, policy: type[Policy]) -> list[Assumption]:
 
 
 def refuse(assumptions: Iterable[Assumption]) -> None:
-    """Fail where anything is assumed; that jobs are rigid is no assumption.
+    """Fail if anything is assumed; that no job is elastic does not count.
 
     :raises BadInputError: one line for each assumption.
     """

@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of a policy: which one, with what parameters and seed, and how much it is to explain."""
+    """What a policy is asked, and how much it is to explain."""
 
     policy: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -59,14 +59,14 @@ class Question:
     explain: bool = False
     """Add what waiting jobs need and when they are predicted to start."""
     timing: bool = True
-    """Add ``decision_seconds``, the one thing that differs between equal calls."""
+    """Add ``decision_seconds``, which alone differs between equal calls."""
     demand: Demand | None = None
-    """What the policy sees of jobs that state no work; None: as in the last schedule, at first nothing."""
+    """What the policy sees of jobs that state no work; None: as in the last schedule, else "stated"."""
     predictor: Predictor | None = None
-    """What predictions begin from; None: as in the last schedule, at first nothing."""
+    """Where predictions begin; None: as in the last schedule, else untrained."""
 
     def predicts(self, previous: Schedule | None = None) -> tuple[Demand, ForecastState | None]:
-        """What the policy sees of jobs that state no work, and what predicts it.
+        """The demand that the policy sees, and the state of its predictor.
 
         :raises UsageError: a predictor is named, and nothing is to be predicted.
         """
@@ -90,11 +90,11 @@ def decide(
     """The decision on an idle cluster at ``now_s``, by default when the first job arrives.
 
     Without a profile, speed is assumed to grow in proportion to the GPUs, and jobs whose work is not stated
-    in GPU-seconds are taken in order of submission. A job that is larger than the cluster is rejected, also
-    one that arrives later. ``source`` is what messages call the jobs.
+    in GPU-seconds are taken in order of submission. A job that is larger than the cluster is rejected, even
+    if it arrives later. ``source`` is what messages call the jobs.
 
     :raises BadInputError: the model of a job is not profiled, or it states no work and the policy needs that.
-    :raises InfeasibleError: every job is rejected, as one that is larger than the cluster is.
+    :raises InfeasibleError: every job is rejected.
     :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
     """
     jobs = tuple(jobs)
@@ -125,7 +125,10 @@ def decide(
 
 
 def _too_large(jobs: Sequence[Job], cluster: Cluster, source: str) -> dict[str, str]:
-    """Why jobs are rejected at once, unless that would leave none."""
+    """Jobs to reject at once, with reasons.
+
+    :raises InfeasibleError: they are all jobs.
+    """
     found = oversized(jobs, cluster)
     if found and len(found) == len(jobs):
         raise _none_is_left(source, found)
@@ -140,7 +143,7 @@ def _none_is_left(source: str, reasons: Mapping[str, str]) -> InfeasibleError:
 
 @contextmanager
 def _naming(source: str) -> Iterator[None]:
-    """Let errors in a job name the file that the job is from."""
+    """Prefix errors about a job with the file that it is from."""
     try:
         yield
     except BadInputError as error:
@@ -149,19 +152,18 @@ def _naming(source: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class LogHistory:
-    """What happened before a decision: an event log, and the schedule that was decided last."""
+    """What happened before a decision: an event log, and the last schedule."""
 
     info: RunInfo | None
     """The run that wrote it."""
     origin_s: float
-    """How far the clock of that run's schedules is behind that of the log, by its last decision."""
+    """How far the clock of its schedules is behind that of the log, by its last decision."""
     since: Callable[[Basis], tuple[SavedSession | None, Iterable[Event]]]
     """A saved session of this basis and the events after it; without one, all events."""
     measured: Mapping[str, float] = field(default_factory=dict)
-    """Samples per second of running jobs, as their workers measured last."""
+    """Samples per second of running jobs, as last measured."""
     previous: Schedule | None = None
-    """The policy goes on from its state if that is its own, with the same parameters; otherwise it sees the
-    whole history."""
+    """The policy resumes from its state if policy and parameters are the same."""
     source: str = "events"
     """What messages call the log."""
 
@@ -196,10 +198,9 @@ def session_from_history(
     cluster: Cluster | None = None,
     profile: Profile | None = None,
 ) -> tuple[Session, Profile | None]:
-    """The session where a log ends, before its next decision, and the profile that it has its speeds from.
+    """The session where a log ends, before its next decision, and its profile.
 
-    :raises BadInputError: the log contradicts itself or the cluster.
-    :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
+    Raises as :func:`decide_from_history`.
     """
     info, previous = history.info, history.previous
     if info is not None and profile is None:
@@ -225,7 +226,7 @@ def session_from_history(
 
 
 def turn_away_unfit(session: Session, new: Iterable[str], now_s: float) -> None:
-    """Of the new jobs, those that this policy cannot serve on this cluster are out."""
+    """Reject those new jobs that this policy cannot serve on this cluster."""
     check = JobCheck(session.cluster, session.speeds, session.policy, session.demand)
     for job in [session.jobs[job_id] for job_id in new if job_id in session.jobs]:
         if (reason := check.refusal(job.spec)) is not None:
@@ -235,7 +236,7 @@ def turn_away_unfit(session: Session, new: Iterable[str], now_s: float) -> None:
 def throughput_for(profile: Profile | None, cluster: Cluster, *, simulated: bool = False) -> Throughput:
     """The throughput model of a profile; without one, speed in proportion to the GPUs.
 
-    On a real cluster that is a guess: see ``JobState.is_speed_guessed``. In a replay it is how jobs train.
+    On a real cluster that is a guess (``JobState.is_speed_guessed``). In a replay it is how jobs train.
 
     :raises BadInputError: the profile has no training row.
     """
@@ -247,10 +248,7 @@ def throughput_for(profile: Profile | None, cluster: Cluster, *, simulated: bool
 
 
 def policy_for(question: Question, profile: Profile | None) -> Policy:
-    """The policy that is asked.
-
-    :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
-    """
+    """:raises UsageError: the policy or a parameter is unknown, or the policy needs a profile."""
     policy = make_policy(question.policy, question.parameters)
     if profile is None and "profile" in policy.needs:
         raise UsageError(f'policy "{question.policy}" needs a profile: name one, or pipe one in')
@@ -283,10 +281,9 @@ def _ask(
 
 
 def _state_for(policy: Policy, previous: Schedule | None, origin_s: float) -> PolicyState | None:
-    """The state in a schedule, if its parameters are those in force; the session checks the rest.
+    """The state in a schedule of the same parameters; the session checks the rest.
 
-    A run that counted time from its own start (``origin_s`` in its decisions) left a state on that clock,
-    which is not the clock of the log: it is left alone.
+    A state on another clock than the log's (``origin_s``) is ignored.
     """
     if previous is None or previous.policy.parameters != dict(policy.parameters):
         return None
@@ -294,7 +291,7 @@ def _state_for(policy: Policy, previous: Schedule | None, origin_s: float) -> Po
 
 
 def _profile_of(info: RunInfo, previous: Schedule | None, source: str) -> Profile | None:
-    """The profile of a run: its rows are in its schedules, and in logs of earlier versions.
+    """A run's profile: its rows are in its schedules, or in the log itself.
 
     :raises BadInputError: the log names a profile whose rows are elsewhere.
     """
@@ -318,10 +315,10 @@ def schedule_of(
 ) -> Schedule:
     """The schedule that a session has after a decision.
 
-    :param explain: say what jobs that wait need, and when jobs are predicted to start and to end.
-    :param measured: samples per second of jobs that run, for these predictions.
-    :param forgive: takes errors of the policy in explaining its decision or saving its state: the schedule
-        then says the plain facts, or has no state. None: they are raised.
+    :param explain: add what waiting jobs need, and when jobs are predicted to start and to end.
+    :param measured: samples per second of running jobs, for these predictions.
+    :param forgive: receives the policy's errors while it explains or dumps its state; the schedule then has
+    plain reasons, or no state. None: they are raised.
     """
     expected = predictions(copy_of(session), time_s, measured or {}) if explain else {}
     ahead: Mapping[str, tuple[Reservation, ...]] = _forgiving(lambda: _ahead(session, time_s), dict, forgive)
@@ -363,10 +360,7 @@ def schedule_of(
 
 
 def _ahead(session: Session, time_s: float) -> dict[str, tuple[Reservation, ...]]:
-    """What jobs are to hold later.
-
-    :raises PolicyError: the policy planned what no schedule can hold.
-    """
+    """:raises PolicyError: the policy planned what no schedule can hold."""
     planned = session.reserved(time_s)
     try:
         return {job_id: _reserved(spans) for job_id, spans in planned.items()}
@@ -390,7 +384,7 @@ def _reserved(spans: Iterable[Reserved]) -> tuple[Reservation, ...]:
 
 
 def _storable(state: PolicyState, forgive: Callable[[Exception], object] | None) -> PolicyState:
-    """The state, which can be written; where errors are not forgiven, writing it says so."""
+    """The state, checked to be JSON where errors are forgiven; elsewhere writing it fails."""
     if forgive is not None:
         state.model_dump_json()
     return state

@@ -1,9 +1,4 @@
-"""From what a job file states to what schedulers compute with: reference batch, total samples, demand.
-
-:class:`JobCheck` says whether a job can be taken up, by one rule for ``submit``, for the beginning of a run
-and for its loop. :func:`submit_detail` is what the ``submit`` event keeps of a job, its scaling curve and its
-work, so that a report needs no profile.
-"""
+"""From what a job file states to what schedulers compute with: reference batch, total samples, demand."""
 
 from __future__ import annotations
 
@@ -23,15 +18,16 @@ from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.rates import Speeds
 
 MOST_SAMPLES: Final = 1e18
-"""Of one job: beyond any training, and small enough that sums and products of times stay finite."""
+"""Of one job: beyond any training, and small enough to keep sums of times finite."""
 
 
 def job_state(job: Job, speeds: Speeds) -> JobState:
     """The state of a job that has just arrived, its defaults resolved against cluster and profile.
 
-    Raises ``BadInputError`` where the work is stated in GPU-seconds and the requested size has no speed:
-    its model is not profiled, or it is infeasible. On a cluster without nodes such work is unknown. Likewise
-    where the samples of all the work are none, or more than :data:`MOST_SAMPLES`.
+    On a cluster without nodes, work stated in GPU-seconds is unknown.
+
+    :raises BadInputError: work is stated in GPU-seconds and the requested size has no speed, or all samples
+    are none or more than :data:`MOST_SAMPLES`.
     """
     state = JobState(job, _reference_batch(job, speeds), None)
     state.total_samples = _total_samples(state, speeds)
@@ -48,11 +44,10 @@ def job_state(job: Job, speeds: Speeds) -> JobState:
 def demand_gpu_s(job: JobState, speeds: Speeds, *, of_simulation: bool = False) -> float:
     """L of Ares, section 3.2: GPU-seconds of all the work at the requested size (mean over mixed types).
 
-    An elastic job that is faster on fewer GPUs counts as that fast. Where no GPU type can run that size, the
-    nearest of :func:`sizes_below` that one can run counts. A job without such a size, or of unknown work, has
-    no demand: it takes no share of equal sharing.
+    An elastic job that is faster on fewer GPUs counts as that fast. If no GPU type can run the requested
+    size, the nearest of :func:`sizes_below` counts; a job without one, or of unknown work, has demand 0.
 
-    :param of_simulation: by the work at which a replay ends the job, also where policies see a prediction.
+    :param of_simulation: use the work at which a replay ends the job, even if policies see a prediction.
     """
     total = (job.work_samples if of_simulation else job.total_samples) or 0.0
     for gpus in (job.spec.gpus.requested, *sizes_below(job)):
@@ -101,7 +96,6 @@ def _total_samples(state: JobState, speeds: Speeds) -> float | None:
 
 
 def _trained_in(gpu_seconds: float, state: JobState, speeds: Speeds) -> float | None:
-    """Samples that the job trains in that many GPU-seconds at its requested size."""
     requested = state.spec.gpus.requested
     rate = speeds.rate(state, requested)
     if not rate and speeds.gpu_types:
@@ -113,7 +107,7 @@ def _trained_in(gpu_seconds: float, state: JobState, speeds: Speeds) -> float | 
 
 
 class JobCheck:
-    """Says what a policy on a cluster cannot take up, and why.
+    """What a policy on a cluster cannot take up, and why: one rule for ``submit``, ``run`` and ``replay``.
 
     :param policy: None: not known yet.
     """
@@ -127,18 +121,15 @@ class JobCheck:
         self._demand: Demand = demand
 
     def check(self, jobs: Iterable[Job], source: str) -> None:
-        """Refuse what cannot be taken up.
-
-        :param source: what messages call the jobs.
-        :raises BadInputError: every job that is larger than the cluster, whose model is not profiled, that
-            lacks what the policy needs, or whose work cannot be computed with.
+        """:raises BadInputError: for every job that is larger than the cluster, is not profiled, lacks what
+        the policy needs, or has work that cannot be computed with.
         """
         problems = [problem for job in jobs for problem in self.problems(job, source)]
         if problems:
             raise BadInputError(problems)
 
     def problems(self, job: Job, source: str) -> tuple[Problem, ...]:
-        """What is wrong with one job; empty: it can be taken up."""
+        """What is wrong with one job; empty if it can be taken up."""
         try:
             check_fits([job], self._room, source)
             if models := self._speeds.throughput.models():
@@ -154,15 +145,11 @@ class JobCheck:
         return ()
 
     def refusal(self, job: Job) -> str | None:
-        """Why one job cannot be taken up; None: it can."""
         return next((problem.message for problem in self.problems(job, "")), None)
 
 
 def check_demand(jobs: Iterable[Job], policy: Policy, source: str, demand: Demand = "stated") -> None:
-    """Refuse jobs without work where the policy needs it and nothing predicts it.
-
-    :raises BadInputError: one problem a job.
-    """
+    """:raises BadInputError: jobs state no work, the policy needs it and nothing predicts it."""
     needed = "demand" in policy.needs and demand == "stated"
     silent = [job.id for job in jobs if job.work is None] if needed else []
     if silent:
@@ -173,10 +160,9 @@ def check_demand(jobs: Iterable[Job], policy: Policy, source: str, demand: Deman
 def submit_detail(state: JobState, speeds: Speeds, measured_sizes: Iterable[int] = ()) -> dict[str, Any]:
     """What :class:`~pliant.schemas.runinfo.SubmitDetail` describes, as JSON values.
 
-    The demand is the one that Ares takes; it is left out where it is unknown or no size runs. The curve is
-    taken at the reference batch on consolidated placements, at the powers of two, the requested
-    and the largest size, and those ``measured_sizes`` (GPUs) that the job can use; sizes it cannot run on
-    are left out.
+    The demand is that of Ares. The curve is taken at the reference batch on consolidated placements: at
+    powers of two, the requested and the largest size, and ``measured_sizes`` (GPUs). Sizes on which the job
+    cannot run are left out. With it, a report needs no profile.
     """
     detail: dict[str, Any] = {"job": job_fields(state.spec)}
     curve = [[size, speeds.rate(state, size)] for size in _sizes(state, speeds, measured_sizes)]

@@ -24,7 +24,7 @@ COLUMNS: Final = (
 
 
 def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
-    """Why every active job holds what it holds: in the policy's words, in plain ones where it has none."""
+    """Why every active job holds what it holds: in the policy's words, else in plain ones."""
     said, seen = session.explain(time_s), session.in_play
     found = plain_explanations(session) | {job_id: why for job_id, why in said.items() if job_id in seen}
     for job_id, until_s in session.kept_until_s.items():
@@ -36,7 +36,6 @@ def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
 
 
 def plain_explanations(session: Session) -> dict[str, Explanation]:
-    """What every active job holds or waits for, in plain words."""
     rigid = session.policy.elasticity == "none"
     plain = {job.id: _plain(job, rigid=rigid) for job in session.jobs.values()}
     bound = {
@@ -58,9 +57,9 @@ def _plain(job: JobState, *, rigid: bool) -> Explanation:
 
 
 def table(schedule: Schedule, width: int | None = None) -> str:
-    """The schedule for people: one line a job, what it holds or what it waits for, until when, and why.
+    """The schedule as a table, one job a line.
 
-    :param width: of the terminal, in columns; None: there is none, so nothing is left out or cut.
+    :param width: of the terminal, in columns; None: nothing is left out or cut.
     """
     rows = [*_held(schedule), *_waiting(schedule), *_rejected(schedule)]
     return text_table(COLUMNS, rows, width) if rows else "no job\n"

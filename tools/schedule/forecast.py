@@ -26,29 +26,28 @@ if TYPE_CHECKING:
 Demand = Literal["stated", "predicted"]
 """What policies see of the work of jobs."""
 _MOST_WAITING: Final = 1000
-"""Ends from which nothing was learned yet: more are learned from although nothing asks, to bound memory."""
+"""Finished jobs kept before they are learned from, to bound memory."""
 _UNKNOWN: Final = float("nan")
 
 
 class WorkForecast:
     """A progress predictor, asked in terms of jobs.
 
-    It is made, and NumPy loaded, when it is asked first. What it learns from waits until then, too: where all
-    jobs state their work, nothing is ever fitted.
+    It is made, NumPy is loaded and finished jobs are learned from on the first question: where all jobs state
+    their work, nothing is ever fitted.
     """
 
     def __init__(self, made_of: Predictor | None = None, *, seed: int = 0) -> None:
-        """:param seed: of what it learns, where there is no fitted file."""
+        """:param seed: of the sample, if there is no fitted file."""
         self._made_of = made_of or Predictor(seed=seed)
         self._made: ProgressPredictor | None = None
         self._learns = True
         self._finished: list[Sequence[JobState]] = []
-        """Jobs to learn from before it answers, in the groups in which they finished."""
+        """Jobs yet to be learned from, grouped as they finished."""
         self._waiting = 0
 
     @property
     def predictor(self) -> ProgressPredictor:
-        """The model behind it, which has learned from all jobs that finished."""
         if self._made is None:
             from pliant.tools.profile.predictor import ProgressPredictor
 
@@ -64,18 +63,15 @@ class WorkForecast:
         return self._made_of if unused else self.predictor.document()
 
     def beta(self, jobs: Sequence[JobState], time_s: float) -> tuple[Floats, Floats]:
-        """(α, β) of the part of its work that each job has done: ρ ~ Beta(α, β), both at least 1.
-
-        It looks at the progress of every job, also of those that state their work.
-        """
+        """(α, β) of each job's progress ρ ~ Beta(α, β), both at least 1; of stated work, too."""
         return self.predictor.beta([self._epoch(job, time_s) for job in jobs])
 
     def ahead(
         self, jobs: Sequence[JobState], time_s: float, epochs: Sequence[float | None] = ()
     ) -> WorkAhead:
-        """What is left of each job, to draw from or to expect; NaN: unknown, and it has not begun an epoch.
+        """What is left of each job; NaN if it is unknown and no epoch has begun.
 
-        :param epochs: samples of an epoch of each job; empty: what is known of them.
+        :param epochs: samples of an epoch of each job; empty: as known.
         """
         import numpy as np
 
@@ -96,11 +92,10 @@ class WorkForecast:
         return WorkAhead(exact, reached, reached - done, alpha, beta)
 
     def remaining_samples(self, jobs: Sequence[JobState], time_s: float) -> Floats:
-        """What is expected to be left of each job, at its mean progress; of stated work what is left."""
+        """Expected samples left of each job, at its mean progress; exact for stated work."""
         return self.ahead(jobs, time_s).expected()
 
     def band(self, jobs: Sequence[JobState], time_s: float, interval: float = 0.9) -> tuple[Floats, Floats]:
-        """The central interval of each job's progress."""
         from scipy.special import betaincinv
 
         alpha, beta = self.beta(jobs, time_s)
@@ -109,7 +104,6 @@ class WorkForecast:
         return low, high
 
     def learn(self, finished: Sequence[JobState]) -> None:
-        """Learn from jobs that finished, in this order."""
         if not finished or not self._learns:
             return
         self._finished.append(finished)
@@ -118,11 +112,11 @@ class WorkForecast:
             _ = self.predictor
 
     def learn_no_more(self) -> None:
-        """What follows is looked ahead at, and does not happen."""
+        """What follows is a look ahead, which must not be learned from."""
         self._learns = False
 
     def foresee(self, jobs: Iterable[JobState], time_s: float) -> None:
-        """Give every job that states no work the total that is expected of it."""
+        """Set the expected total of every job that states no work."""
         silent = [job for job in jobs if job.predicted or job.total_samples is None]
         if not silent:
             return
@@ -151,7 +145,6 @@ def _number(value: float | None) -> float:
 
 
 def _ended(job: JobState) -> EndedJob:
-    """A job that has finished, at the ends of its epochs."""
     from pliant.tools.profile.predictor import EndedJob, Epoch, evenly
 
     size, initial, total = (

@@ -44,15 +44,12 @@ from pliant.tools.schedule.session.session import Session
 
 @dataclass(frozen=True, slots=True)
 class CarriedOver:
-    """What a schedule carries to the next decision, beside who holds what."""
+    """What a schedule carries to the next decision, besides allocations."""
 
     policy_state: PolicyState | None = None
-    """The policy goes on from there and sees only what came after. None, or where that state does not fit:
-    it sees the whole history."""
+    """Where the policy resumes; None, or a state that does not fit: it sees the whole history."""
     demand: Demand = "stated"
-    """What the policy sees of jobs that state no work."""
     forecast: ForecastState | None = None
-    """What predicts that."""
 
     @classmethod
     def by(cls, schedule: Schedule) -> CarriedOver:
@@ -74,7 +71,7 @@ def session_from_events(
     source: str = "events",
     saved: SavedSession | None = None,
 ) -> Session:
-    """The session that the events lead to, up to ``now_s``, ready for its next decision.
+    """The session to which the events lead, up to ``now_s``, ready for its next decision.
 
     :param saved: what came before the events, on the same cluster and with the same throughput.
     :raises BadInputError: the events contradict each other or the cluster; messages call them ``source``.
@@ -90,10 +87,9 @@ def session_from_events(
 
 
 class SessionFold:
-    """Applies the events of a log to a session, one after the other.
+    """Applies the events of a log to a session without jobs, one after the other.
 
-    :param session: one without jobs.
-    :param saved: where it begins, instead of the log's beginning.
+    :param saved: where to begin, instead of the log's beginning.
     """
 
     def __init__(self, session: Session, source: str, saved: SavedSession | None = None) -> None:
@@ -106,7 +102,7 @@ class SessionFold:
             self._events = saved.facts.events
 
     def add(self, event: Event) -> None:
-        """The next event. Changes of GPUs at one time are one decision: they are applied together.
+        """The next event. Changes of GPUs at one time are one decision, so they are applied together.
 
         :raises BadInputError: it contradicts those before it or the cluster.
         """
@@ -119,15 +115,12 @@ class SessionFold:
             self._flush()
 
     def finish(self) -> Session:
-        """The session after all events.
-
-        :raises BadInputError: as for :meth:`add`.
-        """
+        """The session after all events. Raises as :meth:`add`."""
         self._flush()
         return self._session
 
     def keep(self, basis: Basis) -> tuple[SessionFacts, dict[str, bytes]]:
-        """What is to be saved of it, and the states of its jobs; more events may follow."""
+        """The facts and job states to save; more events may follow."""
         return facts_of(self._session, basis, self._together, self._events), states_of(self._session)
 
     def _flush(self) -> None:
@@ -143,9 +136,9 @@ class SessionFold:
 
 
 def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throughput) -> Session:
-    """The session right after the decision that a schedule records: its jobs sit where it says, or are out.
+    """The session right after the decision that a schedule records.
 
-    Jobs that arrive later are left to the caller, and so is everything that happens from then on.
+    Later arrivals and all that follows are left to the caller.
 
     :raises BadInputError: the allocations do not fit the cluster.
     """
@@ -184,7 +177,7 @@ def arrivals_until(jobs: Iterable[Job], time_s: float, out: Container[str] = ())
 
 
 def apply_events(session: Session, events: Sequence[Event]) -> None:
-    """Apply to a session one event, or changes of GPUs that were decided together.
+    """Apply one event, or changes of GPUs that were decided together.
 
     :raises KeyError: a job or a node is not known.
     :raises ValueError: the events contradict what the session knows.
@@ -209,7 +202,6 @@ def apply_events(session: Session, events: Sequence[Event]) -> None:
 
 
 def _apply_order(session: Session, event: Event) -> None:
-    """A job that has ended stays as it is."""
     job_id, detail = event.job or "", event.detail or {}
     if event.event == "drain":
         session.drain(str(detail["node"]), event.time, now=bool(detail.get("now")))
@@ -260,7 +252,6 @@ def _apply_holdings(session: Session, events: Sequence[Event]) -> None:
 
 
 def _servers(event: Event) -> NodeGpus:
-    """Where the parameter servers of a job are after an event."""
     return tuple((name, count) for name, count in (event.detail or {}).get("servers", ()))
 
 
@@ -279,14 +270,13 @@ def _apply_job(session: Session, event: Event, job_id: str) -> None:
 
 
 def _apply_wait(session: Session, event: Event) -> None:
-    """A job gets no further GPU for a time, if an event of it says so."""
     seconds = (event.detail or {}).get("wait_seconds")
     if seconds is not None and event.job is not None:
         session.withheld.hold(event.job, event.time + float(seconds))
 
 
 def correct(job: JobState, event: Event) -> None:
-    """Correct a job by what was measured: progress, loss, speed, noise, and time held without training."""
+    """Correct a job by what was measured: progress, loss, speed, noise, overhead."""
     if event.samples_done is not None:
         job.report_progress(event.time, event.samples_done)
     if event.loss is not None:

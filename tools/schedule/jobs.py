@@ -21,14 +21,14 @@ NodeGpus = tuple[tuple[str, int], ...]
 
 
 HALF: Final = 0.5
-"""What counts of a shared GPU for each of the two jobs that share it."""
+"""The part of a shared GPU that counts for each of its two jobs."""
 
 
 class Observation(NamedTuple):
-    """What one job measured of its own speed in one configuration."""
+    """A job's own measurement of its speed in one configuration."""
 
     placement: tuple[int, ...]
-    """GPUs on each node that it held, descending: ``(4, 2)``."""
+    """GPUs on each of its nodes, descending: ``(4, 2)``."""
     local_batch: int
     """Samples per GPU and micro-step."""
     accum: int
@@ -36,30 +36,28 @@ class Observation(NamedTuple):
     step_seconds: float
     """One optimizer step, all of its micro-steps included."""
     sync_seconds: float | None = None
-    """The part of it that waited for the all-reduce; None: not measured apart."""
+    """The part of it that waited for the all-reduce; None: not measured."""
 
 
 class EpochEnd(NamedTuple):
     """What a job reported at the end of an epoch."""
 
     epoch: int
-    """Epochs done by then."""
     samples_done: float
     loss: float | None = None
     """Training loss, the mean over the epoch."""
     metric: float | None = None
-    """Validation metric."""
 
 
 MOST_EPOCH_ENDS: Final = 128
-"""Kept of one job; of more, those of every second epoch, then of every fourth, and so on, and the last."""
+"""Kept of one job; of more, every second, then every fourth, and so on, and the last."""
 
 
 class Trajectory(Protocol):
-    """Progress along a known line that is not straight: a job whose rate differs from epoch to epoch."""
+    """Progress along a known curve: a job whose rate differs from epoch to epoch."""
 
     def samples_done(self, since_s: float, time_s: float) -> float:
-        """Samples trained until ``time_s`` by a job that trains along it since ``since_s``, the start too."""
+        """Samples trained until ``time_s`` if it trains since ``since_s``, those before that included."""
         ...
 
     @property
@@ -82,64 +80,62 @@ class Phase(StrEnum):
 class JobState:
     """One active job: what it asked for and how far it is.
 
-    Progress and attained service grow while time passes; ask for them with the snapshot's time.
+    Progress and attained service grow with time; ask for them with the snapshot's time.
     """
 
     spec: Job
     reference_batch: int
     """Global batch that the author chose; the base of the learning rate and of the demand."""
     total_samples: float | None
-    """All the work in samples; None: unknown. Where ``predicted``, what was expected of it when the policy
-    was asked last."""
+    """All the work in samples; None: unknown. If ``predicted``, as expected at the last decision."""
     id: str = field(init=False)
     arrival: tuple[float, str] = field(init=False)
     """Sort key of arrival order: (submit_time, id), unless a replay keeps to another order."""
     priority: float = field(init=False)
     """Larger is more important."""
     most: int | None = None
-    """The most GPUs that it may get under the limit of its user; None: its own limits alone count."""
+    """The most GPUs that its user's limit allows; None: no such limit."""
     room: Mapping[str, int] | None = None
-    """The most of its workers that the nodes of each GPU type have CPUs, memory and bandwidth for; None: it
-    states no demands, so that GPUs alone count."""
+    """By GPU type, the most of its workers that the nodes have CPUs, memory and bandwidth for; None: it
+    demands none."""
     room_now: Mapping[str, int] | None = None
-    """The same of the nodes that are up."""
+    """The same for the nodes that are up."""
     phase: Phase = Phase.WAITING
     gpus: int = 0
     gpu_type: str | None = None
     placement: NodeGpus = ()
     servers: NodeGpus = ()
-    """Where its parameter servers are: ((node name, how many), …)."""
+    """Nodes of its parameter servers: ((node name, servers), …)."""
     beside: str | None = None
-    """The job that holds the same GPUs and trains on them at the same time; None: it has them alone."""
+    """The job that shares its GPUs; None: it has them alone."""
     global_batch: int = field(init=False)
     samples_per_second: float = 0.0
-    """Present speed: measured, or predicted by the throughput model."""
+    """Present speed: measured or predicted."""
     first_start_s: float | None = None
     granted_s: float = 0.0
-    """Since when a job that runs has had GPUs without a break."""
+    """Since when a running job has held GPUs without a break."""
     changed_s: float = 0.0
-    """When its GPUs or its batch were changed last."""
+    """When its GPUs or its batch last changed."""
     preemptions: int = 0
     rescales: int = 0
     """Growths, shrinks and changes of the batch."""
     moves: int = 0
-    """Changes to other GPUs, as many as before and with the same batch."""
+    """Changes to other GPUs of the same number and batch."""
     noise_scale: float | None = None
     """Gradient noise scale at the present progress, in samples (Pollux's φ): a batch B trains as much per
     sample as the reference batch B0 times (φ + B0) / (φ + B). None: unknown."""
     observations: Sequence[Observation] = ()
-    """What the job measured so far, one for each configuration that it ran in, oldest first."""
+    """One for each configuration that it ran in, oldest first."""
     initial_loss: float | None = None
-    """The first training loss that it reported."""
     epochs: Sequence[EpochEnd] = ()
-    """Ends of epochs that it reported, the last included: at most :data:`MOST_EPOCH_ENDS`, spread evenly."""
+    """Reported epoch ends, the last included: at most :data:`MOST_EPOCH_ENDS`, spread evenly."""
     predicted: bool = False
-    """Whether ``total_samples`` is a prediction: the job states no work, or a replay does not show it."""
+    """Whether ``total_samples`` is a prediction: the job states no work, or a replay hides it."""
     is_speed_guessed: bool = False
-    """Whether nothing says how long its work takes: there is no profile, and it is not stated in GPU-seconds.
+    """Whether nothing says how long its work takes: no profile, and work not in GPU-seconds.
     Policies then take it as a job of unknown work, in order of submission: :attr:`known_samples`."""
     revealed: bool = False
-    """Whether ``total_samples`` is where a replay will end the job, as no scheduler could know it."""
+    """Whether ``total_samples`` is where a replay will end the job, which no scheduler could know."""
     _hidden_samples: float | None = None
     _samples_done: float = 0.0
     _attained_gpu_s: float = 0.0
@@ -155,15 +151,15 @@ class JobState:
 
     @property
     def counts_gpus(self) -> bool:
-        """Whether its GPUs count for it: those that two jobs share count once, for that of the smaller id."""
+        """Whether its GPUs count for it: shared GPUs count for the job with the smaller id."""
         return self.beside is None or self.id < self.beside
 
     def frees_gpus(self, leaving: Container[str]) -> bool:
-        """Whether its GPUs are free, and count for it, once these jobs have left; it is one of them."""
+        """Whether its GPUs are free, and count for it, once these jobs, itself included, have left."""
         return self.beside is None or (self.counts_gpus and self.beside in leaving)
 
     def fits_now(self, gpus: int, gpu_type: str) -> bool:
-        """Whether nodes that are up have CPUs, memory and bandwidth for its workers, were they empty."""
+        """Whether nodes that are up, if empty, have CPUs, memory and bandwidth for its workers."""
         return self.room_now is None or self.room_now.get(gpu_type, 0) >= gpus
 
     def max_gpus(self, cluster_gpus: int) -> int:
@@ -190,12 +186,12 @@ class JobState:
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """Training losses of the epochs that are kept, as far as known."""
+        """Training losses of the kept epochs, where known."""
         return tuple(end.loss for end in self.epochs if end.loss is not None)
 
     @property
     def epoch_samples(self) -> float | None:
-        """Samples of one epoch: as the work says or as reported epochs show; None: not known."""
+        """Samples of one epoch, as stated or reported; None: unknown."""
         work = self.spec.work
         if isinstance(work, EpochWork):
             return work.dataset_size
@@ -204,7 +200,7 @@ class JobState:
 
     @property
     def known_samples(self) -> float | None:
-        """All the work in samples, for policies that compare jobs by it; None: it cannot be compared."""
+        """All the work in samples, to compare jobs by; None: not comparable."""
         return None if self.is_speed_guessed else self.total_samples
 
     def remaining_samples(self, time_s: float) -> float | None:
@@ -215,7 +211,7 @@ class JobState:
         return max(0.0, left) if self._is_work_hidden else left
 
     def attained_service_s(self, time_s: float) -> float:
-        """GPU-seconds received until ``time_s``, those without progress included; of shared GPUs one half."""
+        """GPU-seconds received until ``time_s``, stalls included; shared GPUs count half."""
         if not self.gpus or time_s <= self._holds_since_s:
             return self._attained_gpu_s
         gpus = self.gpus if self.beside is None else self.gpus * HALF
@@ -239,16 +235,16 @@ class JobState:
 
     @property
     def _is_work_hidden(self) -> bool:
-        """Whether ``total_samples`` says something else than the work at which the job ends."""
+        """Whether ``total_samples`` differs from where the job ends."""
         return self.predicted or self.revealed
 
     def hide_work(self, work_samples: float | None = None) -> None:
-        """The job has that much work, or what it states, and shows none."""
+        """Hide the work from policies: the given amount, or what the job states."""
         known = self.work_samples if work_samples is None else work_samples
         self._hidden_samples, self.total_samples, self.predicted = known, None, True
 
     def reveal_work(self, end_samples: float | None) -> None:
-        """Say where the job ends, after :meth:`hide_work`."""
+        """Undo :meth:`hide_work`: show policies where the job ends."""
         self.total_samples, self.predicted, self.revealed = end_samples, False, True
 
     def report_loss(self, loss: float) -> None:
@@ -256,13 +252,13 @@ class JobState:
             self.initial_loss = loss
 
     def end_epoch(self, end: EpochEnd) -> None:
-        """The job reported the end of an epoch; one that went back to a checkpoint does so again."""
+        """A job that went back to a checkpoint reports an epoch again."""
         stride = 1 << (end.epoch // MOST_EPOCH_ENDS).bit_length()
         before = (known for known in self.epochs if known.epoch < end.epoch and known.epoch % stride == 0)
         self.epochs = (*before, end)
 
     def settle(self, time_s: float) -> None:
-        """Book what was done until ``time_s``; the present allocation goes on from there."""
+        """Book what was done until ``time_s``; the allocation goes on."""
         self._samples_done = self.samples_done(time_s)
         self._attained_gpu_s = self.attained_service_s(time_s)
         self._holds_since_s = time_s
@@ -270,28 +266,28 @@ class JobState:
         self._trajectory = None
 
     def train_from(self, time_s: float, samples_per_second: float) -> None:
-        """From ``time_s`` on (not before: rescale cost) the job advances at the given rate."""
+        """The job trains at this rate from ``time_s`` on, not before: rescale cost."""
         self._trains_since_s = time_s
         self.samples_per_second = samples_per_second
         self._trajectory = None
 
     def change_speed(self, time_s: float, samples_per_second: float) -> None:
-        """The job goes on at another rate; one that does not train yet begins when it would have."""
+        """The job goes on at another rate; one that does not train yet still begins as planned."""
         self.settle(time_s)
         self.samples_per_second = samples_per_second
 
     def train_along(self, time_s: float, trajectory: Trajectory, samples_per_second: float) -> None:
-        """From ``time_s`` on the job advances along a trajectory, which begins at the given rate."""
+        """From ``time_s`` on the job follows a trajectory, which begins at the given rate."""
         self.train_from(time_s, samples_per_second)
         self._trajectory = trajectory
 
     def observe(self, observation: Observation) -> None:
-        """The job ran in a configuration and was measured; one that is known already adds nothing."""
+        """Keep a measurement of a configuration that is new."""
         if all(known[:3] != observation[:3] for known in self.observations):
             self.observations = (*self.observations, observation)
 
     def report_progress(self, time_s: float, samples: float) -> None:
-        """Correct the progress by a measurement: ``samples`` were done at ``time_s``."""
+        """``samples`` were done at ``time_s``, as measured."""
         self._samples_done, self._trajectory = samples, None
         self._trains_since_s = max(self._trains_since_s, time_s)
 
@@ -308,26 +304,24 @@ class NodeState:
     switch: str | None
     up: bool = True
     capacities: Mapping[str, float] = field(default_factory=dict)
-    """What it has for jobs that state demands, by resource; what is not named limits nothing."""
+    """For jobs that state demands, by resource; a missing resource is unlimited."""
     made_gpus: int = field(init=False)
-    """GPUs that the cluster file states, in service or not."""
+    """GPUs in the cluster file, in service or not."""
 
     def __post_init__(self) -> None:
         self.made_gpus = self.gpus
 
     @property
     def for_servers(self) -> bool:
-        """Whether it was made without GPUs: such a node can hold parameter servers, and no workers."""
+        """Whether it was made without GPUs: it can hold parameter servers and no workers."""
         return not self.made_gpus
 
 
 def gpus_of(placement: NodeGpus) -> int:
-    """GPUs of a placement on all its nodes; most have one."""
     return placement[0][1] if len(placement) == 1 else sum(count for _, count in placement)
 
 
 def node_states(cluster: Cluster) -> list[NodeState]:
-    """The nodes of a cluster, all up."""
     return [
         NodeState(
             index,

@@ -1,10 +1,10 @@
 """Which GPUs: free GPUs by node, and the topology-aware choice among them.
 
 A job that fits one node goes to the node with the fewest free GPUs that still fits. A larger one takes the
-nodes with most free GPUs first, whole free nodes that is, and puts the rest on the node that it fits best:
-the fewest nodes possible (Ares, section 4, workflow step 5). Of the ways to use so few nodes, one on a single
-switch is preferred, there the switch with the fewest free GPUs. One job never mixes GPU types. A job that
-grows or shrinks keeps as much of its place as leaves it no less consolidated than a fresh one.
+nodes with most free GPUs first and puts the rest on the node that it fits best: the fewest nodes possible
+(Ares, section 4, workflow step 5). Among equal numbers of nodes a single switch is preferred, there the one
+with the fewest free GPUs. One job never mixes GPU types. A job that grows or shrinks keeps as much of its
+place as leaves it no less consolidated than a new place.
 """
 
 from __future__ import annotations
@@ -45,20 +45,17 @@ class FreeGpus:
         return self._by_name[name]
 
     def free_on(self, node: str) -> int:
-        """Free GPUs on one node; 0 for a node that is down."""
+        """0 for a node that is down."""
         return self._free[self._by_name[node].index]
 
     def take(self, placement: NodeGpus) -> None:
-        """Mark the GPUs of a placement as in use.
-
-        :raises ValueError: a node has fewer free.
-        """
+        """:raises ValueError: a node has fewer free."""
         for name, count in placement:
             node = self._by_name[name]
             self._set(node, self._free[node.index] - count)
 
     def give(self, placement: NodeGpus) -> None:
-        """Mark the GPUs of a placement as free; those of nodes that are down stay away.
+        """GPUs of nodes that are down stay away.
 
         :raises ValueError: a node would have more free than it has.
         """
@@ -68,18 +65,17 @@ class FreeGpus:
                 self._set(node, self._free[node.index] + count)
 
     def lose(self, node: NodeState) -> None:
-        """A node went down: none of its GPUs is free any more. Call it before ``give`` for its jobs."""
+        """A node went down: none of its GPUs is free. Call it before ``give`` for its jobs."""
         self._set(node, 0)
 
     def regain(self, node: NodeState) -> None:
-        """A node came up, empty."""
         self._set(node, node.gpus)
 
     def choose(self, gpus: int, gpu_types: Iterable[str], keep: NodeGpus = ()) -> NodeGpus | None:
         """A placement for ``gpus`` GPUs on the first type that has them; None if none has.
 
-        ``keep`` is what the job holds now (marked free here already): of two equally consolidated places
-        the one around it wins.
+        ``keep`` is what the job holds now (marked free here): of two equally consolidated places the one
+        around it wins.
         """
         for gpu_type in gpu_types:
             if self.by_type.get(gpu_type, 0) >= gpus:
@@ -91,7 +87,7 @@ class FreeGpus:
         return None
 
     def after(self, leaving: Iterable[NodeGpus]) -> FreeGpus:
-        """A copy in which the GPUs of these placements are free as well."""
+        """A copy in which the GPUs of these placements are free, too."""
         other = copy.copy(self)
         other._free, other.by_type = list(self._free), dict(self.by_type)
         other._types = {kind: shelf.copy() for kind, shelf in self._types.items()}
@@ -110,11 +106,11 @@ class FreeGpus:
         return self._named(self._types[gpu_type].pick(gpus))
 
     def emptiest(self, gpus: int, gpu_type: str) -> NodeGpus:
-        """GPUs of the nodes with most of them free, one after the other; of equal ones the first."""
+        """GPUs of the nodes with most free, one after the other; of equal ones the first."""
         return self._named(self._types[gpu_type].emptiest(gpus))
 
     def together(self, gpus: int, gpu_type: str) -> NodeGpus | None:
-        """As :meth:`emptiest`, unless an empty cluster would do with fewer nodes: None."""
+        """As :meth:`emptiest`; None if an empty cluster could do with fewer nodes."""
         place = self.emptiest(gpus, gpu_type)
         sizes = sorted(
             (node.gpus for node in self.nodes if node.up and node.gpu_type == gpu_type), reverse=True
@@ -139,7 +135,6 @@ class FreeGpus:
         return len(picks), len({self.nodes[index].switch for index, _ in picks})
 
     def _fresh(self, gpus: int, gpu_type: str) -> _Picks:
-        """The place for a job that holds nothing."""
         shelf = self._types[gpu_type]
         switches: Mapping[str, _Shelf] = self._switches.get(gpu_type, {})
         if len(switches) > 1 and (needed := shelf.nodes_needed(gpus)) > 1:
@@ -153,7 +148,7 @@ class FreeGpus:
         return shelf.pick(gpus)
 
     def _around(self, gpus: int, gpu_type: str, keep: NodeGpus) -> _Picks:
-        """The best place on the nodes held, and beyond them only for what they lack; empty: none held."""
+        """The best place on the nodes held, and beyond them for what they lack; empty if none is held."""
         parts = [(self._by_name[name], count) for name, count in keep]
         parts = [(node, count) for node, count in parts if node.gpu_type == gpu_type and node.up]
         held = [(node.index, min(count, self._free[node.index])) for node, count in parts]
@@ -166,7 +161,7 @@ class FreeGpus:
     def _fill(self, gpus: int, held: Sequence[tuple[int, int]]) -> _Picks:
         """As much of ``gpus`` as the nodes of ``held`` have room for, in its order.
 
-        The last part goes where the part held is the smallest that suffices, so that larger ones come free.
+        The last part goes where the smallest sufficient part is held, so that larger ones come free.
         """
         picks: _Picks = []
         for turn, (index, _) in enumerate(held):
@@ -180,7 +175,6 @@ class FreeGpus:
         return picks
 
     def _extend(self, picks: _Picks, missing: int, gpu_type: str) -> _Picks:
-        """Add the best place for ``missing`` GPUs on other nodes."""
         used = self._named(picks)
         self.take(used)  # all that these nodes have, so that nothing of them is picked again
         more = self._types[gpu_type].pick(missing)
@@ -195,12 +189,10 @@ class _Shelf:
 
     def __init__(self) -> None:
         self._buckets: list[list[int]] = [[]]
-        """Node indices in ascending order, by free GPUs; those with none are not kept."""
+        """Node indices in ascending order, by free GPUs; those with none are left out."""
         self.total = 0
-        """Free GPUs of all nodes."""
 
     def move(self, index: int, before: int, free: int) -> None:
-        """Node ``index`` has ``free`` GPUs free, ``before`` until now."""
         if before:
             self._buckets[before].pop(bisect_left(self._buckets[before], index))
         while len(self._buckets) <= free:
@@ -210,7 +202,7 @@ class _Shelf:
         self.total += free - before
 
     def nodes_needed(self, gpus: int) -> int:
-        """The fewest nodes that have ``gpus`` GPUs free together; there must be as many."""
+        """The fewest nodes with ``gpus`` free GPUs together; they must exist."""
         return sum(count for _, count in self._runs(gpus))
 
     def pick(self, gpus: int) -> _Picks:
@@ -227,7 +219,7 @@ class _Shelf:
         return [*picks[:-1], (fuller, rest)]
 
     def emptiest(self, gpus: int) -> _Picks:
-        """The nodes with most GPUs free first; there must be as many free together."""
+        """The nodes with most GPUs free first; there must be enough free."""
         picks: _Picks = []
         for free in range(len(self._buckets) - 1, 0, -1):
             for index in self._buckets[free]:
@@ -238,13 +230,12 @@ class _Shelf:
         return picks
 
     def copy(self) -> _Shelf:
-        """One of its own with the same nodes."""
         other = _Shelf()
         other._buckets, other.total = [list(bucket) for bucket in self._buckets], self.total
         return other
 
     def _runs(self, gpus: int) -> list[tuple[int, int]]:
-        """(free GPUs, number of such nodes) taken from the top until ``gpus`` are together."""
+        """(free GPUs, number of such nodes) from the top, until ``gpus`` are together."""
         runs = []
         for free in range(len(self._buckets) - 1, 0, -1):
             count = min(len(self._buckets[free]), -(-gpus // free))

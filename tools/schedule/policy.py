@@ -1,7 +1,4 @@
-"""The policy protocol: a policy is a function of a snapshot, plus state that can be dumped and loaded.
-
-A policy that breaks a rule, or whose own code raises an exception, ends in a :class:`PolicyError`.
-"""
+"""The policy protocol: a policy is a function of a snapshot, plus state that can be dumped and loaded."""
 
 from __future__ import annotations
 
@@ -34,17 +31,16 @@ class Target(NamedTuple):
 
     gpus: int
     gpu_type: str | None = None
-    """None: any one type that has enough free, the one on which the job runs fastest first."""
+    """None: any type with enough free GPUs, the one on which the job runs fastest first."""
     global_batch: int | None = None
-    """None: as it is (the reference batch at the start)."""
+    """None: unchanged (the reference batch at the start)."""
     placement: NodeGpus | None = None
-    """Exact nodes in the order in which they are linked, for a policy that places itself; None: the placement
-    step chooses."""
+    """Exact nodes in the order in which they are linked, for a policy that places jobs itself; None: the
+    placement step chooses."""
     servers: NodeGpus | None = None
     """Exact nodes of its parameter servers; None: the placement step chooses."""
     beside: str | None = None
-    """Id of the job whose GPUs it shares, for a policy that packs: all of them, wherever that job then is.
-    None: it has its GPUs alone."""
+    """The job whose GPUs it shares, all of them, for a policy that packs; None: it has its GPUs alone."""
 
 
 @dataclass(slots=True)
@@ -60,16 +56,16 @@ class Decision:
     ask_again_s: float | None = None
     """Ask again at this time at the latest, even if nothing happens."""
     quiet_until_s: float | None = None
-    """Until then, rounds in which nothing has changed would change nothing: they may be left out."""
+    """Until then, rounds without a change would change nothing: they may be skipped."""
     admissions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What a policy that admits jobs says of those it has admitted or rejected, as JSON values: event files
-    keep it. ``admitted`` says which; ``payoff``, ``worth``, ``cost``, ``end_s``, ``least_value`` and
-    ``least_target_s`` are read by reports."""
+    """What a policy that admits jobs says of those admitted or rejected, as JSON values for event files.
+    Reports read ``admitted``, ``payoff``, ``worth``, ``cost``, ``end_s``, ``least_value`` and
+    ``least_target_s``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why one active job holds what it holds, in one clause; for a waiting job, what it waits for."""
+    """Why one active job holds what it holds, in one clause; or what it waits for."""
 
     reason: str
     needs_gpus: int | None = None
@@ -85,7 +81,6 @@ class Reserved(NamedTuple):
 
 
 def parameter_names(policy: type[Policy]) -> tuple[str, ...]:
-    """The keyword arguments of a policy's ``__init__``, in order."""
     if policy.__init__ is object.__init__:
         return ()
     return tuple(inspect.signature(policy).parameters)
@@ -214,16 +209,15 @@ class PolicyError(PliantError):
 
     @classmethod
     def broke_rule(cls, policy: str, what: str) -> PolicyError:
-        """The policy decided or returned what no policy may."""
         return cls(f'policy "{policy}" {what}: this is a bug in the policy')
 
 
 class blaming:  # noqa: N801 - reads as a word of the with statement; a class costs less than a generator
-    """In this block an exception out of the code of another package becomes an error that names the policy.
+    """In this block, an exception from the code of another package becomes an error that names the policy.
 
-    It stays as it is where the policy is one of pliant's own, or the error is an expected one.
+    Exceptions of pliant's own policies, and expected errors, stay as they are.
 
-    :param doing: what is under way, where the name of the method would not say it.
+    :param doing: what is under way, if the name of the method does not say it.
     :raises PolicyError: from the exception.
     """
 
@@ -237,7 +231,6 @@ class blaming:  # noqa: N801 - reads as a word of the with statement; a class co
         """Nothing is set up."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """``SystemExit`` is the policy's as well, unless a signal handler of pliant raised it."""
         if isinstance(error, Exception | SystemExit):
             blame(self._policy, error, self._doing)
 
@@ -256,16 +249,13 @@ def blame(policy: type[Policy], error: BaseException, doing: str = "") -> None:
 
 
 def in_words(error: BaseException) -> str:
-    """``KeyError: 'x'``, on one line; the type alone where the exception says nothing."""
+    """``KeyError: 'x'``, on one line; the type alone if the exception has no text."""
     said = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def raised_at(error: BaseException, package: str) -> str | None:
-    """``FILE:LINE`` of the innermost frame of a package in a traceback; None: the error passed none.
-
-    Of a syntax error the place in the file that cannot be compiled.
-    """
+    """``FILE:LINE`` of a package's innermost frame in a traceback, or of its syntax error; None: neither."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{_short(error.filename)}:{error.lineno}"
     place = None
@@ -287,7 +277,7 @@ def _package_of(frame: FrameType) -> str:
 
 
 def _place(policy: type[Policy], error: BaseException) -> str:
-    """Where the policy's own code raised; where it did not, its class."""
+    """Where the policy's own code raised, else its class."""
     return raised_at(error, _package(policy.__module__)) or _defined_at(policy)
 
 
@@ -300,7 +290,7 @@ def _defined_at(policy: type[Policy]) -> str:
 
 
 def _short(file: str) -> str:
-    """A path as seen from the working directory, where the file lies below it."""
+    """A path relative to the working directory, if it lies below it."""
     try:
         return str(Path(file).relative_to(Path.cwd()))
     except (OSError, ValueError):

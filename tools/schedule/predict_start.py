@@ -1,7 +1,7 @@
 """When jobs start and end, if nothing else arrives: the one prediction that every command shows.
 
-:func:`predictions` looks ahead in a copy of a session. :func:`advance` is the event loop for that, and for
-others that hold a session without an engine: what happens next if nothing comes in from outside.
+:func:`predictions` looks ahead in a copy of a session. :func:`advance` is its event loop, also for others
+that hold a session without an engine.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from pliant.tools.schedule.session.holdings import Transition
 from pliant.tools.schedule.session.session import Session
 
 DECISIONS_AHEAD: Final = 1000
-"""A predicted start is looked for this many decisions ahead and no further."""
+"""Decisions that are looked ahead for a predicted start."""
 DOUBT: Final = 0.3
-"""A speed that a profile predicts, or that was measured only once, may be off by this part of it."""
+"""The part by which a predicted speed, or one measured only once, may be off."""
 LEAST_DOUBT: Final = 0.05
-"""So may one that was measured again and again: what is to come may differ."""
+"""The same for a speed measured again and again: what is to come may differ."""
 MOST_DOUBT: Final = 0.5
-"""What a job takes in one slow second says little of hours: no more than this part of a speed is doubted."""
+"""No more than this part of a speed is doubted: one slow second says little about hours."""
 Source = Literal["measured", "profile", "stated"]
-"""Where the speeds of a prediction come from; the least certain one of those that it rests on."""
+"""Where the speeds of a prediction come from: the least certain of those that it rests on."""
 _CERTAINTY: Final[Sequence[Source]] = ("measured", "stated", "profile")
 _NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class StartPrediction:
-    """What is to come of one job; times on the session's clock."""
+    """What is to come for one job; times on the session's clock."""
 
     start_s: float | None = None
-    """When a job that waits gets GPUs; None: it holds some, or that cannot be predicted."""
+    """When a waiting job gets GPUs; None: unknown, or it has some."""
     end_s: float | None = None
-    """When a job that runs ends at its present size and speed; None: it waits, or that is unknown."""
+    """When a running job ends at its present size and speed; None: unknown, or it waits."""
     jobs_ahead: int | None = None
-    """Jobs that wait and get GPUs before this one; None: it holds some, or that is unknown."""
+    """Waiting jobs that get GPUs before this one; None: unknown, or it has some."""
     needs_gpus: int | None = None
-    """GPUs that a job waits for, where the policy was asked for them."""
+    """GPUs that a job waits for, if the policy was asked."""
     between_s: tuple[float, float] | None = field(default=None, compare=False)
-    """Around ``start_s``: when it starts where all jobs that run are as fast, or as slow, as can be."""
+    """``start_s`` if all running jobs are as fast, and as slow, as can be."""
     source: Source | None = field(default=None, compare=False)
-    """Where the speeds come from that ``start_s`` or ``end_s`` rests on; None: neither is known."""
+    """Where the speeds behind ``start_s`` or ``end_s`` come from; None: neither is known."""
 
 
 def predictions(
@@ -67,20 +67,19 @@ def predictions(
     within_s: float | None = None,
     ranges: Mapping[str, tuple[float, float]] = MappingProxyType({}),
 ) -> dict[str, StartPrediction]:
-    """What is to come of every active job. The session is used up: hand in a :func:`copy_of` one in use.
+    """What is to come for every active job. The session is used up: hand in a :func:`copy_of` one in use.
 
-    Ends follow from the work that is left and the speed: that which was measured, else that which the
-    profile predicts. Starts are those that the policy decides when it is asked ahead while jobs end so. A job
-    whose speed was measured keeps its ratio to the predicted one on other sizes; jobs of a model that were
-    not measured have the ratio of those that were.
+    Ends follow from the work left and the measured speed, else the predicted one. Starts are what the policy
+    decides when it is asked ahead while jobs end. A measured job keeps its ratio to the predicted speed on
+    other sizes; unmeasured jobs take the mean ratio of their model.
 
-    :param measured: samples per second of jobs that run, at their present size.
-    :param asks_now: the policy is asked at ``time_s`` first; otherwise it has just been. It then also says
-        how many GPUs jobs wait for, and in which order they get them where no job has a known end: jobs that
-        run are taken to end in order of arrival.
-    :param within_s: real seconds that this may take; starts that are not found by then stay unknown. In the
-        main thread a decision that takes longer is broken off.
-    :param ranges: the least and the most samples per second that jobs were measured at.
+    :param measured: samples per second of running jobs, at their present size.
+    :param asks_now: ask the policy at ``time_s`` first, because it has not just decided. It then also says
+    how many GPUs jobs wait for, and their order where no job has a known end (running jobs are then
+    assumed to end in order of arrival).
+    :param within_s: real seconds that this may take; starts not found by then stay unknown. In the main
+    thread a longer decision is interrupted.
+    :param ranges: the least and the most samples per second measured of jobs.
     """
     speeds = _Speeds(session, time_s, measured)
     ends = {job.id: end for job in session.jobs.values() if (end := speeds.end_s(job)) is not None}
@@ -103,12 +102,11 @@ def predictions(
 
 
 def session_arrival(session: Session, job_id: str) -> tuple[float, str]:
-    """The place of a job in order of arrival, whether it has ended or not."""
     return (session.jobs.get(job_id) or session.ended[job_id]).arrival
 
 
 def copy_of(session: Session) -> Session:
-    """A session of its own to look ahead in; what never changes (specifications, speeds) is shared."""
+    """A copy to look ahead in; it shares what never changes (specifications, speeds)."""
     jobs = (*session.jobs.values(), *session.ended.values())
     shared = [session.cluster, session.speeds, *(job.spec for job in jobs)]
     copied = copy.deepcopy(session, {id(thing): thing for thing in shared})
@@ -119,19 +117,19 @@ def copy_of(session: Session) -> Session:
 
 @dataclass(slots=True)
 class _Starts:
-    """When each waiting job gets GPUs. A job is left out where work is unknown, or it is too far ahead."""
+    """When each waiting job gets GPUs; without jobs of unknown work or too far ahead."""
 
     session: Session
     speeds: _Speeds
     time_s: float
     asks_now: bool
     found: dict[str, tuple[int, float | None]] = field(default_factory=dict)
-    """By job: which decision gives it GPUs, and when that is, if it is known."""
+    """By job: which decision gives it GPUs, and when, if known."""
     needs: dict[str, int] = field(default_factory=dict)
-    """GPUs that jobs wait for, where the policy was asked for them."""
+    """GPUs that waiting jobs need, if the policy was asked."""
 
     def find(self, until_s: float) -> None:
-        """Ask the policy while jobs end, until every job has started, or the real time is up."""
+        """Ask the policy while jobs end, until every job has started or the time is up."""
         jobs = self.session.jobs.values()
         waiting = {job.id for job in jobs if not job.gpus and job.id not in self.session.commands.held}
         dated = True
@@ -156,14 +154,14 @@ class _Starts:
         return next_moment_s(self.session, self.time_s, end_of=self.speeds.end_s)
 
     def _decide(self) -> dict[str, int]:
-        """End the jobs whose time has come and ask the policy; returns the GPUs of jobs that it starts."""
+        """End the jobs that are due and ask the policy; returns the GPUs of jobs that it starts."""
         happen(self.session, self.time_s, end_of=self.speeds.end_s)
         transitions = self.session.decide(self.time_s)
         self.speeds.correct(transitions)
         return {each.job.id: each.job.gpus for each in transitions if each.step in ("start", "resume")}
 
     def _end_the_first(self) -> bool:
-        """Suppose that a job ends of which it is not known when; False: none runs."""
+        """Assume that a job of unknown end finishes; False if none runs."""
         running = [job for job in self.session.jobs.values() if job.gpus]
         if running:
             self.session.end(min(running, key=lambda job: job.arrival).id, self.time_s)
@@ -171,7 +169,7 @@ class _Starts:
 
 
 def _needs(session: Session, time_s: float) -> dict[str, int]:
-    """GPUs that the waiting jobs wait for, as the policy says; in plain words where it cannot."""
+    """GPUs that waiting jobs need, as the policy says; it may fail to say."""
     try:
         why = explanations(session, time_s)
     except Exception:  # noqa: BLE001 - a policy may raise anything, and has decided all the same
@@ -181,18 +179,17 @@ def _needs(session: Session, time_s: float) -> dict[str, int]:
 
 
 def _round_s(policy: Policy) -> float:
-    """How long the policy waits between two decisions at least."""
     own = None if policy.interval_parameter is None else getattr(policy, policy.interval_parameter)
     return float(policy.default_interval_s or own or 0.0)
 
 
 class _TimeIsUpError(BaseException):
-    """No :class:`Exception`, so that it passes through the code of a policy."""
+    """Not an :class:`Exception`, so that it passes through the code of a policy."""
 
 
 @contextmanager
 def _time_limit(seconds: float | None) -> Iterator[None]:
-    """Leave the block after that many real seconds, whatever it does; only the main thread can."""
+    """Interrupt the block after that many real seconds; only the main thread can."""
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -212,7 +209,7 @@ def _time_limit(seconds: float | None) -> Iterator[None]:
 
 
 class _Speeds:
-    """How fast jobs train, as far as that is known: what was measured corrects what is predicted."""
+    """How fast jobs train: measured speeds correct the predicted ones."""
 
     def __init__(self, session: Session, time_s: float, measured: Mapping[str, float]) -> None:
         self._profiled = bool(session.speeds.throughput.models())
@@ -231,13 +228,12 @@ class _Speeds:
             job.samples_per_second *= self._ratio(job)
         unmeasured = [job for job in session.jobs.values() if job.gpus and job.id not in self._ratios]
         self._overdue = {job.id for job in unmeasured if job.remaining_samples(time_s) == 0}
-        """Jobs that still run although they should have ended, as far as is known."""
+        """Jobs that still run although they should have ended."""
 
     def _ratio(self, job: JobState) -> float:
         return self._ratios.get(job.id) or self._by_model.get(job.spec.model, 1.0)
 
     def source(self, job: JobState) -> Source:
-        """Where the speed of a running job comes from."""
         if job.id in self._ratios:
             return "measured"
         return "profile" if self._profiled or job.spec.model in self._by_model else "stated"
@@ -248,7 +244,7 @@ class _Speeds:
         measured: Mapping[str, float],
         ranges: Mapping[str, tuple[float, float]],
     ) -> tuple[float, float]:
-        """How much slower, and faster, jobs may be than is taken: the most of all of them, as factors."""
+        """How much slower, and faster, jobs may be than assumed: the extremes over all, as factors."""
         slow, fast = 1.0 - LEAST_DOUBT, 1.0 + LEAST_DOUBT
         for job_id in job_ids:
             least, most = 1.0 - DOUBT, 1.0 + DOUBT
@@ -258,13 +254,13 @@ class _Speeds:
         return max(slow, 1.0 - MOST_DOUBT), min(fast, 1.0 + MOST_DOUBT)
 
     def correct(self, transitions: Iterable[Transition]) -> None:
-        """Take up changes of GPUs, after which the session has predicted speeds."""
+        """Correct the predicted speeds of jobs whose GPUs changed."""
         for transition in transitions:
             if transition.job.gpus:
                 transition.job.samples_per_second *= self._ratio(transition.job)
 
     def end_s(self, job: JobState) -> float | None:
-        """When a job ends at its speed; without any speed that was measured, only GPU time is known."""
+        """When a job ends at its speed; without a measured speed, only GPU time is known."""
         known = self._profiled or job.id in self._ratios or job.spec.model in self._by_model
         if job.id in self._overdue:
             return None
@@ -274,20 +270,19 @@ class _Speeds:
 
 
 Coming = deque[Job]
-"""Jobs yet to arrive, in order of arrival; those that arrive are taken off."""
+"""Jobs yet to arrive, in order; those that arrive are removed."""
 EndOf = Callable[[JobState], float | None]
 """When a job ends as things are; None: unknown, or it holds no GPU."""
 
 
 def in_order_of_arrival(jobs: Iterable[Job]) -> Coming:
-    """Jobs by (submit_time, id)."""
     return deque(sorted(jobs, key=lambda job: (job.submit_time, job.id)))
 
 
 def advance(session: Session, time_s: float, coming: Coming | None = None) -> float | None:
-    """Go to the next moment, and let happen what is due by then; the caller then asks the policy.
+    """Go to the next moment and apply what is due; the caller then asks the policy.
 
-    Returns that moment; None: nothing is to come.
+    Returns that moment; None if nothing is to come.
     """
     next_s = next_moment_s(session, time_s, coming)
     if next_s is not None:
@@ -298,7 +293,7 @@ def advance(session: Session, time_s: float, coming: Coming | None = None) -> fl
 def next_moment_s(
     session: Session, time_s: float, coming: Coming | None = None, end_of: EndOf = JobState.finish_time_s
 ) -> float | None:
-    """The next moment at which the policy is to be asked; None: nothing is to come.
+    """When to ask the policy next; None if nothing is to come.
 
     That is the next end or arrival, or the time at which the policy wants to be asked again; for a policy
     that decides in rounds, the next round.

@@ -1,8 +1,8 @@
 """The throughput model asked in terms of jobs: one table of speeds for all policies.
 
-Speeds are kept by size or placement, GPU type, batch and :class:`JobKind`, which is all that the speed of a
-job follows from. Policies that make more of speeds (curves, allowed sizes, gains) keep it here as well, so
-that what a job demands of nodes is never forgotten: see :meth:`Speeds.of_kind`.
+Speeds are kept by size or placement, GPU type, batch and :class:`JobKind`, on which alone the speed of a
+job depends. What policies derive from speeds (curves, allowed sizes, gains) is kept here as well, under the
+same keys: see :meth:`Speeds.of_kind`.
 
 :class:`GpuSharing` says whether two jobs can train on the same GPUs, and how fast. They share whole sets:
 every GPU of the one is a GPU of the other, and no third job is on them. Each trains at its speed alone times
@@ -37,7 +37,7 @@ _ROUNDING: Final = 1e-9
 
 
 class JobKind(NamedTuple):
-    """All by which the speeds of jobs differ: on equal GPUs, jobs of one kind are equally fast."""
+    """All on which the speed of a job depends: on equal GPUs, jobs of one kind are equally fast."""
 
     model: str
     reference_batch: int
@@ -45,12 +45,10 @@ class JobKind(NamedTuple):
     """Whether more GPUs than samples are infeasible."""
     per_gpu_max: int | None
     room: tuple[tuple[str, int], ...] | None
-    """The most workers that nodes have room for by GPU type, as the job demands CPUs, memory or bandwidth;
-    None: GPUs alone count."""
+    """By GPU type, the most workers that nodes have CPUs, memory and bandwidth for; None: no limit."""
 
     @classmethod
     def of(cls, job: JobState) -> JobKind:
-        """The kind of a job."""
         batch, room = job.spec.batch, job.room
         return cls(
             job.spec.model,
@@ -64,15 +62,14 @@ class JobKind(NamedTuple):
 class Speeds:
     """Samples per second of jobs, by size, GPU type and batch, on one cluster.
 
-    Where a caller names no placement, the most consolidated one is meant: whole nodes of the type's
-    largest size, the rest on one more. All nodes count, whether up or down: speeds do not change while a
-    cluster lives.
+    If a caller names no placement, the most consolidated one is meant: whole nodes of the type's largest
+    size, the rest on one more. Nodes that are down count: speeds never change.
     """
 
     def __init__(
         self, throughput: Throughput, nodes: Sequence[NodeState], sharing: GpuSharing | None = None
     ) -> None:
-        """:param sharing: what is known of jobs on the same GPUs; None: no two jobs share."""
+        """:param sharing: None: no two jobs share GPUs."""
         self.throughput = throughput
         self.sharing = sharing
         self._node_gpus: dict[str, int] = {}
@@ -91,7 +88,7 @@ class Speeds:
         return self._total
 
     def gpu_type_of(self, placement: NodeGpus) -> str:
-        """The one type of GPU of a placement; empty: it has none."""
+        """The one GPU type of a placement; empty if it has none."""
         return self._types[placement[0][0]] if placement else ""
 
     def consolidated(self, gpus: int, gpu_type: str) -> Placement:
@@ -108,12 +105,13 @@ class Speeds:
         global_batch: int | None = None,
         placement: Placement | None = None,
     ) -> float:
-        """Samples per second of ``job`` on ``gpus`` GPUs; 0.0 where that is infeasible.
+        """Samples per second of ``job`` on ``gpus`` GPUs; 0.0 if that is infeasible.
 
         Without a GPU type on a mixed cluster: the mean over the types that have enough GPUs and can run the
-        job on them, weighted by all their GPUs, which is the average per-GPU computing power of Ares, section
-        3.5. A size that no type has is asked of all of them, as on a cluster of one type. Raises
-        ``BadInputError`` for a model that is not profiled.
+        job, weighted by all their GPUs (the average per-GPU computing power of Ares, section 3.5). For a size
+        that no type has, the mean is over all types.
+
+        :raises BadInputError: the model is not profiled.
         """
         batch = global_batch or job.reference_batch
         if gpus > batch and job.spec.batch.size is not None:
@@ -131,9 +129,9 @@ class Speeds:
         return rate
 
     def useful(self, job: JobState, gpus: int, gpu_type: str, *, global_batch: int | None = None) -> int:
-        """The largest size up to ``gpus`` on which no smaller one of the job is faster.
+        """The largest size up to ``gpus`` on which no smaller one of the job is faster; 0 if none runs.
 
-        0: it runs on none of its sizes up to there. Where speed stands still, more GPUs count as useful.
+        Where speed stands still, more GPUs count as useful.
         """
         least = max(1, job.spec.min_gpus)
         if gpus < least:
@@ -145,7 +143,7 @@ class Speeds:
         return sizes.up_to[gpus - least]
 
     def best_rate(self, job: JobState, gpus: int) -> float:
-        """What up to ``gpus`` GPUs are good for: an elastic job leaves those that would make it slower."""
+        """The best speed on up to ``gpus`` GPUs: an elastic job leaves those that slow it down."""
 
         def best(kind: str) -> float:
             rate = self.rate(job, gpus, kind)
@@ -154,9 +152,9 @@ class Speeds:
         return self.rate(job, gpus) if job.spec.elastic == "none" else self._mean(gpus, best)
 
     def useful_part(self, job: JobState, placement: NodeGpus, global_batch: int) -> NodeGpus:
-        """What of a placement makes the job fastest: all of it, unless it is faster on fewer of its GPUs.
+        """The part of a placement on which the job is fastest.
 
-        Those are taken from few of its nodes, from the ones with most of them, then those that the job holds.
+        It covers few nodes: those with most GPUs, then those that the job holds.
         """
         shape, kind = shape_of(placement), self.gpu_type_of(placement)
         what = ("useful part", kind, job.spec.min_gpus, shape, global_batch)
@@ -164,7 +162,6 @@ class Speeds:
         return placement if gpus == sum(shape) else _cut(placement, gpus, job.placement)
 
     def _useful_part(self, job: JobState, shape: Placement, gpu_type: str, batch: int) -> int:
-        """The number of GPUs of :meth:`useful_part`."""
         total, sizes = sum(shape), _UsefulSizes()
         for gpus in range(max(1, job.spec.min_gpus), total + 1):
             part = _first_of(shape, gpus)
@@ -172,9 +169,9 @@ class Speeds:
         return (sizes.up_to[-1] if sizes.up_to else 0) or total
 
     def of_kind(self, job: JobState, what: Hashable, make: Callable[[], T]) -> T:
-        """What ``make`` makes of the speeds of a job, made once for all jobs of its kind.
+        """What ``make`` derives from the speeds of a job, made once for all jobs of its kind.
 
-        :param what: names what is made, with all else that it depends on: GPU type, sizes, batches.
+        :param what: names the result and all else on which it depends: GPU type, sizes, batches.
         """
         key = (JobKind.of(job), what)
         try:
@@ -184,7 +181,7 @@ class Speeds:
         return found
 
     def parts(self, job: JobState, other: JobState, gpu_type: str, placement: NodeGpus) -> Parts | None:
-        """Of its speed alone, what each of two jobs keeps on the same GPUs; None: they cannot share them."""
+        """What each of two jobs keeps of its speed alone on the same GPUs; None: they cannot share."""
         if self.sharing is None:
             return None
         if not (job.spec.shares_gpus and other.spec.shares_gpus):
@@ -205,9 +202,9 @@ class Speeds:
         return local_limit(self.throughput, job.spec.model, gpu_type, job.spec.batch.per_gpu_max)
 
     def batch_plan(self, job: JobState) -> BatchPlan | None:
-        """How a running job's global batch is cut; None where no batch was ever stated.
+        """How a running job's global batch is split.
 
-        None, too, where a batch that follows from a memory limit has no sample for some worker.
+        None if no batch was ever stated, or if one that follows from a memory limit leaves a worker idle.
         """
         limit = self.most_local(job, job.gpu_type or "") or job.spec.batch.per_gpu_max
         if not job.gpus or job.global_batch < job.gpus or (job.spec.batch.size is None and not limit):
@@ -215,13 +212,13 @@ class Speeds:
         return plan_batch(job.global_batch, job.gpus, limit)
 
     def rescale_seconds(self, model: str) -> float | None:
-        """Seconds that a change of its workers costs a job of the model that trains; None: not measured."""
+        """What a change of its workers costs a training job of the model; None: not measured."""
         if model not in self._rescales:
             self._rescales[model] = self.throughput.rescale_seconds(model)
         return self._rescales[model]
 
     def _mean(self, gpus: int, rate_on: Callable[[str], float]) -> float:
-        """The mean of rates over the types that have as many GPUs, or over all where none has."""
+        """The mean over the types with that many GPUs, or over all if none has; weighted by GPUs."""
         if len(self._total) == 1:
             return rate_on(next(iter(self._total)))
         roomy = {kind: count for kind, count in self._total.items() if count >= gpus} or self._total
@@ -234,7 +231,7 @@ class Speeds:
 
 
 class _UsefulSizes:
-    """The largest useful size up to each size, from the smallest on; sizes are appended in order."""
+    """The largest useful size up to each size; sizes are appended in ascending order."""
 
     __slots__ = ("_fastest", "up_to")
 
@@ -251,7 +248,7 @@ class _UsefulSizes:
 
 
 def _first_of(shape: Placement, gpus: int) -> Placement:
-    """That many GPUs of a placement, from the nodes with most of them."""
+    """That many GPUs, from the nodes with most of them."""
     found = []
     for count in shape:
         if not gpus:
@@ -280,7 +277,7 @@ def shape_of(placement: NodeGpus) -> Placement:
 
 
 class GpuSharing:
-    """Answers by what the profile has measured, else by what the cluster says (``Cluster.sharing``)."""
+    """What the profile measured of pairs, else what the cluster says (``Cluster.sharing``)."""
 
     def __init__(self, cluster: Cluster, throughput: Throughput) -> None:
         self._rules = cluster.sharing
@@ -293,7 +290,7 @@ class GpuSharing:
         return PairTable(self._throughput.profile_rows())
 
     def parts(self, one: Load, other: Load, gpu_type: str, place: Placement) -> Parts | None:
-        """What each keeps of its speed alone; None: they do not fit the memory together, as far as is known.
+        """What each keeps of its speed alone; None: they do not fit together, as far as is known.
 
         :param place: GPUs on each node, descending.
         """
@@ -312,7 +309,7 @@ class GpuSharing:
         return (self._rules.speed, self._rules.speed) if fits else None
 
     def _fits(self, one: Load, other: Load, gpu_type: str) -> bool | None:
-        """Whether the memory of one GPU holds both; None: not known."""
+        """Whether the memory of one GPU holds both; None: unknown."""
         taken = self._pairs.memory(one, gpu_type), self._pairs.memory(other, gpu_type)
         there = self._memory.get(gpu_type)
         if there is None or taken[0] is None or taken[1] is None:
@@ -321,7 +318,7 @@ class GpuSharing:
 
 
 def _gpu_memory(cluster: Cluster) -> dict[str, int]:
-    """Bytes of one GPU by type, the least of its nodes; types are left out of which a node states none."""
+    """Bytes of one GPU by type, the least of its nodes; without types of which a node states none."""
     stated: dict[str, list[int | None]] = {}
     for node in cluster.nodes:
         if node.gpus:

@@ -63,7 +63,7 @@ _WORDS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": Fal
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a policy: its name, what may stand there in words, its default as text."""
+    """One parameter of a policy: its name, its values in words, its default as text."""
 
     name: str
     expected: str
@@ -72,30 +72,28 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What ``pliant policies`` says about one policy."""
+    """What ``pliant policies`` says about a policy."""
 
     name: str
     summary: str
     text: str
-    """The whole docstring."""
     elasticity: str
     knows: Knows
     needs: tuple[str, ...]
     traits: tuple[str, ...]
     """What else callers notice of it, in sentences."""
     priority: str | None
-    """What priorities mean to it; empty: nothing; None: it does not say."""
+    """What priorities mean to it; empty: nothing; None: not stated."""
     interval_s: float | None
     """Seconds between decisions; None: at every change."""
     interval_parameter: str | None
-    """The parameter that states ``interval_s``; None: none does."""
+    """The parameter that states ``interval_s``, if any."""
     parameters: tuple[Parameter, ...]
     source: str
     """module:Class."""
 
     @property
     def decides(self) -> str:
-        """When it decides, in words."""
         if self.interval_s is None:
             return "at every change"
         by = "" if self.interval_parameter is None else f" (parameter {self.interval_parameter})"
@@ -103,15 +101,12 @@ class Description:
 
 
 def policy_names() -> tuple[str, ...]:
-    """All names that :func:`make_policy` knows, sorted; a built-in name wins over a foreign one."""
+    """Sorted; a built-in name wins over a foreign one."""
     return tuple(sorted({*BUILT_IN, *_foreign()}))
 
 
 def policy_class(name: str) -> type[Policy]:
-    """The class behind a name.
-
-    :raises UsageError: the name is unknown, or its package cannot be loaded.
-    """
+    """:raises UsageError: the name is unknown, or its package cannot be loaded."""
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         found: type[Policy] = getattr(import_module(module), attribute)
@@ -146,15 +141,11 @@ def make_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Polic
 
 
 def files_among(policy: type[Policy], values: Mapping[str, Any]) -> list[str]:
-    """The parameters among these that name a file."""
     return [key for key in values if key in policy.files and values[key]]
 
 
 def describe(name: str) -> Description:
-    """All about one policy, from its class.
-
-    :raises UsageError: as :func:`policy_class`.
-    """
+    """:raises UsageError: as :func:`policy_class`."""
     policy = policy_class(name)
     text = inspect.cleandoc(policy.__doc__ or "")
     annotations, defaults = parameter_types(policy), parameter_defaults(policy)
@@ -181,7 +172,6 @@ def describe(name: str) -> Description:
 
 
 def _traits(policy: type[Policy]) -> tuple[str, ...]:
-    """What a class says of itself beside its docstring."""
     clock = ", ".join(f"`{name}`" for name in sorted(policy.depends_on_clock))
     files = ", ".join(f"`{name}`" for name in sorted(policy.files))
     told = {
@@ -255,7 +245,7 @@ def _load_foreign(name: str, points: Mapping[str, EntryPoint]) -> type[Policy]:
 def parameter_types(policy: type[Policy]) -> dict[str, Any]:
     """The annotations of a policy's parameters, in order.
 
-    :raises PolicyError: those of another package's policy name what is not there.
+    :raises PolicyError: those of another package's policy cannot be resolved.
     """
     with blaming(policy, doing="annotations of __init__: "):
         hints = typing.get_type_hints(policy.__init__) if policy.__init__ is not object.__init__ else {}
@@ -263,7 +253,7 @@ def parameter_types(policy: type[Policy]) -> dict[str, Any]:
 
 
 def parameter_defaults(policy: type[Policy]) -> dict[str, object]:
-    """The defaults of a policy's parameters; a marker of its own for one that has none."""
+    """The defaults of a policy's parameters, ``_REQUIRED`` if there is none."""
     found = inspect.signature(policy).parameters if parameter_names(policy) else {}
     return {
         name: _REQUIRED if parameter.default is parameter.empty else parameter.default
@@ -272,7 +262,6 @@ def parameter_defaults(policy: type[Policy]) -> dict[str, object]:
 
 
 def union_members(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union; anything else alone."""
     if get_origin(annotation) in (typing.Union, types.UnionType):
         return get_args(annotation)
     return (annotation,)
@@ -298,7 +287,7 @@ def _read(policy: str, key: str, value: Any, annotation: Any) -> Any:
 
 
 def _read_as(option: Any, value: Any) -> tuple[bool, Any]:
-    """Whether the value, text or already a JSON value, is one of ``option``, and as what."""
+    """Whether the value, text or already a JSON value, is one of ``option``, and which."""
     if get_origin(option) is Literal:
         chosen = [choice for choice in get_args(option) if value == choice or value == str(choice)]
         return bool(chosen), chosen[0] if chosen else None

@@ -1,8 +1,7 @@
 """What a policy may see: a :class:`Snapshot` of the cluster, its active jobs and what changed.
 
 A snapshot has no clock, no files and no engine behind it, so a policy behaves the same in ``schedule``,
-``run`` and ``replay``. Its job and node objects are the caller's own, not copies: reading is free, and a
-policy must not write to them.
+``run`` and ``replay``. Its jobs and nodes are the caller's own objects: a policy must not write to them.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ if TYPE_CHECKING:
 class Oracle(Protocol):
     """The truth about jobs, for policies that were published with such knowledge.
 
-    It is there only where a replay was asked to give it; a policy that uses it sets ``asks_oracle``.
+    Only a replay that is asked to gives it; a policy that uses it sets ``asks_oracle``.
     """
 
     def remaining_steps(self, job: JobState, time_s: float) -> float:
-        """Optimizer steps that ``job`` still needs at the batch of its author."""
+        """Optimizer steps that ``job`` still needs at its reference batch."""
         ...
 
     def step_seconds(self, job: JobState, gpus: int, gpu_type: str) -> float | None:
-        """Seconds of one such step on ``gpus`` GPUs of a type that lie together; None: it does not run there.
+        """Seconds of one such step on ``gpus`` GPUs that lie together; None: it does not run there.
 
         The same for equal :meth:`kind`.
         """
@@ -39,7 +38,7 @@ class Oracle(Protocol):
     def max_gpus(self, job: JobState) -> int: ...
 
     def kind(self, job: JobState) -> object:
-        """Jobs of one kind have the same step times; a key for tables."""
+        """A key: jobs of one kind have the same step times."""
         ...
 
 
@@ -51,13 +50,12 @@ _ENDS: Final = frozenset({"finished", "cancelled", "failed", "rejected"})
 
 
 class Change(NamedTuple):
-    """One thing that happened since the policy was last asked; their times never run backwards.
+    """One thing that happened since the policy was last asked; times never run backwards.
 
-    ``cancelled``: the job left for good, or is held; one that is let go arrives again, with all that it
-    has done. ``lost``: the job lost its GPUs (crash, node gone) and waits again. ``rejected`` repeats what
-    the policy itself said, so that its state can be rebuilt from the changes alone. ``capacity``: some GPUs
-    of a node went out of service or came back. ``priority``: the job has another one than
-    before. Allocations taking effect are not changes: the policy decided them and every job shows them.
+    ``cancelled``: the job left for good, or is held; a released job arrives again, with its progress.
+    ``lost``: the job lost its GPUs (crash, node gone) and waits again. ``rejected`` repeats the policy's own
+    decision, so that its state can be rebuilt from changes. ``capacity``: GPUs of a node went out of service
+    or came back. Allocations are not changes: the policy decided them, and jobs show them.
     """
 
     time_s: float
@@ -65,47 +63,45 @@ class Change(NamedTuple):
     job: JobState | None = None
     node: NodeState | None = None
     gpus: int = 0
-    """GPUs that a change of a node brought into service; negative: that it took out."""
+    """GPUs that a node's change brought into service; negative: took out."""
 
     @property
     def ended_job(self) -> JobState | None:
-        """The job that left with this change, if one did."""
+        """The job that left with this change, if any."""
         return self.job if self.kind in _ENDS else None
 
 
 class Snapshot(NamedTuple):
     """Everything a policy may look at when it decides.
 
-    ``changes`` holds what happened since the last decision of this very policy object (or of the state it
-    loaded); for a fresh one all of the history, so that state built from it equals state carried along.
+    ``changes`` holds what happened since the last decision of this policy object, or of the state it loaded;
+    for a new one the whole history, so that state built from it equals state carried along.
     """
 
     time_s: float
     nodes: Sequence[NodeState]
     jobs: Mapping[str, JobState]
-    """Active jobs by id, in order of submission; those that are held are not among them."""
+    """Active jobs by id, in order of submission, without held ones."""
     speeds: Speeds
-    """The throughput model, asked in terms of jobs."""
     changes: Sequence[Change]
     total_gpus: int
     """GPUs of the nodes that are up."""
     free_gpus: Mapping[str, int]
-    """GPUs that no job holds, by type, on the nodes that are up."""
+    """GPUs that no job holds, by type, on nodes that are up."""
     free: FreeGpus
-    """The same node by node, for a policy that places itself."""
+    """The same by node, for a policy that places jobs itself."""
     oracle: Oracle | None = None
-    """What a simulation knows and no scheduler can; None everywhere else."""
     forecast: WorkForecast | None = None
-    """What is predicted of jobs that do not state their work; every session has one."""
+    """Predictions for jobs that do not state their work; every session has one."""
     future: Sequence[Job] = ()
-    """Jobs that have not arrived, for a policy that ``knows_future``; empty outside of replays."""
+    """Jobs that have not arrived, for a policy that ``knows_future``; empty except in replays."""
 
     def arrivals(self) -> list[JobState]:
-        """Active jobs, those of higher priority first, of equal ones in order of (submit_time, id)."""
+        """Active jobs, higher priority first, then in order of (submit_time, id)."""
         return sorted(self.jobs.values(), key=lambda job: job.turn)
 
     def gpus_by_type(self) -> dict[str, int]:
-        """GPUs that are up, by type, in order of the first node of each type."""
+        """GPUs of nodes that are up, in order of the first node of each type."""
         totals: dict[str, int] = {}
         for node in self.nodes:
             if node.up:

@@ -1,6 +1,6 @@
 """What is left of some jobs: exact where they state their work, else drawn from their predicted progress.
 
-After ONES (SC '21), section 3.2.1: the progress ρ of a job has the distribution Be(α, β), and what remains of
+After ONES (SC '21), section 3.2.1: the progress ρ of a job is distributed as Be(α, β), and what remains of
 it is Y = Y_processed (1/ρ − 1).
 """
 
@@ -16,24 +16,24 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _LEAST_PROGRESS: Final = 1e-3
-"""What counts as progress where less is drawn: the work ahead stays finite."""
+"""Smaller progress counts as this, to keep the work ahead finite."""
 
 
 @dataclass(frozen=True)
 class WorkAhead:
-    """Samples by job, in the order of a question."""
+    """Samples by job, in the order asked for."""
 
     exact: Floats
-    """Left of jobs that state their work; NaN: not known."""
+    """Left of jobs that state their work; NaN for others."""
     reached: Floats
-    """Where progress is: samples trained so far, but in a first epoch those at the end of it."""
+    """Y_processed: samples so far, or those of the first epoch while it lasts."""
     before: Floats
-    """Samples until there: 0 from the end of the first epoch on."""
+    """Samples until then; 0 after the first epoch."""
     alpha: Floats
     beta: Floats
 
     def draws(self, rng: np.random.Generator, count: int = 1) -> Floats:
-        """Samples left by [draw, job]: the order of the jobs decides which draw a job gets."""
+        """Samples left by [draw, job]; the order of the jobs decides which draw a job gets."""
         found = np.broadcast_to(self.exact, (count, len(self.exact))).copy()
         unknown = np.flatnonzero(np.isnan(self.exact))
         if len(unknown):
@@ -53,6 +53,5 @@ class WorkAhead:
 
 
 def known_work(samples: Sequence[float] | Floats) -> WorkAhead:
-    """Jobs of which as much is left."""
     ones = np.ones(len(samples))
     return WorkAhead(np.asarray(samples, dtype=np.float64), ones, 0 * ones, ones, ones)

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.profile import Profile
+from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.predict import holdout_errors
 from pliant.tools.profile.throughput import CurveThroughput, local_limit, plan_batch
 from pliant.tools.profile.throughput_model import ThroughputBySize
@@ -23,11 +23,74 @@ def seconds(
     return model.step_seconds("net", "gpu", placement, batch, per_gpu_max)
 
 
-def test_a_measured_row_is_the_answer() -> None:
-    model = throughput(*ONE_GPU, step(2, 16, 0.21))
-    assert seconds(model, 1, 16) == 0.14
+GANG_OF_FOUR = (step(1, 8, 0.1, parameters=3_000_000), reduce(4, 2_000_000, 0.02), reduce(4, 4_000_000, 0.04))
+APART = (step(2, 8, 0.15, compute=0.1), step(4, 8, 0.2, compute=0.1))
+TOGETHER = (step(2, 8, 0.15), step(4, 8, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("rows", "gpus", "batch", "expected"),
+    [
+        pytest.param(ONE_GPU, 1, 16, 0.14, id="measured"),
+        pytest.param(ONE_GPU, 1, 12, 0.12, id="linear between batches"),
+        pytest.param(ONE_GPU, 1, 24, 0.22, id="linear between the next two"),
+        pytest.param(ONE_GPU, 1, 2, 0.1, id="no faster below the smallest batch"),
+        pytest.param(ONE_GPU, 1, 1, 0.1, id="a sample for each worker"),
+        pytest.param((*ONE_GPU, step(2, 8, 0.2)), 2, 1, None, id="more workers than samples"),
+        pytest.param(ONE_GPU, 1, 64, 2 * 0.3, id="accumulated beyond the largest batch"),
+        pytest.param(
+            (*ONE_GPU, step(1, 24, None)), 1, 32, 2 * 0.14, id="a batch that did not fit is not used"
+        ),
+        pytest.param((step(1, 8, None),), 1, 8, None, id="nothing fits"),
+        pytest.param((*ONE_GPU, step(2, 32, 0.35)), 2, 192, 2 * 0.3 + 0.35, id="one synchronisation a step"),
+        pytest.param(
+            (*ONE_GPU, step(2, 16, 0.34, accum=2)), 2, 32, 0.2, id="last micro-step of a measured row"
+        ),
+        pytest.param(
+            (*ONE_GPU, step(2, 16, 0.24)), 2, 64, 0.3 + 0.1, id="overhead of the nearest batch above"
+        ),
+        pytest.param(
+            (*ONE_GPU, step(2, 16, 0.24)), 2, 16, 0.1 + 0.1, id="overhead of the nearest batch below"
+        ),
+        pytest.param((*ONE_GPU, step(4, 8, 0.16)), 2, 16, 0.1 + 0.06 / 3, id="overhead linear in the size"),
+        pytest.param((*ONE_GPU, step(4, 8, 0.16)), 3, 24, 0.1 + 0.06 * 2 / 3, id="likewise at three"),
+        pytest.param((*ONE_GPU, step(2, 8, 0.16)), 4, 32, None, id="nothing claimed beyond the largest size"),
+        pytest.param(GANG_OF_FOUR, 4, 32, 0.1 + 0.03, id="an all-reduce of the weights reaches further"),
+        pytest.param(GANG_OF_FOUR, 2, 16, 0.1 + 0.01, id="smaller all-reduce"),
+        pytest.param(GANG_OF_FOUR, 8, 64, None, id="beyond all-reduces"),
+        pytest.param(
+            (step(1, 8, 0.1, parameters=8_000_000), reduce(2, 4_000_000, 0.04)),
+            *(2, 16, 0.1 + 0.08),
+            id="larger all-reduces grow in proportion",
+        ),
+        pytest.param(APART, 1, 8, 0.1, id="computing is told from gangs"),
+        pytest.param(APART, 3, 24, 0.175, id="and sizes between them"),
+        pytest.param(TOGETHER, 1, 8, None, id="sizes below are unknown without separation"),
+        pytest.param(TOGETHER, 3, 24, 0.175, id="those between are not"),
+    ],
+)
+def test_the_formula_worked_by_hand(
+    rows: tuple[ProfileRow, ...], gpus: int, batch: int, expected: float | None
+) -> None:
+    found = seconds(throughput(*rows), gpus, batch)
+    assert found == (expected if expected is None else pytest.approx(expected))
+
+
+def test_a_job_may_state_a_smaller_limit_than_the_profile() -> None:
+    model = throughput(*ONE_GPU, step(2, 16, 0.2))
+    assert seconds(model, 2, 64, per_gpu_max=16) == pytest.approx(0.14 + 0.2)
+    accumulated = throughput(*ONE_GPU, step(2, 16, 0.34, accum=2))
+    assert seconds(accumulated, 2, 64, per_gpu_max=16) == 0.34
+    assert seconds(accumulated, 2, 96, per_gpu_max=16) == pytest.approx(0.14 + 0.14 + 0.2)
+
+
+def test_an_answer_is_measured_where_a_row_of_that_type_and_placement_says_it() -> None:
+    model = throughput(*ONE_GPU, step(2, 16, 0.21), step(1, 64, 0.1, source="modelled"))
     assert seconds(model, 2, 32) == 0.21
-    assert model.source("net", "gpu", (2,), 32, None) == "measured"
+    assert seconds(model, 1, 64) == 0.1
+    asked = [("gpu", 2, 32), ("gpu", 1, 24), ("gpu", 1, 64), ("new", 1, 16)]
+    found = [model.source("net", kind, (gpus,), batch, None) for kind, gpus, batch in asked]
+    assert found == ["measured", "modelled", "modelled", "modelled"]
 
 
 def test_rows_that_measure_the_same_count_as_their_mean() -> None:
@@ -42,90 +105,12 @@ def test_rows_that_measure_the_same_count_as_their_mean() -> None:
     assert errors[0].predicted_s not in (0.2, 0.3), "the other measurement was not seen either"
 
 
-def test_between_measured_batches_time_is_linear() -> None:
-    assert seconds(throughput(*ONE_GPU), 1, 12) == pytest.approx(0.12)
-    assert seconds(throughput(*ONE_GPU), 1, 24) == pytest.approx(0.22)
-    assert throughput(*ONE_GPU).source("net", "gpu", (1,), 24, None) == "modelled"
-
-
-def test_below_the_smallest_batch_nothing_is_faster() -> None:
-    assert seconds(throughput(*ONE_GPU), 1, 2) == 0.1
-
-
-def test_beyond_the_largest_batch_the_share_is_accumulated() -> None:
-    model = throughput(*ONE_GPU)
-    assert seconds(model, 1, 64) == pytest.approx(2 * 0.3)
-    assert model.max_local_batch("net", "gpu") == 32
-
-
-def test_a_gang_pays_synchronisation_once_however_many_micro_steps() -> None:
-    model = throughput(*ONE_GPU, step(2, 32, 0.35))
-    assert seconds(model, 2, 192) == pytest.approx(2 * 0.3 + 0.35)
-
-
-def test_a_job_may_state_a_smaller_limit_than_the_profile() -> None:
-    model = throughput(*ONE_GPU, step(2, 16, 0.2))
-    assert seconds(model, 2, 64, per_gpu_max=16) == pytest.approx(0.14 + 0.2)
-
-
-def test_a_measured_row_with_accumulation_also_tells_the_cost_of_one_synchronisation() -> None:
-    model = throughput(*ONE_GPU, step(2, 16, 0.34, accum=2))
-    assert seconds(model, 2, 64, per_gpu_max=16) == 0.34
-    assert seconds(model, 2, 32) == pytest.approx(0.2)
-    assert seconds(model, 2, 96, per_gpu_max=16) == pytest.approx(0.14 + 0.14 + 0.2)
-
-
-def test_at_a_measured_size_the_overhead_of_the_nearest_batch_is_added() -> None:
-    model = throughput(*ONE_GPU, step(2, 16, 0.24))
-    assert seconds(model, 2, 64) == pytest.approx(0.3 + 0.1)
-    assert seconds(model, 2, 16) == pytest.approx(0.1 + 0.1)
-
-
-def test_between_two_measured_sizes_overhead_is_linear_in_the_size() -> None:
-    model = throughput(*ONE_GPU, step(4, 8, 0.16))
-    assert seconds(model, 2, 16) == pytest.approx(0.1 + 0.06 / 3)
-    assert seconds(model, 3, 24) == pytest.approx(0.1 + 0.06 * 2 / 3)
-
-
-def test_beyond_the_largest_measured_size_nothing_is_claimed() -> None:
-    model = throughput(*ONE_GPU, step(2, 8, 0.16))
-    assert seconds(model, 4, 32) is None
-
-
-def test_an_all_reduce_of_the_models_weights_reaches_further() -> None:
-    rows = (step(1, 8, 0.1, parameters=3_000_000), reduce(4, 2_000_000, 0.02), reduce(4, 4_000_000, 0.04))
-    model = throughput(*rows)
-    assert seconds(model, 4, 32) == pytest.approx(0.1 + 0.03)
-    assert seconds(model, 2, 16) == pytest.approx(0.1 + 0.01)
-    assert seconds(model, 8, 64) is None
-
-
-def test_an_all_reduce_larger_than_any_measured_grows_in_proportion() -> None:
-    model = throughput(step(1, 8, 0.1, parameters=8_000_000), reduce(2, 4_000_000, 0.04))
-    assert seconds(model, 2, 16) == pytest.approx(0.1 + 0.08)
-
-
-def test_more_workers_than_samples_is_infeasible() -> None:
-    assert seconds(throughput(*ONE_GPU), 1, 1) == 0.1
-    assert seconds(throughput(*ONE_GPU, step(2, 8, 0.2)), 2, 1) is None
-
-
-def test_a_batch_that_did_not_fit_is_never_used() -> None:
-    model = throughput(*ONE_GPU, step(1, 24, None))
-    assert model.max_local_batch("net", "gpu") == 16
-    assert seconds(model, 1, 32) == pytest.approx(2 * 0.14)
-
-
-def test_where_nothing_fits_nothing_runs() -> None:
-    model = throughput(step(1, 8, None))
-    assert model.max_local_batch("net", "gpu") == 0
-    assert local_limit(model, "net", "gpu", 4) == 0
-    assert seconds(model, 1, 8) is None
-
-
-def test_without_a_known_limit_a_job_has_its_own() -> None:
-    assert local_limit(CurveThroughput(), "net", "gpu", None) is None
-    assert local_limit(CurveThroughput(), "net", "gpu", 4) == 4
+def test_the_limit_of_a_local_batch_is_what_fits_and_what_the_job_allows() -> None:
+    assert throughput(*ONE_GPU).max_local_batch("net", "gpu") == 32
+    assert throughput(*ONE_GPU, step(1, 24, None)).max_local_batch("net", "gpu") == 16
+    misfit = throughput(step(1, 8, None))
+    assert (misfit.max_local_batch("net", "gpu"), local_limit(misfit, "net", "gpu", 4)) == (0, 0)
+    assert [local_limit(CurveThroughput(), "net", "gpu", own) for own in (None, 4)] == [None, 4]
     assert local_limit(throughput(step(1, 8, 0.5)), "net", "gpu", 4) == 4
 
 
@@ -137,34 +122,15 @@ def test_the_same_placement_wins_over_the_same_size() -> None:
     assert model.source("net", "gpu", (3, 1), 32, None) == "modelled"
 
 
-def test_computing_is_told_from_gangs_where_one_gpu_was_never_measured() -> None:
-    model = throughput(step(2, 8, 0.15, compute=0.1), step(4, 8, 0.2, compute=0.1))
-    assert seconds(model, 1, 8) == pytest.approx(0.1)
-    assert seconds(model, 3, 24) == pytest.approx(0.175)
-
-
-def test_without_any_separation_sizes_below_the_smallest_are_unknown() -> None:
-    model = throughput(step(2, 8, 0.15), step(4, 8, 0.2))
-    assert seconds(model, 1, 8) is None
-    assert seconds(model, 3, 24) == pytest.approx(0.175)
-
-
 def test_an_unmeasured_type_runs_at_its_relative_speed() -> None:
     model = throughput(*ONE_GPU, gpu=1.0, fast=2.0)
     assert model.step_seconds("net", "fast", (1,), 16, None) == pytest.approx(0.07)
     assert model.step_seconds("net", "other", (1,), 16, None) == pytest.approx(0.14)
-    assert model.source("net", "fast", (1,), 16, None) == "modelled"
 
 
 def test_an_unmeasured_type_follows_the_type_with_most_rows() -> None:
     model = throughput(*ONE_GPU, step(1, 8, 0.5, gpu_type="slow"), gpu=2.0, new=1.0)
     assert model.step_seconds("net", "new", (1,), 8, None) == pytest.approx(0.2)
-
-
-def test_modelled_rows_are_used_but_not_called_measured() -> None:
-    model = throughput(step(1, 8, 0.1, source="modelled"))
-    assert seconds(model, 1, 8) == 0.1
-    assert model.source("net", "gpu", (1,), 8, None) == "modelled"
 
 
 def test_an_unprofiled_model_says_how_to_get_it() -> None:
@@ -179,11 +145,6 @@ def test_a_profile_without_training_rows_knows_nothing() -> None:
         ThroughputBySize(Profile((reduce(2, 10, 0.1),)))
     with pytest.raises(BadInputError, match=r"^p\.parquet: has no training rows"):
         ThroughputBySize(Profile((reduce(2, 10, 0.1),), source="p.parquet"))
-
-
-def test_a_type_that_was_not_measured_is_as_much_faster_as_is_stated() -> None:
-    model = ThroughputBySize(Profile(ONE_GPU), {"new": 4.0})
-    assert model.step_seconds("net", "new", (1,), 8, None) == pytest.approx(0.025)
 
 
 times = st.floats(1e-4, 10.0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pliant.schemas.errors import BadInputError
@@ -30,15 +32,10 @@ def test_a_csv_row_with_the_columns_that_matter(tmp_path: Path) -> None:
     assert (row.source, row.measured_at, row.feasible) == ("imported", None, True)
 
 
-def test_what_did_not_fit_has_empty_cells(tmp_path: Path) -> None:
-    (row,) = import_rows(csv(tmp_path, "train,net,v100,1,1,1,64,1,,0,false,imported"))
-    assert not row.feasible
-    assert row.step_seconds is None
-
-
-def test_modelled_rows_stay_modelled(tmp_path: Path) -> None:
-    (row,) = import_rows(csv(tmp_path, "train,net,v100,1,1,1,64,1,1.5,0,true,modelled"))
-    assert row.source == "modelled"
+def test_what_did_not_fit_has_empty_cells_and_modelled_rows_stay_modelled(tmp_path: Path) -> None:
+    lines = ("train,net,v100,1,1,1,64,1,,0,false,imported", "train,net,v100,1,1,1,8,1,1.5,0,true,modelled")
+    modelled, misfit = import_rows(csv(tmp_path, *lines))
+    assert (misfit.feasible, misfit.step_seconds, modelled.source) == (False, None, "modelled")
 
 
 def test_a_parquet_file_of_a_profile_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -51,13 +48,9 @@ def test_a_parquet_file_of_a_profile_is_taken_as_it_is(tmp_path: Path) -> None:
 
 
 def test_parquet_from_elsewhere_needs_only_the_columns(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    pq = pytest.importorskip("pyarrow.parquet")
-    names = HEADER.split(",")
     values = ["train", "net", "v100", 1, 1, "1", 8, 1, 0.1, 3, True, "imported"]
-    pq.write_table(
-        pa.table({name: [value] for name, value in zip(names, values, strict=True)}), tmp_path / "p"
-    )
+    columns = {name: [value] for name, value in zip(HEADER.split(","), values, strict=True)}
+    pq.write_table(pa.table(columns), tmp_path / "p")
     (row,) = import_rows(tmp_path / "p")
     assert row.local_batch == 8
 
@@ -77,16 +70,16 @@ def test_every_bad_cell_is_told_with_its_line(tmp_path: Path) -> None:
     ]
 
 
-def test_a_missing_column_is_named(tmp_path: Path) -> None:
-    path = csv(tmp_path, "train,net", header="kind,model")
-    with pytest.raises(BadInputError, match="/gpu_type: column is missing"):
-        import_rows(path)
-
-
-def test_an_unknown_column_is_named(tmp_path: Path) -> None:
-    path = csv(tmp_path, "train,net,v100,1,1,1,8,1,0.1,3,true,imported,x", header=f"{HEADER},colour")
-    with pytest.raises(BadInputError, match="/colour: is not a column"):
-        import_rows(path)
+@pytest.mark.parametrize(
+    ("header", "line", "message"),
+    [
+        ("kind,model", "train,net", "/gpu_type: column is missing"),
+        (f"{HEADER},colour", "train,net,v100,1,1,1,8,1,0.1,3,true,imported,x", "/colour: is not a column"),
+    ],
+)
+def test_a_missing_or_unknown_column_is_named(tmp_path: Path, header: str, line: str, message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        import_rows(csv(tmp_path, line, header=header))
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,7 @@ def test_now_is_the_first_arrival_unless_it_is_given():
     assert ask(job("a", at=7), job("b", at=9)).time == 7
     assert ask(job("a", at=7), now=3).waiting[0].reason == "arrives at 7 s"
     assert set(held(ask(job("a", at=7), job("b", at=9), now=9))) == {"a", "b"}
-
-
-def test_no_jobs_is_an_empty_schedule():
-    found = ask()
-    assert (found.time, found.allocations, found.waiting) == (0, (), ())
+    assert (ask().time, ask().allocations, ask().waiting) == (0, (), ())
 
 
 def test_a_rejected_job_says_why():
@@ -75,21 +71,15 @@ def test_the_batch_is_cut_for_the_gpus_and_their_memory():
     assert (batch.global_, batch.local, batch.accum) == (64, 16, 2)
     assert found.profile is not None
     assert found.profile["local_batch"] == [8, 16, 8, 16]
+    assert ask(job("a", batch={"size": None})).allocations[0].batch is None, "it is left to the script"
 
 
-def test_a_batch_that_nobody_stated_is_left_to_the_script():
-    assert ask(job("a", batch={"size": None})).allocations[0].batch is None
-
-
-def test_equal_inputs_give_equal_bytes_and_the_order_of_lines_does_not_count():
+def test_equal_inputs_give_equal_bytes_but_for_the_timing_and_the_order_of_lines_does_not_count():
     jobs = [job("a", gpus=3), job("b", gpus=2), job("c", at=5)]
     assert ask(*jobs).model_dump_json() == ask(*jobs[::-1]).model_dump_json()
-
-
-def test_only_the_timing_differs_between_equal_calls():
-    timed = decide([job("a")], NODES, None, Question("fifo"))
+    timed = decide(jobs, NODES, None, Question("fifo"))
     assert timed.decision_seconds is not None
-    assert timed.model_copy(update={"decision_seconds": None}) == ask(job("a"))
+    assert timed.model_copy(update={"decision_seconds": None}) == ask(*jobs)
 
 
 def test_the_schedule_repeats_policy_parameters_and_seed():
@@ -120,30 +110,30 @@ def test_a_policy_is_asked_once_why(monkeypatch: pytest.MonkeyPatch):
     assert asked == [1]
 
 
-def test_a_start_behind_unknown_work_is_not_predicted():
-    told = ask(job("a", gpus=8), job("b", gpus=8), explain=True)
-    assert told.waiting[0].predicted_start is None
-
-
 @pytest.mark.parametrize("policy", ["las", "srtf", "fair-share"])
-def test_every_policy_can_be_asked_ahead(policy: str):
+def test_a_policy_can_be_asked_ahead_and_a_start_behind_unknown_work_is_not_predicted(policy: str):
     told = ask(*(job(name, gpus=8, gpu_seconds=80) for name in "abc"), policy=policy, explain=True)
     assert all(verdict.predicted_start for verdict in told.waiting)
+    unknown = ask(job("a", gpus=8), job("b", gpus=8), policy=policy, explain=True)
+    assert unknown.waiting[0].predicted_start is None
 
 
-def test_jobs_that_are_all_larger_than_the_cluster_are_infeasible():
-    with pytest.raises(InfeasibleError, match='jobs: job "a" needs 9 GPUs, the cluster has 8'):
-        ask(job("a", gpus=9))
+@pytest.mark.parametrize(
+    ("jobs", "told"),
+    [
+        ([job("a", gpus=9)], 'job "a" needs 9 GPUs, the cluster has 8'),
+        (
+            [job("a", gpus=99, elastic="size"), job("b", gpus=99, elastic="size")],
+            'job "a" needs 99 GPUs of one type, the cluster has 8.*; of 2 jobs none fits',
+        ),
+    ],
+)
+def test_jobs_none_of_which_can_be_served_are_infeasible(jobs, told: str):
+    with pytest.raises(InfeasibleError, match=f"jobs: {told}"):
+        ask(*jobs)
 
 
-def test_jobs_that_the_policy_turns_away_one_and_all_are_infeasible():
-    told = 'jobs: job "a" needs 99 GPUs of one type, the cluster has 8.*; of 2 jobs none fits'
-    with pytest.raises(InfeasibleError, match=told):
-        ask(job("a", gpus=99, elastic="size"), job("b", gpus=99, elastic="size"))
-
-
-@pytest.mark.parametrize("policy", BUILT_IN)
-@pytest.mark.parametrize("at", [0.0, 100.0])
+@pytest.mark.parametrize(("policy", "at"), [("fifo", 100.0), *((policy, 0.0) for policy in BUILT_IN)])
 def test_every_policy_schedules_the_others_where_a_job_is_larger_than_the_cluster(policy: str, at: float):
     works = {"gpu_seconds": 60.0, "low": 1, "high": 8}
     large = job("big", at=at, gpus=9, gpu_seconds=60.0, model="nobody-has-it", batch=32)
@@ -158,15 +148,16 @@ def test_a_model_that_is_not_profiled_is_bad_input():
         decide([job("a", model="n")], NODES, PROFILE, Question("fifo"))
 
 
-def test_a_policy_that_needs_a_profile_asks_for_one(monkeypatch):
-    monkeypatch.setattr(Srtf, "needs", frozenset({"profile"}))
-    with pytest.raises(UsageError, match='policy "srtf" needs a profile'):
-        ask(job("a"), policy="srtf")
-
-
-def test_a_policy_that_needs_the_work_of_jobs_names_those_that_do_not_state_it(monkeypatch):
-    monkeypatch.setattr(Srtf, "needs", frozenset({"demand"}))
-    with pytest.raises(BadInputError, match='jobs: job "b" states no work, which policy "srtf" needs'):
+@pytest.mark.parametrize(
+    ("need", "error", "told"),
+    [
+        ("profile", UsageError, 'policy "srtf" needs a profile'),
+        ("demand", BadInputError, 'jobs: job "b" states no work, which policy "srtf" needs'),
+    ],
+)
+def test_a_policy_that_lacks_what_it_needs_says_so(monkeypatch, need, error, told):
+    monkeypatch.setattr(Srtf, "needs", frozenset({need}))
+    with pytest.raises(error, match=told):
         ask(job("a", gpu_seconds=10), job("b"), policy="srtf")
 
 
@@ -222,9 +213,6 @@ def test_a_profile_that_the_log_only_names_comes_from_its_file_or_the_last_sched
     found = of_run(HASHED, profile=PROFILE)
     assert found.profile == COLUMNS
     assert of_run(HASHED, previous=found).allocations == found.allocations
-
-
-def test_a_profile_that_is_nowhere_is_bad_input():
     with pytest.raises(BadInputError, match="the run began with a profile, expected its profile"):
         of_run(HASHED)
 
@@ -247,26 +235,20 @@ def test_a_log_that_does_not_name_its_cluster_is_bad_input(events):
         decide_from(events, Question("fifo"), now_s=0)
 
 
-def test_state_of_other_parameters_is_not_carried():
+@pytest.mark.parametrize("alike", ["parameters", "clock"])
+def test_state_of_other_parameters_or_on_the_clock_of_an_earlier_run_is_not_carried(alike: str):
     events = submitted(*(job(name, low=1, high=4, model="m", gpu_seconds=100) for name in "ab"))
     more = {"now": 1, "profile": PROFILE, "policy": "ares"}
     first = from_log(*events, **more)
     assert first.policy_state is not None
     spoiled = first.policy_state.model_copy(update={"state": "not what ares can read"})
     other = first.policy.model_copy(update={"parameters": {"alpha": 0.5}})
-    previous = first.model_copy(update={"policy": other, "policy_state": spoiled})
-    assert from_log(*events, **more, previous=previous) == first
-
-
-def test_state_on_the_clock_of_an_earlier_run_is_not_carried():
-    events = submitted(*(job(name, low=1, high=4, model="m", gpu_seconds=100) for name in "ab"))
-    more = {"now": 1, "profile": PROFILE, "policy": "ares"}
-    first = from_log(*events, **more)
-    assert first.policy_state is not None
-    spoiled = first.policy_state.model_copy(update={"state": "of another clock"})
     previous = first.model_copy(update={"policy_state": spoiled})
-    own_clock = Event(1, "decision", detail={"origin_s": 1.7e9})
-    assert from_log(*events, own_clock, **more, previous=previous) == first
+    if alike == "parameters":
+        events.append(Event(1, "decision", detail={"origin_s": 1.7e9}))
+    else:
+        previous = previous.model_copy(update={"policy": other})
+    assert from_log(*events, **more, previous=previous) == first
 
 
 def test_without_a_profile_the_speeds_that_the_cluster_states_count():

@@ -47,18 +47,15 @@ def ended(epochs: int) -> JobState:
     return found
 
 
-def test_without_a_history_as_much_again_is_expected() -> None:
-    found = state()
-    report(found, 3)
-    assert WorkForecast().remaining_samples([found], 0.0).tolist() == [300]
-
-
-def test_a_job_that_has_not_begun_is_expected_to_train_for_an_epoch_or_more() -> None:
-    known, unknown = state(work=EPOCHS), state()
+def test_without_a_history_as_much_again_is_expected_and_at_the_start_two_epochs() -> None:
+    begun, known, unknown = state(), state(work=EPOCHS), state()
+    report(begun, 3)
     known.hide_work()
-    left = WorkForecast().remaining_samples([known, unknown], 0.0)
-    assert left[0] == 200
-    assert np.isnan(left[1])
+    left = WorkForecast().remaining_samples([begun, known, unknown], 0.0)
+    assert left.tolist()[:2] == [300, 200]
+    assert np.isnan(left[2])
+    low, high = WorkForecast().band([begun], 0.0)
+    assert (low[0], high[0]) == pytest.approx((0.05, 0.95))
 
 
 def test_work_that_is_stated_is_exact_in_every_draw() -> None:
@@ -80,7 +77,6 @@ def test_a_guess_stands_for_the_epochs_of_a_job_that_shows_none() -> None:
 
 
 def test_what_it_learns_from_waits_until_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all jobs state their work nothing asks or is fitted; asked late, it answers the same."""
     calls: list[int] = []
     learn = ProgressPredictor.learn
 
@@ -113,29 +109,17 @@ def test_of_jobs_that_finish_while_nothing_asks_a_bounded_number_waits(
     assert 1000 < len(learned) < 1200
 
 
-def test_the_band_holds_the_mean_and_is_that_of_the_distribution() -> None:
-    found = state()
-    report(found, 3)
-    low, high = WorkForecast().band([found], 0.0)
-    assert (low[0], high[0]) == pytest.approx((0.05, 0.95))
-
-
-def test_a_policy_sees_a_prediction_where_a_job_states_no_work_and_only_there() -> None:
-    session = held()
+@pytest.mark.parametrize(("demand", "seen"), [("predicted", (True, 600)), ("stated", (False, None))])
+def test_a_policy_sees_a_prediction_where_a_job_states_no_work_if_it_is_to(
+    demand: Demand, seen: tuple[bool, float | None]
+) -> None:
+    session = held(demand=demand)
     silent, stated = session.submit(job("a"), 0.0), session.submit(job("b", work={"samples": 50.0}), 0.0)
     report(silent, 3)
     session.decide(0.0)
-    assert (silent.predicted, silent.total_samples) == (True, 600)
+    assert (silent.predicted, silent.total_samples) == seen
     assert (stated.predicted, stated.total_samples) == (False, 50)
     assert stated.gpus, "the shorter one by what is expected"
-
-
-def test_without_predictions_a_silent_job_stays_silent() -> None:
-    session = held(demand="stated")
-    silent = session.submit(job("a"), 0.0)
-    report(silent, 3)
-    session.decide(0.0)
-    assert (silent.predicted, silent.total_samples) == (False, None)
 
 
 def test_the_work_that_is_hidden_still_ends_the_job_and_no_policy_sees_when() -> None:
@@ -243,35 +227,17 @@ def test_calls_from_cron_go_on_learning_where_the_last_one_stopped() -> None:
     assert then.forecast.predictor.jobs == 9
     again = call(events, then)
     assert again.forecast == then.forecast, "no job is learned from twice"
-
-
-def test_what_was_learned_is_carried_and_not_learned_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    events = list(story(8))
-    first = call(events, demand="predicted")
-    learned: list[object] = []
-    monkeypatch.setattr(ProgressPredictor, "learn", lambda _self, jobs: learned.extend(jobs))
-    call(events, first)
-    assert learned == []
-
-
-def test_without_what_was_carried_it_learns_from_the_whole_log() -> None:
-    events = list(story(8))
-    found = call(events, demand="predicted").forecast
-    assert found is not None
-    assert found.predictor.jobs == 8
+    whole = call(events, demand="predicted").forecast
+    assert whole is not None
+    assert whole.predictor.jobs == 9, "without what was carried it learns from the whole log"
+    stated = call(events, then, demand="stated")
+    assert (stated.demand, stated.forecast) == ("stated", None)
 
 
 def test_looking_ahead_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ends that are looked ahead at have not happened."""
     learned: list[object] = []
     monkeypatch.setattr(ProgressPredictor, "learn", lambda _self, jobs: learned.extend(jobs))
     jobs = [job("a", gpu_seconds=300.0), job("b", gpu_seconds=200.0)]
     found = decide(jobs, NODES, None, Question("srtf", explain=True, demand="predicted"))
     assert found.waiting[0].predicted_start is not None
     assert learned == []
-
-
-def test_stated_work_can_be_asked_for_again() -> None:
-    events = list(story(3))
-    found = call(events, call(events, demand="predicted"), demand="stated")
-    assert (found.demand, found.forecast) == ("stated", None)

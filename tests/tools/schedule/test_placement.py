@@ -74,21 +74,25 @@ def test_a_resized_job_stays_where_that_is_no_less_consolidated(
     assert free_with(free).choose(gpus, ["gpu"], keep=held) == place
 
 
-def test_a_job_over_several_nodes_stays_under_the_switch_with_the_fewest_free_gpus() -> None:
-    held = free_with([8, 8, 8, 8, 8, 8, 8], switches="aababbb")
-    assert held.choose(16, ["gpu"]) == (("n0", 8), ("n1", 8))
-
-
-def test_fewer_nodes_matter_more_than_one_switch() -> None:
-    held = free_with([8, 4, 4, 8], switches="abbb")
-    assert held.choose(16, ["gpu"]) == (("n0", 8), ("n3", 8))
-
-
-def test_a_growing_job_stays_unless_another_place_spares_it_a_switch() -> None:
-    apart = free_with([2, 8, 8, 8], switches="abbb")
-    assert apart.choose(10, ["gpu"], keep=(("n0", 2),)) == (("n1", 8), ("n2", 2))
-    near = free_with([2, 8, 8, 8], switches="aabb")
-    assert near.choose(10, ["gpu"], keep=(("n0", 2),)) == (("n0", 2), ("n1", 8))
+@pytest.mark.parametrize(
+    ("free", "switches", "gpus", "held", "place"),
+    [
+        pytest.param(
+            [8] * 7, "aababbb", 16, (), (("n0", 8), ("n1", 8)), id="the switch with the fewest free"
+        ),
+        pytest.param(
+            [8, 4, 4, 8], "abbb", 16, (), (("n0", 8), ("n3", 8)), id="fewer nodes before one switch"
+        ),
+        pytest.param(
+            [2, 8, 8, 8], "abbb", 10, (("n0", 2),), (("n1", 8), ("n2", 2)), id="grow: one switch less"
+        ),
+        pytest.param([2, 8, 8, 8], "aabb", 10, (("n0", 2),), (("n0", 2), ("n1", 8)), id="grow: stay near"),
+    ],
+)
+def test_a_job_over_several_nodes_stays_under_one_switch(
+    free: list[int], switches: str, gpus: int, held: NodeGpus, place: NodeGpus
+) -> None:
+    assert free_with(free, switches=switches).choose(gpus, ["gpu"], keep=held) == place
 
 
 def test_types_are_tried_in_order_and_never_mixed() -> None:
@@ -126,7 +130,7 @@ NODE_GPUS = st.lists(st.integers(1, 4), min_size=1, max_size=6)
 WISHES = st.lists(st.tuples(st.integers(1, 10), st.integers(0, 5)), max_size=25)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(NODE_GPUS, st.text("ab", min_size=6, max_size=6), WISHES)
 def test_places_are_exact_free_and_on_the_fewest_nodes_whatever_came_before(
     gpus: list[int], switches: str, wishes: list[tuple[int, int]]
@@ -167,10 +171,7 @@ def test_the_other_orders_take_from_the_emptiest_nodes_or_fill_the_fullest() -> 
     assert free.emptiest(18, "gpu") == (("n1", 8), ("n3", 8), ("n2", 2))
     assert free.tightest(4, "gpu") == (("n2", 4),)
     assert free.tightest(18, "gpu") == (("n1", 8), ("n3", 8), ("n0", 2))
-
-
-def test_a_job_that_needs_its_nodes_together_gets_no_more_nodes_than_on_an_empty_cluster() -> None:
-    assert free_with([3, 8, 5, 8]).together(12, "gpu") == (("n1", 8), ("n3", 4))
+    assert free.together(12, "gpu") == (("n1", 8), ("n3", 4)), "no more nodes than on an empty cluster"
     assert free_with([3, 3, 5, 3]).together(8, "gpu") is None
 
 

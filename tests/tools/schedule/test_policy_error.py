@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,12 +16,8 @@ from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job, session
 from tests.tools.schedule.foreign import Foreign
 
-BODY = """
-def __init__(self, floor: float = 0.0):
-    self.floor = floor
-def decide(self, snapshot, rng):
-    return Decision()
-"""
+DECIDE = "def decide(self, snapshot, rng):\n    "
+BODY = f"def __init__(self, floor: float = 0.0):\n    self.floor = floor\n{DECIDE}return Decision()\n"
 
 
 @pytest.fixture
@@ -34,55 +32,44 @@ def in_use() -> Session:
     return held
 
 
-def test_an_exception_in_decide_names_policy_file_and_line(mine: Foreign):
-    line = mine.is_written("def decide(self, snapshot, rng):\n    return snapshot.jobs['x']", "snapshot.jobs")
-    with pytest.raises(PolicyError) as caught:
-        in_use().decide(0.0)
-    assert str(caught.value) == f"policy \"mine\" (mine.py:{line}): KeyError: 'x'"
-    assert isinstance(caught.value.__cause__, KeyError)
-
-
-def test_the_line_is_the_policys_own_also_where_a_library_raises(mine: Foreign):
-    line = mine.is_written(
-        "def decide(self, snapshot, rng):\n    import json\n    return json.loads('?')", "json.loads"
-    )
-    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): JSONDecodeError: Expecting value"):
-        in_use().decide(0.0)
-
-
-def test_the_line_is_the_helpers_of_the_same_package(mine: Foreign):
-    line = mine.is_written(
-        "def decide(self, snapshot, rng):\n    return self._help()\ndef _help(self):\n    return 1 / 0",
-        "1 / 0",
-    )
-    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): ZeroDivisionError: division by zero"):
-        in_use().decide(0.0)
-
-
-def test_an_exception_in_explain_names_the_line(mine: Foreign):
-    line = mine.is_written(BODY + "def explain(self, snapshot):\n    return snapshot.nothing", ".nothing")
-    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): AttributeError: .*'nothing'"):
-        in_use().explain(0.0)
-
-
-def test_an_exception_in_dump_state_names_the_line(mine: Foreign):
-    line = mine.is_written(f"{BODY}def dump_state(self):\n    raise OSError('broken')", "raise OSError")
+def carried() -> None:
     held = in_use()
-    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): OSError: broken"):
-        held.policy_state()
+    held.carry(held.policy_state().model_copy(update={"state": {}}))
 
 
-def test_an_exception_in_load_state_names_the_line(mine: Foreign):
-    line = mine.is_written(f"{BODY}def load_state(self, state, jobs):\n    return state['x']", "state['x']")
-    held = in_use()
-    carried = held.policy_state().model_copy(update={"state": {}})
-    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): KeyError: 'x'"):
-        held.carry(carried)
+ASKS: dict[str, Callable[[], object]] = {
+    "decide": lambda: in_use().decide(0.0),
+    "explain": lambda: in_use().explain(0.0),
+    "dump_state": lambda: in_use().policy_state(),
+    "load_state": carried,
+    "make": lambda: make_policy("mine"),
+}
+HELPS = "return self.help()\ndef help(self):\n    return 1 / 0  # !"
 
 
-def test_an_exception_in_the_constructor_names_the_line(mine: Foreign):
-    line = mine.is_written("def __init__(self):\n    self.x = {}['y']", "{}['y']")
-    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): KeyError: 'y'"):
+@pytest.mark.parametrize(
+    ("ask", "body", "error"),
+    [
+        ("decide", DECIDE + "return snapshot.jobs['x']  # !", "KeyError: 'x'"),
+        ("decide", DECIDE + "import json; return json.loads('?')  # !", "JSONDecodeError: Expecting value"),
+        ("decide", DECIDE + HELPS, "ZeroDivisionError: division by zero"),
+        ("explain", BODY + "def explain(self, _):\n    return _.nothing  # !", "AttributeError: .*'nothing'"),
+        ("dump_state", BODY + "def dump_state(self):\n    raise OSError('broken')  # !", "OSError: broken"),
+        ("load_state", BODY + "def load_state(self, state, _):\n    return state['x']  # !", "KeyError: 'x'"),
+        ("make", "def __init__(self):\n    self.x = {}['y']  # !", "KeyError: 'y'"),
+    ],
+)
+def test_an_exception_names_policy_file_and_line(mine: Foreign, ask: str, body: str, error: str):
+    """The line is the policy's own, also where a library or a helper of its package raises."""
+    line = mine.is_written(body, "# !")
+    with pytest.raises(PolicyError, match=rf'^policy "mine" \(mine.py:{line}\): {error}') as caught:
+        ASKS[ask]()
+    assert type(caught.value.__cause__).__name__ == error.partition(":")[0]
+
+
+def test_a_parameter_that_the_policy_does_not_keep_names_its_class(mine: Foreign):
+    line = mine.is_written("def __init__(self, floor: int = 1):\n    pass", "class Mine")
+    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): AttributeError: .*'floor'"):
         make_policy("mine")
 
 
@@ -91,12 +78,6 @@ def test_a_type_error_in_the_constructor_is_not_taken_for_a_missing_parameter(mi
     with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): TypeError"):
         make_policy("mine", {"floor": 1})
     with pytest.raises(UsageError, match='policy "mine" needs --param floor=VALUE'):
-        make_policy("mine")
-
-
-def test_a_parameter_that_the_policy_does_not_keep_names_its_class(mine: Foreign):
-    line = mine.is_written("def __init__(self, floor: int = 1):\n    pass", "class Mine")
-    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): AttributeError: .*'floor'"):
         make_policy("mine")
 
 
@@ -120,7 +101,7 @@ def test_a_package_that_cannot_be_loaded_names_its_line(mine: Foreign):
 
 
 @pytest.mark.parametrize(
-    ("decision", "complaint"),
+    ("answer", "complaint"),
     [
         (None, "returned None from decide, expected a Decision"),
         ({"a": 1}, r"returned \{'a': 1\} from decide"),
@@ -130,22 +111,22 @@ def test_a_package_that_cannot_be_loaded_names_its_line(mine: Foreign):
         (Decision(rejected={"a": None}), 'rejects "a" with None'),  # type: ignore[dict-item]
     ],
 )
-def test_what_is_not_a_decision_breaks_a_rule(mine: Foreign, decision: object, complaint: str):
-    mine.is_written("answer = None\ndef decide(self, snapshot, rng):\n    return self.answer", "")
+def test_what_is_not_a_decision_breaks_a_rule(mine: Foreign, answer: Any, complaint: str):
+    mine.is_written(f"answer = None\n{DECIDE}return self.answer", "")
     held = in_use()
-    held.policy.answer = decision  # type: ignore[attr-defined]
+    held.policy.answer = answer  # type: ignore[attr-defined]
     with pytest.raises(PolicyError, match=f'policy "mine" {complaint}.*this is a bug in the policy'):
         held.decide(0.0)
 
 
 @pytest.mark.parametrize(
-    ("told", "complaint"),
+    ("answer", "complaint"),
     [(None, "returned None from explain"), ({"a": "it runs"}, "explains \"a\" by 'it runs'")],
 )
-def test_what_is_not_an_explanation_breaks_a_rule(mine: Foreign, told: object, complaint: str):
-    mine.is_written(BODY + "def explain(self, snapshot):\n    return self.told", "")
+def test_what_is_not_an_explanation_breaks_a_rule(mine: Foreign, answer: Any, complaint: str):
+    mine.is_written(BODY + "def explain(self, snapshot):\n    return self.answer", "")
     held = in_use()
-    held.policy.told = told  # type: ignore[attr-defined]
+    held.policy.answer = answer  # type: ignore[attr-defined]
     with pytest.raises(PolicyError, match=complaint):
         held.explain(0.0)
 

@@ -18,7 +18,6 @@ from pliant.tools.schedule.predict_start import (
     StartPrediction,
     advance,
     copy_of,
-    happen,
     in_order_of_arrival,
     next_moment_s,
     predictions,
@@ -40,23 +39,14 @@ def decided(*jobs: Job, policy: str = "fifo") -> Session:
     return held
 
 
-def test_a_job_ends_when_its_work_is_done_at_the_speed_that_was_measured() -> None:
-    held = decided(job("a", gpus=4, gpu_seconds=400), job("b", gpus=4, gpu_seconds=80))
-    assert predictions(copy_of(held), 0.0)["a"].end_s == 100.0
-    assert predictions(copy_of(held), 0.0, {"a": 2.0})["a"].end_s == 200.0
-
-
-def test_a_job_that_waits_starts_when_slow_jobs_really_end() -> None:
-    held = decided(job("a", gpus=4, gpu_seconds=400), job("b", gpus=4, gpu_seconds=80))
-    assert predictions(copy_of(held), 0.0)["b"] == StartPrediction(start_s=100.0, jobs_ahead=0)
-    assert predictions(copy_of(held), 0.0, {"a": 2.0})["b"] == StartPrediction(start_s=200.0, jobs_ahead=0)
-
-
-def test_jobs_of_one_model_are_as_fast_as_those_that_were_measured() -> None:
-    held = decided(*(job(name, gpus=4, gpu_seconds=400) for name in "abc"))
-    found = predictions(copy_of(held), 0.0, {"a": 2.0})
-    assert [found[name].start_s for name in "bc"] == [200.0, 400.0]
-    assert [found[name].jobs_ahead for name in "bc"] == [0, 1]
+@pytest.mark.parametrize(("measured", "seconds"), [({}, 100.0), ({"a": 2.0}, 200.0)])
+def test_jobs_start_when_others_really_end_and_those_of_one_model_are_as_fast(
+    measured: dict[str, float], seconds: float
+) -> None:
+    found = predictions(decided(*(job(name, gpus=4, gpu_seconds=400) for name in "abc")), 0.0, measured)
+    assert found["a"].end_s == seconds
+    assert found["b"] == StartPrediction(start_s=seconds, jobs_ahead=0)
+    assert found["c"] == StartPrediction(start_s=2 * seconds, jobs_ahead=1)
 
 
 def test_without_a_profile_no_end_of_samples_is_predicted_before_a_speed_was_measured() -> None:
@@ -146,36 +136,29 @@ def test_a_decision_that_takes_too_long_is_broken_off_and_what_was_found_stays()
 def test_jobs_arrive_and_end_in_turn():
     held = session(Fifo(), cluster(1))
     coming = in_order_of_arrival(
-        [job("late", at=5.0, work={"samples": 4}), job("early", at=1.0, work={"samples": 10})]
+        [
+            *(job("late", at=5.0, work={"samples": 4}), job("early", at=1.0, work={"samples": 10})),
+            job("then", at=15.0, work={"samples": 1}),
+        ]
     )
     moments, now_s = [], 0.0
     while (next_s := advance(held, now_s, coming)) is not None:
         now_s = next_s
         held.decide(now_s)
         moments.append((now_s, sorted(held.jobs)))
-    assert moments == [(1.0, ["early"]), (5.0, ["early", "late"]), (11.0, ["late"]), (15.0, [])]
-
-
-def test_a_job_that_ends_makes_room_for_one_that_arrives_at_that_moment():
-    held = session(Fifo(), cluster(1))
-    coming = in_order_of_arrival([job("a", work={"samples": 5}), job("b", at=5.0, work={"samples": 1})])
-    happen(held, 0.0, coming)
-    held.decide(0.0)
-    assert advance(held, 0.0, coming) == 5.0
-    assert (list(held.jobs), list(held.ended)) == (["b"], ["a"])
+    assert moments == [
+        *((1.0, ["early"]), (5.0, ["early", "late"]), (11.0, ["late"])),
+        *((15.0, ["then"]), (16.0, [])),  # one ends at the moment at which another arrives
+    ]
 
 
 def test_a_policy_with_rounds_is_asked_in_rounds():
-    held = session(Las(), cluster(1))
-    held.submit(job("a", work={"samples": 5}), 0.0)
-    held.decide(0.0)
+    held = decided(job("a", work={"samples": 5}), policy="las")
     assert next_moment_s(held, 0.0) == Las.default_interval_s
     assert list(held.jobs) == ["a"], "to look is not to go there"
 
 
 def test_nothing_is_to_come_where_no_end_is_known():
-    held = session(Fifo(), cluster(1))
-    held.submit(job("a"), 0.0)
-    held.decide(0.0)
+    held = decided(job("a"))
     assert advance(held, 0.0) is None
     assert next_moment_s(held, 0.0, end_of=lambda _: 7.0) == 7.0

@@ -64,24 +64,17 @@ def test_every_question_is_asked_once() -> None:
         asked.rate(state(), 4, "t4")
         asked.rate(state(), 4, "t4", placement=(2, 2))
         asked.rate(state(), 4, "t4", global_batch=32)
-    assert throughput.asked == [("t4", (4,), 64), ("t4", (2, 2), 64), ("t4", (4,), 32)]
+        asked.rate(state(job(batch={"size": 64, "per_gpu_max": 8})), 3, "t4")
+        asked.rate(state(), 3, "t4")
+    assert throughput.asked == [
+        *(("t4", (4,), 64), ("t4", (2, 2), 64), ("t4", (4,), 32)),
+        *(("t4", (3,), 64), ("t4", (3,), 64)),  # two jobs of one model that differ in memory
+    ]
 
 
-def test_two_jobs_of_one_model_that_differ_in_memory_are_told_apart() -> None:
-    throughput = ByType(t4=1)
-    asked = speeds(throughput, t4=(4,))
-    asked.rate(state(), 2, "t4")
-    asked.rate(state(job(batch={"size": 64, "per_gpu_max": 8})), 2, "t4")
-    assert len(throughput.asked) == 2
-
-
-def test_on_mixed_types_the_average_power_counts_weighted_by_gpus() -> None:
+def test_on_mixed_types_the_average_counts_weighted_by_gpus_of_types_that_have_as_many() -> None:
     asked = speeds(ByType(slow=1, fast=4), slow=(4, 2), fast=(3,))
     assert asked.rate(state(), 2) == pytest.approx((6 * 2 + 3 * 8) / 9)
-
-
-def test_types_with_too_few_gpus_do_not_count_towards_the_average() -> None:
-    asked = speeds(ByType(slow=1, fast=4), slow=(4, 2), fast=(3,))
     assert asked.rate(state(), 4) == pytest.approx(4), "the fast type has three"
     assert asked.rate(state(), 8) == pytest.approx((6 * 8 + 3 * 32) / 9), "no type has eight"
 
@@ -92,14 +85,10 @@ def test_types_that_cannot_run_the_job_do_not_lower_the_average() -> None:
     assert speeds(ByType(small=0), small=(8,)).rate(state(), 2) == 0
 
 
-def test_more_gpus_than_samples_in_the_batch_are_infeasible() -> None:
+def test_more_gpus_than_samples_are_infeasible_where_the_batch_is_stated() -> None:
     asked = speeds(ByType(t4=1), t4=(8,))
     assert asked.rate(JobState(job(batch=6), 6, None), 6, "t4") == pytest.approx(6)
     assert asked.rate(JobState(job(batch=6), 6, None), 7, "t4") == 0
-
-
-def test_a_batch_that_nobody_stated_limits_nothing() -> None:
-    asked = speeds(ByType(t4=1), t4=(8,))
     assert asked.rate(JobState(job(batch={"per_gpu_max": 4}), 1, None), 4, "t4") == pytest.approx(4)
 
 
@@ -124,12 +113,9 @@ def test_the_default_batch_fills_the_requested_gpus_on_every_type() -> None:
     assert job_state(spec, speeds(ByType(t4=1), t4=(8,))).reference_batch == 4
 
 
-def test_gpu_time_at_a_size_that_cannot_run_is_refused() -> None:
+def test_gpu_time_at_a_size_that_cannot_run_is_refused_and_unknown_work_without_nodes() -> None:
     with pytest.raises(BadInputError, match='job "a": work is stated in GPU-seconds at 4 GPUs, but'):
         job_state(job(gpus=4, batch=2, gpu_seconds=60), speeds(ByType(t4=1), t4=(8,)))
-
-
-def test_gpu_time_on_a_cluster_without_nodes_is_unknown_work() -> None:
     assert job_state(job(gpus=4, gpu_seconds=60), speeds(ByType())).total_samples is None
 
 
@@ -202,24 +188,26 @@ def sized(memory: int | None, **sharing: Any) -> Cluster:
     return nodes.model_copy(update={"nodes": tuple(sizes), "sharing": Sharing(**sharing)})
 
 
-def test_jobs_share_where_the_memory_of_both_is_known_to_fit() -> None:
-    assert parts(sized(120)) == (0.65, 0.65)
-    assert parts(sized(119)) is None
-    assert parts(sized(119, unmeasured="together")) is None
+@pytest.mark.parametrize(
+    ("memory", "sharing", "kept"),
+    [
+        (120, {}, (0.65, 0.65)),
+        (119, {}, None),
+        (119, {"unmeasured": "together"}, None),
+        (None, {}, None),
+        (None, {"unmeasured": "together", "speed": 0.9}, (0.9, 0.9)),
+    ],
+)
+def test_jobs_share_where_their_memory_fits_and_if_unknown_where_the_cluster_says_so(
+    memory: int | None, sharing: dict[str, Any], kept: tuple[float, float] | None
+) -> None:
+    assert parts(sized(memory, **sharing)) == kept
 
 
-def test_jobs_of_unknown_memory_share_only_where_the_cluster_says_so() -> None:
-    assert parts(sized(None)) is None
-    assert parts(sized(None, unmeasured="together", speed=0.9)) == (0.9, 0.9)
-
-
-def test_a_measured_pair_needs_neither() -> None:
+def test_a_measured_pair_needs_neither_and_a_job_may_refuse() -> None:
     one = replace(step(2, 8, 0.2, model="x"), kind="pair", beside_model="y", beside_batch=8)
     other = replace(step(2, 8, 0.4, model="y"), kind="pair", beside_model="x", beside_batch=8)
     assert parts(sized(None), one, other) == (0.5, 0.25)
-
-
-def test_a_job_may_refuse() -> None:
     assert parts(sized(120), shares_gpus=False) is None
 
 

@@ -25,7 +25,6 @@ from pliant.tools.profile.measuring.worker import Recorder, request_from_env
 
 
 def main() -> None:
-    """Carry out the request in the environment."""
     request = request_from_env()
     if request is None:
         raise SystemExit("started by hand: this module is a part of `pliant profile --allreduce`")
@@ -64,7 +63,6 @@ def _join() -> torch.device:
 def _times(
     action: Callable[[], object], meter: Device, request: MeasurementRequest, fresh: bool
 ) -> tuple[float, ...]:
-    """Seconds of each repetition after warming up."""
     count = request.rounds(_repeat(action, meter, max(1, request.warmup))[-1])
     if fresh:
         _repeat(action, meter, count)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 
 def world() -> tuple[int, int]:
-    """Number of workers and the rank of this one."""
+    """(Number of workers, rank of this one)."""
     return (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
 
 
@@ -42,7 +42,7 @@ def _reduced(values: list[float], device: torch.device, operation: dist.ReduceOp
 
 
 class OtherLoad:
-    """How much other processes keep the workers of this machine from its cores, since it was made.
+    """How much other processes have kept this machine's workers from its cores, since it was made.
 
     Two signs must come together. A worker's threads were ready and had no core, by the kernel's count, or a
     hypervisor took it: alone, that may be the workers' own doing. And cores worked for other processes:
@@ -54,7 +54,7 @@ class OtherLoad:
         self._began = _Load.now()
 
     def share(self) -> float | None:
-        """The fraction of the time, 0 to 1; None if the system does not say. All workers call it."""
+        """A fraction of the time, 0 to 1; None if the system does not say. All workers must call it."""
         ended = _Load.now()
         known = self._began is not None and ended is not None
         if largest([float(not known)], self._device)[0] or self._began is None or ended is None:
@@ -74,11 +74,8 @@ class OtherLoad:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """Clocks of this process and of the machine, in seconds."""
-
     time_s: float
     own_s: float
-    """Processor time of this process."""
     waited_s: float
     """Time in which its threads were ready and had no core."""
     busy_s: float
@@ -88,7 +85,7 @@ class _Load:
 
     @classmethod
     def now(cls) -> Self | None:
-        """Returns None if the system does not say."""
+        """None if the system does not say."""
         try:
             waits = [
                 int((task / "schedstat").read_text().split()[1]) for task in Path("/proc/self/task").iterdir()
@@ -115,19 +112,17 @@ class CpuDevice:
             _cap_growth(memory_limit)
 
     def align(self) -> None:
-        """An all-reduce of one number is a barrier."""
         largest([0.0], self.torch_device)
 
     def mark(self) -> object:
         return time.perf_counter()
 
     def seconds(self, marks: Sequence[tuple[object, object]]) -> list[float]:
-        """Seconds between pairs of marks, the largest over the workers."""
         own = [float(end) - float(begin) for begin, end in marks]  # type: ignore[arg-type]
         return largest(own, self.torch_device)
 
     def reset_peak(self) -> None:
-        """Reset the kernel's high-water mark; if that is not allowed, the peak is of the whole process."""
+        """Reset the kernel's high-water mark; if not allowed, the peak is that of the whole process."""
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
@@ -136,7 +131,6 @@ class CpuDevice:
         return int(largest([float(_status_bytes("VmHWM"))], self.torch_device)[0])
 
     def over_limit(self) -> bool:
-        """Whether any worker has exceeded its limit of resident memory."""
         return self._limit is not None and self.peak() > self._limit
 
 
@@ -159,13 +153,11 @@ class CudaDevice:
             dist.all_reduce(self._one, op=dist.ReduceOp.MAX)
 
     def mark(self) -> object:
-        """An event on the current stream."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.torch_device))
         return event
 
     def seconds(self, marks: Sequence[tuple[object, object]]) -> list[float]:
-        """Seconds between pairs of marks, the largest over the workers."""
         torch.cuda.synchronize(self.torch_device)
         own = [begin.elapsed_time(end) / 1e3 for begin, end in marks]  # type: ignore[attr-defined]
         return largest(own, self.torch_device)
@@ -187,7 +179,6 @@ Device = CpuDevice | CudaDevice
 
 
 def device_of(device: torch.device, memory_limit: int | None) -> Device:
-    """The clock and meter of a torch device, with the memory limit in force."""
     if device.type == "cuda":
         return CudaDevice(device, memory_limit)
     return CpuDevice(memory_limit)
@@ -196,7 +187,7 @@ def device_of(device: torch.device, memory_limit: int | None) -> Device:
 def _cap_growth(limit: int) -> None:
     """Make the kernel refuse to give this process another ``limit`` bytes.
 
-    Resident memory is what counts; this only keeps a batch that is far too large from swamping the machine.
+    Resident memory is what counts; this only keeps a far too large batch from swamping the machine.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     ceiling = _status_bytes("VmData") + limit
@@ -205,7 +196,6 @@ def _cap_growth(limit: int) -> None:
 
 
 def _status_bytes(field: str) -> int:
-    """One field of this process's status, bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024

@@ -1,10 +1,8 @@
 """One launch of a measurement: start it through torchrun, wait for it, keep what it has measured.
 
-:func:`launch` carries out one request; commands are built as data. :class:`PointsFile` keeps measured points,
-so that the same command goes on after it was cut short: JSON Lines, one point a line, each forced to disk
-when measured. A kept point counts only if all that it depends on is the same (:func:`launch_key`). The file
-is removed once the profile is written. :class:`LaunchLog` holds the points of one launch, however often it
-was started, and makes profile rows of them.
+Points are kept on disk as they are measured (:class:`PointsFile`), so that an interrupted command can go on.
+A kept point counts only if all that it depends on is the same (:func:`launch_key`). The file is removed once
+the profile is written.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ from pliant.tools.profile.torchrun.start import (
 )
 
 START_LIMIT_S: Final = 600.0
-"""A script that has not begun to serve its sweep by then does not use the elastic library."""
+"""A script that does not serve its sweep by then does not use the elastic library."""
 POLL_S: Final = 0.05
 KIND: Final = "points"
 MODE: Final = 0o600
@@ -78,21 +76,20 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class LaunchEnd:
-    """How a launch ended: what it measured, and whether it ran out of memory at ``outcome.current``."""
+    """What a launch measured, and whether it ran out of memory at ``outcome.current``."""
 
     outcome: Outcome
     out_of_memory: bool = False
     start_s: float | None = None
     """From the launch to the end of the first step."""
     relaunch_s: float | None = None
-    """Seconds to leave with a checkpoint and come back from it; None if not asked for."""
+    """Seconds to leave with a checkpoint and come back from it, if asked for."""
 
 
 def launch(script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> LaunchEnd:
     """Carry out one request.
 
-    :param request: its ``result`` is replaced by a file in a folder that lives as long as the launch, its
-        ``launcher_pid`` by this process.
+    :param request: its ``result`` and ``launcher_pid`` are filled in here.
     :param advance: called with what was measured so far, also if the launch is cut short.
     :raises JobsFailedError: the script crashed, or never came to serve the sweep.
     """
@@ -126,7 +123,7 @@ def environment(script: Script, request: Path) -> dict[str, str]:
 
 
 def _timed(outcome: Outcome, began_s: float, ended_s: float) -> LaunchEnd:
-    """What starting and leaving took; never negative, though the clock may have been set meanwhile."""
+    """Times are never negative, even if the clock was set meanwhile."""
     if outcome.first_step_s is None or outcome.left_s is None or outcome.checkpoint_s is None:
         return LaunchEnd(outcome)
     start_s = _start_s(outcome, began_s) or 0.0
@@ -139,7 +136,7 @@ def _start_s(outcome: Outcome, began_s: float) -> float | None:
 
 
 def read_outcome(path: Path) -> Outcome | None:
-    """The outcome that rank 0 has written so far; None before the sweep has begun."""
+    """What rank 0 has written so far; None before the sweep has begun."""
     try:
         return Outcome.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -164,7 +161,7 @@ def _run(
     folder: Path,
     advance: Advance,
 ) -> int:
-    """Run to the end and report progress; whatever happens, no process is left."""
+    """Run to the end and report progress; no process is left, whatever happens."""
     with (folder / "torchrun.log").open("wb") as log:
         try:
             process = subprocess.Popen(
@@ -203,7 +200,7 @@ def _wait(process: subprocess.Popen[bytes], script: Script, result: Path, advanc
 def end_all(process: subprocess.Popen[bytes], mark: tuple[str, str]) -> None:
     """Kill a process, everything it started, and every worker that outlived it.
 
-    Workers have sessions of their own. If its torchrun is gone, only a worker's environment identifies it.
+    Workers have sessions of their own. If torchrun is gone, only a worker's environment identifies it.
     """
     with contextlib.suppress(psutil.NoSuchProcess):
         kill(tree(psutil.Process(process.pid)))
@@ -212,10 +209,10 @@ def end_all(process: subprocess.Popen[bytes], mark: tuple[str, str]) -> None:
 
 
 class MeasuredPoint(Record):
-    """One point, or the costs that a launch measures at its end, and the machine."""
+    """One point or, at the end of a launch, its costs; and the machine."""
 
     launch: str
-    """The :func:`launch_key` of what was started."""
+    """The :func:`launch_key`."""
     measured_at: NonNegativeFloat
     """UTC seconds."""
     parameters: NonNegativeInt = 0
@@ -223,14 +220,16 @@ class MeasuredPoint(Record):
     device: str = ""
     driver: str = ""
     point: Point | None = None
-    """None in the record of a launch's costs, at its end."""
+    """None in the record of a launch's costs."""
     start_s: NonNegativeFloat | None = None
     relaunch_s: NonNegativeFloat | None = None
     rescale_s: NonNegativeFloat | None = None
 
 
 class PointsFile:
-    """The points of an earlier command that was cut short, and a place for new ones.
+    """The points of an interrupted command, and a place for new ones.
+
+    JSON Lines, one point a line, each forced to disk when measured.
 
     :param path: None if the profile goes into a pipe: then nothing is kept.
     """
@@ -242,7 +241,7 @@ class PointsFile:
 
     @classmethod
     def read(cls, path: Path | None) -> Self:
-        """Read a file; a last line that a crash has torn is left out.
+        """Read a file; a torn last line is left out.
 
         :raises BadInputError: it is another kind of file, or damaged.
         """
@@ -268,11 +267,9 @@ class PointsFile:
         return cls(path, [found for _, found in lines])
 
     def count(self, launches: Collection[str]) -> int:
-        """How many points of these launches are kept."""
         return sum(found.point is not None and found.launch in launches for found in self._found)
 
     def of(self, launch: str) -> list[MeasuredPoint]:
-        """What was measured of one launch, in order."""
         return [found for found in self._found if found.launch == launch]
 
     def add(self, measured: MeasuredPoint) -> None:
@@ -292,7 +289,6 @@ class PointsFile:
             raise write_error(error, str(self.path)) from error
 
     def remove(self) -> None:
-        """Remove the file: the profile is written."""
         self.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
@@ -303,17 +299,17 @@ class PointsFile:
             self._descriptor = None
 
     def _open(self, path: Path) -> int:
-        """Write everything so far, without a torn line, and open the file for more."""
+        """Rewrite the file without a torn line and open it for more."""
         atomic_write(path, header(KIND) + b"".join(map(_line, self._found)), mode=MODE)
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
 
 def launch_key(script: Script, workers: int, wanted: MeasurementRequest) -> str:
-    """A hash of all that a measured point depends on, and of the wanted batches.
+    """A hash of all that a measured point depends on.
 
     It covers the script's own file, but not the modules that the script imports.
 
-    :param wanted: the request of the whole plan, so results of other launches make no difference.
+    :param wanted: the request of the whole plan, unchanged by results of other launches.
     """
     what = {
         "model": script.name,
@@ -343,7 +339,7 @@ def _line(measured: MeasuredPoint) -> bytes:
 
 
 class LaunchLog:
-    """The points of one launch: those kept from an earlier command and those measured now.
+    """The points of one launch, however often it was started: those kept and those measured now.
 
     :param key: the launch's :func:`launch_key`.
     :param clock: UTC seconds.
@@ -365,7 +361,7 @@ class LaunchLog:
         """What is left of a request; None if nothing is.
 
         Costs are measured at the end of a launch, after a step: if only they are left, one point is measured
-        once more.
+        again.
         """
         known = tuple(point for _, point in self._points)
         rest = below(request, known).model_copy(update={"known": known})
@@ -432,7 +428,7 @@ class LaunchLog:
 
 
 def below(request: MeasurementRequest, points: Iterable[Point]) -> MeasurementRequest:
-    """The request with its limits narrowed to what has been measured and what did not fit."""
+    """The request, limited by what was measured and what did not fit."""
     seen = tuple(points)
     misfits = [point.local_batch for point in seen if not point.feasible]
     if not misfits:

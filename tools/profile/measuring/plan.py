@@ -17,13 +17,13 @@ from pliant.schemas.job import Job
 from pliant.tools.profile.measuring.launch import Script
 
 UNKNOWN_CEILING = 1024
-"""Largest local batch tried for a job that states neither a batch nor a limit."""
+"""Largest local batch tried if a job states neither a batch nor a limit."""
 LOOPBACK: Final = (None, "localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuringOptions:
-    """What the user wants measured; None means what the jobs need."""
+    """What the user wants measured; None: what the jobs need."""
 
     models: Collection[str] = ()
     """Only these models; all if empty."""
@@ -33,18 +33,18 @@ class MeasuringOptions:
     warmup: int = 3
     allreduce: bool = False
     costs: bool = False
-    """Also measure what a start, a relaunch and a change of the workers in place take."""
+    """Also measure how long a start, a relaunch and a change of the workers in place take."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """One model: the script that trains it, the local batches of one worker, and the gangs to measure."""
+    """The script of one model, the local batches of one worker, and the gangs to measure."""
 
     script: Script
     local_batches: tuple[int, ...]
     global_batches: tuple[int, ...]
     gpus: tuple[int, ...]
-    """Sizes of two and more workers."""
+    """Sizes of two or more workers."""
     per_gpu_max: int | None = None
     gangs_of_largest: tuple[int, ...] = ()
     """Requested sizes of jobs without a batch: their batch is the size times the largest that fits."""
@@ -54,7 +54,7 @@ class ModelPlan:
 def model_plans(jobs: Iterable[Job], node: MeasuredNode, options: MeasuringOptions) -> tuple[ModelPlan, ...]:
     """One plan for each model, in order of first appearance.
 
-    Jobs of one model are measured with the command of the first of them that has one.
+    A model is measured with the command of its first job that has one.
 
     :raises BadInputError: a wanted model is unknown or no job of a model has a command.
     """
@@ -142,18 +142,17 @@ def powers(low: int, high: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredNode:
-    """The node on which measurements are made; it stands for its GPU type."""
+    """The node on which to measure; it stands for its GPU type."""
 
     gpu_type: str
     slots: Literal["cpu", "gpu"]
     workers: int
     """Most workers that can be measured here."""
     cluster_gpus: int
-    """All GPUs (or CPU slots) of the cluster."""
+    """GPUs (or CPU slots) of the whole cluster."""
     memory_limit: int | None = None
-    """Bytes that one worker may use; None for no limit."""
+    """Bytes that one worker may use; None: no limit."""
     notes: tuple[str, ...] = ()
-    """Lines for the person at the terminal."""
 
 
 def node_to_measure(cluster: Cluster | None, devices: int | None = None) -> MeasuredNode:
@@ -183,7 +182,7 @@ def node_to_measure(cluster: Cluster | None, devices: int | None = None) -> Meas
 
 
 def visible_gpus() -> int:
-    """Number of GPUs that this process may use, without asking a driver."""
+    """GPUs that this process may use, counted without a driver."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return len([part for part in chosen.split(",") if part.strip() not in ("", "-1")])

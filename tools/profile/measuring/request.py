@@ -2,9 +2,8 @@
 
 One request is one launch of torchrun: several batches on one number of workers. The launcher writes it to a
 file that the workers' environment names; ``worker.py`` and ``allreduce.py`` carry it out and write an
-:class:`Outcome`. :class:`PointSearch` picks the points, alike on every worker. First it searches for the
-largest local batch that fits: upwards through the wanted batches, then by bisection. Then come the global
-batches, split over the workers. Known points are not measured again.
+:class:`Outcome`. All workers pick the same points: first they search for the largest local batch that fits,
+upwards through the wanted batches, then by bisection; then come the global batches, split over the workers.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ ENV_PROFILE: Final = "PLIANT_PROFILE"
 MOST: Final = 20
 """Short steps are measured at most this many times as often as requested."""
 VISITS: Final = 3
-"""Most times that a point is measured while the machine is busy."""
+"""How often a point is measured at most while the machine is busy."""
 RESOLUTION = 8
-"""Bisection ends when the gap is at most one eighth of the largest batch that fits."""
+"""Bisection ends at a gap of one eighth of the largest batch that fits."""
 Cut = tuple[int, int]
 """Local batch and micro-steps of one optimizer step."""
 
@@ -38,18 +37,18 @@ class Point(Record):
     step_s: tuple[NonNegativeFloat, ...] = ()
     """Seconds of whole steps (or of all-reduces)."""
     compute_s: tuple[NonNegativeFloat, ...] = ()
-    """Seconds of the same steps without gradient synchronisation; empty with one worker."""
+    """Seconds of the same steps without gradient synchronisation; empty for one worker."""
     peak_memory: NonNegativeInt | None = None
     """Bytes, the largest over the workers."""
     busy_share: NonNegativeFloat | None = None
-    """Part of the time in which other processes kept a worker from a core; null if not known."""
+    """Part of the time in which other processes kept a worker from a core; null if unknown."""
 
 
 class MeasurementRequest(Record):
     """What to measure in one launch: first the local batches, then the global ones."""
 
     result: str
-    """File that rank 0 writes the :class:`Outcome` to, after every point."""
+    """File for the :class:`Outcome`, written by rank 0 after every point."""
     launcher_pid: PositiveInt | None = None
     """Process that waits for the result; once it is gone, the workers end."""
     local_batches: tuple[PositiveInt, ...] = ()
@@ -59,13 +58,13 @@ class MeasurementRequest(Record):
     weights: tuple[PositiveInt, ...] = ()
     """Sizes of all-reduces, in weights (``allreduce.py`` only)."""
     per_gpu_max: PositiveInt | None = None
-    """Largest local batch of a split; None if no limit is known."""
+    """Largest local batch of a split; None: no known limit."""
     fits: NonNegativeInt = 0
     """Largest local batch known to fit, from an earlier launch."""
     misfit: PositiveInt | None = None
     """Smallest local batch known not to fit, from an earlier launch."""
     known: tuple[Point, ...] = ()
-    """Points that were measured before: they are not measured again."""
+    """Points measured before, to skip."""
     iterations: PositiveInt = 10
     """Steps measured per point, at least."""
     warmup: NonNegativeInt = 3
@@ -73,14 +72,14 @@ class MeasurementRequest(Record):
     least_seconds: NonNegativeFloat = 0.25
     """Short steps are repeated until a point was measured for about this long."""
     memory_limit: PositiveInt | None = None
-    """Bytes that one worker may use; None for all that the device has."""
+    """Bytes that one worker may use; None: all that the device has."""
     seed: NonNegativeInt = 0
-    """Seed of the choice of samples."""
+    """Of the choice of samples."""
     costs: bool = False
-    """Also time the parts of a change of workers: saving and loading a checkpoint, and a change in place."""
+    """Also time the parts of a change of workers: a checkpoint's saving and loading, and one in place."""
 
     def rounds(self, last_s: float) -> int:
-        """Steps to measure: ``iterations``, or more if steps are so short that noise would show.
+        """Steps to measure: ``iterations``, or more if noise would show because steps are short.
 
         :param last_s: seconds of one step.
         """
@@ -95,11 +94,10 @@ class Outcome(Record):
     """Weights that are synchronised."""
     torch: str = ""
     device: str = ""
-    """Name of the device."""
     driver: str = ""
     points: tuple[Point, ...] = ()
     current: Point | None = None
-    """The current point; if the workers ran out of memory, it did not fit."""
+    """The current point; if the workers ran out of memory, the one that did not fit."""
     done: bool = False
     first_step_s: NonNegativeFloat | None = None
     """When the first step ended, UTC seconds."""
@@ -115,19 +113,19 @@ class Outcome(Record):
 
 
 def out_of_memory_mark(result: str | Path) -> Path:
-    """File whose presence says that a worker ran out of memory at the current point."""
+    """A file that exists if a worker ran out of memory at the current point."""
     return Path(f"{result}.out-of-memory")
 
 
 def is_disturbed(point: Point) -> bool:
-    """Whether other processes kept the workers from their cores too long to trust the point's times."""
+    """Whether other processes kept the workers from cores too long to trust the times."""
     return point.busy_share is not None and point.busy_share > BUSY
 
 
 def best_visits(points: Iterable[Point]) -> list[Point]:
     """The least disturbed visit of each configuration, in order of first visits.
 
-    A configuration that did not fit once counts as one that does not fit.
+    A configuration that did not fit once does not fit.
     """
     best: dict[tuple[int, int, int], Point] = {}
     for point in points:
@@ -158,7 +156,7 @@ class PointSearch:
         self._cuts: list[Cut] | None = None
 
     def next(self) -> Cut | None:
-        """The next point; None when everything is measured."""
+        """None when everything is measured."""
         while (cut := self._next()) is not None:
             if cut not in self._known:
                 return cut
@@ -200,7 +198,7 @@ class PointSearch:
 class BatchSearch:
     """Which local batch to try next, given what fitted so far.
 
-    ``fits`` and ``misfit`` carry over the results of an earlier, interrupted search.
+    ``fits`` and ``misfit`` carry over the results of an interrupted search.
     """
 
     def __init__(self, wanted: Iterable[int], *, fits: int = 0, misfit: int | None = None) -> None:
@@ -211,7 +209,7 @@ class BatchSearch:
         """Smallest batch known not to fit."""
 
     def next(self) -> int | None:
-        """The next batch to try; None when the search is over."""
+        """None when the search is over."""
         while self._wanted and self.misfit is not None and self._wanted[-1] >= self.misfit:
             self._wanted.pop()
         if self._wanted:

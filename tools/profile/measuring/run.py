@@ -1,9 +1,9 @@
 """Measure the models of a file of jobs, launch by launch, and collect the profile.
 
-All-reduce times depend on the cluster and not on the job, so :class:`AllReduceCache` keeps them in a file of
-their own: measured once, used for all jobs, and measured again only when the cluster has changed (the generic
-scaling characteristics of "Effective Elastic Scaling of Deep Learning Workloads", Saxena et al., 2020,
-section III-B.2). Between the measured numbers of weights they are interpolated.
+All-reduce times depend on the cluster and not on the job, so :class:`AllReduceCache` keeps them in their own
+file: measured once for all jobs, and again only when the cluster has changed (the generic scaling
+characteristics of "Effective Elastic Scaling of Deep Learning Workloads", Saxena et al., 2020, section
+III-B.2).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ WEIGHTS: Final = {
     "cpu": (100_000, 1_000_000, 5_000_000, 10_000_000),
     "gpu": (100_000, 1_000_000, *range(10_000_000, 100_000_001, 10_000_000)),
 }
-"""The grid of the all-reduce sweep, the same for all jobs; between its points times are linear."""
+"""The grid of the all-reduce sweep, the same for all jobs; in between, times are linear."""
 USUAL_NAME: Final = "allreduce.parquet"
 _CLUSTER: Final = "cluster"
-"""Key of the file's metadata that names the cluster."""
+"""Metadata key of the cluster's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ def measure(
     :param clock: UTC seconds, for the rows' ``measured_at``.
     :param progress: called with (points done, points expected).
     :param note: called with lines for the person at the terminal.
-    :param allreduce: known all-reduce rows of this cluster; none are measured if they include this machine's
-        GPU type.
-    :param kept: points of the same command that was cut short; new points are added to it.
+    :param allreduce: known all-reduce rows of this cluster; if they include this machine's GPU type, none are
+    measured.
+    :param kept: points of an interrupted command; new points are added to it.
     :raises JobsFailedError: not one script could be measured.
     """
     node = node_to_measure(cluster)
@@ -126,7 +126,6 @@ class PointCounter:
             self._progress(total, max(total, self._expected))
 
     def finished(self, points: int) -> None:
-        """A launch is over."""
         self._before += points
         self.within(0)
 
@@ -145,7 +144,7 @@ class Bench:
     """What the workers report about their machine."""
 
     def measured_before(self, plans: Iterable[ModelPlan], *, reduces: bool) -> int:
-        """How many points of the plans, and of the all-reduces, are kept from a command cut short."""
+        """How many points are kept from an interrupted command."""
         keys = {
             launch_key(plan.script, gpus, self._wanted(plan)) for plan in plans for gpus in (1, *plan.gpus)
         }
@@ -170,7 +169,6 @@ class Bench:
         return rows
 
     def allreduce(self) -> list[ProfileRow]:
-        """All-reduce rows of the node: doubling numbers of workers, a grid of weights."""
         script, request = self._all_reduces()
         return [row for gpus in _sizes(self.node) for row in self._rows(script, gpus, request, request)]
 
@@ -187,7 +185,6 @@ class Bench:
         return Script("all-reduce", ALLREDUCE, slots=self.node.slots), request
 
     def metadata(self, command_line: str) -> tuple[tuple[str, str], ...]:
-        """The metadata of the profile file."""
         facts = {
             "tool": f"pliant {version('pliant')}",
             "host": platform.node(),
@@ -210,8 +207,6 @@ class Bench:
         self, script: Script, workers: int, request: MeasurementRequest, wanted: MeasurementRequest
     ) -> list[ProfileRow]:
         """The rows of a request; it is started again below every batch that ran out of memory.
-
-        Kept points are not measured again.
 
         :param wanted: the request with which the plan begins.
         """
@@ -282,12 +277,10 @@ class AllReduceCache:
 
     @classmethod
     def of(cls, profile: Profile, cluster: str) -> Self:
-        """The all-reduce rows of a profile that was just measured."""
         rows = tuple(row for row in profile.rows if row.kind == "allreduce")
         return cls(rows, cluster, (*profile.metadata, (_CLUSTER, cluster)))
 
     def write(self, path: str | Path) -> None:
-        """Write them atomically."""
         write_profile(Profile(self.rows, self.metadata), path)
 
     @property

@@ -60,7 +60,7 @@ def request_from_env() -> MeasurementRequest | None:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The library's own ways through a change of workers; each gets a folder to use."""
+    """The library's ways through a change of workers; each gets a folder to use."""
 
     checkpoint: Callable[[Path], None]
     """Saves the whole state and loads it again; called by one worker."""
@@ -120,7 +120,7 @@ class Sweep:
                 return
 
     def _serve(self, local: int, accum: int) -> Iterator[Any]:
-        """Serve the steps of one point; the first of a fresh process warms up for as long as it measures."""
+        """Serve one point; the first in a new process warms up for as long as it measures."""
         fresh = self._record.is_fresh
         self._record.begin(Point(local_batch=local, accum=accum))
         self._device.reset_peak()
@@ -185,7 +185,6 @@ class Recorder:
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """What was measured so far, visit by visit."""
         return self._outcome.points
 
     @property
@@ -214,12 +213,10 @@ class Recorder:
         self._change(current=None, points=(*self._outcome.points, point))
 
     def stepped(self) -> None:
-        """A step has ended; the first one's time shows what a start takes."""
         if self._outcome.first_step_s is None:
             self._change(first_step_s=time.time())
 
     def costs(self, changes: Changes, workers: int) -> None:
-        """Time the parts of a change of workers."""
         if self._rank == 0:
             began_s = time.monotonic()
             changes.checkpoint(self._path.parent / "checkpoints")
@@ -243,7 +240,7 @@ class Recorder:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out, on the device or on the host."""
+    """Whether memory ran out, on the device or on the host."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     text = str(error).lower()

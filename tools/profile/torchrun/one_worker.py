@@ -1,8 +1,7 @@
 """Become a script, with its output in files: what torchrun does for a single worker, without torch.
 
 Run as ``python -I -S one_worker.py FOLDER COMMAND…``. torchrun needs a second to start a worker, and some 300
-MB for as long as it lives. Here no process is left beside the worker, so signals and exit codes need none to
-pass them on.
+MB for as long as it lives. Here no process stays beside the worker, so signals and exit codes need no relay.
 """
 
 from __future__ import annotations

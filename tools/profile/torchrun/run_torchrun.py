@@ -4,8 +4,8 @@
   others keep their state in a store that listens on every address of the machine, or in a file, which a full
   disk tears; torchrun then never ends.
 - It ends as the worker that failed first did, by the same exit code or signal; torchrun always returns 1.
-- On several nodes it chooses the network interface of its workers: that of the node's own address. Otherwise
-  they look up the machine's name, which may be unknown or mean the loopback interface.
+- On several nodes its workers use the network interface of the node's own address. Otherwise they look up the
+  machine's name, which may be unknown or mean the loopback interface.
 - Its logs are private, whatever the umask; the workers get the umask unchanged.
 """
 

@@ -1,10 +1,4 @@
-"""How workers are started, found and ended, and why they failed. Commands are argument lists, never a shell.
-
-:func:`torchrun` and :func:`one_worker` build the commands, :func:`child_environment` a clean environment.
-:func:`tree` and :func:`strays` find everything that was started, wherever it hangs in the process tree.
-:func:`interface_of` names the network interface over which the workers of a job exchange data.
-:func:`last_words` is the end of what failed workers wrote on stderr.
-"""
+"""How workers are started, found and ended, and why they failed. Commands are lists, never for a shell."""
 
 from __future__ import annotations
 
@@ -50,7 +44,6 @@ _SIGNAL: Final = re.compile(r"Signal \d+ \((?P<name>SIG\w+)\) received by PID")
 """Where torchrun says that a worker was killed."""
 _SYNTAX_ERROR: Final = re.compile(r"(SyntaxError|IndentationError|TabError)\b")
 _PLACE: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-"""A place in a traceback."""
 LONGEST: Final = 200
 """Most characters of a line that are kept."""
 _END_BYTES: Final = 65536
@@ -60,7 +53,7 @@ _END_BYTES: Final = 65536
 def torchrun(command: Sequence[str], workers: int, rendezvous: Sequence[str], logs: Path) -> tuple[str, ...]:
     """The argument list of one torchrun; the output of each worker goes to files under ``logs``.
 
-    It needs the environment of :data:`NO_STORE`. What follows ``--`` is the script's own.
+    It needs the environment of :data:`NO_STORE`. The script's own arguments follow ``--``.
     """
     return (
         *(sys.executable, "-P", RUN_TORCHRUN),
@@ -74,7 +67,7 @@ def torchrun(command: Sequence[str], workers: int, rendezvous: Sequence[str], lo
 
 
 def one_worker(command: Sequence[str], logs: Path) -> tuple[str, ...]:
-    """The argument list of a script that is one worker; its output goes to the same files as torchrun's.
+    """The argument list of a script that is one worker, with output files as torchrun's.
 
     It needs the environment of :data:`ALONE`.
     """
@@ -109,7 +102,7 @@ def tree(process: psutil.Process) -> list[psutil.Process]:
 
 
 def strays(env: tuple[str, str]) -> Iterator[psutil.Process]:
-    """Processes of this user that carry a variable with that value, wherever they hang in the tree.
+    """Processes of this user that carry a variable with that value.
 
     They include a worker whose parent was killed, which no longer hangs below the launcher.
     """
@@ -127,7 +120,7 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface of this machine that has an IP address; None if none has, or for a host name."""
+    """The interface of this machine with an IP address; None if there is none, or for a host name."""
     wanted = LOOPBACK if _is_loopback(address) and ":" not in address else address
     for name, found in psutil.net_if_addrs().items():
         if any(entry.address.partition("%")[0] == wanted for entry in found):
@@ -167,7 +160,7 @@ def last_words(workers: Iterable[Path], *others: Path) -> str:
     Warnings are left out. It is one line, fit for a terminal; empty if all files are.
 
     :param workers: stderr of each worker, in files whose folder is named after the worker's number.
-    :param others: other files, read if no worker was started: a launcher says only that a worker failed.
+    :param others: read if no worker was started: a launcher says only that a worker failed.
     """
     started = [*workers]
     found_lines = [_without_warnings(lines) for lines in _files(started, others)]

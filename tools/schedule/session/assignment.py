@@ -1,8 +1,7 @@
 """Which GPUs the jobs of a decision get: from its targets to exact nodes, all jobs at once.
 
-Policies count GPUs. Where jobs demand more than that, :class:`Demands` knows what is left of CPUs, memory
-and bandwidth while jobs are placed, for all policies alike: GPUs that a job cannot use are hidden from it,
-and its parameter servers find nodes.
+Policies count GPUs. Where jobs demand more than that, :class:`Demands` tracks what is left of CPUs, memory
+and bandwidth for all policies alike.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.withheld import Withheld
 
 DemandsOf = Callable[[Mapping[str, Target]], "Demands"]
-"""Gives what is left by the jobs that do not move."""
+"""Given the targets of the jobs that move, what the others leave."""
 _NO_PLACE: Final[NodeGpus] = ()
 
 
 class PlacementTakenError(Exception):
-    """A placement that a policy named is not free, even after every job that moves has moved."""
+    """A placement that a policy named is not free, even after all moves."""
 
     def __init__(self, job_id: str, placement: NodeGpus) -> None:
         super().__init__(job_id)
@@ -34,7 +33,6 @@ class PlacementTakenError(Exception):
 
 
 def differs(job: JobState, target: Target) -> bool:
-    """Whether a target asks for anything that the job does not have already."""
     batch = target.global_batch
     return changes_gpus(job, target) or (bool(target.gpus) and batch not in (None, job.global_batch))
 
@@ -51,7 +49,7 @@ def changes_gpus(job: JobState, target: Target) -> bool:
 
 
 def may_get_fewer(job: JobState, target: Target) -> bool:
-    """Whether a target leaves room for a smaller size: of an elastic job that has its GPUs alone."""
+    """Whether a target may be cut: the job is elastic and has its GPUs to itself."""
     return job.spec.elastic != "none" and target.gpus > job.spec.min_gpus and target.beside is None
 
 
@@ -68,15 +66,12 @@ def assign(
 ) -> dict[str, Holding]:
     """Places of all jobs that can have one, taken from ``free``; every other job keeps what it holds.
 
-    On one GPU type every job whose target may be met can have a place, unless jobs demand more than GPUs. On
-    several, the GPUs left of each may be too few for a job whose policy named no type: it then keeps its
-    place, or goes on waiting.
+    A job stays where no GPU type has enough GPUs left for it, or where its demands do not fit.
 
-    :param jobs: all active jobs, those that share GPUs with a job that moves among them.
-    :param in_part: they are a part of what was decided, so GPUs that they count on may not become free.
-    :param demands: what other jobs leave of CPUs, memory and bandwidth; None: no job here demands any. A job
-        that does not fit the place that its policy named gets another.
-    :param sizes_jobs: elastic jobs get what of their place makes them fastest.
+    :param jobs: all active jobs.
+    :param in_part: other targets of the decision are deferred, so GPUs may not become free as it assumes.
+    :param demands: what other jobs leave of CPUs, memory and bandwidth; None: no job here demands any.
+    :param sizes_jobs: cut elastic jobs to the part of their place that makes them fastest.
     :raises PlacementTakenError: a place that the policy named is not free, though nothing is withheld.
     """
     moving = dict(targets) if demands is not None else targets
@@ -103,8 +98,6 @@ def assign(
 
 
 class _World(NamedTuple):
-    """What places are taken from."""
-
     free: FreeGpus
     speeds: Speeds
     withheld: Withheld
@@ -115,7 +108,7 @@ class _World(NamedTuple):
 def _attempt(
     moving: Mapping[str, Target], jobs: Mapping[str, JobState], world: _World
 ) -> tuple[dict[str, Holding], str | None]:
-    """Assign GPUs to all jobs, or to none and say which job found no place."""
+    """Places of all jobs; or none, and the job that found no place."""
     free = world.free
     left = [job.placement for job_id in moving if (job := jobs[job_id]).frees_gpus(moving)]
     for placement in left:
@@ -155,7 +148,7 @@ def _undo(left: Iterable[NodeGpus], taken: Iterable[NodeGpus], free: FreeGpus) -
 
 
 def _turn(job: JobState, target: Target) -> int:
-    """Named places first, then those who shrink or change type, those who start or grow, those who share."""
+    """Named places first, then jobs that shrink or change type, jobs that start or grow, jobs that share."""
     if target.beside is not None:
         return 3
     if target.placement is not None or target.gpus == 0:
@@ -164,7 +157,7 @@ def _turn(job: JobState, target: Target) -> int:
 
 
 def _beside(job: JobState, target: Target, other: JobState, gpus: NodeGpus, world: _World) -> Holding | None:
-    """The place of the job that it is to share with, if the two can share that one."""
+    """The place of the job to share with, where the two can share it."""
     withheld, left = world.withheld, world.demands
     if gpus_of(gpus) != target.gpus or withheld.held_until_s(job.id) is not None:
         return None
@@ -180,7 +173,7 @@ def _beside(job: JobState, target: Target, other: JobState, gpus: NodeGpus, worl
 
 
 def _place(job: JobState, target: Target, world: _World) -> Holding | None:
-    """A place where all that the job demands is to be had, its parameter servers included."""
+    """A place with everything that the job demands, parameter servers included."""
     free, left = world.free, world.demands
     if left is None or job.room is None:
         gpus = _allowed(job, target, world)
@@ -200,7 +193,7 @@ def _place(job: JobState, target: Target, world: _World) -> Holding | None:
 
 
 def _allowed(job: JobState, target: Target, world: _World) -> NodeGpus | None:
-    """A place without what is withheld from the job, and without what would make it slower."""
+    """A place without withheld GPUs, and without GPUs that would slow the job down."""
     place = _without_withheld(job, target, world)
     if not (place and world.sizes_jobs and may_get_fewer(job, target)):
         return place
@@ -250,21 +243,18 @@ def _types_fastest_first(job: JobState, gpus: int, speeds: Speeds) -> list[str]:
 
 
 class Demands:
-    """What jobs that hold GPUs leave of each node.
-
-    :param jobs: those that hold GPUs and keep them; what they hold is taken.
-    """
+    """What running jobs leave of each node. ``jobs``: those that keep their GPUs."""
 
     def __init__(self, capacities: Capacities, index: Mapping[str, int], jobs: Iterable[JobState]) -> None:
         self._capacities = capacities
         self._index = index
         self._left: dict[int, dict[str, float]] = {}
-        """By node, where jobs hold something."""
+        """By node; a node that is missing is untouched."""
         for job in jobs:
             self._book(job, job.placement, job.servers)
 
     def hidden_from(self, job: JobState, free: FreeGpus) -> NodeGpus:
-        """GPUs that are free and of no use to the job: their node lacks what its workers need."""
+        """Free GPUs of no use to the job: their node lacks what its workers need."""
         demand = job.spec.resources.worker
         found = []
         for index, node in enumerate(self._capacities.nodes):
@@ -274,14 +264,11 @@ class Demands:
         return tuple(found)
 
     def fits(self, job: JobState, place: NodeGpus) -> bool:
-        """Whether nodes have what that many workers need of them."""
         demand = job.spec.resources.worker
         return all(fitting(self._left_on(self._index[name]), demand, count) == count for name, count in place)
 
     def take(self, job: JobState, place: NodeGpus, named: NodeGpus | None, free: FreeGpus) -> NodeGpus | None:
-        """Book a place, and return nodes for the parameter servers that it needs.
-
-        Returns None if they lack room.
+        """Book a place and return nodes for the parameter servers; None if there is no room for them.
 
         :param named: the nodes that a policy has chosen for them.
         """
@@ -311,7 +298,7 @@ class Demands:
         return None if missing else tuple((name, count) for _, name, count in sorted(found))
 
     def _server_nodes(self, demand: Amounts) -> Sequence[int]:
-        """Nodes without GPUs, those with most room first, so that jobs keep out of each other's way."""
+        """Nodes without GPUs, most room first, so that jobs stay apart."""
         servers = [index for index, node in enumerate(self._capacities.nodes) if not node.gpus]
         return sorted(servers, key=lambda index: (-fitting(self._left_on(index), demand, MANY), index))
 

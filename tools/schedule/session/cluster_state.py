@@ -1,9 +1,4 @@
-"""Jobs and GPUs as they stand, advanced by the caller, and what has changed: a session without its policy.
-
-What is here changes several things together: a job that ends frees its GPUs, is noted for the policy, and may
-let another job of its user in. Each part keeps its own order: ``free`` the GPUs that no job holds,
-``withheld`` what is out of use for a time, ``commands`` what operators want, ``speeds`` how fast jobs train.
-"""
+"""Jobs and GPUs as they stand, advanced by the caller, and what has changed: a session without its policy."""
 
 from __future__ import annotations
 
@@ -29,7 +24,7 @@ from pliant.tools.schedule.snapshot import Change, ChangeKind
 class ClusterState:
     """The cluster and its jobs.
 
-    Times are seconds on the caller's clock; one that steps back counts as standing still. Progress follows
+    Times are seconds on the caller's clock, which never steps back here. Progress follows
     ``JobState.samples_per_second``; the caller corrects it by measurements or adds rescale cost.
 
     Invariants: every GPU in service is free, or held by one job or by two that share it. ``changes`` names
@@ -43,25 +38,22 @@ class ClusterState:
         self.speeds = Speeds(throughput, self.nodes, sharing)
         self.free = FreeGpus(self.nodes)
         self.capacities = Capacities(cluster.expanded())
-        """What nodes have beside GPUs, for jobs that state demands."""
+        """CPUs, memory and bandwidth of nodes, for jobs that state demands."""
         self.jobs: dict[str, JobState] = {}
         """Active jobs, in order of submission."""
         self.ended: MutableMapping[str, JobState] = {}
         self.turned_away: dict[str, str] = {}
-        """Reasons of jobs that are out though no policy decided so, until the log has them."""
+        """Jobs rejected without a decision of the policy, and why, until the log has them."""
         self.changes: list[Change] = []
         """What happened since the policy was last asked."""
         self.slowed: dict[str, float] = {}
-        """Samples per second of jobs whose speed changed since the last decision as another job came to their
-        GPUs or left them: for the caller to read and to clear."""
+        """Samples per second of jobs that began or stopped sharing GPUs; the caller clears it."""
         self.withheld = Withheld()
-        """Slots, and further GPUs, that all jobs or one of them do not get for a time."""
         self.now_s = 0.0
         self.up_gpus = sum(node.gpus for node in self.nodes)
         """GPUs of the nodes that are up."""
         self._index = {node.name: node.index for node in self.nodes}
         self.noted_until_s = 0.0
-        """The time of the latest change."""
         self.commands = Commands()
 
     @property
@@ -76,10 +68,9 @@ class ClusterState:
     def submit(self, job: Job, time_s: float) -> JobState:
         """A job arrives. It counts as arrived at its submit_time, or now if that lies ahead.
 
-        A job that comes late (a cron call, a slow poll) counts no earlier than the change before it, so
-        submit the jobs of one batch in order of (submit_time, id).
+        Late arrivals count no earlier than the last change, so submit a batch in order of (submit_time, id).
 
-        :raises ValueError: a job of that id is or was there.
+        :raises ValueError: the id was submitted before.
         :raises BadInputError: the model is not profiled and its work cannot be known without.
         """
         if job.id in self.jobs or job.id in self.ended:
@@ -93,12 +84,11 @@ class ClusterState:
         return state
 
     def take_up(self, job: Job, time_s: float) -> JobState | None:
-        """As :meth:`submit`, of a job that was acknowledged: where its work cannot be computed, it is out.
+        """As :meth:`submit`, for a job that was already accepted; None if its work cannot be computed.
 
-        Demands that no node can meet are dropped: when the job was acknowledged, demands were not looked at.
-        The policy is not notified of a job that is out at once; None is returned for it.
+        Demands that no node can meet are dropped, since acceptance does not check them.
 
-        :raises ValueError: a job of that id is or was there.
+        :raises ValueError: the id was submitted before.
         """
         try:
             return self.submit(self.capacities.without_what_never_fits(job), time_s)
@@ -108,12 +98,12 @@ class ClusterState:
             return None
 
     def turn_away(self, job_id: str, time_s: float, reason: str) -> None:
-        """A job that is there cannot be served on this cluster, or by this policy."""
+        """Reject an active job that this cluster or this policy cannot serve."""
         self.end(job_id, time_s, "rejected")
         self.turned_away[job_id] = reason
 
     def end(self, job_id: str, time_s: float, outcome: End = "finished") -> JobState:
-        """A job leaves for good; whatever it holds is free."""
+        """A job leaves for good; its GPUs are free."""
         state, time_s = self.jobs[job_id], self._at(time_s)
         partner = self._give_back(job_id, time_s)
         del self.jobs[job_id]
@@ -129,10 +119,7 @@ class ClusterState:
         return state
 
     def lose(self, job_id: str, time_s: float) -> JobState:
-        """A job lost its GPUs without the policy's doing (crash, node gone) and waits again.
-
-        Nothing happens to a job that holds none.
-        """
+        """A job lost its GPUs without the policy's doing (crash, node gone) and waits again."""
         state, time_s = self.jobs[job_id], self._at(time_s)
         partner = self._give_back(job_id, time_s)
         if state.gpus:
@@ -144,7 +131,7 @@ class ClusterState:
         return state
 
     def _arrive(self, job: JobState, time_s: float) -> None:
-        """A job that holds nothing is there; where its user has enough, the policy does not see it yet."""
+        """The policy sees a new job only once its user's limit has room for it."""
         limit = self.cluster.limit_of(job.spec.user) if self.cluster.user_limits else None
         if limit is None:
             self._note("arrived", time_s, job=job)
@@ -155,7 +142,6 @@ class ClusterState:
         self._admit(job.spec.user, time_s)
 
     def _admit(self, user: str, time_s: float) -> None:
-        """Show the policy the waiting jobs of a user that the limit has room for."""
         limit = self.cluster.limit_of(user) if self.commands.limited else None
         if limit is not None:
             for job in self.commands.within_limit(self.jobs.values(), user, limit):
@@ -163,7 +149,7 @@ class ClusterState:
                 self._note("arrived", time_s, job=job)
 
     def _look_at_room(self, jobs: Iterable[JobState]) -> None:
-        """See how many workers of jobs the nodes that are up have room for."""
+        """Recompute how many workers of these jobs the nodes that are up have room for."""
         demanding = [job for job in jobs if job.room is not None]
         if not demanding:
             return
@@ -175,7 +161,7 @@ class ClusterState:
     # Operators command: jobs held, priorities.
 
     def hold_back(self, job_id: str, time_s: float, by: str) -> None:
-        """A job gives up its GPUs at the next decision and gets none; to the policy it has been cancelled.
+        """A job gives up its GPUs at the next decision and gets none; the policy sees it cancelled.
 
         :param by: who asked for it.
         :raises KeyError: the job is not active.
@@ -187,7 +173,7 @@ class ClusterState:
         self._admit(job.spec.user, time_s)
 
     def let_go(self, job_id: str, time_s: float) -> None:
-        """A held job is visible to the policy again, as if it arrived. Any other job is left as it is.
+        """A held job arrives again, for the policy. Any other job is left as it is.
 
         :raises KeyError: the job is not active.
         """
@@ -196,7 +182,7 @@ class ClusterState:
             self._arrive(job, time_s)
 
     def prioritize(self, job_id: str, time_s: float, priority: float) -> None:
-        """A job has another priority from now on.
+        """Change the priority of a job.
 
         :raises KeyError: the job is not active.
         """
@@ -208,11 +194,11 @@ class ClusterState:
             self._admit(job.spec.user, time_s)
 
     def leavers(self, *, elastic: bool) -> list[Holding]:
-        """What jobs that have to leave GPUs at once are to hold instead.
+        """What jobs that must give up GPUs at once hold instead.
 
-        Those are held, or on a drained node, or were held and now have to wait for their user's limit.
+        These jobs are held, wait for their user's limit, or sit on a drained node.
 
-        :param elastic: jobs that can do with what they hold on other nodes may keep that.
+        :param elastic: jobs may keep what they hold on other nodes.
         """
         commands = self.commands
         if not commands.held and not commands.limited and not commands.drained:
@@ -253,7 +239,7 @@ class ClusterState:
         return [self.lose(job_id, time_s) for job_id in sorted(self.jobs) if self._is_on(job_id, name)]
 
     def node_up(self, name: str, time_s: float) -> None:
-        """A node comes back, empty; a drained one gets no work all the same."""
+        """A node comes back, empty; a drained one still gets no work."""
         if name in self.commands.drained:
             self.commands.vanished.pop(name, None)
             return
@@ -306,7 +292,7 @@ class ClusterState:
         self._note("node_up", time_s, node=node, gpus=node.gpus)
 
     def _resize(self, node: NodeState, gpus: int, time_s: float) -> None:
-        """A node has more or fewer GPUs in service; while it is down, that counts once it is up again."""
+        """Change the GPUs in service of a node; one that is down counts them when it is up again."""
         node.gpus += gpus
         if node.up:
             self.up_gpus += gpus
@@ -328,13 +314,13 @@ class ClusterState:
         self.withheld.withdraw(slot, until_s)
 
     def restore(self, slot: str, time_s: float) -> None:
-        """A slot has proved to be good: every job may get it again."""
+        """A slot proved good: every job may get it again."""
         time_s = self._at(time_s)
         if self.withheld.restore(slot):
             self._put_back(slot, time_s)
 
     def advance(self, time_s: float) -> None:
-        """Time has passed: what was withheld until now goes back."""
+        """Time has passed: slots whose time is up go back into service."""
         self._at(time_s)
 
     def _put_back(self, slot: str, time_s: float) -> None:
@@ -357,7 +343,7 @@ class ClusterState:
         node: NodeState | None = None,
         gpus: int = 0,
     ) -> None:
-        """Record a change for the policy, unless it is of a job that the policy does not see."""
+        """Record a change, unless it concerns a job hidden from the policy."""
         if job is None or not self.commands.hides(job.id):
             self.noted_until_s = max(self.noted_until_s, time_s)
             self.changes.append(Change(self.noted_until_s, kind, job, node, gpus))
@@ -365,10 +351,9 @@ class ClusterState:
     # Jobs come to hold GPUs and leave them.
 
     def adopt(self, holdings: Sequence[Holding], time_s: float) -> list[Transition]:
-        """These jobs hold these GPUs from ``time_s`` on: a log or a schedule says so, no policy is asked.
+        """These jobs hold these GPUs from ``time_s`` on, as a log or a schedule says; no policy is asked.
 
-        All of them change at once, so jobs may take over each other's GPUs. Returns what changed. Where one
-        of them cannot be, nothing changes.
+        All change at once, so jobs may take over each other's GPUs; on an error, nothing changes.
 
         :raises KeyError: a job is not active.
         :raises ValueError: a node is unknown, down or has too few free GPUs.
@@ -383,7 +368,6 @@ class ClusterState:
     def _take_over(
         self, holdings: Sequence[Holding], company: Mapping[str, str], time_s: float
     ) -> list[Transition]:
-        """Let jobs hold what there is room for."""
         for holding in holdings:
             self._leave(self.jobs[holding.job_id], time_s)
         found = []
@@ -406,7 +390,7 @@ class ClusterState:
         *,
         beside: JobState | None = None,
     ) -> Transition | None:
-        """A job holds this place from now on, which the caller has booked.
+        """Let a job hold a place that the caller has booked.
 
         :param beside: a job that holds the same GPUs, alone so far.
         """
@@ -433,21 +417,21 @@ class ClusterState:
         return Transition(job, step, before)
 
     def _leave(self, job: JobState, time_s: float) -> None:
-        """A job's GPUs are free, or another job's alone. What the job itself holds is left to the caller."""
+        """A job's GPUs are free, or its partner's alone; the caller updates the job."""
         if job.beside is None:
             self.free.give(job.placement)
         else:
             self._part(job, time_s)
 
     def counted(self, job: JobState) -> NodeGpus:
-        """What a job takes of the GPUs that are in service: nothing, where it is bound."""
+        """What a job takes of the GPUs in service; nothing if it is bound."""
         return () if job.id in self.commands.bound else self.commands.in_service(_taken(job))
 
     def _taken_on(self, name: str, job: JobState) -> int:
         return dict(_taken(job)).get(name, 0)
 
     def _room_on(self, name: str) -> int:
-        """GPUs of a node that no job holds, drained or not; 0 where there is no such node."""
+        """GPUs of a node that no job holds, drained or not; 0 for an unknown node."""
         if name in self.commands.drained:
             taken = sum(self._taken_on(name, job) for job in self.jobs.values())
             return 0 if name in self.commands.vanished else self.free.node(name).gpus - taken
@@ -459,7 +443,7 @@ class ClusterState:
     # Two jobs share GPUs.
 
     def _join(self, job: JobState, other: JobState, time_s: float) -> None:
-        """Two jobs that hold the same GPUs train on them together from now on."""
+        """Two jobs start to share GPUs."""
         place, kind = job.placement, job.gpu_type or ""
         parts = self.speeds.parts(job, other, kind, place) or (self.cluster.sharing.speed,) * 2
         for each, part in zip((job, other), parts, strict=True):
@@ -467,7 +451,7 @@ class ClusterState:
         job.beside, other.beside = other.id, job.id
 
     def _part(self, job: JobState, time_s: float) -> None:
-        """Of two jobs on the same GPUs the other has them alone from now on."""
+        """Two jobs stop sharing GPUs: the other one has them alone."""
         if job.beside is None:
             return
         other = self.jobs[job.beside]
@@ -480,7 +464,7 @@ class ClusterState:
         self.slowed[job.id] = rate
 
     def _rate(self, job: JobState) -> float:
-        """Samples per second of a job on what it holds, alone."""
+        """Samples per second of a job that has its GPUs alone."""
         kind, shape = job.gpu_type, shape_of(job.placement)
         return self.speeds.rate(job, job.gpus, kind, global_batch=job.global_batch, placement=shape)
 
@@ -488,9 +472,9 @@ class ClusterState:
 
     @contextmanager
     def _rebound(self, job_ids: Iterable[str], time_s: float) -> Iterator[None]:
-        """Around a change of what these jobs hold, or of nodes that they are on: afterwards see who is bound.
+        """Around a change of these jobs or their nodes: see afterwards which of them are bound.
 
-        To the policy a job that becomes bound is cancelled, and one that no longer is arrives.
+        For the policy, a job that becomes bound is cancelled, and one that is released arrives.
         """
         ids = list(dict.fromkeys(job_ids))
         for job_id in ids:
@@ -507,14 +491,13 @@ class ClusterState:
                 self._resize_others(job_id, -1, time_s)
 
     def _unbind(self, job_id: str, time_s: float) -> None:
-        """A job is not bound any longer; to the policy it arrives, unless it is held."""
         if self.commands.bound.pop(job_id, None) is not None:
             self._note("arrived", time_s, job=self.jobs[job_id])
 
     def _give_back(self, job_id: str, time_s: float) -> str | None:
-        """The GPUs that a bound job holds on other nodes are in service again.
+        """Return a bound job's GPUs on other nodes to service.
 
-        Returns the bound job that has them alone once this one has left, if there is one.
+        Returns the bound job that keeps them alone once this one has left, if any.
         """
         if job_id not in self.commands.bound:
             return None
@@ -523,7 +506,7 @@ class ClusterState:
         return job.beside if _taken(job) else None
 
     def _keep_others_from(self, job_id: str | None, time_s: float) -> None:
-        """A bound job that shared its GPUs has them alone: those on other nodes stay out of service."""
+        """A bound job keeps shared GPUs alone: those on other nodes stay out of service."""
         if job_id is not None and job_id in self.commands.bound:
             self._resize_others(job_id, -1, time_s)
 
@@ -533,5 +516,5 @@ class ClusterState:
 
 
 def _taken(job: JobState) -> NodeGpus:
-    """GPUs that a job takes, in service or not; shared GPUs count for one job of the two."""
+    """GPUs that a job takes, in service or not; shared GPUs count for one of the two."""
     return job.placement if job.counts_gpus else ()

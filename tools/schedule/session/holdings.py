@@ -1,8 +1,7 @@
-"""What jobs hold, what it means for one to hold something else, and whether there is room for it.
+"""What jobs hold, how a change of it is called, and whether there is room for it.
 
-A :class:`Holding` is what the session needs of an allocation, whether that comes from a log, from a
-schedule or from the step that assigns GPUs. A :class:`Transition` is what became of it. Two jobs may hold
-the same GPUs: :func:`company_in` finds those pairs while it looks for room.
+A :class:`Holding` is what the session needs of an allocation, whether from a log, a schedule or the
+assignment step. A :class:`Transition` is what became of it.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ class Transition(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """What one job is to hold: as a log or a schedule says, or as assigned. An empty placement: nothing."""
+    """What one job is to hold; nothing if the placement is empty."""
 
     job_id: str
     placement: NodeGpus = ()
     global_batch: int | None = None
-    """None: as it is."""
+    """None: unchanged."""
     servers: NodeGpus = ()
     """Where its parameter servers are."""
     beside: str | None = None
-    """The job that holds the same GPUs; one of two that share may say so, or both."""
+    """The job that holds the same GPUs; one of the two may say so, or both."""
 
     @classmethod
     def of(cls, job: JobState) -> Holding:
@@ -46,7 +45,7 @@ class Holding(NamedTuple):
 
 
 def step_of(job: JobState, place: NodeGpus) -> Step:
-    """What it means for a job to hold this place from now on."""
+    """What it is called when a job gets this place."""
     gpus = gpus_of(place)
     if gpus == 0:
         return "preempt"
@@ -58,7 +57,7 @@ def step_of(job: JobState, place: NodeGpus) -> Step:
 
 
 def hold(job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
-    """Book what was done until now; the job holds this place from now on, nothing if it is empty."""
+    """Book progress until now; from now on the job holds this place, nothing if it is empty."""
     job.settle(time_s)
     if not job.gpus:
         job.granted_s = time_s
@@ -75,7 +74,7 @@ def hold(job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) 
 
 
 def in_net(transitions: Sequence[Transition]) -> list[Transition]:
-    """One transition for each job, from what it held first to what it holds now."""
+    """One transition a job, from what it held first to what it holds now."""
     first = {each.job.id: each for each in reversed(transitions)}
     if len(first) == len(transitions):
         return list(transitions)
@@ -99,11 +98,10 @@ def _net_step(job: JobState, before: NodeGpus) -> Step:
 def company_in(
     holdings: Sequence[Holding], jobs: Mapping[str, JobState], room_on: Callable[[str], int]
 ) -> dict[str, str]:
-    """The jobs that come to GPUs that another one holds alone by then, and which one that is.
+    """The jobs that come to share GPUs, and with which job.
 
     Jobs may take over each other's GPUs.
 
-    :param jobs: all active ones.
     :param room_on: GPUs of a node that no job holds now; 0 where there is no such node.
     :raises KeyError: a job is not active.
     :raises ValueError: a node is unknown or has too few GPUs for one of them.
@@ -129,14 +127,13 @@ def company_in(
 def _left_alone(
     holdings: Iterable[Holding], moving: Mapping[str, JobState], jobs: Mapping[str, JobState]
 ) -> dict[str, NodeGpus]:
-    """The jobs that stay where they are, have nothing beside them by then, and are to get company."""
+    """The jobs that stay where they are, without a partner, and are to get one."""
     named = (jobs.get(each.beside or "") for each in holdings)
     stay = (job for job in named if job is not None and job.id not in moving)
     return {job.id: job.placement for job in stay if job.beside is None or job.beside in moving}
 
 
 def _on_nodes(placements: Iterable[NodeGpus]) -> Counter[str]:
-    """GPUs of all these placements by node."""
     found = Counter[str]()
     for placement in placements:
         for name, count in placement:

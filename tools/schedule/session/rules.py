@@ -28,8 +28,8 @@ class RuleBook:
     ) -> None:
         """Refuse a decision that breaks a rule, before any of it takes effect.
 
-        ``free`` are the free GPUs by type, ``up_gpus`` all GPUs of the nodes that are up.
-
+        :param free: free GPUs by type.
+        :param up_gpus: all GPUs of the nodes that are up.
         :raises PolicyError: for the first rule broken.
         """
         for job_id in (*decision.rejected, *decision.targets):
@@ -44,7 +44,7 @@ class RuleBook:
         self._check_totals(decision, jobs, free)
 
     def check_form(self, decision: Any) -> None:
-        """Refuse what is not a decision at all, or holds something else than targets, reasons and times.
+        """Refuse what is not a decision at all, or is not made of targets, reasons and times.
 
         :raises PolicyError: for the first thing found.
         """
@@ -65,7 +65,6 @@ class RuleBook:
             self._check_said(job_id, said)
 
     def _check_said(self, job_id: Any, said: Any) -> None:
-        """Refuse what a policy says of a job, and what no event file holds."""
         what = f"says {_brief(said)} of {_brief(job_id)}"
         if not isinstance(job_id, str) or not isinstance(said, Mapping) or not _is_storable(dict(said)):
             raise self._error(f"{what}, expected JSON values by name")
@@ -73,7 +72,7 @@ class RuleBook:
             raise self._error(f"{what}, expected end_s in seconds")
 
     def check_explained(self, found: object) -> None:
-        """Refuse explanations that are none.
+        """Refuse what is not an explanation.
 
         :raises PolicyError: for the first thing found.
         """
@@ -147,7 +146,7 @@ class RuleBook:
     def _check_beside(
         self, job: JobState, target: Target, decision: Decision, jobs: Mapping[str, JobState]
     ) -> None:
-        """Two jobs on the same GPUs: the whole set of both, no third one, and neither refuses."""
+        """Two jobs share GPUs only as a whole set, without a third, and if both agree."""
         what = f'puts "{job.id}" beside "{target.beside}"'
         if not self._policy.packs:
             raise self._error(f"{what}, but the policy declares not to pack jobs")
@@ -168,7 +167,7 @@ class RuleBook:
             raise self._error(f"{what}, but the two do not fit one GPU together, as far as is known")
 
     def _is_taken(self, job: JobState, other: JobState, decision: Decision, of_other: Target | None) -> bool:
-        """Whether a third job is beside the other, or comes to it."""
+        """Whether a third job shares the other's GPUs, or comes to."""
         if any(each.beside == other.id for name, each in decision.targets.items() if name != job.id):
             return True
         stays = other.beside not in (None, job.id) and of_other is None
@@ -208,7 +207,7 @@ def _is(kind: type, value: object) -> bool:
 
 
 def _is_storable(value: object) -> bool:
-    """Whether event files can hold a value: JSON without infinities, and text that can be encoded."""
+    """Whether event files can hold a value: JSON without infinities, encodable text."""
     try:
         encode(value)
     except (TypeError, ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""A session that was rebuilt from a log, as it is kept beside that log, and how it is taken up again.
+"""A session rebuilt from a log, as it is kept beside that log, and how it is resumed.
 
 :func:`facts_of` and :func:`states_of` say what is kept, :func:`take_up` is their inverse. All attributes of a
-session, of its commands and of a job's state are kept, those to come included: nothing here lists them.
+session, of its commands and of a job's state are kept, so a new attribute needs no code here.
 Most jobs have ended: their states stay bytes in a :class:`LazyDict` until they are asked for.
 """
 
@@ -28,12 +28,12 @@ from pliant.tools.schedule.snapshot import Change
 
 T = TypeVar("T")
 _ALWAYS: Final = frozenset(("arrival", "reference_batch", "total_samples"))
-"""Attributes of a job's state that are its own from the beginning."""
+"""Attributes without a default, kept whatever their value."""
 _JOB: Final = tuple(name for name in JobState.__slots__ if name not in ("spec", "id"))
 _NODE: Final = NodeState.__slots__
 _ANY_JOB: Final = JobState(Job(id="a", submit_time=0.0, model="a", gpus=Gpus(requested=1)), 1, None)
 _ARRIVED: Final = {name: getattr(_ANY_JOB, name) for name in _JOB}
-"""What a job has that has just arrived."""
+"""The attributes of a job that has just arrived."""
 _PARTS: Final = frozenset(
     (
         *("policy", "cluster", "capacities", "nodes", "speeds", "free", "jobs", "ended", "changes", "past"),
@@ -42,27 +42,26 @@ _PARTS: Final = frozenset(
         *("commands", "_rules", "_dwell", "_index", "slowed", "_parted"),
     )
 )
-"""Attributes of a session that are given to it, or kept in a way of their own."""
+"""Attributes of a session that its maker gives it, or that are kept in another form."""
 _SHAPES: Final[dict[str, Callable[[Any], Any]]] = {
     "phase": Phase,
     "observations": lambda values: tuple(Observation(*each) for each in values),
     "epochs": lambda values: tuple(EpochEnd(*each) for each in values),
 }
-"""How values are made that have types of their own."""
+"""How to rebuild values of types that JSON lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What a session was rebuilt under; under another one it would be another session."""
+    """What a session was rebuilt from; another basis gives another session."""
 
     inputs: str
-    """Stands for the cluster and the profile."""
+    """A hash of the cluster and the profile."""
     origin_s: float
-    """What the session's clock is behind that of the log."""
+    """How far the session's clock is behind that of the log."""
 
     @classmethod
     def of(cls, cluster: Cluster, profile: Profile | None, origin_s: float = 0.0) -> Basis:
-        """The basis of sessions with this cluster and these speeds."""
         columns = None if profile is None else profile_to_columns(profile.rows)
         text = json.dumps([cluster.model_dump(mode="json"), columns])
         return cls(hashlib.sha256(text.encode()).hexdigest(), origin_s)
@@ -70,24 +69,24 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """A session after all events of a log, without a decision of its own."""
+    """A session after all events of a log, before a decision of its own."""
 
     inputs: str
     origin_s: float
     events: int
     """How many it has seen."""
     session: Mapping[str, Any]
-    """Its attributes that are plain values."""
+    """Its attributes with plain values."""
     nodes: Mapping[str, Mapping[str, Any]]
     """What differs from the cluster."""
     withheld: Mapping[str, Any]
     active: Sequence[str]
-    """Ids of jobs, in their order."""
+    """Job ids, in their order."""
     ended: Sequence[str]
     changes: Sequence[Sequence[Any]]
-    """The fields of every change, jobs and nodes by name."""
+    """The fields of each change, jobs and nodes by name."""
     together: Sequence[Mapping[str, Any]]
-    """The last events, where more that were decided with them may follow."""
+    """The last events, where more of the same decision may follow."""
 
     @property
     def basis(self) -> Basis:
@@ -108,7 +107,7 @@ class SavedSession:
     facts: SessionFacts
     jobs: Mapping[str, bytes]
     spec_of: Callable[[str], Job]
-    """The job of an id, its submit_time on the session's clock."""
+    """The job with an id, its submit_time on the session's clock."""
 
     @property
     def until_s(self) -> float:
@@ -121,7 +120,7 @@ class SavedSession:
 
 
 def facts_of(session: Session, basis: Basis, together: Sequence[Event], events: int) -> SessionFacts:
-    """What is to be kept of a session that has seen events and decided nothing."""
+    """What to keep of a session that has seen events and decided nothing."""
     before = session.past.raw if isinstance(session.past, Past) else ()
     pairs = zip(session.nodes, node_states(session.cluster), strict=True)
     nodes = {
@@ -143,7 +142,6 @@ def facts_of(session: Session, basis: Basis, together: Sequence[Event], events: 
 
 
 def _own_values(session: Session) -> Iterator[tuple[str, Any]]:
-    """The attributes of a session that are plain values, those of its commands where these stand."""
     for name, value in vars(session).items():
         if name == "commands":
             yield from vars(value).items()
@@ -157,7 +155,7 @@ def states_of(session: Session) -> dict[str, bytes]:
 
 
 def take_up(session: Session, saved: SavedSession) -> list[Event]:
-    """Bring a session without jobs to where another one was; returns the events yet to be applied."""
+    """Bring a session without jobs to the saved point; returns the events yet to be applied."""
     facts, spec_of, capacities = saved.facts, saved.spec_of, session.capacities
     saved = replace(saved, spec_of=lambda job_id: capacities.without_what_never_fits(spec_of(job_id)))
     for name, values in facts.nodes.items():
@@ -180,15 +178,11 @@ def take_up(session: Session, saved: SavedSession) -> list[Event]:
 def states_kept_small(
     states: Mapping[str, bytes | JobState], spec_of: Callable[[str], Job]
 ) -> LazyDict[JobState]:
-    """States of jobs, as they are or as bytes, that can be put away.
-
-    :param spec_of: the job of an id, its submit_time on the session's clock.
-    """
     return LazyDict.of(states, lambda job_id, raw: _SavedState(job_id, from_json(raw), spec_of), encode_state)
 
 
 class _SavedState(JobState):
-    """The state of a job whose specification is looked up when it is asked for."""
+    """The state of a job whose specification is looked up on first use."""
 
     __slots__ = ("_spec", "_spec_of")
 
@@ -203,7 +197,6 @@ class _SavedState(JobState):
 
     @property
     def spec(self) -> Job:
-        """What the job states."""
         if self._spec is None:
             self._spec = self._spec_of(self.id)
         return self._spec
@@ -214,7 +207,7 @@ class _SavedState(JobState):
 
 
 def encode_state(state: JobState) -> bytes:
-    """The state of a job without its specification: what differs from that of one that has just arrived."""
+    """A job's state without its specification: what differs from a job that has just arrived."""
     values = {
         name: _plain(value)
         for name in _JOB
@@ -224,9 +217,9 @@ def encode_state(state: JobState) -> bytes:
 
 
 class Past(Sequence[Change]):
-    """Changes of a session that was taken up, each made when it is asked for.
+    """Changes before a session was resumed, each made on first use.
 
-    It does not know the session, which knows it: the two go with their last user, and wait for no collector.
+    It holds no reference to the session, so the two form no cycle.
     """
 
     def __init__(self, raw: Sequence[Sequence[Any]], jobs: Mapping[str, JobState], free: FreeGpus) -> None:
@@ -273,18 +266,18 @@ def _plain(value: Any) -> Any:
 
 
 def _shaped(value: Any) -> Any:
-    """What :func:`_plain` was given; sequences are tuples."""
+    """The inverse of :func:`_plain`; sequences become tuples."""
     if isinstance(value, dict):
         return {_shaped(key): _shaped(item) for key, item in value[""]}
     return tuple(map(_shaped, value)) if isinstance(value, list) else value
 
 
 class LazyDict(MutableMapping[str, T], Generic[T]):
-    """Values by name, in order of their insertion; each is made once, unless it was put away since.
+    """Values by name, in insertion order; each is decoded on first use, and again after it was put away.
 
-    :param values: as they are, or as bytes.
-    :param make: the value of that name, of its bytes; never bytes itself.
-    :param encode: the bytes of a value.
+    :param values: as they are, or as bytes; never bytes once decoded.
+    :param make: decodes the value of a name.
+    :param encode: its inverse.
     """
 
     def __init__(
@@ -299,7 +292,7 @@ class LazyDict(MutableMapping[str, T], Generic[T]):
     def of(
         cls, values: Mapping[str, bytes | T], make: Callable[[str, bytes], T], encode: Callable[[T], bytes]
     ) -> LazyDict[T]:
-        """The values of another mapping; of one that is lazy itself, what lies there as bytes stays so."""
+        """The values of another mapping; the bytes of a lazy one stay bytes."""
         return cls(values._values if isinstance(values, LazyDict) else values, make, encode)
 
     def __getitem__(self, name: str) -> T:
@@ -327,16 +320,16 @@ class LazyDict(MutableMapping[str, T], Generic[T]):
         return name in self._values
 
     def raw(self, name: str) -> bytes | None:
-        """The bytes of a value that was not asked for yet."""
+        """The bytes of a value not yet decoded."""
         value = self._values[name]
         return value if isinstance(value, bytes) else None
 
     def made(self) -> set[str]:
-        """The names of all values that are not kept as bytes."""
+        """The names of all decoded values."""
         return set(self._made)
 
     def put_away(self, names: Iterable[str]) -> None:
-        """Keep these values, as far as there are any, as bytes: they take a fraction of the memory."""
+        """Keep these values, where present, as bytes: they take a fraction of the memory."""
         for name in self._made.intersection(names):
             value = self._values[name]
             if not isinstance(value, bytes):
@@ -345,6 +338,5 @@ class LazyDict(MutableMapping[str, T], Generic[T]):
 
 
 def raw_of(values: Mapping[str, T], name: str, encode: Callable[[T], bytes]) -> bytes:
-    """The bytes of one value: as they lie there, else encoded."""
     raw = values.raw(name) if isinstance(values, LazyDict) else None
     return encode(values[name]) if raw is None else raw

@@ -1,11 +1,7 @@
-"""A policy in use: active jobs, free GPUs, what changed; the one code that every caller decides through.
+"""A policy in use: active jobs, free GPUs, what changed; all callers decide through this code.
 
 ``schedule`` opens a session for one decision, ``run`` keeps one beside real processes, ``replay`` drives
 one by simulated events. None of them asks which policy it holds.
-
-A session is a :class:`ClusterState` with a policy; it changes nothing of how that state works. Below it stand
-what a session and its callers decide by: how long a job keeps what it has (:class:`Dwell`), and how long a
-policy that leaves all jobs waiting is still asked (:class:`IdleLimit`).
 """
 
 from __future__ import annotations
@@ -55,7 +51,7 @@ _FREES_FIRST: Final = {"reject": 0, "preempt": 1, "shrink": 2, "rebatch": 3, "mo
 
 
 class Session(ClusterState):
-    """Jobs and GPUs as the policy sees them, and the policy, which is asked what shall change."""
+    """The cluster and its jobs, and the policy that decides about them."""
 
     def __init__(
         self,
@@ -76,11 +72,11 @@ class Session(ClusterState):
         super().__init__(cluster, throughput)
         self.policy = policy
         self.past: Sequence[Change] = ()
-        """Changes before ``changes`` of a session that was taken up; :meth:`carry` says which still count."""
+        """Changes before ``changes``, in a resumed session; :meth:`carry` says which still count."""
         self.changes_seen = 0
         self.ask_again_s: float | None = None
         self.quiet_until_s = -math.inf
-        """Rounds before this time may be left out while ``changes`` is empty."""
+        """Rounds before this time may be skipped while ``changes`` is empty."""
         self.oracle = oracle if policy.asks_oracle else None
         self.forecast = forecast or WorkForecast(seed=seed)
         self.demand = demand
@@ -89,25 +85,25 @@ class Session(ClusterState):
         """Changes that ``forecast`` has learned from."""
         self.seed = seed
         self.rng = lazy_rng(seed) if rng is None else rng
-        """The one source of randomness that the policy gets."""
+        """The policy's only source of randomness."""
         self.kept_until_s: Mapping[str, float] = {}
-        """Jobs that keep what they hold for a time although the last decision wanted it changed."""
+        """Jobs that keep their GPUs for a time although the last decision wanted them changed."""
         self.admissions: Mapping[str, Mapping[str, Any]] = {}
-        """What the last decision said of jobs that it has admitted or rejected."""
+        """What the last decision said of jobs that it admitted or rejected."""
         self._rules = RuleBook(policy, self.nodes, self.speeds)
         self._dwell = Dwell.of(cluster)
         self._parted = policy.packs
-        """Whether no two jobs share GPUs that the policy would not let."""
+        """Whether all jobs that share GPUs may do so under this policy."""
         self._refused: list[Change] = []
-        """Jobs that still wait although the policy gave them GPUs: its next snapshot says so."""
+        """Jobs that wait although the policy gave them GPUs; its next snapshot says so."""
 
     def give_gpus_to_one_job(self) -> None:
-        """No two jobs share GPUs from now on; those that do are parted before the policy is asked."""
+        """No two jobs share GPUs any more; those that do are parted before the next decision."""
         self.speeds.share_nothing()
         self._parted = False
 
     def put_back(self, holdings: Sequence[Holding], time_s: float) -> None:
-        """A decision could not be executed: jobs hold what they held; the policy sees who waits on."""
+        """A decision could not be executed: jobs hold what they held; the policy sees which wait again."""
         undone = self.adopt(holdings, time_s)
         self._refused += [Change(self.now_s, "lost", found.job) for found in undone if not found.job.gpus]
 
@@ -128,15 +124,14 @@ class Session(ClusterState):
         )
 
     def _still_to_come(self) -> Sequence[Job]:
-        """What a policy sees of the jobs of a trace that have not arrived."""
         if not self.policy.knows_future:
             return ()
         return [job for job in self.trace if job.id not in self.jobs and job.id not in self.ended]
 
     def decide(self, time_s: float) -> list[Transition]:
-        """Ask the policy, check its answer, place it; returns the transitions, GPUs freed before GPUs taken.
+        """Ask the policy, check its answer, place it. Transitions that free GPUs come first.
 
-        Jobs that are held, or have to leave a node that is drained, give up these GPUs before it is asked.
+        Held jobs, and jobs that must leave a drained node, give up their GPUs before it is asked.
 
         :raises PolicyError: the answer breaks a rule, or the policy of another package raised an exception.
         """
@@ -172,11 +167,10 @@ class Session(ClusterState):
 
     @property
     def learns(self) -> bool:
-        """Whether its forecast is asked, and learns from jobs that finish."""
+        """Whether the forecast is used, and so learns from jobs that finish."""
         return self.demand == "predicted" or self.policy.asks_forecast
 
     def _foresee(self, time_s: float) -> None:
-        """Learn from jobs that finished, and predict the work of those that state none."""
         self._learn_from(self.changes, self.changes_seen)
         if self.demand == "predicted" and not self.policy.asks_forecast:
             self.forecast.foresee(self.in_play.values(), time_s)
@@ -206,13 +200,13 @@ class Session(ClusterState):
         self.forecast.learn(finished)
 
     def forecast_state(self) -> ForecastState | None:
-        """What predicts the work of jobs, for the next call in another process; None: nothing does."""
+        """The predictor for the next call in another process; None if none is used."""
         if not self.learns:
             return None
         return ForecastState(changes_seen=self.foreseen_changes, predictor=self.forecast.document())
 
     def predict(self, demand: Demand, state: ForecastState | None) -> None:
-        """Take up how the work of jobs is predicted; before :meth:`carry`."""
+        """Set how the work of jobs is predicted; call it before :meth:`carry`."""
         self.demand = demand
         if state is not None:
             self.forecast, self.foreseen_changes = WorkForecast(state.predictor), state.changes_seen
@@ -229,10 +223,10 @@ class Session(ClusterState):
         )
 
     def carry(self, carried: PolicyState | None) -> bool:
-        """Let a fresh policy take up carried state: it then sees only the changes after it.
+        """Let a fresh policy resume from carried state: it then sees only later changes.
 
-        Returns False, and lets the policy see all of the history, where the state is empty, another policy's,
-        of another version, or knows more than this session.
+        Returns False, and shows the policy all of the history, if the state is empty, another policy's,
+        of another version, or newer than this session.
         """
         known = (self.policy.name, self.policy.state_version)
         fits = (
@@ -253,7 +247,7 @@ class Session(ClusterState):
         return fits
 
     def _make_leave(self, time_s: float) -> list[Transition]:
-        """Take the GPUs that jobs have to leave; to the policy they have lost them."""
+        """Take the GPUs that jobs have to leave; the policy sees them as lost."""
         leavers = self.leavers(elastic=self.policy.elasticity != "none")
         left = self.adopt(leavers, time_s) if leavers else []
         if not self._parted:
@@ -267,7 +261,7 @@ class Session(ClusterState):
         return left
 
     def _guests(self) -> list[Holding]:
-        """Of two jobs that share GPUs the one that came later holds nothing."""
+        """Of each pair that shares GPUs, the later job is to hold nothing."""
         pairs = ((job, self.jobs[job.beside]) for job in self.jobs.values() if job.beside is not None)
         late = (job for job, other in pairs if (job.granted_s, job.id) > (other.granted_s, other.id))
         return [Holding(job.id) for job in late]
@@ -301,9 +295,9 @@ class Session(ClusterState):
         return sorted(transitions, key=lambda transition: _FREES_FIRST.get(transition.step, 5))
 
     def _to_change(self, decision: Decision, time_s: float) -> dict[str, Target]:
-        """The targets that differ from what jobs have, without those of jobs that keep it for a time.
+        """The targets that differ from what jobs have and that the dwell rule allows now.
 
-        The policy is asked again when the first of these may change.
+        The policy is asked again once the first of the others is allowed.
         """
         targets = {}
         for job_id, target in decision.targets.items():
@@ -321,7 +315,7 @@ class Session(ClusterState):
         return targets
 
     def _useful(self, job: JobState, target: Target) -> Target:
-        """A target without GPUs of its type that would make the job slower; its place is looked at later."""
+        """The target cut to GPUs that do not slow the job; a named placement is cut later."""
         if not self._trims or target.gpu_type is None or target.placement is not None:
             return target
         if not may_get_fewer(job, target):
@@ -332,7 +326,6 @@ class Session(ClusterState):
 
     @property
     def _trims(self) -> bool:
-        """Whether targets are cut to what makes jobs fastest. An oracle has speeds of its own."""
         return self.policy.elasticity != "none" and self.oracle is None
 
     def _assign(self, targets: Mapping[str, Target]) -> dict[str, Holding]:
@@ -354,13 +347,11 @@ class Session(ClusterState):
             raise PolicyError.broke_rule(self.policy.name, what) from None
 
     def _left_by_others(self, moving: Mapping[str, Target]) -> Demands:
-        """What jobs that do not move leave of CPUs, memory and bandwidth."""
         staying = (job for job in self.jobs.values() if job.gpus and job.room is not None)
         return Demands(self.capacities, self._index, (job for job in staying if job.id not in moving))
 
 
 def _sharing_last(targets: Mapping[str, Target]) -> Iterable[tuple[str, Target]]:
-    """The jobs whose GPUs others are to share come before these."""
     if all(target.beside is None for target in targets.values()):
         return targets.items()
     return sorted(targets.items(), key=lambda item: item[1].beside is not None)
@@ -391,15 +382,15 @@ class _LazyRng:
 
 @dataclass(frozen=True, slots=True)
 class Dwell:
-    """The cluster's rule on how long a job keeps what it was given before a policy may change it.
+    """The cluster's rule on how long a job keeps its GPUs before a policy may change them.
 
     A job that ends, is cancelled or loses its node leaves at any time.
     """
 
     min_run_s: float = 0.0
-    """A job that got GPUs is not preempted before this time has passed."""
+    """A job that got GPUs is not preempted earlier."""
     cooldown_s: float = 0.0
-    """A job whose GPUs or batch have changed keeps them for this time."""
+    """A job whose GPUs or batch changed keeps them for this time."""
 
     @classmethod
     def of(cls, cluster: Cluster) -> Dwell:
@@ -408,7 +399,7 @@ class Dwell:
     def kept_until_s(
         self, targets: Mapping[str, Target], jobs: Mapping[str, JobState], time_s: float
     ) -> dict[str, float]:
-        """The jobs that keep what they hold although a policy wants it changed, and until when."""
+        """Jobs that keep their GPUs although a policy wants a change, and until when."""
         if not (self.min_run_s or self.cooldown_s):
             return {}
         found = {}
@@ -421,7 +412,7 @@ class Dwell:
 
 
 IDLE_ROUNDS: Final = 1000
-"""While nothing runs and nothing can arrive, a policy with rounds is asked this many times more."""
+"""While nothing runs or can arrive, a policy with rounds is asked this many times more."""
 
 
 class IdleLimit:
@@ -431,7 +422,6 @@ class IdleLimit:
         self._idle = 0
 
     def count(self, *, idle: bool) -> None:
-        """A decision was made; ``idle``: nothing runs after it and nothing can arrive."""
         self._idle = self._idle + 1 if idle else 0
 
     @property
@@ -441,27 +431,27 @@ class IdleLimit:
 
 
 def why_left(policy: str, job: JobState) -> str:
-    """What is said of a job that a policy never starts."""
+    """The reason given for a job that a policy never starts."""
     never = "never starts it" if job.phase is Phase.WAITING else "does not start it again"
     return f'policy "{policy}" {never}'
 
 
 BAND: Final = 0.9
-"""The probability that the noted range of a job's progress holds."""
+"""The probability that a job's progress lies in the recorded range."""
 _DIGITS: Final = 6
 _DENSE: Final = 32
-"""Predictions of one job that are kept at every epoch; later ones at ever more epochs."""
+"""The first predictions of a job are kept at every epoch, later ones ever more rarely."""
 
 
 class ForecastLog:
-    """Says when a job's progress is to be noted: once an epoch at most, where its work is not stated."""
+    """Says when to record a job's predicted progress: once an epoch at most."""
 
     def __init__(self) -> None:
         self._next: dict[str, tuple[float, int]] = {}
-        """Epochs at which a job is due, and how often it was."""
+        """By job: the epoch at which it is due, and how often it was."""
 
     def due(self, session: Session, time_s: float) -> list[tuple[JobState, dict[str, Any]]]:
-        """Jobs that run and are due, and the detail of an event about each."""
+        """Running jobs that are due, with the detail of their events."""
         if not session.learns:
             return []
         for job_id in [job_id for job_id in self._next if job_id not in session.jobs]:

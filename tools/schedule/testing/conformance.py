@@ -47,7 +47,6 @@ _STORY: Final = 60
 
 
 def _decided(make: Factory, nodes: Cluster, jobs: Iterable[Job]) -> CheckedSession:
-    """A session in which these jobs have come and the policy has decided once."""
     held = CheckedSession(make(), nodes)
     held.submit(jobs)
     held.decide()
@@ -55,7 +54,7 @@ def _decided(make: Factory, nodes: Cluster, jobs: Iterable[Job]) -> CheckedSessi
 
 
 def _story(make: Factory, jobs: Sequence[Job], nodes: Cluster, seed: int = 0) -> tuple[CheckedSession, bytes]:
-    """Submit each job at its time, let everything run out; returns every allocation of every moment."""
+    """Every allocation of every moment, from the first submission until all is over."""
     held, story = CheckedSession(make(), nodes, seed), []
     coming = in_order_of_arrival(jobs)
     happen(held.session, held.time_s, coming)
@@ -68,7 +67,6 @@ def _story(make: Factory, jobs: Sequence[Job], nodes: Cluster, seed: int = 0) ->
 
 
 def _run_out(held: CheckedSession) -> None:
-    """Decide at every moment that comes, until none does."""
     for _ in range(_STEPS_TO_DRAIN):
         held.decide()
         if not held.advance():
@@ -92,21 +90,20 @@ def _places(held: CheckedSession) -> dict[str, NodeGpus]:
 
 
 def check_empty_queue(make: Factory) -> None:
-    """No jobs: nothing to decide, at once and again."""
     held = _decided(make, cluster(node(4, 2)), [])
     held.time_s = 60.0
     held.decide()
 
 
 def check_empty_cluster(make: Factory) -> None:
-    """No GPU anywhere: all jobs wait or are turned away, nothing breaks."""
+    """All jobs wait or are rejected, nothing breaks."""
     for nodes in (cluster(), cluster(node(0, 2))):
         held = _decided(make, nodes, [elastic("a"), job("b", work={"samples": 100.0})])
         require(not _held_gpus(held), "GPUs were given away where there are none")
 
 
 def check_one_giant_job(make: Factory) -> None:
-    """A job that needs every GPU gets them when it is alone; one that needs more never holds any."""
+    """A job that needs every GPU gets them when alone; one that needs more never holds any."""
     held = _decided(make, cluster(node(4, 2)), [job("whole", gpus=8)])
     require(held.jobs["whole"].gpus == 8, "a job that fits the empty cluster exactly did not start")
     held = _decided(make, cluster(node(4, 2)), [job("giant", gpus=9), job("small", gpus=1)])
@@ -122,27 +119,26 @@ def check_gangs_are_whole(make: Factory) -> None:
 
 
 def check_limits_are_kept(make: Factory) -> None:
-    """Minimum or nothing, and never more than the maximum: held against every job of a crowded cluster."""
+    """Minimum or nothing, and never more than the maximum."""
     jobs = [elastic(f"j{i}", gpus=3, low=1 + i % 3, high=3 + i % 4) for i in range(9)]
     held = _decided(make, cluster(node(4, 3)), jobs)
     require(any(_held_gpus(held)), "twelve free GPUs and no job got any")
 
 
 def check_everything_ends(make: Factory) -> None:
-    """Left alone, all jobs of known work end; no job waits indefinitely beside free GPUs."""
+    """All jobs of known work end; none waits indefinitely beside free GPUs."""
     held, _ = _story(make, _of_known_work(40), cluster(node(4, 2)))
     require(not held.jobs, f"these jobs never end: {', '.join(sorted(held.jobs))}")
 
 
 def check_input_order_is_irrelevant(make: Factory) -> None:
-    """Jobs that arrive together get the same, whatever the order of their lines in the file."""
+    """Jobs that arrive together get the same in any order of their lines."""
     jobs = _at_once(make, 30)
     first, second = (_places(_decided(make, cluster(node(4, 4)), order)) for order in (jobs, jobs[::-1]))
     require(first == second, "the order of the input lines changed the decision")
 
 
 def check_same_seed_same_story(make: Factory) -> None:
-    """Same inputs and seed, same allocations at every moment."""
     jobs, nodes = jobs_for(make(), 40), cluster(node(4, 3))
     first, second = (_story(make, jobs, nodes, seed=7)[1] for _ in range(2))
     require(first == second, "two runs with the same seed differ")
@@ -151,8 +147,8 @@ def check_same_seed_same_story(make: Factory) -> None:
 def check_state_survives(make: Factory) -> None:
     """State dumped as JSON and loaded, or rebuilt from history, decides as if kept in memory.
 
-    Where a policy says that history does not tell all (``rebuilds_state``), what is rebuilt from it still
-    keeps every rule, and decides alike each time.
+    Where history does not tell all (``rebuilds_state``), what is rebuilt from it still keeps every rule,
+    and decides alike each time.
     """
     jobs = jobs_for(make(), 24)
     for stop in range(0, len(jobs), 5):
@@ -188,7 +184,7 @@ def _continued(make: Factory, jobs: Sequence[Job], stop: int, how: str) -> dict[
 
 
 def _ordered(held: CheckedSession, position: int, done: list[str]) -> list[methodcaller]:
-    """Now and then a job gets another priority, or is held, and let go some arrivals later."""
+    """Some arrivals change a priority, hold a job, or release one."""
     active = [job_id for job_id in held.session.in_play if job_id not in done]
     if position % 6 == 0 and active:
         return [methodcaller("prioritize", active[-1], held.time_s, position % 4 - 1.0)]
@@ -218,7 +214,7 @@ def _reopened(
 
 
 def check_a_vanishing_node(make: Factory) -> None:
-    """A node goes down with its jobs and comes back: no job holds it meanwhile, work goes on, all end."""
+    """A node goes down with its jobs and comes back: none holds it meanwhile, all end."""
     held = _decided(make, cluster(node(4, 3)), _of_known_work(12))
     name = held.session.nodes[1].name
     held.time_s = 10.0
@@ -232,7 +228,7 @@ def check_a_vanishing_node(make: Factory) -> None:
 
 
 def check_a_held_job(make: Factory) -> None:
-    """A job that is held gives up its GPUs and gets none, others go on; once it is let go, all end."""
+    """A held job gives up its GPUs while others go on; once released, all end."""
     held = _decided(make, cluster(node(4, 2)), _of_known_work(12))
     job_id = next(state.id for state in held.jobs.values() if state.gpus)
     held.time_s = 10.0
@@ -245,7 +241,6 @@ def check_a_held_job(make: Factory) -> None:
 
 
 def check_limits_of_users(make: Factory) -> None:
-    """No user ever holds more than the cluster allows, and all jobs end."""
     limits = {"a": UserLimit(gpus=5, jobs=2), "*": UserLimit(gpus=8)}
     nodes = cluster(node(4, 3)).model_copy(update={"user_limits": limits})
     known = [each for each in jobs_for(make(), 24) if each.work is not None]
@@ -265,7 +260,7 @@ def check_limits_of_users(make: Factory) -> None:
 
 
 def check_mixed_types(make: Factory) -> None:
-    """Two GPU types: no job mixes them, a job too large for either never runs, the others all end."""
+    """No job mixes GPU types, one too large for either never runs, the others all end."""
     nodes = cluster(node(4, 2, "slow"), node(4, 1, "fast"))
     held, _ = _story(make, [*_of_known_work(30), job("too-large", 40.0, 9)], nodes)
     left = sorted(set(held.jobs) - {"too-large"})
@@ -274,13 +269,12 @@ def check_mixed_types(make: Factory) -> None:
 
 
 def check_ten_thousand_jobs(make: Factory) -> None:
-    """A queue of 10,000 jobs is one decision like any other."""
     held = _decided(make, cluster(node(8, 64)), _at_once(make, 10_000))
     require(sum(_held_gpus(held)) > 256, "10,000 jobs wait and half the GPUs are idle")
 
 
 def check_parameters(make: Factory) -> None:
-    """Parameters are JSON values, and a policy made from them again has the same."""
+    """Parameters are JSON values, and a policy made from them has the same."""
     policy = make()
     values = json.loads(json.dumps(dict(policy.parameters)))
     again = type(policy)(**values)
@@ -288,7 +282,7 @@ def check_parameters(make: Factory) -> None:
 
 
 def check_explanations(make: Factory) -> None:
-    """Every active job can be asked why; the answer is one line and changes nothing."""
+    """Every active job can be explained, in one line, which changes nothing."""
     held = _decided(make, cluster(node(4, 2)), _at_once(make, 20))
     before = _places(held)
     for job_id, why in held.session.explain(held.time_s).items():
@@ -299,7 +293,6 @@ def check_explanations(make: Factory) -> None:
 
 
 def check_random_events(make: Factory) -> None:
-    """Random stories of arrivals, endings, losses and node failures, on one GPU type and on two."""
     import numpy as np
 
     rng = np.random.default_rng(1)
@@ -308,7 +301,7 @@ def check_random_events(make: Factory) -> None:
 
 
 def check_drawn_parameters(make: Factory) -> None:
-    """Whatever its parameters: random stories on one GPU type and on two keep every rule."""
+    """Random stories keep every rule, whatever the parameters."""
     import numpy as np
 
     rng = np.random.default_rng(2)
@@ -344,10 +337,7 @@ CHECKS: Final[tuple[Callable[[Factory], None], ...]] = (
 
 
 def check_all(make: Factory) -> None:
-    """Run every check.
-
-    :raises AssertionError: for the first that fails, with its name.
-    """
+    """:raises AssertionError: for the first check that fails, with its name."""
     for check in CHECKS:
         try:
             check(make)

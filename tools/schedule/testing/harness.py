@@ -1,8 +1,4 @@
-"""A small world to try policies in, and a session whose every decision is checked from outside.
-
-:func:`drawn_policies` draws the parameters of a policy at random, so that no variant of it goes untried;
-:func:`random_ops` draws stories of jobs, nodes and slots, with a decision after everything that happens.
-"""
+"""A small world to try policies in, and a session whose every decision is checked from outside."""
 
 from __future__ import annotations
 
@@ -29,14 +25,11 @@ _CURVES: Final = {"saturating": {1: 1.0, 2: 1.8, 4: 2.8, 8: 3.6}, "flat": {1: 1.
 
 _SHARING: Final = {"unmeasured": "together", "speed": 0.8}
 _SPEEDS: Final = {"fast": 2.0, "b": 2.0}
-"""GPU types that are faster than the others: jobs have a reason to change the type."""
+"""Some GPU types are faster, so that jobs have a reason to change the type."""
 
 
 def require(holds: bool, complaint: str) -> None:
-    """Say what went wrong, with and without ``python -O``.
-
-    :raises AssertionError: with the complaint, unless it ``holds``.
-    """
+    """:raises AssertionError: with the complaint, unless it ``holds``; also under ``python -O``."""
     if not holds:
         raise AssertionError(complaint)
 
@@ -46,7 +39,7 @@ def node(gpus: int, count: int = 1, gpu_type: str = "gpu") -> dict[str, Any]:
 
 
 def cluster(*nodes: dict[str, Any]) -> Cluster:
-    """A cluster of such nodes, on which any two jobs fit one GPU together."""
+    """A cluster on which any two jobs fit one GPU together."""
     return Cluster.model_validate({"nodes": tuple(nodes), "sharing": _SHARING})
 
 
@@ -56,7 +49,6 @@ def job(job_id: str, at: float = 0.0, gpus: int = 1, **more: Any) -> Job:
 
 
 def elastic(job_id: str, at: float = 0.0, gpus: int = 1, low: int = 1, high: int = 8, **more: Any) -> Job:
-    """A job that can be resized from ``low`` to ``high`` GPUs."""
     limits = {"requested": gpus, "min": low, "max": high}
     return _job({"id": job_id, "submit_time": at, "gpus": limits, "elastic": "size"} | more)
 
@@ -67,7 +59,7 @@ def _job(record: dict[str, Any]) -> Job:
 
 
 def some_jobs(count: int) -> list[Job]:
-    """A mix of sizes, limits, models, works (some unknown) and arrival times, the same every time."""
+    """A fixed mix of sizes, limits, models, works (some unknown) and arrival times."""
     found = []
     for index in range(count):
         more: dict[str, Any] = {
@@ -87,7 +79,7 @@ def jobs_for(policy: Policy, count: int) -> list[Job]:
 
 
 class CheckedSession:
-    """A session whose every decision is looked at from outside: only what jobs and nodes say counts."""
+    """A session whose every decision is checked by what jobs and nodes say."""
 
     def __init__(self, policy: Policy, nodes: Cluster, seed: int = 0) -> None:
         self.session = Session(policy, nodes, CurveThroughput(_CURVES, _SPEEDS), seed=seed)
@@ -102,7 +94,6 @@ class CheckedSession:
             self.session.submit(each, self.time_s)
 
     def decide(self) -> None:
-        """Ask the policy and look at what it did."""
         before = {state.id: dict(state.placement) for state in self.jobs.values()}
         try:
             self.session.decide(self.time_s)
@@ -114,7 +105,7 @@ class CheckedSession:
             _check_job(self.session, state)
 
     def advance(self, coming: Coming | None = None) -> bool:
-        """Go to the next moment of :func:`~pliant.tools.schedule.predict_start.advance`; False: none."""
+        """Go to the next moment; False if there is none."""
         next_s = advance(self.session, self.time_s, coming)
         self.time_s = self.time_s if next_s is None else next_s
         return next_s is not None
@@ -159,7 +150,6 @@ def _check_job(session: Session, state: JobState) -> None:
 
 
 def _check_company(session: Session, state: JobState) -> None:
-    """Two jobs on the same GPUs agree on it, neither refuses, and the policy declares to pack."""
     if state.beside is None:
         return
     other, pair = session.jobs.get(state.beside), f"{state.id} and {state.beside}"
@@ -176,14 +166,14 @@ _FACTORS: Final = (0.0, 0.1, 0.5, 1.0, 2.0, 10.0)
 _NUMBERS: Final = (0.0, 0.5, 1.0, 5.0, 60.0)
 """Tried for a number whose default is none or 0."""
 _ATTEMPTS: Final = 20
-"""Draws that a policy may refuse before another draw of its parameters counts as impossible."""
+"""Draws of parameters that a policy may refuse in a row."""
 
 
 def drawn_policies(policy: type[Policy], rng: np.random.Generator, count: int) -> Iterator[dict[str, Any]]:
     """Up to ``count`` sets of parameters that the policy accepts; each leaves about half at their defaults.
 
-    Those that ``depends_on_clock`` names stay as they are. A policy refuses a set by ``ValueError`` or
-    ``UsageError`` from its ``__init__``; then others are drawn.
+    Parameters in ``depends_on_clock`` stay at their defaults. A set is refused by ``ValueError`` or
+    ``UsageError`` from ``__init__``; then others are drawn.
     """
     types, defaults = parameter_types(policy), parameter_defaults(policy)
     types = {key: kind for key, kind in types.items() if key not in policy.depends_on_clock}
@@ -239,7 +229,7 @@ CLUSTERS: Final = (cluster(node(4, 2), node(2)), cluster(node(4, 1, "a"), node(2
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One thing that happens: ``index`` chooses the job or node it happens to."""
+    """Something that happens to the job or node chosen by ``index``."""
 
     kind: OpKind
     index: int = 0
@@ -248,7 +238,7 @@ class Op:
 
 
 def random_ops(rng: np.random.Generator, count: int) -> list[Op]:
-    """A random story of that many events, arrivals the most frequent."""
+    """A random story of that many events, mostly arrivals."""
     return [
         Op(_KINDS[rng.integers(len(_KINDS))], int(rng.integers(1000)), float(rng.integers(0, 90)))
         for _ in range(count)

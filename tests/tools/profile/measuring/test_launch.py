@@ -15,7 +15,7 @@ from pliant.schemas.errors import JobsFailedError
 from pliant.tools.profile.measuring import launch as launching
 from pliant.tools.profile.measuring.launch import Script, environment, failure, launch
 from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome, Point
-from pliant.tools.profile.torchrun.start import NO_STORE, RUN_TORCHRUN, last_words, standalone, torchrun
+from pliant.tools.profile.torchrun.start import NO_STORE, RUN_TORCHRUN, standalone, torchrun
 from tests.tools.run.site import until
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3\nKeyError: 7\n'
@@ -23,25 +23,10 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3\nKeyError
 
 def test_the_command_is_torchrun_on_this_machine() -> None:
     assert torchrun(("train.py", "--depth", "3"), 2, standalone("127.0.0.1"), Path("logs")) == (
-        sys.executable,
-        "-P",
-        RUN_TORCHRUN,
-        "--nnodes=1",
-        "--rdzv-backend=one-node",
-        "--rdzv-endpoint=none",
-        "--rdzv-id=pliant",
-        "--local-addr=127.0.0.1",
-        "--nproc-per-node=2",
-        "--max-restarts",
-        "0",
-        "--log-dir",
-        "logs",
-        "--redirects",
-        "3",
-        "--",
-        "train.py",
-        "--depth",
-        "3",
+        *(sys.executable, "-P", RUN_TORCHRUN),
+        *("--nnodes=1", "--rdzv-backend=one-node", "--rdzv-endpoint=none", "--rdzv-id=pliant"),
+        *("--local-addr=127.0.0.1", "--nproc-per-node=2", "--max-restarts", "0"),
+        *("--log-dir", "logs", "--redirects", "3", "--", "train.py", "--depth", "3"),
     )
 
 
@@ -58,39 +43,10 @@ def test_gpu_workers_keep_their_threads_and_devices() -> None:
     assert found == {"PYTHONUNBUFFERED": "1", **NO_STORE, ENV_PROFILE: "request.json"}
 
 
-def write_log(folder: Path, rank: int, text: str) -> None:
-    path = folder / "logs" / "run" / "attempt_0" / str(rank) / "stderr.log"
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-
-
-def test_the_rank_that_raised_has_the_word(tmp_path: Path) -> None:
-    write_log(tmp_path, 0, "a warning\n")
-    write_log(tmp_path, 1, TRACE + "[W] process group was not destroyed\n")
-    assert (
-        last_words(tmp_path.glob("logs/*/attempt_*/*/stderr.log"), tmp_path / "torchrun.log") == "KeyError: 7"
-    )
-
-
-def test_without_a_traceback_the_last_line_is_told(tmp_path: Path) -> None:
-    write_log(tmp_path, 0, "cannot open display\n\n")
-    (tmp_path / "torchrun.log").write_text("worker failed\n")
-    assert (
-        last_words(tmp_path.glob("logs/*/attempt_*/*/stderr.log"), tmp_path / "torchrun.log")
-        == "cannot open display"
-    )
-
-
-def test_torchrun_speaks_where_no_worker_did(tmp_path: Path) -> None:
-    (tmp_path / "torchrun.log").write_text("no such file: train.py\n")
-    assert (
-        last_words(tmp_path.glob("logs/*/attempt_*/*/stderr.log"), tmp_path / "torchrun.log")
-        == "no such file: train.py"
-    )
-
-
 def test_a_crash_names_model_gang_and_batch(tmp_path: Path) -> None:
-    write_log(tmp_path, 0, TRACE)
+    log = tmp_path / "logs" / "run" / "attempt_0" / "0" / "stderr.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(TRACE)
     outcome = Outcome(current=Point(local_batch=32))
     assert failure(Script("net", ()), 2, 1, outcome, tmp_path) == (
         'measuring model "net" on 2 workers: the script failed at local batch 32: KeyError: 7'
@@ -132,51 +88,40 @@ def is_gone(pid: int) -> bool:
 
 
 TWO_RANKS = """
-import argparse, os, psutil, torch, torch.distributed as dist
+import argparse, os, pathlib, psutil, time, torch, torch.distributed as dist
 options = argparse.ArgumentParser(allow_abbrev=False)
 options.add_argument("--n", type=int)
+options.add_argument("--kill", type=int)
 options = options.parse_args()
 dist.init_process_group("gloo")
 total = torch.tensor([options.n])
 dist.all_reduce(total)
 listens = [c.laddr for c in psutil.Process(os.getppid()).net_connections("inet") if c.status == "LISTEN"]
 print(int(total), listens, flush=True)
-dist.destroy_process_group()
+done = pathlib.Path("logs/done")
+if os.environ["RANK"] == "0":
+    done.touch()
+    time.sleep(600)
+while not done.exists():
+    time.sleep(0.01)
+os.kill(os.getpid(), options.kill) if options.kill else os._exit(7)
 """
 
 
 @pytest.mark.torch
-def test_torchrun_listens_on_nothing_and_leaves_the_scripts_options_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "ended"), [(signal.SIGKILL, -signal.SIGKILL), (0, 7)])
+def test_torchrun_ends_as_the_worker_that_failed_first_listens_on_nothing_and_leaves_no_file_of_its_own(
+    tmp_path: Path, number: int, ended: int
+) -> None:
     script = tmp_path / "tiny.py"
     script.write_text(TWO_RANKS)
-    argv = torchrun((str(script), "--n", "128"), 2, standalone("127.0.0.1"), tmp_path / "logs")
-    env = {**os.environ, **NO_STORE, "OMP_NUM_THREADS": "1"}
-    subprocess.run(argv, check=True, env=env, cwd=tmp_path, capture_output=True)
-    said = [path.read_text() for path in tmp_path.rglob("stdout.log")]
-    assert said == ["256 []\n"] * 2
-
-
-ENDS = """
-import os, sys, time
-if os.environ["RANK"] == "0":
-    time.sleep(60)
-os.kill(os.getpid(), int(sys.argv[1])) if int(sys.argv[1]) else sys.exit(int(sys.argv[2]))
-"""
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize(("number", "code", "ended"), [(signal.SIGKILL, 0, -signal.SIGKILL), (0, 7, 7)])
-def test_torchrun_ends_as_the_worker_did_that_failed_first_and_leaves_no_file_of_its_own(
-    tmp_path: Path, number: int, code: int, ended: int
-) -> None:
-    script = tmp_path / "ends.py"
-    script.write_text(ENDS)
-    command = (str(script), str(int(number)), str(code))
+    command = (str(script), "--n", "128", "--kill", str(int(number)))
     argv = torchrun(command, 2, standalone("127.0.0.1"), tmp_path / "logs")
     env = {**os.environ, **NO_STORE, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(argv, env=env, cwd=tmp_path, check=False, capture_output=True)
     assert done.returncode == ended, done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"ends.py", "logs"}
+    assert [path.read_text() for path in tmp_path.rglob("stdout.log")] == ["256 []\n"] * 2
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny.py", "logs"}
 
 
 def test_a_relaunch_is_a_checkpoint_leaving_and_a_start() -> None:

@@ -29,30 +29,25 @@ def test_powers_of_two_between_and_both_ends() -> None:
     assert powers(1, 2) == (1, 2)
 
 
-def test_an_elastic_job_is_measured_at_powers_of_two_up_to_what_the_node_has() -> None:
-    assert one(trained(low=1, high=12, batch=256)).gpus == (2, 4, 8)
+@pytest.mark.parametrize(
+    ("stated", "sizes"),
+    [
+        pytest.param(
+            {"low": 1, "high": 12, "batch": 256}, (2, 4, 8), id="elastic: powers of two that are here"
+        ),
+        pytest.param({"gpus": 3, "low": 1, "high": 6, "batch": 96}, (2, 3, 4, 6), id="what it asks for"),
+        pytest.param({"gpus": 4, "batch": 64}, (4,), id="rigid: its own size"),
+    ],
+)
+def test_the_sizes_of_a_job_are_measured(stated: dict[str, Any], sizes: tuple[int, ...]) -> None:
+    assert one(trained(**stated)).gpus == sizes
+    assert one(trained(**stated), options=MeasuringOptions(gpus=(1, 3))).gpus == (3,), "unless some are given"
 
 
-def test_what_a_job_asks_for_is_measured_as_such() -> None:
-    assert one(trained(gpus=3, low=1, high=6, batch=96)).gpus == (2, 3, 4, 6)
-
-
-def test_a_rigid_job_is_measured_at_its_own_size() -> None:
-    assert one(trained(gpus=4, batch=64)).gpus == (4,)
-
-
-def test_sizes_may_be_given() -> None:
-    assert one(trained(low=1, batch=64), options=MeasuringOptions(gpus=(1, 3))).gpus == (3,)
-
-
-def test_local_batches_reach_from_half_the_smallest_share_to_the_whole_batch() -> None:
+def test_local_batches_reach_from_half_the_smallest_share_to_the_whole_batch_or_the_job_s_limit() -> None:
     assert one(trained(low=1, high=4, batch=64)).local_batches == (8, 16, 32, 64)
-
-
-def test_no_batch_beyond_the_jobs_own_limit_is_tried() -> None:
     study = one(trained(low=1, high=2, batch={"size": 256, "per_gpu_max": 48}))
-    assert study.local_batches == (48,)
-    assert study.per_gpu_max == 48
+    assert (study.local_batches, study.per_gpu_max) == ((48,), 48)
 
 
 def test_a_job_without_a_batch_is_measured_up_to_what_fits() -> None:
@@ -62,11 +57,8 @@ def test_a_job_without_a_batch_is_measured_up_to_what_fits() -> None:
     assert study.gangs_of_largest == (2,)
 
 
-def test_gangs_train_the_jobs_batch_and_half_of_it_to_check_the_model_on() -> None:
+def test_gangs_train_the_jobs_batch_half_of_it_and_the_limits_of_one_that_may_change() -> None:
     assert one(trained(low=1, batch=64)).global_batches == (32, 64)
-
-
-def test_where_the_batch_may_change_its_limits_are_measured_too() -> None:
     study = one(trained(low=1, elastic="size+batch", batch={"size": 64, "min": 16, "max": 256}))
     assert study.global_batches == (16, 32, 64, 256)
 
@@ -91,11 +83,10 @@ def test_only_the_models_asked_for() -> None:
         model_plans(jobs, EIGHT, MeasuringOptions(models=("third",)))
 
 
-def test_a_job_of_a_pure_trace_cannot_be_measured() -> None:
-    with pytest.raises(BadInputError, match='no job of model "net" has a command'):
-        one(trained(command=None))
-
-
-def test_no_jobs_no_measurement() -> None:
-    with pytest.raises(BadInputError, match="no job"):
-        model_plans((), EIGHT, MeasuringOptions())
+@pytest.mark.parametrize(
+    ("jobs", "complaint"),
+    [([trained(command=None)], 'no job of model "net" has a command'), ([], "there is no job to measure")],
+)
+def test_what_cannot_be_measured_is_refused(jobs: list[Job], complaint: str) -> None:
+    with pytest.raises(BadInputError, match=complaint):
+        model_plans(jobs, EIGHT, MeasuringOptions())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import stat
 import subprocess
@@ -10,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pliant.cli.profile import profile
@@ -260,63 +260,70 @@ def test_a_course_passes_over_what_is_known() -> None:
     assert is_measured(request.model_copy(update={"known": tuple(points)}), 1)
 
 
-TROUBLED = f"""
+HELD = f"""
 import pathlib, runpy, sys, time
 from pliant.tools.profile.measuring import worker as measure
 
 serve = measure.Sweep._serve
 
-def troubled(self, local, accum):
-    trouble = pathlib.Path("trouble")
-    end = trouble.read_text() if trouble.exists() else ""
-    while local >= 8 and trouble.exists():
-        if end == "crash":
-            raise KeyError(7)
+def held(self, local, accum):
+    hold = pathlib.Path("hold")
+    end = hold.read_text() if hold.exists() else ""
+    while local >= 8 and hold.exists():
         pathlib.Path("held-" + end).touch()
         time.sleep(0.05)
     yield from serve(self, local, accum)
 
-measure.Sweep._serve = troubled
+measure.Sweep._serve = held
 sys.argv = [{WIRED!r}]
 runpy.run_path({WIRED!r}, run_name="__main__")
 """
-HEEDS_SIGINT = """
+SIGINT_IS = """
 import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-os.execv(sys.argv[1], sys.argv[1:])
+signal.signal(signal.SIGINT, getattr(signal, sys.argv[1]))
+os.execv(sys.argv[2], sys.argv[2:])
 """
-"""Starts its arguments where SIGINT counts, however this process was started."""
-COMMAND = [sys.executable, "-m", "pliant.cli", "profile", "jobs.jsonl", "--cluster", "cluster.json"]
-QUICK = ["--iterations", "2", "--warmup", "1", "--batches", "2,4,8", "-o", "p.parquet"]
+"""Starts its arguments where SIGINT counts, or is ignored, however this process was started."""
+COMMAND = (
+    *(sys.executable, "-m", "pliant.cli", "profile", "jobs.jsonl", "--cluster", "cluster.json"),
+    *("--iterations", "2", "--warmup", "1", "--batches", "2,4,8", "-o", "p.parquet"),
+)
 
 
 @pytest.mark.torch
 def test_a_real_measurement_goes_on_where_it_ended_whatever_ended_it(tmp_path: Path) -> None:
     """It is ended time and again at its last batch, and measures the two before that once."""
-    (tmp_path / "train.py").write_text(TROUBLED)
+    (tmp_path / "train.py").write_text(HELD)
     write_jobs([job("a", model="net", command=("train.py",), batch=8)], tmp_path / "jobs.jsonl")
     write_cluster(cluster(1, slots="cpu", gpu_type="cpu"), tmp_path / "cluster.json")
-    trouble, kept = tmp_path / "trouble", tmp_path / "p.points.jsonl"
-    argv = [sys.executable, "-c", HEEDS_SIGINT, *COMMAND, *QUICK]
-    known = "2 of 3 points were already measured"
+    hold, kept = tmp_path / "hold", tmp_path / "p.points.jsonl"
+    start, known = [sys.executable, "-c", SIGINT_IS], "2 of 3 points were already measured"
 
     def is_held(end: str) -> bool:
         return (tmp_path / f"held-{end}").exists() and kept.exists() and kept.read_bytes().count(b"\n") == 3
 
-    for end, code in {"SIGKILL": -9, "SIGINT": 130, "SIGTERM": 143, "crash": 5}.items():
-        trouble.write_text(end)
-        with subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE) as ended:
-            if end != "crash":
-                until(lambda process=ended, end=end: is_held(end) or process.poll() is not None)
-                os.kill(ended.pid, getattr(signal, end))
+    for end, code in {"SIGKILL": -9, "SIGINT": 130, "SIGTERM": 143}.items():
+        hold.write_text(end)
+        sigint = "SIG_IGN" if end == "SIGTERM" else "SIG_DFL"
+        with subprocess.Popen([*start, sigint, *COMMAND], cwd=tmp_path, stderr=subprocess.PIPE) as ended:
+            until(lambda process=ended, end=end: is_held(end) or process.poll() is not None)
+            started = psutil.Process(ended.pid).children(recursive=True)
+            if sigint == "SIG_IGN":
+                ended.send_signal(signal.SIGINT)  # as in the background of a script: it goes on
+            ended.send_signal(getattr(signal, end))
             said = ended.communicate()[1].decode()
         assert ended.returncode == code, (end, said)
         assert not (tmp_path / "p.parquet").exists(), end
         assert kept.read_bytes().count(b"\n") == 3, end
         assert (known in said) is (end != "SIGKILL"), "the first of them had to measure"
+        assert started
+        if end != "SIGKILL":
+            psutil.wait_procs(started)
 
-    trouble.unlink()
-    again = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
+    hold.unlink()
+    again = subprocess.run(
+        [*start, "SIG_DFL", *COMMAND], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert known in again.stderr
     assert {row.local_batch for row in read_profile(tmp_path / "p.parquet").rows} == {2, 4, 8}
     assert not kept.exists()

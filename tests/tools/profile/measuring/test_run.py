@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.measuring.launch import Advance, LaunchEnd, Script
 from pliant.tools.profile.measuring.plan import MeasuringOptions
 from pliant.tools.profile.measuring.request import BatchSearch, MeasurementRequest, Outcome, Point
-from pliant.tools.profile.measuring.run import measure
+from pliant.tools.profile.measuring.run import Launch, measure
 from pliant.tools.profile.throughput import plan_batch
 from tests.builders import cluster, job
 from tests.tools.profile.rows_builder import reduce
@@ -62,10 +63,11 @@ class Machine:
 
 
 def profiled(
-    machine: Machine, nodes: Cluster, *, options: MeasuringOptions | None = None, **spec: object
+    machine: Launch, nodes: Cluster, *, options: MeasuringOptions | None = None, more: Any = None, **spec: Any
 ) -> Profile:
-    jobs = [job("a", model="net", command=("train.py",), **spec)]  # type: ignore[arg-type]
-    return measure(jobs, nodes, options or MeasuringOptions(), clock=lambda: 1e9, start=machine).profile
+    jobs = [job("a", model="net", command=("train.py",), **spec)]
+    asked = options or MeasuringOptions()
+    return measure(jobs, nodes, asked, clock=lambda: 1e9, start=machine, **(more or {})).profile
 
 
 def found(profile: Profile) -> dict[tuple[int, int, int], ProfileRow]:
@@ -103,16 +105,13 @@ def test_running_out_of_memory_starts_again_below() -> None:
     assert min(misfits) == 22
     assert rows[1, 32, 1].step_seconds is None
     assert rows[1, 16, 4].feasible
-
-
-def test_a_gang_accumulates_where_its_share_does_not_fit() -> None:
-    rows = found(profiled(Machine(crash=20), CPUS, low=1, high=2, batch=64))
-    assert rows[2, 16, 2].step_seconds == pytest.approx(0.325)
+    assert rows[2, 16, 2].step_seconds == pytest.approx(0.325), "a gang accumulates, too"
+    no_batch = found(profiled(Machine(crash=20), CPUS, gpus=2, batch={"size": None}))
+    assert no_batch[2, 20, 1].feasible, "the largest that fits, on each worker"
 
 
 def test_where_nothing_fits_no_gang_is_started() -> None:
     machine = Machine()
-    machine.crash = 0
 
     def nothing_fits(
         script: Script, workers: int, request: MeasurementRequest, advance: Advance
@@ -124,18 +123,10 @@ def test_where_nothing_fits_no_gang_is_started() -> None:
         return LaunchEnd(Outcome(current=Point(local_batch=local)), out_of_memory=True)
 
     notes: list[str] = []
-    jobs = [job("a", model="net", command=("train.py",), low=1, high=2, batch=8)]
-    profile = measure(
-        jobs, CPUS, MeasuringOptions(), clock=lambda: 1e9, start=nothing_fits, note=notes.append
-    ).profile
+    profile = profiled(nothing_fits, CPUS, low=1, high=2, batch=8, more={"note": notes.append})
     assert not any(row.feasible for row in profile.rows)
     assert {workers for _, workers, _ in machine.launches} == {1}
     assert notes == ['model "net": no batch fits one worker; no gang was measured']
-
-
-def test_a_job_without_a_batch_trains_the_largest_that_fits_on_each_worker() -> None:
-    rows = found(profiled(Machine(crash=20), CPUS, gpus=2, batch={"size": None}))
-    assert rows[2, 20, 1].feasible
 
 
 def test_all_reduces_are_measured_on_request_on_a_grid_that_does_not_depend_on_the_jobs() -> None:
@@ -151,20 +142,14 @@ def test_all_reduces_are_measured_on_request_on_a_grid_that_does_not_depend_on_t
 
 
 def test_all_reduces_that_are_known_are_not_measured_again() -> None:
-    machine, jobs = Machine(), [job("a", model="net", command=("train.py",))]
-    known = (reduce(2, 100_000, 0.5, "cpu"),)
-    options = MeasuringOptions(allreduce=True)
-    made = measure(jobs, CPUS, options, clock=lambda: 1e9, start=machine, allreduce=known)
-    assert known[0] in made.profile.rows
+    machine, known = Machine(), (reduce(2, 100_000, 0.5, "cpu"),)
+    made = profiled(machine, CPUS, options=MeasuringOptions(allreduce=True), more={"allreduce": known})
+    assert known[0] in made.rows
     assert not any(request.weights for _, _, request in machine.launches)
 
 
 def test_the_file_says_where_it_comes_from() -> None:
-    jobs = [job("a", model="net", command=("train.py",))]
-    made = measure(
-        jobs, CPUS, MeasuringOptions(), clock=lambda: 1e9, command_line="pliant profile j", start=Machine()
-    )
-    facts = dict(made.profile.metadata)
+    facts = dict(profiled(Machine(), CPUS, more={"command_line": "pliant profile j"}).metadata)
     assert facts["command"] == "pliant profile j"
     assert facts["torch"] == "2"
     assert {"tool", "host", "device", "driver", "seed"} <= set(facts)
@@ -172,15 +157,8 @@ def test_the_file_says_where_it_comes_from() -> None:
 
 def test_progress_never_passes_its_total() -> None:
     steps: list[tuple[int, int | None]] = []
-    jobs = [job("a", model="net", command=("train.py",), low=1, high=2, batch=8)]
-    measure(
-        jobs,
-        CPUS,
-        MeasuringOptions(),
-        clock=lambda: 1e9,
-        start=Machine(),
-        progress=lambda done, total: steps.append((done, total)),
-    )
+    count = {"progress": lambda done, total: steps.append((done, total))}
+    profiled(Machine(), CPUS, low=1, high=2, batch=8, more=count)
     assert steps == sorted(steps)
     assert all(total is not None and done <= total for done, total in steps)
     assert steps[-1][0] == steps[-1][1]
@@ -197,9 +175,5 @@ def test_a_script_that_fails_costs_its_own_model_only() -> None:
     made = measure(jobs, CPUS, MeasuringOptions(), clock=lambda: 1e9, start=crashes)
     assert {row.model for row in made.profile.rows} == {"good"}
     assert made.failures == ("bad: KeyError: 7",)
-
-
-def test_where_every_script_fails_there_is_no_profile() -> None:
-    jobs = [job("a", model="bad", command=("train.py",))]
     with pytest.raises(JobsFailedError, match="bad: KeyError: 7"):
-        measure(jobs, CPUS, MeasuringOptions(), clock=lambda: 1e9, start=crashes)
+        measure(jobs[:1], CPUS, MeasuringOptions(), clock=lambda: 1e9, start=crashes)

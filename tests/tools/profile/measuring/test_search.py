@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,24 +17,20 @@ def tried(bracket: BatchSearch, limit: int) -> list[int]:
     return batches
 
 
-def test_where_everything_fits_only_the_wanted_batches_are_tried() -> None:
-    assert tried(BatchSearch([8, 32, 16]), limit=1000) == [8, 16, 32]
-
-
-def test_the_gap_below_the_first_misfit_is_halved_until_it_is_an_eighth() -> None:
-    bracket = BatchSearch([16, 32, 64, 128])
-    assert tried(bracket, limit=45) == [16, 32, 64, 48, 40, 44]
-    assert (bracket.fits, bracket.misfit) == (44, 48)
-
-
-def test_where_one_sample_does_not_fit_the_search_ends() -> None:
-    bracket = BatchSearch([4, 8])
-    assert tried(bracket, limit=0) == [4, 2, 1]
-    assert bracket.fits == 0
-
-
-def test_an_interrupted_search_goes_on_where_it_stopped() -> None:
-    assert tried(BatchSearch([16, 32, 64, 128], fits=32, misfit=64), limit=45) == [48, 40, 44]
+@pytest.mark.parametrize(
+    ("search", "limit", "batches", "fits"),
+    [
+        pytest.param(BatchSearch([8, 32, 16]), 1000, [8, 16, 32], 32, id="everything fits"),
+        pytest.param(
+            BatchSearch([16, 32, 64, 128]), 45, [16, 32, 64, 48, 40, 44], 44, id="halved to an eighth"
+        ),
+        pytest.param(BatchSearch([4, 8]), 0, [4, 2, 1], 0, id="one sample does not fit"),
+        pytest.param(BatchSearch([16, 32, 64], fits=32, misfit=64), 45, [48, 40, 44], 44, id="interrupted"),
+    ],
+)
+def test_a_search_worked_by_hand(search: BatchSearch, limit: int, batches: list[int], fits: int) -> None:
+    assert tried(search, limit) == batches
+    assert search.fits == fits
 
 
 @given(st.lists(st.integers(1, 4096), min_size=1), st.integers(0, 5000))

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pliant.tools.profile.torchrun.start import LONGEST, last_words, printable
 
 
@@ -20,28 +22,7 @@ def test_files_that_are_not_there_say_nothing(tmp_path: Path) -> None:
     assert last_words([tmp_path / "0" / "stderr.log"], tmp_path / "other") == ""
 
 
-def test_a_syntax_error_says_where_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "stderr.log"
-    path.write_text(
-        '  File "/home/ada/train.py", line 7\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
-    )
-    assert last_words([path]) == "SyntaxError: invalid syntax (train.py, line 7)"
-
-
-def test_an_error_that_torch_puts_a_rank_before_is_found_among_later_lines(tmp_path: Path) -> None:
-    path = tmp_path / "stderr.log"
-    path.write_text("[rank1]: ValueError: bad shard\n[W] destroy_process_group() was not called\n")
-    assert last_words([path]) == "[rank1]: ValueError: bad shard"
-
-
-def test_what_the_launcher_says_of_a_worker_that_said_nothing_is_left_out(tmp_path: Path) -> None:
-    worker, launcher = tmp_path / "stderr.log", tmp_path / "launcher.log"
-    worker.touch()
-    launcher.write_text("train.py FAILED\n==========\n")
-    assert last_words([worker], launcher) == ""
-    assert last_words([], launcher) == "=========="
-
-
+KILLED = "  traceback : Signal 9 (SIGKILL) received by PID 4711\n=====\n"
 WARNED = (
     "/site/torch/distributed/checkpoint/api.py:182: UserWarning: storage_writer is deprecated\n"
     "  local_plan = storage_writer.prepare_local_plan(local_plan)\n"
@@ -49,20 +30,33 @@ WARNED = (
 )
 
 
-def test_a_warning_is_never_the_reason(tmp_path: Path) -> None:
-    path = tmp_path / "stderr.log"
-    path.write_text("out of cheese\n" + WARNED)
-    assert last_words([path]) == "out of cheese"
-    path.write_text("ValueError: bad shard\n" + WARNED)
-    assert last_words([path]) == "ValueError: bad shard"
-    path.write_text(WARNED)
-    assert last_words([path]) == "only warnings on stderr"
+TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3\nKeyError: 7\n'
+SYNTAX = '  File "/home/ada/train.py", line 7\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
 
 
-def test_the_signal_that_killed_a_worker_is_named_by_the_launcher(tmp_path: Path) -> None:
-    worker, launcher = tmp_path / "stderr.log", tmp_path / "launcher.log"
-    worker.write_text("Epoch 3:  50%|#####     |\n" + WARNED)
-    launcher.write_text("  traceback : Signal 9 (SIGKILL) received by PID 4711\n=====\n")
-    assert last_words([worker], launcher) == "killed by SIGKILL"
-    worker.write_text("ValueError: bad shard\n")
-    assert last_words([worker], launcher) == "ValueError: bad shard"
+@pytest.mark.parametrize(
+    ("workers", "launcher", "words"),
+    [
+        (["a warning\n", f"{TRACE}[W] process group was not destroyed\n"], "", "KeyError: 7"),
+        (["[rank1]: ValueError: bad shard\n[W] not destroyed\n"], "", "[rank1]: ValueError: bad shard"),
+        ([SYNTAX], "", "SyntaxError: invalid syntax (train.py, line 7)"),
+        (["cannot open display\n\n"], "worker failed\n", "cannot open display"),
+        (["out of cheese\n" + WARNED], "", "out of cheese"),
+        (["ValueError: bad shard\n" + WARNED], "", "ValueError: bad shard"),
+        ([WARNED], "", "only warnings on stderr"),
+        ([""], "train.py FAILED\n==========\n", ""),
+        ([], "no such file: train.py\n", "no such file: train.py"),
+        (["Epoch 3:  50%|#####     |\n" + WARNED], KILLED, "killed by SIGKILL"),
+        (["ValueError: bad shard\n"], KILLED, "ValueError: bad shard"),
+        ([], "", ""),
+    ],
+)
+def test_the_worker_that_failed_first_has_the_word_and_else_the_launcher(
+    tmp_path: Path, workers: list[str], launcher: str, words: str
+) -> None:
+    logs = [tmp_path / str(rank) / "stderr.log" for rank in range(len(workers))]
+    for path, text in zip(logs, workers, strict=True):
+        path.parent.mkdir()
+        path.write_text(text)
+    (tmp_path / "launcher.log").write_text(launcher)
+    assert last_words(logs, tmp_path / "launcher.log") == words

@@ -40,17 +40,17 @@ class Sizes(Policy):
         return Decision(targets)
 
 
-def opened() -> Session:
-    held = session(Sizes(), mixed_cluster(x=(4, 3), y=(2, 2, 2)))
+def opened(**gpus: tuple[int, ...]) -> Session:
+    held = session(Sizes(), mixed_cluster(**gpus))
     for name in NAMES:
         held.submit(job(name, low=1, high=6), 0)
     return held
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(SIZES, min_size=1, max_size=6))
 def test_everybody_gets_the_size_or_keeps_what_was_held(rounds: list[list[int]]):
-    held = opened()
+    held = opened(x=(4, 3), y=(2, 2, 2))
     assert isinstance(held.policy, Sizes)
     for wanted in rounds:
         before = {name: held.jobs[name].placement for name in NAMES}
@@ -67,13 +67,11 @@ def test_everybody_gets_the_size_or_keeps_what_was_held(rounds: list[list[int]])
             assert held.free.free_on(node.name) == node.gpus - used >= 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SIZES, SIZES)
 def test_on_one_type_everybody_gets_the_size(first: list[int], second: list[int]):
-    held = session(Sizes(), mixed_cluster(x=(4, 3, 2)))
+    held = opened(x=(4, 3, 2))
     assert isinstance(held.policy, Sizes)
-    for name in NAMES:
-        held.submit(job(name, low=1, high=6), 0)
     for wanted in (first, second):
         held.policy.wanted = dict(zip(NAMES, wanted, strict=True))
         targets = held.policy.decide(held.snapshot(0), held.rng).targets
@@ -117,33 +115,31 @@ class Wished(Policy):
         return Decision(dict(self.targets))
 
 
-def test_a_job_goes_where_its_memory_is():
-    held = started(needy("a", 2, memory=8.0), on=nodes({"gpus": 2, "memory": 8}, {"gpus": 4, "memory": 16}))
-    assert held.jobs["a"].placement == (("n1", 2),)
+@pytest.mark.parametrize(
+    ("spec", "on", "place"),
+    [
+        (needy("a", 2, memory=8.0), [{"gpus": 2, "memory": 8}, {"gpus": 4, "memory": 16}], (("n1", 2),)),
+        (needy("a", 2, cpu=5.0), [{"gpus": 4, "cpus": 8.0}] * 2, (("n0", 1), ("n1", 1))),
+        (
+            needy("a", 4, memory=16.0),
+            [{"gpus": 4, "gpu_type": "fast", "memory": 1}, {"gpus": 4, "gpu_type": "slow", "memory": 64}],
+            (("n1", 4),),
+        ),
+    ],
+)
+def test_a_job_goes_where_its_demands_are_met(spec: Job, on: list[dict[str, Any]], place: object):
+    assert started(spec, on=nodes(*on)).jobs["a"].placement == place
 
 
-def test_it_spreads_over_nodes_when_each_has_cpus_for_one_worker():
-    held = started(needy("a", 2, cpu=5.0), on=nodes(*[{"gpus": 4, "cpus": 8.0}] * 2))
-    assert held.jobs["a"].placement == (("n0", 1), ("n1", 1))
-
-
-def test_a_job_waits_for_cpus_beside_free_gpus_and_starts_when_they_are_free():
-    held = started(needy("a", 2, cpu=4.0), needy("b", 1, 1.0, cpu=1.0), on=nodes({"gpus": 4, "cpus": 8.0}))
+def test_a_job_waits_for_cpus_beside_free_gpus_and_one_without_demands_does_not():
+    full = nodes({"gpus": 4, "cpus": 8.0})
+    held = started(needy("a", 2, cpu=4.0), needy("b", 1, 1.0, cpu=1.0), on=full)
     assert [held.jobs[name].gpus for name in "ab"] == [2, 0]
     held.end("a", 10)
     held.decide(10)
     assert held.jobs["b"].gpus == 1
-
-
-def test_a_job_without_demands_takes_any_gpu():
-    full = nodes({"gpus": 4, "cpus": 8.0})
     held = started(needy("a", 2, cpu=4.0), job("b", gpus=2, at=1.0), on=full)
     assert [held.jobs[name].gpus for name in "ab"] == [2, 2]
-
-
-def test_a_type_that_lacks_memory_is_left_alone():
-    mixed = nodes({"gpus": 4, "gpu_type": "fast", "memory": 1}, {"gpus": 4, "gpu_type": "slow", "memory": 64})
-    assert started(needy("a", 4, memory=16.0), on=mixed).jobs["a"].gpu_type == "slow"
 
 
 def test_parameter_servers_sit_on_nodes_without_gpus():
