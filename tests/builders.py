@@ -75,6 +75,20 @@ def session(policy: Policy, nodes: Cluster, throughput: Throughput | None = None
     return Session(policy, nodes, throughput or CurveThroughput())
 
 
+def opened(policy: Policy, nodes: Cluster, *jobs: Job, throughput: Throughput | None = None) -> Session:
+    """A policy in use on a cluster to which these jobs have come; nothing is decided yet."""
+    held = session(policy, nodes, throughput)
+    for each in jobs:
+        held.submit(each, each.submit_time)
+    return held
+
+
+def decided(held: Session, time_s: float) -> dict[str, int]:
+    """GPUs of every job that holds some, after a decision."""
+    held.decide(time_s)
+    return sizes(held)
+
+
 def sizes(held: Session) -> dict[str, int]:
     """GPUs of every active job that holds some."""
     return {job_id: state.gpus for job_id, state in sorted(held.jobs.items()) if state.gpus}

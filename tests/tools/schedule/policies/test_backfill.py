@@ -16,7 +16,7 @@ from pliant.tools.schedule.policies.common import GpuBudget, Grant, is_in_reach,
 from pliant.tools.schedule.policies.fifo import Backfill, Fifo
 from pliant.tools.schedule.policy import Decision, Policy, Target
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, curves, job, mixed_cluster, session
+from tests.builders import cluster, curves, job, mixed_cluster, opened, session
 
 KINDS = (
     *("submit", "submit", "submit", "finish", "finish", "finish", "pass", "cancel", "lose", "down", "up"),
@@ -240,8 +240,7 @@ def test_a_decision_reads_the_work_of_a_few_of_a_thousand_jobs_that_cannot_pass(
     backfill: Backfill, monkeypatch
 ):
     """Two GPUs are free, the head needs four at 100 s; a thousand jobs of one GPU end after that."""
-    held = session(Fifo(backfill), cluster(4))
-    held.submit(job("a", gpus=2, gpu_seconds=200), 0)
+    held = opened(Fifo(backfill), cluster(4), job("a", gpus=2, gpu_seconds=200))
     held.decide(0)
     held.submit(job("head", at=1, gpus=4, gpu_seconds=400), 1)
     size = 1 if backfill == "easy" else 3

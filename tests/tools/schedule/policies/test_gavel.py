@@ -30,7 +30,7 @@ from pliant.tools.schedule.policies.gavel import (
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, job, mixed_cluster, session, sizes
+from tests.builders import cluster, job, mixed_cluster, opened, session, sizes
 
 ROUND_S = 360.0
 
@@ -112,8 +112,7 @@ def test_finish_time_fairness_gives_half_to_each_of_two_whatever_their_length():
 
 
 def test_finish_time_fairness_gives_more_to_the_job_that_was_promised_more():
-    held = session(GavelFtf(), cluster(1))
-    held.submit(job("ahead", gpu_seconds=36_000), 0)
+    held = opened(GavelFtf(), cluster(1), job("ahead", gpu_seconds=36_000))
     times_s = [ROUND_S * number for number in range(60)]
     for time_s in times_s:
         if time_s == times_s[50]:

@@ -12,7 +12,7 @@ from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.tiresias import Services, Tiresias, TiresiasGittins
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, job, mixed_cluster, session, sizes
+from tests.builders import cluster, decided, job, mixed_cluster, session, sizes
 
 HOUR = 3600.0
 
@@ -37,12 +37,11 @@ def test_service_counts_gpus():
     held = opened(
         cluster(4, 4), job("wide", gpus=4), job("thin"), job("late", at=1, gpus=8), queue_gpu_hours="1"
     )
-    held.decide(1)
-    assert sizes(held) == {"thin": 1, "wide": 4}
-    held.decide(HOUR / 4 + 1)
-    assert sizes(held) == {"thin": 1, "wide": 4}, "wide is in the second queue, late does not fit beside thin"
-    held.decide(HOUR + 1)
-    assert sizes(held) == {"late": 8}
+    assert decided(held, 1) == {"thin": 1, "wide": 4}
+    assert decided(held, HOUR / 4 + 1) == {"thin": 1, "wide": 4}, (
+        "wide is in the second queue, late does not fit beside thin"
+    )
+    assert decided(held, HOUR + 1) == {"late": 8}
 
 
 def test_the_second_queue_is_in_order_of_entry():
@@ -51,14 +50,12 @@ def test_the_second_queue_is_in_order_of_entry():
     held.decide(HOUR / 2)  # b is demoted first
     held.decide(HOUR)  # then a
     held.submit(job("c", at=HOUR, gpus=2), HOUR)
-    held.decide(HOUR + 1)
-    assert sizes(held) == {"b": 2, "c": 2}
+    assert decided(held, HOUR + 1) == {"b": 2, "c": 2}
 
 
 def test_a_gang_that_does_not_fit_is_passed_over():
     held = opened(cluster(4), job("a", gpus=3), job("b", at=1, gpus=2), job("c", at=2))
-    held.decide(2)
-    assert sizes(held) == {"a": 3, "c": 1}
+    assert decided(held, 2) == {"a": 3, "c": 1}
 
 
 def test_several_thresholds_make_more_queues():
@@ -76,19 +73,18 @@ def test_nobody_starves_where_promotion_is_on():
     held = opened(cluster(1), job("old"), queue_gpu_hours="1", promote_after=2.0)
     held.decide(0)
     held.submit(job("new0", at=HOUR), HOUR)
-    held.decide(HOUR)
-    assert sizes(held) == {"new0": 1}
+    assert decided(held, HOUR) == {"new0": 1}
     for number, hour in enumerate((1.9, 2.8)):
         held.end(f"new{number}", hour * HOUR)
         held.submit(job(f"new{number + 1}", at=hour * HOUR), hour * HOUR)
         held.decide(hour * HOUR)
     assert sizes(held) == {"new2": 1}
-    held.decide(3 * HOUR)
-    assert sizes(held) == {"new2": 1}, "old ran for one hour and has waited for two: promoted behind new2"
+    assert decided(held, 3 * HOUR) == {"new2": 1}, (
+        "old ran for one hour and has waited for two: promoted behind new2"
+    )
     held.end("new2", 3.5 * HOUR)
     held.submit(job("new3", at=3.5 * HOUR), 3.5 * HOUR)
-    held.decide(3.5 * HOUR)
-    assert sizes(held) == {"old": 1}
+    assert decided(held, 3.5 * HOUR) == {"old": 1}
     with pytest.raises(UsageError, match="promote_after"):
         make_policy("tiresias", {"promote_after": -1})
 
@@ -106,14 +102,12 @@ def test_a_skewed_model_starts_only_on_few_nodes():
     held = opened(
         cluster(4, 4), job("a", gpus=3), job("b", gpus=3), job("s", gpus=2, model="vgg"), skewed="vgg"
     )
-    held.decide(0)
-    assert sizes(held) == {"a": 3, "b": 3}, "two GPUs are free, one on each node"
+    assert decided(held, 0) == {"a": 3, "b": 3}, "two GPUs are free, one on each node"
     held.end("a", 60)
     held.decide(60)
     assert held.jobs["s"].placement == (("n0", 2),)
     loose = opened(cluster(4, 4), job("a", gpus=3), job("b", gpus=3), job("s", gpus=2, model="vgg"))
-    loose.decide(0)
-    assert sizes(loose) == {"a": 3, "b": 3, "s": 2}
+    assert decided(loose, 0) == {"a": 3, "b": 3, "s": 2}
 
 
 def test_a_skewed_model_that_finds_no_few_nodes_of_its_new_type_gives_up_its_old_gpus():
@@ -136,8 +130,7 @@ def test_a_skewed_model_that_finds_no_few_nodes_of_its_new_type_gives_up_its_old
 
 def test_a_skewed_model_needs_no_fewer_nodes_than_there_are():
     held = opened(cluster(4, 1, 1), job("s", gpus=6, model="vgg"), skewed="vgg")
-    held.decide(0)
-    assert sizes(held) == {"s": 6}, "two nodes of four would be fewer, but there is one"
+    assert decided(held, 0) == {"s": 6}, "two nodes of four would be fewer, but there is one"
     held = opened(cluster(4, 4), job("s", gpus=3, model="vgg"), skewed="vgg")
     held.node_down("n0", 0)
     held.decide(0)
@@ -239,8 +232,9 @@ def test_it_learns_from_jobs_that_finish_and_from_no_others():
         held.end("x", HOUR, outcome)
         held.node_down("n1", HOUR)
         held.submit(job("new", at=HOUR), HOUR)
-        held.decide(HOUR)
-        assert sizes(held) == {then: 1}, "one job took an hour: a new one is over by then, old is beyond"
+        assert decided(held, HOUR) == {then: 1}, (
+            "one job took an hour: a new one is over by then, old is beyond"
+        )
 
 
 def test_queues_come_before_the_index():

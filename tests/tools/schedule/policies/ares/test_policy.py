@@ -14,7 +14,7 @@ from pliant.tools.schedule.predict_start import copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
+from tests.builders import cluster, curves, decided, job, mixed_cluster, opened, session, sizes
 
 BENT = {1: 1.0, 2: 1.9, 4: 3.4, 8: 5.0}
 """eff(4) = 0.85, eff(8) = 0.63: a ceiling of 4 from one GPU."""
@@ -29,21 +29,16 @@ def test_the_earliest_virtual_finish_time_is_served_first_and_as_wide_as_possibl
     held = session(Ares(), cluster(8))
     held.submit(job("long", gpus=2, low=1, gpu_seconds=100), 0)
     held.submit(job("short", gpus=2, low=1, gpu_seconds=10), 0)
-    held.decide(0)
-    assert sizes(held) == {"short": 8}
+    assert decided(held, 0) == {"short": 8}
 
 
 def test_equal_virtual_finish_times_go_by_arrival_then_by_id() -> None:
-    held = session(Ares(), cluster(2))
-    for name in "cab":
-        held.submit(job(name, gpus=2, gpu_seconds=10), 0)
-    held.decide(0)
-    assert sizes(held) == {"a": 2}
+    held = opened(Ares(), cluster(2), *(job(name, gpus=2, gpu_seconds=10) for name in "cab"))
+    assert decided(held, 0) == {"a": 2}
 
 
 def test_a_newcomer_with_an_earlier_virtual_finish_time_preempts() -> None:
-    held = session(Ares(), cluster(4))
-    held.submit(job("old", gpus=4, gpu_seconds=400), 0)
+    held = opened(Ares(), cluster(4), job("old", gpus=4, gpu_seconds=400))
     held.decide(0)
     held.submit(job("new", at=10, gpus=4, gpu_seconds=40), 10)
     assert steps(held, 10) == {"old": "preempt", "new": "start"}
@@ -53,8 +48,7 @@ def test_a_newcomer_with_an_earlier_virtual_finish_time_preempts() -> None:
 
 
 def test_waiting_long_makes_a_large_job_earlier_than_small_newcomers() -> None:
-    held = session(Ares(), cluster(4))
-    held.submit(job("large", gpus=4, gpu_seconds=100), 0)
+    held = opened(Ares(), cluster(4), job("large", gpus=4, gpu_seconds=100))
     held.decide(0)
     held.submit(job("small", at=24, gpus=4, gpu_seconds=8), 24)  # V = 96, F = 104
     assert steps(held, 24) == {}
@@ -66,16 +60,14 @@ def test_a_job_whose_minimum_is_not_free_is_skipped_and_one_behind_it_runs() -> 
     held.submit(job("first", gpus=3, gpu_seconds=3), 0)
     held.submit(job("second", gpus=2, gpu_seconds=20), 0)
     held.submit(job("third", gpus=1, gpu_seconds=30), 0)
-    held.decide(0)
-    assert sizes(held) == {"first": 3, "third": 1}
+    assert decided(held, 0) == {"first": 3, "third": 1}
 
 
 def test_gpus_beyond_every_ceiling_stay_idle() -> None:
     held = session(Ares(), cluster(16), curves(bent=BENT))
     held.submit(job("a", gpus=1, low=1, gpu_seconds=10, model="bent"), 0)
     held.submit(job("b", gpus=1, low=1, gpu_seconds=20, model="bent"), 0)
-    held.decide(0)
-    assert sizes(held) == {"a": 4, "b": 4}
+    assert decided(held, 0) == {"a": 4, "b": 4}
 
 
 def test_a_leftover_below_every_step_goes_to_the_first_job_below_its_ceiling() -> None:
@@ -83,8 +75,7 @@ def test_a_leftover_below_every_step_goes_to_the_first_job_below_its_ceiling() -
     held = session(Ares(), cluster(7), curves(bent=BENT))
     held.submit(job("a", gpus=1, low=1, gpu_seconds=10, model="bent"), 0)
     held.submit(job("b", gpus=1, low=1, gpu_seconds=20, model="bent"), 0)
-    held.decide(0)
-    assert sizes(held) == {"a": 4, "b": 3}
+    assert decided(held, 0) == {"a": 4, "b": 3}
     held.submit(job("c", gpus=1, gpu_seconds=30), 0)
     assert steps(held, 0) == {"b": "shrink", "c": "start"}
 
@@ -94,8 +85,7 @@ def test_a_leftover_that_does_not_pay_stays_idle(third: float) -> None:
     held = session(Ares(), cluster(3, 1), curves(stairs={1: 1.0, 2: 2.0, 3: third, 4: 4.0}))
     held.submit(job("a", gpus=2, low=2, gpu_seconds=10, model="stairs"), 0)
     held.submit(job("b", gpus=1, gpu_seconds=1), 0)
-    held.decide(0)
-    assert sizes(held) == {"a": 2, "b": 1}
+    assert decided(held, 0) == {"a": 2, "b": 1}
 
 
 def test_a_job_shrinks_to_what_is_left_and_accumulates_its_batch_exactly() -> None:
@@ -112,17 +102,14 @@ def test_a_job_shrinks_to_what_is_left_and_accumulates_its_batch_exactly() -> No
 
 
 def test_a_batch_moved_by_another_policy_goes_back_to_the_authors() -> None:
-    held = session(Ares(), cluster(4))
-    held.submit(job("a", gpus=4, gpu_seconds=40, batch=64), 0)
+    held = opened(Ares(), cluster(4), job("a", gpus=4, gpu_seconds=40, batch=64))
     held.adopt([Holding("a", (("n0", 4),), 128)], 0)
     assert steps(held, 0) == {"a": "rebatch"}
     assert held.jobs["a"].global_batch == 64
 
 
 def test_jobs_of_unchanged_size_keep_their_gpus() -> None:
-    held = session(Ares(), cluster(4, 4, 4))
-    for name in "abc":
-        held.submit(job(name, gpus=3, gpu_seconds=1000), 0)
+    held = opened(Ares(), cluster(4, 4, 4), *(job(name, gpus=3, gpu_seconds=1000) for name in "abc"))
     held.decide(0)
     before = {name: held.jobs[name].placement for name in "ac"}
     held.end("b", 1)
@@ -132,16 +119,14 @@ def test_jobs_of_unchanged_size_keep_their_gpus() -> None:
 
 
 def test_a_crashed_job_is_given_its_gpus_again() -> None:
-    held = session(Ares(), cluster(4))
-    held.submit(job("a", gpus=4, gpu_seconds=40), 0)
+    held = opened(Ares(), cluster(4), job("a", gpus=4, gpu_seconds=40))
     held.decide(0)
     held.lose("a", 3)
     assert steps(held, 3) == {"a": "resume"}
 
 
 def test_a_lost_node_shrinks_the_job_and_its_return_grows_it() -> None:
-    held = session(Ares(), cluster(4, 4))
-    held.submit(job("a", gpus=8, low=1, gpu_seconds=80), 0)
+    held = opened(Ares(), cluster(4, 4), job("a", gpus=8, low=1, gpu_seconds=80))
     held.decide(0)
     held.node_down("n1", 1)
     assert steps(held, 1) == {"a": "resume"}
@@ -207,8 +192,7 @@ def test_a_job_never_mixes_types() -> None:
     held = session(Ares(), mixed_cluster(one=(3,), two=(3,)))
     held.submit(job("a", gpus=4, gpu_seconds=4), 0)
     held.submit(job("b", gpus=4, low=2, gpu_seconds=40), 0)
-    held.decide(0)
-    assert sizes(held) == {"b": 3}
+    assert decided(held, 0) == {"b": 3}
 
 
 def test_a_type_that_cannot_run_a_job_is_left_to_others_and_does_not_count_for_its_demand() -> None:
@@ -270,8 +254,7 @@ def test_every_job_is_explained() -> None:
     held.submit(job("b", gpus=3, gpu_seconds=60), 0)
     held.submit(job("c", gpus=2, low=2, gpu_seconds=80, model="bent"), 0)
     held.submit(job("e", gpus=1), 0)
-    held.decide(0)
-    assert sizes(held) == {"a": 4, "b": 3, "e": 1}
+    assert decided(held, 0) == {"a": 4, "b": 3, "e": 1}
 
     why = held.explain(0)
 
@@ -314,8 +297,7 @@ def test_the_predicted_start_is_what_happens_if_nothing_else_arrives() -> None:
 
 
 def test_nothing_is_explained_before_the_first_decision() -> None:
-    held = session(Ares(), cluster(1))
-    held.submit(job("a", gpus=1, work={"samples": 5}), 0)
+    held = opened(Ares(), cluster(1), job("a", gpus=1, work={"samples": 5}))
     assert held.explain(0) == {}
 
 
@@ -346,8 +328,7 @@ def test_a_job_that_can_never_run_changes_nothing_for_the_others(others: list[Jo
     for each in (*others, job("long", gpu_seconds=100)):
         held.submit(each, 0)
     held.submit(job("new", at=60, gpu_seconds=50), 60)
-    held.decide(60)
-    assert sizes(held) == {"long": 1}
+    assert decided(held, 60) == {"long": 1}
 
 
 def test_a_running_job_stays_on_its_type_however_fast_another_one_gets_free() -> None:

@@ -17,7 +17,7 @@ from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change, Snapshot
-from tests.builders import cluster, job, mixed_cluster, session
+from tests.builders import cluster, job, mixed_cluster, opened, session
 
 SIZES = [1, 2, 3, 4, 8]
 OPERATIONS = st.lists(
@@ -173,8 +173,7 @@ def test_a_late_arrival_takes_virtual_time_as_the_log_has_it() -> None:
 
 def test_a_cron_call_counts_arrivals_from_their_own_time() -> None:
     policy = Ares()
-    held = session(policy, cluster(4))
-    held.submit(job("a", at=0, gpus=4, low=1, gpu_seconds=400), 0)
+    held = opened(policy, cluster(4), job("a", at=0, gpus=4, low=1, gpu_seconds=400))
     held.decide(0)
     held.submit(job("b", at=10, gpus=4, low=1, gpu_seconds=4), 60)
     held.decide(60)
@@ -183,9 +182,7 @@ def test_a_cron_call_counts_arrivals_from_their_own_time() -> None:
 
 def test_the_virtual_finish_time_never_changes_and_completions_do_not_touch_gps() -> None:
     policy = Ares()
-    held = session(policy, cluster(4))
-    for name in "ab":
-        held.submit(job(name, at=0, gpus=1, low=1, gpu_seconds=40), 0)
+    held = opened(policy, cluster(4), *(job(name, at=0, gpus=1, low=1, gpu_seconds=40) for name in "ab"))
     held.decide(0)
     held.end("a", 10)  # in the cluster; in GPS it goes on until 20
     held.submit(job("c", at=10, gpus=1, low=1, gpu_seconds=40), 10)
@@ -204,9 +201,7 @@ def test_the_virtual_finish_time_never_changes_and_completions_do_not_touch_gps(
 def test_a_job_that_ends_before_its_time_leaves_its_share_to_the_others(outcome: End, virtual: float) -> None:
     # Two jobs on 4 GPUs: V = 20 at 10; from then on 2 or, if b is out of GPS, 4 a second.
     policy = Ares()
-    held = session(policy, cluster(4))
-    for name in "ab":
-        held.submit(job(name, at=0, gpus=4, gpu_seconds=400), 0)
+    held = opened(policy, cluster(4), *(job(name, at=0, gpus=4, gpu_seconds=400) for name in "ab"))
     held.decide(0)
     held.end("b", 10, outcome)
     held.submit(job("c", at=20, gpus=4, gpu_seconds=1), 20)
@@ -216,8 +211,7 @@ def test_a_job_that_ends_before_its_time_leaves_its_share_to_the_others(outcome:
 
 def test_lost_gpus_slow_virtual_time_down_from_then_on() -> None:
     policy = Ares()
-    held = session(policy, cluster(2, 2))
-    held.submit(job("a", at=0, gpus=1, low=1, gpu_seconds=400), 0)
+    held = opened(policy, cluster(2, 2), job("a", at=0, gpus=1, low=1, gpu_seconds=400))
     held.decide(0)
     held.node_down("n1", 10)  # V = 40
     held.node_up("n1", 20)  # V = 60

@@ -21,7 +21,7 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.elastic_dp.policy import ElasticDp, MaxBs, MinBs, RandomBs, ScalingTimes
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change, ChangeKind
-from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
+from tests.builders import cluster, curves, decided, job, mixed_cluster, session, sizes
 
 SPEEDS = curves(
     fast={1: 1, 2: 2, 4: 4, 8: 8},
@@ -43,11 +43,6 @@ def submit(held: Session, *jobs: Any, at_s: float | None = None) -> None:
 
 def elastic(name: str, model: str = "fast", *, at: float = 0.0, low: int = 1, high: int = 8, **more: Any):
     return job(name, at=at, model=model, low=low, high=high, gpus=low, **more)
-
-
-def decided(held: Session, time_s: float) -> dict[str, int]:
-    held.decide(time_s)
-    return sizes(held)
 
 
 def test_gpus_go_where_they_add_most_throughput():

@@ -32,7 +32,7 @@ from pliant.tools.schedule.policies.oasis.policy import Oasis
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, sizes
+from tests.builders import cluster, decided
 from tests.tools.schedule.policies.oasis.test_policy import (
     SLOT_S,
     bidder,
@@ -177,8 +177,7 @@ def test_it_turns_a_job_away_for_a_better_one_that_has_not_arrived():
 def test_without_the_trace_it_knows_no_more_than_others():
     held = opened(offline(), [])
     held.submit(early_and_late()[0], 0.0)
-    held.decide(0.0)
-    assert sizes(held) == {"early": 4}
+    assert decided(held, 0.0) == {"early": 4}
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -27,7 +27,7 @@ from pliant.tools.schedule.policy import PolicyError, Reserved
 from pliant.tools.schedule.predict_start import advance, happen, in_order_of_arrival
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, job, session, sizes
+from tests.builders import cluster, decided, job, opened, session, sizes
 
 SLOT_S = 100.0
 
@@ -94,13 +94,10 @@ def test_slots_are_not_planned_full_so_that_jobs_end_in_time_although_changes_co
 
 
 def test_a_job_that_comes_within_a_slot_begins_with_the_next():
-    held = session(policy(), cluster(4))
-    held.submit(bidder("a", 4, at=30.0), 30.0)
-    held.decide(30.0)
-    assert sizes(held) == {}
+    held = opened(policy(), cluster(4), bidder("a", 4, at=30.0))
+    assert decided(held, 30.0) == {}
     assert held.ask_again_s == 100.0
-    held.decide(100.0)
-    assert sizes(held) == {"a": 4}
+    assert decided(held, 100.0) == {"a": 4}
 
 
 def with_a_slot_out(*jobs: Job) -> Session:
@@ -137,10 +134,8 @@ def test_what_is_known_of_jobs_is_taken_up_again_while_a_slot_is_out_of_service(
 
 
 def test_a_tenth_of_a_slot_late_is_in_time():
-    held = session(policy(), cluster(4))
-    held.submit(bidder("a", 4, at=9.0), 9.0)
-    held.decide(9.0)
-    assert sizes(held) == {"a": 4}
+    held = opened(policy(), cluster(4), bidder("a", 4, at=9.0))
+    assert decided(held, 9.0) == {"a": 4}
 
 
 def test_what_is_worth_more_raises_the_price_for_what_comes_later():
@@ -232,8 +227,7 @@ def test_a_job_that_loses_its_node_gets_other_slots_whatever_they_cost():
     [(node, _)] = held.jobs["a"].placement
     held.node_down(node, 50.0)
     held.decide(50.0)
-    held.decide(100.0)
-    assert sizes(held) == {"a": 4}
+    assert decided(held, 100.0) == {"a": 4}
     assert held.jobs["a"].placement[0][0] != node
 
 
@@ -242,8 +236,7 @@ def test_a_decision_that_comes_late_in_a_slot_gives_what_was_booked_of_it():
     first = next(iter(sizes(held)))
     held.jobs[first].report_progress(50.0, 400.0)
     held.end(first, 230.0)
-    held.decide(230.0)
-    assert sizes(held) == {"b" if first == "a" else "a": 4}
+    assert decided(held, 230.0) == {"b" if first == "a" else "a": 4}
 
 
 def test_a_job_that_is_slower_than_planned_is_planned_again():

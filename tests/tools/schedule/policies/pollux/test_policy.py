@@ -14,32 +14,28 @@ from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.schedule.jobs import Observation
 from pliant.tools.schedule.policies.pollux.policy import Pollux
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
+from tests.builders import cluster, curves, decided, job, mixed_cluster, opened, session
 
 FLAT = curves(flat={1: 10.0, 8: 10.0}, fast={1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0})
 
 
 def test_a_job_alone_gets_the_cluster_if_it_scales():
-    held = session(Pollux(), cluster(4, 4), FLAT)
-    held.submit(job("a", high=8, model="fast"), 0.0)
-    held.decide(0.0)
-    assert sizes(held) == {"a": 8}
+    held = opened(Pollux(), cluster(4, 4), job("a", high=8, model="fast"), throughput=FLAT)
+    assert decided(held, 0.0) == {"a": 8}
 
 
 def test_gpus_go_to_the_job_that_makes_use_of_them():
     held = session(Pollux(), cluster(4), FLAT)
     held.submit(job("flat", high=4, model="flat"), 0.0)
     held.submit(job("fast", high=4, model="fast"), 0.0)
-    held.decide(0.0)
-    assert sizes(held) == {"fast": 3, "flat": 1}
+    assert decided(held, 0.0) == {"fast": 3, "flat": 1}
 
 
 def test_equal_jobs_share_equally():
     held = session(Pollux(), cluster(4, 4), FLAT)
     for name in "abcd":
         held.submit(job(name, high=8, model="fast"), 0.0)
-    held.decide(0.0)
-    assert sizes(held) == dict.fromkeys("abcd", 2)
+    assert decided(held, 0.0) == dict.fromkeys("abcd", 2)
 
 
 def test_a_newcomer_gets_room_and_an_old_job_gives_it():
@@ -47,8 +43,7 @@ def test_a_newcomer_gets_room_and_an_old_job_gives_it():
     held.submit(job("old", high=8, model="fast", work={"samples": 1e9}), 0.0)
     held.decide(0.0)
     held.submit(job("new", at=3600, high=8, model="fast"), 3600.0)
-    held.decide(3600.0)
-    assert sizes(held) == {"new": 4, "old": 4}
+    assert decided(held, 3600.0) == {"new": 4, "old": 4}
 
 
 def test_a_job_that_has_just_begun_is_not_disturbed_for_a_little():
@@ -57,13 +52,10 @@ def test_a_job_that_has_just_begun_is_not_disturbed_for_a_little():
     held = session(Pollux(), cluster(5), steep)
     held.submit(job("b", model="fast"), 0.0)
     held.submit(job("a", high=5, model="fast"), 0.0)
-    held.decide(0.0)
-    assert sizes(held) == {"a": 4, "b": 1}
+    assert decided(held, 0.0) == {"a": 4, "b": 1}
     held.end("b", 10.0)
-    held.decide(10.0)
-    assert sizes(held) == {"a": 4}
-    held.decide(4000.0)
-    assert sizes(held) == {"a": 5}
+    assert decided(held, 10.0) == {"a": 4}
+    assert decided(held, 4000.0) == {"a": 5}
 
 
 def batching(knowledge: str, **more: object) -> Session:
@@ -96,8 +88,7 @@ def test_a_fit_is_not_trusted_where_nobody_knows_a_speed(elastic: str):
     batch = {"size": 64, "min": 32, "max": 1024}
     held.submit(job("a", high=8, elastic=elastic, batch=batch, work={"samples": 1e9}), 0.0)
     for round_s, gpus in ((0.0, 1), (36_000.0, 2), (72_000.0, 3), (108_000.0, 3)):
-        held.decide(round_s)
-        assert sizes(held) == {"a": gpus}
+        assert decided(held, round_s) == {"a": gpus}
         held.jobs["a"].observe(Observation((gpus,), 32, 1, 0.4, 0.0))
 
 
@@ -132,8 +123,7 @@ def test_a_waiting_job_queues_for_the_type_with_most_speed_for_it():
 
 
 def test_a_job_too_large_for_every_type_is_turned_away():
-    held = session(Pollux(), mixed_cluster(t4=(4,), a100=(4,)))
-    held.submit(job("giant", gpus=5), 0.0)
+    held = opened(Pollux(), mixed_cluster(t4=(4,), a100=(4,)), job("giant", gpus=5))
     transitions = held.decide(0.0)
     assert [transition.step for transition in transitions] == ["reject"]
 
@@ -142,8 +132,7 @@ def test_no_node_holds_two_jobs_of_several_nodes():
     held = session(Pollux(), cluster(2, 2, 2), FLAT)
     for name in "ab":
         held.submit(job(name, low=3, high=3, gpus=3, model="fast"), 0.0)
-    held.decide(0.0)
-    assert sizes(held) in ({"a": 3}, {"b": 3})
+    assert decided(held, 0.0) in ({"a": 3}, {"b": 3})
 
 
 def world(seed: int = 3) -> Session:

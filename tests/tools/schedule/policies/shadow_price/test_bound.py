@@ -31,7 +31,7 @@ from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.session.holdings import Holding
-from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
+from tests.builders import cluster, curves, decided, job, mixed_cluster, session
 
 COST_S = 30.0
 WORLD = SimulatedCluster(start_cost=Cost(COST_S), rescale_cost=Cost(COST_S))
@@ -108,10 +108,8 @@ def test_a_job_that_has_had_its_grace_gets_its_share_and_says_so() -> None:
     held = session(ShadowPrice(**STRICT), cluster(4))
     held.submit(job("long", low=1, high=4, work={"samples": 1e6}), 0.0)
     held.submit(job("short", low=1, high=4, work={"samples": 1000}), 0.0)
-    held.decide(0.0)
-    assert sizes(held) == {"short": 4}, "a round can be made good"
-    held.decide(60.0)
-    assert sizes(held) == {"long": 2, "short": 2}
+    assert decided(held, 0.0) == {"short": 4}, "a round can be made good"
+    assert decided(held, 60.0) == {"long": 2, "short": 2}
     assert "equal shares would give it 2 GPUs now" in held.explain(60.0)["long"].reason
 
 
@@ -147,8 +145,7 @@ def test_without_a_grace_nothing_is_promised() -> None:
     held = session(ShadowPrice(grace=None), cluster(4))
     held.submit(job("long", low=1, high=4, work={"samples": 1e6}), 0.0)
     held.submit(job("short", low=1, high=4, work={"samples": 1000}), 0.0)
-    held.decide(0.0)
-    assert sizes(held) == {"short": 4}
+    assert decided(held, 0.0) == {"short": 4}
     assert ShadowPrice(grace=None).bounds is None
 
 
@@ -157,8 +154,7 @@ def test_on_several_gpu_types_sizes_are_free() -> None:
     held.submit(job("long", low=4, high=4, gpus=4, work={"samples": 1e6}), 0.0)
     held.submit(job("short", low=4, high=4, gpus=4, work={"samples": 1000}), 0.0)
     for time_s in (0.0, 60.0, 120.0):
-        held.decide(time_s)
-        assert sizes(held) == {"short": 4}
+        assert decided(held, time_s) == {"short": 4}
 
 
 def test_what_jobs_are_owed_survives_a_dump() -> None:

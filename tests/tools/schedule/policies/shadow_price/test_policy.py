@@ -10,7 +10,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
+from tests.builders import cluster, curves, decided, job, mixed_cluster, session, sizes
 
 SATURATING = {1: 1.0, 2: 1.8, 3: 2.4, 4: 2.8}
 
@@ -25,8 +25,7 @@ def test_jobs_that_saturate_share_and_the_shorter_gets_more():
     held = session(ShadowPrice(), cluster(4), curves(net=SATURATING))
     for each in (_elastic("long", 4000, model="net"), _elastic("short", 1000, model="net")):
         held.submit(each, 0.0)
-    held.decide(0.0)
-    assert sizes(held) == {"long": 1, "short": 3}
+    assert decided(held, 0.0) == {"long": 1, "short": 3}
 
 
 def test_a_gpu_more_for_a_moment_is_not_worth_a_rescale():
@@ -53,8 +52,7 @@ def test_work_that_is_not_stated_counts_as_that_of_its_queue():
 def test_a_job_of_unknown_work_falls_behind_when_it_has_had_much():
     held = _with([job("unknown", low=1, high=4)])
     held.submit(_elastic("stated", 1000), 0.0)
-    held.decide(3600.0)
-    assert sizes(held) == {"stated": 4}
+    assert decided(held, 3600.0) == {"stated": 4}
 
 
 def test_predicted_work_counts_like_stated_work():
@@ -62,11 +60,9 @@ def test_predicted_work_counts_like_stated_work():
     silent = held.submit(job("predicted", low=1, high=4), 0.0)
     silent.hide_work()
     silent.total_samples = 500.0
-    held.decide(60.0)
-    assert sizes(held) == {"predicted": 4}
+    assert decided(held, 60.0) == {"predicted": 4}
     silent.total_samples = 5e6
-    held.decide(120.0)
-    assert sizes(held) == {"stated": 4}
+    assert decided(held, 120.0) == {"stated": 4}
 
 
 @pytest.mark.parametrize(("cost_s", "gpus"), [(1.0, 4), (595.0, 1)])
@@ -75,11 +71,9 @@ def test_a_change_costs_what_the_profile_has_measured(cost_s: float, gpus: int):
     held = session(ShadowPrice(), cluster(4), _Costly(cost_s))
     held.submit(job("rigid", gpus=3, work={"samples": 1e3}), 0.0)
     held.submit(_elastic("grows", 1e6), 0.0)
-    held.decide(0.0)
-    assert sizes(held) == {"grows": 1, "rigid": 3}
+    assert decided(held, 0.0) == {"grows": 1, "rigid": 3}
     held.end("rigid", 60.0)
-    held.decide(60.0)
-    assert sizes(held) == {"grows": gpus}
+    assert decided(held, 60.0) == {"grows": gpus}
 
 
 def test_the_batch_grows_with_the_noise_scale():
@@ -223,13 +217,11 @@ def test_of_rigid_jobs_that_the_prices_cannot_tell_apart_the_shorter_one_runs(fi
     names = [first, *(name for name in seconds if name != first)]
     for index, name in enumerate(names):
         held.submit(job(name, at=float(index), gpus=2, gpu_seconds=2 * seconds[name]), float(index))
-    held.decide(10.0)
-    assert sizes(held) == {"urgent": 2, "short": 2}
+    assert decided(held, 10.0) == {"urgent": 2, "short": 2}
 
 
 def test_of_two_equal_jobs_the_one_that_came_first_runs():
     held = session(ShadowPrice(), cluster(2))
     for at, name in enumerate(("z", "a")):
         held.submit(job(name, at=float(at), gpus=2, gpu_seconds=1e4), float(at))
-    held.decide(10.0)
-    assert sizes(held) == {"z": 2}
+    assert decided(held, 10.0) == {"z": 2}
