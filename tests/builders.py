@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
-from pliant.tools.profile.throughput import CurveThroughput, Throughput
+from pliant.tools.profile.throughput import CurveThroughput, Placement, Throughput
 from pliant.tools.replay.engine.costs import FREE
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.schedule.policy import Policy
@@ -68,6 +68,19 @@ FREE_CHANGES: Final = SimulatedCluster(start_cost=FREE, rescale_cost=FREE)
 def curves(**by_model: Mapping[int, float]) -> CurveThroughput:
     """Throughput from scaling curves; models without one scale linearly from 1 sample per GPU-second."""
     return CurveThroughput(by_model)
+
+
+class TimedSteps(CurveThroughput):
+    """Seconds of a step by (model, GPU type, placement, global batch), None where infeasible."""
+
+    def __init__(self, seconds: Callable[[str, str, Placement, int], float | None]) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
+    ) -> float | None:
+        return self._seconds(model, gpu_type, placement, global_batch)
 
 
 def session(policy: Policy, nodes: Cluster, throughput: Throughput | None = None) -> Session:

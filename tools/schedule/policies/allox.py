@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,6 @@ from pliant.tools.schedule.policies.common import (
 )
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
 from pliant.tools.schedule.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 _ROUND_S = 360.0
 

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import islice
 from math import log1p, log2
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,6 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Floats = npt.NDArray[np.float64]
 FEATURES: Final = (

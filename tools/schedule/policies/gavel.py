@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +31,6 @@ from pliant.tools.schedule.policies.common import (
 )
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
 from pliant.tools.schedule.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Floats = npt.NDArray[np.float64]
 ROUND_S: Final = 360.0

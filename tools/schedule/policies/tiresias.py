@@ -7,7 +7,7 @@ from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,6 @@ from pliant.tools.schedule.policies.common import (
 )
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(slots=True)

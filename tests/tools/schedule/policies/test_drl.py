@@ -22,7 +22,6 @@ from pliant.tools.schedule.policies.drl import (
 )
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, curves, decided, job, mixed_cluster, session, sizes
-from tests.tools.schedule.loop import play
 
 SPEEDS = curves(good={1: 1, 2: 2, 4: 4}, poor={1: 1, 2: 1.1, 4: 1.1})
 
@@ -92,15 +91,6 @@ def test_a_job_goes_where_it_is_fastest(tmp_path: Path) -> None:
     held.submit(elastic("a"), 0)
     held.decide(0)
     assert held.jobs["a"].gpu_type == "quick"
-
-
-def test_the_shipped_network_brings_all_jobs_to_their_ends_the_same_way_each_time() -> None:
-    models = ("poor", "good")
-    jobs = [elastic(f"j{n}", models[n % 2], at=30.0 * n, samples=300.0 + 90 * n) for n in range(12)]
-    played = play(Drl(), cluster(4, 4), jobs, SPEEDS)
-    assert len(played.end_s) == 12
-    again = play(Drl(), cluster(4, 4), jobs, SPEEDS)
-    assert played.sizes_at == again.sizes_at
 
 
 def test_it_says_what_it_would_do_next_with_a_job(tmp_path: Path) -> None:

@@ -33,10 +33,6 @@ def test_gpus_count_not_only_time():
     assert sizes(held) == {"wide": 2}
 
 
-def test_decides_every_minute():
-    assert Las.default_interval_s == 60
-
-
 def test_the_reason_is_the_service():
     held = opened(Las(), cluster(2), job("a", gpus=2), job("b", gpus=2))
     held.decide(0)

@@ -81,12 +81,6 @@ def test_what_jobs_state_counts_only_where_it_is_asked_for() -> None:
     assert decided(opened(cluster(1), *jobs, policy=Lucid(durations="stated")), 0) == {"b": 1}
 
 
-def test_a_higher_priority_comes_first() -> None:
-    held = with_past(1)
-    submit(held, job("a", at=1001, model="short"), job("b", at=1002, model="long", priority=1.0))
-    assert decided(held, 1020) == {"b": 1}
-
-
 def test_a_job_that_is_cancelled_or_fails_teaches_nothing() -> None:
     held = opened(cluster(2), job("a"), job("b"))
     decided(held, 0)
@@ -212,12 +206,6 @@ def learned(*ended: tuple[dict[str, object], float]) -> Durations:
     for number, (spec, seconds) in enumerate(ended):
         found.learn(job(f"e{number}", **spec), seconds)
     return found
-
-
-def test_before_any_job_has_ended_all_are_alike() -> None:
-    expected = learned().expect(job())
-    assert (expected.seconds, expected.jobs) == (1.0, 0)
-    assert str(expected) == "no job has ended yet, so all are taken to be as long"
 
 
 def test_a_model_that_is_new_takes_as_long_as_all_jobs_do() -> None:

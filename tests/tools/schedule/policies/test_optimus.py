@@ -5,7 +5,7 @@ from __future__ import annotations
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.optimus import Optimus
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, curves, decided, job, mixed_cluster, session
+from tests.builders import cluster, curves, decided, job, session
 
 SPEEDS = curves(good={1: 1, 2: 2, 3: 3, 4: 4}, poor={1: 1, 2: 1.25, 3: 1.25, 4: 1.25})
 
@@ -78,12 +78,6 @@ def test_jobs_keep_their_place_where_their_size_stays():
         }
     )
     assert held.jobs["c"].placement == (("n0", 2), ("n1", 2))
-
-
-def test_a_job_keeps_to_one_type():
-    held = session(Optimus(), mixed_cluster(t4=(2,), a100=(2,)), SPEEDS)
-    held.submit(elastic("a", "good", 6000), 0)
-    assert decided(held, 0) == {"a": 2}
 
 
 class Truth:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pliant.tools.schedule.policies.srtf import Sjf, Srtf
 from tests.builders import cluster, curves, decided, job, mixed_cluster, opened
+
+GANGS = ("a", 3), ("b", 2), ("c", 1)
 
 
 def test_the_job_with_least_to_go_takes_the_gpus_of_a_longer_one():
@@ -22,21 +26,28 @@ def test_what_is_done_counts():
     assert decided(held, 60) == {"a": 1}  # 40 to go against 50
 
 
-def test_service_counts_gpus_times_seconds():
-    # 4 GPUs for 30 s are more service than 1 GPU for 100 s.
-    held = opened(Srtf(), cluster(4), job("wide", gpus=4, gpu_seconds=120), job("thin", gpu_seconds=100))
-    assert decided(held, 0) == {"thin": 1}
-
-
-def test_a_gang_that_does_not_fit_is_passed_over():
-    held = opened(
-        Srtf(),
-        cluster(4),
-        job("a", gpus=3, gpu_seconds=10),
-        job("b", gpus=2, gpu_seconds=20),
-        job("c", gpus=1, gpu_seconds=30),
-    )
-    assert decided(held, 0) == {"a": 3, "c": 1}
+@pytest.mark.parametrize(
+    ("jobs", "expected"),
+    [
+        pytest.param(
+            [job("wide", gpus=4, gpu_seconds=120), job("thin", gpu_seconds=100)],
+            {"thin": 1},
+            id="4 GPUs for 30 s are more than one for 100 s",
+        ),
+        pytest.param(
+            [job(name, gpus=gpus, gpu_seconds=10 * at) for at, (name, gpus) in enumerate(GANGS, start=1)],
+            {"a": 3, "c": 1},
+            id="a gang that does not fit is passed over",
+        ),
+        pytest.param(
+            [job("a", gpus=4, model="slow", work={"samples": 60}), job("b", gpus=4, work={"samples": 100})],
+            {"b": 4},
+            id="speed comes from the profile",
+        ),
+    ],
+)
+def test_the_least_service_first(jobs, expected):
+    assert decided(opened(Srtf(), cluster(4), *jobs, throughput=curves(slow={4: 2.0})), 0) == expected
 
 
 def test_unknown_work_comes_last_in_order_of_arrival():
@@ -44,18 +55,6 @@ def test_unknown_work_comes_last_in_order_of_arrival():
     assert decided(held, 2) == {"k": 1}
     held.end("k", 3)
     assert decided(held, 3) == {"u": 1}
-
-
-def test_speed_comes_from_the_profile():
-    slow = curves(slow={1: 0.5})
-    held = opened(
-        Srtf(),
-        cluster(1),
-        job("few-samples", model="slow", work={"samples": 60}),  # 120 s
-        job("many-samples", work={"samples": 100}),  # 100 s
-        throughput=slow,
-    )
-    assert decided(held, 0) == {"many-samples": 1}
 
 
 def test_a_running_job_keeps_its_place_when_others_come_and_go():
@@ -74,11 +73,6 @@ def test_on_two_types_a_running_job_moves_only_when_it_is_pushed_out():
     held.submit(job("b", at=1, gpus=2, gpu_seconds=5), 1)
     decided(held, 1)
     assert {state.id: state.gpu_type for state in held.jobs.values()} == {"b": "x", "a": "y"}
-
-
-def test_a_job_that_can_never_run_is_turned_away():
-    held = opened(Srtf(), cluster(4), job("a", gpus=5))
-    assert [transition.step for transition in held.decide(0)] == ["reject"]
 
 
 def test_sjf_never_preempts():

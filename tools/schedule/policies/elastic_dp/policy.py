@@ -27,10 +27,7 @@ from pliant.tools.schedule.snapshot import Change, Snapshot
 if TYPE_CHECKING:
     import numpy as np
 
-    from pliant.tools.schedule.jobs import JobState
-    from pliant.tools.schedule.policy import Decision
     from pliant.tools.schedule.rates import Speeds
-    from pliant.tools.schedule.snapshot import Snapshot
 
 _log = logging.getLogger("pliant")
 _ENDED: Final = frozenset({"finished", "cancelled", "failed"})

@@ -161,10 +161,6 @@ def whole_fits(free: Floats, demand: Floats, most: int) -> Ints:
     return found
 
 
-def log_or(value: float, otherwise: float = -math.inf) -> float:
-    return math.log(value) if value > 0 else otherwise
-
-
 @dataclass(frozen=True, slots=True)
 class PlacedWorkers:
     """Where the workers and PS of one job are."""

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Self
 
 import numpy as np
 
-from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Floats, Servers, log_or
+from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Floats, Servers
 
 QUANTILE: Final = 0.5
 """Of the jobs, by which an estimate measures what a unit is worth: the median."""
@@ -150,8 +150,8 @@ def _raised(side: SideBounds, densities: Sequence[float], quantile: float) -> Si
 
 def _log_worths(job: KnownJob, least_worth: float) -> tuple[float, float]:
     """Logarithms of what the job is worth if it ends as late as it can, and as early."""
-    best = log_or(job.early)
-    return max(log_or(job.late), best + math.log(least_worth)), best
+    late, best = (math.log(worth) if worth > 0 else -math.inf for worth in (job.late, job.early))
+    return max(late, best + math.log(least_worth)), best
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -63,22 +63,6 @@ def priced(order: Sequence[PricedJob], worth: Worth, future: float = 0.0) -> lis
     return prices
 
 
-class Worth(Protocol):
-    """A way to compute S; what it calls ``worth`` is S in a form of its own."""
-
-    def start(self, future: float) -> Floats:
-        """S_0: a GPU that no job uses is worth ``future``."""
-        ...
-
-    def price(self, job: PricedJob, worth: Floats) -> float:
-        """λ of a job that ends just before those of ``worth``."""
-        ...
-
-    def with_job(self, job: PricedJob, price: float, worth: Floats) -> Floats:
-        """S with one job more."""
-        ...
-
-
 class ExactWorth:
     """S(c) for every c, by dynamic programming over curves of any shape: O(K · sizes) a job."""
 
@@ -92,9 +76,11 @@ class ExactWorth:
         """[c, k] S(c - k), a view."""
 
     def start(self, future: float) -> Floats:
+        """S_0: a GPU that no job uses is worth ``future``."""
         return np.arange(self._gpus + 1, dtype=np.float64) * future
 
     def price(self, job: PricedJob, worth: Floats) -> float:
+        """λ of a job that ends just before those of ``worth``."""
         left = worth[self._gpus - len(job.rates) + 1 :][::-1]
         return float(((job.weight + worth[-1] - left) * job.slowness).min())
 
@@ -135,6 +121,10 @@ class SlopeWorth:
         if known is None:
             known = self._hulls[key] = hull_slopes(self._sizes[: len(rates)], rates)
         return known
+
+
+Worth = ExactWorth | SlopeWorth
+"""A way to compute S, in a form of its own that it calls ``worth``."""
 
 
 def hull_slopes(sizes: Ints, rates: Floats) -> Floats:

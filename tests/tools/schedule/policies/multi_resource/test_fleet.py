@@ -69,7 +69,6 @@ def test_a_job_takes_a_slot_a_worker_and_what_it_demands() -> None:
     assert bid.ps == pytest.approx([0, 2, 1, 0])
     assert (bid.worker_bandwidth, bid.ps_bandwidth) == (1.25e8, 2.5e8)
     placed = nodes.holding(held.jobs["j"])
-    assert placed is not None
     assert (placed.workers.tolist(), placed.ps.tolist()) == ([3, 0], [2])
 
 

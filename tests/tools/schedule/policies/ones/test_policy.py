@@ -216,9 +216,7 @@ def test_each_gpu_type_is_a_search_of_its_own():
 
 
 @pytest.mark.parametrize(("generation_s", "made"), [(0.25, 8), (0.75, 3), (60.0, 1)])
-def test_a_time_budget_is_spent_and_the_generations_are_said(
-    monkeypatch: pytest.MonkeyPatch, generation_s: float, made: int
-):
+def test_a_time_budget_is_spent_and_the_generations_are_said(monkeypatch, generation_s, made):
     """Two seconds, on a clock that only generations move: the last one begins within them."""
     now_s, evolve = [0.0], population.evolve
 

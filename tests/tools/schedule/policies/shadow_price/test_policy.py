@@ -8,10 +8,14 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
+from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, curves, decided, job, mixed_cluster, session, sizes
+from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, session, sizes
 
+OVERHEAD = TimedSteps(lambda model, kind, place, batch: 0.1 + 0.001 * batch)
+"""Whatever the GPUs."""
+MIXED = CurveThroughput({}, {"fast": 3.0})
 SATURATING = {1: 1.0, 2: 1.8, 3: 2.4, 4: 2.8}
 
 
@@ -68,7 +72,9 @@ def test_predicted_work_counts_like_stated_work():
 @pytest.mark.parametrize(("cost_s", "gpus"), [(1.0, 4), (595.0, 1)])
 def test_a_change_costs_what_the_profile_has_measured(cost_s: float, gpus: int):
     """Three GPUs more are worth a second without training, not the ten minutes that they are kept."""
-    held = session(ShadowPrice(), cluster(4), _Costly(cost_s))
+    costly = curves()
+    costly.rescale_seconds = lambda model: cost_s
+    held = session(ShadowPrice(), cluster(4), costly)
     held.submit(job("rigid", gpus=3, work={"samples": 1e3}), 0.0)
     held.submit(_elastic("grows", 1e6), 0.0)
     assert decided(held, 0.0) == {"grows": 1, "rigid": 3}
@@ -79,7 +85,7 @@ def test_a_change_costs_what_the_profile_has_measured(cost_s: float, gpus: int):
 def test_the_batch_grows_with_the_noise_scale():
     """Where larger batches train almost as much a sample, and faster, the largest is best."""
     free = job("a", low=1, high=1, elastic="size+batch", batch={"size": 64, "min": 64, "max": 1024})
-    held = session(ShadowPrice(retune="free"), cluster(1), _Overhead())
+    held = session(ShadowPrice(retune="free"), cluster(1), OVERHEAD)
     held.submit(free, 0.0)
     held.decide(0.0)
     assert held.jobs["a"].global_batch == 64
@@ -93,7 +99,7 @@ def test_the_batch_grows_with_the_noise_scale():
 
 def test_on_mixed_types_each_job_takes_the_type_where_it_ends_first():
     nodes = mixed_cluster(slow=(4,), fast=(4,))
-    held = session(ShadowPrice(), nodes, _Mixed())
+    held = session(ShadowPrice(), nodes, MIXED)
     for each in (_elastic("long", 9000), _elastic("short", 1000)):
         held.submit(each, 0.0)
     held.decide(0.0)
@@ -104,7 +110,7 @@ def test_on_mixed_types_each_job_takes_the_type_where_it_ends_first():
 def test_a_type_that_would_stand_idle_takes_who_waits_for_another():
     """And leaves it there: the job does not come and go between the two."""
     nodes = mixed_cluster(slow=(4,), fast=(4,))
-    held = session(ShadowPrice(), nodes, _Mixed())
+    held = session(ShadowPrice(), nodes, MIXED)
     for each in (_elastic("long", 9000), _elastic("short", 2000)):
         held.submit(each, 0.0)
     for time_s in (0.0, 60.0, 120.0):
@@ -127,7 +133,7 @@ def test_it_says_price_end_worth_of_a_gpu_and_why_a_job_waits():
 
 def test_what_jobs_have_shown_survives_a_dump():
     first = ShadowPrice(retune="free")
-    held = session(first, cluster(1), _Overhead())
+    held = session(first, cluster(1), OVERHEAD)
     free = {"low": 1, "high": 1, "elastic": "size+batch", "batch": {"size": 64, "min": 64, "max": 1024}}
     held.submit(job("a", work={"samples": 1e6}, **free), 0.0)
     held.decide(0.0)
@@ -135,7 +141,7 @@ def test_what_jobs_have_shown_survives_a_dump():
     held.decide(60.0)
     second = ShadowPrice(retune="free")
     second.load_state(json.loads(json.dumps(first.dump_state())), {})
-    later = session(second, cluster(1), _Overhead())
+    later = session(second, cluster(1), OVERHEAD)
     later.submit(job("b", work={"samples": 1e6}, **free), 0.0)
     later.decide(0.0)
     assert later.jobs["b"].global_batch == 1024, "a job starts on what others of its model have shown"
@@ -164,49 +170,6 @@ def _with(jobs: list[Job]) -> Session:
         held.submit(each, 0.0)
     held.decide(0.0)
     return held
-
-
-class _Overhead:
-    """Each step takes 0.1 s and a millisecond a sample, whatever the GPUs."""
-
-    def models(self) -> tuple[str, ...]:
-        return ()
-
-    def max_local_batch(self, model: str, gpu_type: str) -> None:
-        return None
-
-    def local_batches(self, model: str, gpu_type: str) -> tuple[int, ...]:
-        return ()
-
-    def step_seconds(self, model: str, gpu_type: str, placement: object, batch: int, most: object) -> float:
-        return 0.1 + 0.001 * batch
-
-    def rescale_seconds(self, model: str) -> None:
-        return None
-
-
-class _Costly(_Overhead):
-    """One sample a GPU-second, and a measured cost of changes."""
-
-    def __init__(self, cost_s: float) -> None:
-        self._cost_s = cost_s
-
-    def step_seconds(
-        self, model: str, gpu_type: str, placement: tuple[int, ...], batch: int, most: object
-    ) -> float:
-        return batch / sum(placement)
-
-    def rescale_seconds(self, model: str) -> float:
-        return self._cost_s
-
-
-class _Mixed(_Overhead):
-    """One sample a GPU-second, three on the fast type."""
-
-    def step_seconds(
-        self, model: str, gpu_type: str, placement: tuple[int, ...], batch: int, most: object
-    ) -> float:
-        return batch / sum(placement) / (3.0 if gpu_type == "fast" else 1.0)
 
 
 @pytest.mark.parametrize("first", ["long", "short"])
