@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
-from pliant.tools.profile.throughput import CurveThroughput, Throughput
+from pliant.tools.profile.throughput import CurveThroughput, Placement, Throughput
 from pliant.tools.replay.engine.costs import FREE
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.schedule.policy import Policy
@@ -70,9 +70,36 @@ def curves(**by_model: Mapping[int, float]) -> CurveThroughput:
     return CurveThroughput(by_model)
 
 
+class TimedSteps(CurveThroughput):
+    """Seconds of a step by (model, GPU type, placement, global batch), None where infeasible."""
+
+    def __init__(self, seconds: Callable[[str, str, Placement, int], float | None]) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
+    ) -> float | None:
+        return self._seconds(model, gpu_type, placement, global_batch)
+
+
 def session(policy: Policy, nodes: Cluster, throughput: Throughput | None = None) -> Session:
     """A policy in use on a cluster."""
     return Session(policy, nodes, throughput or CurveThroughput())
+
+
+def opened(policy: Policy, nodes: Cluster, *jobs: Job, throughput: Throughput | None = None) -> Session:
+    """A policy in use on a cluster to which these jobs have come; nothing is decided yet."""
+    held = session(policy, nodes, throughput)
+    for each in jobs:
+        held.submit(each, each.submit_time)
+    return held
+
+
+def decided(held: Session, time_s: float) -> dict[str, int]:
+    """GPUs of every job that holds some, after a decision."""
+    held.decide(time_s)
+    return sizes(held)
 
 
 def sizes(held: Session) -> dict[str, int]:

@@ -32,10 +32,9 @@ def few(policy: str) -> int:
     return FEW.get(policy, JOBS)
 
 
-@pytest.mark.parametrize("shift_s", SHIFTS_S)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_all_that_happens_hours_later_is_the_same_hours_later(policy: str, shift_s: float):
-    assert not decisions_changed_by_translation(1, policies=[policy], shifts_s=[shift_s], jobs=JOBS)
+def test_all_that_happens_years_later_is_the_same_years_later(policy: str):
+    assert not decisions_changed_by_translation(1, policies=[policy], shifts_s=SHIFTS_S[1:], jobs=JOBS)
 
 
 @pytest.mark.parametrize("policy", ["pollux", "ones"])
@@ -101,11 +100,9 @@ def slow_story(jobs: Sequence[Job], policy: str, factor: float) -> list[Moment]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_where_every_second_lasts_longer_the_same_happens_later(policy: str):
-    """Twice and half: then no number is rounded otherwise."""
+    """Twice as long: then no number is rounded otherwise."""
     if policy in UNSCALED:
         pytest.skip(UNSCALED[policy])
     jobs = drawn_jobs(5, few(policy))
-    at_first = slow_story(jobs, policy, 1.0)
-    for factor in (0.5, 2.0):
-        slower = slow_story(jobs, policy, factor)
-        assert are_alike(at_first, iter(slower), lambda time_s, factor=factor: time_s / factor)
+    at_first, slower = (slow_story(jobs, policy, factor) for factor in (1.0, 2.0))
+    assert are_alike(at_first, iter(slower), lambda time_s: time_s / 2)

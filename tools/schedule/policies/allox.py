@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,6 @@ from pliant.tools.schedule.policies.common import (
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
 _ROUND_S = 360.0
 
 
@@ -35,24 +32,22 @@ class _Match(NamedTuple):
     turn: tuple[float, str]
     job: JobState
     gpu_type: str | None
-    """None: it was left out of the matching, and takes what remains on any type."""
+    """None if it was left out of the matching and takes what remains on any type."""
 
 
 class Allox(Policy):
     """Least total completion time on GPU types that differ, by a matching of jobs to places in queues.
 
-    AlloX (EuroSys '20), section 4.1. A job that runs k-th from the end of a machine's queue delays k jobs,
-    itself included, so its cost there is k times its processing time on that machine. The matching of jobs to
-    (machine, place from the end) of least total cost gives each job its GPU type. On each type those with
-    least work to go run; every job gets what it requested or waits, even beside idle GPUs of a type on which
-    it would end later. Every 360 s all jobs are matched again. Preemptive. On one GPU type it is shortest
-    remaining service first.
+    AlloX (EuroSys '20), section 4.1. A job that runs k-th from the end of a machine's queue costs k times its
+    processing time there. The matching of jobs to (machine, place from the end) of least total cost gives
+    each job its GPU type. On each type those with least work to go run; a job may wait beside idle GPUs of a
+    type on which it would end later. Every 360 s all jobs are matched again. Preemptive. On one GPU type it
+    is shortest remaining service first.
 
     most: jobs that are matched, those with least work first. The others take what remains.
 
-    Departures from the paper, whose machines run one job each: a machine is a GPU, and a job of several GPUs
-    counts with its GPU-time. A job of unknown work is expected to be half done. All users are one: the paper
-    matches only a part of the jobs, those of users who received least.
+    Departures from the paper: a machine is a GPU, and a job of several GPUs counts with its GPU-time. A job
+    of unknown work is expected to be half done. All users are one.
     """
 
     name: ClassVar[str] = "allox"
@@ -66,7 +61,6 @@ class Allox(Policy):
         self.most = most
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Match all jobs again, then deal out the GPUs of each type."""
         rejected = reject_impossible(snapshot)
         matches = self._matches(snapshot, rejected)
         budget = GpuBudget(snapshot.gpus_by_type())
@@ -119,9 +113,8 @@ class Allox(Policy):
 def match(seconds: npt.NDArray[np.float64], machines: Sequence[int]) -> list[int]:
     """The type for each job that makes the sum of completion times least.
 
-    :param seconds: processing time of each job (rows) on a machine of each type; infinite: it cannot run.
-        Every job can run on some type.
-    :param machines: how many of each type; with none, ``seconds`` are infinite.
+    :param seconds: [job, type] processing time, infinite where it cannot run; every job runs on some type.
+    :param machines: by type; with none, ``seconds`` are infinite.
     """
     jobs = len(seconds)
     places = [1 + np.arange(jobs) // max(1, count) for count in machines]

@@ -1,9 +1,8 @@
 """Backfilling: which jobs may pass the head of a queue, found without reading those that cannot.
 
-EASY (Lifka, JSSPP 1995) reads every waiting job at every event. Here jobs that fit the same GPUs and train at
-the same speeds there form one *kind*; of a kind, only the first job matters that ends early enough. Each kind
-keeps its jobs in order of turn, in blocks that know their least work, so a decision costs O(kinds + waiting
-jobs / block + running jobs).
+EASY (Lifka, JSSPP 1995) reads every waiting job at every event. Here jobs that fit the same GPUs at the same
+speeds form one *kind*; of a kind, only the first job that ends early enough matters. Each kind keeps its jobs
+in order of turn, in blocks that know their least work.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pliant.tools.schedule.rates import JobKind
 from pliant.tools.schedule.snapshot import Snapshot
 
 _BLOCK: Final = 64
-"""Jobs of a block; one of twice as many becomes two."""
+"""Jobs of a block; one of twice this number is split."""
 _Turn = tuple[float, float, str]
 
 
@@ -36,7 +35,6 @@ class _QueueKind(NamedTuple):
 
     @classmethod
     def of(cls, job: JobState) -> _QueueKind:
-        """That of a job which holds nothing."""
         resources = job.spec.resources
         demands = *sorted(resources.worker.items()), *sorted(("ps", *each) for each in resources.ps.items())
         return cls(job.spec.gpus.requested, JobKind.of(job), demands, _keeps_work(job))
@@ -68,10 +66,7 @@ class WaitingLine:
         return bool(self._blocks)
 
     def add(self, job: JobState, work: float = 0.0) -> None:
-        """Put a job into its place.
-
-        :param work: no more than the samples that it ever has to go while it is in line.
-        """
+        """:param work: the job never has fewer samples to go than this while it is in line."""
         turn = job.turn
         index = min(bisect_left(self._lasts, turn), len(self._blocks) - 1)
         if index < 0:
@@ -93,7 +88,6 @@ class WaitingLine:
             self._lasts[index : index + 1] = [half.turns[-1] for half in halves]
 
     def remove(self, turn: _Turn) -> None:
-        """Take the job out that is in line with this turn."""
         index = bisect_left(self._lasts, turn)
         block = self._blocks[index]
         place = bisect_left(block.turns, turn)
@@ -109,9 +103,9 @@ class WaitingLine:
     def after(
         self, turn: _Turn | None = None, able: Callable[[float], bool] | None = None
     ) -> Iterator[JobState]:
-        """The jobs behind a turn, in order; None: all.
+        """The jobs behind a turn, in order; all of them where it is None.
 
-        :param able: of what work jobs are wanted; who can do with more can do with less.
+        :param able: whether a job of this work is wanted; if so, one of less work is, too.
         """
         first = 0 if turn is None else bisect_right(self._lasts, turn)
         for index in range(first, len(self._blocks)):
@@ -169,7 +163,6 @@ class WaitingJobs:
             self._kinds.setdefault(kind, WaitingLine()).add(job, math.inf if left is None else left)
 
     def discard(self, job: JobState) -> None:
-        """A job waits no longer, if it did."""
         kind, turn = self._of.pop(job.id, (None, None))
         if turn is None:
             return
@@ -186,11 +179,11 @@ class WaitingJobs:
         budget: GpuBudget,
         reserve: Callable[[], HeadStart | None] | None,
     ) -> dict[str, Grant]:
-        """The jobs that start before ``head``, which does not fit; in order of turn, as many as fit.
+        """The jobs that start before ``head``, which does not fit, in order of turn.
 
         :param budget: what is left; it is taken from.
-        :param reserve: says when the head is predicted to start, None if nothing says that, and then no job
-            passes; asked at most once. None: every job that fits may pass.
+        :param reserve: the predicted start of the head, asked at most once; no job passes if there is none.
+            Without ``reserve`` every job that fits passes.
         """
         most = max(budget.left.values())
         lines = [line for kind, line in self._kinds.items() if kind.gpus <= most]
@@ -221,8 +214,6 @@ class WaitingJobs:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """What is left while jobs pass the head, and who may have it."""
-
     snapshot: Snapshot
     budget: GpuBudget
     reservation: HeadStart | None
@@ -251,7 +242,6 @@ class _Search:
     def _first_to_end(
         self, line: WaitingLine, turn: _Turn, first: JobState, grant: Grant, kept: HeadStart
     ) -> JobState | None:
-        """The first job that ends by the time at which the head starts."""
         now_s = self.snapshot.time_s
         rate = self.snapshot.speeds.rate(first, grant.gpus, grant.gpu_type)
 
@@ -276,7 +266,6 @@ class _Search:
 
 
 def waits(job: JobState, snapshot: Snapshot) -> bool:
-    """Whether a job is active and in sight, and holds nothing."""
     return not job.gpus and snapshot.jobs.get(job.id) is job
 
 
@@ -287,7 +276,7 @@ def reserve(
     running: Iterable[JobState],
     starting: Mapping[str, Grant],
 ) -> HeadStart | None:
-    """The earliest predicted start of ``head``, which does not fit now; None where nothing predicts one.
+    """The earliest predicted start of ``head``, which does not fit now; None if nothing predicts one.
 
     :param budget: what is left after ``starting``, the jobs that this decision starts.
     """
@@ -311,7 +300,7 @@ def reserve(
 
 
 def _first_fit(gpus: int, gpu_type: str, free: int, ends: list[tuple[float, int]]) -> HeadStart | None:
-    """The moment at which enough of ``gpu_type`` is free; GPUs freed at that very moment count as spare."""
+    """When enough of ``gpu_type`` is free; GPUs freed at that very moment count as spare."""
     heapify(ends)
     while ends:
         end_s, freed = heappop(ends)
@@ -322,12 +311,12 @@ def _first_fit(gpus: int, gpu_type: str, free: int, ends: list[tuple[float, int]
 
 
 def _predicted_end_s(job: JobState, grant: Grant, snapshot: Snapshot) -> float | None:
-    """When the job would end if it started now on ``grant`` and kept it; None: its work is unknown."""
+    """When the job would end if it kept ``grant`` from now on; None if its work is unknown."""
     remaining = job.remaining_samples(snapshot.time_s)
     rate = snapshot.speeds.rate(job, grant.gpus, grant.gpu_type)
     return None if remaining is None or rate <= 0 else snapshot.time_s + remaining / rate
 
 
 def _keeps_work(job: JobState) -> bool:
-    """Whether what a job has to go stays as it is: not predicted, and no worker reports more of it."""
+    """Whether its remaining work cannot change while it waits: not predicted, not reported."""
     return job.phase is Phase.WAITING and not job.predicted and not job.revealed

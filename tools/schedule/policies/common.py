@@ -1,8 +1,7 @@
-"""What policies share, in the order in which an author needs it.
+"""What policies share: reject what can never run, deal GPUs out, name what differs.
 
-Reject the arrivals that can never run, give GPUs away type by type, name what differs; :func:`serve_in_order`
-does all three for a policy that is an order of jobs. Policies that search for an allocation do so in one
-:class:`Pool` after the other. :class:`Contention` is for those that speak of finish-time fairness.
+:func:`serve_in_order` does all three for a policy that is an order of jobs. :class:`Pool` is for policies
+    that search each GPU type by itself, :class:`Contention` for those that speak of finish-time fairness.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ def reject_impossible(snapshot: Snapshot, sizes: Sizes = requested_alone) -> dic
 
 
 def reject_arrivals(snapshot: Snapshot, why: Callable[[JobState], str | None]) -> dict[str, str]:
-    """Jobs among the arrivals since the last call for which ``why`` has a reason."""
     verdicts = {}
     for change in snapshot.changes:
         job = change.job
@@ -59,12 +57,12 @@ def reject_arrivals(snapshot: Snapshot, why: Callable[[JobState], str | None]) -
 
 
 def minimum_alone(job: JobState) -> Iterable[int]:
-    """The size that decides for policies that may give a job more, never less."""
+    """The one size that matters to policies that may give a job more, never less."""
     return (job.spec.min_gpus,)
 
 
 def why_impossible(job: JobState, gpus: int, speeds: Speeds) -> str | None:
-    """Why no GPU type of the cluster can ever run ``job`` on ``gpus`` GPUs; None: one can."""
+    """Why no GPU type of the cluster can ever run ``job`` on ``gpus`` GPUs; None if one can."""
     roomy = [kind for kind, total in speeds.gpu_types.items() if total >= gpus]
     if not roomy:
         most = max(speeds.gpu_types.values(), default=0)
@@ -80,7 +78,7 @@ def why_impossible(job: JobState, gpus: int, speeds: Speeds) -> str | None:
 
 
 def _why_none(job: JobState, sizes: Iterable[int], speeds: Speeds) -> str | None:
-    """Why ``job`` runs at none of ``sizes``, by the last of them; None: it runs at one."""
+    """Why ``job`` runs at none of ``sizes``, by the last of them; None if it runs at one."""
     reason = None
     for gpus in sizes:
         reason = why_impossible(job, gpus, speeds)
@@ -108,11 +106,7 @@ def is_in_reach(job: JobState, gpus: int, gpus_by_type: Mapping[str, int], speed
 
 
 class GpuBudget:
-    """GPUs not yet given away while a decision is being made, by type.
-
-    Start from ``snapshot.free_gpus`` to add to what runs, from ``snapshot.gpus_by_type()`` to deal all
-    out again.
-    """
+    """GPUs by type that are not given away yet while a decision is made."""
 
     def __init__(self, gpus_by_type: Mapping[str, int]) -> None:
         self.left = dict(gpus_by_type)
@@ -125,11 +119,9 @@ class GpuBudget:
         self.left[grant.gpu_type] -= grant.gpus
 
     def fit(self, job: JobState, gpus: int, speeds: Speeds) -> Grant | None:
-        """``gpus`` GPUs of the one type that suits ``job`` best among those with enough left, not yet taken.
+        """``gpus`` GPUs of the type that suits ``job`` best, not yet taken; None if no type has enough.
 
-        The type it runs on comes first (it keeps its place), then the type on which it is fastest. A type on
-        which that size is infeasible does not count, nor one whose nodes that are up lack what it demands.
-        None: no type is.
+        The type it runs on comes first, then the type on which it is fastest.
         """
         if job.gpu_type is not None and self.left.get(job.gpu_type, 0) >= gpus:
             return Grant(gpus, job.gpu_type)
@@ -141,10 +133,9 @@ class GpuBudget:
 def serve_in_order(snapshot: Snapshot, key: Callable[[JobState], tuple[float, ...]]) -> Decision:
     """Deal all GPUs out again, least key first: each job gets what it requested, or nothing.
 
-    Ties go by arrival. Arrivals that can never run are rejected. A job that does not fit is passed over,
-    later ones may still fit. A job that runs keeps its GPU type, and so its place, unless those before it
-    took too many of that type. Where no job is left out, the same follows in every round until something
-    changes.
+    Ties go by arrival. A job that does not fit is passed over. A running job keeps its GPU type unless
+    those before it took too many of that type. Where no job is left out, the decision stands until
+    something changes.
     """
     rejected = reject_impossible(snapshot)
     jobs = (job for job in snapshot.jobs.values() if job.id not in rejected)
@@ -171,7 +162,7 @@ def decision_from_grants(
 ) -> Decision:
     """The decision that leaves exactly ``grants`` in force, naming only jobs that differ from it.
 
-    A running job without a grant is preempted. Growths and starts are placed in the order of ``grants``.
+    A running job without a grant is preempted. Starts and growths are placed in the order of ``grants``.
     """
     targets = {job.id: Target(0) for job in snapshot.jobs.values() if job.gpus and job.id not in grants}
     for job_id, grant in grants.items():
@@ -201,7 +192,6 @@ def equal_shares(gpus: int, limits: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def explain_gang(job: JobState, reason: str) -> Explanation:
-    """Why a job of a policy that gives what was requested runs or waits."""
     return Explanation(reason, needs_gpus=None if job.gpus else job.spec.gpus.requested)
 
 
@@ -217,7 +207,7 @@ def requested_service_s(job: JobState, samples: float | None, speeds: Speeds) ->
 
 
 def samples_to_go(job: JobState, snapshot: Snapshot, least_s: float = 0.0) -> float:
-    """Samples that are left, at least those of ``least_s`` on the requested GPUs.
+    """Samples left, at least those of ``least_s`` seconds on the requested GPUs.
 
     A job of unknown work is expected to be half done.
     """
@@ -242,9 +232,8 @@ class Pool:
 def pools(snapshot: Snapshot, without: Container[str]) -> list[tuple[Pool, list[JobState]]]:
     """Every GPU type with the jobs that take part in its search, those with the least service first.
 
-    A running job stays on its type. The first waiting jobs, as many as there are GPUs of a type, queue for
-    the type that they can run on with most speed per job that is there already. Jobs of which nothing says
-    how long they take are no more than fit at their smallest sizes: so the first to come is the first.
+    A running job stays on its type. Of the waiting jobs the first take part, as many as a type has GPUs, each
+    on the type with most speed per job there. Jobs of unknown speed take part while their smallest sizes fit.
     """
     known = known_pools(snapshot)
     members: dict[str, list[JobState]] = {kind: [] for kind in known}
@@ -301,7 +290,7 @@ def _runs_in(pool: Pool, job: JobState) -> bool:
 
 
 def _attained_s(job: JobState, snapshot: Snapshot) -> float:
-    """To the microsecond: it is a difference of times, which are rounded by the hour, and many are equal."""
+    """Rounded to the microsecond: sums of many times differ by rounding, and many jobs are equal."""
     return round(job.attained_service_s(snapshot.time_s), 6)
 
 
@@ -309,7 +298,7 @@ def _attained_s(job: JobState, snapshot: Snapshot) -> float:
 
 
 class Contention:
-    """How many jobs were active while each job was; follows from the changes alone."""
+    """The mean number of active jobs during the life of each; follows from the changes alone."""
 
     def __init__(self) -> None:
         self._time_s = self._job_seconds = 0.0
@@ -317,7 +306,6 @@ class Contention:
         """Time of the arrival of each active job, and the job-seconds until then."""
 
     def follow(self, changes: Sequence[Change], time_s: float) -> None:
-        """Take in arrivals and ends until now."""
         for change in changes:
             if change.kind == "arrived" and change.job is not None:
                 self._advance(change.time_s)
@@ -328,16 +316,16 @@ class Contention:
         self._advance(time_s)
 
     def average(self, job_id: str) -> float:
-        """Active jobs on average since the job arrived; those at present where no time has passed."""
+        """Active jobs on average since the job arrived; the present number where no time has passed."""
         since_s, before = self._begun.get(job_id, (self._time_s, 0.0))
         if self._time_s <= since_s:
             return float(max(1, len(self._begun)))
         return (self._job_seconds - before) / (self._time_s - since_s)
 
     def stake(self, job: JobState, snapshot: Snapshot, least_s: float) -> Stake | None:
-        """What its ρ depends on; None where it never runs.
+        """What its ρ depends on; None if it never runs.
 
-        :param least_s: what is left counts as at least the samples of so long.
+        :param least_s: remaining samples are at least those of this many seconds.
         """
         gpus = job.spec.gpus.requested
         rate = snapshot.speeds.rate(job, gpus)
@@ -354,7 +342,6 @@ class Contention:
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> Contention:
-        """What :meth:`dump` gave."""
         found = cls()
         found._time_s, found._job_seconds = state["time_s"], state["job_seconds"]
         found._begun = {job_id: (since_s, before) for job_id, (since_s, before) in state["begun"].items()}

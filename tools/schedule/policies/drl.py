@@ -13,7 +13,7 @@ from functools import cache
 from itertools import islice
 from math import log1p, log2
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +30,6 @@ from pliant.tools.schedule.policies.common import minimum_alone, reject_impossib
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
-if TYPE_CHECKING:
-    import numpy as np
-
 Floats = npt.NDArray[np.float64]
 FEATURES: Final = (
     "starts", "grows", "shrinks", "waits", "gpus", "takes", "takes_of_free", "efficiency", "of_requested",
@@ -41,7 +38,7 @@ FEATURES: Final = (
 )  # fmt: skip
 """Of an action, all about -1 to 1 to keep the units of the network in their range."""
 WAITING_SEEN: Final = 24
-"""Of the jobs that wait and fit, this many are looked at; of those that run all."""
+"""Waiting jobs that fit and are looked at; of the running ones, all are."""
 _UNKNOWN_S: Final = 600.0
 KIND: Final = "network"
 SHIPPED: Final = Path(__file__).with_name("drl_network.json")
@@ -54,14 +51,14 @@ class Drl(Policy):
     """One job at a time, as a network prefers that was trained by policy gradient to keep mean JCT low.
 
     The baseline DRL of ONES (SC '21), section 4.1: the scheduler of Chic (IWQoS '19) for all-reduce. A small
-    network scores every action: to start a job that waits on a size that fits, to double or halve one that
-    runs, or to change nothing. The best one is taken, then the best of those that are left, until none is
-    better than to change nothing. No job is preempted; one that runs changes at most once in ``settled_s``.
+    network scores every action: to start a waiting job on a size that fits, to double or halve a running one,
+    or to change nothing. The best action is taken, then the best of those left, until none is better than to
+    change nothing. No job is preempted; a running job changes at most once in ``settled_s``.
 
     Departures from the papers, which print neither network nor features: a score for each action instead of
-    one output for each job, so that any number of jobs is seen; greedy where it does not learn. ``network``
-    is a file as ``python -m experiments.ones.train`` writes it; without one, the weights that come with
-    pliant, trained on jobs like those of ONES.
+    one output for each job, so that any number of jobs is seen; greedy except while training. ``network`` is
+    a file as ``python -m experiments.ones.train`` writes it; without one, the weights that come with pliant,
+    trained on jobs like those of ONES.
     """
 
     name: ClassVar[str] = "drl"
@@ -82,7 +79,6 @@ class Drl(Policy):
         return _shipped() if self._own is None else self._own
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """One action after another, until to change nothing is preferred."""
         decision = Decision({}, reject_impossible(snapshot, minimum_alone))
         seen = self._seen(snapshot, decision.rejected)
         while len(actions := seen.actions()) > 1 or (actions and actions[0].job is not None):
@@ -95,7 +91,6 @@ class Drl(Policy):
         return decision
 
     def choose(self, seen: Situation, actions: list[Action], rng: np.random.Generator) -> Action:
-        """The action that the network prefers; of equal ones the first."""
         del rng
         return actions[int(self.weights.preferences(seen.features(actions)).argmax())]
 
@@ -112,7 +107,6 @@ class Drl(Policy):
         return Situation(snapshot, waiting, self.settled_s)
 
     def _next_settled_s(self, snapshot: Snapshot) -> float | None:
-        """When the next job that runs may change again, if one may not yet."""
         times = [job.changed_s + self.settled_s for job in snapshot.jobs.values() if job.gpus]
         return min((time_s for time_s in times if time_s > snapshot.time_s), default=None)
 
@@ -150,7 +144,7 @@ class Situation:
     """The cluster at one moment: its actions, and the features of each."""
 
     def __init__(self, snapshot: Snapshot, waiting: Iterable[JobState], settled_s: float) -> None:
-        """``settled_s``: a job that runs changes at most once in this time."""
+        """:param settled_s: a running job changes at most once in this time."""
         self._snapshot = snapshot
         self.time_s = snapshot.time_s
         self._free = dict(snapshot.free_gpus)
@@ -163,7 +157,6 @@ class Situation:
         self._lefts = sorted(self._left_s(job, job.spec.gpus.requested) for job in self._waiting)
 
     def take(self, action: Action) -> None:
-        """The action is taken: its job does not change again at this moment."""
         job, gpu_type = action.job, action.gpu_type
         if job is None or gpu_type is None:
             return
@@ -177,7 +170,7 @@ class Situation:
             self._running += 1
 
     def actions(self) -> list[Action]:
-        """Everything allowed now; to do nothing is the first, where it does not leave the cluster idle."""
+        """All that is allowed now; doing nothing comes first, unless it leaves the cluster idle."""
         guessed = any(job.is_speed_guessed for job in self._waiting)  # then the first to come is the next
         most = 1 if guessed else WAITING_SEEN
         seen = islice((found for job in self._waiting if (found := self._starts(job))), most)
@@ -204,7 +197,7 @@ class Situation:
         return found
 
     def _changes(self, job: JobState) -> Iterator[int]:
-        """Twice as many GPUs, or half of them; limits may have changed since it got what it has."""
+        """Twice its GPUs, or half; its limits may have changed since it got them."""
         if job.spec.elastic == "none":
             return
         low, high = job.spec.min_gpus, job.max_gpus(self._total)
@@ -254,11 +247,11 @@ class Situation:
         )
 
     def _shorter(self, left_s: float) -> float:
-        """Part of the waiting jobs that are sooner done."""
+        """Part of the waiting jobs that have less time left."""
         return float(np.searchsorted(self._lefts, left_s)) / max(1, len(self._lefts))
 
     def _left_s(self, job: JobState, gpus: int, gpu_type: str | None = None) -> float:
-        """Seconds that the rest of the job takes on that many GPUs; of unknown work a usual number."""
+        """Seconds that the rest of the job takes on these GPUs; a usual number where work is unknown."""
         samples = job.remaining_samples(self.time_s)
         rate = self._rate(job, gpus, gpu_type)
         if samples is None or rate <= 0 or job.is_speed_guessed:
@@ -286,7 +279,7 @@ def odds(preferences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def best_by_job(
     actions: Iterable[Action], chances: Iterable[float]
 ) -> Mapping[str | None, tuple[float, int]]:
-    """For each job, and None for nothing, the chance of its best action and the GPUs of that."""
+    """The chance of each job's best action and its GPUs; under None that of no change."""
     found: dict[str | None, tuple[float, int]] = {}
     for action, chance in zip(actions, chances, strict=True):
         key = action.job.id if action.job else None
@@ -323,12 +316,12 @@ class Weights:
         return np.asarray(self.activities(features) @ self.out)
 
     def activities(self, features: Floats) -> Floats:
-        """[action, unit] what the hidden units say."""
+        """[action, unit] outputs of the hidden units."""
         return np.asarray(np.tanh(features @ self.hidden + self.offsets))
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the weights as their file states them; it depends on nothing else."""
+        """SHA-256 of the weights as their file states them."""
         text = repr([_rounded(self.hidden), _rounded(self.offsets), _rounded(self.out)])
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -368,7 +361,7 @@ class TrainedNetwork(Record):
 
 
 def write_network(path: Path, weights: Weights, command: str, recipe: dict[str, Any], seed: int) -> None:
-    """Keep weights and where they come from; equal ones give equal bytes."""
+    """Equal weights give equal bytes."""
     record = TrainedNetwork(
         command=command,
         recipe=recipe,
@@ -383,10 +376,7 @@ def write_network(path: Path, weights: Weights, command: str, recipe: dict[str, 
 
 
 def read_network(path: Path) -> TrainedNetwork:
-    """The network of a file.
-
-    :raises BadInputError: with every problem of the file.
-    """
+    """:raises BadInputError: with every problem of the file."""
     if not path.is_file():
         raise BadInputError.one(str(path), "no such file")
     return parse_document(read_bytes(path), str(path), KIND, TrainedNetwork)

@@ -63,18 +63,16 @@ class SharedType:
 class FairShare(Policy):
     """Equal sharing in whole GPUs: at every change each active job holds an equal part of the cluster.
 
-    Max-min fair within the jobs' limits: every job gets the same number of GPUs, except those whose maximum
-    is below it, or that would be slower on as many (their rest goes to the others), and those whose minimum
-    is above it; the remainder goes, one GPU each, to the first jobs. A job that is not elastic gets what it
-    requested or nothing, and no job gets more GPUs than it has samples in a batch. The order is that of
-    priority, the highest first, then of arrival (submit_time, id). Jobs are admitted in it: the first whose
-    minimum does not fit beside the minima of those before it waits, and all later ones wait behind it. One
-    whose minimum the nodes that are up could not run, were they empty, waits alone. Where no job is elastic,
-    that is ``fifo``.
+    Max-min fair within the jobs' limits: every job gets the same number of GPUs, except those whose minimum
+    is above it, and those whose maximum is below it or that would be slower on that many; their rest goes to
+    the others. The remainder goes, one GPU each, to the first jobs. A job that is not elastic gets what it
+    requested or nothing, and no job gets more GPUs than it has samples in a batch. Jobs are admitted in order
+    of priority, the highest first, then of arrival (submit_time, id): the first whose minimum does not fit
+    beside the minima of those before it waits, and all later ones behind it. A job whose minimum the nodes
+    that are up could not run, were they empty, waits alone. Where no job is elastic, that is ``fifo``.
 
     With several GPU types each job shares one of them: a running job stays, a new one goes where its part is
-    largest, then where it is fastest; the job that came last moves when another type would give it a larger
-    part.
+    largest, then where it is fastest; the latest job moves if another type would give it a larger part.
     """
 
     name: ClassVar[str] = "fair-share"
@@ -84,7 +82,6 @@ class FairShare(Policy):
     when_rigid: ClassVar[str] = "gives each what it requested, first come, first served, as fifo does"
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Share all GPUs out among the active jobs."""
         rejected = reject_impossible(snapshot, minimum_alone)
         jobs = [job for job in snapshot.arrivals() if job.id not in rejected]
         pools = _admit(snapshot, jobs)
@@ -106,7 +103,7 @@ class FairShare(Policy):
 
 
 def _parts(pool: SharedType, speeds: Speeds) -> list[int]:
-    """Equal parts of a pool; what makes a job slower goes to the others."""
+    """Equal parts of a pool; GPUs that make a job slower go to the others."""
     limits = [(member.low, member.high) for member in pool.members]
     while True:
         parts = equal_shares(pool.gpus, limits)
@@ -127,7 +124,7 @@ def _low(job: JobState) -> int:
 
 
 def _member(job: JobState, gpus: int) -> SharingJob:
-    """The job with its limits; each GPU needs a sample of a stated batch."""
+    """Each GPU needs a sample of a stated batch."""
     low, high = _low(job), job.max_gpus(gpus)
     if job.spec.batch.size is not None:
         high = min(high, job.reference_batch)
@@ -169,7 +166,7 @@ def _pool_for(snapshot: Snapshot, job: JobState, pools: Mapping[str, SharedType]
 
 
 def _balance(snapshot: Snapshot, pools: Mapping[str, SharedType]) -> None:
-    """Move the latest job to another type as long as that gives it a larger part. Each move evens out."""
+    """Move the latest job to another type as long as that gives it a larger part."""
     while len(pools) > 1:
         crowded = min((pool for pool in pools.values() if pool.members), key=_part, default=None)
         if crowded is None or not _move_one(snapshot, crowded, pools):

@@ -48,7 +48,7 @@ class Fifo(Policy):
         """By type; empty: to be looked at."""
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Start heads while they fit, then backfill. O(changes) while the head waits and no job may pass."""
+        """O(changes) while the head waits and no job may pass."""
         rejected = reject_impossible(snapshot)
         waiting = self._update(snapshot, rejected)
         budget = GpuBudget(snapshot.free_gpus)
@@ -117,7 +117,6 @@ class Fifo(Policy):
         return is_in_reach(job, job.spec.gpus.requested, self._gpus_up, snapshot.speeds)
 
     def _update(self, snapshot: Snapshot, rejected: Container[str]) -> WaitingJobs:
-        """Who waits now."""
         if any(change.node is not None for change in snapshot.changes):
             self._gpus_up = {}
         if self._waiting is None or any(change.kind == "priority" for change in snapshot.changes):

@@ -1,10 +1,8 @@
 """Gavel: fractions of time by a linear program, and rounds that give each job the time it is entitled to.
 
-:func:`max_min` finds the fractions on each GPU type that make the least gain as large as it can be. Jobs that
-gain alike get alike, so the program has a row for each kind of job and not for each job. After the first
-program water-filling goes on: kinds that no solution can give more are fixed at their level, and the next
-program raises the others. The outcome is max-min fair: no job gains more without one that gains less, or as
-little, losing.
+:func:`max_min` makes the least gain as large as it can be, with a row for each kind of job. Then it goes on
+    by water-filling: kinds that no solution can give more are fixed at their level, and the next program
+    raises the others. The outcome is max-min fair.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,9 +32,6 @@ from pliant.tools.schedule.policies.common import (
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
-if TYPE_CHECKING:
-    import numpy as np
-
 Floats = npt.NDArray[np.float64]
 ROUND_S: Final = 360.0
 _WHOLE: Final = 1 - 1e-4
@@ -56,9 +51,9 @@ class Gavel(Policy):
     Gavel (OSDI '20), sections 4.1 and 5. A linear program finds the fraction of time that each job spends on
     each GPU type. It makes the least normalised effective throughput as large as it can be, then the next
     larger one, and so on: throughput over the mean of the GPU types, times requested GPUs, so that one job on
-    four GPUs counts as much as four on one. Rounds of 360 s follow the fractions: the pairs of job and GPU
-    type go by the time that the fraction entitles the job to over the time it has received there, and a job
-    gets what it requested or waits. Preemptive, needs no knowledge of the work.
+    four GPUs counts as much as four on one. Rounds of 360 s follow the fractions: pairs of job and GPU type
+    go by the time that the job is entitled to over the time it has received there, and a job gets what it
+    requested or waits. Preemptive, needs no knowledge of the work.
 
     round_s: seconds between decisions; change it together with ``--interval``.
 
@@ -81,7 +76,6 @@ class Gavel(Policy):
         """The last problem and its solution."""
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Find the fractions, then serve the jobs that are furthest behind theirs."""
         rejected = reject_impossible(snapshot)
         jobs = sorted(
             (job for job in snapshot.jobs.values() if job.id not in rejected), key=lambda job: job.arrival
@@ -105,7 +99,6 @@ class Gavel(Policy):
         return {job.id: explain_gang(job, self._reason(accounts.by_job[job.id])) for job in known}
 
     def _reason(self, account: Account) -> str:
-        """What a job is entitled to, what it received, and its best priority."""
         types = self._accounts.gpu_types if self._accounts else ()
         named = [
             f"{part:.0%} of the time on {gpu_type} ({account.received_s[index]:.0f} s received)"
@@ -122,7 +115,6 @@ class Gavel(Policy):
         self._accounts = Accounts.load(state)
 
     def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> dict[str, Fractions]:
-        """Fractions of time of each job, by GPU type."""
         kinds = {job.id: kind_of(job, _share(job, snapshot), snapshot) for job in jobs}
         problem = (dict(Counter(kinds.values())), capacity_of(snapshot))
         if self._solved is None or self._solved[0] != problem:
@@ -157,7 +149,6 @@ def _share(job: JobState, snapshot: Snapshot) -> float:
 
 
 def kind_of(job: JobState, need: float, snapshot: Snapshot) -> Kind:
-    """A job whose gain is its throughput over ``need``."""
     gpus = job.spec.gpus.requested
     rates = (snapshot.speeds.rate(job, gpus, gpu_type) for gpu_type in snapshot.speeds.gpu_types)
     return Kind(tuple(rate / need for rate in rates), gpus)
@@ -175,7 +166,6 @@ def _rounded(fractions: Mapping[str, Fractions]) -> dict[str, Fractions]:
 
 
 def _has_all(job: JobState, grants: Mapping[str, Grant], fractions: Fractions, types: Sequence[str]) -> bool:
-    """Whether a job has GPUs all of the time on the one type that it is entitled to."""
     grant = grants.get(job.id)
     return grant is not None and fractions[types.index(grant.gpu_type)] >= _WHOLE
 
@@ -205,9 +195,9 @@ class GavelFtf(Gavel):
     """Gavel for finish-time fairness: the largest ratio of JCT to isolated JCT is made least, by LPs.
 
     Gavel (OSDI '20), section 4.2, with the ratio of Themis (NSDI '20): expected JCT under these fractions
-    over the JCT with 1/N of the cluster alone, where N is the mean number of active jobs since the job
-    arrived. A ratio can be reached if a linear program of the throughputs that it takes can be solved; the
-    least one is found by root finding, at every round. All else is as in ``gavel``.
+    over the JCT with 1/N of the cluster, where N is the mean number of active jobs since the job arrived. The
+    least ratio for which a linear program of the necessary throughputs has a solution is found by root
+    finding, at every round. All else is as in ``gavel``.
     """
 
     name: ClassVar[str] = "gavel-ftf"
@@ -274,7 +264,7 @@ def _towards(ratio: float, kind: Kind, stake: Stake) -> Kind:
 
 
 def best_rate(kind: Kind, capacity: Sequence[int]) -> float:
-    """The largest gain on a type that has enough GPUs; 0: there is none."""
+    """The largest gain on a type that has enough GPUs; 0 if there is none."""
     usable = (worth for worth, gpus in zip(kind.gains, capacity, strict=True) if kind.gpus <= gpus)
     return max(usable, default=0.0)
 
@@ -423,14 +413,14 @@ class Account:
     def priority(self, index: int, round_s: float) -> float:
         """Seconds that it is entitled to by the end of the coming round, over those received.
 
-        Half a round counts as received beforehand, as otherwise all that received nothing were level.
+        Half a round counts as received beforehand: else all that received nothing would be level.
         """
         entitled_s = self.entitled_s[index] + round_s * self.fractions[index]
         return entitled_s / (self.received_s[index] + round_s / 2)
 
 
 class Accounts:
-    """Those of all active jobs."""
+    """The accounts of all active jobs."""
 
     def __init__(self, gpu_types: Sequence[str]) -> None:
         self.gpu_types = tuple(gpu_types)
@@ -447,7 +437,7 @@ class Accounts:
         self.by_job = kept
 
     def _opened(self, job: JobState, time_s: float) -> Account:
-        """Of a job that is new, or that a policy without its state finds running."""
+        """For a job that is new, or that a policy without its state finds running."""
         zeros = [0.0] * len(self.gpu_types)
         return Account(time_s, tuple(zeros), list(zeros), list(zeros), job.attained_service_s(time_s))
 
@@ -461,7 +451,6 @@ class Accounts:
         account.since_s, account.attained_gpu_s = time_s, attained
 
     def dump(self) -> dict[str, Any]:
-        """As JSON values."""
         return {
             "gpu_types": list(self.gpu_types),
             "jobs": {
@@ -475,7 +464,6 @@ class Accounts:
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> Accounts:
-        """What :meth:`dump` gave."""
         found = cls(state["gpu_types"])
         found.by_job = {
             job_id: Account(since_s, tuple(fractions), list(entitled_s), list(received_s), attained)

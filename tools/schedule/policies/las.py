@@ -15,12 +15,10 @@ if TYPE_CHECKING:
 class Las(Policy):
     """Least attained service: the jobs that have received the least GPU-time run.
 
-    Jobs of higher priority come first, whatever they have received.
-
-    At each round all GPUs are dealt out again in order of GPU-seconds received, ties by arrival, then id:
-    every job gets what it requested, or nothing where that is not left; a gang that does not fit is passed
-    over. Preemptive, needs no knowledge of the work. The order has no thresholds: jobs that are level take
-    turns round by round.
+    Jobs of higher priority come first, whatever they have received. At each round all GPUs are dealt out
+    again in order of GPU-seconds received, ties by arrival, then id: every job gets what it requested, or
+    nothing where that is not left; a gang that does not fit is passed over. Preemptive, needs no knowledge of
+    the work. There are no thresholds: jobs with equal service take turns round by round.
     """
 
     name: ClassVar[str] = "las"

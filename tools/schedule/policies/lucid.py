@@ -33,21 +33,21 @@ class Lucid(Policy):
     """Shortest predicted service first, without preemption; light jobs train two on one set of GPUs.
 
     Lucid (ASPLOS '23). Each round, waiting jobs of higher priority come first, then those of least expected
-    GPU-seconds, ties by arrival. A job gets what it requested, or is passed over. How long it takes is
-    expected from the jobs that finished before: the geometric mean of those of its model, user and size,
-    which leans on that of its model and user, and so on, as on two jobs more. Until one has finished, all are
-    taken to be as long.
+    GPU-seconds, ties by arrival. A job gets what it requested, or is passed over. Its duration is expected
+    from the jobs that finished before: the geometric mean of those of its model, user and size, which leans
+    on that of its model and user, and so on, as on two jobs more. Until one has finished, all count as
+    equally long.
 
-    A job that no free GPUs are left for joins a running one that has as many GPUs, all on one node and no
-    company yet, if both keep ``least_speed`` of their speeds alone; of several the one with which both keep
+    A job for which no free GPUs are left joins a running one that has as many GPUs, all on one node, and no
+    company yet, if both keep ``least_speed`` of their speeds alone; of several, the one with which both keep
     most together. The profile's measured pairs say how much that is, or the cluster file (``sharing``); where
     neither says that two jobs fit the memory, they do not share.
 
-    Departures from the paper: pairs are scored by what both keep instead of classes of single jobs;
-    shrunken means instead of an additive model; jobs are not tried out first, as the profile knows them.
+    Departures from the paper: pairs are scored by what both keep instead of classes of single jobs; shrunken
+    means instead of an additive model; jobs are not tried out first, as the profile knows them.
 
     least_speed: part of its speed alone that a job keeps at least; 1: only what costs nothing is shared.
-    durations: "predicted", or "stated": of jobs that state their work, what follows from it.
+    durations: "predicted", or "stated": jobs that state their work are taken at their word.
     """
 
     name: ClassVar[str] = "lucid"
@@ -67,7 +67,6 @@ class Lucid(Policy):
         self._learns = True
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Start waiting jobs in order, on free GPUs first, then beside running jobs."""
         self._learn(snapshot)
         rejected = reject_impossible(snapshot)
         budget, hosts = GpuBudget(snapshot.free_gpus), Hosts(snapshot, self.least_speed)
@@ -114,7 +113,6 @@ class Lucid(Policy):
         return sorted(waiting, key=lambda job: (-job.priority, self._service_s(job, snapshot), job.arrival))
 
     def _service_s(self, job: JobState, snapshot: Snapshot) -> float:
-        """GPU-seconds that a job is expected to take."""
         if self.durations == "stated" and job.known_samples is not None:
             seconds = _seconds(job, job.known_samples, snapshot.speeds)
         else:
@@ -153,9 +151,9 @@ class Hosts:
         return bool(self._free)
 
     def join(self, job: JobState) -> JobState | None:
-        """The job that it is to share GPUs with, which no other job can join then; None: it may join none.
+        """The job of as many GPUs with which both keep most, of equal ones the first; None if there is none.
 
-        It is one of as many GPUs, and of the kind with which both keep most; of equal ones the first.
+        No other job can join it then.
         """
         kinds = self._free.get(job.spec.gpus.requested)
         if not kinds or not job.spec.shares_gpus:
@@ -172,7 +170,7 @@ class Hosts:
         return host
 
     def _score(self, job: JobState, host: JobState, kind: _SharingKind) -> float:
-        """The sharing score: what both keep together, up to 2; 0: they do not share."""
+        """The sharing score: what both keep together, up to 2; 0 if they do not share."""
         key = (_kind(job, kind.gpu_type, kind.gpus), kind)
         if key not in self._scores:
             self._scores[key] = sharing_score(job, host, self._speeds, self._least)
@@ -180,7 +178,7 @@ class Hosts:
 
 
 def sharing_score(job: JobState, host: JobState, speeds: Speeds, least_speed: float) -> float:
-    """What two jobs keep together of their speeds, on the GPUs of the second; 0: one keeps too little."""
+    """What two jobs keep together of their speeds, on the GPUs of the second; 0 if one keeps too little."""
     place: NodeGpus = host.placement
     if speeds.rate(job, host.gpus, host.gpu_type) <= 0:
         return 0.0
@@ -213,9 +211,8 @@ def _drop_empty(kinds: dict[_SharingKind, deque[JobState]], kind: _SharingKind) 
 class Durations:
     """Geometric means by group: of all jobs, of a model, of its users, and of the sizes that these request.
 
-    The mean of a group leans on that of the group around it as on ``PRIOR`` jobs more, so few jobs say
-    little and many say all. One that ends costs O(1), and what is expected follows from those that ended
-    alone, in any order but for rounding.
+    The mean of a group leans on that of the group around it as on ``PRIOR`` jobs more. What is expected does
+    not depend on the order in which jobs ended, but for rounding.
     """
 
     _means: dict[_Group, _Mean] = field(default_factory=dict)
@@ -228,7 +225,6 @@ class Durations:
             mean.jobs += 1
 
     def expect(self, job: Job) -> DurationEstimate:
-        """What is expected of a job that begins; of all the same while none has ended."""
         found = DurationEstimate(1.0, 0)
         log_seconds = 0.0
         for group, alike in zip(_groups(job), _ALIKE, strict=True):
@@ -246,9 +242,9 @@ class DurationEstimate(NamedTuple):
 
     seconds: float
     jobs: int
-    """Ended jobs in the smallest group of jobs like it that has some; 0: none has ended yet."""
+    """Ended jobs in the smallest group of jobs like it that has some; 0 if none has ended yet."""
     alike: str = ""
-    """What these have in common with it, in words."""
+    """What they have in common with it, in words."""
 
     def __str__(self) -> str:
         if not self.jobs:

@@ -38,7 +38,7 @@ class _Share:
 
 
 class _Drops:
-    """Seconds that a step becomes shorter by one GPU more: of jobs of one kind on one GPU type."""
+    """Seconds that a step becomes shorter by one GPU more: for jobs of one kind on one GPU type."""
 
     def __init__(self, oracle: Oracle, job: JobState, gpu_type: str) -> None:
         self._oracle, self._job, self._gpu_type = oracle, job, gpu_type
@@ -86,15 +86,14 @@ class Estimates:
 class Optimus(Policy):
     """Least total completion time by marginal gains: each next GPU goes where it saves the most time.
 
-    Optimus (EuroSys '18), section 4.1. In order of priority, then of
-    arrival, every job gets its smallest size while GPUs last.
-    Then, one at a time, a GPU goes to the job of largest (step time now − step time with it) × remaining
-    steps, ties by arrival, until none gains. Jobs whose size stays keep their place; the others are placed
-    smallest first.
+    Optimus (EuroSys '18), section 4.1. In order of priority, then of arrival, every job gets its smallest
+    size while GPUs last. Then, one at a time, a GPU goes to the job of largest (step time now − step time
+    with it) × remaining steps, ties by arrival, until none gains. Jobs whose size stays keep their place; the
+    others are placed smallest first.
 
     Departures from the paper: GPUs instead of workers and parameter servers; remaining steps from the stated
-    work instead of a fitted loss curve, unless an oracle tells them; step times from the throughput model.
-    A GPU type is chosen with the smallest size. A job of unknown work stays at its smallest size.
+    work instead of a fitted loss curve, unless an oracle tells them; step times from the throughput model. A
+    GPU type is chosen with the smallest size. A job of unknown work stays at its smallest size.
     """
 
     name: ClassVar[str] = "optimus"
@@ -110,7 +109,6 @@ class Optimus(Policy):
         """GPU type, its table and the most GPUs of each active job."""
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Deal all GPUs out again, one at a time."""
         rejected = reject_impossible(snapshot, minimum_alone)
         for change in snapshot.changes:
             if change.node is not None:
@@ -145,7 +143,6 @@ class Optimus(Policy):
     def _smallest(
         self, jobs: Iterable[JobState], budget: GpuBudget, oracle: Oracle, snapshot: Snapshot
     ) -> list[_Share]:
-        """The smallest size for each job in turn while GPUs last."""
         shares = []
         for job in jobs:
             grant = budget.fit(job, job.spec.min_gpus, snapshot.speeds)
@@ -177,12 +174,10 @@ def _table(job: JobState, gpu_type: str, oracle: Oracle, snapshot: Snapshot) -> 
 
 
 def _most(job: JobState, oracle: Oracle) -> int:
-    """The most GPUs that a job may get; a rigid one what it asked for."""
     return job.spec.min_gpus if job.spec.elastic == "none" else oracle.max_gpus(job)
 
 
 def _grow(shares: Sequence[_Share], left: int) -> None:
-    """Give away ``left`` GPUs of one type, one at a time, to the largest gain."""
     sizes = [share.grant.gpus for share in shares]
     gains = [
         (-share.steps * share.drops.at(size), turn)

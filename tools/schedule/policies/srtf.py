@@ -54,7 +54,6 @@ class Sjf(Policy):
     priority_means: ClassVar[str] = PRIORITY_FIRST
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Give free GPUs to waiting jobs in order of total service."""
         return serve_in_order(
             snapshot,
             lambda job: (-math.inf,) if job.gpus else (-job.priority, total_service_s(job, snapshot)),

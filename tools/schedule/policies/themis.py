@@ -38,18 +38,15 @@ class _Bid(NamedTuple):
 class Themis(Policy):
     """Finish-time fairness by auctions: the jobs that are worst off bid for the GPUs whose leases ended.
 
-    Themis (NSDI '20), sections 3 and 5. ρ of a job is its expected JCT over the time that it takes with 1/N
-    of the cluster alone, where N is the mean number of active jobs since it arrived. Every 360 s the GPUs
-    that are free or whose lease ends are offered to the part 1 - ``fairness`` of the jobs without a lease,
-    those of largest ρ. What makes the product of 1/ρ largest is approximated: GPUs go to the bidder whose ρ
-    falls by the largest factor per GPU, and so on while any fits. What remains goes to jobs that hold GPUs
-    already, so that they need not move, then to the others of largest ρ. A winner holds what it requested for
-    ``lease_s``.
+    Themis (NSDI '20), sections 3 and 5. ρ of a job is its expected JCT over its JCT with 1/N of the cluster,
+    where N is the mean number of active jobs since it arrived. Every 360 s free GPUs and those whose lease
+    ends are offered to the part 1 - ``fairness`` of the jobs without a lease, those of largest ρ. They go to
+    the bidder whose ρ falls by the largest factor per GPU, and so on while any fits. The rest goes to jobs
+    that hold GPUs already, then to the others of largest ρ. A winner holds what it requested for ``lease_s``.
 
-    Departures from the paper: bids are for the requested GPUs or none, so no part of an allocation is
-    withheld as payment. Leftovers go by the rule above and not at random. ρ counts a lease of waiting for a
-    job that gets nothing. What is left counts as at least a lease; a job of unknown work is expected to be
-    half done.
+    Departures from the paper: bids are for the requested GPUs or none, so nothing is withheld as payment.
+    Leftovers are not dealt at random. ρ counts a lease of waiting for a job that gets nothing, and at least a
+    lease of remaining work. A job of unknown work is expected to be half done.
     """
 
     name: ClassVar[str] = "themis"
@@ -69,7 +66,6 @@ class Themis(Policy):
         self._lease_ends: dict[str, float] = {}
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Keep the leases, auction the other GPUs."""
         self._contention.follow(snapshot.changes, snapshot.time_s)
         rejected = reject_impossible(snapshot)
         jobs = sorted(
@@ -109,12 +105,12 @@ class Themis(Policy):
         self._contention = Contention.load(state["contention"])
 
     def _is_leased(self, job: JobState, time_s: float) -> bool:
-        """Whether its lease goes on; that of a job of which none is known began with its GPUs."""
+        """Whether its lease goes on; without a known lease, one that began with its GPUs."""
         end_s = self._lease_ends.get(job.id, job.granted_s + self.lease_s)
         return job.gpus > 0 and time_s < end_s - _ROUNDING_S
 
     def _lease(self, grants: Mapping[str, Grant], time_s: float) -> None:
-        """New leases for all that hold GPUs from now on and have none that goes on."""
+        """New leases for all that hold GPUs from now on without a lease that goes on."""
         ends = {}
         for job_id in grants:
             end_s = self._lease_ends.get(job_id, -math.inf)
@@ -122,7 +118,6 @@ class Themis(Policy):
         self._lease_ends = ends
 
     def _bids(self, jobs: list[JobState], snapshot: Snapshot) -> list[_Bid]:
-        """Those of all jobs that can run, worst ρ first."""
         bids = []
         for job in jobs:
             stake = self._contention.stake(job, snapshot, self.lease_s)

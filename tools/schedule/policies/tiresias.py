@@ -7,7 +7,7 @@ from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +23,9 @@ from pliant.tools.schedule.policies.common import (
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
-if TYPE_CHECKING:
-    import numpy as np
-
 
 @dataclass(slots=True)
 class _Member:
-    """One job in its queue."""
-
     job: JobState
     queue: int
     entered_s: float
@@ -38,7 +33,7 @@ class _Member:
     forgiven_gpu_s: float = 0.0
     """Service that does not count any more, since the job was promoted."""
     waits_since_s: float | None = None
-    """Since when it has waited for GPUs; None: it holds some."""
+    """None while it holds GPUs."""
     index: float = 0.0
     """Gittins index, for the policy that has one."""
 
@@ -52,14 +47,13 @@ class Tiresias(Policy):
 
     Tiresias (NSDI '19), sections 3.1 to 3.3. Attained service is GPUs × seconds held. Every queue but the
     last has a threshold of service; a job that reaches it goes to the end of the next one. Within a queue,
-    first in, first out, so jobs do not take turns as under ``las``. Each round all GPUs are dealt out in that
-    order: every job gets what it requested, or nothing where that is not left. Preemptive, needs no
-    knowledge of the work. ``promote_after`` r (0: never) puts a job that has waited r times as long as it
-    has run back into the first queue. Models in ``skewed`` start only on as few nodes as their GPUs need.
+    first in, first out. Each round all GPUs are dealt out in that order: every job gets what it requested, or
+    nothing where that is not left. Preemptive, needs no knowledge of the work. ``promote_after`` r (0: never)
+    puts a job that has waited r times as long as it has run back into the first queue. Models in ``skewed``
+    start only on as few nodes as their GPUs need.
 
-    Departure from the paper: which models are skewed is stated and not profiled. A policy made again without
-    its state knows the queue of each job from its service, and has those within one queue in order of
-    arrival.
+    Departures from the paper: which models are skewed is stated and not profiled. Without its saved state the
+    policy knows the queue of each job from its service; jobs within one queue are then in order of arrival.
     """
 
     name: ClassVar[str] = "tiresias"
@@ -74,7 +68,7 @@ class Tiresias(Policy):
         skewed: str = "",
         placement: Literal["compact", "emptiest"] = "compact",
     ) -> None:
-        """``queue_gpu_hours``: thresholds in ascending order, with commas between them."""
+        """:param queue_gpu_hours: thresholds in ascending order, with commas between them."""
         self.queue_gpu_hours = queue_gpu_hours
         self.promote_after = promote_after
         self.skewed = skewed
@@ -88,7 +82,6 @@ class Tiresias(Policy):
         """By turn."""
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Deal the GPUs out queue by queue."""
         rejected = reject_impossible(snapshot)
         self._keep_up(snapshot, rejected)
         now_s = snapshot.time_s
@@ -126,7 +119,6 @@ class Tiresias(Policy):
     # Queues.
 
     def _keep_up(self, snapshot: Snapshot, rejected: Mapping[str, str]) -> None:
-        """Take in the jobs that came, forget those that left."""
         members, jobs = self._members, snapshot.jobs
         if not snapshot.changes and len(members) == len(jobs):
             return
@@ -142,7 +134,7 @@ class Tiresias(Policy):
                 insort(self._order, member, key=attrgetter("turn"))
 
     def _entered_by_history(self, snapshot: Snapshot) -> dict[str, float]:
-        """When each job arrived last, for a state that is rebuilt from a history in which jobs were held."""
+        """When each job arrived last, where state is rebuilt from a history in which jobs were held."""
         came = [change for change in snapshot.changes if change.kind == "arrived" and change.job]
         last = {change.job.id: change.time_s for change in came if change.job}
         return {} if self._members or len(last) == len(came) else last
@@ -151,7 +143,7 @@ class Tiresias(Policy):
         return member.job.attained_service_s(time_s) - member.forgiven_gpu_s
 
     def _requeue(self, member: _Member, now_s: float) -> bool:
-        """Move a job that has reached its threshold, or waited too long; says whether it moved."""
+        """Move a job that has reached its threshold, or waited too long; returns whether it moved."""
         before = member.queue
         if member.job.gpus:
             member.waits_since_s = None
@@ -175,7 +167,7 @@ class Tiresias(Policy):
         return now_s - member.waits_since_s >= self.promote_after * ran_s
 
     def _index(self, now_s: float) -> bool:
-        """Find the indices of the jobs within their queues, if they have any; says whether one changed."""
+        """Update the jobs' indices within their queues; returns whether one changed."""
         del now_s
         return False
 
@@ -213,7 +205,7 @@ class Tiresias(Policy):
     def _place(self, snapshot: Snapshot, targets: dict[str, Target]) -> None:
         """Name nodes; a skewed job for which there is no place on few nodes waits.
 
-        One that should have moved to another GPU type waits, too: what it holds is given to others already.
+        So does one that was to move to another GPU type: its GPUs are given to others already.
         """
         free = snapshot.free.after(snapshot.jobs[job_id].placement for job_id in targets)
         for job_id, target in list(targets.items()):
@@ -236,10 +228,7 @@ class Tiresias(Policy):
 
 
 def _thresholds(queue_gpu_hours: str) -> Sequence[float]:
-    """GPU-seconds from the text of GPU-hours.
-
-    :raises ValueError: no ascending numbers above 0.
-    """
+    """:raises ValueError: no ascending numbers above 0."""
     try:
         found = [3600 * float(hours) for hours in queue_gpu_hours.split(",")]
     except ValueError:
@@ -257,16 +246,15 @@ _HOUR_S = 3600.0
 class TiresiasGittins(Tiresias):
     """Discretised two-dimensional Gittins index: in every queue, first who is likely to finish soon.
 
-    Tiresias (NSDI '19), section 3.3, where the distribution of service is known. Queues, thresholds and all
-    else are those of ``tiresias``; but within a queue jobs go by Gittins index, largest first: the
-    probability that a job finishes within the next quantum of service, over the service it is expected to
-    take of it, given what it has had. Ties go by entry into the queue. The index is worked out again each
-    round, so jobs of one queue may take turns.
+    Tiresias (NSDI '19), section 3.3. As ``tiresias``, but within a queue jobs go by Gittins index, largest
+    first: the probability that a job finishes within the next quantum of service, over the expected service
+    of it that it takes. Ties go by entry into the queue. The index is computed again each round, so jobs of
+    one queue may take turns.
 
-    The distribution is that of the jobs that finished so far, cancelled and failed ones left out, together
-    with ``history_gpu_hours``: services of earlier jobs in GPU-hours, with commas between them. Before there
-    is any, the order is that of ``tiresias``. A job that had more than every one of them goes last in its
-    queue. ``quantum_gpu_hours`` is the quantum; none: the first threshold.
+    The distribution of service is that of the jobs that finished so far, together with ``history_gpu_hours``:
+    services of earlier jobs in GPU-hours, with commas between them. Before there is any, the order is that of
+    ``tiresias``. A job that had more service than all of them goes last in its queue. ``quantum_gpu_hours``
+    is the quantum; none: the first threshold.
 
     Departure from the paper: its distribution is given beforehand and stays.
     """
@@ -295,7 +283,6 @@ class TiresiasGittins(Tiresias):
         self._services = Services(self._stated)
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Learn from the jobs that finished, then deal the GPUs out queue by queue."""
         ended = [change.job for change in snapshot.changes if change.kind == "finished" and change.job]
         services = [job.attained_service_s(snapshot.time_s) for job in ended]
         self._seen += services
@@ -337,10 +324,7 @@ class TiresiasGittins(Tiresias):
 
 
 def _stated(history_gpu_hours: str) -> Sequence[float]:
-    """GPU-seconds from the text of GPU-hours.
-
-    :raises ValueError: no numbers above 0.
-    """
+    """:raises ValueError: no numbers above 0."""
     try:
         found = [_HOUR_S * float(hours) for hours in filter(None, history_gpu_hours.split(","))]
     except ValueError:
@@ -358,18 +342,16 @@ class Services:
         self._sums = _sums(self._sorted)
 
     def add(self, services: Iterable[float]) -> None:
-        """More jobs have finished. O(jobs known)."""
         more = np.array(sorted(services), dtype=np.float64)
         if more.size:
             self._sorted = np.insert(self._sorted, np.searchsorted(self._sorted, more), more)
             self._sums = _sums(self._sorted)
 
     def indices(self, attained: Floats, quantum: float) -> Floats:
-        """Gittins index of jobs that attained so much, for a quantum of service; 1 / GPU-seconds.
+        """Gittins index of jobs by attained service, 1 / GPU-seconds; ``quantum`` is one of service.
 
-        The probability that a job finishes within the next quantum, over the service that it is expected to
-        take of that quantum: P(S - a <= q | S > a) / E[min(S - a, q) | S > a], S as the finished jobs had
-        it. 0 where none of them took more than ``attained``.
+        P(S - a <= q | S > a) / E[min(S - a, q) | S > a], S as the finished jobs had it; 0 where none of them
+        took more than ``attained``.
         """
         first = np.searchsorted(self._sorted, attained, side="right")
         last = np.searchsorted(self._sorted, attained + quantum, side="right")

@@ -2,86 +2,64 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.common import equal_shares
 from pliant.tools.schedule.policies.fair_share import FairShare
-from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, job, mixed_cluster, session, sizes
-
-
-def opened(nodes, *jobs, throughput=None) -> Session:
-    held = session(FairShare(), nodes, throughput)
-    for each in jobs:
-        held.submit(each, each.submit_time)
-    return held
-
-
-def run(held: Session, time: float = 0) -> dict[str, int]:
-    held.decide(time)
-    return sizes(held)
+from tests.builders import TimedSteps, cluster, decided, job, mixed_cluster, opened
 
 
 def test_equal_parts_and_the_remainder_to_the_first():
-    held = opened(cluster(8), *(job(name, low=1, high=8) for name in "abc"))
-    assert run(held) == {"a": 3, "b": 3, "c": 2}
+    held = opened(FairShare(), cluster(8), *(job(name, low=1, high=8) for name in "abc"))
+    assert decided(held, 0) == {"a": 3, "b": 3, "c": 2}
     held.end("b", 1)
-    assert run(held, 1) == {"a": 4, "c": 4}
+    assert decided(held, 1) == {"a": 4, "c": 4}
 
 
-def test_what_one_cannot_use_goes_to_the_others():
-    held = opened(cluster(8), job("a", low=1, high=1), job("b", low=1, high=8), job("c", low=1, high=8))
-    assert run(held) == {"a": 1, "b": 4, "c": 3}
+ELASTIC = job("b", low=1, high=8), job("c", low=1, high=8)
 
 
-def test_a_minimum_above_the_part_is_given_whole():
-    held = opened(
-        cluster(8), job("a", gpus=5, low=5, high=8), job("b", low=1, high=8), job("c", low=1, high=8)
-    )
-    assert run(held) == {"a": 5, "b": 2, "c": 1}
+@pytest.mark.parametrize(
+    ("jobs", "expected"),
+    [
+        pytest.param((job("a", low=1, high=1), *ELASTIC), [1, 4, 3], id="what one cannot use goes on"),
+        pytest.param((job("a", gpus=5, low=5, high=8), *ELASTIC), [5, 2, 1], id="a minimum is whole"),
+        pytest.param((job("a", low=1, high=8, batch=3), ELASTIC[0]), [3, 5], id="no GPU without a sample"),
+    ],
+)
+def test_parts_are_equal_within_limits(jobs, expected):
+    assert list(decided(opened(FairShare(), cluster(8), *jobs), 0).values()) == expected
 
 
 def test_a_rigid_job_gets_what_it_requested_or_waits():
-    held = opened(cluster(4), job("a", gpus=3), job("b", low=1, high=4), job("c", gpus=3), job("d"))
-    assert run(held) == {"a": 3, "b": 1}  # c waits, and d waits behind it
+    held = opened(
+        FairShare(), cluster(4), job("a", gpus=3), job("b", low=1, high=4), job("c", gpus=3), job("d")
+    )
+    assert decided(held, 0) == {"a": 3, "b": 1}  # c waits, and d waits behind it
     held.end("a", 1)
-    assert run(held, 1) == {"b": 1, "c": 3}
+    assert decided(held, 1) == {"b": 1, "c": 3}
 
 
 def test_more_jobs_than_gpus():
-    held = opened(cluster(2), *(job(name, at=i, low=1, high=2) for i, name in enumerate("zyx")))
-    assert run(held, 2) == {"z": 1, "y": 1}
-
-
-def test_no_gpu_without_a_sample():
-    held = opened(cluster(8), job("a", low=1, high=8, batch=3), job("b", low=1, high=8))
-    assert run(held) == {"a": 3, "b": 5}
+    held = opened(FairShare(), cluster(2), *(job(name, at=i, low=1, high=2) for i, name in enumerate("zyx")))
+    assert decided(held, 2) == {"z": 1, "y": 1}
 
 
 def test_an_infeasible_size_is_not_given():
-    class AtMostTwo(CurveThroughput):
-        def step_seconds(self, model, gpu_type, placement, global_batch, per_gpu_max):
-            return 1.0 if sum(placement) <= 2 else None
-
-    held = opened(cluster(4), job("a", low=1, high=4), throughput=AtMostTwo())
-    assert run(held) == {"a": 2}
+    at_most_two = TimedSteps(lambda model, kind, place, batch: 1.0 if sum(place) <= 2 else None)
+    held = opened(FairShare(), cluster(4), job("a", low=1, high=4), throughput=at_most_two)
+    assert decided(held, 0) == {"a": 2}
 
 
 def test_on_two_types_jobs_spread_and_even_out():
-    held = opened(mixed_cluster(x=(4,), y=(4,)), *(job(name, low=1, high=8) for name in "abcd"))
-    assert run(held) == {"a": 2, "b": 2, "c": 2, "d": 2}
+    held = opened(FairShare(), mixed_cluster(x=(4,), y=(4,)), *(job(name, low=1, high=8) for name in "abcd"))
+    assert decided(held, 0) == {"a": 2, "b": 2, "c": 2, "d": 2}
     on_x = [state.id for state in held.jobs.values() if state.gpu_type == "x"]
     for name in on_x:
         held.end(name, 1)
-    assert run(held, 1) == {name: 4 for name in "abcd" if name not in on_x}
-
-
-def test_a_job_larger_than_the_cluster_is_turned_away():
-    held = opened(cluster(4), job("a", gpus=5), job("b", at=1, low=1, high=4))
-    assert run(held, 1) == {"b": 4}
-    assert list(held.ended) == ["a"]
+    assert decided(held, 1) == {name: 4 for name in "abcd" if name not in on_x}
 
 
 LIMITS = st.lists(

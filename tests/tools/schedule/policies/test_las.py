@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pliant.tools.schedule.policies.las import Las
-from tests.builders import cluster, job, session, sizes
+from tests.builders import cluster, job, opened, sizes
 
 
 def test_jobs_that_are_level_take_turns():
-    held = session(Las(), cluster(1))
-    held.submit(job("a"), 0)
-    held.submit(job("b"), 0)
+    held = opened(Las(), cluster(1), job("a"), job("b"))
     ran = []
     for round_ in range(4):
         held.decide(60.0 * round_)
@@ -19,9 +17,7 @@ def test_jobs_that_are_level_take_turns():
 
 
 def test_a_newcomer_takes_the_gpus_of_whoever_had_most():
-    held = session(Las(), cluster(4))
-    held.submit(job("wide", gpus=3), 0)
-    held.submit(job("thin", gpus=1), 0)
+    held = opened(Las(), cluster(4), job("wide", gpus=3), job("thin", gpus=1))
     held.decide(0)
     held.submit(job("new", at=60, gpus=1), 60)
     held.decide(60)  # new 0, thin 60, wide 180 GPU-seconds: 3 GPUs are not left for wide
@@ -29,8 +25,7 @@ def test_a_newcomer_takes_the_gpus_of_whoever_had_most():
 
 
 def test_gpus_count_not_only_time():
-    held = session(Las(), cluster(2))
-    held.submit(job("wide", gpus=2), 0)
+    held = opened(Las(), cluster(2), job("wide", gpus=2))
     held.decide(0)
     held.submit(job("thin", at=10, gpus=2), 10)
     held.decide(10)
@@ -38,14 +33,8 @@ def test_gpus_count_not_only_time():
     assert sizes(held) == {"wide": 2}
 
 
-def test_decides_every_minute():
-    assert Las.default_interval_s == 60
-
-
 def test_the_reason_is_the_service():
-    held = session(Las(), cluster(2))
-    held.submit(job("a", gpus=2), 0)
-    held.submit(job("b", gpus=2), 0)
+    held = opened(Las(), cluster(2), job("a", gpus=2), job("b", gpus=2))
     held.decide(0)
     told = held.explain(30)
     assert told["a"].reason == "60 GPU-seconds received so far"

@@ -18,7 +18,7 @@ from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.schedule.policies.lucid import Durations, Lucid
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, job, mixed_cluster, session, sizes
+from tests.builders import cluster, decided, job, mixed_cluster, session
 from tests.tools.profile.rows_builder import step
 
 TOGETHER = Sharing(unmeasured="together", speed=0.8)
@@ -41,11 +41,6 @@ def submit(held: Session, *jobs: Job) -> None:
         held.submit(each, each.submit_time)
 
 
-def run(held: Session, time: float) -> dict[str, int]:
-    held.decide(time)
-    return sizes(held)
-
-
 def company(held: Session) -> dict[str, str]:
     return {job_id: state.beside for job_id, state in held.jobs.items() if state.beside is not None}
 
@@ -53,7 +48,7 @@ def company(held: Session) -> dict[str, str]:
 def with_past(*nodes: int) -> Session:
     """Two jobs have ended: one of model long took 1000 s, one of model short 10 s."""
     held = opened(cluster(*nodes), job("l", model="long"), job("s", model="short"))
-    run(held, 0)
+    decided(held, 0)
     held.jobs["s"].report_progress(10, 10)
     held.end("s", 10)
     held.jobs["l"].report_progress(1000, 1000)
@@ -63,79 +58,73 @@ def with_past(*nodes: int) -> Session:
 
 def test_before_any_job_has_ended_the_smallest_start_first_then_the_oldest() -> None:
     jobs = job("wide", gpus=2), job("b", at=2), job("a", at=1)
-    assert run(opened(cluster(2), *jobs), 2) == {"a": 1, "b": 1}
-    assert run(opened(cluster(3), *jobs), 2) == {"a": 1, "b": 1}
+    assert decided(opened(cluster(2), *jobs), 2) == {"a": 1, "b": 1}
+    assert decided(opened(cluster(3), *jobs), 2) == {"a": 1, "b": 1}
 
 
 def test_jobs_like_those_that_were_short_come_first() -> None:
     held = with_past(2)
     submit(held, job("a", at=1001, gpus=2, model="long"), job("b", at=1002, gpus=2, model="short"))
-    assert run(held, 1020) == {"b": 2}
+    assert decided(held, 1020) == {"b": 2}
 
 
 def test_service_counts_gpus_as_well() -> None:
     held = with_past(2)
     # Expected: 68 s of the long model on one GPU, and 63 s on each of two of a model that is new.
     submit(held, job("a", at=1001, gpus=2, model="new"), job("b", at=1002, model="new"))
-    assert run(held, 1020) == {"b": 1}
+    assert decided(held, 1020) == {"b": 1}
 
 
 def test_what_jobs_state_counts_only_where_it_is_asked_for() -> None:
     jobs = job("a", work={"samples": 900}), job("b", work={"samples": 5})
-    assert run(opened(cluster(1), *jobs), 0) == {"a": 1}
-    assert run(opened(cluster(1), *jobs, policy=Lucid(durations="stated")), 0) == {"b": 1}
-
-
-def test_a_higher_priority_comes_first() -> None:
-    held = with_past(1)
-    submit(held, job("a", at=1001, model="short"), job("b", at=1002, model="long", priority=1.0))
-    assert run(held, 1020) == {"b": 1}
+    assert decided(opened(cluster(1), *jobs), 0) == {"a": 1}
+    assert decided(opened(cluster(1), *jobs, policy=Lucid(durations="stated")), 0) == {"b": 1}
 
 
 def test_a_job_that_is_cancelled_or_fails_teaches_nothing() -> None:
     held = opened(cluster(2), job("a"), job("b"))
-    run(held, 0)
+    decided(held, 0)
     held.jobs["a"].report_progress(5, 5)
     held.end("a", 5, "cancelled")
     held.end("b", 5, "failed")
     submit(held, job("c", at=6))
-    run(held, 60)
+    decided(held, 60)
     assert "no job has ended yet" in held.explain(60)["c"].reason
 
 
 def test_no_running_job_gives_way() -> None:
     held = with_past(2)
     submit(held, job("a", at=1001, gpus=2, model="long"))
-    run(held, 1020)
+    decided(held, 1020)
     submit(held, job("b", at=1021, gpus=2, model="short"))
-    assert run(held, 1080) == {"a": 2}
+    assert decided(held, 1080) == {"a": 2}
 
 
 def test_a_job_that_no_free_gpus_are_left_for_joins_one_of_as_many() -> None:
     held = opened(sharing(4), job("a", gpus=2), job("b"), job("c"))
-    assert run(held, 0) == {"a": 2, "b": 1, "c": 1}
+    assert decided(held, 0) == {"a": 2, "b": 1, "c": 1}
     submit(held, job("d", at=1, gpus=2), job("e", at=2), job("f", at=3, gpus=3))
-    assert run(held, 60) == {"a": 2, "b": 1, "c": 1, "d": 2, "e": 1}
+    assert decided(held, 60) == {"a": 2, "b": 1, "c": 1, "d": 2, "e": 1}
     assert company(held) == {"a": "d", "d": "a", "b": "e", "e": "b"}
     assert held.jobs["d"].samples_per_second == pytest.approx(0.8 * 2)
 
 
 def test_free_gpus_are_taken_before_any_are_shared() -> None:
     held = opened(sharing(2), job("a"))
-    run(held, 0)
+    decided(held, 0)
     submit(held, job("b", at=1), job("c", at=2))
-    run(held, 60)
+    decided(held, 60)
     assert company(held) == {"a": "c", "c": "a"}
 
 
 def test_a_pair_takes_no_third_job_and_a_job_that_is_left_alone_takes_another() -> None:
     held = opened(sharing(1), job("a"))
-    run(held, 0)
+    decided(held, 0)
     submit(held, job("b", at=1), job("c", at=2))
-    run(held, 60)
+    decided(held, 60)
     assert company(held) == {"a": "b", "b": "a"}
     held.end("a", 70)
-    run(held, 120)
+    decided(held, 120)
     assert company(held) == {"b": "c", "c": "b"}
 
 
@@ -144,25 +133,25 @@ def test_a_pair_takes_no_third_job_and_a_job_that_is_left_alone_takes_another() 
 )
 def test_jobs_that_may_not_fit_or_lose_too_much_wait(wrong: dict[str, Sharing]) -> None:
     held = opened(sharing(1, **wrong), job("a"))
-    run(held, 0)
+    decided(held, 0)
     submit(held, job("b", at=1))
-    assert run(held, 60) == {"a": 1}
+    assert decided(held, 60) == {"a": 1}
 
 
 @pytest.mark.parametrize("refuses", ["a", "b"])
 def test_a_job_that_refuses_company_neither_joins_nor_is_joined(refuses: str) -> None:
     jobs = {name: job(name, at=at, shares_gpus=name != refuses) for name, at in (("a", 0), ("b", 1))}
     held = opened(sharing(1), jobs["a"])
-    run(held, 0)
+    decided(held, 0)
     submit(held, jobs["b"])
-    assert run(held, 60) == {"a": 1}
+    assert decided(held, 60) == {"a": 1}
 
 
 def test_jobs_on_several_nodes_stay_alone() -> None:
     held = opened(sharing(1, 1), job("a", gpus=2))
-    run(held, 0)
+    decided(held, 0)
     submit(held, job("b", at=1, gpus=2))
-    assert run(held, 60) == {"a": 2}
+    assert decided(held, 60) == {"a": 2}
 
 
 def pair(one: str, other: str, part: float, other_part: float) -> list[ProfileRow]:
@@ -180,9 +169,9 @@ def test_of_several_the_one_is_joined_with_which_both_keep_most() -> None:
     throughput = ThroughputBySize(Profile(rows))
     first = job("first", model="x", batch=8), job("second", model="y", batch=8)
     held = opened(cluster(2), *first, throughput=throughput)
-    run(held, 0)
+    decided(held, 0)
     submit(held, job("c", at=1, model="z", batch=8), job("d", at=2, model="z", batch=8))
-    run(held, 60)
+    decided(held, 60)
     assert company(held) == {"second": "c", "c": "second", "first": "d", "d": "first"}
     assert held.jobs["c"].samples_per_second == pytest.approx(80 * 0.9)
 
@@ -190,17 +179,17 @@ def test_of_several_the_one_is_joined_with_which_both_keep_most() -> None:
 def test_on_several_gpu_types_the_company_is_of_the_type_that_the_other_has() -> None:
     nodes = mixed_cluster(slow=(1,), fast=(2,)).model_copy(update={"sharing": TOGETHER})
     held = opened(nodes, job("a", gpus=2))
-    run(held, 0)
+    decided(held, 0)
     submit(held, job("b", at=1), job("c", at=1, gpus=2))
-    run(held, 60)
+    decided(held, 60)
     assert (held.jobs["c"].gpu_type, held.jobs["c"].beside) == ("fast", "a")
 
 
 def test_it_says_what_it_expects_and_who_shares() -> None:
     held = opened(sharing(1), job("a"))
-    run(held, 0)
+    decided(held, 0)
     submit(held, job("b", at=1), job("c", at=2, gpus=1), job("d", at=3, gpus=1))
-    run(held, 60)
+    decided(held, 60)
     reasons = {job_id: why.reason for job_id, why in held.explain(60).items()}
     unknown = "no job has ended yet, so all are taken to be as long"
     assert reasons["b"] == f"shares its GPUs with a; runs to its end; {unknown}"
@@ -217,12 +206,6 @@ def learned(*ended: tuple[dict[str, object], float]) -> Durations:
     for number, (spec, seconds) in enumerate(ended):
         found.learn(job(f"e{number}", **spec), seconds)
     return found
-
-
-def test_before_any_job_has_ended_all_are_alike() -> None:
-    expected = learned().expect(job())
-    assert (expected.seconds, expected.jobs) == (1.0, 0)
-    assert str(expected) == "no job has ended yet, so all are taken to be as long"
 
 
 def test_a_model_that_is_new_takes_as_long_as_all_jobs_do() -> None:

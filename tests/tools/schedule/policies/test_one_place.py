@@ -13,7 +13,6 @@ from tests.golden.scenario import FOLDER
 
 ROOT = Path(__file__).resolve().parents[4]
 POLICIES = "tools/schedule/policies/"
-PACKAGE = "pliant.tools.schedule.policies"
 WORDS = BUILT_IN.keys() - {"fair-share"}
 """The reports' reference is called fair-share, too."""
 MEAN_SOMETHING_ELSE = (

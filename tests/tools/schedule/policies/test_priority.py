@@ -16,7 +16,7 @@ from pliant.tools.schedule.registry import BUILT_IN, describe, make_policy, poli
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job, session
 
-FIRST = ["fifo", "las", "srtf", "sjf", "fair-share", "optimus"]
+FIRST = ["fifo", "las", "lucid", "srtf", "sjf", "fair-share", "optimus"]
 
 
 def opened(policy: str, **priorities: float) -> Session:
@@ -53,9 +53,7 @@ def test_a_job_that_waits_moves_up_when_it_is_given_another_priority(policy: str
 
 
 @pytest.mark.parametrize(("policy", "then"), [("las", "b"), ("srtf", "b"), ("fifo", "a"), ("sjf", "a")])
-def test_a_running_job_gives_way_to_a_more_important_one_only_where_the_policy_preempts(
-    policy: str, then: str
-):
+def test_a_running_job_gives_way_to_a_more_important_one_only_where_the_policy_preempts(policy, then):
     held = opened(policy, a=0.0, b=0.0)
     assert running(held, 10) == ["a"]
     held.prioritize("b", 20, 1.0)

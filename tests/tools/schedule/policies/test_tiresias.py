@@ -12,20 +12,13 @@ from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.tiresias import Services, Tiresias, TiresiasGittins
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, job, mixed_cluster, session, sizes
+from tests.builders import cluster, decided, job, mixed_cluster, opened, session, sizes
 
 HOUR = 3600.0
 
 
-def opened(nodes, *jobs, **parameters) -> Session:
-    held = session(Tiresias(**parameters), nodes)
-    for each in jobs:
-        held.submit(each, each.submit_time)
-    return held
-
-
 def test_whoever_runs_goes_on_until_the_threshold():
-    held = opened(cluster(1), job("a"), job("b", at=1), queue_gpu_hours="1")
+    held = opened(Tiresias(queue_gpu_hours="1"), cluster(1), job("a"), job("b", at=1))
     ran = []
     for hour in (0.0, 0.5, 0.99, 1.0, 1.5, 2.0, 2.5):
         held.decide(hour * HOUR + 1)
@@ -35,34 +28,35 @@ def test_whoever_runs_goes_on_until_the_threshold():
 
 def test_service_counts_gpus():
     held = opened(
-        cluster(4, 4), job("wide", gpus=4), job("thin"), job("late", at=1, gpus=8), queue_gpu_hours="1"
+        Tiresias(queue_gpu_hours="1"),
+        cluster(4, 4),
+        job("wide", gpus=4),
+        job("thin"),
+        job("late", at=1, gpus=8),
     )
-    held.decide(1)
-    assert sizes(held) == {"thin": 1, "wide": 4}
-    held.decide(HOUR / 4 + 1)
-    assert sizes(held) == {"thin": 1, "wide": 4}, "wide is in the second queue, late does not fit beside thin"
-    held.decide(HOUR + 1)
-    assert sizes(held) == {"late": 8}
+    assert decided(held, 1) == {"thin": 1, "wide": 4}
+    assert decided(held, HOUR / 4 + 1) == {"thin": 1, "wide": 4}, (
+        "wide is in the second queue, late does not fit beside thin"
+    )
+    assert decided(held, HOUR + 1) == {"late": 8}
 
 
 def test_the_second_queue_is_in_order_of_entry():
-    held = opened(cluster(4), job("a"), job("b", gpus=2), queue_gpu_hours="1")
+    held = opened(Tiresias(queue_gpu_hours="1"), cluster(4), job("a"), job("b", gpus=2))
     held.decide(0)
     held.decide(HOUR / 2)  # b is demoted first
     held.decide(HOUR)  # then a
     held.submit(job("c", at=HOUR, gpus=2), HOUR)
-    held.decide(HOUR + 1)
-    assert sizes(held) == {"b": 2, "c": 2}
+    assert decided(held, HOUR + 1) == {"b": 2, "c": 2}
 
 
 def test_a_gang_that_does_not_fit_is_passed_over():
-    held = opened(cluster(4), job("a", gpus=3), job("b", at=1, gpus=2), job("c", at=2))
-    held.decide(2)
-    assert sizes(held) == {"a": 3, "c": 1}
+    held = opened(Tiresias(), cluster(4), job("a", gpus=3), job("b", at=1, gpus=2), job("c", at=2))
+    assert decided(held, 2) == {"a": 3, "c": 1}
 
 
 def test_several_thresholds_make_more_queues():
-    held = opened(cluster(1), job("a"), job("b", at=1), queue_gpu_hours="1,2")
+    held = opened(Tiresias(queue_gpu_hours="1,2"), cluster(1), job("a"), job("b", at=1))
     for hour in range(8):
         held.decide(hour * HOUR)
     told = held.explain(7 * HOUR)
@@ -73,28 +67,27 @@ def test_several_thresholds_make_more_queues():
 
 
 def test_nobody_starves_where_promotion_is_on():
-    held = opened(cluster(1), job("old"), queue_gpu_hours="1", promote_after=2.0)
+    held = opened(Tiresias(queue_gpu_hours="1", promote_after=2.0), cluster(1), job("old"))
     held.decide(0)
     held.submit(job("new0", at=HOUR), HOUR)
-    held.decide(HOUR)
-    assert sizes(held) == {"new0": 1}
+    assert decided(held, HOUR) == {"new0": 1}
     for number, hour in enumerate((1.9, 2.8)):
         held.end(f"new{number}", hour * HOUR)
         held.submit(job(f"new{number + 1}", at=hour * HOUR), hour * HOUR)
         held.decide(hour * HOUR)
     assert sizes(held) == {"new2": 1}
-    held.decide(3 * HOUR)
-    assert sizes(held) == {"new2": 1}, "old ran for one hour and has waited for two: promoted behind new2"
+    assert decided(held, 3 * HOUR) == {"new2": 1}, (
+        "old ran for one hour and has waited for two: promoted behind new2"
+    )
     held.end("new2", 3.5 * HOUR)
     held.submit(job("new3", at=3.5 * HOUR), 3.5 * HOUR)
-    held.decide(3.5 * HOUR)
-    assert sizes(held) == {"old": 1}
+    assert decided(held, 3.5 * HOUR) == {"old": 1}
     with pytest.raises(UsageError, match="promote_after"):
         make_policy("tiresias", {"promote_after": -1})
 
 
 def test_emptiest_nodes_first_in_that_order():
-    held = opened(cluster(2, 4, 4, 4), job("a"), job("b", gpus=9), placement="emptiest")
+    held = opened(Tiresias(placement="emptiest"), cluster(2, 4, 4, 4), job("a"), job("b", gpus=9))
     held.decide(0)
     assert held.jobs["a"].placement == (("n1", 1),)
     assert held.jobs["b"].placement == (("n2", 4), ("n3", 4), ("n1", 1)), (
@@ -104,16 +97,20 @@ def test_emptiest_nodes_first_in_that_order():
 
 def test_a_skewed_model_starts_only_on_few_nodes():
     held = opened(
-        cluster(4, 4), job("a", gpus=3), job("b", gpus=3), job("s", gpus=2, model="vgg"), skewed="vgg"
+        Tiresias(skewed="vgg"),
+        cluster(4, 4),
+        job("a", gpus=3),
+        job("b", gpus=3),
+        job("s", gpus=2, model="vgg"),
     )
-    held.decide(0)
-    assert sizes(held) == {"a": 3, "b": 3}, "two GPUs are free, one on each node"
+    assert decided(held, 0) == {"a": 3, "b": 3}, "two GPUs are free, one on each node"
     held.end("a", 60)
     held.decide(60)
     assert held.jobs["s"].placement == (("n0", 2),)
-    loose = opened(cluster(4, 4), job("a", gpus=3), job("b", gpus=3), job("s", gpus=2, model="vgg"))
-    loose.decide(0)
-    assert sizes(loose) == {"a": 3, "b": 3, "s": 2}
+    loose = opened(
+        Tiresias(), cluster(4, 4), job("a", gpus=3), job("b", gpus=3), job("s", gpus=2, model="vgg")
+    )
+    assert decided(loose, 0) == {"a": 3, "b": 3, "s": 2}
 
 
 def test_a_skewed_model_that_finds_no_few_nodes_of_its_new_type_gives_up_its_old_gpus():
@@ -135,17 +132,16 @@ def test_a_skewed_model_that_finds_no_few_nodes_of_its_new_type_gives_up_its_old
 
 
 def test_a_skewed_model_needs_no_fewer_nodes_than_there_are():
-    held = opened(cluster(4, 1, 1), job("s", gpus=6, model="vgg"), skewed="vgg")
-    held.decide(0)
-    assert sizes(held) == {"s": 6}, "two nodes of four would be fewer, but there is one"
-    held = opened(cluster(4, 4), job("s", gpus=3, model="vgg"), skewed="vgg")
+    held = opened(Tiresias(skewed="vgg"), cluster(4, 1, 1), job("s", gpus=6, model="vgg"))
+    assert decided(held, 0) == {"s": 6}, "two nodes of four would be fewer, but there is one"
+    held = opened(Tiresias(skewed="vgg"), cluster(4, 4), job("s", gpus=3, model="vgg"))
     held.node_down("n0", 0)
     held.decide(0)
     assert held.jobs["s"].placement == (("n1", 3),)
 
 
 def test_it_says_until_when_rounds_may_be_left_out():
-    held = opened(cluster(4), job("a", gpus=2), job("b"), queue_gpu_hours="1")
+    held = opened(Tiresias(queue_gpu_hours="1"), cluster(4), job("a", gpus=2), job("b"))
     held.decide(0)
     assert held.quiet_until_s == HOUR / 2
     held.decide(HOUR / 2)
@@ -155,7 +151,7 @@ def test_it_says_until_when_rounds_may_be_left_out():
 
 
 def test_carried_state_keeps_the_order_of_the_second_queue():
-    held = opened(cluster(3), job("a"), job("b", gpus=2), queue_gpu_hours="1")
+    held = opened(Tiresias(queue_gpu_hours="1"), cluster(3), job("a"), job("b", gpus=2))
     for time_s in (0, HOUR / 2, HOUR):
         held.decide(time_s)
     policy = Tiresias("1")
@@ -171,13 +167,6 @@ def test_carried_state_keeps_the_order_of_the_second_queue():
 
 
 TIMES = st.lists(st.floats(1, 1e5), max_size=8)
-
-
-def by_gittins(nodes, *jobs, **parameters) -> Session:
-    held = session(TiresiasGittins(**parameters), nodes)
-    for each in jobs:
-        held.submit(each, each.submit_time)
-    return held
 
 
 def ran_at(held: Session, *hours: float) -> list[str]:
@@ -217,7 +206,7 @@ def test_services_that_come_later_count_as_if_known_before(before, after, attain
 
 
 def test_whoever_is_about_to_finish_goes_first_and_whoever_is_not_goes_last():
-    held = by_gittins(cluster(1), job("a"), quantum_gpu_hours=1.0, history_gpu_hours="1,10,10")
+    held = opened(TiresiasGittins(quantum_gpu_hours=1.0, history_gpu_hours="1,10,10"), cluster(1), job("a"))
     assert ran_at(held, 0, 0.5) == ["a", "a"]
     held.submit(job("b", at=0.5 * HOUR), 0.5 * HOUR)
     assert ran_at(held, 0.5, 0.9, 1) == ["a", "a", "b"], "an hour has passed and a has not finished"
@@ -228,23 +217,28 @@ def test_whoever_is_about_to_finish_goes_first_and_whoever_is_not_goes_last():
 
 
 def test_before_any_history_it_is_first_in_first_out():
-    held = by_gittins(cluster(1), job("a"), job("b", at=1), queue_gpu_hours="1")
+    held = opened(TiresiasGittins(queue_gpu_hours="1"), cluster(1), job("a"), job("b", at=1))
     assert ran_at(held, 0.1, 0.5, 1.05, 1.2, 2.2) == ["a", "a", "a", "b", "a"]
 
 
 def test_it_learns_from_jobs_that_finish_and_from_no_others():
     for outcome, then in (("finished", "new"), ("cancelled", "old"), ("failed", "old")):
-        held = by_gittins(cluster(1, 1), job("old"), job("x"), quantum_gpu_hours=2.0)
+        held = opened(TiresiasGittins(quantum_gpu_hours=2.0), cluster(1, 1), job("old"), job("x"))
         assert ran_at(held, 0) == ["old", "x"]
         held.end("x", HOUR, outcome)
         held.node_down("n1", HOUR)
         held.submit(job("new", at=HOUR), HOUR)
-        held.decide(HOUR)
-        assert sizes(held) == {then: 1}, "one job took an hour: a new one is over by then, old is beyond"
+        assert decided(held, HOUR) == {then: 1}, (
+            "one job took an hour: a new one is over by then, old is beyond"
+        )
 
 
 def test_queues_come_before_the_index():
-    held = by_gittins(cluster(1), job("a"), queue_gpu_hours="1", quantum_gpu_hours=1.0, history_gpu_hours="2")
+    held = opened(
+        TiresiasGittins(queue_gpu_hours="1", quantum_gpu_hours=1.0, history_gpu_hours="2"),
+        cluster(1),
+        job("a"),
+    )
     assert ran_at(held, 0, 1) == ["a", "a"]
     held.submit(job("b", at=HOUR), HOUR)
     assert ran_at(held, 1) == ["b"], "a is sure to be over in an hour, but in the second queue"
@@ -252,7 +246,7 @@ def test_queues_come_before_the_index():
 
 def test_history_and_queues_are_carried():
     told = {"quantum_gpu_hours": 2.0, "history_gpu_hours": "3"}
-    held = by_gittins(cluster(1, 1), job("a"), job("b"), job("c", at=1), **told)
+    held = opened(TiresiasGittins(**told), cluster(1, 1), job("a"), job("b"), job("c", at=1))
     assert ran_at(held, 0.1) == ["a", "b"]
     held.end("a", HOUR)
     held.decide(HOUR)
@@ -265,7 +259,7 @@ def test_history_and_queues_are_carried():
 
 
 def test_rounds_are_left_out_only_while_nobody_waits():
-    held = by_gittins(cluster(1), job("a"), queue_gpu_hours="1")
+    held = opened(TiresiasGittins(queue_gpu_hours="1"), cluster(1), job("a"))
     held.decide(0)
     assert held.quiet_until_s == HOUR
     held.submit(job("b", at=60), 60)
@@ -274,8 +268,11 @@ def test_rounds_are_left_out_only_while_nobody_waits():
 
 
 def test_it_says_the_index():
-    held = by_gittins(
-        cluster(1), job("a"), job("b", at=1), quantum_gpu_hours=2.0, history_gpu_hours="1,2,4,8"
+    held = opened(
+        TiresiasGittins(quantum_gpu_hours=2.0, history_gpu_hours="1,2,4,8"),
+        cluster(1),
+        job("a"),
+        job("b", at=1),
     )
     held.decide(1)
     held.decide(HOUR + 1)

@@ -1,21 +1,18 @@
 """Ares, from the order of jobs to their sizes: the allocation pass, scaling control, consolidation.
 
-**The allocation pass** (:class:`Queue`) goes over the jobs in order of F and is redone only where something
-changed. Every job remembers the GPUs that were free before its turn. A newcomer, a departure or another
-capacity makes the pass start there, and it ends as soon as a job finds the same GPUs free as last time: all
-after it stays as it is. The result is that of a pass over all jobs from an empty cluster.
+**The allocation pass** (:class:`Queue`) serves the jobs in order of F, but only where something changed.
+Every job remembers the GPUs that were free before its turn. A change makes the pass start there, and it ends
+as soon as a job finds the same GPUs free as last time. The result is that of a pass over all jobs.
 
 **Scaling control** (:func:`allowed_sizes`; Ares, section 3.3). Efficiency of ``k`` GPUs relative to the
-requested number ``d``, at the job's own global batch: ``eff(k) = (T(k)/k) / (T(d)/d)``. Starting at ``d`` the
-size doubles while ``eff(2k) >= alpha``; where that ends is the job's ceiling, which nothing exceeds. Below
-``d`` the sizes go down over the powers of two to the job's minimum. Departures from the paper: where not
-alpha but the job's maximum, its batch or the cluster ends the doubling, that limit is the largest size (if
-still efficient); the minimum is allowed as well; sizes that the profile calls infeasible are left out, and if
-``d`` is among them, the largest feasible size below it takes its place as the base; so are, for an elastic
-job, sizes slower than a smaller one.
+requested number ``d``, at the job's own global batch: ``eff(k) = (T(k)/k) / (T(d)/d)``. From ``d`` on the
+size doubles while ``eff(2k) >= alpha``; where that ends is the job's ceiling. Below ``d`` the sizes are the
+powers of two down to the job's minimum. Departures from the paper: a limit other than alpha is itself the
+largest size, if efficient; the minimum is a size; infeasible sizes are left out, and the largest feasible one
+below ``d`` is the base if ``d`` is not feasible; an elastic job gets no size slower than a smaller one.
 
-**Consolidation** (:func:`consolidations`; section 4, workflow step 5) gathers scattered jobs on fewer nodes,
-where a job ends sooner for it although the move costs time.
+**Consolidation** (:func:`consolidations`; section 4, step 5) gathers scattered jobs on fewer nodes, where a
+job ends sooner although the move costs time.
 """
 
 from __future__ import annotations
@@ -59,7 +56,6 @@ class Queue:
         return bisect_left(self.entries, key, key=_key)
 
     def add(self, finish: float, job: JobState) -> None:
-        """A job joins with its virtual finish time."""
         entry = self.by_id[job.id] = self._entry(finish, job)
         insort(self.entries, entry, key=_key)
         self._stale.add(entry.key)
@@ -79,14 +75,14 @@ class Queue:
             self._stale.add(self.entries[index].key)
 
     def check(self, job_id: str) -> None:
-        """A job (if it is here) may not hold what the last pass gave it; if so, it is looked at again."""
+        """Look again at a job (if it is here) that may not hold what the last pass gave it."""
         entry = self.by_id.get(job_id)
         if entry and (entry.gpus, entry.gpus and entry.kind) != (entry.job.gpus, self._held_kind(entry) or 0):
             entry.before = None
             self._stale.add(entry.key)
 
     def resize(self, job_id: str, allowed_by_type: tuple[AllowedSizes, ...]) -> None:
-        """A job (if it is here) may have other sizes from now on; if they differ, it is looked at again."""
+        """Take up other allowed sizes of a job (if it is here)."""
         entry = self.by_id.get(job_id)
         if entry and entry.allowed_by_type != allowed_by_type:
             entry.allowed_by_type, entry.before = allowed_by_type, None
@@ -106,7 +102,6 @@ class Queue:
         return changed + self._share_leftover(self.entries[-1].after if self.entries else capacity)
 
     def explain(self) -> dict[str, Explanation]:
-        """Why each job holds what it holds."""
         count = len(self.entries)
         return {
             entry.job.id: _explain(entry, f"F = {entry.key[0]:.6g} ({_ordinal(rank)} of {count})")
@@ -117,7 +112,7 @@ class Queue:
         return QueuedJob((finish, *job.arrival), job, self.sizes.of(job))
 
     def _allocate_from(self, index: int, capacity: Free) -> list[QueuedJob]:
-        """Serve all jobs from ``index`` on until nothing differs any more; returns those that changed."""
+        """Serve jobs from ``index`` on until nothing differs any more; returns those that changed."""
         changed = []
         free = self.entries[index - 1].after if index else capacity
         while index < len(self.entries) and self.entries[index].before != free:
@@ -137,10 +132,9 @@ class Queue:
             self._held_back.pop(entry.key, None)
 
     def _share_leftover(self, free: Free) -> list[QueuedJob]:
-        """Give what no job can use as its next size to the first jobs that gain from it.
+        """Give what no job can use as its next size to the first jobs that gain from it (section 3.1).
 
-        This keeps the cluster busy (Ares, section 3.1) without exceeding a ceiling: with 6 GPUs a job of
-        the sizes 1, 2, 4 runs on 6. Returns the entries that had or got such GPUs.
+        With 6 GPUs a job of the sizes 1, 2, 4 runs on 6. Returns the entries that had or got such GPUs.
         """
         touched = self._extended
         for entry in touched:
@@ -195,8 +189,8 @@ class QueuedJob:
     def serve(self, free: Free, held_kind: int | None) -> Free:
         """Take the largest step that is free; returns what is left.
 
-        A running job stays on its type (``held_kind``) while that offers at least the step it holds. Any
-        other takes the type that is fastest for it, of equally fast ones the one it holds, then the first.
+        A running job stays on its type (``held_kind``) while that offers at least its step. Others take the
+        type that is fastest for them, of equally fast ones the one they hold, then the first.
         """
         if held_kind is not None and self._may_stay(free[held_kind], self.allowed_by_type[held_kind]):
             self.kind, self.size = held_kind, self.allowed_by_type[held_kind].largest_within(free[held_kind])
@@ -255,7 +249,6 @@ class SizesByJob:
         self.gpu_types = tuple(speeds.gpu_types)
 
     def of(self, job: JobState) -> tuple[AllowedSizes, ...]:
-        """Those on each GPU type, in the order of ``gpu_types``."""
         gpus = job.spec.gpus
         limits = (gpus.requested, gpus.min, gpus.max, job.most, job.spec.elastic == "none")
         return self.speeds.of_kind(job, ("ares", self.alpha, *limits), lambda: self._made(job))
@@ -287,23 +280,21 @@ class AllowedSizes:
     rates: tuple[float, ...]
     """Samples per second at each size."""
     base: int
-    """The size that efficiency is relative to; 0: no size is feasible."""
+    """The size that efficiency is relative to; 0 if no size is feasible."""
     reason: str
     """What limits it at its ceiling."""
 
     @property
     def ceiling(self) -> int:
-        """The largest size; 0: no size is feasible."""
+        """The largest size; 0 if no size is feasible."""
         return self.sizes[-1] if self.sizes else 0
 
     def largest_within(self, gpus: int) -> int:
-        """The largest size within ``gpus``; 0: none is."""
         index = bisect_right(self.sizes, gpus)
         return self.sizes[index - 1] if index else 0
 
 
 def allowed_sizes(job: JobState, gpu_type: str, speeds: Rates, alpha: float) -> AllowedSizes:
-    """The sizes of ``job`` on one GPU type of the cluster."""
     most = speeds.gpu_types[gpu_type]
     requested = job.spec.gpus.requested
     low = [k for k in sizes_below(job) if k <= most and speeds.rate(job, k, gpu_type)]
@@ -330,7 +321,6 @@ def _why_empty(job: JobState, gpu_type: str, most: int) -> str:
 
 
 def _above(job: JobState, base: int, gpu_type: str, speeds: Rates, alpha: float) -> tuple[list[int], str]:
-    """Sizes above ``base`` and what ends them."""
     limit, reason = _limit(job, speeds.gpu_types[gpu_type])
     sizes: list[int] = []
     reached = base
@@ -345,7 +335,7 @@ def _above(job: JobState, base: int, gpu_type: str, speeds: Rates, alpha: float)
 
 
 def _limit(job: JobState, most: int) -> tuple[int, str]:
-    """The largest size that scaling control need not even look beyond."""
+    """The largest size, alpha aside, and what sets it."""
     if job.spec.elastic == "none":
         return job.spec.gpus.requested, "its fixed size"
     limits = [

@@ -52,7 +52,6 @@ class AresGoodput(Ares):
         """The noise scale for which the sizes of each job were found last."""
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """As ``ares``; then change the batches for which it pays."""
         if self._queue is not None and self._useful is not None and self._speeds is snapshot.speeds:
             for job in snapshot.jobs.values():
                 if self._useful.moves_batch(job) and self._noise.get(job.id) != job.noise_scale:
@@ -82,7 +81,7 @@ class AresGoodput(Ares):
         return self._useful.choice(job, gpus, gpu_type).batch
 
     def _retuned(self, job: JobState, snapshot: Snapshot) -> int:
-        """The batch of a job that keeps its GPUs: another one where that ends it sooner."""
+        """Another batch for a job that keeps its GPUs, where that ends it sooner."""
         useful, left = self._useful, job.remaining_samples(snapshot.time_s)
         if useful is None or left is None or job.gpu_type is None or not useful.moves_batch(job):
             return job.global_batch
@@ -94,8 +93,6 @@ class AresGoodput(Ares):
 
 
 class _GoodputSizes(SizesByJob):
-    """Sizes by goodput; those of jobs whose batch moves are found again each time, as their noise changes."""
-
     def __init__(self, speeds: UsefulSpeed, alpha: float) -> None:
         super().__init__(speeds, alpha)
         self._useful = speeds
@@ -130,7 +127,6 @@ class UsefulSpeed:
         return self.speeds.of_kind(job, what, make)
 
     def moves_batch(self, job: JobState) -> bool:
-        """Whether there is a batch to choose: the job allows it, and its noise is known."""
         return job.spec.elastic == "size+batch" and job.noise_scale is not None
 
     def choice(self, job: JobState, gpus: int, gpu_type: str) -> Choice:
@@ -147,7 +143,7 @@ class UsefulSpeed:
         return Choice(batch, rate) if rate > own.rate else own
 
     def present(self, job: JobState) -> float:
-        """Of what the job holds, at its present batch."""
+        """Goodput of what the job holds, at its present batch."""
         if job.gpu_type is None:
             return 0.0
         speed = self.speeds.rate(job, job.gpus, job.gpu_type, global_batch=job.global_batch)

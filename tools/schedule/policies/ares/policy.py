@@ -86,7 +86,6 @@ class Ares(Policy):
         return PromisedBounds(gps_delay=1 / self.alpha - 1)
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Follow GPS through the changes, run the allocation pass from there on, name what differs."""
         self._follow(snapshot)
         queue = self._up_to_date(snapshot)
         most = max(snapshot.speeds.gpu_types.values(), default=0)
@@ -126,7 +125,6 @@ class Ares(Policy):
         self._queue = None
 
     def _follow(self, snapshot: Snapshot) -> None:
-        """Advance GPS through the changes, in the order in which they were seen."""
         gains = [change.gpus for change in snapshot.changes]
         gpus = snapshot.total_gpus - sum(gains)
         for change, gained in zip(snapshot.changes, gains, strict=True):
@@ -148,7 +146,6 @@ class Ares(Policy):
             self._finish.pop(job.id, None)
 
     def _up_to_date(self, snapshot: Snapshot) -> Queue:
-        """The queue with all jobs that joined and without those that left."""
         if self._queue is None or self._speeds is not snapshot.speeds:
             self._speeds = snapshot.speeds
             self._queue = self._new_queue(snapshot)
@@ -177,14 +174,12 @@ class Ares(Policy):
         return SizesByJob(speeds, self.alpha)
 
     def _batch(self, job: JobState, gpu_type: str, gpus: int) -> int:
-        """The global batch of a job on ``gpus`` GPUs: always the author's."""
         del gpu_type, gpus
         return job.reference_batch
 
     def _targets(
         self, snapshot: Snapshot, wanted: Mapping[str, Share], gpu_types: Sequence[str]
     ) -> dict[str, Target]:
-        """What differs from what the jobs hold."""
         targets = {}
         for job_id, (kind, gpus) in wanted.items():
             job = snapshot.jobs[job_id]
@@ -210,7 +205,7 @@ class Ares(Policy):
 
 
 def _all_sizes(job: JobState, most: int) -> Iterable[int]:
-    """All sizes that a job may get: the allowed ones, or any within its limits where demand is unknown."""
+    """All sizes that a job may get, tried in order."""
     if job.known_samples is not None:
         return (job.spec.gpus.requested, *sizes_below(job))
     return range(max(job.spec.min_gpus, job.max_gpus(most)), job.spec.min_gpus - 1, -1)
@@ -219,15 +214,13 @@ def _all_sizes(job: JobState, most: int) -> Iterable[int]:
 class VirtualTime:
     """Generalized processor sharing (GPS) in virtual time, the reference system: Ares, section 3.2.
 
-    ``M`` GPUs are shared equally, at every instant and without limit of divisibility, by the ``N(t)`` jobs
-    active *in GPS*, which are not the jobs active in the real cluster. Virtual time grows by ``dV/dt =
-    M/N(t)`` and stands still while no job (or no GPU) is there. A job of demand ``L`` that arrives at ``a``
-    gets the virtual finish time ``F = V(a) + L``, which never changes. It leaves when ``V`` reaches ``F``, so
-    jobs leave in order of ``F`` and one heap serves every event in O(log N).
+    ``M`` GPUs are shared equally and without limit of divisibility by the ``N(t)`` jobs active *in GPS*.
+    Virtual time grows by ``dV/dt = M/N(t)`` and stands still while no job (or no GPU) is there. A job of
+    demand ``L`` that arrives at ``a`` gets the virtual finish time ``F = V(a) + L`` and leaves when ``V``
+    reaches it.
 
-    ``V`` is advanced only at events that change its slope, from departure to departure and never in one
-    step over several of them. Asking in between changes nothing, so the number of decisions made on the
-    way leaves no trace in the state, not even a rounding error.
+    ``V`` is advanced only at events that change its slope, so asking in between leaves not even a rounding
+    error in the state.
     """
 
     def __init__(self, time_s: float = 0.0, virtual: float = 0.0, active: Mapping[str, float] | None = None):
@@ -243,7 +236,7 @@ class VirtualTime:
     def advance(self, to_s: float, gpus: int) -> list[tuple[float, str]]:
         """Go on to the real time ``to_s`` with ``gpus`` GPUs; returns (real time, id) of the departures.
 
-        A time before ``time_s`` is taken as ``time_s``: what is past stays as it was.
+        A time before ``time_s`` is taken as ``time_s``.
         """
         departures: list[tuple[float, str]] = []
         while self._heap and gpus and to_s > self.time_s:
@@ -264,7 +257,7 @@ class VirtualTime:
         return departures
 
     def enter(self, job_id: str, demand_gpu_s: float) -> float:
-        """A job arrives now with its demand in GPU-seconds; returns its virtual finish time."""
+        """Returns the virtual finish time of a job that arrives now."""
         finish = self.virtual + demand_gpu_s
         self.active[job_id] = finish
         heappush(self._heap, (finish, job_id))

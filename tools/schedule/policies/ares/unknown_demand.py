@@ -41,8 +41,7 @@ def apportion(total: int, weights: Sequence[int]) -> list[int]:
 def equal_split(total: int, limits: Sequence[tuple[int, int]]) -> list[int]:
     """Share ``total`` GPUs equally among jobs of (minimum, maximum), in order of arrival.
 
-    A job gets nothing where the minima of those before it leave less than its own. Shares differ by at most
-    one, the first ones larger, except where a limit holds one back or lifts it.
+    A job gets nothing where the minima of those before it leave less than its own.
     """
     left, admitted = total, []
     for index, (low, _) in enumerate(limits):
@@ -55,7 +54,7 @@ def equal_split(total: int, limits: Sequence[tuple[int, int]]) -> list[int]:
 
 
 class UnknownDemand:
-    """The jobs of unknown demand on one cluster and what they get."""
+    """Jobs of unknown demand and what they get."""
 
     def __init__(self, pool: float, speeds: Speeds) -> None:
         self.pool = pool
@@ -65,8 +64,10 @@ class UnknownDemand:
     def share(self, jobs: Sequence[JobState], up: Sequence[int], *, alone: bool) -> dict[str, Share]:
         """Shares by id for all ``jobs`` (in order of arrival), with ``up`` GPUs of each type.
 
-        ``alone``: no job of known demand is there. On mixed types each type gives its part of the pool and
-        shares it among the jobs on it; a job stays on its type, a new one joins where most is left per job.
+        On mixed types each type gives its part of the pool and shares it among the jobs on it; a job stays on
+        its type, a new one joins where most is left per job.
+
+        :param alone: no job of known demand is there.
         """
         if not jobs:
             return {}
@@ -90,7 +91,7 @@ class UnknownDemand:
         return [kind for kind, part in enumerate(parts) if self._least(job, part, kind) <= part]
 
     def _teams(self, jobs: Sequence[JobState], parts: Sequence[int]) -> list[list[JobState]]:
-        """Which jobs share which part: those that hold GPUs of a type stay there, the others join then."""
+        """Jobs that hold GPUs of a type stay there, the others then join."""
         teams: list[list[JobState]] = [[] for _ in parts]
         joining = []
         for job in jobs:
@@ -113,7 +114,7 @@ class UnknownDemand:
         ]
 
     def _least(self, job: JobState, part: int, kind: int) -> int:
-        """The smallest size that the job runs at on a part of a type; more than the part: none."""
+        """The smallest size at which the job runs on a part of a type; ``part + 1`` if there is none."""
         sizes = range(job.spec.min_gpus, job.max_gpus(part) + 1)
         return next((k for k in sizes if self._runs(job, k, kind)), part + 1)
 
@@ -122,7 +123,6 @@ class UnknownDemand:
 
 
 def explain_unknown(jobs: Iterable[JobState]) -> dict[str, Explanation]:
-    """One explanation for each job of unknown demand."""
     return {
         job.id: Explanation("unknown demand: an equal share of the pool")
         if job.gpus

@@ -53,7 +53,6 @@ class Objective:
         return gains
 
     def weight(self, job: JobState) -> float:
-        """What a scaling factor of the job counts for."""
         return float(self.priority_base ** min(max(job.spec.priority, -MOST_PRIORITY), MOST_PRIORITY))
 
 
@@ -81,7 +80,6 @@ class Admission:
         return not any(optimizer.left for optimizer in self.optimizers.values())
 
     def sizes(self) -> Iterator[tuple[Participant, int]]:
-        """All that take part, with their best sizes."""
         for gpu_type, members in self.members.items():
             yield from zip(members, self.optimizers[gpu_type].sizes(), strict=True)
 
@@ -148,13 +146,12 @@ class AdmissionControl:
 
 
 def _in_turn(job: JobState) -> tuple[bool, float, tuple[float, str]]:
-    """Jobs that run by first start, then the others by arrival: the order stays as it is while they run."""
+    """Running jobs by first start, then the others by arrival: the order stays while they run."""
     first_s = job.first_start_s if job.gpus else None
     return first_s is None, first_s or 0.0, job.arrival
 
 
 def _why(choices: list[Participant], optimizers: Mapping[str, Optimizer]) -> Explanation:
-    """Why a job joins none of its GPU types."""
     if not choices:
         return Explanation("no size of it is feasible")
     member = min(choices, key=lambda member: member.curve.least)

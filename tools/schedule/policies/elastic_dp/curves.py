@@ -1,16 +1,13 @@
 """Scaling curves of jobs for elastic-dp: the best batch for every number of GPUs, and how fast it is.
 
 The job scalability analyzer of "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al., 2020),
-sections III-B and III-C, on top of the throughput model: S(b, k) = T(b, k) / T(largest local batch, 1), and
-for each k the batch b of [b_min, b_max] with the largest S. A share ceil(b / k) that does not fit a GPU is
-infeasible, so b_min and the memory of a GPU say how many GPUs are the fewest. :class:`Gains` is what the
-optimizer sees of a curve: what GPUs beyond the smallest size add.
+sections III-B and III-C: S(b, k) = T(b, k) / T(largest local batch, 1), and for each k the batch b of
+[b_min, b_max] with the largest S. A share ceil(b / k) that does not fit a GPU is infeasible. Step times are
+linear between the measured local batches, so T has its maxima there or at the ends of the range: only these
+are tried, or a geometric grid where none are named. :class:`Gains` is what the optimizer sees of a curve.
 
-Step times are linear between the local batches that were measured, so T has its maxima there or at the ends
-of the range: only these are tried. A throughput model that does not name such batches gets a geometric grid.
-
-Departures: a job that no size of its own lets run without accumulation runs with it, at any size; the base
-of a job without a speed on one GPU is its speed per GPU at its smallest size.
+Departures: a job that no size of its own lets run without accumulation runs with it, at any size; the base of
+a job without a speed on one GPU is its speed per GPU at its smallest size.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ class ScalingCurves:
         self.speeds = speeds
 
     def of(self, job: JobState, gpu_type: str, batches: BatchRange) -> ScalingCurve | None:
-        """The curve of a job whose batch may be chosen from ``batches``; None: no size is feasible."""
+        """The curve of a job whose batch may be chosen from ``batches``; None if no size is feasible."""
         spec = job.spec
         limits = (spec.min_gpus, self._most(job, gpu_type), spec.elastic == "none" and spec.gpus.requested)
         cap = self.speeds.most_local(job, gpu_type)
@@ -101,7 +98,6 @@ class ScalingCurves:
                 yield min(local * gpus, high)
 
     def _locals(self, job: JobState, gpu_type: str, least: int, most: int) -> Iterable[int]:
-        """Local batches at which speed may be largest."""
         if most - least < _ALL_TRIED:
             return range(least, most + 1)
         measured = self.speeds.throughput.local_batches(job.spec.model, gpu_type)
@@ -110,13 +106,12 @@ class ScalingCurves:
         return [local for local in measured if least < local < most]
 
     def _base_rate(self, job: JobState, gpu_type: str, cap: int | None) -> float:
-        """Samples per second on one GPU at the largest local batch, which the job's own range may limit."""
+        """Samples per second on one GPU at the largest local batch that the job allows."""
         largest = allowed_batches(job)[1]
         batch = largest if cap is None else min(largest, cap)
         return self.speeds.rate(job, 1, gpu_type, global_batch=batch)
 
     def _most(self, job: JobState, gpu_type: str) -> int:
-        """The most GPUs of the type that the job can use, those that are down included."""
         return job.max_gpus(self.speeds.gpu_types[gpu_type])
 
 
@@ -129,7 +124,6 @@ class ScalingCurve:
     batches: Ints
     """[GPUs] the best global batch, 0 where infeasible."""
     gains: Gains
-    """What the optimizer sees of it."""
 
     @property
     def least(self) -> int:
@@ -137,7 +131,6 @@ class ScalingCurve:
 
 
 def allowed_batches(job: JobState) -> BatchRange:
-    """The global batches that the job itself allows."""
     spec, batch = job.spec, job.reference_batch
     if spec.elastic != "size+batch":
         return batch, batch
@@ -171,10 +164,10 @@ class Gains:
 
     @classmethod
     def of(cls, worth: Floats) -> Gains | None:
-        """Gains of a curve, ``worth[k]`` with k GPUs, -inf where infeasible; ``worth[0]`` is not looked at.
+        """Gains of a curve, ``worth[k]`` with k GPUs, -inf where infeasible; None if no size is feasible.
 
-        Increments that grow by less than the grid are rounding, and count as concave. None: no size is
-        feasible.
+        ``worth[0]`` is not read. Increments that grow by less than the grid are rounding, and count as
+        concave.
         """
         values: list[float] = worth.tolist()
         least = next((size for size in range(1, len(values)) if values[size] > -inf), None)

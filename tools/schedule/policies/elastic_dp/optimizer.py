@@ -1,17 +1,14 @@
 """The optimizer of elastic-dp: the sizes of jobs for which their scaling factors have the largest sum.
 
 "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al., 2020), section III-C: maximise the sum
-of w_j · s_j(k_j) with kmin_j <= k_j <= kmax_j and no more than K GPUs in all; on top of it, no user's jobs
-hold more than a quota. Departures from the paper, none of which changes the optimum:
+of w_j · s_j(k_j) with kmin_j <= k_j <= kmax_j and no more than K GPUs in all, and no user's jobs above a
+quota. Departures from the paper, none of which changes the optimum: the smallest sizes are paid first, so
+trying one more job takes no row of the dynamic program; jobs with concave gains need no rows, as their
+increments are merged (:class:`Merge`), and only the others go through the table (:class:`GainTable`); a user
+with a quota is solved alone and takes part in the whole as one job.
 
-- The smallest sizes are paid first. A set of jobs is feasible if and only if these fit, so that trying one
-  more job takes no row of the dynamic program.
-- Jobs with concave gains need no rows: their increments are merged (:class:`Merge`). Only the
-  others go through the table (:class:`GainTable`); one look at both says how they share the rest.
-- A user with a quota is solved alone, up to the quota, and takes part in the whole as one job.
-
-Equally good: no job gets a GPU that gains nothing; jobs without concave gains (users with a quota among
-them, and within them) together get the fewest; among either kind, those added later get fewer.
+Of equally good allocations: no job gets a GPU that gains nothing; jobs without concave gains (users with a
+quota among them) together get the fewest; among either kind, those added later get fewer.
 """
 
 from __future__ import annotations
@@ -29,13 +26,10 @@ _CELLS: Final = 16_384
 
 
 class Optimizer:
-    """The sizes of jobs, added one by one, on GPUs of one kind.
-
-    Solved when first asked after a job was added; what was solved before is used again.
-    """
+    """The sizes of jobs, added one by one, on GPUs of one kind. What was solved before is used again."""
 
     def __init__(self, gpus: int, quota: int | None = None) -> None:
-        """``quota``: GPUs that the jobs of one user may hold."""
+        """:param quota: GPUs that the jobs of one user may hold."""
         self.left = gpus
         """GPUs beyond the smallest sizes of the jobs added."""
         self._quota = quota
@@ -47,14 +41,13 @@ class Optimizer:
         self._whole = JointShare()
 
     def left_for(self, user: str = "") -> int:
-        """GPUs that one more job of this user could take as its smallest size."""
         if self._quota is None or not user:
             return self.left
         known = self._limited.get(user)
         return min(self.left, self._quota if known is None else known.left)
 
     def add(self, gains: Gains, user: str = "") -> bool:
-        """One more job. False, and nothing is changed, where the smallest sizes no longer fit."""
+        """Returns False, and changes nothing, where the smallest sizes no longer fit."""
         if gains.least > self.left_for(user):
             return False
         self.left -= gains.least
@@ -68,7 +61,6 @@ class Optimizer:
         return True
 
     def sizes(self) -> list[int]:
-        """GPUs of each job, in the order in which they were added."""
         limited = self._limited.values()
         self._whole.update([*self._free.jobs, *(group.as_one(self.left) for group in limited)], self.left)
         extras = self._whole.extras(self.left)
@@ -91,7 +83,6 @@ class JointShare:
         self._merge = Merge(())
 
     def update(self, jobs: Sequence[Gains], budget: int) -> None:
-        """These jobs share up to ``budget`` GPUs beyond their smallest sizes."""
         self._jobs, self._budget = jobs, budget
         self._merge = Merge([job for job in jobs if job.concave])
         self._table.update([job for job in jobs if not job.concave], budget)
@@ -144,10 +135,7 @@ class _Group:
 
 
 class Merge:
-    """The max-plus sum of concave gains: all their increments in one order, largest first.
-
-    Of equal increments those of the job that comes first in ``parts`` are taken first.
-    """
+    """The max-plus sum of concave gains: all increments, largest first, of equal ones the first part's."""
 
     def __init__(self, parts: Sequence[Gains]) -> None:
         extras = np.array([part.most_extra for part in parts], dtype=np.int64)
@@ -164,7 +152,6 @@ class Merge:
         return np.concatenate(([0.0], np.cumsum(np.sort(steps)[::-1])))
 
     def extras(self, budget: int) -> Ints:
-        """GPUs of each part when ``budget`` are shared."""
         steps = self._steps
         if budget >= steps.size:
             return np.bincount(self._owners, minlength=self._jobs)
@@ -182,10 +169,10 @@ class Merge:
 class GainTable:
     """The dynamic program, one row a job: P(j, κ) = max over g of P(j - 1, κ - g) + gain of job j by g.
 
-    Equations 4 and 5 of the paper. Departures: rows count GPUs beyond the smallest sizes, say what *at most*
-    κ of them gain, and end where all that the jobs so far can use is given. The printed pseudo-code indexes
-    the gain with κ where the share g is meant and adds one to κ - g; the equations are right. Of equally good
-    shares of a job the smallest is taken, last job first.
+    Equations 4 and 5 of the paper. Rows count GPUs beyond the smallest sizes, say what *at most* κ of them
+    gain, and end where all that the jobs so far can use is given. The printed pseudo-code indexes the gain
+    with κ where the share g is meant; the equations are right. Of equally good shares of a job the smallest
+    is taken, last job first.
     """
 
     def __init__(self) -> None:
@@ -196,7 +183,7 @@ class GainTable:
         self._budget = 0
 
     def update(self, gains: Sequence[Gains], budget: int) -> None:
-        """Make the rows of these jobs for up to ``budget`` GPUs, which is never more than it was before.
+        """Make the rows of these jobs for up to ``budget`` GPUs, never more than before.
 
         Rows that are there stay if they are those of the first of these jobs.
         """

@@ -27,10 +27,7 @@ from pliant.tools.schedule.snapshot import Change, Snapshot
 if TYPE_CHECKING:
     import numpy as np
 
-    from pliant.tools.schedule.jobs import JobState
-    from pliant.tools.schedule.policy import Decision
     from pliant.tools.schedule.rates import Speeds
-    from pliant.tools.schedule.snapshot import Snapshot
 
 _log = logging.getLogger("pliant")
 _ENDED: Final = frozenset({"finished", "cancelled", "failed"})
@@ -40,11 +37,10 @@ class ElasticDp(Policy):
     """Largest sum of throughput scaling factors: sizes and batches by dynamic programming, at intervals.
 
     The scaling factor is the throughput at the best batch for a size, against one GPU at its largest local
-    batch. Every interval, jobs join in order of arrival while the smallest sizes of all fit, and the sizes
-    of the jobs that take part are chosen, exactly (Saxena et al., 2020, section III). The smallest size of a
-    job is the one at which its smallest batch fits the GPUs. Of equally good sizes, jobs that joined later
-    get fewer GPUs. While no job holds a GPU no job waits for the interval. Each GPU type is a cluster of its
-    own.
+    batch. Every interval, jobs join in order of arrival while the smallest sizes of all fit; then the best
+    sizes are chosen, exactly (Saxena et al., 2020, section III). A job's smallest size is the one at which
+    its smallest batch fits the GPUs. Of equally good sizes, jobs that joined later get fewer GPUs. On an idle
+    cluster no job waits for the interval. Each GPU type is a cluster of its own.
 
     interval_s: seconds between scalings, at multiples of it; 0: at every change.
     ended_part: scale earlier when such a part of the active jobs has ended; none: never.
@@ -53,8 +49,8 @@ class ElasticDp(Policy):
     priority_base: a job of priority p counts this to the power of p; 1: all count the same.
     quota: GPUs of each type that the jobs of one named user may hold.
     rescale_s: seconds that a change of size is taken to cost, spread over the interval: a running job counts
-    for as much less at every size but its own; "measured": what the profile has measured of each model,
-    the mean of the others where it has not measured one.
+    for that much less at every size but its own; "measured": as the profile has measured each model, the mean
+    of the others where it has not.
     """
 
     name: ClassVar[str] = "elastic-dp"
@@ -63,7 +59,6 @@ class ElasticDp(Policy):
     priority_means: ClassVar[str] = "a job of priority p counts priority_base to the power of p"
     interval_parameter: ClassVar[str | None] = "interval_s"
     rebuilds_state: ClassVar[bool] = False
-    """No history of changes says when sizes were last looked at."""
 
     def __init__(
         self,
@@ -93,7 +88,6 @@ class ElasticDp(Policy):
         return allowed_batches(job)
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Reject what never fits; at a scaling moment admit, solve and name what differs."""
         control = self._admission_control(snapshot)
         decision = Decision(rejected=reject_arrivals(snapshot, lambda job: self._why_never(job, control)))
         due = self._scaling_times.due(
@@ -173,7 +167,7 @@ class ElasticDp(Policy):
             )
 
     def _why_never(self, job: JobState, control: AdmissionControl) -> str | None:
-        """Why a job would not fit if it were alone; None: it would."""
+        """Why a job would not fit if it were alone; None if it would."""
         choices = control.choices(job)
         if not choices:
             reason = why_impossible(job, job.spec.min_gpus, control.curves.speeds)
@@ -191,7 +185,6 @@ class ElasticDp(Policy):
 
 
 def _targets(snapshot: Snapshot, admission: Admission) -> dict[str, Target]:
-    """What differs from what the jobs hold."""
     wanted = {
         member.job.id: Target(size, member.gpu_type, int(member.curve.batches[size]))
         for member, size in admission.sizes()
@@ -205,7 +198,6 @@ def _targets(snapshot: Snapshot, admission: Admission) -> dict[str, Target]:
 
 
 def _explain(job: JobState, control: AdmissionControl) -> Explanation:
-    """Why a running job has the size that it has."""
     curve = control.curves.of(job, job.gpu_type or "", control.batches(job))
     if curve is None or not 0 < job.gpus < len(curve.factors) or curve.factors[job.gpus] < 0:
         return Explanation("keeps a size that it would not be given")
@@ -256,13 +248,11 @@ class RandomBs(ElasticDp):
     _seed: int | None = None
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """As elastic-dp, with batches by a seed that is drawn once."""
         if self._seed is None:
             self._seed = int(rng.integers(2**53))
         return super().decide(snapshot, rng)
 
     def batches(self, job: JobState) -> BatchRange:
-        """The one that was drawn for this job."""
         low, high = allowed_batches(job)
         if low == high:
             return low, high
@@ -282,15 +272,14 @@ class RandomBs(ElasticDp):
 
 
 class ScalingTimes:
-    """The times at which sizes may change; a change belongs to the first scaling time that is not before it.
+    """The times at which sizes may change; a change belongs to the first scaling time not before it.
 
-    They follow from the times of the changes, so that an object that sees the whole history at once knows
-    them as well as one that was there all along. It takes the latest changes for those that are not answered
-    yet.
+    They follow from the times of the changes alone, also for an object that sees the whole history at once;
+    it takes the latest changes for unanswered.
     """
 
     def __init__(self, interval_s: float, ended_part: float | None) -> None:
-        """``ended_part``: of the active jobs and those that have ended, one a GPU at most; None: never."""
+        """:param ended_part: of the active and ended jobs, one a GPU at most; None: never early."""
         self._interval_s = interval_s
         self._ended_part = ended_part
         self._seen_s: float | None = None
@@ -304,7 +293,7 @@ class ScalingTimes:
         """Jobs that have ended since the last scaling time."""
 
     def due(self, changes: Sequence[Change], now_s: float, gpus: int) -> bool:
-        """Take in what happened; whether a scaling time came since the last look, or with a new change.
+        """Take in what happened; returns whether a scaling time came since, or comes with a new change.
 
         :param gpus: GPUs of the cluster, up or down.
         """
@@ -333,7 +322,6 @@ class ScalingTimes:
         return next_s
 
     def dump(self) -> dict[str, Any]:
-        """As JSON values."""
         return {
             "told_s": self._seen_s,
             "held_s": self._held_s,

@@ -43,7 +43,7 @@ _NODES: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class DormRule:
-    """Its limits."""
+    """The rule of Dorm with its limits."""
 
     servers: Servers
     fairness: float = 0.1
@@ -52,7 +52,6 @@ class DormRule:
     """Part of the running jobs whose workers may change at a time."""
 
     def holdings(self, jobs: Sequence[Active]) -> Holdings:
-        """Who holds what now; jobs that are not adjusted stay where they are."""
         fair = by_dominant_share(jobs, self.servers)
         jobs = [job for job in jobs if job.placed is not None or job.bid.id in fair]
         if not jobs:

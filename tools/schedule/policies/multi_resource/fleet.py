@@ -1,14 +1,9 @@
 """Servers with several resources: what they have, what one worker takes, and who is placed where.
 
 A resource is a column, in one order everywhere and in the units of the papers: numbers, GB and Gbit/s. The
-first one is the slots of a node, of which each worker takes one. Where nodes do not say how many GPUs they
-have beside their slots, a slot is a GPU and has the price; else slots only limit how many workers fit. The
-cluster file decides that, so resources stay the same whatever is out of service. The bandwidth of a worker or
-parameter server (PS) is a resource where servers limit it.
-
-:class:`ServerNodes` makes :class:`Servers` of nodes. A :class:`Bid` is a job over slots, which are numbered
-from 0, and a :class:`SlotPlan` what it gets of them; :class:`Fleet` places workers and PS in turn at one
-moment.
+first one is the slots of a node, of which each worker takes one. Slots have a price unless nodes state their
+GPUs beside them; the cluster file decides that, so resources stay the same whatever is out of service. The
+bandwidth of a worker or parameter server (PS) is a resource where servers limit it.
 """
 
 from __future__ import annotations
@@ -74,8 +69,7 @@ class Bid:
     servers: Bools | None = None
     """[server] those that its workers may be on; None: all."""
     advance: Ints | None = None
-    """[workers] work that a slot of that number of workers does; 0: not a size of the job. None: as much as
-    there are workers."""
+    """[workers] work that a slot does, 0 if that is not a size of the job; None: one unit a worker."""
     first_part: float = 1.0
     """Of the slot of its arrival, what is left of it."""
 
@@ -85,7 +79,7 @@ class Bid:
 
     @property
     def workers_per_ps(self) -> float:
-        """For how many workers the bandwidth of one PS does; all of them, where it does not matter."""
+        """Workers that the bandwidth of one PS serves; all of them, where it does not matter."""
         if self.worker_bandwidth > 0 and self.ps_bandwidth > 0:
             return self.ps_bandwidth / self.worker_bandwidth
         return float(self.most_workers)
@@ -143,7 +137,7 @@ class SlotPlan:
 
     @property
     def slots(self) -> slice:
-        """All its slots, those in which nothing runs among them."""
+        """All its slots, idle ones included."""
         return slice(self.first, self.last + 1)
 
     def sizes(self) -> Ints:
@@ -165,11 +159,6 @@ def whole_fits(free: Floats, demand: Floats, most: int) -> Ints:
     fits = np.floor((free[..., taken] / demand[taken]).min(axis=-1) * (1 + ROUNDING) + ROUNDING)
     found: Ints = np.clip(fits, 0, most).astype(np.int64)
     return found
-
-
-def log_or(value: float, otherwise: float = -math.inf) -> float:
-    """The logarithm; of 0 what else it is to be."""
-    return math.log(value) if value > 0 else otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +192,6 @@ class Active:
         return self.bid.arrival, self.bid.id
 
     def slots_left(self, workers: int) -> int:
-        """How long that many workers need for the rest."""
         return -(-self.left // workers)
 
 
@@ -223,7 +211,7 @@ class Half:
         return found if allowed is None else np.where(allowed, found, 0)
 
     def in_turn(self, demand: Floats, count: int, allowed: Bools | None = None) -> Ints | None:
-        """[server] ``count`` places, one a server and lap from where the last ones ended; None: too few."""
+        """[server] ``count`` places, one a server and lap from where the last ones ended; None if too few."""
         servers = len(self.free)
         if not count:
             return np.zeros(servers, dtype=np.int64)
@@ -245,7 +233,6 @@ class Half:
         return found
 
     def next_in_turn(self, demand: Floats, allowed: Bools | None = None) -> int | None:
-        """The server of one place; None: there is none."""
         servers = len(self.free)
         for server in range(self._turn, min(self._turn + 3, servers)):  # mostly one of the first has space
             if (allowed is None or allowed[server]) and (self.free[server] >= demand).all():
@@ -272,7 +259,6 @@ class Fleet:
         self.workers, self.ps = Half(servers.workers), Half(servers.ps)
 
     def hold(self, jobs: Iterable[Active]) -> None:
-        """Take what these jobs hold."""
         for job in jobs:
             if job.placed is not None:
                 self.take(job.bid, job.placed)
@@ -282,10 +268,7 @@ class Fleet:
         self.ps.take(placed.ps, bid.ps)
 
     def in_turn(self, bid: Bid, count: int, held: PlacedWorkers | None = None) -> PlacedWorkers | None:
-        """That many workers more than ``held``, with the PS for all, placed in turn and taken.
-
-        None: they do not fit, and nothing is taken.
-        """
+        """Place and take that many workers beyond ``held``, with the PS for all; None if they do not fit."""
         before = held.size if held else 0
         pair = bid.ps_of(np.array([before, before + count]))
         if pair[1] > before + count:
@@ -331,11 +314,9 @@ class ServerNodes:
         self._priced = np.array([not apart, *[True] * len(named)])
 
     def of_type(self, gpu_type: str) -> Bools:
-        """[server] those whose GPUs are of a type."""
         return np.array([node.gpu_type == gpu_type for node in self.workers])
 
     def now(self) -> Servers:
-        """What the nodes that are up have now."""
         return Servers(
             self.resources,
             self._capacities(self.workers),
@@ -361,7 +342,6 @@ class ServerNodes:
         )
 
     def holding(self, job: JobState) -> PlacedWorkers | None:
-        """Where a job is now; None: nowhere."""
         if not job.gpus:
             return None
         return PlacedWorkers(_counts(job.placement, self.workers), _counts(job.servers, self.servers))

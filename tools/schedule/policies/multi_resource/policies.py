@@ -29,9 +29,9 @@ class FifoDemands(Policy):
     """First come, first served over all that workers demand: no job passes one that lacks CPUs or memory.
 
     As OASiS compares with it: a job starts when all workers that it requested and their parameter servers fit
-    beside those that run, by slots, CPUs, memory, bandwidth and what else nodes state. It keeps them to its
-    end. ``fifo`` looks at GPUs alone: where nodes lack something else for the first in line, the next one
-    passes it. Here all wait behind it.
+    beside the running ones, by slots, CPUs, memory, bandwidth and what else nodes state, and keeps them to
+    its end. Under ``fifo``, which looks at GPUs alone, others pass a job that lacks something else; here all
+    wait behind it.
 
     A job that does not fit the empty nodes that are up is passed. With several GPU types a waiting job takes
     part on the one with the smallest part promised.
@@ -42,7 +42,6 @@ class FifoDemands(Policy):
     priority_means: ClassVar[str] = ""
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Start those that are first in line while they fit."""
         rejected = reject_impossible(snapshot)
         view = ServerView(snapshot)
         members = view.members(
@@ -73,7 +72,6 @@ class Drf(Policy):
     elasticity = "size"
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Deal all workers out again."""
         rejected = reject_impossible(snapshot, minimum_alone)
         view = ServerView(snapshot)
         members = view.members([job for job in snapshot.jobs.values() if job.id not in rejected])
@@ -111,7 +109,6 @@ class Dorm(Policy):
         self.adjusted = adjusted
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Solve the MILP for what is there now."""
         rejected = reject_impossible(snapshot, minimum_alone)
         view = ServerView(snapshot)
         members = view.members([job for job in snapshot.jobs.values() if job.id not in rejected])
@@ -125,7 +122,6 @@ class Dorm(Policy):
 
 
 def explained(snapshot: Snapshot, running: str) -> dict[str, Explanation]:
-    """One clause for jobs that run, and what the others wait for."""
     return {
         job.id: Explanation(running)
         if job.gpus
@@ -157,7 +153,6 @@ class Rrh(Policy):
         self._admitted: set[str] = set()
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Turn away what arrives and does not pay, then choose who runs."""
         rejected = reject_impossible(snapshot)
         view = ServerView(snapshot)
         members = view.members(

@@ -49,10 +49,7 @@ def fits_when_empty(job: Active, servers: Servers) -> bool:
 
 
 def by_dominant_share(jobs: Sequence[Active], servers: Servers) -> Holdings:
-    """DRF: worker by worker to the job with the smallest dominant share, all from scratch.
-
-    Ghodsi et al., Dominant Resource Fairness, NSDI 2011, with whole workers.
-    """
+    """DRF: worker by worker to the job with the smallest dominant share, all from scratch (NSDI 2011)."""
     fleet = Fleet(servers)
     found: dict[str, PlacedWorkers] = {}
     shares = {job.bid.id: shares_of_one(job.bid, servers) for job in jobs}
@@ -89,10 +86,10 @@ class Prospect:
 
 @dataclass(frozen=True, slots=True)
 class RiskReward:
-    """RRH: what a job earns if it runs now, less what its running costs the others by delay.
+    """RRH: what a job earns if it runs now, less what its running costs the others by delay (HPDC 2004).
 
-    Irwin et al., Balancing Risk and Reward in a Market-Based Task Service, HPDC 2004. There a task fills a
-    processor; here the others are delayed by the job's duration times the dominant share that it takes.
+    There a task fills a processor; here the others are delayed by the job's duration times its dominant
+    share.
     """
 
     servers: Servers
@@ -129,7 +126,7 @@ class RiskReward:
 
 
 def _again(fleet: Fleet, job: Active) -> PlacedWorkers | None:
-    """The places that the job holds, taken once more; None: it holds none, or others have them now."""
+    """The places that the job holds, taken once more; None if it holds none, or others have them now."""
     placed = job.placed
     if placed is None:
         return None
@@ -180,7 +177,7 @@ class ServerView:
         return found
 
     def decision(self, members: Sequence[TypedJob], holdings: Holdings, rejected: dict[str, str]) -> Decision:
-        """The sizes of these holdings; the placement step chooses nodes, and a running job keeps its own."""
+        """The placement step chooses nodes, and a running job keeps its own."""
         grants = {}
         for member in members:
             placed = holdings.get(member.job.id)
@@ -190,14 +187,13 @@ class ServerView:
         return decision_from_grants(self._snapshot, grants, rejected)
 
     def _runs_on(self, job: JobState, least: int, gpus: Mapping[str, int]) -> list[str]:
-        """Types, the fastest first."""
         rates = [
             (-self._snapshot.speeds.rate(job, least, kind), kind) for kind in gpus if gpus[kind] >= least
         ]
         return [kind for rate, kind in sorted(rates) if rate < 0]
 
     def _feasible(self, member: TypedJob, size: int) -> int:
-        """The largest size up to this one at which the job runs; 0: none."""
+        """The largest size up to this one at which the job runs; 0 if there is none."""
         sizes = range(size, member.active.bid.least_workers - 1, -1)
         rate = self._snapshot.speeds.rate
         return next((each for each in sizes if rate(member.job, each, member.gpu_type) > 0), 0)

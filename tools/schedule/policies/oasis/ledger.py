@@ -1,8 +1,7 @@
 """The books of OASiS: which jobs have booked which slots of the market, while time moves on.
 
-The market counts slots from the present one and knows servers by position. :class:`Ledger` keeps it and the
-:class:`Booking` of each job, by slots since time 0 and by names of nodes; :class:`Exchange` makes of a job
-the bid that the market wants.
+The market counts slots from the present one and knows servers by position. :class:`Ledger` keeps bookings by
+slots since time 0 and by names of nodes; :class:`Exchange` turns a job into a bid.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Ledger:
         self._market: Market | None = None
 
     def move_to(self, origin: int, first_part: float = 1.0) -> None:
-        """Time has passed: the first slot that can be booked is ``origin`` now, or a part of it."""
+        """The first slot that can be booked is ``origin`` now, or a part of it."""
         self.first_part = first_part
         if self._market is not None and origin > self.origin:
             self._market.move_on(origin - self.origin)
@@ -84,14 +83,13 @@ class Ledger:
         return {kind: bid for kind, bid in found.items() if bid is not None}
 
     def best(self, bids: Mapping[str, Bid]) -> Offer | None:
-        """The offer with the largest payoff; None: there is no bid."""
         offers = [Offer(kind, quote, quote.last) for kind, quote in self._quotes(bids)]
         return max(offers, key=lambda offer: offer.quote.payoff, default=None)
 
     def certain(self, bids: Mapping[str, Bid], *, soonest: bool) -> Offer | None:
-        """An offer to a job that is to run in any case; None: it finds no slot at all.
+        """An offer to a job that is to run in any case; None if it finds no slot at all.
 
-        Work that does not fit the slots ahead is planned in part; the rest follows when there are more.
+        Work that does not fit the slots ahead is planned in part.
 
         :param soonest: the earliest end, else the largest payoff.
         """
@@ -105,7 +103,6 @@ class Ledger:
         return None
 
     def book(self, job_id: str, offer: Offer) -> None:
-        """Commit the schedule of an offer to its job."""
         quote, end = offer.quote, offer.end
         assert end is not None, "some schedule is feasible"  # noqa: S101
         plan = quote.found.plan(end - quote.first)
@@ -121,7 +118,7 @@ class Ledger:
         self.bookings[job_id] = booking
 
     def has_space(self, booking: Booking) -> bool:
-        """Whether nothing that is booked is in the way of a booking, of which no slot has passed."""
+        """Whether nothing booked is in the way of a booking of which no slot has passed."""
         plan, market = booking.from_slot(self.origin), self.market
         if plan is None or plan.sizes().sum() < booking.plan.sizes().sum():
             return False
@@ -132,7 +129,6 @@ class Ledger:
         )
 
     def drop(self, job_id: str) -> None:
-        """The job needs its slots no more."""
         booking = self.bookings.pop(job_id, None)
         plan = booking.from_slot(self.origin) if booking is not None else None
         if booking is not None and plan is not None and self._market is not None:
@@ -169,7 +165,6 @@ class Ledger:
 
     @property
     def market(self) -> Market:
-        """At the prices of now."""
         if self._market is None:
             servers = self.exchange.now()
             bounds = self.estimate.bounds(servers, self._slots)
@@ -189,7 +184,6 @@ class Ledger:
             yield Offer(kind, quote, first if soonest else quote.last)
 
     def dump(self) -> dict[str, Any]:
-        """As JSON values."""
         return {
             "origin": self.origin,
             "bookings": {job_id: booking.dump() for job_id, booking in self.bookings.items()},
@@ -197,7 +191,7 @@ class Ledger:
         }
 
     def load(self, state: Mapping[str, Any], jobs: Sequence[JobState]) -> None:
-        """Take up what :meth:`dump` gave; jobs that are gone need no slots."""
+        """Jobs that are gone need no slots."""
         self.origin, servers = int(state["origin"]), self.exchange.now()
         self.estimate.load(state["estimate"], len(self.exchange.resources))
         known = {job.id: job for job in jobs}
@@ -215,16 +209,16 @@ class Offer(NamedTuple):
     gpu_type: str
     quote: Quote
     end: int | None
-    """The slot of the market that it ends with; None: none is feasible."""
+    """The slot of the market that it ends with; None if none is feasible."""
 
 
 def is_plain(job: JobState) -> bool:
-    """Whether a job leaves open what it is worth: it is then admitted, and runs as soon as it can."""
+    """Whether a job does not state what it is worth: it is admitted, and runs as soon as it can."""
     return job.spec.utility == _UNSTATED
 
 
 def _halved(bid: Bid) -> Bid | None:
-    """With half of the work; None: there is none left."""
+    """With half of the work; None if there is none left."""
     whole = bid.least_workers if bid.least_workers == bid.most_workers else 1
     work = bid.work // (2 * whole) * whole
     return replace(bid, work=work) if work else None
@@ -267,7 +261,6 @@ class Booking:
         return replace(self, plan=SlotPlan(slot, workers, ps))
 
     def at(self, slot: int) -> SlotHolding:
-        """What the job holds in a slot."""
         plan = self.plan
         if not plan.first <= slot <= plan.last:
             return SlotHolding()
@@ -277,12 +270,11 @@ class Booking:
         )
 
     def sizes_from(self, slot: int) -> list[int]:
-        """Workers in each slot from ``slot`` on."""
         sizes: list[int] = self.plan.sizes()[max(0, slot - self.plan.first) :].tolist()
         return [0] * max(0, self.plan.first - slot) + sizes
 
     def from_slot(self, origin: int) -> SlotPlan | None:
-        """The part from the slot ``origin`` on, for a market that begins there; None: there is none."""
+        """The part from the slot ``origin`` on, for a market that begins there; None if there is none."""
         skipped = max(0, origin - self.plan.first)
         if self.plan.first + skipped > self.plan.last:
             return None
@@ -306,7 +298,7 @@ class Booking:
 
     @classmethod
     def load(cls, values: Sequence[Any], bid: Bid, servers: Servers) -> Self:
-        """Of JSON values; nodes that are not there any more are left out."""
+        """Nodes that are no longer there are left out."""
         gpu_type, first, rows = values
         names = (servers.worker_names, servers.ps_names)
         counts = ([_counts(dict(row[side]), names[side]) for row in rows] for side in (0, 1))
@@ -345,10 +337,10 @@ class Exchange(ServerNodes):
     """The nodes of a cluster as servers, and jobs as bids.
 
     :param slot_s: seconds of a slot.
-    :param by_size: work advances as fast as the size of a job lets it, at the sizes at which more workers are
-        faster. False: in proportion to its workers, at the speed that one has where a worker is slowest.
-    :param rescale_s: what a change of its workers costs a job whose profile has not measured it. Workers may
-        change with each slot, so of each slot that much is not planned, at most half of it. None: all is.
+    :param by_size: work advances at the speed of each size; False: in proportion to the workers, at the speed
+        that one has where a worker is slowest.
+    :param rescale_s: cost of a change of workers where the profile has not measured it. That much of each
+        slot, at most half, is not planned; None: all of it is.
     """
 
     def __init__(
@@ -369,13 +361,12 @@ class Exchange(ServerNodes):
 
     @property
     def gpu_types(self) -> Iterable[str]:
-        """Of all nodes that hold workers."""
         return self._of_type
 
     def bid(
         self, job: JobState, gpu_type: str, time_s: float, slots: tuple[int, int], first_part: float = 1.0
     ) -> Bid | None:
-        """What a job asks for on one GPU type; None: it does not run there.
+        """What a job asks for on one GPU type; None if it does not run there.
 
         :param slots: the first slot of the market, and how many it has.
         :param first_part: what is left of that slot.
@@ -403,7 +394,7 @@ class Exchange(ServerNodes):
         return replace(offered, work=least * -(-work // least) if least == most else work)
 
     def _trains_s(self, job: JobState) -> float:
-        """Of a slot, the seconds for which a job trains even if its workers change with it."""
+        """Seconds of a slot for which a job trains even if its workers change with it."""
         if self._rescale_s is None:
             return self._slot_s
         measured = self._speeds.rescale_seconds(job.spec.model)
@@ -411,7 +402,7 @@ class Exchange(ServerNodes):
         return self._slot_s - min(lost_s, self._slot_s / 2)
 
     def rates(self, job: JobState, gpu_type: str) -> dict[int, float]:
-        """Samples per second by the sizes that a job may have on a type; empty: it does not run there."""
+        """Samples per second by the sizes that a job may have on a type; empty if it does not run there."""
         total = self._speeds.gpu_types[gpu_type]
         sizes = [job.spec.gpus.requested]
         if job.spec.elastic != "none":
@@ -428,8 +419,8 @@ class Exchange(ServerNodes):
 def _advance(rates: Mapping[int, float]) -> tuple[Ints, float]:
     """[workers] whole units of work that a slot does, and the samples per second of one unit.
 
-    Sizes that are no faster than a smaller one are left out, and of large ones some. Of numbers of units that
-    the fastest size may do, the one is taken that rounds down least.
+    Sizes no faster than a smaller one are left out, and of large ones some. The number of units of the
+    fastest size is the one that rounds down least.
     """
     useful: dict[int, float] = {}
     fastest = 0.0

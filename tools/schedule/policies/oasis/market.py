@@ -4,17 +4,15 @@ Algorithm 1 of "Online Job Scheduling in Distributed Machine Learning Clusters" 
 admitted if the best schedule at the prices of its arrival is worth more than it costs; its slots are then
 committed, which raises the prices for those after it.
 
-The best schedule (:func:`schedules`) is algorithm 2, exactly, for all ends in one pass. Inside a slot all
-workers of a job are alike and prices are fixed, so a server is a number of equal places at one price each,
-and the cheapest places first are the cheapest workers. PS live on servers of their own and their number
-follows from that of the workers, so they are filled the same way. What y workers cost in a slot is thus a
-table, and the slots share the work: cost(t, w) = min over y of slot(t, y) + cost(t - 1, w - y), where w is
-the least that is done until then: a job that has a smallest size may do more.
+The best schedule (:func:`schedules`) is algorithm 2, exactly, for all ends in one forward pass. Inside a slot
+a server is a number of equal places at one price, and the cheapest places first are the cheapest workers. PS
+live on servers of their own, and their number follows from that of the workers. So what y workers cost in a
+slot is a table, and cost(t, w) = min over y of slot(t, y) + cost(t - 1, w - y), where w is the least work
+done by then.
 
-Departures: work is counted in worker-slots instead of chunks, or, for a job whose speed is not in proportion
-to its workers, in parts of what its fastest size does in a slot (``Bid.advance``); of the slot of its arrival
-a part may be left; the printed recursion, which asks for one end after the other, is a forward pass that
-answers for all.
+Departures: work is counted in worker-slots instead of chunks, or, where speed is not in proportion to
+workers, in parts of what the fastest size does in a slot (``Bid.advance``); of the slot of its arrival a part
+may be left.
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ class Market:
         return not np.any(bid.worth[first:][bid.shortest - 1 :] > bid.least_worker_slots * cheapest)
 
     def offer(self, bid: Bid, now: int = 0) -> tuple[Quote, SlotPlan | None]:
-        """Admit a job and commit its plan, or turn it away: then there is no plan."""
+        """Admit a job and commit its plan, or turn it away without one."""
         quote = self.quote(bid, now)
         if not quote.is_worth_it:
             return quote, None
@@ -86,7 +84,6 @@ class Market:
         self.ps.take(plan.ps, bid.ps, plan.slots)
 
     def release(self, bid: Bid, plan: SlotPlan, now: int = 0) -> None:
-        """Give back what a plan has reserved from slot ``now`` on."""
         if now > plan.last:
             return
         skipped = max(0, now - plan.first)
@@ -95,7 +92,7 @@ class Market:
         self.ps.take(-plan.ps[skipped:], bid.ps, slots)
 
     def move_on(self, slots: int) -> None:
-        """Drop the first slots, for a market that never ends: the slot of that number becomes slot 0."""
+        """Drop the first slots: the slot of that number becomes slot 0."""
         gone = min(slots, self.slots)
         if gone > 0:
             self.workers.move_on(gone)
@@ -124,7 +121,6 @@ class Side:
         self._cheapest: Floats | None = None
 
     def places(self, demand: Floats, slots: slice, most: int, servers: Bools | None = None) -> Places:
-        """What a worker or PS of this demand is offered in these slots."""
         fits = whole_fits(self.free(slots), demand, most)
         if servers is not None:
             fits[:, ~servers] = 0
@@ -151,7 +147,6 @@ class Side:
             self._cheapest[slots] = self.prices[slots].min(axis=1, initial=np.inf)
 
     def move_on(self, slots: int) -> None:
-        """Drop the first slots; as many empty ones follow at the end."""
         for values, empty in ((self.used, 0.0), (self.prices, self.bounds.prices(np.zeros(1)))):
             values[:-slots] = values[slots:].copy()
             values[-slots:] = empty
@@ -186,14 +181,13 @@ class Quote:
 
     @property
     def last(self) -> int | None:
-        """The slot to end in with the largest payoff, the first of several; None: no schedule is feasible."""
+        """The slot to end in with the largest payoff, the first of several; None if none is feasible."""
         if not np.isfinite(self.costs).any():
             return None
         return self.first + int(np.argmax(self.payoffs))
 
     @property
     def payoff(self) -> float:
-        """The largest; minus infinity where no schedule is feasible."""
         return float(self.payoffs.max(initial=-np.inf))
 
     @property
@@ -203,7 +197,6 @@ class Quote:
 
     @property
     def plan(self) -> SlotPlan:
-        """The schedule with the largest payoff; there must be a feasible one."""
         last = self.last
         assert last is not None, "some schedule is feasible"  # noqa: S101
         return self.found.plan(last - self.first)
@@ -307,7 +300,6 @@ class Places:
 
     @classmethod
     def of(cls, prices: Floats, numbers: Ints) -> Places:
-        """Places in order of price; of equal prices the first server comes first."""
         order = np.argsort(prices, axis=1, kind="stable")
         return cls(prices, order, np.take_along_axis(numbers, order, axis=1).cumsum(axis=1))
 
@@ -324,7 +316,6 @@ class Places:
         return found
 
     def take(self, slot: int, count: int) -> Ints:
-        """[server] the ``count`` cheapest places of a slot."""
         taken = np.zeros(self.prices.shape[1], dtype=np.int64)
         before = np.concatenate(([0], self.ends[slot, :-1]))
         taken[self.order[slot]] = np.clip(count - before, 0, self.ends[slot] - before)

@@ -1,10 +1,9 @@
 """oasis-offline: the best that any scheduler could have done with all jobs known from the start.
 
 Problem (1) of OASiS as one MILP, which HiGHS solves; where it runs out of time it says how much more there
-may be. A job is admitted with one last slot, which replaces the paper's constraint (8), and its workers come
-in slots from its arrival to that one. Presolve stays off: with it HiGHS 1.12 calls a schedule optimal that is
-not, in one of 60 small random worlds (as in ERGO-Code/HiGHS issues 1725, 2995 and 3094). A bound must be one,
-even if it takes longer.
+may be. A job is admitted with one last slot, which replaces the paper's constraint (8). Presolve stays off:
+with it HiGHS 1.12 calls a schedule optimal that is not, in one of 60 small random worlds (as in
+ERGO-Code/HiGHS issues 1725, 2995 and 3094).
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ class OasisOffline(BooksSlots):
     missing because time ran out. Other policies can earn more where they do not keep to whole slots.
 
     - ``slot_seconds``: length of a slot.
-    - ``horizon_slots``: slots that are planned. Jobs that arrive later are planned when they arrive, with
-      those that are known by then.
+    - ``horizon_slots``: slots that are planned. Jobs that arrive later are planned when they arrive.
     - ``limit_s``: seconds for one problem; the best found by then is taken.
 
     Jobs that state no utility are not weighed: they are admitted, and end as soon as the slots of the others
@@ -83,7 +81,6 @@ class OasisOffline(BooksSlots):
         return True
 
     def _hear(self, candidates: Sequence[JobState], snapshot: Snapshot, ledger: Ledger) -> Answers:
-        """Book what the optimum has for each."""
         found = Answers({}, {})
         weighed = []
         for job in candidates:
@@ -103,7 +100,6 @@ class OasisOffline(BooksSlots):
         return found
 
     def _stands(self, job: JobState, ledger: Ledger) -> bool:
-        """Whether there is a part for a job, and it can still be booked."""
         part = self._parts.get(job.id)
         return part is not None and (part.booking is None or ledger.has_space(part.booking))
 
@@ -151,10 +147,8 @@ class OasisOffline(BooksSlots):
 
 
 class _Part(NamedTuple):
-    """What the optimum has for one job."""
-
     booking: Booking | None
-    """None: it is left out."""
+    """None if it is left out."""
     worth: float
     gap: float
     """Of the optimum that it is a part of."""
@@ -182,7 +176,7 @@ class Optimum:
     """What the solver found."""
 
     plans: tuple[SlotPlan | None, ...]
-    """Of each bid; None: it is not admitted."""
+    """Of each bid; None if it is not admitted."""
     utility: float
     """Of these plans."""
     bound: float
@@ -233,7 +227,6 @@ def solve(
 
 
 def variables(bids: Sequence[Bid], servers: Servers, slots: int) -> int:
-    """The size of the problem: how many whole numbers are to be found."""
     found = 0
     for bid in bids:
         length = max(0, slots - bid.arrival)
@@ -263,7 +256,6 @@ class _JobVariables:
     """From its arrival to the last slot."""
 
     def column(self, slot: int, servers: int, *, ps: bool = False) -> slice:
-        """The workers or PS of the slot of that number from its arrival on."""
         start = (self.first_ps if ps else self.first_worker) + slot * servers
         return slice(start, start + servers)
 
@@ -286,7 +278,6 @@ class Layout:
 
     @classmethod
     def of(cls, bids: Sequence[Bid], servers: Servers, slots: int) -> Layout:
-        """Those of the bids that can end in time."""
         jobs, start = [], 0
         worths, most = [], []
         for number, bid in enumerate(bids):
@@ -313,14 +304,12 @@ class Layout:
 
     @property
     def best(self) -> float:
-        """If every job ended as early as it can."""
         largest: dict[str, float] = {}
         for job in self.jobs:
             largest[job.bid.id] = max(largest.get(job.bid.id, 0.0), float(job.bid.worth[job.ends[0]]))
         return sum(largest.values())
 
     def plans(self, values: Ints, bids: int) -> tuple[SlotPlan | None, ...]:
-        """The plans that these values of the variables mean, by the number of the bid."""
         found: list[SlotPlan | None] = [None] * bids
         for job in self.jobs:
             if not values[job.first_end : job.first_worker].any():
@@ -345,8 +334,6 @@ def _fewest_ps(bid: Bid, workers: Ints, ps: Ints) -> Ints:
 
 
 class _Rows:
-    """Constraints as they are written down."""
-
     def __init__(self, columns: int) -> None:
         self._columns = columns
         self._entries: list[tuple[int, int, float]] = []
@@ -365,7 +352,6 @@ class _Rows:
         self._high.append(high)
 
     def built(self) -> tuple[Rows, Floats, Floats]:
-        """For the solver."""
         from scipy.sparse import csr_array
 
         rows, columns, values = zip(*self._entries, strict=True)
@@ -402,7 +388,6 @@ def _of_job(rows: _Rows, job: _JobVariables, layout: Layout) -> None:
 
 
 def _one_of_each(rows: _Rows, layout: Layout) -> None:
-    """One end of one bid with an id."""
     ends: dict[str, list[tuple[slice, Any]]] = {}
     for job in layout.jobs:
         ends.setdefault(job.bid.id, []).append((slice(job.first_end, job.first_worker), 1))

@@ -1,8 +1,7 @@
 """OASiS: admission on arrival, and schedules over future slots, by the prices of resources.
 
-:class:`BooksSlots` is any policy that books slots to come for jobs: what it keeps between decisions, and what
-jobs then hold (:func:`targets`). :class:`Oasis` books them at the prices of the :mod:`market`. What is said
-of jobs that it admits or turns away comes last, in words and as numbers.
+:class:`BooksSlots` is any policy that books slots to come for jobs; :func:`targets` says what jobs then hold.
+:class:`Oasis` books them at the prices of the :mod:`market`. What is said of its answers comes last.
 """
 
 from __future__ import annotations
@@ -99,14 +98,12 @@ class BooksSlots(Policy):
         """Book slots for jobs that have none, or turn them away."""
 
     def _soonest(self, job: JobState) -> bool:
-        """Whether a job that is to run in any case gets the slots in which it ends first."""
         return is_plain(job)
 
     def _is_opened(self, snapshot: Snapshot, ledger: Ledger) -> None:
-        """Called once, before anything is booked; state that was loaded has what came of it."""
+        """Called once, before anything is booked, unless state was loaded."""
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Admit what has arrived, and give jobs what they have booked of the present slot."""
         ledger, slot = self._opened(snapshot), self._present(snapshot.time_s)
         begins, self._slot = slot != self._slot, slot
         ledger.move_to(*self._begin(snapshot.time_s))
@@ -198,7 +195,6 @@ class BooksSlots(Policy):
         return ledger
 
     def _take_up(self, state: Mapping[str, Any], ledger: Ledger, snapshot: Snapshot) -> None:
-        """What :meth:`dump_state` gave."""
         ledger.load(state["ledger"], list(snapshot.jobs.values()))
         self._admitted = set(state["admitted"])
         self._asked = {job_id: row_of(row) for job_id, row in state["asked"].items()}
@@ -206,7 +202,6 @@ class BooksSlots(Policy):
         self._slot = state["slot"]
 
     def _take_in(self, snapshot: Snapshot, ledger: Ledger) -> None:
-        """What has happened to jobs and nodes."""
         for change in snapshot.changes:
             if change.node is not None:
                 ledger.refresh()
@@ -250,12 +245,10 @@ class BooksSlots(Policy):
         return sorted(waiting, key=lambda job: (not self._is_in(job), *job.arrival))
 
     def _is_in(self, job: JobState) -> bool:
-        """Whether a job has been admitted, as far as can be known."""
         return job.id in self._admitted or job.first_start_s is not None
 
 
 def why_none(job: JobState, snapshot: Snapshot) -> str:
-    """Why a job cannot bid at all."""
     if job.total_samples is None:
         return "states no work: what it would cost cannot be known"
     return why_impossible(job, job.spec.min_gpus, snapshot.speeds) or "no size of it runs on any GPU type"
@@ -362,7 +355,6 @@ class Oasis(BooksSlots):
         return self._present(time_s), 1.0 if passed <= GRACE else 1 - passed
 
     def _hear(self, candidates: Sequence[JobState], snapshot: Snapshot, ledger: Ledger) -> Answers:
-        """Let jobs bid one after the other; returns what is said of each, and why some are rejected."""
         bids = {job.id: (job, ledger.bids(job, snapshot.time_s)) for job in candidates}
         if not self._like:
             ledger.learn(
@@ -400,7 +392,6 @@ class Oasis(BooksSlots):
         return admission(offer.quote, offer.end, origin, self.slot_seconds)
 
     def _refused(self, job: JobState, offer: Offer, origin: int) -> dict[str, Any]:
-        """What the market says to a job that it does not admit."""
         since_s = (origin + offer.quote.first + 1) * self.slot_seconds - job.spec.submit_time
         asked = terms(offer.quote, job.spec.utility, since_s, self.slot_seconds)
         return {**self._admission(offer, origin), **asked}
@@ -420,7 +411,7 @@ def targets(
 ) -> tuple[dict[str, Target], list[str]]:
     """What changes, and the jobs that found no place in this slot although they have booked one.
 
-    GPUs that are booked may be withheld, or not be given back yet: such a job gets others of its type.
+    A job whose booked GPUs are withheld or not given back yet gets others of the type.
 
     :param asked: what was asked for before, by job; brought up to date.
     """
@@ -473,7 +464,6 @@ _DIGITS = 6
 
 
 def admission(quote: Quote, end: int | None, origin: int, slot_s: float) -> dict[str, Any]:
-    """What one end of a job is worth and costs; nothing where there is none."""
     if end is None:
         return {}
     worth, cost = float(quote.worths[end - quote.first]), float(quote.costs[end - quote.first])
@@ -505,7 +495,6 @@ def terms(quote: Quote, utility: Utility, since_s: float, slot_s: float) -> dict
 
 
 def refusal(said: dict[str, Any], slots: int, slot_s: float) -> str:
-    """Why a job is turned away, as a clause."""
     if "cost" not in said:
         return f"does not end within the {counted(slots, 'slot')} of {span_text(slot_s)} ahead"
     text = f"costs {said['cost']:.4g} and is worth {said['worth']:.4g} at best"
@@ -518,7 +507,6 @@ def refusal(said: dict[str, Any], slots: int, slot_s: float) -> str:
 
 
 def planned(booking: Booking, slot: int, now_s: float, slot_s: float) -> str:
-    """The slots to come of a job, as a clause."""
     spans = list(booking.spans(slot))
     parts = []
     for at, until, row in spans[:3]:

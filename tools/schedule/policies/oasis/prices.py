@@ -1,11 +1,10 @@
 """Prices of resources: L·(U/L)^(part that is committed), from the least and the largest worth of a unit.
 
-Equations 22 to 26 of "Online Job Scheduling in Distributed Machine Learning Clusters" (Bao et al., 2018).
-Reading: the largest utility of a job is that of its shortest duration, as the text below equation 26 says.
-What one unit of a resource is worth at the very least can be as small as no float is, for a time-critical job
-that ends with the last slot: bounds are logarithms. Such jobs, and those that cannot end near their target at
-all, make L so small that prices hardly rise before a server is full, and nothing is kept for better jobs. The
-paper uses estimates "based on past experience"; :meth:`PriceBounds.estimated` is ours, and
+Equations 22 to 26 of "Online Job Scheduling in Distributed Machine Learning Clusters" (Bao et al., 2018); the
+largest utility of a job is that of its shortest duration, as the text below equation 26 says. Bounds are
+logarithms: the least worth of a unit can be smaller than any float for a time-critical job that ends with the
+last slot. Such jobs make L so small that prices hardly rise before a server is full.
+:meth:`PriceBounds.estimated` is ours, for the paper's estimates "based on past experience";
 :class:`BoundsEstimate` says of which jobs.
 """
 
@@ -18,7 +17,7 @@ from typing import Any, Final, Literal, Self
 
 import numpy as np
 
-from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Floats, Servers, log_or
+from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Floats, Servers
 
 QUANTILE: Final = 0.5
 """Of the jobs, by which an estimate measures what a unit is worth: the median."""
@@ -64,8 +63,8 @@ class PriceBounds:
     ) -> Self:
         """Bounds from jobs like those to come: L is half of what a unit is worth to the median job.
 
-        U is as in :meth:`of`, the largest utility of a unit in one slot. What a unit is worth to a job is
-        f / (W·Σ w), its largest utility by worker-slot and unit; the paper bounds the worst of all.
+        U is as in :meth:`of`. What a unit is worth to a job is f / (W·Σ w), its largest utility by
+        worker-slot and unit; the paper bounds the worst of all.
         """
         found, weights = _known(jobs, slots), servers.weights
         bounds = cls.of(found, servers, slots)
@@ -76,8 +75,8 @@ class PriceBounds:
     def scaled(self, part: float, moves: Bound = "U") -> Self:
         """Both ratios U/L multiplied by ``part``: an estimate that is wrong by this factor.
 
-        :param moves: the bound that is wrong. The paper says of its figure 6 that too large a ratio makes
-            prices rise abruptly: that is so where U is too large; where L is too small, they begin too low.
+        :param moves: the bound that is wrong: too large a U makes prices rise abruptly, too small an L makes
+            them begin too low.
         """
         return replace(self, workers=self.workers.scaled(part, moves), ps=self.ps.scaled(part, moves))
 
@@ -104,11 +103,9 @@ class SideBounds:
 
     @property
     def log_ratio(self) -> float:
-        """The largest ln(U/L)."""
         return float((self.log_most - self.log_least).max(initial=0.0))
 
     def scaled(self, part: float, moves: Bound) -> Self:
-        """With another U/L; U is never below L."""
         log_least = self.log_least - (math.log(part) if moves == "L" else 0.0)
         log_most = self.log_most + (math.log(part) if moves == "U" else 0.0)
         return replace(self, log_least=log_least, log_most=np.maximum(log_least, log_most))
@@ -143,7 +140,7 @@ def _units(capacity: Floats, weights: Floats) -> float:
 
 
 def _raised(side: SideBounds, densities: Sequence[float], quantile: float) -> SideBounds:
-    """With L from a quantile of these, of those that are not 0; as it is where there are none."""
+    """With L from a quantile of the densities above 0; unchanged where there are none."""
     known = [density for density in densities if density > 0]
     if not known:
         return side
@@ -153,8 +150,8 @@ def _raised(side: SideBounds, densities: Sequence[float], quantile: float) -> Si
 
 def _log_worths(job: KnownJob, least_worth: float) -> tuple[float, float]:
     """Logarithms of what the job is worth if it ends as late as it can, and as early."""
-    best = log_or(job.early)
-    return max(log_or(job.late), best + math.log(least_worth)), best
+    late, best = (math.log(worth) if worth > 0 else -math.inf for worth in (job.late, job.early))
+    return max(late, best + math.log(least_worth)), best
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +180,6 @@ class KnownJob:
         return cls(bid.id, bid.least_worker_slots, bid.worker, bid.ps, *worths, can_end=end < slots)
 
     def by_unit(self, demand: Floats, weights: Floats) -> float:
-        """The largest utility by worker-slot and unit; 0: it has no time, or demands nothing."""
         units = float(demand @ weights)
         return self.early / (self.work * units) if self.can_end and units > 0 else 0.0
 
@@ -200,8 +196,7 @@ class BoundsEstimate:
 
     :param kind: "paper": equations 23 to 26, as if these were all jobs; "estimate": L is what a unit is worth
         to a job that is worth little.
-    :param quantile: of an estimate: the part of the jobs that are worth less. None: as many as the cluster
-        has no time for, by :func:`left_over`.
+    :param quantile: of an estimate: the part of the jobs that are worth less; None: by :func:`left_over`.
     :param part: what U/L is multiplied by.
     """
 
@@ -215,7 +210,7 @@ class BoundsEstimate:
         """The last bounds, and what they were of; None: other jobs are known since."""
 
     def learn(self, bids: Iterable[tuple[int, Bid]], servers: Servers, slots: int) -> bool:
-        """More jobs are known, each with the slot of its arrival; returns whether that changes the bounds."""
+        """Take in jobs, each with the slot of its arrival; returns whether that changes the bounds."""
         new = [(slot, KnownJob.of(bid, slots)) for slot, bid in bids]
         if not new:
             return False
@@ -241,7 +236,6 @@ class BoundsEstimate:
         return found if self._part == 1 else found.scaled(self._part)
 
     def dump(self) -> list[dict[str, Any]]:
-        """As JSON values."""
         names = [field.name for field in fields(KnownJob)]
         return [
             {"slot": slot, **{name: _plain(getattr(job, name)) for name in names}} for slot, job in self._jobs
@@ -256,7 +250,7 @@ def left_over(jobs: Sequence[tuple[int, KnownJob]], servers: Servers, slots: int
     """The part of the jobs that would be left out if those worth most by unit came first.
 
     Jobs of the last ``slots`` slots count, in the time in which they came, at least a quarter of that; they
-    may fill :data:`FILLED` of one kind of resource, for no schedule leaves no gaps.
+    may fill :data:`FILLED` of one kind of resource.
     """
     last = max((slot for slot, _ in jobs), default=0)
     recent = [(slot, job) for slot, job in jobs if slot > last - slots]
@@ -280,7 +274,7 @@ def left_over(jobs: Sequence[tuple[int, KnownJob]], servers: Servers, slots: int
 
 
 def _thinned(kept: list[tuple[int, KnownJob]], servers: Servers, slots: int) -> list[tuple[int, KnownJob]]:
-    """A part that has the same bounds: halves are left out where that matters not, then quarters."""
+    """A part that has the same bounds: halves are left out where that changes nothing, then quarters."""
 
     def key_of(jobs: list[tuple[int, KnownJob]]) -> tuple[object, ...]:
         return _key(PriceBounds.of([job for _, job in jobs], servers, slots))
@@ -308,7 +302,6 @@ def _key(bounds: PriceBounds) -> tuple[object, ...]:
 
 
 def _job(values: dict[str, Any]) -> KnownJob:
-    """Of what :meth:`BoundsEstimate.dump` gave."""
     stated = {key: value for key, value in values.items() if key != "slot"}
     return KnownJob(**{**stated, **{name: np.array(stated[name], dtype=float) for name in ("worker", "ps")}})
 

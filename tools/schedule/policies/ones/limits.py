@@ -1,10 +1,9 @@
 """The limit R of each job's batch, and what a job may have under it: ONES (SC '21), section 3.3.2.
 
 A limit is in samples. On GPUs it allows floor(R / local), where local is what each GPU trained per step when
-the job ran last, so a batch that grows to R takes floor(R · c / B) GPUs. A job whose batch may not move has
-its limit all the same: it then says nothing but the number of GPUs. :class:`BatchLimits` moves R by the
-epochs that jobs end; :class:`SizeTables` makes of it the best batch of each job at each size, from the
-throughput model, and :class:`Sizes` the tables that a search works with.
+the job ran last. For a job whose batch may not move, the limit says the number of GPUs alone.
+:class:`BatchLimits` moves R by the epochs that jobs end; :class:`SizeTables` has the best batch of each job
+at each size, and :class:`Sizes` the tables that a search works with.
 """
 
 from __future__ import annotations
@@ -61,15 +60,15 @@ class BatchLimit:
 class EpochRule:
     """When a job has done an epoch.
 
-    unknown_s: seconds of training that stand for one of a job whose epochs are not known.
-    longest_s: seconds after which it counts as done at the latest; None: never before it is.
+    :param unknown_s: seconds of training that stand for an epoch of unknown length.
+    :param longest_s: seconds after which it counts as done at the latest; None: no such limit.
     """
 
     unknown_s: float
     longest_s: float | None
 
     def end_s(self, job: JobState, from_samples: float, from_s: float, time_s: float) -> float:
-        """When the epoch that began there ends; a time that is not after ``time_s`` if it is done."""
+        """When the epoch that began there ends; not after ``time_s`` if it is done."""
         size = job.epoch_samples
         if size is None:
             return from_s + self.unknown_s
@@ -80,7 +79,6 @@ class EpochRule:
         return min(latest_s, _reaches_s(job, from_samples + size, time_s))
 
     def lasts_s(self, job: JobState, rate: float) -> float:
-        """Seconds of an epoch at that many samples per second."""
         size = job.epoch_samples
         if size is None:
             return self.unknown_s
@@ -90,7 +88,7 @@ class EpochRule:
 
 
 def _reaches_s(job: JobState, samples: float, time_s: float) -> float:
-    """When a job has done so much at its present rate; infinity: it does not train."""
+    """When a job has done these samples at its present rate; infinite if it does not train."""
     if not job.gpus or job.samples_per_second <= 0:
         return math.inf
     for _ in range(8):  # the first steps pass over the time that a change costs
@@ -160,7 +158,6 @@ class BatchLimits:
         self._seen_s = time_s
 
     def changed(self, job: JobState, time_s: float, *, between: bool = False) -> None:
-        """The job's GPUs or batch change now, by an update or between two."""
         limit = self._known[job.id]
         limit.between = between
         limit.begun_samples = limit.changed_samples = job.samples_done(time_s)
@@ -184,7 +181,7 @@ class BatchLimits:
         limit.samples, limit.rule = max(least, limit.samples // 2), "refused"
 
     def may_change_s(self, job: JobState, time_s: float) -> float:
-        """When the job has done an epoch, or its warm-up, since it changed; not after ``time_s``: it has."""
+        """When it has done an epoch, or its warm-up, since it changed; not after ``time_s`` if it has."""
         samples = self._known[job.id].changed_samples
         epoch_s = self.epochs.end_s(job, samples, job.changed_s, time_s)
         return min(epoch_s, self._warm_s(job, samples, time_s))
@@ -216,7 +213,6 @@ class BatchLimits:
         return job.reference_batch if by_steps else 0
 
     def dump(self) -> dict[str, Any]:
-        """As JSON values."""
         return {
             "seen_s": self._seen_s,
             "jobs": {job_id: asdict(limit) for job_id, limit in sorted(self._known.items())},
@@ -269,8 +265,7 @@ def most_local(job: JobState, speeds: Speeds, gpu_type: str | None = None) -> in
 def batches(job: JobState, gpus: int, local: int, limit: int) -> tuple[int, int]:
     """The smallest and the largest batch that a job may have on that many GPUs under a limit.
 
-    A batch that may not move stays. One that may is cut into micro-steps only where its smallest does
-    not fit.
+    One that may move is cut into micro-steps only where its smallest does not fit.
     """
     if job.spec.elastic != "size+batch":
         return job.reference_batch, job.reference_batch
@@ -285,7 +280,6 @@ class ArrivalRate:
         self._count, self._first_s, self._last_s = 0, 0.0, 0.0
 
     def count(self, time_s: float) -> None:
-        """A job has arrived."""
         self._first_s = min(self._first_s, time_s) if self._count else time_s
         self._last_s = max(self._last_s, time_s)
         self._count += 1
@@ -326,7 +320,6 @@ class SizeTables:
         self._known.pop(job_id, None)
 
     def row(self, job: JobState, gpu_type: str, gpus: int, limit: BatchLimit) -> SizeRow:
-        """What the job may have of a pool of ``gpus`` GPUs under its limit."""
         least, most = job.spec.min_gpus, job.max_gpus(gpus)
         most = min(most, max(least, math.floor(limit.samples / limit.local * (1 + 1e-9))))
         key = (gpu_type, most, limit.samples, limit.local)
@@ -367,7 +360,6 @@ def _choices(reference: int, low: int, high: int, usual: float) -> Iterator[int]
 
 
 def sizes_of(rows: Sequence[SizeRow]) -> Sizes:
-    """The rows as one table."""
     table = np.full((len(rows), max(len(row.utilization) for row in rows)), np.inf)
     for place, row in zip(table, rows, strict=True):
         place[: len(row.utilization)] = row.utilization

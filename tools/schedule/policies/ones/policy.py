@@ -1,9 +1,8 @@
 """ONES: online evolutionary search for batch sizes and GPUs.
 
-"Online Evolutionary Batch Size Orchestration for Scheduling Deep Learning Workloads in GPU Clusters"
-(SC '21), sections 3.2 and 3.3.2. :mod:`search` has the evolutionary operators, :mod:`population` what is
-carried from decision to decision, :mod:`limits` the limit R of each batch. :class:`Ones` decides when the
-best genome takes effect; :class:`Reasons` says why each job grew, shrank or waits.
+"Online Evolutionary Batch Size Orchestration for Scheduling Deep Learning Workloads in GPU Clusters" (SC
+'21), sections 3.2 and 3.3.2. :mod:`search` has the evolutionary operators, :mod:`population` what is carried
+from decision to decision, :mod:`limits` the limit R of each batch.
 """
 
 from __future__ import annotations
@@ -38,40 +37,39 @@ _QUIET_UPDATES: Final = 16
 class Ones(Policy):
     """Smallest remaining utilization first, by evolution: GPUs and batches that end most work soonest.
 
-    ONES (SC '21), sections 3.2 and 3.3.2. A population of genomes, which say for each GPU which job it
-    works for, evolves by refresh, uniform crossover, uniform mutation and reorder towards the least sum of
-    remaining time times GPUs over the jobs that run. Work that a job does not state is drawn from its
-    predicted progress, one draw for all genomes. No running job changes before it has done an epoch since
-    its last change. A job begins on its smallest size with a batch that fits it. It may double its batch
-    after a few steps until it has that with which it was submitted, then after each epoch, up to its
-    largest. It gives way to those that wait if it holds much of the cluster and has run longer than jobs
-    take to arrive; if it lost its GPUs, it asks for half as much after each update that leaves it waiting.
-    Its learning rate follows its batch.
+    ONES (SC '21), sections 3.2 and 3.3.2. A population of genomes, which say for each GPU which job it works
+    for, evolves by refresh, uniform crossover, uniform mutation and reorder towards the least sum of
+    remaining time times GPUs over the running jobs. Work that a job does not state is drawn from its
+    predicted progress, one draw for all genomes. No running job changes before it has done an epoch since its
+    last change. A job begins on its smallest size with a batch that fits it. It may double its batch after a
+    few steps until it has that with which it was submitted, then after each epoch, up to its largest. It
+    gives way to waiting jobs if it holds much of the cluster and has run longer than jobs take to arrive; if
+    it lost its GPUs, it asks for half as much after each update that leaves it waiting. Its learning rate
+    follows its batch.
 
-    Departures from the paper: GPUs that no job holds go to jobs that wait between two updates, and the
-    next update leaves these jobs alone until they have done an epoch. The batch of a job follows from its
-    GPUs and its limit: of those allowed, the fastest. No job gets more GPUs than those on which it is
-    fastest. Fewer idle GPUs count before the score. A waiting job's refusals count once in the time of one
-    of its epochs. Long jobs are scaled down only while others wait, and not below their smallest size. The
-    placement step chooses the nodes. Each GPU type is searched by itself; of a long queue only the first
-    take part, as many as the type has GPUs.
+    Departures from the paper: GPUs that no job holds go to waiting jobs between two updates, and the next
+    update leaves these jobs alone until they have done an epoch. A job's batch is the fastest that its GPUs
+    and its limit allow. No job gets more GPUs than those on which it is fastest. Fewer idle GPUs count before
+    the score. A waiting job's refusals count once per epoch time. Long jobs are scaled down only while others
+    wait, and not below their smallest size. The placement step chooses the nodes. Each GPU type is searched
+    by itself; of a long queue only the first take part, as many as the type has GPUs.
 
     population: genomes kept; fewer where the cluster has fewer GPUs, down to 16.
     generations: made for each decision; 32 for the first one, less if the best genome stays.
-    time_budget_s: seconds in which each decision makes as many generations as it can, instead of a number
-    of them; what is decided then depends on the machine.
+    time_budget_s: seconds in which each decision makes as many generations as it can, instead of a number of
+    them; what is decided then depends on the machine.
     theta: rate at which a mutation takes a job's GPUs.
     sigma: how fast long jobs are scaled down, per second; none: the mean rate of arrivals.
     convoy: part of the GPUs of its type that a job holds if others wait behind it: only such jobs are scaled
     down; 0: all are.
     update: "each": the best genome takes effect at every decision, for the jobs that have done an epoch since
-    their last change; "all": once all jobs that run have. No job changes before it has done one.
+    their last change; "all": once all running jobs have.
     warmup_steps: optimizer steps before the first growth, and before each one below the submitted batch.
-    below_submitted: what a job waits for before it changes while its batch is smaller than it was submitted
-    with: "steps", those of its warm-up, if no job waits for GPUs; "epochs", one, as above that batch.
-    idle_gpus: "start": GPUs that no job holds go to jobs that wait at once; "hold": with the next update.
+    below_submitted: what a job waits for before it changes while its batch is smaller than submitted:
+    "steps", those of its warm-up, if no job waits for GPUs; "epochs", one, as above that batch.
+    idle_gpus: "start": GPUs that no job holds go to waiting jobs at once; "hold": with the next update.
     unknown_epoch_s: seconds that stand for an epoch of a job whose epochs are not known.
-    longest_epoch_s: seconds after which an epoch counts as done; none: a job holds updates back until it is.
+    longest_epoch_s: seconds after which an epoch counts as done; none: no such limit.
     """
 
     name: ClassVar[str] = "ones"
@@ -125,7 +123,6 @@ class Ones(Policy):
         self._reasons = Reasons()
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Evolve the population of each pool; its best genome takes effect if every job has done an epoch."""
         if self._seed is None:
             self._seed = int(rng.integers(2**53))
         self._decisions += 1
@@ -184,7 +181,6 @@ class Ones(Policy):
     # What is known.
 
     def _follow(self, snapshot: Snapshot) -> None:
-        """Take up what happened: arrivals, ends, and epochs of jobs that run."""
         tables = self._tables_for(snapshot)
         for change in snapshot.changes:
             if change.kind == "arrived":
@@ -212,7 +208,7 @@ class Ones(Policy):
         return {job.id for job in running if self._limits.may_change_s(job, now_s) > now_s}
 
     def _holding_back(self, snapshot: Snapshot) -> list[str]:
-        """Those of them for which the next update waits: all that it would find as the last one left them."""
+        """Those of them for which the next update waits: all that the last one left as it would find them."""
         if self.update == "each":
             return []
         return [job_id for job_id in sorted(self._not_yet(snapshot)) if not self._limits[job_id].between]
@@ -232,7 +228,7 @@ class Ones(Policy):
     def _take_effect(
         self, snapshot: Snapshot, decision: Decision, found: Sequence[SearchedJobs], late: Sequence[str]
     ) -> dict[str, float]:
-        """Write down what changes; returns in how many seconds each job that changes may change again.
+        """Write down what changes; returns in how many seconds each changing job may change again.
 
         That is 0 for jobs that lose their GPUs.
         """
@@ -328,10 +324,7 @@ class Reasons:
     def of(
         self, members: SearchedJobs, limits: BatchLimits, bands: Mapping[str, tuple[float, float]]
     ) -> dict[str, Explanation]:
-        """Explanations of the jobs of a search.
-
-        :param bands: 90 % intervals of predicted progress.
-        """
+        """:param bands: 90 % intervals of predicted progress."""
         found: dict[str, Explanation] = {}
         remaining = members.problem.work.expected().tolist()
         for row, job in enumerate(members.jobs):
@@ -380,7 +373,6 @@ def _of_change(job: JobState, target: Target, limit: BatchLimit) -> str:
 
 
 def _progress(members: SearchedJobs, row: int, remaining: float, band: tuple[float, float] | None) -> str:
-    """How far a job is, with the band where that is predicted."""
     work, total = members.problem.work, members.jobs[row].total_samples
     if band is None:
         return f"{1 - remaining / total:.0%} done" if total else "its work is not known"

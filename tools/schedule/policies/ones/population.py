@@ -133,10 +133,7 @@ class Population:
     genomes: Genomes
 
     def of(self, jobs: Sequence[str], gpus: int) -> Genomes:
-        """The same genomes for the jobs and GPUs of now: jobs that take no part leave theirs to be filled.
-
-        Where there are fewer GPUs than before, the last ones are cut off.
-        """
+        """The same genomes for the jobs and GPUs of now: jobs that are gone leave theirs to be filled."""
         rows = {job_id: row for row, job_id in enumerate(jobs)}
         now = np.array([*(rows.get(job_id, IDLE) for job_id in self.jobs), IDLE], dtype=np.int16)
         found = now[self.genomes]  # the last element stands for IDLE
@@ -172,7 +169,6 @@ class SearchedJobs:
 
     @classmethod
     def of(cls, pool: Pool, jobs: Sequence[JobState], snapshot: Snapshot, known: JobFacts) -> SearchedJobs:
-        """The search that is to be made now."""
         limits = known.limits
         now_s = snapshot.time_s
         rows = [known.tables.row(job, pool.gpu_type, pool.gpus, limits[job.id]) for job in jobs]
@@ -195,7 +191,7 @@ class SearchedJobs:
         return cls(pool, jobs, rows, problem)
 
     def without(self, keep: Container[str]) -> SearchedJobs | None:
-        """The search of all other jobs, on the GPUs that these leave; None: it would find nothing."""
+        """The search of all other jobs, on the GPUs that these leave; None if it would find nothing."""
         kept = [job for job in self.jobs if job.id in keep]
         return self if not kept else self._part(keep, self.problem.gpus - sum(job.gpus for job in kept))
 

@@ -1,14 +1,14 @@
 """The evolutionary search of ONES (SC '21), section 3.2: which job each GPU of a pool works for.
 
 A genome has a gene a GPU. :func:`evolve` makes one generation: refresh, crossover and mutation change how
-many GPUs each job has in each genome, idle GPUs are then filled and the workers of each job packed together
-(reorder), and selection keeps the best of old and new genomes, scored with one draw of every job's remaining
-work. All genomes of a population are one array, and every step works on all of them at once. The batch of a
-job is not a gene of its own: of those that its limit R allows on its GPUs the fastest has the least score.
+many GPUs each job has, idle GPUs are filled, the workers of each job packed together (reorder), and selection
+keeps the best of old and new genomes, scored with one draw of every job's remaining work. Every step works on
+the whole population, one array. The batch of a job is not a gene: the fastest that its limit R allows has the
+least score.
 
 Departures from the paper: of two genomes that leave different numbers of GPUs idle, the score does not count
 (the paper allows none that leaves any); equal sizes of all jobs are kept once; half of the mutated and the
-crossed genomes fill idle GPUs in random order and in random amounts, so that every allocation can be reached.
+crossed genomes fill idle GPUs in random order and amounts, so that every allocation can be reached.
 """
 
 from __future__ import annotations
@@ -121,10 +121,7 @@ def newcomers_served(problem: SharingProblem, counts: Ints) -> Ints:
 
 
 def crossover(problem: SharingProblem, genomes: Genomes, rng: np.random.Generator, pairs: int) -> Offspring:
-    """Two children of each of ``pairs`` random pairs: for each GPU a coin says which child inherits whose.
-
-    Children with a job too small or too large are repaired.
-    """
+    """Two children of each of ``pairs`` random pairs: for each GPU a coin says which child inherits whose."""
     one, other = (genomes[rng.integers(len(genomes), size=pairs)] for _ in range(2))
     heads = rng.integers(0, 2, size=one.shape, dtype=np.int8).view(np.bool_)
     children = np.concatenate([np.where(heads, one, other), np.where(heads, other, one)])
@@ -152,10 +149,7 @@ def mutate(
 
 
 def fill_idle(problem: SharingProblem, found: Offspring, rng: np.random.Generator) -> Ints:
-    """GPUs by [genome, job] once idle ones are given to jobs that wait or may grow.
-
-    Jobs are served in order of sampled gain Δφ · Y, the least first.
-    """
+    """GPUs by [genome, job] once idle ones went to jobs that wait or may grow, least gain Δφ · Y first."""
     sizes, counts = problem.sizes, found.counts
     for number in range(_PASSES):
         idle, step = problem.idle(counts)[:, None], sizes.step_up(counts)
@@ -176,7 +170,6 @@ def fill_idle(problem: SharingProblem, found: Offspring, rng: np.random.Generato
 
 
 def _dealt(idle: Ints, wanted: Ints, gains: Floats) -> Ints:
-    """What each job gets: of each genome, what they want in order of ``gains`` while GPUs last."""
     order = np.argsort(np.where(wanted > 0, gains, np.inf), axis=1, kind="stable")
     asked = np.take_along_axis(wanted, order, 1)
     given: Ints = np.clip(idle - (asked.cumsum(axis=1) - asked), 0, asked)
@@ -189,9 +182,9 @@ def _dealt(idle: Ints, wanted: Ints, gains: Floats) -> Ints:
 
 
 def select(problem: SharingProblem, counts: Ints, rng: np.random.Generator, count: int) -> Ints:
-    """The ``count`` best genomes, the best first: fewest idle GPUs, then least score under one draw.
+    """The ``count`` best genomes: fewest idle GPUs, then least score under one draw (algorithm 1).
 
-    That is algorithm 1. Of genomes in which all jobs have the same sizes the first counts.
+    Of genomes in which all jobs have the same sizes the first counts.
     """
     marks = rng.integers(1, 2**40, size=problem.jobs)
     _, different = np.unique(counts @ marks, return_index=True)

@@ -6,15 +6,10 @@ every size.
 
 The throughput model (:class:`Fit`; section 3.2, symbols as there) has seven parameters, fitted to what one
 job measured. With b samples a GPU and micro-step on k GPUs, computing takes ``alpha_c + beta_c · b`` seconds,
-and synchronising
-
-    0                                on one GPU,
-    alpha_r + beta_r · max(k - 2, 0) on several GPUs of one node,
-    alpha_n + beta_n · max(k - 2, 0) across nodes.
-
-A micro-step that synchronises takes ``(compute^gamma + sync^gamma)^(1/gamma)``: gamma 1 means no overlap, the
-larger it is the more is hidden. What was not measured yet is taken to cost nothing, or across nodes a tenth
-more than inside one, so that a job finds out by trying.
+and synchronising ``alpha + beta · max(k - 2, 0)``: alpha_r, beta_r on one node, alpha_n, beta_n across nodes,
+and nothing on one GPU. A micro-step that synchronises takes ``(compute^gamma + sync^gamma)^(1/gamma)``: gamma
+1 means no overlap. What was not measured yet is taken to cost nothing, or across nodes a tenth more than
+inside one, so that a job finds out by trying.
 """
 
 from __future__ import annotations
@@ -80,7 +75,7 @@ class JobLimits(NamedTuple):
 def efficiency(noise_scale: float | None, reference: int, batch: Ints) -> Floats:
     """(φ + B0) / (φ + B): progress per sample against that at the reference batch.
 
-    1 where φ is infinite (nothing but noise), and where it is unknown: such a job keeps to one batch.
+    1 where φ is infinite, or unknown: such a job keeps to one batch.
     """
     if noise_scale is None or noise_scale == np.inf:
         return np.ones(batch.shape)
@@ -99,7 +94,6 @@ class BatchCandidates:
     """0 where infeasible."""
 
     def best(self, noise_scale: float | None, reference: int) -> GoodputTable:
-        """The goodput of the best candidate of each allocation; of equals the smallest batch."""
         rates = self.samples_per_second * efficiency(noise_scale, reference, self.batches)
         chosen = rates.argmax(axis=2)[:, :, None]
         return GoodputTable(
@@ -149,7 +143,6 @@ class ProfileCandidates:
         self.speeds = speeds
 
     def of(self, job: JobState, gpu_type: str, node_gpus: int, limits: JobLimits) -> BatchCandidates:
-        """Candidates of a job on one GPU type; jobs of one kind share them."""
         what = ("pollux", gpu_type, node_gpus, limits)
         return self.speeds.of_kind(job, what, lambda: self._made(job, gpu_type, node_gpus, limits))
 
@@ -198,7 +191,6 @@ class Fit(NamedTuple):
     gamma: float
 
     def compute_seconds(self, local: npt.NDArray[Any]) -> Floats:
-        """Seconds to compute one micro-step of ``local`` samples a GPU."""
         return np.asarray(self.alpha_c + self.beta_c * local, dtype=np.float64)
 
     def step_seconds(
@@ -221,8 +213,6 @@ class Fit(NamedTuple):
 
 def fit(observations: Sequence[Observation]) -> Fit:
     """The parameters that explain the observations best, in the sense of the logarithms of their times.
-
-    It depends on the observations alone, so it is the same in a process that takes up from another.
 
     :raises ValueError: there are no observations.
     """

@@ -1,13 +1,12 @@
 """Pollux: co-adaptive goodput scheduling. Sizes, places and batches that make the mean slowdown least.
 
 Pollux (OSDI '21), sections 3 to 5; symbols as there. :mod:`goodput` is the throughput model, its fit and the
-choice of the batch; :mod:`search` is the genetic search. :class:`Goodputs` keeps what is known of each job,
-:class:`SearchedNodes` the jobs and nodes of one search, :class:`MatrixPopulation` is carried to the next.
+choice of the batch; :mod:`search` is the genetic search.
 
-Departures from the paper: on clusters of several GPU types each type is a cluster of its own, and a waiting
-job queues for the one with most speed per job; of a long queue only the first wait to be placed, as many as
-the type has GPUs; the search shrinks with the size of its matrices; step times may be the profile's; the
-batch is chosen from a geometric grid.
+Departures from the paper: each GPU type is a cluster of its own, and a waiting job queues for the one with
+most speed per job; of a long queue only the first wait to be placed, as many as the type has GPUs; the search
+shrinks with the size of its matrices; step times may be the profile's; the batch is chosen from a geometric
+grid.
 """
 
 from __future__ import annotations
@@ -102,7 +101,6 @@ class Pollux(Policy):
         self._reasons: dict[str, Explanation] = {}
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Search each pool, and name what differs from what the jobs hold."""
         if self._seed is None:
             self._seed = int(rng.integers(2**53))
         self._round += 1
@@ -148,7 +146,6 @@ class Pollux(Policy):
     def _share(
         self, members: SearchedNodes, goodputs: Goodputs, snapshot: Snapshot, rng: np.random.Generator
     ) -> dict[str, Target]:
-        """Search one pool and remember what was found."""
         problem = self._problem(members, snapshot)
         cells = self.population * problem.jobs * problem.nodes
         generations = min(self.generations, max(_LEAST_GENERATIONS, _CELLS // max(1, cells)))
@@ -180,8 +177,7 @@ class Pollux(Policy):
     def _restart_factor(self, job: JobState, time_s: float) -> float:
         """(T - R · δ) / (T + δ): T the job's age, R its restarts so far, δ what one costs.
 
-        To four digits: an age is a difference of times, which are rounded by the hour, and the last digit of
-        it would choose between allocations that are equally good.
+        Rounded, for the last digit of an age would choose between equally good allocations.
         """
         age_s = max(0.0, time_s - job.spec.submit_time)
         lost_s = self._restarts.get(job.id, 0) * self.restart_s
@@ -236,7 +232,6 @@ def _explanation(job: JobState, gpus: int, speedup: float, fair_gpus: int) -> Ex
 
 
 def _common(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
-    """Positions of those that are in both: (old, new)."""
     where = {name: position for position, name in enumerate(old)}
     return [(where[name], position) for position, name in enumerate(new) if name in where]
 
@@ -276,7 +271,6 @@ class Goodputs:
         return JobLimits(least, tried, low, high, local, wide)
 
     def goodput(self, job: JobState, pool: Pool) -> GoodputTable:
-        """The job's goodput by allocation."""
         limits, measured = self.limits(job, pool), len(job.observations)
         known = self._known.get(job.id)
         if known is None or (known.pool, known.limits, known.observations) != (pool, limits, measured):
@@ -310,10 +304,7 @@ class Goodputs:
         return from_fit(found, limits, lone_accumulates=self._lone_accumulates), found
 
     def _tried(self, job: JobState, pool: Pool, least: int, most: int, batch: int) -> int:
-        """At most twice what the job has tried, and nothing of which the throughput model knows no speed.
-
-        The fit of a job promises speed on any number of GPUs; beyond all measurements it stands still.
-        """
+        """At most twice what the job has tried, and nothing without a known speed: fits stand still there."""
         if not self._measured:
             return most
         largest = max((sum(each.placement) for each in job.observations), default=0)
@@ -327,8 +318,6 @@ class Goodputs:
 
 @dataclass(slots=True)
 class _Known:
-    """What was made for one job, and of what."""
-
     pool: Pool
     limits: JobLimits
     observations: int
@@ -355,7 +344,6 @@ class SearchedNodes:
         return max(job.spec.min_gpus, min(share, job.max_gpus(self.pool.gpus)))
 
     def held(self) -> Matrices:
-        """What the jobs hold now, as one matrix."""
         columns = {node.name: column for column, node in enumerate(self.nodes)}
         found = np.zeros((1, len(self.jobs), len(self.nodes)), dtype=np.int16)
         for row, job in enumerate(self.jobs):
@@ -401,7 +389,6 @@ class MatrixPopulation:
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> MatrixPopulation:
-        """The inverse of :meth:`dump`."""
         jobs, nodes, cells = state["jobs"], state["nodes"], state["found"]
         found = np.zeros((len(cells), len(jobs), len(nodes)), dtype=np.int16)
         for matrix, each in zip(found, cells, strict=True):

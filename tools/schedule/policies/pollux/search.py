@@ -1,12 +1,11 @@
 """Search for the allocation of least mean slowdown: populations of job × node matrices, all rows at once.
 
 Pollux (OSDI '21), sections 4.2 and 5: an element says how many GPUs a job gets on a node; generations of
-crossover, mutation, repair and tournament raise the fitness, the p-mean of the jobs' speedups at p = -1. All
-steps work on the whole population at once.
+crossover, mutation, repair and tournament raise the fitness, the p-mean of the jobs' speedups at p = -1.
 
-Departures from the paper: a job without GPUs counts with a small speedup instead of none, so that the mean
-tells one such job from two; mutations also move whole jobs, nodes and idle GPUs; equal matrices are kept
-once; the population begins with matrices that start waiting jobs in turn; a search ends that stands still.
+Departures from the paper: a job without GPUs counts with a small speedup instead of none; mutations also move
+whole jobs, nodes and idle GPUs; equal matrices are kept once; the population begins with matrices that start
+waiting jobs in turn; a search ends that stands still.
 """
 
 from __future__ import annotations

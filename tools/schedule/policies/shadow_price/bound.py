@@ -77,7 +77,6 @@ class Guard:
 
     @classmethod
     def none(cls, members: PoolColumns) -> Guard:
-        """One that asks for nothing."""
         jobs = len(members.jobs)
         every = np.ones(members.whole.shape, dtype=np.bool_)
         return cls(every, np.zeros(jobs, dtype=np.bool_), np.zeros(jobs, dtype=np.int64))
@@ -92,7 +91,6 @@ class Bound:
         self._credits = Credits()
 
     def follow(self, snapshot: Snapshot, known: Knowledge) -> None:
-        """Take both up to the present."""
         gains = [change.gpus for change in snapshot.changes]
         gpus = snapshot.total_gpus - sum(gains)
         for change, gained in zip(snapshot.changes, gains, strict=True):
@@ -108,7 +106,6 @@ class Bound:
         self._advance(snapshot.time_s, gpus, snapshot, known)
 
     def guard(self, members: PoolColumns, known: Knowledge, time_s: float) -> Guard:
-        """The sizes that are safe."""
         jobs = members.jobs
         safe = np.ones(members.whole.shape, dtype=np.bool_)
         pinned, due = np.zeros(len(jobs), dtype=np.bool_), np.zeros(len(jobs), dtype=np.int64)
@@ -123,7 +120,6 @@ class Bound:
     def expect(
         self, members: PoolColumns, chosen: Ints, changed: Mapping[str, object], time_s: float
     ) -> None:
-        """What jobs are to hold from now on."""
         for row, job in enumerate(members.jobs):
             curve, size = members.curves[row], int(chosen[row])
             begins_s = time_s if job.id in changed else job.changed_s
@@ -163,7 +159,6 @@ class Bound:
             pass
 
     def _need(self, share: Sharer) -> float:
-        """Samples that the job still has to get in this deal."""
         return share.target * (1 - _ROUNDING) - self._credits.of(share.job.id)
 
     def _safe(
@@ -213,34 +208,31 @@ class _Account:
 class Credits:
     """What the GPUs that each active job has held were good for, in samples of its author's batch.
 
-    Counted by the speeds of the profile. So a job that is slower than its profile, by a factor that depends
-    on its progress alone, is as far as the same job in the reference when it has had the same credit.
+    Counted by the speeds of the profile: a job that is slower by a factor that depends on its progress alone
+    is as far as the same job in the reference when it has had the same credit.
     """
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
 
     def of(self, job_id: str) -> float:
-        """Credit at the last time that was booked."""
         return self._accounts[job_id].credit
 
     def begin(self, job: JobState, time_s: float) -> None:
         self._accounts.setdefault(job.id, _Account(job.samples_done(time_s), time_s))
 
     def book(self, jobs: Iterable[JobState], known: Knowledge, time_s: float) -> None:
-        """Count what jobs have held up to now, and go on with what they hold."""
         for job in jobs:
             account = self._accounts[job.id]
             self.expect(job, known.held_rate(job, time_s), job.changed_s + known.rescale_s(job))
             _count(account, time_s)
 
     def expect(self, job: JobState, rate: float, from_s: float) -> None:
-        """A job is to hold from now on what is good for ``rate`` samples per second, from a time on."""
         account = self._accounts[job.id]
         account.rate, account.from_s = rate, from_s
 
     def end(self, job_id: str, time_s: float) -> float | None:
-        """A job has left; its credit. None: it was not there."""
+        """A job has left; returns its credit, None if it was not there."""
         account = self._accounts.pop(job_id, None)
         if account is None:
             return None
@@ -278,10 +270,9 @@ class Sharer:
     target: float = 0.0
     """Samples at the end of the deal."""
     over: float | None = None
-    """Samples at which it is done; None: the real job is not, so that this one goes on as well."""
+    """Samples at which it is done; None while the real job is not."""
 
     def dumped(self) -> list[float | None]:
-        """As JSON values."""
         return [
             self.enters_s, self.credit, self.service_gpu_s, self.gpus, self.rate, self.target, self.over
         ]  # fmt: skip
@@ -290,11 +281,10 @@ class Sharer:
 class EqualShares:
     """The reference of the bound: all GPUs dealt out equally among the jobs, in whole GPUs, deal by deal.
 
-    A real cluster could follow it. A deal holds for ``deal_s`` seconds, and in each of them every job trains
-    for ``lost_s`` seconds less: its start or rescale, and the wait for a decision. Every job gets the same
-    number of GPUs within its limits. Those that have had the fewest GPU-seconds come first: they get the GPUs
-    that are over, and where not all minima fit the others sit out a deal. Jobs enter some time after they
-    were submitted, at the next deal; one that is done leaves at the end of its deal.
+    A deal holds for ``deal_s`` seconds, of which every job trains for all but ``lost_s``. Every job gets the
+    same number of GPUs within its limits. Those that have had the fewest GPU-seconds come first: they get the
+    GPUs that are over, and where not all minima fit the others sit out a deal. Jobs enter some time after
+    they were submitted, at the next deal; one that is done leaves at the end of its deal.
     """
 
     def __init__(self, deal_s: float, lost_s: float) -> None:
@@ -307,11 +297,11 @@ class EqualShares:
 
     @property
     def until_s(self) -> float:
-        """When the deal ends; infinite: there is none."""
+        """When the deal ends; infinite if there is none."""
         return math.inf if self._dealt_s is None else self._dealt_s + self.deal_s
 
     def share(self, job_id: str) -> Sharer | None:
-        """What a job has in this deal; None: it sits it out, or is not there."""
+        """What a job has in this deal; None if it sits it out, or is not there."""
         found = self._sharers.get(job_id)
         return found if found is not None and found.gpus else None
 
@@ -324,7 +314,6 @@ class EqualShares:
             self._sharers[job_id].over = over
 
     def withdraw(self, job_id: str) -> None:
-        """A job is not to be served any more."""
         self._sharers.pop(job_id, None)
 
     def advance(self, time_s: float, gpus: int, rates_of: RatesOf) -> Iterator[tuple[float, str]]:
@@ -355,7 +344,6 @@ class EqualShares:
         return [(time_s, job_id) for job_id in done]
 
     def dump(self) -> dict[str, Any]:
-        """As JSON values."""
         return {
             "dealt_s": self._dealt_s,
             "closed_s": None if self._closed_s == -math.inf else self._closed_s,
@@ -363,7 +351,6 @@ class EqualShares:
         }
 
     def load(self, state: Mapping[str, Any], jobs: Mapping[str, JobState]) -> None:
-        """The inverse of :meth:`dump`."""
         self._dealt_s = state["dealt_s"]
         self._closed_s = -math.inf if state["closed_s"] is None else state["closed_s"]
         self._sharers = {

@@ -33,7 +33,6 @@ class GoodputCurves:
         self._grid = sizes.tobytes()
 
     def of(self, job: JobState) -> GoodputCurve:
-        """The curve of a job."""
         spec = job.spec
         limits = (
             spec.gpus.requested if spec.elastic == "none" else (spec.min_gpus, self._most(job)),
@@ -121,8 +120,8 @@ def best_batch(
 ) -> int:
     """The global batch on the GPUs of a size, by position.
 
-    :param worth_s: None: the job starts or changes its GPUs anyway, or batches change for nothing. Else the
-        seconds that another batch costs it over those in which it pays.
+    :param worth_s: seconds that another batch costs the job over those in which it pays; None where changes
+        are free.
     """
     if len(curve.batches) == 1 or noise_scale is None:
         return job.global_batch if job.gpus and len(curve.batches) > 1 else job.reference_batch

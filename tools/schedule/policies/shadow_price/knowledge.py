@@ -1,11 +1,10 @@
 """What shadow-price knows of jobs: how fast they would train, what is left of them, and what lies ahead.
 
-A job that trains on k GPUs advances through its work at g(k; φ), each at its best batch; φ, the gradient
-noise scale, moves with progress. What others of its model have shown says how (:class:`ByProgress`), as it
-says the pace: how fast jobs really advanced over what their curves promised, 1 where samples are all that
-counts. The mean rate over a stretch of work is the harmonic mean of g over it, so a table of ∫ 1/g from each
-point of the work to its end answers for every stretch (:class:`Ahead`). :class:`PoolColumns` holds all that
-for the jobs of one pool.
+A job on k GPUs advances through its work at g(k; φ), each at its best batch; φ, the gradient noise scale,
+moves with progress, as others of its model have shown (:class:`ByProgress`). So does the pace: how fast jobs
+really advanced over what their curves promised. The mean rate over a stretch of work is the harmonic mean of
+g, so a table of ∫ 1/g from each point of the work to its end answers for every stretch (:class:`Ahead`).
+:class:`PoolColumns` holds all that for the jobs of one pool.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _MOST_PRIORITY: Final = 30.0
 
 
 class Knowledge:
-    """Curves are made again in every process; what jobs have shown is carried."""
+    """How fast jobs train and what is left of them; what jobs have shown is carried, curves are not."""
 
     def __init__(self, ahead_s: float, rescale_s: float = 30.0) -> None:
         """:param rescale_s: what a change costs a job whose profile has not measured it."""
@@ -67,12 +66,11 @@ class Knowledge:
         self._ahead: dict[tuple[GoodputCurve, str], Ahead] = {}
 
     def use(self, speeds: Speeds) -> None:
-        """Take up the throughput model; curves of another one are forgotten."""
         if self._speeds is not speeds:
             self._speeds, self._curves, self._ahead = speeds, {}, {}
 
     def left(self, job: JobState, time_s: float) -> float | None:
-        """Samples still to train, expected ones where the job does not state its work; None: unknown.
+        """Samples still to train, expected ones where the job does not state its work; None if unknown.
 
         Expected is the mean over the jobs of its model that ended after more than it has done.
         """
@@ -89,7 +87,7 @@ class Knowledge:
         return _queue_gpu_s(job, time_s) * per_gpu if left is None else max(left, _LEAST_SAMPLES)
 
     def progress(self, job: JobState, time_s: float) -> float | None:
-        """The part of its work that a job has done; None: unknown."""
+        """The part of its work that a job has done; None if unknown."""
         left, done = self.left(job, time_s), job.samples_done(time_s)
         if left is None:
             return None
@@ -100,7 +98,6 @@ class Knowledge:
         self._totals[job.spec.model] = [*known, job.samples_done(math.inf)][-_REMEMBERED:]
 
     def observe(self, job: JobState, time_s: float) -> None:
-        """A running job shows its noise scale and its pace."""
         noise_scale, speeds = job.noise_scale, self._speeds
         if not job.gpus or noise_scale is None or speeds is None:
             return
@@ -117,7 +114,6 @@ class Knowledge:
             self._paces.observe(job.spec.model, progress, pace)
 
     def curves(self, pool: Pool) -> GoodputCurves:
-        """The curves of a pool."""
         assert self._speeds is not None, "use() comes first"  # noqa: S101
         found = self._curves.get(pool)
         if found is None:
@@ -139,7 +135,6 @@ class Knowledge:
         return ahead.at(progress, max(total, _LEAST_SAMPLES), self._ahead_s, size)
 
     def rescale_s(self, job: JobState) -> float:
-        """Seconds that a change costs a job that trains."""
         measured = None if self._speeds is None else self._speeds.rescale_seconds(job.spec.model)
         return self._rescale_s if measured is None else measured
 
@@ -152,7 +147,7 @@ class Knowledge:
         return speed if noise_scale is None else speed * _efficiency(noise_scale, own, job.global_batch)
 
     def noise_scale(self, job: JobState, time_s: float) -> float | None:
-        """That of the job, or of its model where the job is; None: nothing is known."""
+        """That of the job, or of its model where the job is; None if nothing is known."""
         if job.noise_scale is not None:
             return job.noise_scale
         progress = self.progress(job, time_s)
@@ -161,7 +156,6 @@ class Knowledge:
         return self._by_samples.at(job.spec.model, _doublings(job, time_s))
 
     def dump(self) -> dict[str, Any]:
-        """As JSON values."""
         return {
             "noise": self._noise.dump(),
             "noise_by_samples": self._by_samples.dump(),
@@ -170,7 +164,6 @@ class Knowledge:
         }
 
     def load(self, state: Any) -> None:
-        """The inverse of :meth:`dump`."""
         self._noise.load(state["noise"])
         self._by_samples.load(state["noise_by_samples"])
         self._paces.load(state["pace"])
@@ -229,7 +222,6 @@ class ByProgress:
         self._lines: dict[str, Floats] = {}
 
     def observe(self, key: str, progress: float, value: float) -> None:
-        """A job shows ``value`` at ``progress`` (0 to 1)."""
         low, high = self._range
         cells = self._log.get(key)
         if cells is None:
@@ -240,7 +232,7 @@ class ByProgress:
             self._lines.pop(key, None)
 
     def line(self, key: str) -> Floats | None:
-        """[cell] values, between those seen on a line of their logarithms; None: none was seen."""
+        """[cell] values, between those seen on a line of their logarithms; None if none was seen."""
         found = self._lines.get(key)
         cells = self._log.get(key)
         if found is None and cells is not None:
@@ -250,19 +242,16 @@ class ByProgress:
         return found
 
     def at(self, key: str, progress: float) -> float | None:
-        """The value at one point; None: none was seen."""
         line = self.line(key)
         return None if line is None else float(line[min(max(int(progress * CELLS), 0), CELLS - 1)])
 
     def dump(self) -> dict[str, list[list[float]]]:
-        """As JSON values: cells and logarithms by key."""
         return {
             key: [[cell, log] for cell, log in enumerate(cells) if log is not None]
             for key, cells in sorted(self._log.items())
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`dump`."""
         self._lines = {}
         self._log = {key: [None] * CELLS for key in state}
         for key, pairs in state.items():
@@ -271,12 +260,11 @@ class ByProgress:
 
 
 def noise_scales() -> ByProgress:
-    """For noise scales, by model."""
     return ByProgress(*_RANGE)
 
 
 def paces() -> ByProgress:
-    """For paces, by model and batch of the author: the batch in which its samples are counted."""
+    """By model and batch of the author: the batch in which its samples are counted."""
     return ByProgress(*_PACES)
 
 
@@ -306,7 +294,7 @@ class Ahead:
         """[bound, size] ∫ 1/g from the bound of a cell to the end, over the part of the work."""
 
     def update(self, noise: Floats, pace: Floats) -> None:
-        """Take up other noise scales and paces; only those cells are computed that changed."""
+        """Take up other noise scales and paces; only changed cells are computed."""
         with np.errstate(invalid="ignore"):
             same = (np.abs(noise / self._noise - 1) <= _SAME) & (np.abs(pace / self._pace - 1) <= _SAME)
         if same.all():
@@ -326,8 +314,8 @@ class Ahead:
     def at(self, progress: float, work: float, soon_s: float, size: int) -> Outlook:
         """The outlook of a job with ``work`` samples in all, ``progress`` (0 to 1) of them done.
 
-        :param size: the position of a size: what it does in ``soon_s`` seconds is the stretch of ``soon``
-            for all sizes, so that they differ by their speeds alone.
+        :param size: the position of a size: what it does in ``soon_s`` seconds is the stretch of ``soon`` for
+            all sizes.
         """
         progress = min(progress, _END)
         left, whole = self._left_at(progress), self.whole(progress)
@@ -370,7 +358,7 @@ class PoolColumns:
     normal: Ints
     """k°, the size that makes most of a GPU."""
     held: Ints
-    """The size held in this pool; 0: none, or one that is not among the sizes."""
+    """The size held in this pool; 0 for none, or one that is not among the sizes."""
     scattered: Floats
     """What the place of a job leaves of its speed: 1 where it is as compact as can be."""
     runs: npt.NDArray[np.bool_]
@@ -380,7 +368,7 @@ class PoolColumns:
 
     @classmethod
     def of(cls, pool: Pool, jobs: Sequence[JobState], known: Knowledge, time_s: float) -> PoolColumns | None:
-        """The columns of the jobs that can run in the pool; None: there is none."""
+        """The columns of the jobs that can run in the pool; None if there is none."""
         curves = known.curves(pool)
         sizes = curves.sizes
         fitting = [

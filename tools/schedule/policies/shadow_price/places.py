@@ -62,7 +62,6 @@ class NodeSpace:
 
     @classmethod
     def of(cls, nodes: Sequence[NodeState], stay: Sequence[SeatedJob], loss: Loss = all_of_it) -> NodeSpace:
-        """Nodes with the jobs that stay."""
         made = cls({node.name: node.gpus for node in nodes}, max(node.gpus for node in nodes), loss)
         for job in stay:
             made.take(job.held)
@@ -80,7 +79,6 @@ class NodeSpace:
             self.free[name] += count
 
     def leave(self, job: SeatedJob) -> None:
-        """A job leaves its nodes."""
         if self.stay.pop(job.job_id, None) is not None:
             self.on[job.held[0][0]].remove(job.job_id)
         self.give(job.held)
@@ -93,7 +91,6 @@ class NodeSpace:
         self.free, self.stay, self.on = other.free, other.stay, other.on
 
     def is_compact(self, gpus: int, place: NodeGpus) -> bool:
-        """Whether a place has no more nodes than the size needs."""
         return len(place) <= -(-gpus // self.node_gpus)
 
     def parts(self, gpus: int) -> Iterator[int]:
@@ -115,7 +112,7 @@ def place(nodes: NodeSpace, seekers: Sequence[SeatedJob]) -> dict[str, NodeGpus]
 
 
 def gathered(nodes: NodeSpace, job: SeatedJob, gain: float) -> dict[str, NodeGpus]:
-    """Places that put a job that stays on fewer nodes, its own and of those that make way; empty: none pay.
+    """Places that put a job that stays on fewer nodes, its own and of those that make way; empty if none pay.
 
     :param gain: what it makes more there.
     """
@@ -186,7 +183,6 @@ def _leaving(nodes: NodeSpace, gpus: int) -> list[SeatedJob]:
 
 
 def _spread(nodes: NodeSpace, gpus: int) -> NodeGpus:
-    """The emptiest nodes, one after the other."""
     picks = []
     for name, free in sorted(nodes.free.items(), key=lambda item: (-item[1], item[0])):
         count = min(free, gpus)
@@ -209,7 +205,6 @@ class Placing:
     dwell_s: float
 
     def targets(self, retune: Retune) -> dict[str, Target]:
-        """What differs from what the jobs hold that get GPUs of the pool."""
         members = self.shares.members
         found: dict[str, Target] = {}
         places = self._places()
@@ -225,7 +220,6 @@ class Placing:
         return found
 
     def _places(self) -> dict[str, NodeGpus]:
-        """The places of the jobs that get another one."""
         members = self.shares.members
         kind = members.pool.gpu_type
         rows = {job.id: row for row, job in enumerate(members.jobs)}

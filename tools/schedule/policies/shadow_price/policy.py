@@ -1,9 +1,8 @@
 """shadow-price: every decision gives GPUs by the worth of a unit of each job's progress.
 
-:mod:`knowledge` says how fast each job would train (:mod:`curves`) and what is ahead of it. :mod:`prices` is
-the theory: the price of each job's progress, and the knapsack. :mod:`sizes` shares a pool out by them, among
-the sizes that :mod:`bound` calls safe: theorem and proof are there. :mod:`places` makes a decision of it.
-Here are the policy, the choice of a GPU type, and the explanations.
+:mod:`knowledge` says how fast each job would train and what is ahead of it, :mod:`prices` has the price of
+    each job's progress and the knapsack, :mod:`sizes` shares a pool out by them among the sizes that
+    :mod:`bound` calls safe (theorem and proof are there), and :mod:`places` makes a decision of it.
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ class ShadowPrice(Policy):
 
     Training on a cluster is a problem of optimal control: remaining work falls at the goodput of the GPUs
     that a job holds, and the sum of completion times shall be least. Its costate, the price of a job's
-    progress, is constant while the job lives. In the order in which the jobs are to end, one step a job
-    computes it for goodput curves of any shape. Each decision then gives out the GPUs so that the sum of
-    prices times rates is largest.
+    progress, is constant while the job lives; it is computed in the order in which the jobs are to end, for
+    goodput curves of any shape. Each decision then gives out the GPUs so that the sum of prices times rates
+    is largest.
 
     Where a job lets its batch move and its gradient noise scale is known, every size comes with its best
     batch; the noise ahead of a job is what others of its model have shown. A change of size counts with what
     it costs: the rescale time that the profile has measured. On mixed GPU types a job takes part in the type
     on which it would end first.
 
-    Work that is not stated is expected to be that of the jobs of the model that ended before and were longer
-    than what the job has done. Where there are none it is taken to be as much as the job has had already, in
-    steps of a factor of four; within a step the first to come is first. With ``--demand predicted`` it is
-    what is predicted.
+    Unstated work is expected to be that of the jobs of the model that ended before and were longer than what
+    the job has done. Where there are none it is taken to be as much as the job has had already, in steps of a
+    factor of four; within a step the first to come is first. With ``--demand predicted`` it is what is
+    predicted.
 
     Short jobs come first, and a long one waits, but not without bound. No job ends later than it would under
     equal shares, had it been submitted a grace later: in a reference schedule that deals all GPUs out
@@ -60,7 +59,7 @@ class ShadowPrice(Policy):
     reference gives it. This is a theorem on clusters of one GPU type, where profiles are true up to a factor
     and nothing fails (docs/delay-bound.md); reports hold every run against it (``--reference gps``).
 
-    rescale_s: seconds that a change costs a job that trains, where its profile has not measured them.
+    rescale_s: seconds that a change costs a running job, where its profile has not measured them.
     dwell_s: seconds after which what a job holds is taken to change; changes have to pay within them.
     ahead_s: seconds over which rates are averaged when GPUs are given out.
     sweeps: the most passes that improve the order of completion by exchanges, in pools of up to 128 GPUs.
@@ -123,7 +122,6 @@ class ShadowPrice(Policy):
 
     @property
     def bounds(self) -> PromisedBounds | None:
-        """No job ends after equal shares of it, submitted a grace later; none without a grace."""
         from pliant.schemas.runinfo import EqualDeals, PromisedBounds
 
         if self.grace is None:
@@ -132,7 +130,6 @@ class ShadowPrice(Policy):
         return PromisedBounds(equal_deals=deals)
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Share out each GPU type, and name what differs from what the jobs hold."""
         del rng
         self._known.use(snapshot.speeds)
         for change in snapshot.changes:
@@ -184,7 +181,7 @@ class ShadowPrice(Policy):
         return {job_id: why for job_id, why in found.items() if job_id in snapshot.jobs}
 
     def _slack_s(self, snapshot: Snapshot) -> float:
-        """Seconds that a change may cost where decisions come at the default interval; endless: no bound."""
+        """What a change may cost at the default interval of decisions; infinite without a bound."""
         bounded = self._bound is not None and len(snapshot.speeds.gpu_types) == 1
         return self.lost_s - (self.default_interval_s or 0.0) if bounded else math.inf
 
@@ -210,7 +207,6 @@ class _Speed(NamedTuple):
 def pool_members(
     snapshot: Snapshot, without: Container[str], known: Knowledge
 ) -> list[tuple[Pool, Sequence[JobState]]]:
-    """Every GPU type with the jobs that take part there."""
     found = list(known_pools(snapshot).values())
     jobs = [job for job in snapshot.jobs.values() if job.id not in without]
     if len(found) < 2:
@@ -255,7 +251,6 @@ def second_choices(first: Mapping[Pool, Shares | None]) -> dict[str, list[JobSta
 
 
 def _speeds(job: JobState, found: Sequence[Pool], known: Knowledge) -> dict[str, _Speed]:
-    """Of the types on which the job runs."""
     speeds = {}
     for pool in found:
         curves = known.curves(pool)
@@ -300,7 +295,6 @@ def explained(shares: Shares, slack_s: float) -> dict[str, Explanation]:
 
 
 def _outlook(shares: Shares, row: int, end_s: float) -> list[str]:
-    """Its price and its end."""
     left = float(shares.members.left[row])
     whole = span_text(float(shares.prices[row]) * left)
     clauses = [f"price {shares.prices[row]:.3g} s a sample, {whole} for the work left"]
@@ -310,7 +304,6 @@ def _outlook(shares: Shares, row: int, end_s: float) -> list[str]:
 
 
 def _due(shares: Shares, row: int) -> list[str]:
-    """That it is served for the sake of the bound."""
     gpus = int(shares.guard.due_gpus[row])
     return [f"has had its grace: equal shares would give it {in_gpus(gpus)} now"] if gpus else []
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -63,22 +63,6 @@ def priced(order: Sequence[PricedJob], worth: Worth, future: float = 0.0) -> lis
     return prices
 
 
-class Worth(Protocol):
-    """A way to compute S; what it calls ``worth`` is S in a form of its own."""
-
-    def start(self, future: float) -> Floats:
-        """S_0: a GPU that no job uses is worth ``future``."""
-        ...
-
-    def price(self, job: PricedJob, worth: Floats) -> float:
-        """λ of a job that ends just before those of ``worth``."""
-        ...
-
-    def with_job(self, job: PricedJob, price: float, worth: Floats) -> Floats:
-        """S with one job more."""
-        ...
-
-
 class ExactWorth:
     """S(c) for every c, by dynamic programming over curves of any shape: O(K · sizes) a job."""
 
@@ -92,15 +76,15 @@ class ExactWorth:
         """[c, k] S(c - k), a view."""
 
     def start(self, future: float) -> Floats:
+        """S_0: a GPU that no job uses is worth ``future``."""
         return np.arange(self._gpus + 1, dtype=np.float64) * future
 
     def price(self, job: PricedJob, worth: Floats) -> float:
-        """The least of [w + S(K) - S(K - k)] / g(k)."""
+        """λ of a job that ends just before those of ``worth``."""
         left = worth[self._gpus - len(job.rates) + 1 :][::-1]
         return float(((job.weight + worth[-1] - left) * job.slowness).min())
 
     def with_job(self, job: PricedJob, price: float, worth: Floats) -> Floats:
-        """The largest over its sizes."""
         self._padded[self._gpus :] = worth
         found: Floats = (self._left[:, : len(job.rates)] + price * job.rates).max(axis=1)
         return found
@@ -121,13 +105,11 @@ class SlopeWorth:
         return np.full(self._gpus, future)
 
     def price(self, job: PricedJob, worth: Floats) -> float:
-        """The least of [w + what its GPUs are worth] / g(k)."""
         sizes = self._sizes[: len(job.rates)]
         taken = np.concatenate(([0.0], worth[: sizes[-1]].cumsum()))[sizes]
         return float(((job.weight + taken) * job.slowness).min())
 
     def with_job(self, job: PricedJob, price: float, worth: Floats) -> Floats:
-        """The GPUs that are worth most."""
         made = np.concatenate((worth, price * self._slopes(job.rates)))
         made.sort(kind="stable")
         return made[len(made) - self._gpus :]
@@ -139,6 +121,10 @@ class SlopeWorth:
         if known is None:
             known = self._hulls[key] = hull_slopes(self._sizes[: len(rates)], rates)
         return known
+
+
+Worth = ExactWorth | SlopeWorth
+"""A way to compute S, in a form of its own that it calls ``worth``."""
 
 
 def hull_slopes(sizes: Ints, rates: Floats) -> Floats:
@@ -172,9 +158,7 @@ def improved(
     future: float = 0.0,
     sweeps: int = 3,
 ) -> list[int]:
-    """A better order, last to end first.
-
-    Neighbours a, b change places while λ_a R_a + λ_b R_b falls.
+    """A better order, last to end first: neighbours a, b change places while λ_a R_a + λ_b R_b falls.
 
     :param work: R by job, in the unit of its rates.
     :param sweeps: the most passes over all neighbours.
@@ -264,7 +248,6 @@ def ends_s(prices: Floats, rates: Floats, work: Floats, sizes: Ints) -> Floats:
 
 
 def _sizes(prices: Floats, rates: Floats, sizes: Ints) -> Ints:
-    """Positions of the sizes of largest worth."""
     gpus = int(sizes[-1])
     worth = np.where(rates > 0, prices[:, None] * rates, -np.inf)
     worth[:, 0] = 0.0
@@ -277,9 +260,9 @@ def _sizes(prices: Floats, rates: Floats, sizes: Ints) -> Ints:
 
 
 def exact_knapsack(values: Sequence[Floats], gpus: int) -> list[int]:
-    """Sizes by job, ``values[job][k]`` that of k GPUs; the first of equal ones. O(jobs · K · sizes).
+    """Sizes by job, ``values[job][k]`` that of k GPUs, -inf where infeasible; the first of equal ones.
 
-    Infeasible sizes are -inf; the least of the others fit together.
+    The least feasible sizes must fit together. O(jobs · K · sizes).
     """
     padded = np.full(2 * gpus + 1, -np.inf)
     padded[gpus:] = 0.0
@@ -304,8 +287,8 @@ def exact_knapsack(values: Sequence[Floats], gpus: int) -> list[int]:
 def knapsack_by_price(values: Floats, sizes: Ints, gpus: int) -> Ints:
     """Positions of sizes by job: the largest values at one price of a GPU, the rest filled up.
 
-    At the least price at which all sizes fit, no other sizes of as many GPUs are worth more. What is left
-    goes to those that would have more at a price just below. Close to the best for many jobs.
+    At the least price at which all sizes fit, no other sizes of as many GPUs are worth more. Close to the
+    best for many jobs.
 
     :param values: [job, size].
     """

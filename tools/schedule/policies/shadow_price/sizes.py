@@ -98,11 +98,10 @@ def _allowed(members: PoolColumns, worth: Floats, guard: Guard) -> Floats:
 
 
 def _sooner(members: PoolColumns, dwell_s: float) -> Floats:
-    """By [job, size], what breaks ties: of equal sums, that which brings its jobs closest to their ends.
+    """[job, size] what breaks ties: of equal sums, that which brings its jobs closest to their ends.
 
-    Prices are equal for jobs that would all fit once those before them have ended, as rigid jobs often do.
-    They are made for the order in which the shorter job ends first. If that one runs, fewer jobs are
-    left when more arrive.
+    Prices are equal for jobs that would all fit once those before them have ended, as rigid jobs often do. If
+    the shorter one runs, fewer jobs are left when more arrive.
     """
     with np.errstate(divide="ignore"):
         parts = np.minimum(1.0, dwell_s * members.soon / members.left[:, None])
@@ -132,12 +131,11 @@ def _prices(members: PoolColumns, rules: Rules) -> tuple[list[int], Floats]:
 
 
 def values(members: PoolColumns, prices: Floats, dwell_s: float) -> Floats:
-    """By [job, size], -inf where a job does not run; without GPUs 0, and for a job that has some less.
+    """[job, size], -inf where a job does not run; without GPUs 0, and for a job that has some less.
 
-    Without costs v(k) = μ G(k), where μ G(k°) = λ F(k°) at the size k° that makes most of a GPU. λ is
-    constant along a job only where its curve does not move with progress; where it does, λ g is. A change
-    costs its seconds over those until the next one or the end. What a job holds counts at the speed of its
-    place.
+    Without costs v(k) = μ G(k), where μ G(k°) = λ F(k°) at the size k° that makes most of a GPU: λ is
+    constant along a job only where its curve does not move with progress. A change costs its seconds over
+    those until the next one or the end. What a job holds counts at the speed of its place.
 
     :param dwell_s: seconds after which what a job holds is taken to change.
     """

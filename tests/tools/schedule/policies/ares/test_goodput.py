@@ -103,11 +103,9 @@ SOME_JOBS = st.lists(
 """(submit time, samples, requested GPUs)."""
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(SOME_JOBS, st.floats(0.0, 0.99), st.sampled_from([1.0, 100.0, 1e4]), st.floats(0.5, 0.9))
-def test_no_delay_against_gps_exceeds_the_bound_where_noise_does_not_fall(
-    drawn: list[tuple[int, int, int]], bend: float, noise: float, alpha: float
-) -> None:
+def test_no_delay_against_gps_exceeds_the_bound_where_noise_does_not_fall(drawn, bend, noise, alpha):
     # eff(8) = 1 / (1 + 7 · 8 · sync_s / 3.2) at the author's batch lies between alpha and 1
     sync_s = bend * (1 / alpha - 1) * 3.2 / 56
     jobs = [

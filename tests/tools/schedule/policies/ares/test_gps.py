@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from pliant.tools.schedule.policies.ares.policy import VirtualTime
@@ -78,16 +76,6 @@ def test_a_job_without_work_leaves_at_once() -> None:
     gps.enter("empty", 0)
     gps.enter("a", 4)
     assert gps.advance(10, gpus=4) == [(3, "empty"), (4, "a")]
-
-
-def test_state_survives_json() -> None:
-    gps = VirtualTime()
-    for number in range(7):
-        gps.advance(number / 3, gpus=6)
-        gps.enter(f"j{number}", 10 / 3 + number % 3)
-    twin = VirtualTime(*json.loads(json.dumps([gps.time_s, gps.virtual, gps.active])))
-    assert twin.advance(50, gpus=6) == gps.advance(50, gpus=6)
-    assert (twin.time_s, twin.virtual) == (gps.time_s, gps.virtual)
 
 
 def test_equal_demands_leave_together_in_order_of_id() -> None:

@@ -7,17 +7,21 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
-from pliant.tools.profile.throughput import CurveThroughput, Placement, plan_batch, shares
+from pliant.tools.profile.throughput import Placement, plan_batch, shares
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.predict_start import copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
+from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, session, sizes
 
 BENT = {1: 1.0, 2: 1.9, 4: 3.4, 8: 5.0}
 """eff(4) = 0.85, eff(8) = 0.63: a ceiling of 4 from one GPU."""
+
+
+THREE = ("a", 3, 3), ("b", 2, 20), ("c", 1, 30)
+"""Name, GPUs, GPU-seconds."""
 
 
 def steps(held: Session, time_s: float) -> dict[str, str]:
@@ -25,25 +29,37 @@ def steps(held: Session, time_s: float) -> dict[str, str]:
     return {transition.job.id: transition.step for transition in held.decide(time_s)}
 
 
-def test_the_earliest_virtual_finish_time_is_served_first_and_as_wide_as_possible() -> None:
-    held = session(Ares(), cluster(8))
-    held.submit(job("long", gpus=2, low=1, gpu_seconds=100), 0)
-    held.submit(job("short", gpus=2, low=1, gpu_seconds=10), 0)
-    held.decide(0)
-    assert sizes(held) == {"short": 8}
+def bent(name: str, gpu_seconds: float, **more: object) -> Job:
+    return job(name, low=1, gpu_seconds=gpu_seconds, model="bent", **more)
 
 
-def test_equal_virtual_finish_times_go_by_arrival_then_by_id() -> None:
-    held = session(Ares(), cluster(2))
-    for name in "cab":
-        held.submit(job(name, gpus=2, gpu_seconds=10), 0)
-    held.decide(0)
-    assert sizes(held) == {"a": 2}
+@pytest.mark.parametrize(
+    ("gpus", "jobs", "expected"),
+    [
+        pytest.param(
+            *(8, [job("long", low=1, gpu_seconds=100), job("short", low=1, gpu_seconds=10)], {"short": 8}),
+            id="the earliest virtual finish time first, as wide as possible",
+        ),
+        pytest.param(
+            *(2, [job(name, gpus=2, gpu_seconds=10) for name in "cab"], {"a": 2}),
+            id="of equal virtual finish times by arrival, then by id",
+        ),
+        pytest.param(
+            *(4, [job(name, gpus=gpus, gpu_seconds=s) for name, gpus, s in THREE], {"a": 3, "c": 1}),
+            id="a job whose minimum is not free is skipped and one behind it runs",
+        ),
+        pytest.param(
+            *(16, [bent("a", 10), bent("b", 20)], {"a": 4, "b": 4}),
+            id="GPUs beyond every ceiling stay idle",
+        ),
+    ],
+)
+def test_who_gets_how_many_gpus(gpus: int, jobs: list[Job], expected: dict[str, int]) -> None:
+    assert decided(opened(Ares(), cluster(gpus), *jobs, throughput=curves(bent=BENT)), 0) == expected
 
 
 def test_a_newcomer_with_an_earlier_virtual_finish_time_preempts() -> None:
-    held = session(Ares(), cluster(4))
-    held.submit(job("old", gpus=4, gpu_seconds=400), 0)
+    held = opened(Ares(), cluster(4), job("old", gpus=4, gpu_seconds=400))
     held.decide(0)
     held.submit(job("new", at=10, gpus=4, gpu_seconds=40), 10)
     assert steps(held, 10) == {"old": "preempt", "new": "start"}
@@ -53,38 +69,17 @@ def test_a_newcomer_with_an_earlier_virtual_finish_time_preempts() -> None:
 
 
 def test_waiting_long_makes_a_large_job_earlier_than_small_newcomers() -> None:
-    held = session(Ares(), cluster(4))
-    held.submit(job("large", gpus=4, gpu_seconds=100), 0)
+    held = opened(Ares(), cluster(4), job("large", gpus=4, gpu_seconds=100))
     held.decide(0)
     held.submit(job("small", at=24, gpus=4, gpu_seconds=8), 24)  # V = 96, F = 104
     assert steps(held, 24) == {}
     assert sizes(held) == {"large": 4}
 
 
-def test_a_job_whose_minimum_is_not_free_is_skipped_and_one_behind_it_runs() -> None:
-    held = session(Ares(), cluster(4))
-    held.submit(job("first", gpus=3, gpu_seconds=3), 0)
-    held.submit(job("second", gpus=2, gpu_seconds=20), 0)
-    held.submit(job("third", gpus=1, gpu_seconds=30), 0)
-    held.decide(0)
-    assert sizes(held) == {"first": 3, "third": 1}
-
-
-def test_gpus_beyond_every_ceiling_stay_idle() -> None:
-    held = session(Ares(), cluster(16), curves(bent=BENT))
-    held.submit(job("a", gpus=1, low=1, gpu_seconds=10, model="bent"), 0)
-    held.submit(job("b", gpus=1, low=1, gpu_seconds=20, model="bent"), 0)
-    held.decide(0)
-    assert sizes(held) == {"a": 4, "b": 4}
-
-
 def test_a_leftover_below_every_step_goes_to_the_first_job_below_its_ceiling() -> None:
     # 7 GPUs: a has its ceiling 4; of the other 3, b takes 2 and no job the last.
-    held = session(Ares(), cluster(7), curves(bent=BENT))
-    held.submit(job("a", gpus=1, low=1, gpu_seconds=10, model="bent"), 0)
-    held.submit(job("b", gpus=1, low=1, gpu_seconds=20, model="bent"), 0)
-    held.decide(0)
-    assert sizes(held) == {"a": 4, "b": 3}
+    held = opened(Ares(), cluster(7), bent("a", 10), bent("b", 20), throughput=curves(bent=BENT))
+    assert decided(held, 0) == {"a": 4, "b": 3}
     held.submit(job("c", gpus=1, gpu_seconds=30), 0)
     assert steps(held, 0) == {"b": "shrink", "c": "start"}
 
@@ -94,8 +89,7 @@ def test_a_leftover_that_does_not_pay_stays_idle(third: float) -> None:
     held = session(Ares(), cluster(3, 1), curves(stairs={1: 1.0, 2: 2.0, 3: third, 4: 4.0}))
     held.submit(job("a", gpus=2, low=2, gpu_seconds=10, model="stairs"), 0)
     held.submit(job("b", gpus=1, gpu_seconds=1), 0)
-    held.decide(0)
-    assert sizes(held) == {"a": 2, "b": 1}
+    assert decided(held, 0) == {"a": 2, "b": 1}
 
 
 def test_a_job_shrinks_to_what_is_left_and_accumulates_its_batch_exactly() -> None:
@@ -112,17 +106,14 @@ def test_a_job_shrinks_to_what_is_left_and_accumulates_its_batch_exactly() -> No
 
 
 def test_a_batch_moved_by_another_policy_goes_back_to_the_authors() -> None:
-    held = session(Ares(), cluster(4))
-    held.submit(job("a", gpus=4, gpu_seconds=40, batch=64), 0)
+    held = opened(Ares(), cluster(4), job("a", gpus=4, gpu_seconds=40, batch=64))
     held.adopt([Holding("a", (("n0", 4),), 128)], 0)
     assert steps(held, 0) == {"a": "rebatch"}
     assert held.jobs["a"].global_batch == 64
 
 
 def test_jobs_of_unchanged_size_keep_their_gpus() -> None:
-    held = session(Ares(), cluster(4, 4, 4))
-    for name in "abc":
-        held.submit(job(name, gpus=3, gpu_seconds=1000), 0)
+    held = opened(Ares(), cluster(4, 4, 4), *(job(name, gpus=3, gpu_seconds=1000) for name in "abc"))
     held.decide(0)
     before = {name: held.jobs[name].placement for name in "ac"}
     held.end("b", 1)
@@ -132,16 +123,14 @@ def test_jobs_of_unchanged_size_keep_their_gpus() -> None:
 
 
 def test_a_crashed_job_is_given_its_gpus_again() -> None:
-    held = session(Ares(), cluster(4))
-    held.submit(job("a", gpus=4, gpu_seconds=40), 0)
+    held = opened(Ares(), cluster(4), job("a", gpus=4, gpu_seconds=40))
     held.decide(0)
     held.lose("a", 3)
     assert steps(held, 3) == {"a": "resume"}
 
 
 def test_a_lost_node_shrinks_the_job_and_its_return_grows_it() -> None:
-    held = session(Ares(), cluster(4, 4))
-    held.submit(job("a", gpus=8, low=1, gpu_seconds=80), 0)
+    held = opened(Ares(), cluster(4, 4), job("a", gpus=8, low=1, gpu_seconds=80))
     held.decide(0)
     held.node_down("n1", 1)
     assert steps(held, 1) == {"a": "resume"}
@@ -165,18 +154,14 @@ def test_a_job_that_came_and_went_between_two_decisions_is_nobody() -> None:
 # Mixed types.
 
 
-class Power(CurveThroughput):
-    """Samples per GPU-second by (model, type)."""
+def power(**rates: float) -> TimedSteps:
+    """Samples per GPU-second by model and type."""
 
-    def __init__(self, **power: float) -> None:
-        super().__init__()
-        self.power = power
+    def seconds(model: str, gpu_type: str, placement: Placement, batch: int) -> float | None:
+        rate = rates.get(f"{model}_{gpu_type}", 1.0) * sum(placement)
+        return batch / rate if rate else None
 
-    def step_seconds(
-        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
-    ) -> float | None:
-        rate = self.power.get(f"{model}_{gpu_type}", 1.0) * sum(placement)
-        return global_batch / rate if rate else None
+    return TimedSteps(seconds)
 
 
 def types(held: Session) -> dict[str, str | None]:
@@ -186,7 +171,7 @@ def types(held: Session) -> dict[str, str | None]:
 def test_the_first_job_picks_the_type_on_which_it_gains_most() -> None:
     # x is three times as fast on fast GPUs: 2 of them beat 4 slow ones. y does not care for fast ones.
     nodes = mixed_cluster(slow=(4,), fast=(2,))
-    held = session(Ares(), nodes, Power(x_fast=3.0, y_fast=1.0))
+    held = session(Ares(), nodes, power(x_fast=3.0, y_fast=1.0))
     held.submit(job("a", gpus=1, low=1, high=4, work={"samples": 10}, model="x"), 0)
     held.submit(job("b", gpus=1, low=1, high=4, work={"samples": 100}, model="y"), 0)
     held.decide(0)
@@ -203,17 +188,9 @@ def test_between_equal_types_a_job_stays_where_it_is() -> None:
     assert steps(held, 1) == {}
 
 
-def test_a_job_never_mixes_types() -> None:
-    held = session(Ares(), mixed_cluster(one=(3,), two=(3,)))
-    held.submit(job("a", gpus=4, gpu_seconds=4), 0)
-    held.submit(job("b", gpus=4, low=2, gpu_seconds=40), 0)
-    held.decide(0)
-    assert sizes(held) == {"b": 3}
-
-
 def test_a_type_that_cannot_run_a_job_is_left_to_others_and_does_not_count_for_its_demand() -> None:
     policy = Ares()
-    held = session(policy, mixed_cluster(small=(8,), big=(2,)), Power(x_small=0.0, x_big=2.0))
+    held = session(policy, mixed_cluster(small=(8,), big=(2,)), power(x_small=0.0, x_big=2.0))
     held.submit(job("a", gpus=2, low=1, high=8, work={"samples": 40}, model="x"), 0)
     held.decide(0)
     assert (sizes(held), types(held)) == ({"a": 2}, {"a": "big"})
@@ -222,21 +199,14 @@ def test_a_type_that_cannot_run_a_job_is_left_to_others_and_does_not_count_for_i
 
 # Compaction.
 
-SPREAD = {(4,): 4.0, (2, 2): 2.0, (1, 1, 1, 1): 1.0}
-
-
-class Spread(CurveThroughput):
-    """Four GPUs are the slower the more nodes they are spread over."""
-
-    def step_seconds(
-        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
-    ) -> float | None:
-        return global_batch / SPREAD.get(placement, float(sum(placement)))
+RATES = {(4,): 4.0, (2, 2): 2.0, (1, 1, 1, 1): 1.0}
+SPREAD = TimedSteps(lambda model, kind, place, batch: batch / RATES.get(place, float(sum(place))))
+"""Four GPUs are the slower the more nodes they are spread over."""
 
 
 def scattered(policy: Ares) -> Session:
     """Job b on two halves of nodes, as a and c held the others; now they are gone."""
-    held = session(policy, cluster(4, 4), Spread())
+    held = session(policy, cluster(4, 4), SPREAD)
     for name, seconds in (("a", 10), ("c", 12)):
         held.submit(job(name, gpus=2, gpu_seconds=seconds), 0)
     held.submit(job("b", gpus=4, gpu_seconds=400), 0)
@@ -270,8 +240,7 @@ def test_every_job_is_explained() -> None:
     held.submit(job("b", gpus=3, gpu_seconds=60), 0)
     held.submit(job("c", gpus=2, low=2, gpu_seconds=80, model="bent"), 0)
     held.submit(job("e", gpus=1), 0)
-    held.decide(0)
-    assert sizes(held) == {"a": 4, "b": 3, "e": 1}
+    assert decided(held, 0) == {"a": 4, "b": 3, "e": 1}
 
     why = held.explain(0)
 
@@ -314,8 +283,7 @@ def test_the_predicted_start_is_what_happens_if_nothing_else_arrives() -> None:
 
 
 def test_nothing_is_explained_before_the_first_decision() -> None:
-    held = session(Ares(), cluster(1))
-    held.submit(job("a", gpus=1, work={"samples": 5}), 0)
+    held = opened(Ares(), cluster(1), job("a", gpus=1, work={"samples": 5}))
     assert held.explain(0) == {}
 
 
@@ -346,12 +314,11 @@ def test_a_job_that_can_never_run_changes_nothing_for_the_others(others: list[Jo
     for each in (*others, job("long", gpu_seconds=100)):
         held.submit(each, 0)
     held.submit(job("new", at=60, gpu_seconds=50), 60)
-    held.decide(60)
-    assert sizes(held) == {"long": 1}
+    assert decided(held, 60) == {"long": 1}
 
 
 def test_a_running_job_stays_on_its_type_however_fast_another_one_gets_free() -> None:
-    held = session(Ares(), mixed_cluster(slow=(4,), fast=(4,)), Power(x_slow=1.0, x_fast=3.0))
+    held = session(Ares(), mixed_cluster(slow=(4,), fast=(4,)), power(x_slow=1.0, x_fast=3.0))
     held.submit(job("first", gpus=4, model="x", work={"samples": 60}), 0)
     held.submit(job("second", gpus=4, model="x", work={"samples": 600}), 0)
     held.decide(0)
@@ -362,7 +329,7 @@ def test_a_running_job_stays_on_its_type_however_fast_another_one_gets_free() ->
 
 
 def test_a_job_that_lost_its_gpus_chooses_its_type_anew() -> None:
-    held = session(Ares(), mixed_cluster(slow=(4,), fast=(4,)), Power(x_slow=1.0, x_fast=3.0))
+    held = session(Ares(), mixed_cluster(slow=(4,), fast=(4,)), power(x_slow=1.0, x_fast=3.0))
     held.submit(job("first", gpus=4, model="x", work={"samples": 60}), 0)
     held.submit(job("second", gpus=4, model="x", work={"samples": 600}), 0)
     held.decide(0)
@@ -386,8 +353,3 @@ def test_parameters_out_of_range_are_refused_in_one_line(parameters: dict[str, s
     with pytest.raises(UsageError, match=f'policy "ares": {message}') as refused:
         make_policy("ares", parameters)
     assert "\n" not in str(refused.value)
-
-
-def test_parameters_are_repeated() -> None:
-    policy = make_policy("ares", {"alpha": "0.8", "pool": "4", "compact_s": "30"})
-    assert policy.parameters == {"alpha": 0.8, "pool": 4.0, "compact_s": 30.0}

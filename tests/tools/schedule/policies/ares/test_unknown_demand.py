@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policies.ares.unknown_demand import apportion, equal_split, reserved_gpus
-from tests.builders import cluster, job, mixed_cluster, session, sizes
+from tests.builders import cluster, decided, job, mixed_cluster, opened, session, sizes
 
 
 @pytest.mark.parametrize(
@@ -44,55 +42,39 @@ def test_gpus_are_split_equally(total: int, limits: list[tuple[int, int]], split
     assert equal_split(total, limits) == split
 
 
-@given(st.integers(0, 40), st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=9))
-def test_a_split_keeps_limits_and_wastes_nothing(total: int, drawn: list[tuple[int, int]]) -> None:
-    limits = [(low, low + more) for low, more in drawn]
-    split = equal_split(total, limits)
-    assert sum(split) <= total
-    assert all(gpus == 0 or low <= gpus <= high for gpus, (low, high) in zip(split, limits, strict=True))
-    served = [(gpus, limit) for gpus, limit in zip(split, limits, strict=True) if gpus]
-    assert sum(split) == total or all(gpus == high for gpus, (_, high) in served)
-    # Whoever has two more than another is held up by its minimum, or the other down by its maximum.
-    assert all(
-        gpus <= other + 1 or gpus == low or other == high
-        for gpus, (low, _) in served
-        for other, (_, high) in served
-    )
-
-
 def test_gpus_are_reserved_only_while_jobs_of_unknown_demand_are_there() -> None:
-    held = session(Ares(pool=2), cluster(8))
-    held.submit(job("known", gpus=8, low=1, gpu_seconds=800), 0)
-    held.decide(0)
-    assert sizes(held) == {"known": 8}
+    held = opened(Ares(pool=2), cluster(8), job("known", gpus=8, low=1, gpu_seconds=800))
+    assert decided(held, 0) == {"known": 8}
     held.submit(job("x", gpus=1, low=1), 1)
-    held.decide(1)
-    assert sizes(held) == {"known": 6, "x": 2}
+    assert decided(held, 1) == {"known": 6, "x": 2}
     held.submit(job("y", gpus=4, low=1), 2)
-    held.decide(2)
-    assert sizes(held) == {"known": 6, "x": 1, "y": 1}
+    assert decided(held, 2) == {"known": 6, "x": 1, "y": 1}
     held.end("x", 3)
     held.end("y", 3)
-    held.decide(3)
-    assert sizes(held) == {"known": 8}
+    assert decided(held, 3) == {"known": 8}
 
 
 def test_the_pool_is_neither_delayed_nor_prioritised_by_the_others() -> None:
-    held = session(Ares(pool=2), cluster(8))
-    held.submit(job("x", gpus=1, low=1), 0)
-    held.submit(job("y", gpus=1, low=1), 0)
+    held = opened(Ares(pool=2), cluster(8), job("x", gpus=1, low=1), job("y", gpus=1, low=1))
     for number in range(5):
         held.submit(job(f"j{number}", at=number, gpus=6, gpu_seconds=60 - number), number)
         held.decide(number)
         assert {i: n for i, n in sizes(held).items() if i in "xy"} == {"x": 1, "y": 1}
 
 
-def test_what_the_pool_cannot_use_goes_to_the_others() -> None:
-    held = session(Ares(pool=4), cluster(8))
-    held.submit(job("x", gpus=1), 0)
-    held.submit(job("known", gpus=8, low=1, gpu_seconds=800), 0)
-    held.decide(0)
-    assert sizes(held) == {"known": 7, "x": 1}
+KNOWN = job("known", gpus=8, low=1, gpu_seconds=800)
+
+
+@pytest.mark.parametrize(
+    ("pool", "jobs", "expected"),
+    [
+        pytest.param(4, [job("x"), KNOWN], {"known": 7, "x": 1}, id="what the pool cannot use goes on"),
+        pytest.param(1, [job(n, low=1) for n in "xyz"], {"x": 3, "y": 3, "z": 2}, id="alone it is all GPUs"),
+        pytest.param(4, [job("x", gpus=2, low=1, batch=3)], {"x": 3}, id="infeasible sizes are passed over"),
+    ],
+)
+def test_the_pool_shares_all_that_it_can_use(pool, jobs, expected) -> None:
+    assert decided(opened(Ares(pool=pool), cluster(4, 4), *jobs), 0) == expected
 
 
 def test_a_job_larger_than_the_pool_widens_it_for_the_first_comer_only() -> None:
@@ -100,47 +82,18 @@ def test_a_job_larger_than_the_pool_widens_it_for_the_first_comer_only() -> None
     held.submit(job("known", gpus=8, low=1, gpu_seconds=800), 0)
     held.submit(job("x", gpus=3), 0)
     held.submit(job("y", gpus=3), 0)
-    held.decide(0)
-    assert sizes(held) == {"known": 5, "x": 3}
+    assert decided(held, 0) == {"known": 5, "x": 3}
     assert held.explain(0)["y"].reason == "unknown demand: needs 3 GPUs, the pool has too few left"
     held.end("x", 1)
-    held.decide(1)
-    assert sizes(held) == {"known": 5, "y": 3}
+    assert decided(held, 1) == {"known": 5, "y": 3}
 
 
 def test_a_running_job_that_the_pool_no_longer_holds_gives_its_gpus_back() -> None:
     # Alone, x has the whole cluster; beside a job of known demand, y (the first to come) leaves it no room.
-    held = session(Ares(pool=2), cluster(8))
-    held.submit(job("y", gpus=2), 0)
-    held.submit(job("x", at=1, gpus=5), 1)
-    held.decide(1)
-    assert sizes(held) == {"x": 5, "y": 2}
+    held = opened(Ares(pool=2), cluster(8), job("y", gpus=2), job("x", at=1, gpus=5))
+    assert decided(held, 1) == {"x": 5, "y": 2}
     held.submit(job("known", at=2, gpus=8, low=1, gpu_seconds=800), 2)
-    held.decide(2)
-    assert sizes(held) == {"known": 6, "y": 2}
-
-
-def test_a_cluster_without_nodes_can_run_nobody() -> None:
-    held = session(Ares(), cluster())
-    held.submit(job("x", gpus=2), 0)
-    assert [transition.reason for transition in held.decide(0)] == [
-        "needs 2 GPUs of one type, the cluster has 0"
-    ]
-
-
-def test_without_jobs_of_known_demand_the_pool_is_the_whole_cluster() -> None:
-    held = session(Ares(), cluster(4, 4))
-    for name in "xyz":
-        held.submit(job(name, gpus=1, low=1), 0)
-    held.decide(0)
-    assert sizes(held) == {"x": 3, "y": 3, "z": 2}
-
-
-def test_a_size_that_was_never_measured_is_stepped_over() -> None:
-    held = session(Ares(pool=4), cluster(8))
-    held.submit(job("x", gpus=2, low=1, batch=3), 0)
-    held.decide(0)
-    assert sizes(held) == {"x": 3}
+    assert decided(held, 2) == {"known": 6, "y": 2}
 
 
 def test_on_mixed_types_each_type_gives_its_part_and_nobody_moves_for_a_newcomer() -> None:

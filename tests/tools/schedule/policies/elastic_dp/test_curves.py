@@ -61,7 +61,6 @@ def test_each_size_gets_the_batch_that_is_fastest():
     known = curves_of(measured(1, 2, 4, 8))
     each = state(known, 32, 256)
     curve = known.of(each, "gpu", allowed_batches(each))
-    assert curve is not None
     assert curve.batches.tolist() == [0, 64, 128, 192, 256, 255, 252, 252, 256], "whole shares, 64 at most"
     rates = [by_hand(gpus, int(curve.batches[gpus])) for gpus in range(1, 9)]
     assert curve.factors[1:] == pytest.approx([rate / by_hand(1, 64) for rate in rates])
@@ -79,7 +78,6 @@ def test_no_other_batch_is_faster_on_any_size():
             if not best:
                 assert curve is None or curve.factors[gpus] == -math.inf
                 continue
-            assert curve is not None
             batch = int(curve.batches[gpus])
             assert batch in able
             assert by_hand(gpus, batch) == pytest.approx(best)
@@ -90,7 +88,6 @@ def test_measured_placements_name_their_batches_too():
     known = curves_of(ThroughputByPlacement(Profile(tuple(rows))))
     each = state(known, 8, 500)
     curve = known.of(each, "gpu", allowed_batches(each))
-    assert curve is not None
     for gpus in (1, 2, 4, 8):
         best = max(by_hand(gpus, batch) for batch in range(8 * gpus, min(64 * gpus, 500) + 1))
         assert by_hand(gpus, int(curve.batches[gpus])) == pytest.approx(best)
@@ -107,7 +104,6 @@ def test_the_smallest_batch_and_the_memory_of_a_gpu_say_how_many_gpus_are_the_fe
 
 def fewest(known: ScalingCurves, each: JobState, batches: BatchRange | None = None) -> int:
     curve = known.of(each, "gpu", batches or allowed_batches(each))
-    assert curve is not None
     return curve.least
 
 
@@ -115,7 +111,6 @@ def test_a_job_whose_batch_never_fits_accumulates():
     known = curves_of(measured(1, 2, 4, 8))
     rigid = job_state(job(model="conv", gpus=2, batch=256), known.speeds)
     curve = known.of(rigid, "gpu", allowed_batches(rigid))
-    assert curve is not None
     assert np.flatnonzero(curve.factors > -math.inf).tolist() == [2]
     assert curve.batches[2] == 256
 
@@ -124,7 +119,6 @@ def test_sizes_without_a_speed_are_infeasible():
     known = curves_of(measured(1, 2))
     each = state(known, 32, 256)
     curve = known.of(each, "gpu", allowed_batches(each))
-    assert curve is not None
     assert (curve.factors[3:] == -math.inf).all()
     assert known.of(state(known, 32, 256, gpus=3, low=3), "gpu", (32, 256)) is None
 
@@ -134,7 +128,6 @@ def test_a_job_without_a_speed_on_one_gpu_is_measured_against_its_smallest_size(
     known = curves_of(ThroughputBySize(Profile(tuple(rows))))
     each = state(known, 32, 256)
     curve = known.of(each, "gpu", allowed_batches(each))
-    assert curve is not None
     assert curve.factors[2] == pytest.approx(2.0)
 
 
@@ -142,7 +135,6 @@ def test_where_the_batch_makes_no_difference_the_author_chooses():
     known = curves_of(curves(conv={1: 1.0, 8: 7.0}))
     each = state(known, 8, 4096, size=96)
     curve = known.of(each, "gpu", allowed_batches(each))
-    assert curve is not None
     assert curve.batches[1:].tolist() == [96] * 8
 
 
@@ -152,7 +144,6 @@ def test_a_job_that_keeps_its_batch_keeps_it():
     each = job_state(spec, known.speeds)
     assert allowed_batches(each) == (64, 64)
     curve = known.of(each, "gpu", allowed_batches(each))
-    assert curve is not None
     assert set(curve.batches[1:].tolist()) == {64}
 
 

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.elastic_dp.policy import ElasticDp, MaxBs, MinBs, RandomBs, ScalingTimes
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change, ChangeKind
-from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
+from tests.builders import cluster, curves, decided, job, mixed_cluster, session, sizes
 
 SPEEDS = curves(
     fast={1: 1, 2: 2, 4: 4, 8: 8},
@@ -43,11 +42,6 @@ def submit(held: Session, *jobs: Any, at_s: float | None = None) -> None:
 
 def elastic(name: str, model: str = "fast", *, at: float = 0.0, low: int = 1, high: int = 8, **more: Any):
     return job(name, at=at, model=model, low=low, high=high, gpus=low, **more)
-
-
-def decided(held: Session, time_s: float) -> dict[str, int]:
-    held.decide(time_s)
-    return sizes(held)
 
 
 def test_gpus_go_where_they_add_most_throughput():
@@ -128,18 +122,6 @@ def test_when_enough_jobs_have_ended_the_interval_is_cut_short():
     assert set(decided(held, 10).values()) == {1}
     held.end("j01", 20)
     assert decided(held, 20)["j02"] == 2, "two of forty are five in a hundred"
-
-
-def test_ends_count_from_moment_to_moment():
-    jobs = [elastic(f"j{i:02}", low=1, high=2) for i in range(40)]
-    held = opened(*jobs, gpus=40)
-    held.decide(0)
-    held.end("j00", 10)
-    assert decided(held, 10)["j01"] == 1
-    assert decided(held, 600)["j01"] == 2
-    held.end("j02", 610)
-    held.decide(610)
-    assert 2 not in [size for name, size in sizes(held).items() if name != "j01"], "one since 600 s"
 
 
 def test_without_a_part_only_the_interval_counts():
@@ -232,9 +214,7 @@ def test_a_change_of_size_is_made_only_where_it_pays_for_itself():
 
 
 @pytest.mark.parametrize(("seconds", "size"), [(30.0, 4), (60.0, 3)])
-def test_a_change_may_be_charged_as_the_profile_has_measured_it(
-    seconds: float, size: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_change_may_be_charged_as_the_profile_has_measured_it(seconds, size, monkeypatch):
     monkeypatch.setattr(SPEEDS, "rescale_seconds", {"slow": seconds}.get)
     held = opened(elastic("a", "slow"), job("b", model="fast"), gpus=4, rescale_s="measured")
     assert decided(held, 0) == {"a": 3, "b": 1}
@@ -282,20 +262,6 @@ def test_explanations_say_what_a_gpu_more_would_add():
         "b": "1.88 times one GPU at batch 960, one GPU more would add nothing",
         "c": "needs 7 GPUs, the smallest sizes of the jobs before it leave 6",
     }
-
-
-def test_state_is_carried_and_survives_json():
-    held = opened(elastic("a"))
-    held.decide(0)
-    submit(held, elastic("b", at=100))
-    held.decide(100)
-    state = held.policy_state()
-    again = opened(elastic("a"))
-    again.adopt([], 0)
-    submit(again, elastic("b", at=100))
-    assert again.carry(PolicyState.model_validate_json(state.model_dump_json()))
-    assert again.policy_state().state == state.state
-    assert json.loads(json.dumps(state.state)) == state.state
 
 
 @pytest.mark.parametrize(
@@ -468,16 +434,6 @@ def test_a_random_batch_stays_while_the_job_is_resized():
     held.decide(10)
     assert held.jobs["a"].gpus < 8
     assert batches(held)["a"] == before["a"]
-
-
-def test_the_seed_is_carried():
-    held = started(RandomBs(), [any_batch("a")], seed=5)
-    again = Session(RandomBs(), cluster(8), conv(), seed=6)
-    again.submit(any_batch("a"), 0)
-    state = PolicyState.model_validate_json(held.policy_state().model_dump_json())
-    assert again.carry(state)
-    again.decide(600)
-    assert batches(again) == batches(held)
 
 
 def test_random_batches_are_uniform_over_all_that_the_job_allows():

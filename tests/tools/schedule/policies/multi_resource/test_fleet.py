@@ -12,7 +12,7 @@ from pliant.schemas.job import ResourceDemand
 from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.policies.multi_resource.fleet import ServerNodes
 from pliant.tools.schedule.registry import make_policy
-from tests.builders import job, session
+from tests.builders import job, opened, session
 
 CLUSTER = Cluster.model_validate(
     {
@@ -61,8 +61,7 @@ def test_a_slot_out_of_service_leaves_resources_and_their_prices_as_they_were() 
 
 def test_a_job_takes_a_slot_a_worker_and_what_it_demands() -> None:
     demand = ResourceDemand(worker={"cpu": 2, "bandwidth": 1.25e8}, ps={"cpu": 1, "bandwidth": 2.5e8})
-    held = session(make_policy("fifo"), CLUSTER)
-    held.submit(job("j", gpus=3, resources=demand.model_dump()), 0.0)
+    held = opened(make_policy("fifo"), CLUSTER, job("j", gpus=3, resources=demand.model_dump()))
     held.decide(0.0)
     nodes = ServerNodes(held.nodes)
     bid = nodes.demands(held.jobs["j"])
@@ -70,7 +69,6 @@ def test_a_job_takes_a_slot_a_worker_and_what_it_demands() -> None:
     assert bid.ps == pytest.approx([0, 2, 1, 0])
     assert (bid.worker_bandwidth, bid.ps_bandwidth) == (1.25e8, 2.5e8)
     placed = nodes.holding(held.jobs["j"])
-    assert placed is not None
     assert (placed.workers.tolist(), placed.ps.tolist()) == ([3, 0], [2])
 
 

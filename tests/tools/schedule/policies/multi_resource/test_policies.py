@@ -8,7 +8,7 @@ from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.multi_resource.policies import Drf, FifoDemands, Rrh
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
-from tests.builders import session, sizes
+from tests.builders import decided, session, sizes
 
 NODES = Cluster(nodes=(Node(name="n", gpus=8, gpu_type="t4", cpus=12),))
 LATE = Utility(shape="sigmoid", value=100, decay=1, target=100)
@@ -52,8 +52,7 @@ def test_drf_still_counts_slots_as_a_share_with_one_of_them_out_of_service() -> 
     held.withdraw("n/0", 0.0, 60.0)
     for each in (elastic("a", 4), elastic("b", 0)):
         held.submit(each, 0.0)
-    held.decide(0.0)
-    assert sizes(held) == {"a": 2, "b": 5}
+    assert decided(held, 0.0) == {"a": 2, "b": 5}
 
 
 def test_rrh_rejects_what_would_make_another_late() -> None:
@@ -67,12 +66,10 @@ def test_rrh_rejects_what_would_make_another_late() -> None:
 def test_rrh_pauses_for_a_job_that_earns_more_per_second_and_keeps_what_it_has_admitted() -> None:
     held = opened(Rrh(), rigid("a", 500, Utility(value=50)))
     held.submit(rigid("b", 90, Utility(value=60), at=10), 10)
-    held.decide(10)
-    assert sizes(held) == {"b": 8}
+    assert decided(held, 10) == {"b": 8}
     assert set(held.jobs) == {"a", "b"}
     held.end("b", 100)
-    held.decide(100)
-    assert sizes(held) == {"a": 8}
+    assert decided(held, 100) == {"a": 8}
 
 
 def fixed(name: str, workers: int, cpus: float) -> Job:
@@ -88,5 +85,4 @@ def test_fifo_over_demands_lets_no_job_pass_one_that_lacks_cpus() -> None:
     held = opened(FifoDemands(), *jobs)
     assert sizes(held) == {"a": 2}
     held.end("a", 50.0, "finished")
-    held.decide(50.0)
-    assert sizes(held) == {"b": 2, "c": 1}
+    assert decided(held, 50.0) == {"b": 2, "c": 1}

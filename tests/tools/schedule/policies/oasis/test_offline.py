@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import typer
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -32,7 +31,7 @@ from pliant.tools.schedule.policies.oasis.policy import Oasis
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, sizes
+from tests.builders import cluster, decided
 from tests.tools.schedule.policies.oasis.test_policy import (
     SLOT_S,
     bidder,
@@ -62,7 +61,7 @@ def by_all_orders(bids: list[Bid], slots: int) -> float:
     return best
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 2**32 - 1))
 def test_it_is_the_best_of_all_orders(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -75,8 +74,11 @@ def test_it_is_the_best_of_all_orders(seed: int) -> None:
     assert found.gap <= 1e-3
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 2**32 - 1))
+@example(51)  # the solver misses these three with its presolve on
+@example(59)
+@example(197)
 def test_its_plans_keep_all_rules_and_are_worth_no_less_than_those_of_oasis(seed: int) -> None:
     rng = np.random.default_rng(seed)
     slots, servers = 5, servers_of(rng, 2, 2)
@@ -88,17 +90,6 @@ def test_its_plans_keep_all_rules_and_are_worth_no_less_than_those_of_oasis(seed
     planned = [(bid, plan) for bid, plan in zip(bids, found.plans, strict=True) if plan is not None]
     assert broken_rules(servers, planned, slots) == []
     assert found.utility >= online * (1 - 1e-3)
-
-
-@pytest.mark.parametrize("seed", [51, 59, 197])
-def test_it_finds_what_the_solver_misses_with_its_presolve_on(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    slots, servers = 5, servers_of(rng, 2, 2)
-    bids = [bid_of(rng, f"job-{n}", slots, 8, 3) for n in range(5)]
-    market = Market(servers, PriceBounds.of(bids, servers, slots), slots)
-    offered = [(bid, market.offer(bid)[1]) for bid in sorted(bids, key=lambda bid: bid.arrival)]
-    online = sum(float(bid.worth[plan.last]) for bid, plan in offered if plan is not None)
-    assert solve(bids, servers, slots).utility >= online * (1 - 1e-3) > 0
 
 
 def test_units_do_not_matter() -> None:
@@ -131,7 +122,6 @@ def test_of_two_bids_of_one_job_the_better_is_admitted() -> None:
 def test_what_is_used_is_not_given_away_again() -> None:
     used = np.array([1.0, 0.0, 0.0])[:, None, None], np.zeros((3, 0, 1))
     [plan] = solve([job("a", 0, 2, [5.0, 4.0, 3.0])], ONE_PLACE, 3, used=used).plans
-    assert plan is not None
     assert plan.sizes().tolist() == [0, 1, 1]
 
 
@@ -177,8 +167,7 @@ def test_it_turns_a_job_away_for_a_better_one_that_has_not_arrived():
 def test_without_the_trace_it_knows_no_more_than_others():
     held = opened(offline(), [])
     held.submit(early_and_late()[0], 0.0)
-    held.decide(0.0)
-    assert sizes(held) == {"early": 4}
+    assert decided(held, 0.0) == {"early": 4}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -234,9 +223,7 @@ for each in (replay, run):
     app.command(each.__name__)(command(each))
 
 
-def test_a_replay_labels_it_as_an_oracle_and_a_run_refuses_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_replay_labels_it_as_an_oracle_and_a_run_refuses_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_jobs(early_and_late(), "jobs.jsonl")
     write_cluster(cluster(4), "cluster.json")

@@ -15,7 +15,7 @@ from pliant.tools.schedule.policies.ones import population
 from pliant.tools.schedule.policies.ones.policy import Ones
 from pliant.tools.schedule.predict_start import copy_of
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
+from tests.builders import cluster, curves, decided, job, mixed_cluster, session
 
 SPEEDS = curves(linear={1: 100, 2: 190, 4: 340, 8: 560})
 
@@ -32,11 +32,6 @@ def opened(*jobs: Job, gpus: int = 8, **parameters: Any) -> Session:
     for each in sorted(jobs, key=lambda each: each.submit_time):
         held.submit(each, each.submit_time)
     return held
-
-
-def decided(held: Session, time_s: float) -> dict[str, int]:
-    held.decide(time_s)
-    return sizes(held)
 
 
 def batches(held: Session) -> dict[str, int]:
@@ -221,9 +216,7 @@ def test_each_gpu_type_is_a_search_of_its_own():
 
 
 @pytest.mark.parametrize(("generation_s", "made"), [(0.25, 8), (0.75, 3), (60.0, 1)])
-def test_a_time_budget_is_spent_and_the_generations_are_said(
-    monkeypatch: pytest.MonkeyPatch, generation_s: float, made: int
-):
+def test_a_time_budget_is_spent_and_the_generations_are_said(monkeypatch, generation_s, made):
     """Two seconds, on a clock that only generations move: the last one begins within them."""
     now_s, evolve = [0.0], population.evolve
 

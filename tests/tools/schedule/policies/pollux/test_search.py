@@ -113,12 +113,6 @@ def test_first_come_spreads_a_gang_that_fits_no_node():
     assert first_come(task, task.held[0]).tolist() == [[2, 2, 1], [0, 0, 1]]
 
 
-def test_two_gangs_of_eight_on_eight_gpus_one_runs():
-    curve = [0.0] * 8 + [1.0]
-    task = problem([4, 4], [curve, curve], least=[8, 8], most=[8, 8])
-    assert sorted(found_by(task)[0].sum(axis=1).tolist()) == [0, 8]
-
-
 def test_nothing_moves_for_less_than_a_restart_costs():
     task = problem([4, 4], [LINEAR, LINEAR], held=[[4, 0], [0, 4]])
     assert (found_by(task)[0] == task.held[0]).all()
@@ -143,9 +137,7 @@ def every_matrix(task: PlacementProblem) -> Iterator[Matrices]:
     ),
     runs=st.booleans(),
 )
-def test_the_search_reaches_the_optimum_of_tiny_instances_from_one_of_four_seeds(
-    capacity: list[int], gains: list[list[float]], runs: bool
-):
+def test_the_search_reaches_the_optimum_of_tiny_instances_from_one_of_four_seeds(capacity, gains, runs):
     curves = [np.concatenate(([0.0], np.cumsum(sorted(gain, reverse=True)))).tolist() for gain in gains]
     task = problem(capacity, curves)
     if runs:
@@ -168,7 +160,7 @@ TASKS = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(task=TASKS, seed=st.integers(0, 1000))
 def test_whatever_is_repaired_obeys(task: PlacementProblem, seed: int):
     rng = np.random.default_rng(seed)
@@ -176,18 +168,13 @@ def test_whatever_is_repaired_obeys(task: PlacementProblem, seed: int):
     assert obeys(task, repair(task, wild))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(task=TASKS, seed=st.integers(0, 1000))
 def test_whatever_is_found_obeys_and_is_sorted(task: PlacementProblem, seed: int):
     found = search(task, task.held[:0], np.random.default_rng(seed), population=20, generations=5)
     assert obeys(task, found)
     assert (np.diff(task.fitness(found)) <= 0).all()
     assert len(np.unique(found, axis=0)) == len(found) <= 20
-
-
-def test_the_same_seed_finds_the_same():
-    task = problem([4] * 4, [LINEAR] * 7)
-    assert found_by(task, 5).tobytes() == found_by(task, 5).tobytes()
 
 
 def test_what_was_found_before_is_not_lost():

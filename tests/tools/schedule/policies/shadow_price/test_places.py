@@ -5,8 +5,12 @@ from __future__ import annotations
 from pliant.tools.schedule.jobs import NodeState
 from pliant.tools.schedule.policies.shadow_price.places import NodeSpace, SeatedJob, gathered, place
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
-from tests.builders import cluster, curves, job, session
+from tests.builders import TimedSteps, cluster, job, session
 
+WORSE_ACROSS = TimedSteps(
+    lambda model, kind, place, batch: batch / (1.0 if len(place) > 1 else float(sum(place)))
+)
+"""One sample a GPU-second on one node, one a second on several."""
 NODES = [NodeState(index, f"n{index}", 4, "gpu", None) for index in range(3)]
 
 
@@ -73,22 +77,10 @@ def test_a_scattered_job_is_gathered_where_that_pays_for_all_who_move():
 
 def test_a_job_is_not_scattered_where_it_is_slower_than_on_a_part():
     """Three GPUs of one node make 3, four of two nodes 1: it takes the three, and leaves one idle."""
-    held = session(ShadowPrice(), cluster(4, 4), _WorseAcross())
+    held = session(ShadowPrice(), cluster(4, 4), WORSE_ACROSS)
     for name, gpus in (("a", 1), ("b", 3)):
         held.submit(job(name, gpus=gpus, work={"samples": 1e3}), 0.0)
     held.decide(0.0)
     held.submit(job("wide", gpus=3, low=3, high=4, work={"samples": 1e9}, model="net"), 0.0)
     held.decide(60.0)
     assert len(held.jobs["wide"].placement) == 1
-
-
-class _WorseAcross:
-    """One sample a GPU-second on one node, one a second on several."""
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(curves(), name)
-
-    def step_seconds(
-        self, model: str, gpu_type: str, placement: tuple[int, ...], batch: int, most: object
-    ) -> float:
-        return batch / (1.0 if len(placement) > 1 else float(sum(placement)))

@@ -8,10 +8,14 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
+from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
+from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, session, sizes
 
+OVERHEAD = TimedSteps(lambda model, kind, place, batch: 0.1 + 0.001 * batch)
+"""Whatever the GPUs."""
+MIXED = CurveThroughput({}, {"fast": 3.0})
 SATURATING = {1: 1.0, 2: 1.8, 3: 2.4, 4: 2.8}
 
 
@@ -25,8 +29,7 @@ def test_jobs_that_saturate_share_and_the_shorter_gets_more():
     held = session(ShadowPrice(), cluster(4), curves(net=SATURATING))
     for each in (_elastic("long", 4000, model="net"), _elastic("short", 1000, model="net")):
         held.submit(each, 0.0)
-    held.decide(0.0)
-    assert sizes(held) == {"long": 1, "short": 3}
+    assert decided(held, 0.0) == {"long": 1, "short": 3}
 
 
 def test_a_gpu_more_for_a_moment_is_not_worth_a_rescale():
@@ -53,8 +56,7 @@ def test_work_that_is_not_stated_counts_as_that_of_its_queue():
 def test_a_job_of_unknown_work_falls_behind_when_it_has_had_much():
     held = _with([job("unknown", low=1, high=4)])
     held.submit(_elastic("stated", 1000), 0.0)
-    held.decide(3600.0)
-    assert sizes(held) == {"stated": 4}
+    assert decided(held, 3600.0) == {"stated": 4}
 
 
 def test_predicted_work_counts_like_stated_work():
@@ -62,30 +64,28 @@ def test_predicted_work_counts_like_stated_work():
     silent = held.submit(job("predicted", low=1, high=4), 0.0)
     silent.hide_work()
     silent.total_samples = 500.0
-    held.decide(60.0)
-    assert sizes(held) == {"predicted": 4}
+    assert decided(held, 60.0) == {"predicted": 4}
     silent.total_samples = 5e6
-    held.decide(120.0)
-    assert sizes(held) == {"stated": 4}
+    assert decided(held, 120.0) == {"stated": 4}
 
 
 @pytest.mark.parametrize(("cost_s", "gpus"), [(1.0, 4), (595.0, 1)])
 def test_a_change_costs_what_the_profile_has_measured(cost_s: float, gpus: int):
     """Three GPUs more are worth a second without training, not the ten minutes that they are kept."""
-    held = session(ShadowPrice(), cluster(4), _Costly(cost_s))
+    costly = curves()
+    costly.rescale_seconds = lambda model: cost_s
+    held = session(ShadowPrice(), cluster(4), costly)
     held.submit(job("rigid", gpus=3, work={"samples": 1e3}), 0.0)
     held.submit(_elastic("grows", 1e6), 0.0)
-    held.decide(0.0)
-    assert sizes(held) == {"grows": 1, "rigid": 3}
+    assert decided(held, 0.0) == {"grows": 1, "rigid": 3}
     held.end("rigid", 60.0)
-    held.decide(60.0)
-    assert sizes(held) == {"grows": gpus}
+    assert decided(held, 60.0) == {"grows": gpus}
 
 
 def test_the_batch_grows_with_the_noise_scale():
     """Where larger batches train almost as much a sample, and faster, the largest is best."""
     free = job("a", low=1, high=1, elastic="size+batch", batch={"size": 64, "min": 64, "max": 1024})
-    held = session(ShadowPrice(retune="free"), cluster(1), _Overhead())
+    held = session(ShadowPrice(retune="free"), cluster(1), OVERHEAD)
     held.submit(free, 0.0)
     held.decide(0.0)
     assert held.jobs["a"].global_batch == 64
@@ -99,7 +99,7 @@ def test_the_batch_grows_with_the_noise_scale():
 
 def test_on_mixed_types_each_job_takes_the_type_where_it_ends_first():
     nodes = mixed_cluster(slow=(4,), fast=(4,))
-    held = session(ShadowPrice(), nodes, _Mixed())
+    held = session(ShadowPrice(), nodes, MIXED)
     for each in (_elastic("long", 9000), _elastic("short", 1000)):
         held.submit(each, 0.0)
     held.decide(0.0)
@@ -110,7 +110,7 @@ def test_on_mixed_types_each_job_takes_the_type_where_it_ends_first():
 def test_a_type_that_would_stand_idle_takes_who_waits_for_another():
     """And leaves it there: the job does not come and go between the two."""
     nodes = mixed_cluster(slow=(4,), fast=(4,))
-    held = session(ShadowPrice(), nodes, _Mixed())
+    held = session(ShadowPrice(), nodes, MIXED)
     for each in (_elastic("long", 9000), _elastic("short", 2000)):
         held.submit(each, 0.0)
     for time_s in (0.0, 60.0, 120.0):
@@ -133,7 +133,7 @@ def test_it_says_price_end_worth_of_a_gpu_and_why_a_job_waits():
 
 def test_what_jobs_have_shown_survives_a_dump():
     first = ShadowPrice(retune="free")
-    held = session(first, cluster(1), _Overhead())
+    held = session(first, cluster(1), OVERHEAD)
     free = {"low": 1, "high": 1, "elastic": "size+batch", "batch": {"size": 64, "min": 64, "max": 1024}}
     held.submit(job("a", work={"samples": 1e6}, **free), 0.0)
     held.decide(0.0)
@@ -141,7 +141,7 @@ def test_what_jobs_have_shown_survives_a_dump():
     held.decide(60.0)
     second = ShadowPrice(retune="free")
     second.load_state(json.loads(json.dumps(first.dump_state())), {})
-    later = session(second, cluster(1), _Overhead())
+    later = session(second, cluster(1), OVERHEAD)
     later.submit(job("b", work={"samples": 1e6}, **free), 0.0)
     later.decide(0.0)
     assert later.jobs["b"].global_batch == 1024, "a job starts on what others of its model have shown"
@@ -172,49 +172,6 @@ def _with(jobs: list[Job]) -> Session:
     return held
 
 
-class _Overhead:
-    """Each step takes 0.1 s and a millisecond a sample, whatever the GPUs."""
-
-    def models(self) -> tuple[str, ...]:
-        return ()
-
-    def max_local_batch(self, model: str, gpu_type: str) -> None:
-        return None
-
-    def local_batches(self, model: str, gpu_type: str) -> tuple[int, ...]:
-        return ()
-
-    def step_seconds(self, model: str, gpu_type: str, placement: object, batch: int, most: object) -> float:
-        return 0.1 + 0.001 * batch
-
-    def rescale_seconds(self, model: str) -> None:
-        return None
-
-
-class _Costly(_Overhead):
-    """One sample a GPU-second, and a measured cost of changes."""
-
-    def __init__(self, cost_s: float) -> None:
-        self._cost_s = cost_s
-
-    def step_seconds(
-        self, model: str, gpu_type: str, placement: tuple[int, ...], batch: int, most: object
-    ) -> float:
-        return batch / sum(placement)
-
-    def rescale_seconds(self, model: str) -> float:
-        return self._cost_s
-
-
-class _Mixed(_Overhead):
-    """One sample a GPU-second, three on the fast type."""
-
-    def step_seconds(
-        self, model: str, gpu_type: str, placement: tuple[int, ...], batch: int, most: object
-    ) -> float:
-        return batch / sum(placement) / (3.0 if gpu_type == "fast" else 1.0)
-
-
 @pytest.mark.parametrize("first", ["long", "short"])
 def test_of_rigid_jobs_that_the_prices_cannot_tell_apart_the_shorter_one_runs(first: str):
     """On 4 GPUs the urgent job ends first; both others would fit once it has ended, so they are worth 1."""
@@ -223,13 +180,11 @@ def test_of_rigid_jobs_that_the_prices_cannot_tell_apart_the_shorter_one_runs(fi
     names = [first, *(name for name in seconds if name != first)]
     for index, name in enumerate(names):
         held.submit(job(name, at=float(index), gpus=2, gpu_seconds=2 * seconds[name]), float(index))
-    held.decide(10.0)
-    assert sizes(held) == {"urgent": 2, "short": 2}
+    assert decided(held, 10.0) == {"urgent": 2, "short": 2}
 
 
 def test_of_two_equal_jobs_the_one_that_came_first_runs():
     held = session(ShadowPrice(), cluster(2))
     for at, name in enumerate(("z", "a")):
         held.submit(job(name, at=float(at), gpus=2, gpu_seconds=1e4), float(at))
-    held.decide(10.0)
-    assert sizes(held) == {"z": 2}
+    assert decided(held, 10.0) == {"z": 2}
