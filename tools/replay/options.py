@@ -1,7 +1,7 @@
 """The options of a replay, each declared once: a field with its type, default, bounds and words.
 
-The command makes its options of these dataclasses without loading what a replay needs. Recipes of sweeps and
-their tasks are records that inherit the fields. The head of an event file says what became of them.
+The command makes its options of these dataclasses without loading what a replay needs; recipes of sweeps
+and their tasks inherit the fields.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Conditions:
     )
 
     def wrong(self) -> Iterator[tuple[str, str]]:
-        """(field, what is wrong with it), as far as the bounds of its type do not say it."""
+        """(field, what is wrong with it), beyond the bounds of its type."""
         if self.interval and not SHORTEST_INTERVAL_S <= self.interval < inf:
             yield "interval", f"{self.interval:g}: expected 0, or {SHORTEST_INTERVAL_S:g} s or more"
         if self.predictor is not None and self.demand != "predicted":
@@ -196,10 +196,7 @@ class ReplayOptions(Conditions):
 
 
 def parse_noise_scales(text: str | None) -> dict[str, float]:
-    """Noise scales by model from ``SAMPLES`` or ``MODEL=SAMPLES,…``; "" stands for all other models.
-
-    :raises UsageError: a number is missing or not above 0.
-    """
+    """Noise scales by model from ``SAMPLES`` or ``MODEL=SAMPLES,…``; "" stands for all other models."""
     found = {}
     for part in text.split(",") if text else ():
         model, _, number = part.rpartition("=")

@@ -30,7 +30,6 @@ COLUMNS: Final = ("job_id", "gpu_num", "submit_time", "duration")
 
 
 def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
-    """Jobs of each file, one a row."""
     assume_no_models(conversion)
     assume_utc(conversion)
     for path in paths:

@@ -35,7 +35,6 @@ _BACKWARDS: Final = "an attempt that ended before it started took no time"
 
 
 def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
-    """Jobs of each file; attempts are summed."""
     assume_no_models(conversion)
     assume_utc(conversion)
     for path in paths:
@@ -101,7 +100,6 @@ def _executed(attempts: Any, conversion: Conversion) -> tuple[int, float]:
 
 
 def _attempt(attempt: Any, index: int) -> tuple[int, float | None, float | None]:
-    """GPUs, start and end."""
     field = f"attempts/{index}"
     try:
         machines = [machine["gpus"] for machine in attempt["detail"] or ()]

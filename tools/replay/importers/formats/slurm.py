@@ -42,7 +42,6 @@ _ELAPSED: Final = re.compile(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})
 
 
 def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
-    """Jobs of each file; job steps are left out."""
     assume_no_models(conversion)
     assume_utc(conversion)
     for path in paths:
@@ -51,10 +50,7 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
 
 
 def _checked(rows: Iterator[InputRow]) -> Iterator[InputRow]:
-    """The rows, after a look at the columns of the first.
-
-    :raises BadInputError: no column says how long jobs ran, or on how many GPUs.
-    """
+    """The rows, after a look at the columns of the first."""
     for number, row in enumerate(rows):
         if number == 0:
             for names in (TIMES, SIZES):

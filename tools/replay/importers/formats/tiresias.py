@@ -26,7 +26,6 @@ COLUMNS: Final = ("job_id", "num_gpu", "submit_time", "model_name", "duration")
 
 
 def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
-    """Jobs of each file."""
     for path in paths:
         if first_line(path).strip() == "duration":
             conversion.summary.assume(
