@@ -13,7 +13,7 @@ from pliant.cli.main import app
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_cluster, write_jobs, write_predictor
 from pliant.schemas.profile import ConvergenceRow
-from pliant.tools.profile.predictor import ProgressPredictor, ended_jobs
+from pliant.tools.profile.predictor import ProgressPredictor
 from pliant.tools.replay.inputs import Inputs, inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.progress.convergence import validations
@@ -44,13 +44,6 @@ def predictions(done: Replayed) -> list[Event]:
 def test_every_job_still_does_the_work_of_the_trace() -> None:
     done = replay(trace(), Run("srtf", conditions=PREDICTED, simulated=FREE_CHANGES))
     assert ends(done) == {f"j{n:02}": 100.0 * (5 + n) for n in range(12)}
-
-
-def test_the_head_says_so() -> None:
-    (head, *_) = replay(trace(), Run("srtf", conditions=PREDICTED, simulated=FREE_CHANGES)).log.events()
-    assert (head.detail or {})["demand"] == "predicted"
-    (head, *_) = replay(trace(), Run("srtf", simulated=FREE_CHANGES)).log.events()
-    assert "demand" not in (head.detail or {})
 
 
 def test_it_learns_as_jobs_end_and_notes_what_it_predicts() -> None:
@@ -112,11 +105,6 @@ def test_a_fitted_file_is_where_predictions_begin(tmp_path: Path) -> None:
     assert done.session.forecast.predictor.jobs > 20
     first = (predictions(done)[0].detail or {})["progress"]
     assert (first["low"], first["high"]) != (0.05, 0.95)
-
-
-def test_a_replay_is_a_history_to_fit_to() -> None:
-    done = replay(trace(), Run("fifo", simulated=FREE_CHANGES))
-    assert len(ended_jobs(done.log.events())) == 12
 
 
 def test_the_command_takes_both_and_the_report_names_them(

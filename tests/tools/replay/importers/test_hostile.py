@@ -61,12 +61,6 @@ def test_a_packed_file_that_is_cut_short(tmp_path: Path, cut: int) -> None:
     assert problems(tmp_path, "tiresias", str(path)) == ["jobs.csv: is gzipped, and cut short or damaged"]
 
 
-def test_a_closed_stdin_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(UsageError, match="stdin is closed"):
-        run(tmp_path, "tiresias", "-")
-
-
 def test_a_needed_column_twice_is_no_guess(tmp_path: Path) -> None:
     path = text(tmp_path, "jobs.csv", f"{TIRESIAS},duration", "1,2,30,606,vgg19,164,30,7")
     assert problems(tmp_path, "tiresias", path) == ["jobs.csv:1: has more than one column duration"]

@@ -115,11 +115,6 @@ def test_a_line_without_end(tmp_path: Path) -> None:
     assert problem == f"jobs.csv.gz: holds a text of more than 16,777,216 characters; {RAISED}"
 
 
-def test_a_first_line_without_end(tmp_path: Path) -> None:
-    (problem,) = problems(tmp_path, "helios", packed(tmp_path, "," * (limits.LONGEST_TEXT + 1)))
-    assert "holds a text of more than 16,777,216 characters" in problem
-
-
 def test_an_object_of_a_list_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LONGEST_TEXT", 1 << 20)
     (problem,) = problems(tmp_path, "philly", packed(tmp_path, '[{"jobid": "' + "j" * (1 << 22) + '"}]'))
