@@ -28,7 +28,7 @@ from experiments.ares.workloads import (
     stem,
     sweeps,
 )
-from experiments.harness.page import Results, page_text
+from experiments.harness.page import Results
 from experiments.harness.replays import carry_out
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
@@ -188,11 +188,6 @@ def test_fair_sharing_by_requests_gives_no_job_more_than_it_asks_for(tmp_path: P
     assert found["unfair_fraction_requested"] == 0.0
     assert found["worst_ftf_requested"] == pytest.approx(0.5)
     assert (found["decision_ms"], found["cpu_s"]) == (1.0, 0.5)
-
-
-def test_the_page_is_made_from_the_results() -> None:
-    results = Results.read(EXPERIMENT.results)
-    assert page_text(EXPERIMENT, results) == EXPERIMENT.page.read_text()
 
 
 def test_the_results_have_every_policy_and_every_alpha_on_every_family() -> None:

@@ -23,7 +23,7 @@ from experiments.elastic_scaling.workloads import (
     mean_rate_per_hour,
     recipes,
 )
-from experiments.harness.page import Results, page_text
+from experiments.harness.page import Results
 from experiments.harness.published import compare, read_numbers
 from experiments.harness.replays import carry_out
 from experiments.harness.spec import Experiment, load
@@ -117,26 +117,3 @@ def test_a_small_run_goes_through(experiment: Experiment, tmp_path: Path) -> Non
     by_name = {each.name: each for each in compared}
     assert by_name["table4_ratio_queue_jct"].ours < 1
     assert by_name["table4_ratio_drop_sjs"].ours > 1
-
-
-def test_the_committed_page_is_made_from_the_committed_results(experiment: Experiment) -> None:
-    results = Results.read(experiment.results)
-    assert experiment.page.read_text() == page_text(experiment, results), "run python -m experiments --page"
-    published = {number.name: number.value for number in read_numbers(experiment.numbers)}
-    assert {each.name: each.published for each in results.compared} == published
-
-
-def test_the_page_shows_every_table_and_figure(experiment: Experiment) -> None:
-    text = experiment.page.read_text()
-    for plot in experiment.plots:
-        path = experiment.page.parent / experiment.name / f"{plot.name}.svg"
-        assert path.exists()
-        assert f"({experiment.name}/{plot.name}.svg)" in text
-    shown = set(re.findall(r'table\("([^"]+)"\)', (experiment.folder / "page.md.j2").read_text()))
-    assert shown == {number.table for number in read_numbers(experiment.numbers)}
-
-
-def test_every_ratio_that_misses_says_why(experiment: Experiment) -> None:
-    notes = {number.name: number.note for number in read_numbers(experiment.numbers)}
-    ratios = [each for each in Results.read(experiment.results).compared if each.is_ratio]
-    assert [each.name for each in ratios if not each.reproduces and not notes[each.name]] == []

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from benchmarks.parts.gains_of_ones import gains as benchmark_gains
-from experiments.harness.page import Results, page_text
 from experiments.harness.plots import write_plots
 from experiments.harness.published import compare, read_numbers
 from experiments.harness.replays import carry_out
@@ -288,19 +287,6 @@ def test_every_assumption_has_rows_that_vary_it() -> None:
     assert set(varied) <= {scene.name for scene in ROWS}
     readings = {"all", "hold", "epochs", "down", "taught", "twohold"}
     assert {scene.name for scene in ROWS} - set(varied) == readings, "how papers are read, not assumptions"
-
-
-def test_the_committed_page_is_made_of_the_committed_results(experiment: Experiment) -> None:
-    text = page_text(experiment, Results.read(experiment.results))
-    assert text == experiment.page.read_text(), "written again with: python -m experiments --page ones"
-
-
-def test_what_misses_says_why(experiment: Experiment) -> None:
-    notes = {number.name: number.note for number in read_numbers(experiment.numbers)}
-    missed = [
-        each for each in Results.read(experiment.results).compared if each.is_ratio and not each.reproduces
-    ]
-    assert all(notes[each.name] for each in missed)
 
 
 def test_gains_are_of_means_and_what_a_row_does_not_touch_is_as_in_the_base() -> None:
