@@ -24,8 +24,6 @@ from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.registry import make_policy, parse_pairs, policy_class
 
-Heed = Callable[[Sequence[Assumption]], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -86,7 +84,7 @@ def replay_all(
     *,
     workers: int = 1,
     advance: Advance | None = None,
-    heed: Heed | None = None,
+    heed: Callable[[Sequence[Assumption]], None] | None = None,
 ) -> list[Summary]:
     """Carry out all tasks and write their files; the summaries come in the order of the tasks.
 

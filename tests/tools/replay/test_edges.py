@@ -35,14 +35,10 @@ def open_jobs(done: Replayed) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_empty_trace_ends_before_it_begins(policy: str) -> None:
+def test_an_empty_trace_ends_before_it_begins_and_one_job_runs_from_its_arrival_on(policy: str) -> None:
     done = replayed(policy)
     assert [event.event for event in done.log.events()] == ["decision"]
     assert done.summary.lines() == [f"{policy}: 0 of 0 jobs finished, ends at 0 s, 0 decisions, 0 ms each"]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_one_job_runs_from_its_arrival_on(policy: str) -> None:
     assert ends(replayed(policy, job("a", at=720, gpus=2, gpu_seconds=20))) == {"a": 730}
 
 
@@ -54,7 +50,7 @@ def test_when_all_arrive_at_once_all_finish_and_the_cluster_is_full(policy: str)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_job_that_takes_no_time_that_a_clock_can_show_keeps_nobody_waiting(policy: str) -> None:
+def test_a_job_that_takes_no_time_that_a_clock_can_show_keeps_no_job_waiting(policy: str) -> None:
     trace = [job(f"t{n}", at=1.7e9, gpus=4, gpu_seconds=1e-7) for n in range(3)]
     done = replayed(policy, *trace, job("v", at=1.7e9, gpus=4, gpu_seconds=60))
     assert set(ends(done)) == {"t0", "t1", "t2", "v"}
@@ -100,7 +96,7 @@ def test_jobs_that_can_never_run_are_told_with_the_reason_and_the_others_finish(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_when_every_node_goes_down_for_good_everybody_is_left(policy: str) -> None:
+def test_when_every_node_goes_down_for_good_every_job_is_left(policy: str) -> None:
     down = tuple(NodeEvent(5.0 + number, f"n{number}", up=False) for number in range(2))
     trace = [job(f"j{n}", gpus=1 + n % 2, gpu_seconds=100) for n in range(7)]
     done = replayed(policy, *trace, node_events=down)

@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pliant.schemas.cluster import Cluster
-from pliant.schemas.io import write_cluster
-from pliant.tools.replay.importers.run import CONVERGENCE, JOBS, PROFILE, import_trace
-from pliant.tools.replay.inputs import Inputs, Sources
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
+from tests.tools.replay.importers.importing import pollux_inputs
 from tests.tools.replay.pollux_by_hand import Application, Optimus, Tiresias, simulated
 
 Row = Mapping[str, object]
@@ -31,16 +28,6 @@ def sheet(path: Path, rows: Sequence[Row]) -> Path:
     return path
 
 
-def imported(data: Path, workload: Path, nodes: int, folder: Path) -> Inputs:
-    import_trace("pollux", [str(data)], str(folder), workload=str(workload))
-    four = {"name": "n{}", "gpus": 4, "gpu_type": "t4", "count": nodes}
-    write_cluster(Cluster.model_validate({"nodes": (four,)}), folder / "cluster.json")
-    jobs, machines, profile, tables = (
-        str(folder / name) for name in (JOBS, "cluster.json", PROFILE, CONVERGENCE)
-    )
-    return Sources(jobs, machines, profile, convergence=tables).read()
-
-
 @cache
 def measured(data: Path) -> dict[str, Application]:
     return {
@@ -51,7 +38,7 @@ def measured(data: Path) -> dict[str, Application]:
 def agree(data: Path, apps: Mapping[str, Application], rows: Sequence[Row], nodes: int, folder: Path) -> None:
     """Both policies end every job at the very second that the simulator does."""
     workload = sheet(folder / "workload.csv", rows)
-    inputs = imported(data, workload, nodes, folder)
+    inputs = pollux_inputs(data, workload, nodes, folder)
     for policy, by_hand in BY_HAND.items():
         log = replay(inputs, Run(policy, conditions=Conditions(compat="pollux"))).log
         ends = {event.job: event.time for event in log.events() if event.event == "finish"}

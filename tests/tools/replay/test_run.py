@@ -44,16 +44,22 @@ NODES = cluster(2, 1)
 GOLDEN = Path(__file__).parent / "golden" / "las.jsonl"
 
 
+def info(run: Run) -> RunInfo:
+    """The detail of the first event of a replay."""
+    first = next(replay(inputs(TRACE, NODES), run).log.events())
+    assert (first.time, first.event, first.job) == (0.0, "decision", None)
+    return RunInfo.model_validate(first.detail, strict=False)
+
+
 def test_the_first_event_names_the_run() -> None:
     simulated = SimulatedCluster(Cost(1), Cost(2, {"other": 3}))
-    done = replay(inputs(TRACE, NODES), Run("ares", {"alpha": "0.9"}, seed=7, simulated=simulated))
-    first = next(done.log.events())
-    info = RunInfo.model_validate(first.detail, strict=False)
-    assert (first.time, first.event, first.job) == (0.0, "decision", None)
-    assert (info.policy, info.parameters["alpha"], info.seed, info.simulated) == ("ares", 0.9, 7, True)
-    assert (info.cluster, info.trace_hash, info.profile_hash) == (NODES, trace_hash(TRACE), None)
-    assert (info.start_cost_s, info.rescale_cost_s) == (1.0, {"linear": 2.0, "other": 3.0})
-    assert info.counters == {"events": done.summary.events, "decisions": done.summary.decisions}
+    run = Run("ares", {"alpha": "0.9"}, seed=7, simulated=simulated)
+    found = info(run)
+    assert (found.policy, found.parameters["alpha"], found.seed, found.simulated) == ("ares", 0.9, 7, True)
+    assert (found.cluster, found.trace_hash, found.profile_hash) == (NODES, trace_hash(TRACE), None)
+    assert (found.start_cost_s, found.rescale_cost_s) == (1.0, {"linear": 2.0, "other": 3.0})
+    summary = replay(inputs(TRACE, NODES), run).summary
+    assert found.counters == {"events": summary.events, "decisions": summary.decisions}
 
 
 REPLAYS = """
@@ -105,12 +111,6 @@ def test_the_summary_counts_and_says_who_is_left() -> None:
     assert summary.unfinished == ()
     assert summary.events == len(list(done.log.events()))
     assert summary.without_timing() == replay(inputs(TRACE, NODES), Run("ares")).summary.without_timing()
-
-
-def info(run: Run) -> RunInfo:
-    """The detail of the first event of a replay."""
-    first = next(replay(inputs(TRACE, NODES), run).log.events())
-    return RunInfo.model_validate(first.detail, strict=False)
 
 
 def test_the_interval_is_the_policys_own_unless_said_otherwise() -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -30,12 +31,6 @@ MOST_PROBLEMS: Final = 1000
 """Reading ends after this number of malformed rows: the file is of another format."""
 _ROWS_PER_REPORT: Final = 1000
 _NOT_IN_IDS: Final = re.compile(r"[^A-Za-z0-9._-]")
-NO_GPU: Final = "asked for no GPU"
-NO_SUBMISSION: Final = "had no time of submission"
-NEVER_STARTED: Final = "never started"
-NO_DURATION: Final = "ran for no time"
-BACKWARDS: Final = "ended before they started"
-NOT_FINISHED: Final = "had not finished when the trace ended"
 UNKNOWN_MODEL: Final = "unknown"
 MOST_GPUS: Final = 65_536
 """Of one measurement: its placement names every node."""
@@ -249,6 +244,17 @@ class InputRow:
         return found
 
 
+class Reason(StrEnum):
+    """Why rows of several formats give no job; summaries show it behind the number of such rows."""
+
+    NO_GPU = "asked for no GPU"
+    NO_SUBMISSION = "had no time of submission"
+    NEVER_STARTED = "never started"
+    NO_DURATION = "ran for no time"
+    BACKWARDS = "ended before they started"
+    NOT_FINISHED = "had not finished when the trace ended"
+
+
 class DroppedRowError(Exception):
     """By the format's own meaning the row is not a GPU training job; the message says why."""
 
@@ -296,13 +302,13 @@ def executed_job(
 def executed_seconds(start_s: float | None, end_s: float | None) -> float:
     """Seconds from start to end. A job that did not start, did not end or took no time is dropped."""
     if start_s is None:
-        raise DroppedRowError(NEVER_STARTED)
+        raise DroppedRowError(Reason.NEVER_STARTED)
     if end_s is None:
-        raise DroppedRowError(NOT_FINISHED)
+        raise DroppedRowError(Reason.NOT_FINISHED)
     if end_s < start_s:
-        raise DroppedRowError(BACKWARDS)
+        raise DroppedRowError(Reason.BACKWARDS)
     if end_s == start_s:
-        raise DroppedRowError(NO_DURATION)
+        raise DroppedRowError(Reason.NO_DURATION)
     return end_s - start_s
 
 

@@ -129,7 +129,7 @@ def shared(*node_gpus: int, speed: float = 0.5) -> Cluster:
 
 
 def two(a_seconds: float = 20, b_seconds: float = 60, **more: float) -> list[Job]:
-    """Jobs of two GPUs, with so many seconds of work on them alone."""
+    """Jobs of two GPUs, with this many seconds of work on them alone."""
     a = job("a", gpus=2, gpu_seconds=2 * a_seconds, **more)
     return [a, job("b", gpus=2, gpu_seconds=2 * b_seconds)]
 

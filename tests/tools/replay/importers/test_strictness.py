@@ -18,14 +18,13 @@ from pliant.schemas.job import Job
 from pliant.tools.replay.importers.conversion import MOST_PROBLEMS, Conversion, ImportSummary
 from pliant.tools.replay.importers.run import SortedJobs, import_trace
 from tests.builders import job
-from tests.tools.replay.importers.importing import problems, run, text
+from tests.tools.replay.importers.importing import TIRESIAS, problems, run, text
 
-HEADER = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval"
 GOOD = "1,2,30,606,vgg19,164,30"
 
 
 def jobs(folder: Path, *rows: str) -> str:
-    return text(folder, "jobs.csv", HEADER, *rows)
+    return text(folder, "jobs.csv", TIRESIAS, *rows)
 
 
 def test_every_malformed_row_is_told_and_nothing_written(tmp_path: Path) -> None:
@@ -59,8 +58,11 @@ def test_a_file_of_another_format_ends_early(tmp_path: Path) -> None:
         (b"a,b\n1,2\n", "jobs.csv:1: has no column job_id, num_gpu, submit_time, model_name"),
         (b"", "jobs.csv:1: has no column"),
         (b"\xff\xfe\x00", "jobs.csv: is not UTF-8 text"),
-        (HEADER.encode() + b"\n", "tiresias: no job in 0 rows"),
-        (HEADER.encode() + b"\n1,0,30,606,vgg19,164,30\n", "tiresias: no job in 1 rows (1 asked for no GPU)"),
+        (TIRESIAS.encode() + b"\n", "tiresias: no job in 0 rows"),
+        (
+            TIRESIAS.encode() + b"\n1,0,30,606,vgg19,164,30\n",
+            "tiresias: no job in 1 rows (1 asked for no GPU)",
+        ),
     ],
 )
 def test_a_file_that_gives_no_job_says_why(tmp_path: Path, content: bytes, message: str) -> None:
@@ -138,7 +140,7 @@ def test_more_jobs_than_memory_allows_for_go_through_a_file(monkeypatch: pytest.
 def test_the_account_goes_to_stderr_and_the_jobs_to_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = text(tmp_path, "jobs.csv", HEADER, "1,2,30,606,vgg19,164,30", "2,0,30,606,vgg19,164,30")
+    path = text(tmp_path, "jobs.csv", TIRESIAS, "1,2,30,606,vgg19,164,30", "2,0,30,606,vgg19,164,30")
     trace_import("tiresias", [path], out=str(tmp_path / "jobs.jsonl"))
     said = capsys.readouterr()
     assert said.out == ""

@@ -16,11 +16,11 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.conversion import (
-    NO_GPU,
     Conversion,
     DroppedRowError,
     InputRow,
     MalformedRowError,
+    Reason,
     TraceFormat,
     assume_no_models,
     executed_job,
@@ -45,7 +45,7 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
 def _job(conversion: Conversion, row: InputRow) -> Job:
     gpus, milli = row.count("num_gpu"), row.count("gpu_milli") if "gpu_milli" in row.values else 1000
     if not gpus:
-        raise DroppedRowError(NO_GPU)
+        raise DroppedRowError(Reason.NO_GPU)
     submit_time_s = row.number("creation_time")
     start_s, end_s = row.optional_number("scheduled_time"), row.optional_number("deletion_time")
     if start_s is not None and start_s < submit_time_s:

@@ -17,11 +17,10 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
 from pliant.schemas.text import counted
 from pliant.tools.replay.importers.conversion import (
-    NO_GPU,
-    NO_SUBMISSION,
     Conversion,
     DroppedRowError,
     InputRow,
+    Reason,
     TraceFormat,
     assume_no_models,
     executed_job,
@@ -111,9 +110,9 @@ def _job(demands: dict[str, Demand], conversion: Conversion, row: InputRow) -> J
     demand = demands.pop(row.optional_text("job_name"), None)
     submit_time_s = row.optional_timestamp("start_time")
     if submit_time_s is None:
-        raise DroppedRowError(NO_SUBMISSION)
+        raise DroppedRowError(Reason.NO_SUBMISSION)
     if demand is None:
-        raise DroppedRowError(NO_GPU)
+        raise DroppedRowError(Reason.NO_GPU)
     seconds = executed_seconds(demand.start_s, demand.end_s)
     gpus = math.ceil(round(demand.gpus, 6))
     shared = demand.gpus < gpus
