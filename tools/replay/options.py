@@ -6,9 +6,9 @@ and their tasks inherit the fields.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import inf, nan
+from math import inf, isfinite, nan
 from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Gt
@@ -197,14 +197,24 @@ class ReplayOptions(Conditions):
 
 def parse_noise_scales(text: str | None) -> dict[str, float]:
     """Noise scales by model from ``SAMPLES`` or ``MODEL=SAMPLES,…``; "" stands for all other models."""
-    found = {}
-    for part in text.split(",") if text else ():
-        model, _, number = part.rpartition("=")
+    expected = "expected samples above 0, or MODEL=SAMPLES"
+    parts = stated_numbers(text, "--noise-scale", lambda samples: samples > 0, expected) if text else ()
+    return {model or "": samples for model, samples in parts}
+
+
+def stated_numbers(
+    text: str, option: str, fits: Callable[[float], bool], expected: str
+) -> Iterator[tuple[str | None, float]]:
+    """(model, number) of each part of ``NUMBER`` or ``MODEL=NUMBER,…``; the model of a bare number is None.
+
+    :raises UsageError: a number is missing, infinite, or does not fit.
+    """
+    for part in text.split(","):
+        model, equals, number = part.rpartition("=")
         try:
-            samples = float(number)
+            value = float(number)
         except ValueError:
-            samples = nan
-        if not 0 < samples < inf:
-            raise UsageError(f'--noise-scale "{part}": expected samples above 0, or MODEL=SAMPLES')
-        found[model] = samples
-    return found
+            value = nan
+        if not (isfinite(value) and fits(value)):
+            raise UsageError(f'{option} "{part}": {expected}')
+        yield model if equals else None, value

@@ -98,12 +98,11 @@ def test_jobs_that_can_never_run_are_told_with_the_reason_and_the_others_finish(
 @pytest.mark.parametrize("policy", POLICIES)
 def test_when_every_node_goes_down_for_good_every_job_is_left(policy: str) -> None:
     down = tuple(NodeEvent(5.0 + number, f"n{number}", up=False) for number in range(2))
-    trace = [job(f"j{n}", gpus=1 + n % 2, gpu_seconds=100) for n in range(7)]
+    trace = [job(f"j{n}", gpus=1 + n % 2, gpu_seconds=100) for n in range(2)]
     done = replayed(policy, *trace, node_events=down)
     assert set(open_jobs(done).values()) == {"no GPU is left after node failures"}
     (line,) = done.summary.lines()[1:]
-    assert line.startswith(f"{policy}: 7 jobs (")
-    assert line.endswith(", …) are left: no GPU is left after node failures")
+    assert line == f'{policy}: 2 jobs ("j0", "j1") are left: no GPU is left after node failures'
     assert ends(done) == {}
 
 

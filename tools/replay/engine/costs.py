@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
@@ -14,7 +13,7 @@ from pliant.schemas.file_io.files import PIPE
 from pliant.schemas.io import read_events, read_profile
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.throughput import by_model, rescales
-from pliant.tools.replay.options import DEFAULT_COST_S
+from pliant.tools.replay.options import DEFAULT_COST_S, stated_numbers
 
 Kind = Literal["start", "rescale", "resume"]
 _REPORTS: Final = frozenset({"progress", "epoch", "checkpoint"})
@@ -71,26 +70,10 @@ def parse_costs(
 
 
 def _stated(text: str, option: str) -> Cost:
-    default_s, by_model = 0.0, {}
-    for part in text.split(","):
-        model, equals, number = part.rpartition("=")
-        if equals:
-            by_model[model] = _seconds(number, part, option)
-        else:
-            default_s = _seconds(number, part, option)
-    return Cost(default_s, by_model, option)
-
-
-def _seconds(number: str, part: str, option: str) -> float:
-    try:
-        seconds = float(number)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise UsageError(
-            f'{option} "{part}": expected seconds, MODEL=SECONDS, profile or an event file (.jsonl, .parquet)'
-        )
-    return seconds
+    expected = "expected seconds, MODEL=SECONDS, profile or an event file (.jsonl, .parquet)"
+    found = dict(stated_numbers(text, option, lambda seconds: seconds >= 0, expected))
+    default_s = found.pop(None, 0.0)
+    return Cost(default_s, {model: seconds for model, seconds in found.items() if model is not None}, option)
 
 
 def _read_costs(text: str, option: str, profile: str | None) -> MeasuredCosts:

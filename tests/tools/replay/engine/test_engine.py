@@ -167,28 +167,6 @@ class HalfSpeedFromTheMiddle(ProgressModel):
         return Segment(job.samples_per_second / 2)
 
 
-def test_a_progress_model_may_change_the_rate_on_the_way() -> None:
-    simulated = SimulatedCluster(Cost(1), progress=HalfSpeedFromTheMiddle)
-    engine = play(Fifo(), [job("a", gpu_seconds=20)], cluster(1), simulated=simulated)
-    assert ends(engine) == {"a": 1 + 10 + 20}
-
-
-def test_jobs_that_can_never_run_are_left_and_the_others_finish() -> None:
-    trace = [
-        job("fits", gpu_seconds=10),
-        job("large", gpus=16, gpu_seconds=10),
-        job("ignored", gpu_seconds=10),
-        job("frozen", gpu_seconds=10, model="never"),
-    ]
-    policy = Told({0: {"fits": 1, "frozen": 1}})
-    engine = play(policy, trace, cluster(4), curves(never={1: 0.1, 2: 0.1}))
-    assert set(ends(engine)) == {"fits", "frozen"}
-    assert reasons(engine) == {
-        "ignored": 'policy "told" never starts it',
-        "large": "needs at least 16 GPUs of one type, the cluster has 4",
-    }
-
-
 @pytest.mark.parametrize("start_s", [120, 60 * IDLE_ROUNDS])
 def test_a_round_policy_may_take_its_time_to_start_the_last_job(start_s: float) -> None:
     engine = play(Told({start_s: {"a": 1}}), [job("a", gpu_seconds=10)], cluster(1), interval_s=60)
@@ -229,22 +207,6 @@ def test_a_job_that_leaves_its_gpus_just_where_its_rate_changes_has_trained_neve
     simulated = SimulatedCluster(Cost(5), Cost(1), progress=HalfSpeedFromTheMiddle)
     engine = play(policy, [job("a", low=1, high=2, gpu_seconds=20)], cluster(2), simulated=simulated)
     assert ends(engine) == {"a": 15 + 1 + 10}
-
-
-class FastThenSlow(ProgressModel):
-    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
-        if samples_done < 100:
-            return Segment(job.samples_per_second, until_samples=100)
-        return Segment(job.samples_per_second / 10)
-
-
-def test_checkpoints_keep_their_time_while_the_rate_changes_on_the_way() -> None:
-    failures = (NodeEvent(115, "n0", up=False),)
-    simulated = SimulatedCluster(progress=FastThenSlow, node_events=failures)
-    engine = play(Fifo(), [job("a", gpu_seconds=200)], cluster(1), simulated=simulated)
-    # Saved at 60 s with 60 samples; at 120 s it would have been saved next.
-    requeued = next(event for event in engine.log.events() if event.event == "requeue")
-    assert requeued.samples_done == 60
 
 
 def test_nothing_happens_to_the_cluster_after_the_last_job() -> None:

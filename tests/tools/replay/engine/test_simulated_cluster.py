@@ -70,22 +70,6 @@ def test_in_rounds_the_pace_changes_at_once() -> None:
     assert ends(engine) == {"a": 20, "b": 30}
 
 
-def test_a_lost_node_frees_the_neighbour_and_checkpoints_go_on_in_time() -> None:
-    policy = Seats({0: {"a": A, "b": B}})
-    trace = [
-        job("a", gpus=3, gpu_seconds=300, checkpoint_seconds=10),
-        job("b", gpus=3, gpu_seconds=30, checkpoint_seconds=10),
-    ]
-    failures = (NodeEvent(25, "n0", up=False),)
-    engine = play(
-        policy, trace, cluster(2, 2, 3), simulated=SimulatedCluster(node_events=failures, interference=0.5)
-    )
-    # b ends at 20. a was saved last at 20, when it had trained 10 s' worth.
-    requeued = next(event for event in engine.log.events() if event.event == "requeue")
-    assert (ends(engine)["b"], requeued.job) == (20, "a")
-    assert requeued.samples_done == pytest.approx(30)
-
-
 class Looks(Seats):
     """Notes the speed of every job that it sees."""
 

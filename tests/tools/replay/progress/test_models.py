@@ -63,23 +63,6 @@ def test_an_epoch_is_as_many_steps_as_the_validation_run_took():
     assert trained(epochs_job(12), EpochProgress({"m": TABLE})) == pytest.approx(15 * 1.5)
 
 
-def test_part_of_an_epoch_is_kept_when_the_gpus_change():
-    uneven = Validation(run(8, (10, 10), (30, 20)))
-    spec = epochs_job(low=1, high=2)
-    told = Told({0.0: {"a": 1}, 20.0: {"a": 2}}, again_s=[20.0])
-    assert trained(spec, EpochProgress({"m": uneven}), told) == 25  # 10 + 10 of 20 s, the rest twice as fast
-    stepwise = EpochProgress({"m": uneven}, stepwise=True)
-    again = Told({0.0: {"a": 1}, 20.0: {"a": 2}}, again_s=[20.0])
-    assert trained(spec, stepwise, again) == 25, "epoch by epoch or at once is the same"
-
-
-@pytest.mark.parametrize("stepwise", [False, True])
-def test_every_epoch_starts_from_the_speed_of_the_gpus_not_of_the_epoch_before(stepwise):
-    uneven = Validation(run(8, (20, 10), (60, 20), (70, 30)))
-    spec = job("a", model="m", batch=8, work={"epochs": 3, "dataset_size": 80}, convergence="m")
-    assert trained(spec, EpochProgress({"m": uneven}, stepwise=stepwise)) == 70  # steps of a second each
-
-
 def test_part_of_an_epoch_may_be_a_jobs_work():
     half = job("a", model="m", batch=8, work={"epochs": 1.5, "dataset_size": 80}, convergence="m")
     assert trained(half, EpochProgress({"m": TABLE})) == 15
@@ -168,19 +151,6 @@ def test_goodput_at_the_reference_batch_is_the_throughput():
     assert efficiency(float("inf"), 8, 16) == 1
     assert trained(epochs_job(8), GoodputProgress({"m": TABLE})) == 20
     assert trained(epochs_job(8), GoodputProgress({}, {"m": 5.0})) == 20
-
-
-def test_a_larger_batch_trains_less_per_sample_as_the_noise_of_the_epoch_says():
-    spec = epochs_job(8, low=1, high=2).model_copy(update={"elastic": "size"})
-    state_batch = GoodputProgress({"m": TABLE})
-    engine = play(Told({}), [spec], NODES, curves(m={1: 8}))
-    state = engine.session.jobs["a"]
-    state.global_batch, state.samples_per_second = 16, 8.0
-    trajectory = state_batch.segment(state, 0.0).trajectory
-    noisy, calm = (32 + 8) / (32 + 16), (16 + 8) / (16 + 16)
-    assert trajectory is not None
-    assert trajectory.seconds == pytest.approx(80 / 8 / noisy + 80 / 8 / calm)
-    assert GoodputProgress({}, {"": 16.0}).segment(state, 0.0).samples_per_second == pytest.approx(8 * calm)
 
 
 def end_under(conditions: Conditions, *specs: Job, tables: bool = True) -> float:
