@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
 from experiments.harness.page import HEADER, Results, page_text, results_bytes, table_text
+from experiments.harness.pieces import in_pieces
 from experiments.harness.plots import boxes, cumulative, write_figures, write_plots
 from experiments.harness.published import Compared, compare, read_numbers
 from experiments.harness.replays import JobTimes, Outcome, carry_out
 from experiments.harness.significance import paired_tests
-from experiments.harness.spec import Distribution, Experiment, Paired, Plot, load, names
+from experiments.harness.spec import Distribution, Experiment, Paired, Plot, Study, find, load, names
+from experiments.harness.study import page_of, read_findings
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 from pliant.schemas.io import write_cluster
 from pliant.tools.report.figures.style import axes
@@ -146,25 +150,14 @@ def test_an_experiment_goes_from_recipes_to_a_page(experiment: Experiment, tmp_p
     assert (tmp_path / "figures" / "figure1.svg").read_text().startswith("<?xml")
 
 
-def test_a_smoke_run_takes_small_inputs_and_one_seed(experiment: Experiment, tmp_path: Path) -> None:
-    found = carry_out(experiment, tmp_path / "out", smoke=True)
+def test_a_smoke_run_takes_small_inputs_and_one_seed_and_what_is_finished_is_not_done_again(
+    experiment: Experiment, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    found = carry_out(experiment, out, smoke=True)
     assert sorted(found) == ["small-fifo", "small-srtf"]
     assert len(found["small-fifo"].arrivals_s) == 3
     assert compare(read_numbers(experiment.numbers), found)
-
-
-def test_a_damaged_result_of_an_earlier_run_does_not_count(experiment: Experiment, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    carry_out(experiment, out, smoke=True)
-    stale = out / "sweep" / "small-fifo.parquet"
-    stale.write_bytes(b"not a result")
-    found = carry_out(experiment, out, smoke=True)
-    assert len(found["small-fifo"].arrivals_s) == 3
-
-
-def test_what_an_earlier_run_finished_is_not_done_again(experiment: Experiment, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    carry_out(experiment, out, smoke=True)
     events = out / "sweep" / "small-fifo.parquet"
     before = events.stat().st_mtime_ns
     carry_out(experiment, out, smoke=True)
@@ -173,6 +166,8 @@ def test_what_an_earlier_run_finished_is_not_done_again(experiment: Experiment, 
     recipe.write_text(recipe.read_text().replace("policies =", "interval = 60.0\npolicies ="))
     carry_out(experiment, out, smoke=True)
     assert events.stat().st_mtime_ns != before, "another interval makes another replay"
+    events.write_bytes(b"not a result")
+    assert len(carry_out(experiment, out, smoke=True)["small-fifo"].arrivals_s) == 3, "a damaged result"
 
 
 def test_figures_of_an_experiments_own_are_kept_and_drawn_from(
@@ -247,3 +242,66 @@ def test_distributions_are_drawn_as_boxes_and_as_curves() -> None:
     x, y = chart.get_lines()[0].get_data()
     assert (x[-1], y[-1]) == (899, 1.0)
     assert len(x) < 890, "a page shows no more points than it can"
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_committed_page_is_made_from_the_committed_results_and_shows_every_figure(name: str) -> None:
+    subject = find(name)
+    if isinstance(subject, Study):
+        found = read_findings(subject)
+        page, figures = page_of(subject, found), set(subject.draw(found))
+    else:
+        results = Results.read(subject.results)
+        page, figures = page_text(subject, results), {plot.name for plot in subject.plots}
+    assert subject.page.read_text() == page, f"run python -m experiments {name} --page"
+    shown = set(re.findall(rf"\({name}/([\w-]+)\.svg\)", page))
+    assert shown >= figures
+    assert all((subject.page.parent / name / f"{each}.svg").exists() for each in shown)
+
+
+@pytest.mark.parametrize("name", ["ares", "elastic-scaling", "ones"])
+def test_every_published_number_is_on_the_page_and_every_ratio_that_misses_says_why(name: str) -> None:
+    experiment = load(name)
+    published = {number.name: number for number in read_numbers(experiment.numbers)}
+    compared = Results.read(experiment.results).compared
+    assert {each.name: each.published for each in compared} == {
+        each.name: each.value for each in published.values()
+    }
+    shown = set(re.findall(r'table\("([^"]+)"\)', (experiment.folder / "page.md.j2").read_text()))
+    assert shown == {number.table for number in published.values()}
+    missed = [each.name for each in compared if each.is_ratio and not each.reproduces]
+    assert [each for each in missed if not published[each].note] == []
+
+
+# Studies in pieces.
+
+
+def appended(path: Path, value: int) -> dict[str, int]:
+    """Leaves a mark for each time that it is measured."""
+    with path.open("a") as marks:
+        marks.write(f"{value}\n")
+    return {"value": value}
+
+
+def quiet(_text: str) -> None:
+    """Says nothing."""
+
+
+def test_a_study_that_was_interrupted_goes_on_where_it_was(tmp_path: Path) -> None:
+    marks, folder = tmp_path / "marks", tmp_path / "pieces"
+    measured = {f"piece-{value}": partial(appended, marks, value) for value in range(3)}
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        in_pieces({**measured, "piece-1": interrupted}, folder, 1, quiet)
+    found = in_pieces(measured, folder, 1, quiet)
+    assert found == {f"piece-{value}": {"value": value} for value in range(3)}
+    assert marks.read_text().split() == ["0", "1", "2"]
+
+
+def test_several_workers_find_what_one_does(tmp_path: Path) -> None:
+    tasks = {f"piece-{value}": partial(appended, tmp_path / "marks", value) for value in range(3)}
+    found = [in_pieces(tasks, tmp_path / str(workers), workers, quiet) for workers in (1, 2)]
+    assert found[0] == found[1]

@@ -1,42 +1,111 @@
-"""The live runs of the experiments in their smallest form: one job of one epoch on one slot."""
+"""The live runs of the experiments: how each is held against its replay, and the smallest of them."""
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from experiments.elastic_scaling.live import ROOT
+from experiments.ares import live as ares
+from experiments.elastic_scaling import live as elastic
 from experiments.harness.live import run_and_replay
-from experiments.shadow_price.live import run_live
+from experiments.shadow_price import live as shadow_price
+from pliant.schemas.event import Event
 from pliant.schemas.job import Job
+from pliant.tools.report.read_run import fold
+from pliant.tools.report.records import RunRecord
+from tests.builders import cluster, job
+from tests.tools.report.runs import begin, submit
+
+
+def run(*ends_s: float) -> RunRecord:
+    """Jobs of 10 s of one GPU's work that start at once and end at these times."""
+    names = [f"j{number}" for number in range(len(ends_s))]
+    events = [begin(cluster(len(ends_s)))]
+    for name in names:
+        events += [submit(job(name), 10.0), Event(0, "start", name, 1)]
+    events += [Event(end, "finish", name, 0) for end, name in sorted(zip(ends_s, names, strict=True))]
+    return fold(events)
+
+
+def test_ares_compares_jct_and_fairness() -> None:
+    jct, unfair, worst = ares.compare(run(20), run(19))
+    assert (jct.live, jct.simulated) == (20, 19)
+    assert (unfair.live, unfair.simulated) == (1.0, 1.0)
+    assert (worst.live, worst.simulated) == (pytest.approx(2.0), pytest.approx(1.9))
+    assert {each.limit for each in (jct, unfair, worst)} == {ares.LIMIT}
+    assert [each.name for each in (jct, unfair, worst)] == list(ares.WORDS)
+
+
+def test_the_page_has_what_was_recorded_and_nothing_where_nothing_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ares, "RECORD", tmp_path / "live.json")
+    assert ares.live_table() == ""
+    rows = [each.row() for each in ares.compare(run(20), run(19))]
+    ares.RECORD.write_text(json.dumps({"jobs": 1, "slots": 1, "figures": rows}))
+    assert "| average JCT, s | 20.00 | 19.00 | 5.0 % |" in ares.live_table()
+
+
+def test_elastic_scaling_compares_what_is_completed() -> None:
+    """Live, jobs end at 20 and 40 s, so one is done for 20 s and two never; simulated, at 10 and 40."""
+    found = completed, sjs, jct = elastic.compare(run(20, 40), run(10, 40))
+    assert (completed.live, completed.simulated) == (pytest.approx(20 / 40), pytest.approx(30 / 40))
+    assert (sjs.live, sjs.simulated) == (pytest.approx(20 / 60), pytest.approx(20 / 50))
+    assert (jct.live, jct.simulated) == (pytest.approx(30), pytest.approx(25))
+    assert [each.difference for each in found] == pytest.approx([0.5, 0.2, 1 / 6])
+    assert [each.row()["holds"] for each in found] == [False, False, True]
+    assert [each.name for each in found] == list(elastic.WORDS)
+    assert [each.limit for each in found] == list(elastic.LIMITS.values())
+
+
+def test_shadow_price_compares_three_figures() -> None:
+    found = shadow_price.both("demo", run(20), run(10), 1)
+    figures = {each["name"]: (each["live"], each["simulated"]) for each in found["figures"]}
+    assert figures["jct"] == (20, 10)
+    assert figures["makespan_s"] == (20, 10)
+    assert figures["rescales_per_job"] == (0, 0)
+
+
+def test_the_jobs_of_elastic_scaling_are_the_same_every_time_and_most_may_change_batch_and_size() -> None:
+    jobs = list(elastic.live_jobs(20, slots=4))
+    assert jobs == list(elastic.live_jobs(20, slots=4))
+    assert all(first.submit_time <= second.submit_time for first, second in pairwise(jobs))
+    assert {each.elastic for each in jobs} == {"none", "size+batch"}
+    assert all(each.gpus.max == 4 for each in jobs if each.elastic == "size+batch")
+
+
+def test_the_jobs_of_shadow_price_are_the_demos_and_twenty_that_are_short() -> None:
+    assert len(shadow_price.workload("demo", 2)) == 4
+    twenty = shadow_price.workload("twenty", 2)
+    assert len(twenty) == 20
+    assert twenty[-1].submit_time < 600
 
 
 @pytest.fixture
 def one() -> Job:
-    spec = {
-        "id": "one",
-        "submit_time": 0,
-        "model": "char_transformer",
-        "command": ("examples/char_transformer.py", "--epochs", "1"),
-        "workdir": str(ROOT),
-        "gpus": {"requested": 1},
-        "batch": {"size": 64},
-        "work": {"epochs": 1, "dataset_size": 4096},
-    }
-    return Job.model_validate(spec)
+    return job(
+        "one",
+        model="char_transformer",
+        command=("examples/char_transformer.py", "--epochs", "1"),
+        workdir=str(elastic.ROOT),
+        batch=64,
+        work={"epochs": 1, "dataset_size": 4096},
+    )
 
 
 @pytest.mark.torch
 def test_a_run_is_profiled_carried_out_and_replayed(one: Job, tmp_path: Path) -> None:
     live, simulated = run_and_replay(tmp_path / "out", [one], 1, ("--policy", "fifo"), steps=2)
-    for run in (live, simulated):
-        assert [job.outcome for job in run.jobs] == ["finished"]
+    for each in (live, simulated):
+        assert [job.outcome for job in each.jobs] == ["finished"]
 
 
 @pytest.mark.torch
 def test_a_service_takes_the_jobs_and_is_held_against_its_replay(one: Job, tmp_path: Path) -> None:
-    found = run_live("smallest", [one], tmp_path / "out", 1, steps=2)
+    found = shadow_price.run_live("smallest", [one], tmp_path / "out", 1, steps=2)
     assert (found["run"], found["jobs"], found["slots"]) == ("smallest", 1, 1)
     figures = {each["name"]: each for each in found["figures"]}
     assert figures["jct"]["live"] > 0

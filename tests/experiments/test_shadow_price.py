@@ -11,7 +11,7 @@ import pytest
 from benchmarks.parts import pollux_workloads
 from experiments.elastic_scaling.live import ROOT
 from experiments.harness.study import page_of, read_findings
-from experiments.shadow_price import live, measure, runs
+from experiments.shadow_price import measure, runs
 from experiments.shadow_price.ablations import NAMES, ablated
 from experiments.shadow_price.elsewhere import ELSEWHERE, elsewhere, theirs
 from experiments.shadow_price.experiment import EXPERIMENT
@@ -19,14 +19,11 @@ from experiments.shadow_price.matrix import GRACES, GROUPS, PARAMETERS, QUICK, S
 from experiments.shadow_price.rows import Rows
 from experiments.shadow_price.runs import OURS, Replay
 from experiments.shadow_price.verdict import headline
-from pliant.schemas.event import Event
 from pliant.tools.replay.sweep.recipe import SweepRecipe
-from pliant.tools.report.read_run import fold
 from pliant.tools.schedule.policies.shadow_price import sizes as shares
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.registry import describe, policy_names
-from tests.builders import cluster, job
-from tests.tools.report.runs import begin, submit
+from tests.builders import job
 
 NOT_THERE = {"dorm", "drl", "fifo-demands", "oasis", "oasis-offline", "ones", "pollux", "rrh"}
 """Slow ones, and those that need what jobs of these workloads do not state: demands, utilities."""
@@ -101,29 +98,6 @@ def test_results_of_other_groups_stay(few, tmp_path: Path, monkeypatch: pytest.M
         assert measure.main([group, "--only", only, "--out", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert {row["group"] for row in rows.values()} == {"policies", "ablations"}
-
-
-def test_a_live_run_and_its_replay_by_hand() -> None:
-    def run(end_s: float):
-        events = [begin(cluster(1)), submit(job("a"), 10.0), Event(0, "start", "a", 1)]
-        return fold([*events, Event(end_s, "finish", "a", 0)])
-
-    found = live.both("demo", run(20), run(10), 1)
-    figures = {each["name"]: (each["live"], each["simulated"]) for each in found["figures"]}
-    assert figures["jct"] == (20, 10)
-    assert figures["makespan_s"] == (20, 10)
-    assert figures["rescales_per_job"] == (0, 0)
-
-
-def test_the_live_jobs_are_the_demos_and_twenty_that_are_short() -> None:
-    assert len(live.workload("demo", 2)) == 4
-    twenty = live.workload("twenty", 2)
-    assert len(twenty) == 20
-    assert twenty[-1].submit_time < 600
-
-
-def test_the_page_is_made_from_the_results() -> None:
-    assert page_of(EXPERIMENT, read_findings(EXPERIMENT)) == EXPERIMENT.page.read_text()
 
 
 def test_the_readme_says_what_the_results_say() -> None:

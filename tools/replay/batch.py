@@ -1,7 +1,4 @@
-"""Several replays of one trace, one after the other or side by side in processes. The files are the same.
-
-:func:`worker_pool` also serves sweeps: no worker outlives its work, and Ctrl-C is the parent's alone.
-"""
+"""Several replays of one trace, in turn or side by side in processes; the files are the same."""
 
 from __future__ import annotations
 
@@ -26,9 +23,6 @@ from pliant.tools.replay.output import Summary, check_paths, output_paths, write
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.registry import make_policy, parse_pairs, policy_class
-
-Heed = Callable[[Sequence[Assumption]], None]
-"""Takes note of assumptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +49,10 @@ class WorkerError(PliantError):
 def tasks_of(
     options: ReplayOptions, policies: Sequence[str], pairs: Sequence[str], output: str, timing: bool | None
 ) -> list[Task]:
-    """One task for each policy; what their options name is read and checked.
+    """One task for each policy; the files that the options name are read and checked.
 
     :param pairs: parameters, ``[POLICY.]KEY=VALUE``.
     :param output: an event file or a folder.
-    :raises PliantError: some option cannot be followed.
     """
     read = (options.jobs, options.cluster, options.profile, options.convergence, options.failures)
     if read.count(PIPE) > 1:
@@ -73,10 +66,7 @@ def tasks_of(
 
 
 def parameters_by_policy(policies: Sequence[str], pairs: Sequence[str]) -> dict[str, dict[str, str]]:
-    """``--param`` options (``POLICY.KEY=VALUE``, or ``KEY=VALUE`` with one policy) sorted by policy.
-
-    :raises UsageError: an option names no policy of the list, or none where there are several.
-    """
+    """``--param`` options (``POLICY.KEY=VALUE``, or ``KEY=VALUE`` with one policy) by policy."""
     found: dict[str, dict[str, str]] = {name: {} for name in policies}
     for key, value in parse_pairs(pairs).items():
         name, dot, rest = key.rpartition(".")
@@ -94,15 +84,13 @@ def replay_all(
     *,
     workers: int = 1,
     advance: Advance | None = None,
-    heed: Heed | None = None,
+    heed: Callable[[Sequence[Assumption]], None] | None = None,
 ) -> list[Summary]:
     """Carry out all tasks and write their files; the summaries come in the order of the tasks.
 
     :param workers: processes; each reads the inputs itself.
-    :param advance: notified of jobs that are done, over all tasks.
-    :param heed: called with what the replays take for granted, each thing once, before the first begins.
-    :raises BadInputError: with every problem of the inputs, or with what strict tasks would assume.
-    :raises UsageError: a policy or a parameter is unknown, or stdin would have to be read by several workers.
+    :param advance: called with the jobs done and the jobs there are, over all tasks.
+    :param heed: called once with all assumptions, before the first replay begins.
     :raises ServiceMissingError: a worker was killed, or memory ran out.
     """
     for task in tasks:
@@ -128,10 +116,7 @@ def replay_all(
 
 
 def carry_out(inputs: Inputs, task: Task, advance: Advance | None = None) -> Summary:
-    """Carry out one task on inputs that are read already, and write its files.
-
-    :raises BadInputError: the task is strict and something would be assumed.
-    """
+    """Replay one task on inputs that are already read, and write its files."""
     with spared_by_garbage_collection():
         done = replay(inputs, task.run, timing=task.timing is True, advance=advance)
         write(
@@ -141,7 +126,6 @@ def carry_out(inputs: Inputs, task: Task, advance: Advance | None = None) -> Sum
 
 
 def _part(advance: Advance | None, number: int, parts: int) -> Advance | None:
-    """Progress of one task as part of the progress of all."""
     if advance is None:
         return None
     return lambda done, total: advance(number * (total or 0) + done, parts * (total or 0))
@@ -163,7 +147,6 @@ def _side_by_side(
 
 
 _inputs: Inputs | None = None
-"""What this worker process replays; set once when it begins."""
 
 
 def _begin(sources: Sources) -> None:
@@ -189,6 +172,8 @@ def _out_of_memory(inputs: Inputs) -> OutOfMemoryError:
 @contextmanager
 def worker_pool(workers: int, begin: Callable[[], None] | None = None) -> Iterator[ProcessPoolExecutor]:
     """Fresh processes that each call ``begin`` first; all are gone after the block, however it ends.
+
+    Ctrl-C is the parent's alone.
 
     :raises ServiceMissingError: a worker was killed and the block let that through.
     """

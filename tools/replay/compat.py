@@ -1,9 +1,7 @@
 """Replaying as published simulators do: a preset switches all quirks of one simulator on together.
 
-docs/replay-compat.md says what each quirk does and why one would not want it otherwise. After the presets
-come the parts of the simulator of Pollux (OSDI '21): its epochs, how it cuts batches, what its Optimus
-knows that no scheduler could, and pieces of progress that last whole seconds, as a simulator that steps
-through seconds sees them.
+docs/replay-compat.md says what each quirk does and why one would not want it otherwise. The presets come
+first, then the parts of the simulator of Pollux (OSDI '21).
 """
 
 from __future__ import annotations
@@ -60,7 +58,6 @@ class Compat:
     cost_s: float = 0.0
     """Seconds without progress after a start and after every change, unless the replay says otherwise."""
     quirks: Quirks = field(default_factory=Quirks)
-    """Of the simulated cluster."""
     max_epochs: Mapping[str, int] = field(default_factory=dict)
     """Epochs of the jobs of some models."""
     most_local: Mapping[str, int] = field(default_factory=dict)
@@ -95,10 +92,6 @@ NONE: Final = Compat()
 
 
 def preset(name: str | None) -> Compat:
-    """A preset by name.
-
-    :raises UsageError: there is none of that name.
-    """
     if name is None:
         return NONE
     if name not in PRESETS:
@@ -107,7 +100,6 @@ def preset(name: str | None) -> Compat:
 
 
 def settle(compat: Compat, jobs: Iterable[Job], policy: Policy) -> list[Job]:
-    """The jobs as a policy that chooses sizes and batches finds them: those of settled models are rigid."""
     if policy.elasticity != "size+batch":
         return list(jobs)
     return [_settled(job, *compat.settled[job.model]) if job.model in compat.settled else job for job in jobs]
@@ -121,11 +113,7 @@ def _settled(job: Job, gpus: int, batch: int) -> Job:
 def simulator_model(
     compat: Compat, inputs: Inputs, times: ThroughputByPlacement, round_s: float | None, *, stepwise: bool
 ) -> tuple[ProgressModel, Oracle]:
-    """How jobs train in the simulator, and what policies know in it.
-
-    :param round_s: seconds between decisions.
-    :param stepwise: the batch may change after each epoch.
-    """
+    """How jobs train in the simulator, and what policies know in it; ``round_s`` is between decisions."""
     cut = SteppedCut(times, inputs.tables)
     model = SimulatorEpochs(inputs.tables, cut, compat.max_epochs, round_s=round_s, stepwise=stepwise)
     return model, Truth(model, cut, times, inputs.cluster, compat.most_gpus)
@@ -143,7 +131,6 @@ class SimulatorEpochs(EpochProgress):
         round_s: float | None = None,
         stepwise: bool = False,
     ) -> None:
-        """``max_epochs``: by model; others have those of the job. ``round_s``: seconds between decisions."""
         super().__init__(tables, stepwise=stepwise)
         self._cut = cut
         self._max_epochs = max_epochs
@@ -168,13 +155,11 @@ class SteppedCut:
     """Cuts batches as the Pollux simulator does, at the step time of the very placement."""
 
     def __init__(self, times: ThroughputByPlacement, tables: Mapping[str, Validation]) -> None:
-        """``tables`` by the key that jobs name in ``convergence``."""
         self._times = times
         self._tables = tables
         self._known: dict[tuple[object, ...], BatchCut | None] = {}
 
     def __call__(self, job: JobState) -> BatchCut | None:
-        """The cut for the GPUs that the job holds, in the order in which it lists its nodes."""
         ring = tuple(count for _, count in job.placement)
         key = (job.spec.model, job.spec.convergence, job.gpu_type, ring, job.global_batch)
         if key not in self._known:
@@ -210,10 +195,9 @@ class SteppedCut:
 def split(
     batch: int, gpus: int, most_local: int | None, most_batch: int, *, accumulate: bool
 ) -> tuple[int, int]:
-    """(micro-batch of a GPU, micro-steps) for a fixed batch.
+    """(micro-batch of a GPU, micro-steps) for a fixed batch; ``accumulate``: at least two micro-steps.
 
-    Shares are rounded up, so the batch may grow, but not beyond ``most_batch``. ``accumulate``: at least two
-    micro-steps.
+    Shares are rounded up, so the batch may grow, but not beyond ``most_batch``.
     """
     local = -(-batch // gpus)
     steps = 1 if most_local is None else -(-local // most_local)
@@ -233,7 +217,6 @@ class Truth:
         cluster: Cluster,
         most_gpus: Mapping[str, int],
     ) -> None:
-        """``most_gpus``: of some models."""
         self._model = model
         self._cut = cut
         self._times = times
@@ -279,7 +262,6 @@ class Truth:
         return min(most, job.spec.max_gpus(2**31))
 
     def kind(self, job: JobState) -> object:
-        """Jobs of a model and batch have the same step times."""
         return job.spec.model, job.spec.convergence, job.reference_batch
 
 
@@ -290,7 +272,6 @@ class WholeSecondPieces(Pieces):
     """
 
     def __init__(self, bounds: Sequence[float], rates: Sequence[float], round_s: float | None = None) -> None:
-        """``round_s``: seconds between decisions, None without rounds."""
         super().__init__(bounds, rates)
         self.round_s = round_s
 

@@ -1,6 +1,4 @@
-"""What a replay needs, read and checked once for all its policies, and what it takes for granted because
-its inputs do not say it.
-"""
+"""What a replay needs, read and checked once for all its policies, and what it assumes beyond that."""
 
 from __future__ import annotations
 
@@ -61,10 +59,6 @@ class Sources:
 
     @garbage_collection_paused()
     def read(self) -> Inputs:
-        """Read and check everything.
-
-        :raises BadInputError: with every problem.
-        """
         profile = None if self.profile is None else read_profile(self.profile)
         jobs = sorted(read_jobs(self.jobs), key=lambda job: (job.submit_time, job.id))
         tables = {} if self.convergence is None else validations(read_convergence(self.convergence))
@@ -85,7 +79,6 @@ class Inputs:
     tables: Mapping[str, Validation] = field(default_factory=dict)
     """Validation runs by the key that jobs name in ``convergence``."""
     name: str | None = None
-    """What reports call the trace."""
 
     @cached_property
     def trace_hash(self) -> str:
@@ -117,9 +110,8 @@ def inputs(
 ) -> Inputs:
     """Check a trace against cluster and profile; ``source`` is what messages call it.
 
-    A job that states no work does that of its validation run in ``tables``.
-
-    A job that is too large for the cluster is not an error: the replay says what becomes of it.
+    A job without stated work does that of its validation run in ``tables``. A job that is too large for the
+    cluster is not an error: the replay says what becomes of it.
 
     :raises BadInputError: a job's work is unknown or has no number of samples, or its model is not profiled.
     """
@@ -136,7 +128,6 @@ def inputs(
 
 
 def _unknown_work(jobs: Sequence[Job], cluster: Cluster, throughput: Throughput) -> Iterator[str]:
-    """What is wrong with the work of each job that has no number of samples."""
     speeds = Speeds(throughput, node_states(cluster))
     good: set[tuple[object, ...]] = set()
     for job in jobs:
@@ -156,7 +147,7 @@ def _unknown_work(jobs: Sequence[Job], cluster: Cluster, throughput: Throughput)
 
 
 def _magnitude(work: Work) -> object:
-    """What a trace's jobs share, of their work: its form, and whether its amount is usual or extreme."""
+    """What decides whether work can be counted in samples: its form, and its amount where extreme."""
     match work:
         case SampleWork(samples=amount) | IterationWork(iterations=amount) | GpuTimeWork(gpu_seconds=amount):
             pass
@@ -168,19 +159,14 @@ def _magnitude(work: Work) -> object:
 def assumed(
     inputs: Inputs, conditions: Conditions, simulated: SimulatedCluster, policy: type[Policy]
 ) -> tuple[Assumption, ...]:
-    """All that one replay takes for granted, each thing once, however many jobs it concerns."""
-    measured = None if inputs.profile is None else kinds_measured(inputs.profile.rows)
-    speeds = speeds_assumed(inputs.models, inputs.cluster, measured)
     rows = () if inputs.profile is None else inputs.profile.rows
-    speeds += speeds_disturbed(inputs.models, shares_busy(rows))
-    sharing = sharing_assumed(inputs.cluster, policy)
-    rigid = nothing_to_resize(inputs.jobs, policy)
-    costs = _costs(inputs, conditions, simulated)
+    measured = None if inputs.profile is None else kinds_measured(rows)
     return (
-        *speeds,
-        *sharing,
-        *rigid,
-        *costs,
+        *speeds_assumed(inputs.models, inputs.cluster, measured),
+        *speeds_disturbed(inputs.models, shares_busy(rows)),
+        *sharing_assumed(inputs.cluster, policy),
+        *nothing_to_resize(inputs.jobs, policy),
+        *_costs(inputs, conditions, simulated),
         *_progress(inputs, conditions),
         *_unused(inputs, conditions, simulated),
     )
@@ -199,7 +185,7 @@ def _costs(inputs: Inputs, conditions: Conditions, simulated: SimulatedCluster) 
 
 
 def _progress(inputs: Inputs, conditions: Conditions) -> Iterator[Assumption]:
-    """Jobs that train by samples though they name a validation run; no progress model was asked for."""
+    """Jobs that name a validation run and train by samples, where no progress model was asked for."""
     if conditions.progress is not None or conditions.compat is not None:
         return
     named = [job.convergence for job in inputs.jobs if job.convergence is not None]

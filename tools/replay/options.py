@@ -1,14 +1,14 @@
 """The options of a replay, each declared once: a field with its type, default, bounds and words.
 
-The command makes its options of these dataclasses without loading what a replay needs. Recipes of sweeps and
-their tasks are records that inherit the fields. The head of an event file says what became of them.
+The command makes its options of these dataclasses without loading what a replay needs; recipes of sweeps
+and their tasks inherit the fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import inf, nan
+from math import inf, isfinite, nan
 from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Gt
@@ -172,7 +172,7 @@ class Conditions:
     )
 
     def wrong(self) -> Iterator[tuple[str, str]]:
-        """(field, what is wrong with it), as far as the bounds of its type do not say it."""
+        """(field, what is wrong with it), beyond the bounds of its type."""
         if self.interval and not SHORTEST_INTERVAL_S <= self.interval < inf:
             yield "interval", f"{self.interval:g}: expected 0, or {SHORTEST_INTERVAL_S:g} s or more"
         if self.predictor is not None and self.demand != "predicted":
@@ -196,18 +196,25 @@ class ReplayOptions(Conditions):
 
 
 def parse_noise_scales(text: str | None) -> dict[str, float]:
-    """Noise scales by model from ``SAMPLES`` or ``MODEL=SAMPLES,…``; "" stands for all other models.
+    """Noise scales by model from ``SAMPLES`` or ``MODEL=SAMPLES,…``; "" stands for all other models."""
+    expected = "expected samples above 0, or MODEL=SAMPLES"
+    parts = stated_numbers(text, "--noise-scale", lambda samples: samples > 0, expected) if text else ()
+    return {model or "": samples for model, samples in parts}
 
-    :raises UsageError: a number is missing or not above 0.
+
+def stated_numbers(
+    text: str, option: str, fits: Callable[[float], bool], expected: str
+) -> Iterator[tuple[str | None, float]]:
+    """(model, number) of each part of ``NUMBER`` or ``MODEL=NUMBER,…``; the model of a bare number is None.
+
+    :raises UsageError: a number is missing, infinite, or does not fit.
     """
-    found = {}
-    for part in text.split(",") if text else ():
-        model, _, number = part.rpartition("=")
+    for part in text.split(","):
+        model, equals, number = part.rpartition("=")
         try:
-            samples = float(number)
+            value = float(number)
         except ValueError:
-            samples = nan
-        if not 0 < samples < inf:
-            raise UsageError(f'--noise-scale "{part}": expected samples above 0, or MODEL=SAMPLES')
-        found[model] = samples
-    return found
+            value = nan
+        if not (isfinite(value) and fits(value)):
+            raise UsageError(f'{option} "{part}": {expected}')
+        yield model if equals else None, value

@@ -1,7 +1,4 @@
-"""What came of a replay, and where it goes: one event file and one summary for each.
-
-Parquet is written block by block, so that only one block of text is in memory at a time.
-"""
+"""The event file and the summary of a replay."""
 
 from __future__ import annotations
 
@@ -29,12 +26,9 @@ if TYPE_CHECKING:
 _PARQUET: Final = ".parquet"
 _FILES: Final = (_PARQUET, ".jsonl")
 _BLOCK: Final = 1 << 16
-"""Events in one block (row group)."""
 _REJECT: Final = EVENT_NAMES.index("reject")
 _JOBS_NAMED: Final = 5
-"""Jobs that are named where several are left for one reason."""
 _REASONS_LISTED: Final = 10
-"""Reasons that get a line of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +46,6 @@ class Summary:
     rejections: tuple[Unfinished, ...]
     """Jobs that the policy turned away for good."""
     end_s: float
-    """Simulated time of the last event."""
     events: int
     decisions: int
     decision_seconds: float | None
@@ -68,7 +61,7 @@ class Summary:
     """What was taken for granted because no input said it."""
 
     def lines(self) -> list[str]:
-        """The outcome in words, jobs that are left and why included."""
+        """The outcome in words, with the unfinished jobs and why."""
         parts = [f"{self.finished} of {counted(self.jobs, 'job')} finished"]
         parts += [f"{self.rejected} rejected"] if self.rejected else []
         spent = (
@@ -98,7 +91,7 @@ class Unfinished:
 def unfinished(session: Session, *, stands_still: bool = False) -> list[Unfinished]:
     """All jobs left in a session that will not change any more, in order of arrival.
 
-    :param stands_still: jobs come and go, but none gets done with being started or rescaled.
+    :param stands_still: the policy moves jobs more often than they can pay for starts.
     """
     left = sorted(session.jobs.values(), key=lambda job: job.arrival)
     return [Unfinished(job.id, _reason(job, session, stands_still)) for job in left]
@@ -125,13 +118,12 @@ def _reason(job: JobState, session: Session, stands_still: bool) -> str:
 
 
 def rejections(log: EventLog) -> list[Unfinished]:
-    """All jobs that the policy turned away for good, in the order in which it did."""
     rows = [row for row, code in enumerate(log.event) if code == _REJECT]
     return [Unfinished(log.jobs[log.job[row]], json.loads(log.detail(row) or "{}")["reason"]) for row in rows]
 
 
 def in_words(jobs: Iterable[Unfinished], what: str) -> Iterator[str]:
-    """One line for each reason, with the number of jobs and the names of the first; ``what`` they are."""
+    """One line for each reason, with the number of jobs and the names of the first."""
     by_reason: dict[str, list[str]] = {}
     for each in jobs:
         by_reason.setdefault(each.reason, []).append(each.job)
@@ -145,11 +137,7 @@ def in_words(jobs: Iterable[Unfinished], what: str) -> Iterator[str]:
 
 
 def output_paths(output: str, policies: Sequence[str]) -> list[str]:
-    """The event file of each policy: ``output`` itself if it is a pipe or a file, else one in that folder.
-
-    :raises UsageError: several policies and one file, a policy named twice, or neither
-        a file of events nor a folder.
-    """
+    """The event file of each policy: ``output`` itself if it is a pipe or a file, else one in that folder."""
     twice = sorted({name for name in policies if policies.count(name) > 1})
     if twice:
         raise UsageError(f'policy "{twice[0]}" is named twice: replay it twice, into different folders')
@@ -163,7 +151,6 @@ def output_paths(output: str, policies: Sequence[str]) -> list[str]:
 
 
 def _refuse_no_folder(output: str) -> None:
-    """Refuse what exists and is not a folder, and names of files in forms that are not written."""
     folder = Path(output)
     if folder.exists():
         if not folder.is_dir():
@@ -175,10 +162,7 @@ def _refuse_no_folder(output: str) -> None:
 
 
 def check_paths(paths: Iterable[str]) -> None:
-    """Refuse event files that could not be written, before the replays; nothing is made.
-
-    :raises PliantError: as :func:`~pliant.schemas.file_io.files.check_output` does.
-    """
+    """Refuse event files that could not be written, before the replays; nothing is made."""
     for path in paths:
         check_output(path, makes_folder=True)
         if path != PIPE:
@@ -186,16 +170,14 @@ def check_paths(paths: Iterable[str]) -> None:
 
 
 def write(log: EventLog, summary: Summary, path: str) -> None:
-    """Write the event file, Parquet by its name, else JSON Lines, and unless to stdout a summary beside it.
-
-    :raises UsageError: the place cannot be written.
-    """
+    """Write the event file (Parquet or JSON Lines by its name) and, unless to stdout, a summary beside it."""
     if path == PIPE:
         write_bytes(path, log.json_lines())
         return
     make_folder(Path(path).parent)
     write_bytes(path, parquet_bytes(log) if path.endswith(_PARQUET) else log.json_lines())
-    write_bytes(summary_path(path), summary_bytes(summary))
+    fields = {name: value for name, value in asdict(summary).items() if value is not None}
+    write_bytes(summary_path(path), f"{json.dumps(fields, ensure_ascii=False, indent=2)}\n".encode())
 
 
 def summary_path(path: str) -> str:
@@ -204,7 +186,7 @@ def summary_path(path: str) -> str:
 
 
 def read_summary(path: str) -> dict[str, Any]:
-    """The fields of a summary; none where it was removed or is damaged, for the event file is what counts."""
+    """The fields of a summary; none if it is missing or damaged, for the event file is what counts."""
     try:
         found = json.loads(Path(path).read_bytes())
     except (OSError, ValueError):
@@ -212,14 +194,8 @@ def read_summary(path: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def summary_bytes(summary: Summary) -> bytes:
-    """The summary as JSON, one field a line; what is null is left out."""
-    fields = {name: value for name, value in asdict(summary).items() if value is not None}
-    return (json.dumps(fields, ensure_ascii=False, indent=2) + "\n").encode()
-
-
 def parquet_bytes(log: EventLog) -> bytes:
-    """The file of all events. Equal events give equal bytes."""
+    """The file of all events; equal events give equal bytes. Only one block is text at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -252,7 +228,7 @@ def _column(log: EventLog, field: pa.Field, rows: range, known: dict[str, pa.Arr
 
 
 def _numbers(values: array[Any]) -> pa.Array:
-    """What is not its own absolute value is null: NaN and negative numbers."""
+    """Arrow numbers with null for NaN and negative values."""
     import pyarrow as pa
 
     found = number_array(values)

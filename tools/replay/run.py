@@ -1,9 +1,4 @@
-"""Replay a trace under a policy: what the conditions come to, the run itself, and its event log and
-summary.
-
-:func:`prepared` says which speeds, which progress model, whose quirks and which costs a run has, and how
-often the policy is asked.
-"""
+"""Replay a trace under a policy: conditions become speeds, costs, progress and quirks, then it runs."""
 
 from __future__ import annotations
 
@@ -55,7 +50,6 @@ class Run:
     """Values, or the text of ``--param KEY=VALUE``."""
     seed: int = 0
     conditions: Conditions = field(default_factory=Conditions)
-    """As they were stated."""
     simulated: SimulatedCluster = field(default_factory=SimulatedCluster)
     """The costs and failures that the conditions name, read from their files."""
 
@@ -68,16 +62,15 @@ class Replayed:
     log: EventLog
     summary: Summary
     session: Session
-    """Where it ended."""
 
 
 def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance | None = None) -> Replayed:
     """Replay the trace of ``inputs``; equal inputs give equal logs.
 
-    :param timing: say in the log, too, how long decisions took on this machine.
+    :param timing: write decision times of this machine into the log, too.
     :raises UsageError: the policy or a parameter is unknown.
-    :raises BadInputError: work is stated in GPU-seconds at a size that has no speed, or an event of a node
-        that the cluster does not have; or a strict replay takes something for granted.
+    :raises BadInputError: GPU-seconds at a size without a speed, an event of an unknown node, or a strict
+        replay that would assume something.
     """
     assumptions = assumed(inputs, run.conditions, run.simulated, policy_class(run.policy))
     if run.conditions.strict:
@@ -142,11 +135,7 @@ class PreparedReplay(NamedTuple):
 
 @garbage_collection_paused()
 def prepared(run: Run, compat: Compat, policy: Policy, inputs: Inputs) -> PreparedReplay:
-    """All that follows from the conditions of a run.
-
-    :raises UsageError: a profile or a convergence table is missing, or they contradict themselves.
-    :raises BadInputError: a job has no table that it needs.
-    """
+    """All that follows from the conditions of a run."""
     conditions = run.conditions
     _check(conditions, compat, inputs)
     asked_s = _interval(conditions.interval, compat, policy)
@@ -244,7 +233,7 @@ def _check_noise(conditions: Conditions, inputs: Inputs) -> None:
 def _model(
     name: ProgressName | None, conditions: Conditions, inputs: Inputs, *, stepwise: bool
 ) -> ProgressModel | None:
-    """Returns None for the progress model that the simulated cluster has."""
+    """Returns None for the progress model of the simulated cluster."""
     tables = inputs.tables
     if name == "samples" or (name is None and not tables):
         return None
@@ -262,7 +251,7 @@ def _forecast(run: Run) -> WorkForecast:
 def _with_failures(
     run: Run, simulated: SimulatedCluster, inputs: Inputs, session: Session
 ) -> SimulatedCluster:
-    """The simulated cluster of a run with all its node events, drawn ones included."""
+    """The simulated cluster with all node events of the run, drawn ones included."""
     _check_nodes(inputs, simulated)
     if simulated.mtbf is None or not inputs.jobs:
         return replace(simulated, node_events=together(simulated.node_events))

@@ -1,6 +1,6 @@
-"""An independent bookkeeper: what an event table says that jobs held and did, worked out from scratch.
+"""An independent bookkeeper: from an event table it computes what each job held and did.
 
-It knows the cluster, how fast a model is, how progress follows from speed; of the engine it knows nothing.
+It knows the cluster, how fast a model is and how progress follows from speed, and nothing of the engine.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Ledger:
         return Stay(event, paid_s, batch / seconds if seconds else 0.0, saved_s, account.done)
 
     def _pass(self, from_s: float, to_s: float) -> None:
-        """Everybody goes on from one moment to the next."""
+        """Every job goes on from one moment to the next."""
         stays = [account.stay for account in self.accounts.values() if account.stay is not None]
         cuts = {cut_s for stay in stays for cut_s in (stay.paid_s, stay.saved_s) if from_s < cut_s < to_s}
         contended = self._contended(stays)

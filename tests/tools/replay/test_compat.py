@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import UsageError
-from pliant.schemas.io import write_cluster
+from pliant.schemas.job import Elasticity
 from pliant.tools.replay.compat import (
     NONE,
     POLLUX,
@@ -18,20 +20,25 @@ from pliant.tools.replay.compat import (
     WholeSecondPieces,
     file_order,
     preset,
+    settle,
     split,
     whole_second_end,
 )
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.running import Rounds
 from pliant.tools.replay.engine.simulated_cluster import Quirks, SimulatedCluster
-from pliant.tools.replay.importers.run import import_trace
-from pliant.tools.replay.inputs import Inputs, Sources
+from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.progress.protocol import ProgressModel, Segment
 from pliant.tools.replay.run import Run, replay
+from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.schedule.policies.pollux.policy import Pollux
 from pliant.tools.schedule.policies.tiresias import Tiresias
+from pliant.tools.schedule.policy import Decision, Policy, Target
+from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster, job
-from tests.tools.replay.world import given, play, story
+from tests.tools.replay.importers.importing import pollux_inputs
+from tests.tools.replay.world import ends, given, play, story
 
 
 def test_nothing_is_on_by_default():
@@ -129,14 +136,11 @@ def test_it_needs_what_it_is_made_of():
         replay(world, Run("tiresias", conditions=Conditions(speeds="placement")))
 
 
-def imported(data: Path, folder: Path, workload: int) -> Inputs:
-    """A workload of the Pollux simulator on 16 nodes of 4 GPUs."""
-    import_trace("pollux", [str(data / "pollux")], str(folder), workload=f"workload-{workload}.csv")
-    nodes = {"name": "n{}", "gpus": 4, "gpu_type": "t4", "count": 16}
-    write_cluster(Cluster.model_validate({"nodes": (nodes,)}), folder / "cluster.json")
-    names = ("jobs.jsonl", "cluster.json", "profile.parquet")
-    jobs, machines, profile = (str(folder / name) for name in names)
-    return Sources(jobs, machines, profile, convergence=str(folder / "convergence.parquet")).read()
+@pytest.fixture(scope="module")
+def imported(reference_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Inputs]:
+    """A workload of the Pollux simulator by its number."""
+    data, new = reference_data / "pollux", partial(tmp_path_factory.mktemp, "workload")
+    return cache(lambda number: pollux_inputs(data, f"workload-{number}.csv", 16, new()))
 
 
 def average_s(inputs: Inputs, policy: str, **more) -> float:
@@ -150,14 +154,14 @@ def average_s(inputs: Inputs, policy: str, **more) -> float:
 @pytest.mark.parametrize(
     ("workload", "tiresias_s", "optimus_s"), [(6, 3469.69375, 5301.875), (1, 2473.65, 4087.0625)]
 )
-def test_averages_are_those_of_the_simulator(reference_data, tmp_path, workload, tiresias_s, optimus_s):
-    inputs = imported(reference_data, tmp_path, workload)
+def test_averages_are_those_of_the_simulator(imported, workload, tiresias_s, optimus_s):
+    inputs = imported(workload)
     assert average_s(inputs, "tiresias") == tiresias_s
     assert average_s(inputs, "optimus") == optimus_s
 
 
-def test_the_output_says_what_was_assumed(reference_data, tmp_path):
-    inputs = imported(reference_data, tmp_path, 6)
+def test_the_output_says_what_was_assumed(imported):
+    inputs = replace(imported(6), jobs=imported(6).jobs[:3])
     infos = {
         name: next(replay(inputs, Run(name, conditions=Conditions(compat="pollux"))).log.events()).detail
         or {}
@@ -170,8 +174,8 @@ def test_the_output_says_what_was_assumed(reference_data, tmp_path):
     assert "oracle" not in infos["tiresias"], "it asks for none"
 
 
-def test_what_a_replay_states_wins_over_the_preset(reference_data, tmp_path):
-    inputs = imported(reference_data, tmp_path, 6)
+def test_what_a_replay_states_wins_over_the_preset(imported):
+    inputs = imported(6)
     free = SimulatedCluster(start_cost=Cost(0.0), rescale_cost=Cost(0.0))
     assert average_s(inputs, "tiresias", simulated=free) < 3469.69375
     assert average_s(inputs, "tiresias", parameters={"placement": "compact"}) != 3469.69375
@@ -184,16 +188,6 @@ def test_every_quirk_is_documented():
     assert [name for name in sorted(names) if f"| `{name}`" not in text] == []
     stated = {f"{key}={value}".lower() for each in POLLUX.parameters.values() for key, value in each.items()}
     assert [pair for pair in sorted(stated) if f"`{pair}`" not in text] == []
-
-
-def test_whole_seconds_are_rounded_piece_by_piece():
-    pieces = WholeSecondPieces([0.0, 10.4, 20.0, 30.6], [1.0, 1.0, 1.0])
-    assert pieces.ends_s == [0, 10, 20, 31]  # 10.4, 9.6 and 10.6 seconds
-    trajectory = pieces.trajectory(0.0)
-    assert trajectory.seconds == 31
-    assert trajectory.samples_done(0.0, 10.0) == 10.4, "rounded down, it is over sooner"
-    assert trajectory.samples_done(0.0, 19.9) == pytest.approx(20.0), "rounded up, it waits at the bound"
-    assert pieces.trajectory(5.0).seconds == 5 + 10 + 11  # 5.4 seconds left of the first
 
 
 def test_what_is_rounded_down_to_a_round_is_not_over_in_it():
@@ -214,3 +208,53 @@ def test_pieces_of_no_time_follow_each_other_at_once():
     trajectory = pieces.trajectory(0.0)
     assert trajectory.samples_done(0.0, 60.0) == 60.0, "the first is over, the next was cut to nothing"
     assert trajectory.samples_done(0.0, 61.0) == pytest.approx(61.4)
+
+
+# Changes of the batch alone.
+
+
+if TYPE_CHECKING:
+    import numpy as np
+
+BATCH = {"size": 32, "min": 32, "max": 64}
+
+
+class Rebatches(Policy):
+    """Starts its job at once and doubles its batch at a given time."""
+
+    name: ClassVar[str] = "rebatches"
+    elasticity: ClassVar[Elasticity] = "size+batch"
+
+    def __init__(self, at_s: float) -> None:
+        self.at_s = at_s
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        batch = 64 if snapshot.time_s >= self.at_s else 32
+        return Decision({name: Target(1, None, batch) for name in snapshot.jobs}, ask_again_s=self.at_s)
+
+
+@pytest.mark.parametrize(("free", "end_s"), [(True, 5 + 100), (False, 5 + 100 + 5)])
+def test_another_batch_costs_a_rescale_unless_it_is_free(free: bool, end_s: float) -> None:
+    simulated = SimulatedCluster(Cost(5), Cost(5), quirks=Quirks(free_rebatch=free))
+    trace = [job("a", elastic="size+batch", batch=BATCH, gpu_seconds=100)]
+    assert ends(play(Rebatches(50), trace, cluster(1), simulated=simulated)) == {"a": end_s}
+
+
+def test_a_free_change_still_waits_for_the_start_to_be_paid() -> None:
+    simulated = SimulatedCluster(Cost(5), Cost(5), quirks=Quirks(free_rebatch=True))
+    trace = [job("a", elastic="size+batch", batch=BATCH, gpu_seconds=100)]
+    engine = play(Rebatches(2), trace, cluster(1), simulated=simulated)
+    assert ends(engine) == {"a": 5 + 100}
+    assert [event.overhead_seconds for event in engine.log.events() if event.overhead_seconds] == [2, 3]
+
+
+def test_settled_models_are_rigid_for_policies_that_choose_both() -> None:
+    trace = [
+        job("ncf-0", gpus=2, elastic="size+batch", batch=BATCH, model="ncf"),
+        job("bert-1", gpus=2, elastic="size+batch", batch=BATCH, model="bert"),
+    ]
+    first, second = settle(POLLUX, trace, Pollux())
+    assert (first.gpus.requested, first.batch.size, first.elastic) == (1, 32768, "none")
+    assert second == trace[1]
+    assert settle(POLLUX, trace, Fifo()) == trace
+    assert settle(NONE, trace, Pollux()) == trace

@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pliant.schemas.cluster import Cluster
-from pliant.schemas.io import write_cluster
-from pliant.tools.replay.importers.run import CONVERGENCE, JOBS, PROFILE, import_trace
-from pliant.tools.replay.inputs import Inputs, Sources
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
+from tests.tools.replay.importers.importing import pollux_inputs
 from tests.tools.replay.pollux_by_hand import Application, Optimus, Tiresias, simulated
 
 Row = Mapping[str, object]
@@ -31,16 +28,6 @@ def sheet(path: Path, rows: Sequence[Row]) -> Path:
     return path
 
 
-def imported(data: Path, workload: Path, nodes: int, folder: Path) -> Inputs:
-    import_trace("pollux", [str(data)], str(folder), workload=str(workload))
-    four = {"name": "n{}", "gpus": 4, "gpu_type": "t4", "count": nodes}
-    write_cluster(Cluster.model_validate({"nodes": (four,)}), folder / "cluster.json")
-    jobs, machines, profile, tables = (
-        str(folder / name) for name in (JOBS, "cluster.json", PROFILE, CONVERGENCE)
-    )
-    return Sources(jobs, machines, profile, convergence=tables).read()
-
-
 @cache
 def measured(data: Path) -> dict[str, Application]:
     return {
@@ -51,7 +38,7 @@ def measured(data: Path) -> dict[str, Application]:
 def agree(data: Path, apps: Mapping[str, Application], rows: Sequence[Row], nodes: int, folder: Path) -> None:
     """Both policies end every job at the very second that the simulator does."""
     workload = sheet(folder / "workload.csv", rows)
-    inputs = imported(data, workload, nodes, folder)
+    inputs = pollux_inputs(data, workload, nodes, folder)
     for policy, by_hand in BY_HAND.items():
         log = replay(inputs, Run(policy, conditions=Conditions(compat="pollux"))).log
         ends = {event.job: event.time for event in log.events() if event.event == "finish"}
@@ -127,7 +114,7 @@ def made_up(
         )
 
 
-@pytest.mark.parametrize(("seed", "nodes"), [(0, 2), (1, 4), (2, 18)])
+@pytest.mark.parametrize(("seed", "nodes"), [(0, 2), (2, 18)])
 def test_every_job_of_a_made_up_world_ends_at_the_same_second(tmp_path: Path, seed: int, nodes: int) -> None:
     rng = random.Random(seed)
     traces = tmp_path / "data" / "traces"
@@ -139,7 +126,7 @@ def test_every_job_of_a_made_up_world_ends_at_the_same_second(tmp_path: Path, se
     agree(tmp_path / "data", apps, rows, nodes, tmp_path / "in")
 
 
-@pytest.mark.parametrize(("seed", "nodes"), [(0, 4), (1, 8), (2, 16), (3, 32)])
+@pytest.mark.parametrize(("seed", "nodes"), [(0, 4), (2, 16)])
 def test_every_job_of_all_six_applications_ends_at_the_same_second(
     reference_data: Path, tmp_path: Path, seed: int, nodes: int
 ) -> None:
@@ -148,16 +135,3 @@ def test_every_job_of_all_six_applications_ends_at_the_same_second(
     assert sorted(apps) == ["bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"]
     rows = random_rows(rng, apps, 12, 4 * nodes, until_s=4000)
     agree(data, apps, rows, nodes, tmp_path)
-
-
-def test_a_workload_that_arrives_in_another_order_ends_at_the_same_second(
-    reference_data: Path, tmp_path: Path
-) -> None:
-    data, rng = reference_data / "pollux", random.Random(4)
-    apps = measured(data)
-    with (data / "workloads" / "workload-6.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["application"] != "imagenet"][:60]
-    times = [str(float(row["time"]) / 2) for row in rows]
-    rng.shuffle(times)
-    rows = [row | {"time": time_s} for row, time_s in zip(rows, times, strict=True)]
-    agree(data, apps, rows, 16, tmp_path)

@@ -1,12 +1,7 @@
-"""What starting and rescaling costs: seconds in which a job holds its GPUs and does not train.
-
-Costs are stated by options, taken from what a run measured (:func:`costs_from_events`), or from what
-``pliant profile --costs`` measured (:func:`costs_from_profile`).
-"""
+"""What starting and rescaling cost: seconds in which a job holds its GPUs and does not train."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
@@ -18,7 +13,7 @@ from pliant.schemas.file_io.files import PIPE
 from pliant.schemas.io import read_events, read_profile
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.throughput import by_model, rescales
-from pliant.tools.replay.options import DEFAULT_COST_S
+from pliant.tools.replay.options import DEFAULT_COST_S, stated_numbers
 
 Kind = Literal["start", "rescale", "resume"]
 _REPORTS: Final = frozenset({"progress", "epoch", "checkpoint"})
@@ -37,7 +32,7 @@ class Cost:
         return self.by_model.get(model, self.default_s)
 
     def for_models(self, models: Iterable[str]) -> dict[str, float] | float:
-        """What an event file says about it: one number, or each of ``models`` with its own."""
+        """The cost as an event file states it: one number, or one for each of ``models``."""
         if not self.by_model:
             return self.default_s
         return {model: self.of(model) for model in sorted(set(models))}
@@ -45,20 +40,16 @@ class Cost:
 
 FREE: Final = Cost()
 DEFAULT: Final = Cost(DEFAULT_COST_S)
-"""Where neither an option nor the profile says more."""
 
 
 def parse_costs(
     start: str | None, rescale: str | None, resume: str | None, profile: str | None
 ) -> tuple[Cost | None, Cost | None, Cost | None]:
-    """The costs that the options state, in the order of the fields of ``SimulatedCluster``; None if unstated.
+    """The costs of a start, a rescale and a resume as options state them; None where unstated.
 
-    ``S``; ``MODEL=S,…``, where a bare ``S`` is for the others; an event file to take measured costs from; or
-    ``profile`` for the measurements of the file ``profile``. A resume without a stated cost has what the
-    source of the rescales has measured.
-
-    :raises UsageError: a number is missing, negative or not finite, or there is no profile file.
-    :raises BadInputError: it is not an event file, or measured no start and no rescale.
+    ``S``; ``MODEL=S,…``, where a bare ``S`` is for the others; an event file with measured costs; or
+    ``profile`` for those of the file ``profile``. An unstated resume has what the source of the rescales
+    measured.
     """
     if resume is None and rescale is not None and _is_measured(rescale):
         resume = rescale
@@ -79,26 +70,10 @@ def parse_costs(
 
 
 def _stated(text: str, option: str) -> Cost:
-    default_s, by_model = 0.0, {}
-    for part in text.split(","):
-        model, equals, number = part.rpartition("=")
-        if equals:
-            by_model[model] = _seconds(number, part, option)
-        else:
-            default_s = _seconds(number, part, option)
-    return Cost(default_s, by_model, option)
-
-
-def _seconds(number: str, part: str, option: str) -> float:
-    try:
-        seconds = float(number)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise UsageError(
-            f'{option} "{part}": expected seconds, MODEL=SECONDS, profile or an event file (.jsonl, .parquet)'
-        )
-    return seconds
+    expected = "expected seconds, MODEL=SECONDS, profile or an event file (.jsonl, .parquet)"
+    found = dict(stated_numbers(text, option, lambda seconds: seconds >= 0, expected))
+    default_s = found.pop(None, 0.0)
+    return Cost(default_s, {model: seconds for model, seconds in found.items() if model is not None}, option)
 
 
 def _read_costs(text: str, option: str, profile: str | None) -> MeasuredCosts:
@@ -120,7 +95,6 @@ def _is_measured(text: str) -> bool:
 
 
 def is_event_file(text: str) -> bool:
-    """Whether the words for a cost name an event file."""
     return text.endswith((".jsonl", ".parquet"))
 
 
@@ -137,12 +111,11 @@ class MeasuredCosts:
 
 
 def costs_from_events(events: Iterable[Event]) -> MeasuredCosts:
-    """The mean measured costs of each model.
+    """The mean measured costs of each model; without a measurement it gets the mean over all.
 
-    A live run writes them into the ``progress`` event after the change, a simulated one into the change
-    itself. A model without a measurement gets the mean over all; a kind that was not measured costs what the
-    most similar kind costs: starts and resumes are alike, rescales are not. Start cost includes the time
-    between the last report of a job's workers and their end.
+    A live run writes them into the ``progress`` event after the change, a simulated one into the change. A
+    kind that was not measured costs what the most similar kind does. Start cost includes the time between
+    the last report of a job's workers and their end.
     """
     models: dict[str, str] = {}
     reported_s: dict[str, float] = {}
@@ -175,19 +148,15 @@ def _with_ends(start: Cost, leaves: Mapping[str, list[float]]) -> Cost:
     return Cost(default_s, bearing)
 
 
-def costs_from_profile(profile: Profile) -> MeasuredCosts:
-    """What ``pliant profile --costs`` measured, each the mean of a model's rows; a resume is a relaunch."""
-    return _measured(
-        by_model(profile.rows, lambda row: row.start_seconds),
-        rescales(profile.rows),
-        by_model(profile.rows, lambda row: row.relaunch_seconds),
-    )
-
-
 def unstated_costs(profile: Profile | None) -> MeasuredCosts | None:
-    """Costs that a profile measured, for options that state none. Returns None if it measured none."""
-    found = None if profile is None else costs_from_profile(profile)
-    return found if found is not None and found.start.by_model else None
+    """Costs that ``pliant profile --costs`` measured, for options that state none; None if it did not."""
+    rows = () if profile is None else profile.rows
+    starts, relaunches = (
+        by_model(rows, lambda row: row.start_seconds),
+        by_model(rows, lambda row: row.relaunch_seconds),
+    )
+    found = _measured(starts, rescales(rows), relaunches)
+    return found if found.start.by_model else None
 
 
 def _measured(
@@ -201,7 +170,6 @@ def _measured(
 
 
 def _mean_cost(measured: Mapping[str, list[float]]) -> Cost:
-    """Others than these models cost the mean over all."""
     every = [seconds for found in measured.values() for seconds in found]
     means = {model: fmean(found) for model, found in sorted(measured.items())}
     return Cost(fmean(every) if every else 0.0, means)

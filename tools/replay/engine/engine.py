@@ -1,8 +1,7 @@
-"""Discrete events around a session: arrivals, completions, node failures, and what the policy makes of them.
+"""Discrete events around a session: arrivals, completions, node failures, and the policy's decisions.
 
-Between two events every running job advances at a constant rate, so its next event is computed and nothing is
-stepped; a job whose allocation does not change costs nothing. Things of one moment all happen before the
-policy is asked, in the order (time, kind, id), so a replay does not depend on the order of its input.
+Between two events each running job advances at a constant rate, so its next event is computed and nothing
+is stepped. All events of one moment happen before the policy is asked, in the order (time, kind, id).
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from pliant.tools.schedule.session.session import ForecastLog, IdleLimit, Sessio
 Advance = Callable[[int, int | None], None]
 """Called with (jobs done, jobs of the trace) now and then."""
 Describe = Callable[[JobState], Detail]
-"""Makes the detail of a ``submit`` event."""
 
 _PATIENCE: Final = 1000
 """Decisions in a row without an arrival, an end or a failure, after which to look for a standstill."""
@@ -47,7 +45,6 @@ class EngineCounters:
 
     decisions: int = 0
     decision_seconds: float = 0.0
-    """Time that the decisions took on this machine."""
     finished: int = 0
     rejected: int = 0
 
@@ -55,8 +52,7 @@ class EngineCounters:
 class Engine:
     """One replay of a trace under the policy of a session; :meth:`run` runs it to its end.
 
-    The end is reached when nothing can happen any more: every job has ended, or the policy starts none of
-    those that are left. What is then in ``session.jobs`` is unfinished.
+    It ends when nothing more can happen; the jobs that are then in ``session.jobs`` are unfinished.
     """
 
     def __init__(
@@ -103,7 +99,6 @@ class Engine:
         self._last_look: tuple[float, float] = (-math.inf, -1.0)
 
     def run(self) -> None:
-        """Replay until nothing can happen any more."""
         while self._jobs_ahead() and (now_s := self._next_s()) < math.inf:
             self._now_s = now_s
             self._happen(now_s)
@@ -137,7 +132,6 @@ class Engine:
         return next_s if self._rounds is None else min(next_s, self._next_round_s(self._rounds))
 
     def _next_round_s(self, rounds: Rounds) -> float:
-        """The next round in which the policy may have something to say."""
         quiet_until_s = -math.inf if self.session.changes else self.session.quiet_until_s
         if quiet_until_s == math.inf:
             return math.inf
@@ -154,7 +148,7 @@ class Engine:
         return wished
 
     def _is_given_up(self) -> bool:
-        """No job will arrive or end, and the policy is not asked again or was asked often enough."""
+        """No job will arrive or end, and the policy will not be asked again or was asked often enough."""
         idle = self._arrived == len(self._arrivals) and self._agenda.next_s() == math.inf
         self._idle_limit.count(idle=idle)
         asked_again = self._rounds is not None or self.session.ask_again_s is not None
@@ -175,7 +169,6 @@ class Engine:
     # What happens.
 
     def _happen(self, now_s: float) -> None:
-        """Everything of this moment, the policy left out."""
         while (entry := self._agenda.pop(now_s)) is not None:
             if entry.kind == FINISH:
                 self._finish(entry.subject, now_s)
@@ -190,7 +183,7 @@ class Engine:
             self._submit(job_spec, now_s)
 
     def _happen_late(self, now_s: float) -> None:
-        """Everything of this moment that is noticed only after the decision."""
+        """What is noticed only after this moment's decision."""
         self._ended_late = False
         while (entry := self._agenda.pop(now_s, LATE_SEGMENT_END)) is not None:
             if entry.kind in (FINISH, LATE_FINISH):

@@ -39,7 +39,6 @@ class NodeEvent:
     node: str
     up: bool
     origin: str = field(default="node events", compare=False, repr=False)
-    """Where it stands, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +60,7 @@ class _Line(Record):
 
 
 def read_failures(path: str) -> tuple[NodeEvent, ...]:
-    """Node events of a JSON Lines file, ``{"time": 60, "node": "n0", "event": "down"}``, in order of time.
-
-    :raises BadInputError: with every problem.
-    """
+    """Node events of a JSON Lines file, ``{"time": 60, "node": "n0", "event": "down"}``, in order of time."""
     source = source_name(path)
     lines, problems = read_lines(
         read_bytes(path, most=ROWS_BYTES), source, "failure", _Line.model_validate_json
@@ -83,8 +79,6 @@ def drawn_failures(
     """Failures of all nodes between two times, each with its repair; equal arguments give equal events.
 
     A node has its own random numbers: more nodes, or more time, leave the failures of the others as they are.
-
-    :raises UsageError: there would be millions of them.
     """
     import numpy as np
 
@@ -112,10 +106,7 @@ def _life(
 
 
 def together(*sources: Sequence[NodeEvent]) -> tuple[NodeEvent, ...]:
-    """Node events of several sources in order: a node is down while any of them has it down.
-
-    Events that change nothing (down while it is down) are left out.
-    """
+    """Node events of several sources in order: a node is down while any of them has it down."""
     listed = [(event, number) for number, events in enumerate(sources) for event in _without_gaps(events)]
     down_by: dict[str, set[int]] = {}
     found = []
@@ -129,7 +120,7 @@ def together(*sources: Sequence[NodeEvent]) -> tuple[NodeEvent, ...]:
 
 
 def _without_gaps(events: Sequence[NodeEvent]) -> Iterator[NodeEvent]:
-    """The events of one source. Outages of a node that follow each other without a gap are one outage."""
+    """The events of one source; outages of a node without a gap between them are one outage."""
     down: set[str] = set()
     for (_, node), at_once in groupby(sorted(events), key=lambda event: (event.time_s, event.node)):
         turns = list(at_once)
@@ -146,11 +137,10 @@ def last_checkpoint_s(job: Job, since_s: float, now_s: float) -> float:
 
 
 def failures_end_s(jobs: Sequence[Job], speeds: Speeds, progress: ProgressModel) -> float:
-    """Until when failures are drawn for a trace: long enough for twice its work.
+    """Until when failures are drawn: the last submission, and time for twice the work.
 
-    That is the last submission, twice the time in which the whole cluster does all the work at the requested
-    sizes, and twice the longest job. Without an end the replay would wait indefinitely for a job that can
-    never run.
+    That is twice the time of the whole cluster for all work at the requested sizes, and twice the longest
+    job. Without an end the replay would wait indefinitely for a job that can never run.
     """
     seconds = [_alone(job, speeds, progress) for job in jobs]
     gpus = max(1, sum(speeds.gpu_types.values()))

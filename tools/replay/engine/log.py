@@ -21,9 +21,9 @@ _CODES: Final = {name: code for code, name in enumerate(EVENT_NAMES)}
 
 
 class EventLog:
-    """Events in the order in which they happened, and the ``event`` file that they make.
+    """Events in the order in which they happened; equal events give equal bytes.
 
-    Equal events give equal bytes. The columns are public for :mod:`pliant.tools.replay.output` alone.
+    The columns are public for :mod:`pliant.tools.replay.output` alone.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,6 @@ class EventLog:
             "event": EVENT_NAMES,
             "placement": self.places,
         }
-        """Of the columns of codes."""
         self._job_codes: dict[str, int] = {}
         self._place_codes: dict[NodeGpus, int] = {}
 
@@ -65,7 +64,6 @@ class EventLog:
         overhead_s: float | None = None,
         detail: Detail | None = None,
     ) -> int:
-        """Append one event; returns its row."""
         row = len(self.time)
         self.time.append(time_s)
         self.event.append(_CODES[event])
@@ -80,12 +78,10 @@ class EventLog:
         return row
 
     def detail(self, row: int) -> str | None:
-        """The detail of one event as JSON text."""
         found = self.details.get(row)
         return found() if callable(found) else found
 
     def events(self) -> Iterator[Event]:
-        """The events one by one."""
         for fields in self._rows():
             if "placement" in fields:
                 fields["placement"] = tuple((name, count) for name, count in json.loads(fields["placement"]))
@@ -131,7 +127,6 @@ def compact_json(value: object) -> str:
 
 
 def _line(fields: dict[str, Any]) -> bytes:
-    """One line; the values of JSON columns are text already."""
     texts = (
         f'"{name}":{value if name in ("placement", "detail") else compact_json(value)}'
         for name, value in fields.items()

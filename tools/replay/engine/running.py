@@ -1,8 +1,4 @@
-"""The jobs that hold GPUs: what each has paid for, how it trains, and when that ends.
-
-:class:`RunningJobs` enters the end of each stretch of progress into the :class:`Agenda`, a heap with a
-total order. :class:`Rounds` are the times at which a policy with an interval is asked.
-"""
+"""The jobs that hold GPUs: what each has paid for, how it trains, and when that ends."""
 
 from __future__ import annotations
 
@@ -33,7 +29,7 @@ _ROUNDING: Final = 2.0**-40
 
 
 class RunningJobs:
-    """The allocations of all jobs that hold GPUs. The end of each segment is entered into the agenda."""
+    """The allocations of all jobs that hold GPUs; the end of each segment goes into the agenda."""
 
     def __init__(
         self,
@@ -45,10 +41,6 @@ class RunningJobs:
         *,
         reveals_work: bool = False,
     ) -> None:
-        """
-        :param interval_s: between the rounds in which the policy is asked; None: there are none.
-        :param reveals_work: policies see at which progress each job ends.
-        """
         self._session = session
         self._simulated = simulated
         self._agenda = agenda
@@ -85,7 +77,6 @@ class RunningJobs:
         return cost.of(job.spec.model)
 
     def began_since(self, time_s: float) -> bool:
-        """Whether every job that trains got its present GPUs after ``time_s``."""
         return all(held.held_since_s > time_s for held in self._held.values() if held.rate)
 
     def begin(self, job: JobState, row: int, cost_s: float, now_s: float) -> None:
@@ -108,7 +99,7 @@ class RunningJobs:
         return held
 
     def finish(self, job_id: str) -> float:
-        """The job has done its work; returns the samples that it trained."""
+        """Forget a job that has done its work; returns the samples that it trained."""
         return self._drop(job_id).goal
 
     def next_segment(self, job_id: str, now_s: float) -> None:
@@ -123,12 +114,11 @@ class RunningJobs:
         self._train(job, held, now_s, now_s)
 
     def saved_samples(self, now_s: float) -> dict[str, float]:
-        """Progress of each job at its last checkpoint."""
         jobs = self._session.jobs
         return {job_id: self._saved_samples(jobs[job_id], held, now_s) for job_id, held in self._held.items()}
 
     def heed_neighbours(self, now_s: float) -> None:
-        """Change the speed of jobs that got or lost a neighbour on their GPUs or their way to the network."""
+        """Change the speed of jobs that gained or lost a neighbour on their GPUs or their network link."""
         slowed = self._session.slowed
         if self._interference is None and not slowed:
             return
@@ -177,14 +167,14 @@ class RunningJobs:
             self._agenda.plan(end_s, kind + LATE_FINISH if late else kind, job.id)
 
     def _end_samples(self, job: JobState, done: float) -> float:
-        """Progress at which the job ends if it goes on like this, which an oracle says as well."""
+        """Progress at which the job ends if it goes on like this; policies with an oracle see it."""
         end = self._progress.end_samples(job, done)
         if self._reveals_work:
             job.reveal_work(end)
         return math.inf if end is None else end
 
     def _measure(self, job: JobState, segment: Segment, speed_factor: float) -> None:
-        """What the job learns about itself in a segment, as a real one would from its own steps."""
+        """Let the job learn from the segment what a real job would learn from its own steps."""
         if segment.noise_scale is not None:
             job.noise_scale = segment.noise_scale
         observation = segment.observation or self._observation(job, job.samples_per_second * speed_factor)
@@ -215,7 +205,6 @@ class RunningJob:
     """What one job holds, and the segment of progress in which it is."""
 
     row: int
-    """Where the log says how it began."""
     held_since_s: float
     speed: float
     """Samples per second that the throughput model gives, which every segment begins from."""
@@ -224,7 +213,6 @@ class RunningJob:
     saved_samples: float
     """Progress at the last checkpoint before the present segment."""
     trains_since_s: float = math.inf
-    """When the present segment of progress begins."""
     done: float = 0.0
     """Progress there, in samples."""
     trajectory: Trajectory | None = None
@@ -233,7 +221,6 @@ class RunningJob:
     goal: float = math.inf
     """Progress at which this segment ends, in samples."""
     epoch_end: EpochEnd | None = None
-    """What the job reports then, if that is the end of an epoch."""
 
 
 class Agenda:
@@ -245,11 +232,10 @@ class Agenda:
         self._version = 0
 
     def add(self, time_s: float, kind: int, subject: str) -> None:
-        """Something that will happen whatever comes before it."""
         heappush(self._heap, AgendaEntry(time_s, kind, subject))
 
     def plan(self, time_s: float, kind: int, job_id: str) -> None:
-        """The next event of a job that no decision causes; replaces what was planned for it."""
+        """Replace what was planned for the job by its next event."""
         self._version += 1
         self._plans[job_id] = self._version
         heappush(self._heap, AgendaEntry(time_s, kind, job_id, self._version))
@@ -258,7 +244,6 @@ class Agenda:
         self._plans.pop(job_id, None)
 
     def next_s(self) -> float:
-        """Time of the next entry; infinite if there is none."""
         heap, plans = self._heap, self._plans
         while heap and heap[0].version and plans.get(heap[0].subject) != heap[0].version:
             heappop(heap)
@@ -297,7 +282,6 @@ class Rounds:
     """Multiples of an interval, counted from time 0 so that no rounding error adds up."""
 
     def __init__(self, interval_s: float, first: int = 0) -> None:
-        """``first``: number of the first round that is held."""
         self._interval_s = interval_s
         self._next = first
 
@@ -306,7 +290,6 @@ class Rounds:
         return self._number(now_s) * self._interval_s
 
     def hold(self, now_s: float) -> None:
-        """The round that ``next_s`` names is over."""
         self._next = self._number(now_s) + 1
 
     def _number(self, now_s: float) -> int:

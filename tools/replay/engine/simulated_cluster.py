@@ -1,6 +1,4 @@
-"""What a replay assumes about the world: costs, progress, node failures, and jobs that slow each other
-down.
-"""
+"""What a replay assumes about the world: costs, progress, node failures, interference between jobs."""
 
 from __future__ import annotations
 
@@ -62,12 +60,7 @@ class SimulatedCluster:
 
 
 def simulated_cluster(conditions: Conditions, profile: str | None) -> SimulatedCluster:
-    """The cluster that behaves as the options say.
-
-    :param profile: the file of measurements that a cost of ``profile`` means.
-    :raises UsageError: a cost is malformed.
-    :raises BadInputError: a file of costs or failures is wrong.
-    """
+    """The cluster that behaves as the options say; costs of ``profile`` are in the file ``profile``."""
     return SimulatedCluster(
         *parse_costs(conditions.start_cost, conditions.rescale_cost, conditions.resume_cost, profile),
         node_events=() if conditions.failures is None else read_failures(conditions.failures),
@@ -77,15 +70,14 @@ def simulated_cluster(conditions: Conditions, profile: str | None) -> SimulatedC
 
 
 class Interference:
-    """Who disturbs whom, as the simulator of Pollux (OSDI '21) has it.
+    """Which jobs slow each other down, as in the simulator of Pollux (OSDI '21).
 
     A node is contended while two or more jobs hold GPUs on it that each hold GPUs on other nodes, too: they
-    share its way to the network. Such a job loses the given part of its speed while any of its nodes is
-    contended; how many neighbours it has does not matter. Jobs on one node neither disturb nor are disturbed.
+    share its link to the network. Such a job loses a fixed part of its speed while any of its nodes is
+    contended, however many neighbours it has.
     """
 
     def __init__(self, part: float) -> None:
-        """``part``: of the speed that is lost, from 0 to below 1."""
         self._slowed = 1.0 - part
         self._nodes: dict[str, tuple[str, ...]] = {}
         """Nodes of each job that spans several."""
@@ -95,7 +87,7 @@ class Interference:
         self._stale: set[str] = set()
 
     def place(self, job_id: str, placement: NodeGpus) -> None:
-        """From now on the job holds this; nothing, if it is empty."""
+        """The job now holds these GPUs, or none."""
         for node in self._nodes.pop(job_id, ()):
             self._beside[node].remove(job_id)
             self._stale |= self._beside[node]
@@ -108,14 +100,13 @@ class Interference:
                 others.add(job_id)
 
     def speed_factor(self, job_id: str) -> float:
-        """The part of its speed that the job has now."""
         nodes = self._nodes.get(job_id, ())
         found = self._slowed if any(len(self._beside[node]) > 1 for node in nodes) else 1.0
         self._last[job_id] = found
         return found
 
     def changed(self) -> list[str]:
-        """Jobs whose speed factor is not what :meth:`speed_factor` said last, in order of their ids."""
+        """Jobs whose speed factor is not what :meth:`speed_factor` returned last, by id."""
         stale, self._stale = self._stale, set()
         known = {job_id: self._last[job_id] for job_id in stale if job_id in self._last}
         return sorted(job_id for job_id, before in known.items() if self.speed_factor(job_id) != before)

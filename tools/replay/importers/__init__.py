@@ -1,8 +1,8 @@
-"""Importers: public traces and measurements as pliant's own files, read by the modules of :mod:`.formats`.
+"""Importers: public traces and measurements as pliant's own files.
 
-:mod:`.run` is the entry and holds the table of formats. A format's module says what its columns
-mean and which of its rows are not GPU training jobs; strictness, counting, ids, order and writing are shared.
+:mod:`.run` is the entry and holds the table of formats; a module of :mod:`.formats` says what its columns
+mean and which of its rows are not GPU training jobs.
 
-Times: a trace of absolute times is shifted so that its first job is submitted at 0; a trace that counts
-from its own start keeps its times. Jobs are written by submission time, ties in the order of the input.
+A trace of absolute times is shifted so that its first job is submitted at 0; one that counts from its own
+start keeps its times. Jobs are written by submission time, ties in the order of the input.
 """

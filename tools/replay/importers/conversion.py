@@ -1,5 +1,5 @@
-"""What all formats share: what an importer is, the account of rows that were dropped or are malformed, and
-the fields of a row as numbers, times and words.
+"""What all formats share: what an importer is, the account of dropped and malformed rows, and the fields
+of a row as numbers, times and words.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -30,27 +31,17 @@ MOST_PROBLEMS: Final = 1000
 """Reading ends after this number of malformed rows: the file is of another format."""
 _ROWS_PER_REPORT: Final = 1000
 _NOT_IN_IDS: Final = re.compile(r"[^A-Za-z0-9._-]")
-NO_GPU: Final = "asked for no GPU"
-NO_SUBMISSION: Final = "had no time of submission"
-NEVER_STARTED: Final = "never started"
-NO_DURATION: Final = "ran for no time"
-BACKWARDS: Final = "ended before they started"
-NOT_FINISHED: Final = "had not finished when the trace ended"
 UNKNOWN_MODEL: Final = "unknown"
 MOST_GPUS: Final = 65_536
 """Of one measurement: its placement names every node."""
 NOTHING: Final = frozenset({"", "none", "null", "nan", "n/a", "unknown"})
 """How traces write a missing value, in lower case."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_EPOCH_NAIVE: Final = datetime(1970, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """A format that holds jobs. ``jobs`` reads the given paths; ``absolute``: its times are shifted to 0.
-
-    ``cluster`` reads the nodes of those paths that list some; it returns None if there are none.
-    """
+    """A format of jobs; ``absolute``: its times are shifted to 0. ``cluster`` reads lists of nodes."""
 
     name: str
     jobs: Callable[[Sequence[str], Conversion], Iterator[Job]]
@@ -60,10 +51,7 @@ class TraceFormat:
 
 @dataclass(frozen=True, slots=True)
 class FolderFormat:
-    """A format that brings measurements: ``read`` takes its folder and the workload file, if one is wanted.
-
-    ``workload`` reads a workload file alone, for formats whose jobs need no measurements.
-    """
+    """A format that brings measurements; ``workload`` reads jobs that need none of them."""
 
     name: str
     read: Callable[[Path, Path | None, Conversion], Imported]
@@ -85,10 +73,7 @@ Format = TraceFormat | FolderFormat
 
 
 class Conversion:
-    """Turns rows into what a format makes of them, and keeps the account.
-
-    Strict: malformed rows are collected and raised by :meth:`finish`. Lenient: they are dropped and counted.
-    """
+    """Turns rows into what a format makes of them; :meth:`finish` raises malformed ones unless lenient."""
 
     def __init__(
         self, summary: ImportSummary, *, lenient: bool = False, progress: Progress | None = None
@@ -126,12 +111,10 @@ class Conversion:
             self.finish()
 
     def refuse_row(self, source: str, line: int, message: str) -> None:
-        """A row none of whose fields can be read."""
         self._count()
         self.refuse([Problem(source, line, "", message)])
 
     def finish(self) -> None:
-        """:raises BadInputError: with every malformed row, if malformed rows are not dropped."""
         if self._problems:
             raise BadInputError(self._problems)
 
@@ -175,10 +158,8 @@ class ImportSummary:
     assumptions: dict[str, int | None] = field(default_factory=dict)
     """What the input does not say and was decided here; the number of times, or None: throughout."""
     files: list[str] = field(default_factory=list)
-    """Files written, ``-`` for stdout."""
 
     def assume(self, sentence: str) -> None:
-        """State what holds for the whole import."""
         self.assumptions.setdefault(sentence, None)
 
     def assume_here(self, sentence: str) -> None:
@@ -186,7 +167,6 @@ class ImportSummary:
         self.assumptions[sentence] = (self.assumptions.get(sentence) or 0) + 1
 
     def lines(self) -> list[str]:
-        """The summary as lines for people."""
         made = f"{self.jobs} jobs"
         if self.profile_rows or self.convergence_rows:
             made += f", {self.profile_rows} profile rows, {self.convergence_rows} convergence rows"
@@ -205,8 +185,9 @@ class ImportSummary:
 class InputRow:
     """One row of an input and where it stands; ``line`` is None where there are no lines.
 
-    The methods return the field of a column and raise :class:`MalformedRowError` where it has another form.
-    A column that the file does not have states nothing: importers ask for those that they need in advance.
+    Methods return the field of a column; they raise :class:`MalformedRowError` if it has another form, and
+    the ``optional_`` ones return an empty value if it states nothing. Times are seconds since 1970, without a
+    zone taken as UTC.
     """
 
     source: str
@@ -219,12 +200,11 @@ class InputRow:
         return (self.line or 1) - 1
 
     def optional_text(self, name: str) -> str:
-        """A field without the blanks around it; empty where nothing is stated."""
+        """A field without surrounding blanks; empty where nothing is stated."""
         value = str(self.values.get(name, "")).strip()
         return "" if value.lower() in NOTHING else value
 
     def text(self, name: str) -> str:
-        """A field that must not be empty."""
         found = self.optional_text(name)
         if not found:
             raise MalformedRowError(name, "is empty, expected some text")
@@ -236,7 +216,6 @@ class InputRow:
         return parse_number(found, name) if found else None
 
     def number(self, name: str) -> float:
-        """A finite number, 0 or more."""
         value = self.optional_number(name)
         if value is None:
             raise MalformedRowError(name, "is empty, expected a number")
@@ -250,22 +229,30 @@ class InputRow:
         return int(value)
 
     def positive_count(self, name: str) -> int:
-        """A whole number, 1 or more."""
         value = self.count(name)
         if not value:
             raise MalformedRowError(name, "is 0, expected 1 or more")
         return value
 
     def optional_timestamp(self, name: str) -> float | None:
-        """Seconds since 1970, times without a zone taken as UTC; None where nothing is stated."""
         return parse_timestamp(self.values.get(name), name)
 
     def timestamp(self, name: str) -> float:
-        """Seconds since 1970, times without a zone taken as UTC."""
         found = self.optional_timestamp(name)
         if found is None:
             raise MalformedRowError(name, "is empty, expected a time")
         return found
+
+
+class Reason(StrEnum):
+    """Why rows of several formats give no job; summaries show it behind the number of such rows."""
+
+    NO_GPU = "asked for no GPU"
+    NO_SUBMISSION = "had no time of submission"
+    NEVER_STARTED = "never started"
+    NO_DURATION = "ran for no time"
+    BACKWARDS = "ended before they started"
+    NOT_FINISHED = "had not finished when the trace ended"
 
 
 class DroppedRowError(Exception):
@@ -282,11 +269,7 @@ class MalformedRowError(Exception):
 
 
 def checked(row: T, table: TableKind[T]) -> T:
-    """A row of a table that an importer has made; its reader must accept it.
-
-    :raises ValidationError: pydantic's, where a value is wrong.
-    :raises MalformedRowError: values contradict each other.
-    """
+    """A row of a table that an importer has made, as its reader would accept it."""
     validate_row(row, table)
     for pointer, message in table.broken(row):
         raise MalformedRowError(pointer.removeprefix("/"), message)
@@ -317,34 +300,28 @@ def executed_job(
 
 
 def executed_seconds(start_s: float | None, end_s: float | None) -> float:
-    """Seconds from start to end.
-
-    :raises DroppedRowError: it did not start, did not end, took no time, or ended first.
-    """
+    """Seconds from start to end. A job that did not start, did not end or took no time is dropped."""
     if start_s is None:
-        raise DroppedRowError(NEVER_STARTED)
+        raise DroppedRowError(Reason.NEVER_STARTED)
     if end_s is None:
-        raise DroppedRowError(NOT_FINISHED)
+        raise DroppedRowError(Reason.NOT_FINISHED)
     if end_s < start_s:
-        raise DroppedRowError(BACKWARDS)
+        raise DroppedRowError(Reason.BACKWARDS)
     if end_s == start_s:
-        raise DroppedRowError(NO_DURATION)
+        raise DroppedRowError(Reason.NO_DURATION)
     return end_s - start_s
 
 
 def assume_no_models(conversion: Conversion) -> None:
-    """State what every trace without models has in common."""
     conversion.summary.assume(f"the trace names no models: every job has the model {UNKNOWN_MODEL!r}")
     conversion.summary.assume("work is the executed time times the GPUs requested; jobs do not change size")
 
 
 def assume_utc(conversion: Conversion) -> None:
-    """State how clock times are read."""
     conversion.summary.assume("clock times without a zone are read as UTC, without daylight saving")
 
 
 def parse_number(found: str, name: str) -> float:
-    """A finite number, 0 or more, of a text."""
     try:
         value = float(found.replace("_", "?"))  # Python reads 1_000 as a number, traces do not write it
     except ValueError:
@@ -355,7 +332,7 @@ def parse_number(found: str, name: str) -> float:
 
 
 def parse_timestamp(value: object, name: str) -> float | None:
-    """A date and time, or seconds since 1970, as seconds since 1970; None for nothing."""
+    """A date and time, or seconds since 1970, as seconds since 1970."""
     found = "" if value is None else str(value).strip()
     if found.lower() in NOTHING:
         return None
@@ -365,5 +342,4 @@ def parse_timestamp(value: object, name: str) -> float | None:
         stamp = datetime.fromisoformat(found)
     except ValueError:
         raise MalformedRowError(name, f"{found!r}, expected a time like 2017-10-09 07:01:55") from None
-    origin = _EPOCH_NAIVE if stamp.tzinfo is None else _EPOCH
-    return (stamp - origin).total_seconds()
+    return ((stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)) - _EPOCH).total_seconds()

@@ -1,10 +1,7 @@
-"""Inputs as a stream of rows: CSV, and one big JSON list of objects of which only the object at hand is in
-memory.
+"""Inputs as a stream of rows: CSV, and one big JSON list of which only one object is in memory.
 
-They come from a file or stdin, gzipped or not; lines and the total size have a limit. Python's csv reads
-them, not Arrow: of the time of an import 6 % is reading; most is the making and checking of jobs, one by
-one. Arrow reads a block faster but has to make the same Python rows of it, and names no line where quotes
-hold line breaks.
+Python's csv reads them, not Arrow: 6 % of an import is reading, most is making and checking jobs one by one.
+Arrow would have to make the same Python rows, and names no line where quotes hold line breaks.
 """
 
 from __future__ import annotations
@@ -27,7 +24,6 @@ from pliant.schemas.text import TOO_MANY
 from pliant.tools.replay.importers.conversion import Conversion, InputRow
 
 GZIP: Final = b"\x1f\x8b"
-"""Bytes that a gzipped file begins with."""
 _BEGINNING: Final = 1000
 """Characters of a first line that tell formats apart."""
 BLOCK: Final = 1 << 18
@@ -49,7 +45,6 @@ def csv_rows(
 
     :param names: columns of a file without a header line; else the first line names them.
     :param quoted: whether ``"`` encloses fields.
-    :raises BadInputError: a needed column is missing, or the file is not CSV.
     """
     source = source_name(path)
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
@@ -80,10 +75,7 @@ def _check_header(header: Sequence[str], needed: Collection[str], source: str) -
 
 
 def json_rows(path: str | Path, *, block: int = BLOCK) -> Iterator[InputRow]:
-    """The objects of the list with the lines on which they begin.
-
-    :raises BadInputError: the file is not one JSON list of objects, with the line where that shows.
-    """
+    """The objects of a JSON list with the lines on which they begin."""
     with open_text(path) as stream:
         yield from _Reader(stream, source_name(path), block).objects()
 
@@ -174,10 +166,7 @@ def first_line(path: str) -> str:
 
 @contextmanager
 def open_text(path: str | Path) -> Iterator[TextIO]:
-    """A text file, or stdin for ``-``; gzipped or not, with a byte order mark or without.
-
-    :raises BadInputError: it is missing, unreadable, a folder, cut short, or no UTF-8 text.
-    """
+    """A text file, or stdin for ``-``; gzipped or not, with a byte order mark or without."""
     source = source_name(path)
     try:
         if str(path) == PIPE:
@@ -200,7 +189,6 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
 
 @contextmanager
 def _text(binary: io.BufferedReader, source: str) -> Iterator[TextIO]:
-    """The text in a stream of bytes, which stays open."""
     packed = binary.peek(2).startswith(GZIP)
     stream = _Lines(_Unpacked(binary, source) if packed else binary, source)
     try:
@@ -210,7 +198,7 @@ def _text(binary: io.BufferedReader, source: str) -> Iterator[TextIO]:
 
 
 class _Lines(io.TextIOWrapper):
-    """Text whose lines have a limit: they are read whole, before any field of them is looked at."""
+    """Text whose lines have a limit."""
 
     def __init__(self, binary: io.BufferedIOBase, source: str) -> None:
         super().__init__(cast(BinaryIO, binary), encoding="utf-8-sig", newline="")
@@ -218,18 +206,13 @@ class _Lines(io.TextIOWrapper):
         self._longest = longest_text()
 
     def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
-        """The next line; iterating comes here, too."""
         line = super().readline(self._longest + 1 if size < 0 else size)
         check_text(len(line), self._source)
         return line
 
 
 class _Unpacked(gzip.GzipFile):
-    """The bytes that were gzipped; the stream of packed ones stays open.
-
-    Reading raises :class:`~pliant.schemas.errors.BadInputError` where they are too many for what was read
-    so far (:mod:`pliant.schemas.file_io.limits`), and what gzip raises where the stream is damaged.
-    """
+    """The bytes that were gzipped, within the limits for what was read (:mod:`..file_io.limits`)."""
 
     def __init__(self, packed: BinaryIO, source: str) -> None:
         self._counted = _Counted(packed)
@@ -238,7 +221,6 @@ class _Unpacked(gzip.GzipFile):
         self._bytes = 0
 
     def read1(self, size: int = -1) -> bytes:
-        """What is read next; text is read by this alone."""
         data = super().read1(size)
         self._bytes += len(data)
         check_bytes(self._bytes, self._counted.bytes, self._source, f"{self._bytes:,} bytes so far")
@@ -246,8 +228,6 @@ class _Unpacked(gzip.GzipFile):
 
 
 class _Counted:
-    """A stream that counts what was read from it."""
-
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self.bytes = 0

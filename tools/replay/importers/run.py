@@ -77,10 +77,8 @@ def import_trace(
     """Import the inputs at ``paths`` and write jobs to ``out``, or a folder where there are measurements.
 
     :param lenient: drop malformed rows and count them, instead of failing with all of them.
-    :param workload: the trace to import from beside the measurements of a data folder.
-    :param cluster_out: where the cluster goes that a list of nodes among the paths describes.
-    :param progress: called with the number of rows read, from time to time.
-    :returns: what was read, dropped, assumed and written.
+    :param workload: the trace to import beside the measurements of a data folder.
+    :param cluster_out: where to write the cluster of a list of nodes among the paths.
     :raises BadInputError: malformed rows, a missing file, or nothing to import.
     :raises UsageError: the format is unknown, or the paths are not what it takes. Nothing is written then.
     """
@@ -122,10 +120,6 @@ def _refuse_workload(found: TraceFormat, workload: str | None) -> None:
 def _cluster(
     found: TraceFormat, paths: Sequence[str], cluster_out: str | None, conversion: Conversion
 ) -> Cluster | None:
-    """The cluster of the paths, where one is wanted.
-
-    :raises UsageError: one is wanted and there is none, or the other way round.
-    """
     cluster = None if found.cluster is None else found.cluster(paths, conversion)
     if cluster is None and cluster_out is not None:
         what = "no list of nodes is among the paths" if found.cluster else f"{found.name} lists no nodes"
@@ -136,7 +130,6 @@ def _cluster(
 
 
 def _workload_path(folder: Path, workload: str | None) -> Path | None:
-    """The workload as it is named, else in the data folder or in its usual place there."""
     if workload is None:
         return None
     places = [Path(workload), *(folder / inner / workload for inner in ("", "workloads", "traces"))]
@@ -151,7 +144,6 @@ def _import_jobs(jobs: Iterable[Job], absolute: bool, out: str, conversion: Conv
 
 
 def _collect(jobs: Iterable[Job], spool: SortedJobs, conversion: Conversion) -> None:
-    """:raises BadInputError: a row is malformed, or there is no job."""
     spool.add(jobs)
     conversion.finish()
     if not len(spool):
@@ -188,7 +180,6 @@ def _import_folder(
 
 
 def _write_folder(imported: Imported, out: Path, summary: ImportSummary) -> None:
-    """Write the measurements, a file for each kind that there is."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -228,7 +219,6 @@ class SortedJobs:
         self._lines.close()
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Put jobs behind those that are there."""
         for job in jobs:
             fields = job_fields(job)
             del fields["submit_time"]

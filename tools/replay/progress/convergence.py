@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from operator import attrgetter
+from typing import Literal
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import ConvergenceRow
 
-Column = Callable[[ConvergenceRow], float | None]
-_ITERATIONS: Column = attrgetter("iterations")
-_METRIC: Column = attrgetter("metric")
-_GRAD_SQR: Column = attrgetter("grad_sqr")
-_GRAD_VAR: Column = attrgetter("grad_var")
+Column = Literal["iterations", "metric", "grad_sqr", "grad_var"]
 
 
 class Validation:
     """The runs of one model. Epochs count from 0; below and above the batches the nearest run answers."""
 
     def __init__(self, rows: Iterable[ConvergenceRow]) -> None:
-        """:raises BadInputError: an epoch of a run is missing, or takes no iterations."""
         runs: dict[int, list[ConvergenceRow]] = {}
         for row in sorted(rows, key=lambda row: (row.batch, row.epoch)):
             run = runs.setdefault(row.batch, [])
@@ -42,40 +37,35 @@ class Validation:
 
     @cached_property
     def least_progress(self) -> tuple[float, ...]:
-        """Progress at the end of each epoch, the least of all runs.
-
-        :raises BadInputError: there is none in some epoch.
-        """
+        """Progress at the end of each epoch, the least of all runs."""
         found = tuple(min(run[epoch].progress for run in self._runs) for epoch in range(self.epochs))
         self._refuse_standstill(found, "progress")
         return found
 
     @cached_property
     def has_metric(self) -> bool:
-        """Whether every epoch of every run has a validation metric."""
         return all(row.metric is not None for run in self._runs for row in run)
 
     @cached_property
     def has_noise(self) -> bool:
-        """Whether every epoch of every run has gradients; without them no noise is measured."""
         return all(None not in (row.grad_sqr, row.grad_var) for run in self._runs for row in run)
 
     def iterations(self, batch: float, epoch: int) -> float:
         """Optimizer steps from the start to the end of an epoch."""
-        return self._between(_ITERATIONS, batch, epoch)
+        return self._between("iterations", batch, epoch)
 
     def metric(self, batch: float, epoch: int) -> float:
         """Validation metric at the end of an epoch."""
-        return self._between(_METRIC, batch, epoch)
+        return self._between("metric", batch, epoch)
 
     def grows(self) -> bool:
-        """Whether the metric is one that training makes larger."""
+        """Whether training makes the metric larger."""
         first, last = self._runs[0][0].metric, self._runs[0][-1].metric
         return first is None or last is None or last >= first
 
     def gain(self, batch: float, epoch: int) -> float:
         """Progress of one step of ``batch`` samples: how many steps of the smallest batch it is worth."""
-        sqr, var = self._between(_GRAD_SQR, batch, epoch), self._between(_GRAD_VAR, batch, epoch)
+        sqr, var = self._between("grad_sqr", batch, epoch), self._between("grad_var", batch, epoch)
         if not sqr and not var:
             raise BadInputError(
                 f'convergence of "{self.model}": grad_sqr and grad_var are 0 around batch {batch:g}, '
@@ -85,7 +75,6 @@ class Validation:
         return (var + sqr) / (var / scale + sqr)
 
     def gains(self, batch: float) -> Sequence[float]:
-        """:meth:`gain` of every epoch, kept."""
         found = self._gains.get(batch)
         if found is None:
             found = self._gains[batch] = [self.gain(batch, epoch) for epoch in range(self.epochs)]
@@ -93,7 +82,7 @@ class Validation:
 
     def noise_scale(self, batch: float, epoch: int) -> float:
         """Gradient noise scale φ in samples: variance over squared norm, for the smallest batch."""
-        sqr, var = self._between(_GRAD_SQR, batch, epoch), self._between(_GRAD_VAR, batch, epoch)
+        sqr, var = self._between("grad_sqr", batch, epoch), self._between("grad_var", batch, epoch)
         return self.batches[0] * var / sqr if sqr else float("inf")
 
     def _refuse_standstill(self, column: Sequence[float], what: str) -> None:
@@ -119,7 +108,7 @@ class Validation:
         return (1 - part) * low + part * high
 
     def _value(self, column: Column, run: int, epoch: int) -> float:
-        value = column(self._runs[run][epoch])
+        value: float | None = getattr(self._runs[run][epoch], column)
         if value is None:
             raise BadInputError(
                 f'convergence of "{self.model}" at batch {self.batches[run]}, epoch {epoch}: a value that '
@@ -129,10 +118,6 @@ class Validation:
 
 
 def validations(rows: Iterable[ConvergenceRow]) -> Mapping[str, Validation]:
-    """The runs of each model.
-
-    :raises BadInputError: an epoch of a run is missing.
-    """
     by_model: dict[str, list[ConvergenceRow]] = {}
     for row in rows:
         by_model.setdefault(row.model, []).append(row)

@@ -1,7 +1,7 @@
 """The progress models of a replay: work in epochs, work in goodput, and a mixture by job.
 
-The models lay the epochs of a job end to end as :class:`Pieces`: it advances at one rate from bound to
-bound, without an event in between. Where it is at some time, and when it ends, is then looked up.
+The models lay the epochs of a job end to end as :class:`Pieces`, with one rate from bound to bound, so that
+where a job is and when it ends is looked up instead of stepped.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ _SNAP: Final = 1e-9
 class EpochProgress(ProgressModel):
     """Per validated batch size a table of epochs, linear between neighbouring batch sizes.
 
-    Work is counted in samples as everywhere: an epoch is the total over the number of epochs. A job ends
-    after its epochs, or at the first that reaches its target metric. One trajectory covers all epochs to the
-    end; stepwise, each is a segment of its own, at whose end the batch may be cut again.
+    An epoch is the job's samples over its number of epochs. A job ends after its epochs, or at the first that
+    reaches its target metric. One trajectory covers all epochs; stepwise, each is a segment of its own, at
+    whose end the batch may be cut again.
     """
 
     def __init__(self, tables: Mapping[str, Validation], *, stepwise: bool = False) -> None:
-        """``tables`` by the key that jobs name in ``convergence``."""
         self._tables = tables
         self._stepwise = stepwise
         self._pieces: dict[tuple[object, ...], Pieces] = {}
@@ -51,7 +50,6 @@ class EpochProgress(ProgressModel):
         return BatchCut(job.global_batch, job.global_batch / speed) if speed > 0 else None
 
     def epoch_seconds(self, table: Validation, cut: BatchCut, epoch: int) -> float:
-        """Seconds of a whole epoch of the table: an epoch is as many steps as the validation runs took."""
         before = table.iterations(cut.batch, epoch - 1) if epoch else 0.0
         return (table.iterations(cut.batch, epoch) - before) * cut.step_seconds
 
@@ -106,7 +104,7 @@ class EpochProgress(ProgressModel):
         return self._pieces[key]
 
     def _goal(self, job: JobState, batch: int, samples_done: float) -> float:
-        """Epochs after which the job ends at that batch; at the end of the present one at the earliest."""
+        """Epochs after which the job ends at that batch; not before the end of the present one."""
         target, goal = _target(job), self.epochs(job)
         if target is None:
             return goal
@@ -123,7 +121,7 @@ class EpochProgress(ProgressModel):
 
     @staticmethod
     def _epoch_of_metric(table: Validation, batch: int, target: float, goal: float) -> float:
-        """Epochs after which the metric is there; ``goal`` if it never is."""
+        """Epochs after which the metric is reached; ``goal`` if it never is."""
         for epoch in range(min(table.epochs, math.ceil(goal))):
             metric = table.metric(batch, epoch)
             if metric >= target if table.grows() else metric <= target:
@@ -142,10 +140,7 @@ class BatchCut(NamedTuple):
 
 
 def _target(job: JobState) -> float | None:
-    """The metric at which a job ends. Returns None if it names none.
-
-    :raises BadInputError: it is not a number.
-    """
+    """The metric at which a job ends, if its labels name one."""
     text = job.spec.labels.get(TARGET)
     if text is None:
         return None
@@ -159,17 +154,16 @@ def _target(job: JobState) -> float | None:
 
 
 def epoch_of(samples: float, samples_per_epoch: float) -> int:
-    """The epoch that this many samples reach; at its end the next one."""
+    """The epoch of a job that has done this many samples; at its end the next one."""
     return math.floor(samples / samples_per_epoch + 1e-9)
 
 
 class GoodputProgress(ProgressModel):
     """Goodput of Pollux (OSDI '21): throughput times the statistical efficiency (φ + B0) / (φ + B).
 
-    φ is the gradient noise scale, from the convergence table that the job names: that of the epoch in which
-    the same part of the work was done. Where there is no table it is one number for each model. One
-    trajectory covers all epochs; stepwise, each epoch is a segment of its own, so the job shows the noise of
-    each.
+    φ is the gradient noise scale: that of the epoch of the job's convergence table in which the same part of
+    the work was done, or without a table one number for each model. One trajectory covers all epochs;
+    stepwise, each is a segment of its own, so the job shows its noise.
     """
 
     def __init__(
@@ -258,11 +252,9 @@ class Pieces:
         return exact_s
 
     def trajectory(self, done: float) -> PieceTrajectory:
-        """The trajectory of a job that has done this many samples."""
         return PieceTrajectory(self, done)
 
     def to_the_end(self, done: float) -> Segment:
-        """All that comes for a job that has done this many samples."""
         trajectory = self.trajectory(done)
         return Segment(trajectory.rate, trajectory=trajectory)
 
@@ -280,19 +272,17 @@ class Pieces:
 
 
 class PieceTrajectory:
-    """The trajectory of one job from where it is to the end of the last piece."""
+    """The way of one job, which has ``done`` samples, to the end of the last piece."""
 
     __slots__ = ("_done", "_first", "_offset_s", "_pieces", "seconds")
 
     def __init__(self, pieces: Pieces, done: float) -> None:
-        """``done``: samples at its start."""
         self._pieces = pieces
         self._done = done
         self._first = pieces.piece_at(done)
         left_s = max(0.0, pieces.bounds[self._first + 1] - done) / pieces.rates[self._first]
         self._offset_s = pieces.ends_s[self._first + 1] - self._first_lasts_s(left_s)
         self.seconds = pieces.ends_s[-1] - self._offset_s
-        """To the end of the work."""
 
     @property
     def rate(self) -> float:
@@ -319,7 +309,7 @@ class PieceTrajectory:
         return False
 
     def _first_lasts_s(self, left_s: float) -> float:
-        """Seconds until the end of the piece in which the job is, by its rate ``left_s``."""
+        """Seconds to the end of the job's present piece; ``left_s`` by its rate."""
         return left_s
 
     def _piece_at(self, at_s: float, time_s: float) -> int:

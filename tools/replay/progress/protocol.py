@@ -1,4 +1,4 @@
-"""How a job's work advances while it holds GPUs: the progress models of a replay."""
+"""The protocol of progress models: how a job's work advances while it holds GPUs."""
 
 from __future__ import annotations
 
@@ -32,17 +32,13 @@ class Segment(NamedTuple):
 
 
 class ProgressModel(Protocol):
-    """Answers how fast a job advances. Work is in samples as ``JobState.total_samples`` counts them.
-
-    A model may look at the state and may keep what it needs about each job, but it changes nothing about it.
-    """
+    """How fast a job advances, in samples as ``JobState.total_samples``. A model changes no state."""
 
     def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
         """The segment that begins at ``samples_done`` on the GPUs and the batch that the job has now.
 
-        Asked when its allocation or batch has changed and where the last segment ended;
-        ``job.samples_per_second`` is the speed that the throughput model gives, and
-        ``speed_factor`` the part of it that other jobs leave to this one.
+        Asked when its allocation or batch has changed and where the last segment ended. ``speed_factor`` is
+        the part of ``job.samples_per_second`` that other jobs leave to this one.
         """
         ...
 

@@ -1,7 +1,6 @@
 """Recipes of sweeps: traces × clusters × policies × parameters × seeds in one small TOML or JSON file.
 
-Each task of a sweep has an :class:`Origin`: a digest of each thing that its outcome depends on. What is
-finished is done again only where one of them changed.
+The origin of a task has a digest of each thing that its outcome depends on.
 """
 
 from __future__ import annotations
@@ -78,7 +77,6 @@ class Machines(Record):
     name: Identifier
     """Part of the names of the event files."""
     path: str
-    """The cluster file."""
 
 
 class SweepRecipe(Record, Conditions):  # type: ignore[misc]  # pydantic freezes it
@@ -118,10 +116,7 @@ class SweepRecipe(Record, Conditions):  # type: ignore[misc]  # pydantic freezes
 
 
 def read_sweep(path: str) -> SweepRecipe:
-    """The sweep of a TOML or JSON file; relative paths become paths beside it.
-
-    :raises BadInputError: with every problem.
-    """
+    """The sweep of a TOML or JSON file; relative paths become paths beside it."""
     source = source_name(path)
     fields = parse_table(read_bytes(path), source)
     try:
@@ -134,10 +129,6 @@ def read_sweep(path: str) -> SweepRecipe:
 
 
 def _check_policies(recipe: SweepRecipe, source: str) -> None:
-    """Refuse policies and values of parameters that no replay could have.
-
-    :raises BadInputError: with every problem.
-    """
     problems: list[Problem] = []
     for index, policy in enumerate(recipe.policies):
         for parameters in parameter_grid(recipe, policy):
@@ -150,7 +141,6 @@ def _check_policies(recipe: SweepRecipe, source: str) -> None:
 
 
 def parameter_grid(recipe: SweepRecipe, policy: str) -> Iterator[dict[str, Value]]:
-    """All combinations of the values that a sweep tries for a policy."""
     grid = recipe.parameters.get(policy, {})
     for values in product(*grid.values()):
         yield dict(zip(grid, values, strict=True))
@@ -181,7 +171,6 @@ def _beside(recipe: SweepRecipe, folder: Path) -> SweepRecipe:
 
 
 def _files_beside(recipe: SweepRecipe, folder: Path) -> dict[str, dict[str, tuple[Value, ...]]]:
-    """The parameters, those that name files relative to ``folder``."""
     grids = {}
     for policy, grid in recipe.parameters.items():
         files = policy_class(policy).files if policy in policy_names() else frozenset()
@@ -202,7 +191,7 @@ class Origin(Record):
 
 
 class Digests:
-    """Digests of files and of policies' code, each computed once: tasks share their inputs."""
+    """Digests of files and of policies' code, each computed once."""
 
     def __init__(self) -> None:
         self.file: Callable[[str], str] = cache(file_digest)
@@ -212,9 +201,7 @@ class Digests:
 def made_from(task: Mapping[str, Any], digests: Digests | None = None) -> dict[str, str]:
     """Digest of each thing that a task's outcome depends on now, by its name in messages.
 
-    File names do not matter, their bytes do.
-
-    :param task: its fields, but for its name.
+    File names do not matter, their bytes do. ``task`` are its fields but for its name.
     """
     digests, fields = digests or Digests(), dict(task)
     costs = [name for name in COSTS if is_event_file(fields[name] or "")]
@@ -231,10 +218,6 @@ def made_from(task: Mapping[str, Any], digests: Digests | None = None) -> dict[s
 
 
 def file_digest(path: str) -> str:
-    """Digest of a file's bytes.
-
-    :raises BadInputError: it cannot be read.
-    """
     return hashlib.sha256(read_bytes(path, most=ROWS_BYTES)).hexdigest()
 
 
@@ -250,7 +233,7 @@ def write_origin(path: Path, origin: Mapping[str, str]) -> None:
 
 
 def read_origin(path: Path) -> dict[str, str] | None:
-    """What a finished task was made from. Returns None without a key that this version can read."""
+    """What a finished task was made from, if it has a key that this version can read."""
     try:
         return parse_document(read_bytes(path), str(path), _ORIGIN_KIND, Origin).made_from
     except BadInputError:
@@ -260,8 +243,7 @@ def read_origin(path: Path) -> dict[str, str] | None:
 def policy_digest(policy: type[Policy]) -> str:
     """Digest of the code of a policy from another package; empty for a built-in one.
 
-    It covers the packages of the policy's class and of its base classes. Of a policy in a single module it
-    covers that module and the modules beside it that it imports.
+    It covers the packages of the class and its bases; of a single module, also what it imports beside it.
     """
     roots = sorted({kind.__module__.partition(".")[0] for kind in policy.__mro__})
     foreign = [root for root in roots if root != _PLIANT and root not in sys.stdlib_module_names]
@@ -279,7 +261,7 @@ def pliant_digest() -> str:
 
 
 def _digest(files: Iterable[Path], start: str = "") -> str:
-    """One digest of names and contents, whatever the order of the files; their folders do not matter."""
+    """One digest of names and contents, whatever the order and the folders of the files."""
     each = sorted((path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files)
     return hashlib.sha256(repr((start, each)).encode()).hexdigest()
 
@@ -294,7 +276,7 @@ def _files(module: ModuleType) -> Iterator[Path]:
 
 
 def _with_siblings(module: Path) -> set[Path]:
-    """A module, and the modules in its folder that it imports, at any distance."""
+    """A module, and the modules in its folder that it imports, directly or not."""
     found: set[Path] = set()
     waiting = {module}
     while waiting:
@@ -306,7 +288,6 @@ def _with_siblings(module: Path) -> set[Path]:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    """The first parts of the names that a module's code imports from."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)

@@ -1,8 +1,4 @@
-"""Sweeps: many replays, side by side, each in files of its own; what is finished is not done again.
-
-A :class:`SweepTask` is one replay of files into files, named by what it varies; the tasks of a sweep are
-the lines of its task table.
-"""
+"""Sweeps: many replays, side by side, each in files of its own; what is finished is not done again."""
 
 from __future__ import annotations
 
@@ -63,8 +59,7 @@ def sweep(
 ) -> list[Failure]:
     """Carry out the tasks that are not finished; those that fail do not stop the others.
 
-    :param workers: processes.
-    :param advance: notified of tasks that are done, those that were finished before included.
+    ``advance`` counts tasks, those that were finished before included.
     """
     waiting = [task for task in tasks if not is_finished(task, folder)]
     failures = []
@@ -76,7 +71,6 @@ def sweep(
 
 
 def _outcomes(tasks: Sequence[SweepTask], folder: Path, workers: int) -> Iterator[Failure | None]:
-    """One for each task, as they end."""
     workers = min(workers, len(tasks))
     if workers <= 1:
         yield from (_attempt(task, folder) for task in tasks)
@@ -107,24 +101,20 @@ def _attempt(task: SweepTask, folder: Path) -> Failure | None:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A task that did not get done, and why."""
+    """A task that failed, and why."""
 
     name: str
     message: str
 
 
 def carry_out(task: SweepTask, folder: Path) -> None:
-    """Replay one task and write its files; the key comes last, so that a torn task counts as none.
-
-    :raises PliantError: an input is wrong, or the policy broke a rule.
-    """
+    """Replay one task and write its files; the key comes last, so that a torn task counts as none."""
     batch.carry_out(_inputs(task.sources()), batch.Task(task.run(), str(event_file(task, folder))))
     write_origin(_key_file(task, folder), task.made_from)
 
 
 @lru_cache(maxsize=1)
 def _inputs(sources: Sources) -> Inputs:
-    """Inputs are read once for tasks that follow each other."""
     return sources.read()
 
 
@@ -142,7 +132,7 @@ def is_finished(task: SweepTask, folder: Path) -> bool:
 
 
 def outdated(tasks: Sequence[SweepTask], folder: Path) -> Counter[str]:
-    """How many tasks have a result that no longer counts, by what has changed since, in words."""
+    """Counts the tasks whose result no longer counts, by what has changed since, in words."""
     reasons: Counter[str] = Counter()
     for task in tasks:
         origin = read_origin(_key_file(task, folder)) if event_file(task, folder).exists() else None
@@ -168,7 +158,6 @@ class SweepTask(Record, ReplayOptions):  # type: ignore[misc]  # pydantic freeze
     """One replay of a sweep: one line of the task table. Paths are absolute."""
 
     name: Identifier
-    """Stem of its files."""
     made_from: dict[str, str] = Field(default_factory=dict)
     """Digest of each thing that its outcome depends on: the bytes of its inputs, its settings, the code."""
     jobs: str = Field(...)
@@ -177,26 +166,18 @@ class SweepTask(Record, ReplayOptions):  # type: ignore[misc]  # pydantic freeze
     parameters: dict[str, Value] = Field(default_factory=dict)
 
     def origin(self, digests: Digests | None = None) -> dict[str, str]:
-        """What its files would be made from now."""
         return made_from(self.model_dump(mode="json", exclude={"name", "made_from"}), digests)
 
     def sources(self) -> Sources:
         return Sources(self.jobs, self.cluster, self.profile, self.jobs_limit, self.convergence)
 
     def run(self) -> Run:
-        """What is replayed.
-
-        :raises BadInputError: a file of costs or failures is wrong.
-        """
         simulated = simulated_cluster(self, self.profile)
         return Run(self.policy, self.parameters, self.seed, self, simulated)
 
 
 def sweep_tasks(recipe: SweepRecipe, folder: Path) -> list[SweepTask]:
-    """All tasks in the order of the recipe; traces that are made by recipes are written into ``folder``.
-
-    :raises BadInputError: an input cannot be read, or two tasks would have the same name.
-    """
+    """All tasks in the order of the recipe; traces that are made by recipes are written into ``folder``."""
     conditions = {each.name: getattr(recipe, each.name) for each in fields(Conditions)}
     tasks: dict[str, SweepTask] = {}
     for trace, machines in product(recipe.traces, recipe.clusters):
@@ -240,7 +221,6 @@ def _job_files(trace: Trace, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _runs(recipe: SweepRecipe) -> Iterator[tuple[str, dict[str, Value], int]]:
-    """(policy, its parameters, seed)."""
     for policy in recipe.policies:
         for parameters in parameter_grid(recipe, policy):
             for seed in recipe.seeds:
@@ -268,10 +248,6 @@ def write_table(tasks: list[SweepTask], folder: Path) -> Path:
 
 
 def read_table(folder: Path) -> list[SweepTask]:
-    """The task table of a folder.
-
-    :raises BadInputError: with every problem.
-    """
     path = folder / TABLE
     lines, problems = read_lines(
         read_bytes(path, most=ROWS_BYTES), str(path), _TASK_KIND, SweepTask.model_validate_json
@@ -282,10 +258,6 @@ def read_table(folder: Path) -> list[SweepTask]:
 
 
 def table_digest(folder: Path) -> str:
-    """What distinguishes a folder's task table from those of other recipes and other inputs.
-
-    :raises BadInputError: there is no table.
-    """
     return file_digest(str(folder / TABLE))[:16]
 
 
@@ -293,7 +265,6 @@ def task_of(folder: Path, number: int, table: str | None = None) -> SweepTask:
     """One task of a folder's table, counted from 0.
 
     :param table: the digest that the table must have; None: any.
-    :raises UsageError: the table has fewer tasks.
     :raises BadInputError: it is another table, or what the task was made from has changed since.
     """
     path = folder / TABLE

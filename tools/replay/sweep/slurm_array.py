@@ -49,11 +49,9 @@ def array_scripts(
     """The sbatch scripts that carry out the tasks ``numbers`` of the table in ``folder``: an array each.
 
     :param command: what starts ``pliant`` on a node.
-    :param at_once: most tasks of an array at a time; None: as many as Slurm likes.
+    :param at_once: most tasks of an array at a time.
     :param table: digest of the task table that the numbers are of.
     :param size: the MaxArraySize of Slurm: indices of one array stay below it.
-    :raises UsageError: no comment of a script could name the folder.
-    :raises ServiceMissingError: Slurm takes no arrays.
     """
     if any(sign in folder for sign in '"\n\\'):
         raise UsageError(f"{folder!r}: sbatch cannot name this folder, choose another with -o")
@@ -68,7 +66,6 @@ def array_scripts(
 
 
 def _array_script(folder: str, indices: Sequence[int], task: str, at_once: int | None, first: int) -> str:
-    """One script; the task of index i is ``first`` + i."""
     limit = "" if at_once is None else f"%{at_once}"
     log, number = ("%a", "$SLURM_ARRAY_TASK_ID")
     if first:
@@ -85,10 +82,7 @@ exec {task} "{number}"
 
 
 def write_scripts(texts: Sequence[str], folder: Path) -> list[Path]:
-    """Write the scripts beside the task table, and make the folder of their logs.
-
-    They are ``sweep.sbatch``, ``sweep-2.sbatch`` and so on; those of an earlier, longer sweep go.
-    """
+    """Write ``sweep.sbatch``, ``sweep-2.sbatch``, … beside the task table; those of a longer sweep go."""
     (folder / ".sweep").mkdir(parents=True, exist_ok=True)
     first = folder / SCRIPT
     for left in folder.glob(f"{first.stem}-*{first.suffix}"):
@@ -103,7 +97,6 @@ def submit(scripts: Sequence[Path], *, in_turn: bool) -> list[str]:
     """Hand the scripts to Slurm; returns the ids of their jobs.
 
     :param in_turn: each array waits for the end of the one before it.
-    :raises ServiceMissingError: there is no sbatch here, or it refuses.
     """
     sbatch = shutil.which("sbatch")
     if sbatch is None:

@@ -76,10 +76,9 @@ class OasisRanges(Record):
 
 
 def oasis_jobs(ranges: OasisRanges, submit_s: Iterable[float], rng: np.random.Generator) -> tuple[Job, ...]:
-    """One job for each time of submission; all else is drawn independently.
+    """One job for each submission time, all else drawn independently. A GPU stands for one worker.
 
-    One of pliant's GPUs stands for one worker. Work is ``ceil(E·N·M·(τ + 2e/b))`` worker-slots; its factors
-    are in the labels, for the policies that compute with them.
+    Work is ``ceil(E·N·M·(τ + 2e/b))`` worker-slots; its factors are in the labels.
     """
     times_s = [round(float(time_s), 3) for time_s in submit_s]
     width = len(str(max(1, len(times_s) - 1)))

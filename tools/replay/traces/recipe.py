@@ -68,7 +68,6 @@ def _sizes_are_numbers(sizes: dict[str, float] | None) -> None:
 
 
 def refuse(pointer: str, text: str) -> NoReturn:
-    """Fail the validation of a record: what is wrong with the field at ``pointer``."""
     raise PydanticCustomError("recipe", "{problem}", {"problem": text, "pointer": pointer})
 
 
@@ -169,12 +168,11 @@ class Recipe(Record):
 
     @property
     def count(self) -> int | None:
-        """How many jobs. None means as many as arrive in ``hours``."""
+        """How many jobs; None: as many as arrive in ``hours``."""
         return self.jobs or (None if self.hours and self.kind != "sample" else _USUAL_JOBS)
 
     @property
     def window_h(self) -> float:
-        """Length of the window that a sample is taken from."""
         return self.hours or _USUAL_WINDOW_H
 
     @model_validator(mode="after")
@@ -192,11 +190,7 @@ class Recipe(Record):
 
 
 def read_recipe(name: str, overrides: dict[str, Any]) -> Recipe:
-    """The recipe of a built-in name or a file, with some fields replaced.
-
-    :raises UsageError: there is neither such a recipe nor such a file.
-    :raises BadInputError: with every problem of the file and of the overrides.
-    """
+    """The recipe of a built-in name or a file, with some fields replaced."""
     if name in BUILT_IN:
         return _checked({"kind": name, **overrides}, "options")
     if not Path(name).exists() and name != "-":
@@ -206,10 +200,7 @@ def read_recipe(name: str, overrides: dict[str, Any]) -> Recipe:
 
 
 def parse_table(data: bytes, source: str) -> dict[str, Any]:
-    """The table of a TOML or JSON file, of values that JSON has.
-
-    :raises BadInputError: it is neither, or holds a date or a number that JSON does not have.
-    """
+    """The table of a TOML or JSON file, of values that JSON has."""
     data = data.removeprefix(BOM)
     if data.lstrip().startswith(b"{"):
         return dict(parse_json(data, source))
@@ -226,7 +217,6 @@ def parse_table(data: bytes, source: str) -> dict[str, Any]:
 
 
 def _not_toml(error: ValueError, source: str) -> BadInputError:
-    """What is wrong with a text that is not TOML, at its line."""
     if isinstance(error, UnicodeDecodeError):
         byte = error.object[error.start]
         return BadInputError.one(

@@ -1,7 +1,7 @@
 """Synthetic traces. A recipe and its seed give the same jobs, byte for byte.
 
-Jobs arrive by a Poisson process whose rate is constant piece by piece, or are drawn from a window of
-another trace, the way the evaluations of Pollux and Ares sample theirs.
+Jobs arrive by a Poisson process of piecewise constant rate, or are drawn from a window of another trace, as
+the evaluations of Pollux and Ares sample theirs.
 """
 
 from __future__ import annotations
@@ -33,13 +33,11 @@ _DAY_H: Final = 24
 
 
 def synthesize(recipe: Recipe, source: str | None = None) -> tuple[Job, ...]:
-    """The jobs of a recipe, in order of arrival.
-
-    Times are rounded to milliseconds, so that the text of a trace says exactly what its numbers are.
+    """The jobs of a recipe, in order of arrival, with times rounded to milliseconds.
 
     :param source: where the recipe is from, for messages.
-    :raises BadInputError: the trace to sample from cannot be read, or has too few jobs in the window; or what
-        the recipe says of sizes, batches and work does not go together.
+    :raises BadInputError: the trace to sample from is unreadable or has too few jobs in the window, or sizes,
+        batches and work contradict each other.
     """
     try:
         return _made(recipe)
@@ -127,7 +125,6 @@ def class_of(gpu_seconds: float) -> GpuTimeClass:
 
 
 def _gpu_seconds(rng: np.random.Generator, recipe: Recipe, count: int) -> Floats:
-    """GPU time of every job, seconds."""
     import numpy as np
 
     if recipe.gpu_time is not None:
@@ -140,13 +137,12 @@ def _gpu_seconds(rng: np.random.Generator, recipe: Recipe, count: int) -> Floats
 
 
 def _weighted(draws: Iterable[float], weights: Mapping[str, float]) -> list[str]:
-    """Keys picked by draws from [0, 1)."""
     keys = list(weights)
     return [keys[index] for index in _picks(draws, list(weights.values()))]
 
 
 def _picks(draws: Iterable[float], weights: Sequence[float]) -> list[int]:
-    """Indices picked with the given weights by draws from [0, 1)."""
+    """Indices picked with the given weights, one for each draw from [0, 1)."""
     import numpy as np
 
     shares = np.cumsum(np.array(weights) / sum(weights))
@@ -157,8 +153,8 @@ def _picks(draws: Iterable[float], weights: Sequence[float]) -> list[int]:
 def arrival_times_s(recipe: Recipe, rng: np.random.Generator) -> Floats:
     """Arrivals in ascending order, seconds.
 
-    A number of jobs alone: the first arrives at time 0 and the others follow at the rate. A number of hours
-    alone: the same for so long. Both: exactly that number within the hours, spread as the rate says.
+    Of a number of jobs alone, the first arrives at time 0 and the others at the rate; of hours alone, as many
+    as the rate brings. Of both, exactly that number within the hours, spread as the rate says.
     """
     import numpy as np
 
@@ -216,11 +212,9 @@ def _cycle(pieces: list[tuple[float, float]]) -> tuple[Floats, Floats]:
 
 
 def sampled(recipe: Recipe, rng: np.random.Generator) -> list[Outline]:
-    """Jobs of the recipe's window, drawn without putting them back, in order of arrival.
+    """Jobs of the recipe's window, drawn without replacement, in order of arrival.
 
     Only jobs that state their work as GPU time have a class; the others are left out.
-
-    :raises BadInputError: the trace cannot be read, or the window has too few such jobs.
     """
     path = str(recipe.trace)
     known = [job for job in read_jobs(path) if isinstance(job.work, GpuTimeWork)]
@@ -232,17 +226,16 @@ def sampled(recipe: Recipe, rng: np.random.Generator) -> list[Outline]:
     if len(inside) < wanted:
         what = f"has {len(inside)} jobs that state GPU time in the {recipe.window_h:g} hours"
         raise BadInputError.one(path, f"{what} from hour {begin_s / _HOUR_S:g} on, expected {wanted} or more")
-    picked = sorted(int(index) for index in rng.choice(len(inside), wanted, replace=False))
-    return [_outline(inside[index], begin_s) for index in picked]
-
-
-def _outline(job: Job, begin_s: float) -> Outline:
-    assert isinstance(job.work, GpuTimeWork)  # noqa: S101
-    return Outline(job.submit_time - begin_s, job.gpus.requested, job.work.gpu_seconds, job.id)
+    picked = [inside[index] for index in sorted(rng.choice(len(inside), wanted, replace=False))]
+    return [
+        Outline(job.submit_time - begin_s, job.gpus.requested, job.work.gpu_seconds, job.id)
+        for job in picked
+        if isinstance(job.work, GpuTimeWork)
+    ]
 
 
 def _busiest(jobs: Sequence[Job], window_s: float) -> float:
-    """Beginning of the window, on the hour, in which most jobs arrive; the first of equals."""
+    """Start of the window, on the hour, with most arrivals; the first of equals."""
     times = [job.submit_time for job in jobs]
     hours = range(int(times[-1] // _HOUR_S) + 1) if times else range(1)
 

@@ -36,16 +36,10 @@ LIVE = [
 ]
 
 
-def test_a_live_run_gives_the_mean_of_what_it_measured_for_each_model() -> None:
+def test_a_live_run_gives_the_mean_for_each_model_and_the_mean_over_all_for_others() -> None:
     found = costs_from_events(LIVE)
-    assert (found.start.of("net"), found.start.of("mlp")) == (5.0, 2.0)
-    assert (found.rescale.of("net"), found.resume.of("net")) == (0.5, 7.0)
-
-
-def test_a_model_without_a_measurement_gets_the_mean_over_all() -> None:
-    found = costs_from_events(LIVE)
-    assert found.start.of("other") == 4.0
-    assert found.rescale.of("mlp") == 0.5
+    assert (found.start.of("net"), found.start.of("mlp"), found.start.of("other")) == (5.0, 2.0, 4.0)
+    assert (found.rescale.of("net"), found.rescale.of("mlp"), found.resume.of("net")) == (0.5, 0.5, 7.0)
 
 
 def test_what_was_not_measured_costs_what_is_most_like_it() -> None:
@@ -106,12 +100,9 @@ def test_anything_else_is_refused(text: str) -> None:
         parse_costs(text, None, None, None)
 
 
-def test_a_missing_event_file_is_bad_input() -> None:
+def test_an_event_file_that_is_missing_or_measured_nothing_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="no such file"):
         parse_costs("nowhere.jsonl", None, None, None)
-
-
-def test_an_event_file_that_measured_nothing_is_bad_input(tmp_path: Path) -> None:
     write_events(LIVE[:2], tmp_path / "events.jsonl")
     with pytest.raises(BadInputError, match="no measured start or rescale"):
         parse_costs(str(tmp_path / "events.jsonl"), None, None, None)

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import pytest
 
+from pliant.schemas.event import Event
+from pliant.schemas.file_io.events import parse_events
+from pliant.tools.replay import output
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.failures import NodeEvent
+from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
-from pliant.tools.replay.output import unfinished
+from pliant.tools.replay.output import parquet_bytes, unfinished
 from pliant.tools.replay.progress.protocol import ProgressModel, Segment
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.ares.policy import Ares
@@ -16,11 +20,13 @@ from pliant.tools.schedule.session.session import IDLE_ROUNDS
 from tests.builders import cluster, curves, job
 from tests.tools.replay.world import Seats, Told, ends, play, story
 
-HOUR = 3600.0
-
 
 def reasons(engine: Engine) -> dict[str, str]:
     return {left.job: left.reason for left in unfinished(engine.session, stands_still=engine.stands_still)}
+
+
+def overheads(engine: Engine) -> list[tuple[str | None, str, float]]:
+    return [(e.job, e.event, e.overhead_seconds) for e in engine.log.events() if e.overhead_seconds]
 
 
 def test_two_gangs_on_two_gpus_one_runs_one_waits() -> None:
@@ -47,12 +53,6 @@ def test_completions_that_differ_by_rounding_alone_are_one_moment() -> None:
     engine = play(policy, [job("a", gpu_seconds=0.3), job("b", at=0.1, gpu_seconds=0.2)], cluster(2))
     assert [time_s for time_s, _ in policy.asked] == [0, 0.1, 0.3]
     assert ends(engine) == {"a": 0.3, "b": 0.3}
-
-
-def test_figure_1_of_ares_through_the_engine() -> None:
-    hours = {"a": 2, "b": 2, "c": 4}
-    trace = [job(i, gpus=1, low=1, high=4, gpu_seconds=4 * h * HOUR) for i, h in hours.items()]
-    assert ends(play(Ares(), trace, cluster(4))) == {"a": 2 * HOUR, "b": 4 * HOUR, "c": 8 * HOUR}
 
 
 def test_figure_4_of_ares_through_the_engine() -> None:
@@ -101,49 +101,44 @@ def test_a_policy_is_asked_again_when_it_wishes() -> None:
     assert ends(engine) == {"a": 15}
 
 
-def test_a_start_pays_the_start_cost_and_every_later_change_the_rescale_cost() -> None:
-    simulated = SimulatedCluster(Cost(5), Cost(2, {"big": 4}))
+@pytest.mark.parametrize(("resume", "resume_s"), [(None, 4), (Cost(7), 7)])
+def test_a_start_pays_the_start_cost_and_every_later_change_the_rescale_cost(resume, resume_s) -> None:
+    simulated = SimulatedCluster(Cost(5), Cost(2, {"big": 4}), resume)
     policy = Told({0: {"a": 1, "b": 1}, 10: {"a": 2, "b": 0}, 20: {"a": 1, "b": 1}}, again_s=[10, 20])
     trace = [job("a", low=1, high=2, gpu_seconds=100), job("b", gpu_seconds=100, model="big")]
     engine = play(policy, trace, cluster(2), simulated=simulated)
     # a: 5 s at 1 GPU, 8 s at 2 GPUs, then 79 s; b: 5 s, 10 s of nothing, then 95 s.
-    assert ends(engine) == {"a": 20 + 2 + 79, "b": 20 + 4 + 95}
-    overheads = [(e.job, e.event, e.overhead_seconds) for e in engine.log.events() if e.overhead_seconds]
-    assert overheads == [
+    assert ends(engine) == {"a": 20 + 2 + 79, "b": 20 + resume_s + 95}
+    assert overheads(engine) == [
         ("a", "start", 5),
         ("b", "start", 5),
         ("a", "grow", 2),
         ("a", "shrink", 2),
-        ("b", "resume", 4),
+        ("b", "resume", resume_s),
     ]
 
 
-def test_a_resume_may_cost_something_else() -> None:
-    simulated = SimulatedCluster(Cost(5), Cost(2), Cost(7))
-    policy = Told({0: {"a": 1, "b": 1}, 10: {"a": 2, "b": 0}, 20: {"a": 1, "b": 1}}, again_s=[10, 20])
-    trace = [job("a", low=1, high=2, gpu_seconds=100), job("b", gpu_seconds=100)]
-    engine = play(policy, trace, cluster(2), simulated=simulated)
-    assert ends(engine) == {"a": 20 + 2 + 79, "b": 20 + 7 + 95}
-
-
-def test_a_change_before_the_last_one_is_paid_starts_the_cost_again() -> None:
-    policy = Told({0: {"a": 1}, 3: {"a": 2}}, again_s=[3])
+@pytest.mark.parametrize(
+    ("orders", "end_s", "paid"),
+    [
+        ({0: {"a": 1}, 3: {"a": 2}}, 3 + 5 + 5, [("start", 3), ("grow", 5)]),
+        # Preempted before it trained: it trains from 15 to 20 on one GPU, from 21 on two.
+        (
+            {0: {"a": 1}, 3: {"a": 0}, 10: {"a": 1}, 20: {"a": 2}},
+            20 + 1 + 2.5,
+            [("start", 3), ("resume", 5), ("grow", 1)],
+        ),
+    ],
+)
+def test_a_start_is_owed_until_the_job_trains(orders, end_s, paid) -> None:
     engine = play(
-        policy,
+        Told(orders, again_s=[*orders]),
         [job("a", low=1, high=2, gpu_seconds=10)],
         cluster(2),
-        simulated=SimulatedCluster(Cost(5), Cost(5)),
+        simulated=SimulatedCluster(Cost(5), Cost(1)),
     )
-    assert ends(engine) == {"a": 3 + 5 + 5}
-    assert [e.overhead_seconds for e in engine.log.events() if e.event in ("start", "grow")] == [3, 5]
-
-
-def test_las_takes_turns_and_pays_for_each() -> None:
-    trace = [job("a", gpu_seconds=100), job("b", gpu_seconds=100)]
-    engine = play(Las(), trace, cluster(1), simulated=SimulatedCluster(rescale_cost=Cost(10)), interval_s=60)
-    # a 0-60 (60 s of work), b 60-120 (60), a 120-180 (50, its last 50 done at 170).
-    assert ends(engine)["a"] == 120 + 10 + 40
-    assert ends(engine)["b"] == 180 + 10 + 40
+    assert ends(engine) == {"a": end_s}
+    assert overheads(engine) == [("a", *each) for each in paid]
 
 
 def test_a_job_on_a_lost_node_falls_back_to_its_last_checkpoint_and_waits_again() -> None:
@@ -164,14 +159,6 @@ def test_a_job_on_a_lost_node_falls_back_to_its_last_checkpoint_and_waits_again(
     ]
 
 
-def test_a_job_waits_until_its_node_is_back() -> None:
-    failures = (NodeEvent(10, "n0", up=False), NodeEvent(50, "n0", up=True))
-    engine = play(
-        Fifo(), [job("a", gpu_seconds=20)], cluster(1), simulated=SimulatedCluster(node_events=failures)
-    )
-    assert ends(engine) == {"a": 70}
-
-
 class HalfSpeedFromTheMiddle(ProgressModel):
     def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
         middle = (job.total_samples or 0) / 2
@@ -180,47 +167,18 @@ class HalfSpeedFromTheMiddle(ProgressModel):
         return Segment(job.samples_per_second / 2)
 
 
-def test_a_progress_model_may_change_the_rate_on_the_way() -> None:
-    simulated = SimulatedCluster(Cost(1), progress=HalfSpeedFromTheMiddle)
-    engine = play(Fifo(), [job("a", gpu_seconds=20)], cluster(1), simulated=simulated)
-    assert ends(engine) == {"a": 1 + 10 + 20}
-
-
-def test_jobs_that_can_never_run_are_left_and_the_others_finish() -> None:
-    trace = [
-        job("fits", gpu_seconds=10),
-        job("large", gpus=16, gpu_seconds=10),
-        job("ignored", gpu_seconds=10),
-        job("frozen", gpu_seconds=10, model="never"),
-    ]
-    policy = Told({0: {"fits": 1, "frozen": 1}})
-    engine = play(policy, trace, cluster(4), curves(never={1: 0.1, 2: 0.1}))
-    assert set(ends(engine)) == {"fits", "frozen"}
-    assert reasons(engine) == {
-        "ignored": 'policy "told" never starts it',
-        "large": "needs at least 16 GPUs of one type, the cluster has 4",
-    }
-
-
 @pytest.mark.parametrize("start_s", [120, 60 * IDLE_ROUNDS])
 def test_a_round_policy_may_take_its_time_to_start_the_last_job(start_s: float) -> None:
     engine = play(Told({start_s: {"a": 1}}), [job("a", gpu_seconds=10)], cluster(1), interval_s=60)
     assert ends(engine) == {"a": start_s + 10}
 
 
-def test_a_policy_that_only_wishes_to_be_asked_again_is_given_up_too() -> None:
-    engine = play(Told({}, again_s=range(1, 5000)), [job("a", gpu_seconds=10)], cluster(1))
+@pytest.mark.parametrize(("again_s", "interval_s"), [((), 60), (range(1, 5000), None)])
+def test_a_policy_that_starts_no_job_is_given_up(again_s, interval_s) -> None:
+    trace = [job("a", gpu_seconds=10)]
+    engine = play(Told({}, again_s=again_s), trace, cluster(1), interval_s=interval_s)
+    assert reasons(engine) == {"a": 'policy "told" never starts it'}
     assert engine.counters.decisions == 1 + IDLE_ROUNDS
-
-
-def test_a_job_preempted_before_it_trained_still_owes_its_start() -> None:
-    policy = Told({0: {"a": 1}, 3: {"a": 0}, 10: {"a": 1}, 20: {"a": 2}}, again_s=[3, 10, 20])
-    trace = [job("a", low=1, high=2, gpu_seconds=10)]
-    engine = play(policy, trace, cluster(2), simulated=SimulatedCluster(Cost(5), Cost(1)))
-    # It trains from 15 to 20 on one GPU, from 21 on two.
-    assert ends(engine) == {"a": 20 + 1 + 2.5}
-    overheads = [(e.event, e.overhead_seconds) for e in engine.log.events() if e.overhead_seconds]
-    assert overheads == [("start", 3), ("resume", 5), ("grow", 1)]
 
 
 def test_las_asks_nothing_while_everybody_runs() -> None:
@@ -228,12 +186,6 @@ def test_las_asks_nothing_while_everybody_runs() -> None:
     engine = play(Las(), trace, cluster(4), interval_s=60)
     assert ends(engine) == {"a": 6e7, "b": 600, "c": 960}
     assert engine.counters.decisions <= 8
-
-
-def test_a_round_policy_that_starts_nobody_ends_the_replay() -> None:
-    engine = play(Told({}), [job("a", gpu_seconds=10)], cluster(1), interval_s=60)
-    assert reasons(engine) == {"a": 'policy "told" never starts it'}
-    assert engine.counters.decisions == 1 + IDLE_ROUNDS
 
 
 def test_a_policy_that_moves_jobs_more_often_than_they_can_pay_comes_to_an_end() -> None:
@@ -250,32 +202,11 @@ def test_an_expensive_start_is_waited_for_however_often_the_policy_is_asked() ->
     assert ends(engine) == {"a": 5001}
 
 
-def test_a_job_that_takes_less_time_than_the_clock_can_show_keeps_nobody_waiting() -> None:
-    trace = [job(i, at=3e8, gpu_seconds=work) for i, work in (("a", 1e-7), ("b", 1e-7), ("c", 5))]
-    assert ends(play(Fifo(), trace, cluster(1))) == {"a": 3e8, "b": 3e8, "c": 3e8 + 5}
-
-
 def test_a_job_that_leaves_its_gpus_just_where_its_rate_changes_has_trained_nevertheless() -> None:
     policy = Told({0: {"a": 1}, 15: {"a": 2}}, again_s=[15])
     simulated = SimulatedCluster(Cost(5), Cost(1), progress=HalfSpeedFromTheMiddle)
     engine = play(policy, [job("a", low=1, high=2, gpu_seconds=20)], cluster(2), simulated=simulated)
     assert ends(engine) == {"a": 15 + 1 + 10}
-
-
-class FastThenSlow(ProgressModel):
-    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
-        if samples_done < 100:
-            return Segment(job.samples_per_second, until_samples=100)
-        return Segment(job.samples_per_second / 10)
-
-
-def test_checkpoints_keep_their_time_while_the_rate_changes_on_the_way() -> None:
-    failures = (NodeEvent(115, "n0", up=False),)
-    simulated = SimulatedCluster(progress=FastThenSlow, node_events=failures)
-    engine = play(Fifo(), [job("a", gpu_seconds=200)], cluster(1), simulated=simulated)
-    # Saved at 60 s with 60 samples; at 120 s it would have been saved next.
-    requeued = next(event for event in engine.log.events() if event.event == "requeue")
-    assert requeued.samples_done == 60
 
 
 def test_nothing_happens_to_the_cluster_after_the_last_job() -> None:
@@ -295,13 +226,6 @@ def test_progress_is_told_to_the_end() -> None:
     assert told == sorted(told)
 
 
-def test_the_order_of_the_trace_does_not_matter() -> None:
-    trace = [job(i, gpu_seconds=10) for i in "abc"]
-    engine = play(Fifo(), trace, cluster(1))
-    assert ends(engine) == {"a": 10, "b": 20, "c": 30}
-    assert play(Fifo(), trace[::-1], cluster(1)).log.json_lines() == engine.log.json_lines()
-
-
 def test_a_job_that_goes_to_another_node_has_moved_and_pays_for_it() -> None:
     """Ten seconds on n0, five of rescale cost, ten on n1."""
     orders = {0: {"a": (("n0", 1),)}, 10: {"a": (("n1", 1),)}}
@@ -311,3 +235,45 @@ def test_a_job_that_goes_to_another_node_has_moved_and_pays_for_it() -> None:
     assert ends(engine) == {"a": 25}
     moved = engine.session.ended["a"]
     assert (moved.moves, moved.rescales) == (1, 0)
+
+
+# The log.
+
+
+PLACE = (("n0", 2), ("n1", 1))
+
+
+def small_log() -> EventLog:
+    log = EventLog()
+    log.add(0.0, "decision", detail='{"policy":"fifo"}')
+    log.add(0.5, "submit", "a", detail=lambda: '{"job":{"id":"a"},"words":"größer"}')
+    log.add(0.5, "start", "a", gpus=3, placement=PLACE, global_batch=64, samples_done=0.0, overhead_s=1.5)
+    log.add(9.0, "finish", "a", gpus=0, samples_done=100.0)
+    return log
+
+
+EVENTS = (
+    Event(0.0, "decision", detail={"policy": "fifo"}),
+    Event(0.5, "submit", "a", detail={"job": {"id": "a"}, "words": "größer"}),
+    Event(0.5, "start", "a", 3, PLACE, 64, samples_done=0.0, overhead_seconds=1.5),
+    Event(9.0, "finish", "a", 0, samples_done=100.0),
+)
+
+
+def test_a_log_says_the_same_in_memory_in_json_lines_and_in_parquet() -> None:
+    log = small_log()
+    assert tuple(log.events()) == EVENTS
+    assert parse_events(log.json_lines(), "lines") == EVENTS
+    assert parse_events(parquet_bytes(log), "parquet") == EVENTS
+
+
+def test_a_file_of_many_blocks_is_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_BLOCK", 3)
+    assert parse_events(parquet_bytes(small_log()), "parquet") == EVENTS
+
+
+def test_writing_a_log_does_not_change_it() -> None:
+    log = small_log()
+    assert parquet_bytes(log) == parquet_bytes(log)
+    log.add(10.0, "node_down", detail='{"node":"n0"}')
+    assert parse_events(parquet_bytes(log), "parquet")[:-1] == EVENTS

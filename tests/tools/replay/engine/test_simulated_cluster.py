@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.job import Job
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import Interference, SimulatedCluster
-from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.progress.models import GoodputProgress
 from pliant.tools.replay.progress.protocol import SampleProgress, Segment
-from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeGpus
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.snapshot import Snapshot
@@ -33,70 +29,44 @@ B: NodeGpus = (("n1", 1), ("n2", 2))
 C: NodeGpus = (("n2", 1),)
 
 
-def test_two_jobs_that_span_nodes_and_share_one_train_at_half_speed() -> None:
-    policy = Seats({0: {"a": A, "b": B}})
-    trace = [job("a", gpus=3, gpu_seconds=30), job("b", gpus=3, gpu_seconds=60)]
-    # Together until a is done at 20; b has done 10 of its 20 s by then and ends alone.
-    assert ends(play(policy, trace, cluster(2, 2, 3), simulated=HALF)) == {"a": 20, "b": 30}
+FREED = SimulatedCluster(rescale_cost=Cost(2), interference=0.5)
+STARTING = SimulatedCluster(Cost(5), interference=0.5)
+LATE_START = SimulatedCluster(Cost(0, {"slow": 5}), interference=0.5)
+QUARTER = SimulatedCluster(progress=lambda: GoodputProgress({}, {"": 100.0}), interference=0.25)
 
 
-def test_a_neighbour_that_comes_later_slows_from_then_on() -> None:
-    policy = Seats({0: {"a": A}, 4: {"b": B}}, again_s=[4])
-    trace = [job("a", gpus=3, gpu_seconds=30), job("b", gpus=3, gpu_seconds=60)]
-    # a: 4 s alone, its last 6 s take 12. b: 6 of its 20 s by 16, 14 s alone.
-    assert ends(play(policy, trace, cluster(2, 2, 3), simulated=HALF)) == {"a": 16, "b": 16 + 14}
+def spanning(a: float, b: float, b_model: str = "linear") -> list[Job]:
+    """Two jobs of three GPUs with this work in GPU-seconds."""
+    return [job("a", gpus=3, gpu_seconds=a), job("b", gpus=3, gpu_seconds=b, model=b_model)]
 
 
-def test_a_neighbour_that_is_moved_away_slows_no_longer() -> None:
-    policy = Seats({0: {"a": A, "b": B}, 8: {"b": (("n2", 3),)}}, again_s=[8])
-    trace = [job("a", gpus=3, gpu_seconds=30), job("b", gpus=3, gpu_seconds=60)]
-    simulated = SimulatedCluster(rescale_cost=Cost(2), interference=0.5)
-    assert ends(play(policy, trace, cluster(2, 2, 3), simulated=simulated)) == {"a": 8 + 6, "b": 8 + 2 + 16}
-
-
-def test_jobs_on_one_node_neither_slow_nor_are_slowed() -> None:
-    policy = Seats({0: {"b": B, "c": C}})
-    trace = [job("b", gpus=3, gpu_seconds=30), job("c", gpu_seconds=10)]
-    assert ends(play(policy, trace, cluster(2, 2, 3), simulated=HALF)) == {"b": 10, "c": 10}
-
-
-def test_a_job_that_is_still_starting_disturbs_already_and_pays_its_start_in_full() -> None:
-    policy = Seats({0: {"a": A}, 2: {"b": B}}, again_s=[2])
-    trace = [job("a", gpus=3, gpu_seconds=30), job("b", gpus=3, gpu_seconds=30)]
-    engine = play(policy, trace, cluster(2, 2, 3), simulated=SimulatedCluster(Cost(5), interference=0.5))
-    # a starts until 5 and needs 20 s for its 10; b starts until 7 and by 25 has done 9 of its 10 s.
-    assert ends(engine) == {"a": 25, "b": 26}
-    assert [e.overhead_seconds for e in engine.log.events() if e.event == "start"] == [5, 5]
-
-
-def test_a_neighbour_that_ends_while_a_job_still_starts_leaves_it_its_start_to_pay() -> None:
-    policy = Seats({0: {"a": A}, 9: {"b": B}}, again_s=[9])
-    trace = [job("a", gpus=3, gpu_seconds=30), job("b", gpus=3, gpu_seconds=30)]
-    simulated = SimulatedCluster(Cost(0, {"slow": 5}), interference=0.5)
-    trace[1] = trace[1].model_copy(update={"model": "slow"})
-    assert ends(play(policy, trace, cluster(2, 2, 3), simulated=simulated)) == {"a": 11, "b": 9 + 5 + 10}
-
-
-def test_a_lost_node_frees_the_neighbour_and_checkpoints_go_on_in_time() -> None:
-    policy = Seats({0: {"a": A, "b": B}})
-    trace = [
-        job("a", gpus=3, gpu_seconds=300, checkpoint_seconds=10),
-        job("b", gpus=3, gpu_seconds=30, checkpoint_seconds=10),
-    ]
-    failures = (NodeEvent(25, "n0", up=False),)
-    engine = play(
-        policy, trace, cluster(2, 2, 3), simulated=SimulatedCluster(node_events=failures, interference=0.5)
-    )
-    # b ends at 20. a was saved last at 20, when it had trained 10 s' worth.
-    requeued = next(event for event in engine.log.events() if event.event == "requeue")
-    assert (ends(engine)["b"], requeued.job) == (20, "a")
-    assert requeued.samples_done == pytest.approx(30)
+@pytest.mark.parametrize(
+    ("orders", "jobs", "simulated", "found"),
+    [
+        # Together until a is done at 20; b has done 10 of its 20 s by then and ends alone.
+        ({0: {"a": A, "b": B}}, spanning(30, 60), HALF, {"a": 20, "b": 30}),
+        # A neighbour comes later. a: 4 s alone, its last 6 s take 12. b: 6 of its 20 s by 16, 14 s alone.
+        ({0: {"a": A}, 4: {"b": B}}, spanning(30, 60), HALF, {"a": 16, "b": 16 + 14}),
+        # A neighbour is moved away.
+        ({0: {"a": A, "b": B}, 8: {"b": (("n2", 3),)}}, spanning(30, 60), FREED, {"a": 14, "b": 10 + 16}),
+        # A job on one node neither slows nor is slowed.
+        ({0: {"b": B, "c": C}}, [spanning(30, 30)[1], job("c", gpu_seconds=10)], HALF, {"b": 10, "c": 10}),
+        # a starts until 5 and needs 20 s for its 10; b starts until 7 and by 25 has done 9 of 10 s.
+        ({0: {"a": A}, 2: {"b": B}}, spanning(30, 30), STARTING, {"a": 25, "b": 26}),
+        # A neighbour that ends while b still starts leaves it its start to pay.
+        ({0: {"a": A}, 9: {"b": B}}, spanning(30, 30, "slow"), LATE_START, {"a": 11, "b": 9 + 5 + 10}),
+        # Goodput is slowed as throughput is: a takes 9 s / 0.75; b has done 9 of its 15 s by then.
+        ({0: {"a": A, "b": B}}, spanning(27, 45), QUARTER, {"a": 12, "b": 18}),
+    ],
+)  # fmt: skip
+def test_jobs_that_span_nodes_slow_each_other_while_they_share_one(orders, jobs, simulated, found) -> None:
+    policy = Seats(orders, again_s=[time_s for time_s in orders if time_s])
+    assert ends(play(policy, jobs, cluster(2, 2, 3), simulated=simulated)) == pytest.approx(found)
 
 
 def test_in_rounds_the_pace_changes_at_once() -> None:
     policy = Seats({0: {"a": A, "b": B}})
-    trace = [job("a", gpus=3, gpu_seconds=30), job("b", gpus=3, gpu_seconds=60)]
-    engine = play(policy, trace, cluster(2, 2, 3), simulated=HALF, interval_s=60)
+    engine = play(policy, spanning(30, 60), cluster(2, 2, 3), simulated=HALF, interval_s=60)
     assert ends(engine) == {"a": 20, "b": 30}
 
 
@@ -123,16 +93,6 @@ def test_a_policy_sees_the_speed_that_a_job_has_from_this_moment_on() -> None:
     assert policy.seen[1:] == [{"a": 1.5, "b": 1.5, "c": 0.0}, {"b": 3.0, "c": 0.0}, {"c": 0.0}]
 
 
-def test_goodput_is_slowed_as_throughput_is() -> None:
-    simulated = SimulatedCluster(progress=lambda: GoodputProgress({}, {"": 100.0}), interference=0.25)
-    policy = Seats({0: {"a": A, "b": B}})
-    trace = [job("a", gpus=3, gpu_seconds=27), job("b", gpus=3, gpu_seconds=45)]
-    # a takes 9 s / 0.75; b has done 9 of its 15 s by then.
-    assert ends(play(policy, trace, cluster(2, 2, 3), simulated=simulated)) == pytest.approx(
-        {"a": 12, "b": 18}
-    )
-
-
 def test_only_changes_of_pace_are_told() -> None:
     held = Interference(0.25)
     held.place("a", A)
@@ -147,80 +107,42 @@ def test_only_changes_of_pace_are_told() -> None:
     assert (held.changed(), held.speed_factor("a")) == (["a"], 1.0)
 
 
-@settings(max_examples=25)
-@given(
-    st.lists(st.tuples(st.integers(0, 60), st.sampled_from([1, 2, 3, 4]), st.floats(1, 300)), max_size=7),
-    st.sampled_from(["fifo", "las", "ares", "fair-share"]),
-    st.floats(0.05, 0.9),
-)
-def test_it_is_off_by_default_and_written_down_where_it_is_not(
-    listed: list[tuple[int, int, float]], policy: str, part: float
-) -> None:
-    trace = [job(f"j{n}", at=at, gpus=gpus, gpu_seconds=work) for n, (at, gpus, work) in enumerate(listed)]
-    held = inputs(trace, cluster(2, 2, 1))
-    plain, none, some = (
-        replay(held, Run(policy, simulated=simulated))
-        for simulated in (
-            SimulatedCluster(),
-            SimulatedCluster(interference=0.0),
-            SimulatedCluster(interference=part),
-        )
-    )
-    assert plain.log.json_lines() == none.log.json_lines()
-    assert some.summary.finished == plain.summary.finished == len(trace)
-    if trace:
-        assert f'"interference":{part!r}' in some.log.json_lines().decode()
-
-
 def shared(*node_gpus: int, speed: float = 0.5) -> Cluster:
     sharing = Sharing(unmeasured="together", speed=speed)
     return cluster(*node_gpus).model_copy(update={"sharing": sharing})
 
 
 def two(a_seconds: float = 20, b_seconds: float = 60, **more: float) -> list[Job]:
-    """Jobs of two GPUs, with so many seconds of work on them alone."""
+    """Jobs of two GPUs, with this many seconds of work on them alone."""
     a = job("a", gpus=2, gpu_seconds=2 * a_seconds, **more)
     return [a, job("b", gpus=2, gpu_seconds=2 * b_seconds)]
 
 
-def test_two_jobs_on_the_same_gpus_train_at_half_speed_until_one_ends() -> None:
-    # a has 20 s of work, done at 40; b has done 20 of its 60 s by then.
-    assert ends(play(Pairs({0: {"a": 2, "b": "a"}}), two(), shared(2))) == {"a": 40, "b": 80}
+DOWN_AT_35 = (NodeEvent(35, "n0", up=False), NodeEvent(40, "n0", up=True))
+DOWN_AT_15 = (NodeEvent(15, "n0", up=False), NodeEvent(16, "n0", up=True))
 
 
-def test_company_that_comes_later_slows_from_then_on() -> None:
-    policy = Pairs({0: {"a": 2}, 10: {"b": "a"}}, again_s=[10])
-    # a: 10 s alone, its last 10 s take 20. b: 10 of its 60 s by 30, 50 s alone.
-    assert ends(play(policy, two(), shared(2))) == {"a": 30, "b": 80}
-
-
-def test_company_that_is_taken_away_slows_no_longer() -> None:
-    policy = Pairs({0: {"a": 2, "b": "a"}, 10: {"b": 0}, 50: {"b": 2}}, again_s=[10, 50])
-    assert ends(play(policy, two(), shared(2))) == {"a": 10 + 15, "b": 50 + 55}
-
-
-def test_a_job_that_still_pays_its_start_slows_the_other_already() -> None:
-    policy = Pairs({0: {"a": 2}, 10: {"b": "a"}}, again_s=[10])
-    simulated = SimulatedCluster(start_cost=Cost(4))
-    # a: trains from 4, has done 6 s at 10, and 14 s are left. b: trains from 14, alone from 38.
-    assert ends(play(policy, two(), shared(2), simulated=simulated)) == {"a": 38, "b": 38 + 60 - 12}
-
-
-def test_a_node_that_goes_down_takes_both_back_to_their_checkpoints() -> None:
-    # Both have trained 35 s at half speed: checkpoints come every 10 s for a, at 30, and every 60 s for b.
-    down = SimulatedCluster(node_events=(NodeEvent(35, "n0", up=False), NodeEvent(40, "n0", up=True)))
-    policy = Pairs({0: {"a": 2, "b": "a"}, 40: {"a": 2, "b": "a"}})
-    found = ends(play(policy, two(checkpoint_seconds=10.0), shared(2), simulated=down))
-    # a: 5 s left take 10. b: 5 of 60 s by 50.
-    assert found == {"a": 50, "b": 50 + 55}
-
-
-def test_a_checkpoint_from_before_the_company_came_counts_as_it_was() -> None:
-    down = SimulatedCluster(node_events=(NodeEvent(15, "n0", up=False), NodeEvent(16, "n0", up=True)))
-    policy = Pairs({0: {"a": 2}, 12: {"b": "a"}, 16: {"a": 2}}, again_s=[12])
-    # The checkpoint at 10: 10 s of work, 10 s to go from 16 on.
-    found = ends(play(policy, two(checkpoint_seconds=10.0), shared(2), simulated=down))
-    assert found == {"a": 26}
+@pytest.mark.parametrize(
+    ("orders", "simulated", "found"),
+    [
+        # a has 20 s of work, done at 40; b has done 20 of its 60 s by then.
+        ({0: {"a": 2, "b": "a"}}, {}, {"a": 40, "b": 80}),
+        # Company comes later. a: 10 s alone, its last 10 s take 20. b: 10 of its 60 s by 30, 50 s alone.
+        ({0: {"a": 2}, 10: {"b": "a"}}, {}, {"a": 30, "b": 80}),
+        # Company is taken away.
+        ({0: {"a": 2, "b": "a"}, 10: {"b": 0}, 50: {"b": 2}}, {}, {"a": 10 + 15, "b": 50 + 55}),
+        # a: trains from 4, has done 6 s at 10, and 14 s are left. b: trains from 14, alone from 38.
+        ({0: {"a": 2}, 10: {"b": "a"}}, {"start_cost": Cost(4)}, {"a": 38, "b": 38 + 60 - 12}),
+        # a was saved at 30, b not yet: a has 5 s left, which take 10; b has done 5 of 60 s by 50.
+        ({0: {"a": 2, "b": "a"}, 40: {"a": 2, "b": "a"}}, {"node_events": DOWN_AT_35}, {"a": 50, "b": 105}),
+        # The checkpoint at 10 is from before company came: 10 s of work, 10 s to go from 16 on.
+        ({0: {"a": 2}, 12: {"b": "a"}, 16: {"a": 2}}, {"node_events": DOWN_AT_15}, {"a": 26}),
+    ],
+)  # fmt: skip
+def test_two_jobs_on_the_same_gpus_train_at_half_speed(orders, simulated, found) -> None:
+    policy = Pairs(orders, again_s=[time_s for time_s in orders if time_s])
+    world = SimulatedCluster(**simulated)
+    assert ends(play(policy, two(checkpoint_seconds=10.0), shared(2), simulated=world)) == found
 
 
 class Epochs(SampleProgress):

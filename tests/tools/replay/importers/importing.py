@@ -9,10 +9,19 @@ from typing import Any
 import pytest
 
 from pliant.schemas import io
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import GpuTimeWork, Job
 from pliant.tools.replay.importers.conversion import ImportSummary
-from pliant.tools.replay.importers.run import import_trace
+from pliant.tools.replay.importers.run import CONVERGENCE, JOBS, PROFILE, import_trace
+from pliant.tools.replay.inputs import Inputs, Sources
+
+TIRESIAS = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval"
+HELIOS = "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue"
+PODS = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,"
+    "scheduled_time"
+)
 
 
 @dataclass(frozen=True)
@@ -60,3 +69,14 @@ def problems(tmp_path: Path, kind: str, *paths: str, **more: Any) -> list[str]:
 def gpu_seconds(job: Job) -> float:
     assert isinstance(job.work, GpuTimeWork)
     return job.work.gpu_seconds
+
+
+def pollux_inputs(data: Path, workload: str | Path, nodes: int, folder: Path) -> Inputs:
+    """A workload of the Pollux simulator on nodes of 4 GPUs, by way of files."""
+    import_trace("pollux", [str(data)], str(folder), workload=str(workload))
+    four = {"name": "n{}", "gpus": 4, "gpu_type": "t4", "count": nodes}
+    io.write_cluster(Cluster.model_validate({"nodes": (four,)}), folder / "cluster.json")
+    jobs, machines, profile, tables = (
+        str(folder / name) for name in (JOBS, "cluster.json", PROFILE, CONVERGENCE)
+    )
+    return Sources(jobs, machines, profile, convergence=tables).read()

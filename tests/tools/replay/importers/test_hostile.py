@@ -6,6 +6,7 @@ import gzip
 import io as streams
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,17 +14,11 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import read_cluster
-from tests.tools.replay.importers.importing import gpu_seconds, problems, run, text
+from tests.tools.replay.importers.importing import HELIOS, PODS, TIRESIAS, gpu_seconds, problems, run, text
 
-TIRESIAS = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval"
 ROWS = (TIRESIAS, "1,2,30,606,vgg19,164,30", '2,1,40,606,"vgg,19",100,30')
-PODS = (
-    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,"
-    "scheduled_time"
-)
 POD = "p1,1,1,2,1000,T4,LS,Running,100,400,200"
 NODES = "sn,cpu_milli,memory_mib,gpu,model"
-HELIOS = "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue"
 
 
 def as_bytes(*lines: str, end: str = "\n") -> bytes:
@@ -59,12 +54,6 @@ def test_a_packed_file_that_is_cut_short(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "jobs.csv"
     path.write_bytes(gzip.compress(as_bytes(*ROWS))[:cut])
     assert problems(tmp_path, "tiresias", str(path)) == ["jobs.csv: is gzipped, and cut short or damaged"]
-
-
-def test_a_closed_stdin_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(UsageError, match="stdin is closed"):
-        run(tmp_path, "tiresias", "-")
 
 
 def test_a_needed_column_twice_is_no_guess(tmp_path: Path) -> None:
@@ -208,34 +197,32 @@ def test_a_cluster_and_a_list_of_nodes_go_together(tmp_path: Path) -> None:
             run(tmp_path, kind, pods, cluster_out=str(tmp_path / "cluster.json"))
 
 
+def throughputs(folder: Path, types: Mapping[str, object]) -> str:
+    """A data folder of Gavel; returns its path."""
+    text(folder / "data", "simulation_throughputs.json", json.dumps({"v100": types}))
+    return str(folder / "data")
+
+
 @pytest.mark.parametrize("other", [{}, {"('B (batch size 2)', 1)": 5}, {"('B (batch size 2)', 1)": {}}])
 def test_a_pair_needs_both_job_types_alone(tmp_path: Path, other: dict[str, object]) -> None:
     alone = {"null": 4.0, "('B (batch size 2)', 1)": [2.0, 1.0]}
-    path = tmp_path / "data" / "simulation_throughputs.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps({"v100": {"('A (batch size 2)', 1)": alone, **other}}))
-    found = problems(tmp_path, "gavel", str(path.parent))
+    found = problems(tmp_path, "gavel", throughputs(tmp_path, {"('A (batch size 2)', 1)": alone, **other}))
     assert "expected the throughputs of both job types" in found[0]
 
 
 @pytest.mark.parametrize("size", ["0", "9" * 30, "9" * 5000])
 def test_a_job_type_with_a_batch_out_of_bounds_is_malformed(tmp_path: Path, size: str) -> None:
-    path = tmp_path / "data" / "simulation_throughputs.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps({"v100": {f"('A (batch size {size})', 1)": {"null": 4.0}}}))
-    (problem,) = problems(tmp_path, "gavel", str(path.parent))
-    assert problem.endswith("expected a batch size from 1 to 2,147,483,648")
+    data = throughputs(tmp_path, {f"('A (batch size {size})', 1)": {"null": 4.0}})
     trace = text(tmp_path, "w.trace", f"A (batch size {size})\tpython x\t--steps\t1\t100\t0\t1")
-    (problem,) = problems(tmp_path, "gavel", trace)
-    assert problem.endswith("expected a batch size from 1 to 2,147,483,648")
+    for path in (data, trace):
+        (problem,) = problems(tmp_path, "gavel", path)
+        assert problem.endswith("expected a batch size from 1 to 2,147,483,648")
 
 
 @pytest.mark.parametrize("rate", [5e-324, 10**400])
 def test_a_rate_that_gives_no_time_of_a_step_is_malformed(tmp_path: Path, rate: float) -> None:
-    path = tmp_path / "data" / "simulation_throughputs.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps({"v100": {"('A (batch size 8)', 1)": {"null": rate}}}))
-    assert len(problems(tmp_path, "gavel", str(path.parent))) == 1
+    data = throughputs(tmp_path, {"('A (batch size 8)', 1)": {"null": rate}})
+    assert len(problems(tmp_path, "gavel", data)) == 1
 
 
 @pytest.mark.parametrize("metric", ["inf", "-inf", "1e999"])

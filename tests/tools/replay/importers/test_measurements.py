@@ -40,7 +40,7 @@ def workload(folder: Path, *rows: str) -> str:
     return text(folder, "workload-9.csv", WORKLOAD, *rows)
 
 
-def test_placements_keep_the_order_of_their_nodes(tmp_path: Path) -> None:
+def test_placements_keep_the_order_of_their_nodes_and_sizes_have_an_even_split(tmp_path: Path) -> None:
     result = run(tmp_path, "pollux", str(application(tmp_path / "data")))
     rows = io.read_profile(result.out / "profile.parquet").rows
     measured = {row.node_order: row for row in rows if row.node_order is not None and row.nodes > 1}
@@ -50,13 +50,11 @@ def test_placements_keep_the_order_of_their_nodes(tmp_path: Path) -> None:
     assert (ring.nodes, ring.gpus, ring.placement, ring.local_batch) == (3, 7, "4,2,1", 32)
     assert (ring.sync_seconds, ring.compute_seconds) == (0.2, pytest.approx(0.4))
     assert ring.samples_per_second == pytest.approx(7 * 32 / 0.6)
-
-
-def test_sizes_have_an_even_split_and_no_order(tmp_path: Path) -> None:
-    result = run(tmp_path, "pollux", str(application(tmp_path / "data")))
-    rows = io.read_profile(result.out / "profile.parquet").rows
     sizes = [(row.nodes, row.gpus, row.placement) for row in rows if row.node_order is None]
     assert sizes == [(3, 7, "3,2,2"), (2, 2, "1,1")]
+    epochs = io.read_convergence(result.out / "convergence.parquet")
+    assert [(row.batch, row.epoch) for row in epochs] == [(128, 0), (128, 1), (4096, 0), (4096, 1)]
+    assert epochs[-1] == ConvergenceRow("cifar10", 4096, 1, 120.0, 790.0, None, 2.0, 60.0)
 
 
 def test_a_job_may_move_between_the_validated_batches_and_ends_by_epochs(tmp_path: Path) -> None:
@@ -70,13 +68,6 @@ def test_a_job_may_move_between_the_validated_batches_and_ends_by_epochs(tmp_pat
     assert second.work == EpochWork(epochs=2.0, dataset_size=round(781 * 128 / 2))
     assert second.convergence == "cifar10"
     assert second.labels == {"trace": "pollux", "row": "1", "max_epochs": "2"}
-
-
-def test_validation_runs_become_convergence_rows(tmp_path: Path) -> None:
-    result = run(tmp_path, "pollux", str(application(tmp_path / "data")))
-    rows = io.read_convergence(result.out / "convergence.parquet")
-    assert [(row.batch, row.epoch) for row in rows] == [(128, 0), (128, 1), (4096, 0), (4096, 1)]
-    assert rows[-1] == ConvergenceRow("cifar10", 4096, 1, 120.0, 790.0, None, 2.0, 60.0)
 
 
 def test_sia_files_name_their_gpu_type_and_those_without_are_aws(tmp_path: Path) -> None:
@@ -202,7 +193,9 @@ def gavel(folder: Path) -> Path:
     return folder
 
 
-def test_gavel_throughputs_count_the_batches_of_all_workers(tmp_path: Path) -> None:
+def test_gavel_throughputs_count_the_batches_of_all_workers_alone_and_beside_another_job(
+    tmp_path: Path,
+) -> None:
     result = run(tmp_path, "gavel", str(gavel(tmp_path / "data")))
     rows = io.read_profile(result.out / "profile.parquet").rows
     lm, a3c, gang, spread = (row for row in rows if row.kind == "train")
@@ -210,11 +203,6 @@ def test_gavel_throughputs_count_the_batches_of_all_workers(tmp_path: Path) -> N
     assert (a3c.model, a3c.local_batch) == ("A3C", 1)
     assert (gang.gpus, gang.placement, gang.step_seconds, gang.samples_per_second) == (4, "4", 0.25, 320.0)
     assert (spread.placement, spread.feasible, spread.step_seconds) == ("1,1,1,1", False, None)
-
-
-def test_gavel_pairs_say_how_fast_each_job_is_beside_the_other(tmp_path: Path) -> None:
-    result = run(tmp_path, "gavel", str(gavel(tmp_path / "data")))
-    rows = io.read_profile(result.out / "profile.parquet").rows
     pairs = {(row.model, row.beside_model): row for row in rows if row.kind == "pair"}
     found = {names: row.samples_per_second for names, row in pairs.items()}
     assert found == {("A3C", "LM"): 1.0, ("LM", "A3C"): 120.0, ("LM", "LM"): None}

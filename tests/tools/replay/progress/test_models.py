@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
 from pliant.schemas.profile import ConvergenceRow, Profile, ProfileRow
-from pliant.tools.replay.compat import SimulatorEpochs, WholeSecondPieces
+from pliant.tools.replay.compat import WholeSecondPieces
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.options import Conditions, parse_noise_scales
 from pliant.tools.replay.progress.convergence import Validation, validations
-from pliant.tools.replay.progress.models import BatchCut, EpochProgress, GoodputProgress, Pieces, efficiency
+from pliant.tools.replay.progress.models import EpochProgress, GoodputProgress, Pieces, efficiency
 from pliant.tools.replay.run import Inputs, Run, replay
 from pliant.tools.schedule.jobs import Observation
 from tests.builders import FREE_CHANGES, cluster, curves, job
@@ -63,37 +63,7 @@ def test_an_epoch_is_as_many_steps_as_the_validation_run_took():
     assert trained(epochs_job(12), EpochProgress({"m": TABLE})) == pytest.approx(15 * 1.5)
 
 
-def test_part_of_an_epoch_is_kept_when_the_gpus_change():
-    uneven = Validation(run(8, (10, 10), (30, 20)))
-    spec = epochs_job(low=1, high=2)
-    told = Told({0.0: {"a": 1}, 20.0: {"a": 2}}, again_s=[20.0])
-    assert trained(spec, EpochProgress({"m": uneven}), told) == 25  # 10 + 10 of 20 s, the rest twice as fast
-    stepwise = EpochProgress({"m": uneven}, stepwise=True)
-    again = Told({0.0: {"a": 1}, 20.0: {"a": 2}}, again_s=[20.0])
-    assert trained(spec, stepwise, again) == 25, "epoch by epoch or at once is the same"
-
-
-@pytest.mark.parametrize("stepwise", [False, True])
-def test_every_epoch_starts_from_the_speed_of_the_gpus_not_of_the_epoch_before(stepwise):
-    uneven = Validation(run(8, (20, 10), (60, 20), (70, 30)))
-    spec = job("a", model="m", batch=8, work={"epochs": 3, "dataset_size": 80}, convergence="m")
-    assert trained(spec, EpochProgress({"m": uneven}, stepwise=stepwise)) == 70  # steps of a second each
-
-
-def simulator_epochs(**max_epochs: int) -> SimulatorEpochs:
-    return SimulatorEpochs({"m": TABLE}, EpochProgress({"m": TABLE}).cut, max_epochs)
-
-
-def test_by_gain_an_epoch_is_so_much_progress():
-    model = simulator_epochs()
-    assert trained(epochs_job(8), model) == 20, "a step of the smallest batch gains 1"
-    epochs_s = [model.epoch_seconds(TABLE, BatchCut(16, 2.0), epoch) for epoch in (0, 1)]
-    assert epochs_s == pytest.approx([10 / (5 / 3) * 2, 10 / (3 / 2) * 2])  # gains 5/3 and 3/2
-
-
-def test_whole_seconds_round_each_epoch_and_max_epochs_wins():
-    assert trained(epochs_job(16), simulator_epochs()) == 12 + 13  # 12.0 and 13.33
-    assert trained(epochs_job(8), simulator_epochs(m=1)) == 10
+def test_part_of_an_epoch_may_be_a_jobs_work():
     half = job("a", model="m", batch=8, work={"epochs": 1.5, "dataset_size": 80}, convergence="m")
     assert trained(half, EpochProgress({"m": TABLE})) == 15
 
@@ -160,35 +130,16 @@ def test_pollux_tunes_the_batch_to_the_noise_it_measures(knowledge):
     """With a noise scale far above the batch, the largest batch trains fastest: nearly all rows say so."""
     rows = [
         ProfileRow(
-            "train",
-            "m",
-            "gpu",
-            1,
-            1,
-            "1",
-            local,
-            step_seconds=1 + local / 64,
-            samples_per_second=(local / (1 + local / 64)),
+            "train", "m", "gpu", 1, 1, "1", local, step_seconds=1 + local / 64, samples_per_second=rate
         )
         for local in (8, 16, 32, 64, 128)
+        for rate in [local / (1 + local / 64)]
     ]
     batch = {"size": 8, "min": 8, "max": 128}
-    spec = Job.model_validate(
-        {
-            "id": "a",
-            "submit_time": 0,
-            "model": "m",
-            "gpus": {"requested": 1},
-            "batch": batch,
-            "elastic": "size+batch",
-            "work": {"samples": 80_000},
-        }
-    )
-    found = inputs([spec], cluster(1), Profile(tuple(rows)))
+    spec = job("a", model="m", batch=batch, elastic="size+batch", work={"samples": 80_000})
     conditions = Conditions(progress="goodput", noise_scale={"": 1e5})
-    done = replay(
-        found, Run("pollux", {"knowledge": knowledge}, conditions=conditions, simulated=FREE_CHANGES)
-    )
+    run = Run("pollux", {"knowledge": knowledge}, conditions=conditions, simulated=FREE_CHANGES)
+    done = replay(inputs([spec], cluster(1), Profile(tuple(rows))), run)
     batches = [event.global_batch for event in done.log.events() if event.global_batch]
     assert batches[0] == 8
     assert batches[-1] > 32, "it stays at its first batch where nothing hands on the noise scale"
@@ -200,19 +151,6 @@ def test_goodput_at_the_reference_batch_is_the_throughput():
     assert efficiency(float("inf"), 8, 16) == 1
     assert trained(epochs_job(8), GoodputProgress({"m": TABLE})) == 20
     assert trained(epochs_job(8), GoodputProgress({}, {"m": 5.0})) == 20
-
-
-def test_a_larger_batch_trains_less_per_sample_as_the_noise_of_the_epoch_says():
-    spec = epochs_job(8, low=1, high=2).model_copy(update={"elastic": "size"})
-    state_batch = GoodputProgress({"m": TABLE})
-    engine = play(Told({}), [spec], NODES, curves(m={1: 8}))
-    state = engine.session.jobs["a"]
-    state.global_batch, state.samples_per_second = 16, 8.0
-    trajectory = state_batch.segment(state, 0.0).trajectory
-    noisy, calm = (32 + 8) / (32 + 16), (16 + 8) / (16 + 16)
-    assert trajectory is not None
-    assert trajectory.seconds == pytest.approx(80 / 8 / noisy + 80 / 8 / calm)
-    assert GoodputProgress({}, {"": 16.0}).segment(state, 0.0).samples_per_second == pytest.approx(8 * calm)
 
 
 def end_under(conditions: Conditions, *specs: Job, tables: bool = True) -> float:

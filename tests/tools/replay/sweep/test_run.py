@@ -160,11 +160,14 @@ def test_side_by_side_gives_the_same_bytes(folder: Path) -> None:
         assert event_file(task, folder / "one").read_bytes() == event_file(task, folder / "two").read_bytes()
 
 
-def test_only_what_depends_on_a_changed_input_is_done_again(folder: Path) -> None:
+def test_only_what_depends_on_a_changed_input_is_done_again_and_what_changed_is_said(folder: Path) -> None:
     assert sweep(tasks_of(folder), folder / "out") == []
     write_jobs(JOBS[:4], folder / "trace.jsonl")
     left = [task.name for task in tasks_of(folder) if not is_finished(task, folder / "out")]
     assert left == ["real-fifo", "real-ares-alpha0.5", "real-ares-alpha0.75"]
+    (folder / "sweep.toml").write_text(SWEEP.replace('"5"', '"6"'))
+    found = outdated(tasks_of(folder), folder / "out")
+    assert found == {"the jobs, the recipe's settings": 3, "the recipe's settings": 6}
 
 
 def test_a_cost_taken_from_an_event_file_counts_by_its_bytes(folder: Path) -> None:
@@ -178,14 +181,6 @@ def test_a_cost_taken_from_an_event_file_counts_by_its_bytes(folder: Path) -> No
     keys.append(tasks_of(folder)[1].made_from["rescale_cost"])
     assert "rescale_cost" not in first.made_from
     assert len(set(keys)) == 2
-
-
-def test_a_missing_event_file_is_made_again_whatever_its_key_says(folder: Path) -> None:
-    task, out = tasks_of(folder)[0], folder / "out"
-    carry_out(task, out)
-    assert is_finished(task, out)
-    event_file(task, out).unlink()
-    assert not is_finished(task, out)
 
 
 def test_one_bad_task_is_told_and_the_others_are_done(folder: Path) -> None:
@@ -249,20 +244,19 @@ def test_results_of_another_pliant_are_made_again(folder: Path, monkeypatch: pyt
     assert outdated([task], out) == {"pliant itself": 1}
 
 
-def test_what_changed_is_said_by_its_name(folder: Path) -> None:
-    assert sweep(tasks_of(folder)[:1], folder / "out") == []
-    write_jobs(JOBS[:4], folder / "trace.jsonl")
-    (folder / "sweep.toml").write_text(SWEEP.replace('"5"', '"6"'))
-    assert outdated(tasks_of(folder), folder / "out") == {"the jobs, the recipe's settings": 1}
-
-
-@pytest.mark.parametrize("key", [b"", b"3f2a", b'{"schema": "pliant.origin/2"}', b"\xff"])
-def test_a_key_that_cannot_be_read_counts_as_none(folder: Path, key: bytes) -> None:
+def test_a_missing_event_file_or_an_unreadable_key_counts_as_none(folder: Path) -> None:
     task, out = tasks_of(folder)[0], folder / "out"
     carry_out(task, out)
-    (out / KEYS / f"{task.name}.key").write_bytes(key)
+    assert is_finished(task, out)
+    key = out / KEYS / f"{task.name}.key"
+    kept = key.read_bytes()
+    for damaged in (b"", b"3f2a", b'{"schema": "pliant.origin/2"}', b"\xff"):
+        key.write_bytes(damaged)
+        assert not is_finished(task, out)
+        assert outdated([task], out) == {}
+    key.write_bytes(kept)
+    event_file(task, out).unlink()
     assert not is_finished(task, out)
-    assert outdated([task], out) == {}
 
 
 def test_a_task_whose_input_changed_since_is_refused(folder: Path) -> None:
@@ -281,20 +275,15 @@ def test_event_files_of_other_sweeps_are_noticed(folder: Path) -> None:
     assert strangers(tasks[1:], out) == ["real-fifo.parquet"]
 
 
-def test_failures_reach_every_task(folder: Path) -> None:
-    (folder / "sweep.toml").write_text("mtbf = 0.01\nrepair = 0.01\n" + SWEEP)
+def test_a_sweep_says_how_jobs_train_and_how_nodes_fail(folder: Path) -> None:
+    stated = 'progress = "goodput"\nnoise_scale = { linear = 100 }\nmtbf = 0.01\nrepair = 0.01\n'
+    (folder / "sweep.toml").write_text(stated + SWEEP)
     task, out = tasks_of(folder)[0], folder / "out"
-    carry_out(task, out)
+    run = task.run()
+    assert (run.conditions.progress, run.conditions.noise_scale) == ("goodput", {"linear": 100.0})
+    assert (run.simulated.start_cost, run.simulated.rescale_cost) == (None, Cost(5))
+    assert sweep([task], out) == []
     assert any(event.event == "node_down" for event in read_events(event_file(task, out)))
-
-
-def test_a_sweep_says_how_jobs_train(folder: Path) -> None:
-    (folder / "sweep.toml").write_text('progress = "goodput"\nnoise_scale = { linear = 100 }\n' + SWEEP)
-    task = tasks_of(folder)[0]
-    stated = task.run().conditions
-    assert (stated.progress, stated.noise_scale) == ("goodput", {"linear": 100.0})
-    assert (task.run().simulated.start_cost, task.run().simulated.rescale_cost) == (None, Cost(5))
-    assert sweep([task], folder / "out") == []
 
 
 @pytest.mark.parametrize(

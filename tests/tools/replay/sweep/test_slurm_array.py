@@ -31,13 +31,9 @@ def test_the_script_names_the_tasks_that_are_left() -> None:
     assert scripts("/data/my sweep", [7, 0, 1, 2, 8, 5], at_once=4) == [SCRIPT]
 
 
-def test_without_a_limit_slurm_decides_how_many_run_at_once() -> None:
-    [script] = scripts("/data", [3])
-    assert "--array=3\n" in script
-
-
-def test_a_percent_sign_in_a_folder_is_no_pattern_of_slurm() -> None:
+def test_without_a_limit_slurm_decides_how_many_run_at_once_and_a_percent_sign_is_no_pattern() -> None:
     [script] = scripts("/data/50%", [3])
+    assert "--array=3\n" in script
     assert '--output="/data/50%%/.sweep/%a.log"' in script
 
 
@@ -93,15 +89,12 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, 
     ],
 )
 def test_the_size_of_arrays_is_what_slurm_says(
-    programs: Callable[[str, str], None], reply: str, size: int
+    programs: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, reply: str, size: int
 ) -> None:
     programs("scontrol", reply)
     assert array_size() == size
-
-
-def test_without_slurm_arrays_have_its_usual_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert array_size() == 1001
+    assert array_size() == 1001, "without Slurm its usual size"
 
 
 def test_without_slurm_the_scripts_are_there_and_the_message_says_so(

@@ -16,11 +16,11 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.conversion import (
-    NO_GPU,
     Conversion,
     DroppedRowError,
     InputRow,
     MalformedRowError,
+    Reason,
     TraceFormat,
     assume_no_models,
     executed_job,
@@ -35,18 +35,17 @@ _SHARED: Final = "a pod with a share of a GPU holds a whole one (label gpu_milli
 
 
 def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
-    """Jobs of each file, one a pod."""
     assume_no_models(conversion)
     conversion.summary.assume("a pod runs from scheduled_time to deletion_time, whatever its phase says")
     conversion.summary.assume("gpu_spec, the GPU types a pod may use, is kept as a label and binds no policy")
-    for path in _pod_lists(paths):
+    for path in [path for path in paths if not _lists_nodes(path)]:
         yield from conversion.convert(csv_rows(path, conversion, COLUMNS), partial(_job, conversion))
 
 
 def _job(conversion: Conversion, row: InputRow) -> Job:
     gpus, milli = row.count("num_gpu"), row.count("gpu_milli") if "gpu_milli" in row.values else 1000
     if not gpus:
-        raise DroppedRowError(NO_GPU)
+        raise DroppedRowError(Reason.NO_GPU)
     submit_time_s = row.number("creation_time")
     start_s, end_s = row.optional_number("scheduled_time"), row.optional_number("deletion_time")
     if start_s is not None and start_s < submit_time_s:
@@ -66,11 +65,7 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
 
 
 def read_cluster(paths: Sequence[str], conversion: Conversion) -> Cluster | None:
-    """The nodes of the list of nodes among the paths.
-
-    :raises BadInputError: a name is there twice.
-    """
-    lists = [path for path in paths if path not in _pod_lists(paths)]
+    lists = [path for path in paths if _lists_nodes(path)]
     if not lists:
         return None
     nodes = [node for path in lists for node in conversion.convert(csv_rows(path, conversion, NODES), _node)]
@@ -78,10 +73,6 @@ def read_cluster(paths: Sequence[str], conversion: Conversion) -> Cluster | None
         return Cluster(nodes=tuple(nodes))
     except ValidationError as error:
         raise BadInputError(problems_of(error, lists[0])) from None
-
-
-def _pod_lists(paths: Sequence[str]) -> list[str]:
-    return [path for path in paths if not _lists_nodes(path)]
 
 
 def _lists_nodes(path: str) -> bool:

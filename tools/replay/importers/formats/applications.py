@@ -40,9 +40,7 @@ _EPOCH: Final = ("progress", "iteration", "metric", "grad_sqr", "grad_var")
 def read_measurements(folder: Path, gpu_type: str, conversion: Conversion) -> Imported:
     """The measurements of a folder, in the order of application, file name and row; no jobs.
 
-    :param gpu_type: that of files without one in their name.
-
-    :raises BadInputError: no application is there.
+    ``gpu_type`` is that of files without one in their name.
     """
     folders = _applications(folder)
     conversion.summary.assume("a measured step is one micro-step; computing is step_time less sync_time")
@@ -72,7 +70,6 @@ def _applications(folder: Path) -> list[Path]:
 
 
 def _step_files(folder: Path, gpu_type: str, conversion: Conversion) -> Iterator[tuple[Path, str, str]]:
-    """Files of step times with their kind and GPU type."""
     for path in sorted(folder.iterdir()):
         match = _STEPS.fullmatch(path.name)
         if match is None:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.files import read_bytes, source_name
@@ -50,13 +50,11 @@ _TYPE: Final = re.compile(r"(.+) \(batch size (\d+)\)")
 
 
 def read(folder: Path, workload: Path | None, conversion: Conversion) -> Imported:
-    """Throughputs of a folder and, if one is wanted, the jobs of a trace."""
     found = read_throughputs(folder / FILE, conversion)
     return found if workload is None else replace(found, jobs=tuple(read_workload(workload, conversion)))
 
 
 def read_workload(workload: Path, conversion: Conversion) -> Iterator[Job]:
-    """The jobs of a trace."""
     conversion.summary.assume(
         "work is total steps times the batch of the type: a step is one worker's mini-batch"
     )
@@ -112,10 +110,6 @@ def model_and_batch(job_type: str) -> tuple[str, int]:
 
 
 def read_throughputs(path: Path, conversion: Conversion) -> Imported:
-    """The profile rows of job types alone and packed in pairs.
-
-    :raises BadInputError: it is not JSON of the expected form.
-    """
     conversion.summary.assume(
         "throughputs count the mini-batches of all workers; those that are not unconsolidated are of one node"
     )
@@ -145,14 +139,8 @@ def _entries(document: Mapping[str, Any], path: Path) -> Iterator[InputRow]:
             if spread and gpus == 1:
                 continue
             place = GavelPlacement(name.removesuffix(_SPREAD), gpus, spread)
-            values = {
-                "type": job_type,
-                "place": place,
-                "entry": entry,
-                "types": types,
-                "name": f"{name}/{key}",
-            }
-            yield InputRow(str(path), None, values)
+            values = {"type": job_type, "place": place, "entry": entry, "types": types}
+            yield InputRow(str(path), None, {**values, "name": f"{name}/{key}"})
 
 
 def _parsed(key: str) -> tuple[str, int]:
@@ -161,17 +149,12 @@ def _parsed(key: str) -> tuple[str, int]:
     return (match[1], gpus) if match and gpus and gpus <= MOST_GPUS else (key, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class GavelPlacement:
-    """GPUs of one type, on one node or on as many nodes as GPUs."""
+class GavelPlacement(NamedTuple):
+    """GPUs of one type, on one node or spread over as many nodes as GPUs."""
 
     gpu_type: str
     gpus: int
     spread: bool
-
-    @property
-    def placement(self) -> str:
-        return ",".join(["1"] * self.gpus) if self.spread else str(self.gpus)
 
 
 def _alone(record: InputRow) -> tuple[ProfileRow, list[ProfileRow]]:
@@ -227,7 +210,7 @@ def _row(
             gpu_type=place.gpu_type,
             nodes=place.gpus if place.spread else 1,
             gpus=place.gpus,
-            placement=place.placement,
+            placement=",".join(["1"] * place.gpus) if place.spread else str(place.gpus),
             local_batch=local,
             step_seconds=place.gpus / steps_per_second if fits else None,
             samples_per_second=local * steps_per_second if fits else None,

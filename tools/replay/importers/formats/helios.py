@@ -12,13 +12,10 @@ from typing import Final
 
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.conversion import (
-    NEVER_STARTED,
-    NO_DURATION,
-    NO_GPU,
-    NOT_FINISHED,
     Conversion,
     DroppedRowError,
     InputRow,
+    Reason,
     TraceFormat,
     assume_no_models,
     assume_utc,
@@ -30,7 +27,6 @@ COLUMNS: Final = ("job_id", "gpu_num", "submit_time", "duration")
 
 
 def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
-    """Jobs of each file, one a row."""
     assume_no_models(conversion)
     assume_utc(conversion)
     for path in paths:
@@ -40,14 +36,14 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
 def _job(conversion: Conversion, row: InputRow) -> Job:
     submit_time_s, gpus = row.timestamp("submit_time"), row.count("gpu_num")
     if not gpus:
-        raise DroppedRowError(NO_GPU)
+        raise DroppedRowError(Reason.NO_GPU)
     if "start_time" in row.values and row.optional_timestamp("start_time") is None:
-        raise DroppedRowError(NEVER_STARTED)
+        raise DroppedRowError(Reason.NEVER_STARTED)
     seconds = row.optional_number("duration")
     if seconds is None:
-        raise DroppedRowError(NOT_FINISHED)
+        raise DroppedRowError(Reason.NOT_FINISHED)
     if not seconds:
-        raise DroppedRowError(NO_DURATION)
+        raise DroppedRowError(Reason.NO_DURATION)
     labels = {
         "trace": "helios",
         "status": row.optional_text("state"),

@@ -44,7 +44,6 @@ class RecordedRun:
     kind: str
     epoch_size: int
     job: Job
-    """The job that ran."""
     epochs: float = 0.0
     rows: list[ConvergenceRow] = field(default_factory=list)
     is_repeat: bool = False
@@ -56,7 +55,6 @@ class RecordedRun:
 
 
 def read(folder: Path, workload: Path | None, conversion: Conversion) -> Imported:
-    """The test run's epochs as convergence rows, and the jobs of a trace."""
     runs = _runs(folder, conversion)
     epochs = {run.kind: run.epochs for run in runs if run.rows}
     jobs = () if workload is None else tuple(_jobs(workload, epochs, conversion))
@@ -65,7 +63,6 @@ def read(folder: Path, workload: Path | None, conversion: Conversion) -> Importe
 
 
 def read_workload(workload: Path, conversion: Conversion) -> Iterator[Job]:
-    """The jobs of a trace alone; their work is unknown."""
     return _jobs(workload, {}, conversion)
 
 
@@ -109,7 +106,6 @@ def _kind(row: InputRow) -> str:
 
 
 def _runs(folder: Path, conversion: Conversion) -> list[RecordedRun]:
-    """The recorded runs in the order of the test trace."""
     trace, history = folder / "trace_dev.csv", folder / "job_history.csv"
     if not (trace.is_file() and history.is_file()):
         conversion.summary.assume("there are no trace_dev.csv and job_history.csv: no epochs are known")
@@ -131,7 +127,6 @@ def _runs(folder: Path, conversion: Conversion) -> list[RecordedRun]:
 
 
 def _epoch(runs: Mapping[int, RecordedRun], row: InputRow) -> None:
-    """Add an epoch to its run."""
     run, epoch, size = runs.get(row.count("id")), row.count("epoch"), row.positive_count("epoch_size")
     if run is None or run.epoch_size != size or epoch != len(run.history) + 1:
         raise DroppedRowError("are epochs of a run that does not fit trace_dev.csv")
@@ -150,7 +145,6 @@ def _epoch(runs: Mapping[int, RecordedRun], row: InputRow) -> None:
 
 
 def _report(run: RecordedRun, row: InputRow) -> None:
-    """What the job reported at the end of an epoch."""
     before, done = (run.history[-1] if run.history else None), row.number("num_samples")
     trained = done - (before.samples_done or 0.0 if before else 0.0)
     began_s = before.time if before else run.job.submit_time
@@ -170,7 +164,6 @@ def _report(run: RecordedRun, row: InputRow) -> None:
 
 
 def _history(runs: Iterable[RecordedRun]) -> list[Event]:
-    """What the jobs reported, from their submission to their end, in order of time."""
     found: list[Event] = []
     for run in runs:
         at_s, work = run.job.submit_time, EpochWork(epochs=run.epochs, dataset_size=run.epoch_size)

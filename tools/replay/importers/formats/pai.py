@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
 from pliant.schemas.text import counted
 from pliant.tools.replay.importers.conversion import (
-    NO_GPU,
-    NO_SUBMISSION,
     Conversion,
     DroppedRowError,
     InputRow,
+    Reason,
     TraceFormat,
     assume_no_models,
     executed_job,
@@ -33,13 +32,15 @@ JOBS: Final = "pai_job_table"
 TASKS: Final = "pai_task_table"
 JOB_COLUMNS: Final = ("job_name", "start_time")
 TASK_COLUMNS: Final = ("job_name", "inst_num", "start_time", "end_time", "plan_gpu")
+_BLOCK: Final = 1 << 16
+"""Tasks that become columns at a time."""
 _SHARED: Final = "a job with shares of GPUs holds whole ones (label gpu_share)"
 
 
-@dataclass(slots=True)
-class Demand:
-    """What the GPU tasks of a job held; times are None where no task, or not every one, states them."""
+class Demand(NamedTuple):
+    """What GPU tasks of a job held; the start is null where no task states it, the end where one does not."""
 
+    job: str
     gpus: float
     start_s: float | None
     end_s: float | None
@@ -47,13 +48,10 @@ class Demand:
 
 
 def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
-    """Jobs of the job table; the paths name both tables or the folder that holds them."""
     assume_no_models(conversion)
     conversion.summary.assume("a job runs from the start of its first GPU task to the end of its last")
     jobs, tasks = _table(paths, JOBS), _table(paths, TASKS)
-    demands: dict[str, Demand] = {}
-    for name, demand in conversion.convert(_rows(tasks, conversion, TASK_COLUMNS), _task):
-        _join(demands, name, demand)
+    demands = _joined(conversion.convert(_rows(tasks, conversion, TASK_COLUMNS), _task))
     rows = _rows(jobs, conversion, JOB_COLUMNS)
     yield from conversion.convert(rows, partial(_job, demands, conversion))
     if demands:
@@ -63,10 +61,6 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
 
 
 def _table(paths: Sequence[str], name: str) -> Path:
-    """The file of a table.
-
-    :raises UsageError: it is not among the paths.
-    """
     files = (f"{name}.csv", f"{name}.csv.gz")
     given = [Path(path) for path in paths]
     found = [path for path in given if path.name in files and path.is_file()]
@@ -88,32 +82,37 @@ def _rows(path: Path, conversion: Conversion, needed: Sequence[str]) -> Iterator
     return csv_rows(path, conversion, needed, names=names)
 
 
-def _task(row: InputRow) -> tuple[str, Demand]:
+def _task(row: InputRow) -> Demand:
     gpus = (row.optional_number("plan_gpu") or 0.0) / 100 * row.number("inst_num")
     if not gpus:
         raise DroppedRowError("are tasks without GPUs")
     times = row.optional_timestamp("start_time"), row.optional_timestamp("end_time")
-    return row.optional_text("job_name"), Demand(gpus, *times, row.optional_text("gpu_type"))
+    return Demand(row.optional_text("job_name"), gpus, *times, row.optional_text("gpu_type"))
 
 
-def _join(demands: dict[str, Demand], name: str, more: Demand) -> None:
-    known = demands.setdefault(name, more)
-    if known is more:
-        return
-    known.gpus += more.gpus
-    starts = [start for start in (known.start_s, more.start_s) if start is not None]
-    known.start_s = min(starts, default=None)
-    both = known.end_s is not None and more.end_s is not None
-    known.end_s = max(known.end_s or 0.0, more.end_s or 0.0) if both else None
+def _joined(tasks: Iterator[Demand]) -> dict[str, Demand]:
+    """The tasks of each job taken together."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns = pa.schema(
+        [("job", "string"), ("gpus", "f8"), ("start_s", "f8"), ("end_s", "f8"), ("gpu_type", "string")]
+    )
+    blocks = iter(lambda: list(islice(tasks, _BLOCK)), [])
+    batches = [pa.record_batch(list(zip(*rows, strict=True)), schema=columns) for rows in blocks]
+    every_end = pc.ScalarAggregateOptions(skip_nulls=False)
+    sums = [("gpus", "sum"), ("start_s", "min"), ("end_s", "max", every_end), ("gpu_type", "first")]
+    found = pa.Table.from_batches(batches, columns).group_by("job", use_threads=False).aggregate(sums)
+    return {row[0]: Demand(*row) for row in zip(*found.to_pydict().values(), strict=True)}
 
 
 def _job(demands: dict[str, Demand], conversion: Conversion, row: InputRow) -> Job:
     demand = demands.pop(row.optional_text("job_name"), None)
     submit_time_s = row.optional_timestamp("start_time")
     if submit_time_s is None:
-        raise DroppedRowError(NO_SUBMISSION)
+        raise DroppedRowError(Reason.NO_SUBMISSION)
     if demand is None:
-        raise DroppedRowError(NO_GPU)
+        raise DroppedRowError(Reason.NO_GPU)
     seconds = executed_seconds(demand.start_s, demand.end_s)
     gpus = math.ceil(round(demand.gpus, 6))
     shared = demand.gpus < gpus

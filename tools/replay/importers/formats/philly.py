@@ -11,15 +11,11 @@ from typing import Any, Final
 
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.conversion import (
-    NEVER_STARTED,
-    NO_DURATION,
-    NO_GPU,
-    NO_SUBMISSION,
-    NOT_FINISHED,
     Conversion,
     DroppedRowError,
     InputRow,
     MalformedRowError,
+    Reason,
     TraceFormat,
     assume_no_models,
     assume_utc,
@@ -35,7 +31,6 @@ _BACKWARDS: Final = "an attempt that ended before it started took no time"
 
 
 def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
-    """Jobs of each file; attempts are summed."""
     assume_no_models(conversion)
     assume_utc(conversion)
     for path in paths:
@@ -57,7 +52,7 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
         raise MalformedRowError("jobid", "is not text, expected the name of the job")
     submit_time_s = row.optional_timestamp("submitted_time")
     if submit_time_s is None:
-        raise DroppedRowError(NO_SUBMISSION)
+        raise DroppedRowError(Reason.NO_SUBMISSION)
     gpus, gpu_seconds = _executed(row.values["attempts"], conversion)
     return executed_job(
         conversion.new_id(job_id),
@@ -81,16 +76,16 @@ def _executed(attempts: Any, conversion: Conversion) -> tuple[int, float]:
     found = [_attempt(attempt, index) for index, attempt in enumerate(attempts)]
     started = [attempt for attempt in found if attempt[1] is not None]
     if not started:
-        raise DroppedRowError(NEVER_STARTED)
+        raise DroppedRowError(Reason.NEVER_STARTED)
     sizes = {gpus for gpus, _, _ in started if gpus}
     if not sizes:
-        raise DroppedRowError(NO_GPU)
+        raise DroppedRowError(Reason.NO_GPU)
     ended = [(gpus, start, end) for gpus, start, end in started if start is not None and end is not None]
     if not ended:
-        raise DroppedRowError(NOT_FINISHED)
+        raise DroppedRowError(Reason.NOT_FINISHED)
     gpu_seconds = sum(gpus * max(0.0, end - start) for gpus, start, end in ended)
     if not gpu_seconds:
-        raise DroppedRowError(NO_DURATION)
+        raise DroppedRowError(Reason.NO_DURATION)
     if any(end < start for _, start, end in ended):
         conversion.summary.assume_here(_BACKWARDS)
     if len(sizes) > 1:
@@ -101,7 +96,6 @@ def _executed(attempts: Any, conversion: Conversion) -> tuple[int, float]:
 
 
 def _attempt(attempt: Any, index: int) -> tuple[int, float | None, float | None]:
-    """GPUs, start and end."""
     field = f"attempts/{index}"
     try:
         machines = [machine["gpus"] for machine in attempt["detail"] or ()]
@@ -118,9 +112,9 @@ def _reduced_job(conversion: Conversion, row: InputRow) -> Job:
     submit_time_s, gpus = row.timestamp("timestamp"), row.count("num_gpus")
     gpu_seconds = row.number("duration") * gpus
     if not gpus:
-        raise DroppedRowError(NO_GPU)
+        raise DroppedRowError(Reason.NO_GPU)
     if not gpu_seconds:
-        raise DroppedRowError(NO_DURATION)
+        raise DroppedRowError(Reason.NO_DURATION)
     job_id = conversion.new_id(f"philly-{row.row_number}")
     labels = {"trace": "philly", "cluster": row.optional_text("cluster")}
     return executed_job(job_id, submit_time_s, gpus, gpu_seconds, labels=labels)

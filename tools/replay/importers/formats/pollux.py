@@ -59,7 +59,6 @@ def _read(name: str, gpu_type: str, folder: Path, workload: Path | None, convers
 
 
 def _applications(rows: Iterable[ConvergenceRow]) -> dict[str, Application]:
-    """Applications by name."""
     runs: dict[str, dict[int, list[ConvergenceRow]]] = {}
     for row in rows:
         runs.setdefault(row.model, {}).setdefault(row.batch, []).append(row)

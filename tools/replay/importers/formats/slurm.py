@@ -15,14 +15,11 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.files import source_name
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.conversion import (
-    NEVER_STARTED,
-    NO_DURATION,
-    NO_GPU,
-    NOT_FINISHED,
     Conversion,
     DroppedRowError,
     InputRow,
     MalformedRowError,
+    Reason,
     TraceFormat,
     assume_no_models,
     assume_utc,
@@ -42,7 +39,6 @@ _ELAPSED: Final = re.compile(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})
 
 
 def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
-    """Jobs of each file; job steps are left out."""
     assume_no_models(conversion)
     assume_utc(conversion)
     for path in paths:
@@ -51,10 +47,7 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
 
 
 def _checked(rows: Iterator[InputRow]) -> Iterator[InputRow]:
-    """The rows, after a look at the columns of the first.
-
-    :raises BadInputError: no column says how long jobs ran, or on how many GPUs.
-    """
+    """The rows, after a look at the columns of the first."""
     for number, row in enumerate(rows):
         if number == 0:
             for names in (TIMES, SIZES):
@@ -72,14 +65,14 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
     state = row.optional_text("State").partition(" ")[0]
     gpus, gpu_type = _gpus(row)
     if row.optional_timestamp("Start") is None:
-        raise DroppedRowError(NEVER_STARTED)  # nothing is allocated to it, whatever it asked for
+        raise DroppedRowError(Reason.NEVER_STARTED)  # nothing is allocated to it, whatever it asked for
     if not gpus:
-        raise DroppedRowError(NO_GPU)
+        raise DroppedRowError(Reason.NO_GPU)
     if state in _GOING_ON:
-        raise DroppedRowError(NOT_FINISHED)
+        raise DroppedRowError(Reason.NOT_FINISHED)
     seconds = _elapsed_seconds(row)
     if not seconds:
-        raise DroppedRowError(NO_DURATION)
+        raise DroppedRowError(Reason.NO_DURATION)
     labels = {
         "trace": "slurm",
         "status": state,

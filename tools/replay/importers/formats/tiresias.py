@@ -12,11 +12,10 @@ from typing import Final
 
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.conversion import (
-    NO_DURATION,
-    NO_GPU,
     Conversion,
     DroppedRowError,
     InputRow,
+    Reason,
     TraceFormat,
     executed_job,
 )
@@ -26,7 +25,6 @@ COLUMNS: Final = ("job_id", "num_gpu", "submit_time", "model_name", "duration")
 
 
 def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
-    """Jobs of each file."""
     for path in paths:
         if first_line(path).strip() == "duration":
             conversion.summary.assume(
@@ -50,7 +48,7 @@ def _sample(conversion: Conversion, row: InputRow) -> Job:
 def _job(conversion: Conversion, row: InputRow) -> Job:
     gpus = row.count("num_gpu")
     if not gpus:
-        raise DroppedRowError(NO_GPU)
+        raise DroppedRowError(Reason.NO_GPU)
     return executed_job(
         conversion.new_id(row.text("job_id")),
         row.number("submit_time"),
@@ -66,7 +64,7 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
 
 def _positive(seconds: float) -> float:
     if not seconds:
-        raise DroppedRowError(NO_DURATION)
+        raise DroppedRowError(Reason.NO_DURATION)
     return seconds
 
 

@@ -1,0 +1,263 @@
+"""What policies see of work: what jobs state, predictions of it, or when each job will end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pliant.cli.main import app
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.io import read_events, write_cluster, write_convergence, write_jobs, write_predictor
+from pliant.schemas.profile import ConvergenceRow
+from pliant.tools.profile.predictor import ProgressPredictor
+from pliant.tools.replay.engine.failures import Mtbf
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.inputs import Inputs, inputs
+from pliant.tools.replay.options import Conditions, DemandName
+from pliant.tools.replay.progress.convergence import validations
+from pliant.tools.replay.run import Replayed, Run, replay
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.srtf import Srtf
+from tests.builders import FREE_CHANGES, cluster, job
+from tests.tools.profile.predictor.histories import history
+
+PREDICTED = Conditions(demand="predicted")
+Look = Callable[[Callable[[JobState, float], Any]], list[Any]]
+
+
+def rows(name: str, epochs: int) -> list[ConvergenceRow]:
+    """An epoch is a step of 960 samples, after which the metric is a tenth higher."""
+    return [ConvergenceRow(name, 960, n, n + 1.0, n + 1.0, 0.1 * (n + 1)) for n in range(epochs)]
+
+
+TABLE = [*rows("long", 20), *rows("short", 5)]
+
+
+def silent() -> Inputs:
+    """A long job that is there before a short one; neither states its work, validation runs know it."""
+    made = [job("a", convergence="long"), job("b", at=1.0, convergence="short")]
+    return inputs(made, cluster(1), tables=validations(TABLE))
+
+
+def early(**labels: str) -> Inputs:
+    """A job that states more work than one that came later, and reaches its target after four epochs."""
+    made = [
+        job("a", convergence="long", work={"epochs": 20.0, "dataset_size": 960}, labels=labels),
+        job("b", convergence="short", work={"epochs": 5.0, "dataset_size": 960}),
+    ]
+    return inputs(made, cluster(1), tables=validations(TABLE))
+
+
+def sequence(jobs: int = 12, **more: Any) -> Inputs:
+    """Jobs of 5 to 16 epochs of 100 samples, one after the other."""
+    made = [
+        job(f"j{n:02}", at=40.0 * n, work={"epochs": 5.0 + n, "dataset_size": 100}, **more)
+        for n in range(jobs)
+    ]
+    return inputs(made, cluster(2))
+
+
+def under(found: Inputs, demand: DemandName = "stated", policy: str = "srtf", **more: Any) -> Replayed:
+    return replay(
+        found, Run(policy, conditions=Conditions(demand=demand, **more), simulated=FREE_CHANGES, seed=3)
+    )
+
+
+def events(done: Replayed, *names: str) -> list[tuple[float, str, str | None]]:
+    return [(each.time, each.event, each.job) for each in done.log.events() if each.event in names]
+
+
+def finished(done: Replayed) -> dict[str | None, tuple[float, float | None]]:
+    return {each.job: (each.time, each.samples_done) for each in done.log.events() if each.event == "finish"}
+
+
+def predictions(done: Replayed) -> list[Any]:
+    noted = (each for each in done.log.events() if each.event == "progress")
+    return [(each.detail or {})["progress"] for each in noted]
+
+
+@pytest.fixture
+def look(monkeypatch: pytest.MonkeyPatch) -> Look:
+    """Notes something about every job that the policy srtf sees."""
+
+    def noted(what: Callable[[JobState, float], Any]) -> list[Any]:
+        seen: list[Any] = []
+        decide = Srtf.decide
+
+        def watched(self: Any, snapshot: Any, rng: Any) -> Any:
+            seen.extend(what(each, snapshot.time_s) for each in snapshot.jobs.values())
+            return decide(self, snapshot, rng)
+
+        monkeypatch.setattr(Srtf, "decide", watched)
+        return seen
+
+    return noted
+
+
+# The oracle, and jobs that state less than the replay knows.
+
+
+def test_the_work_of_jobs_that_state_none_is_that_of_their_validation_run() -> None:
+    assert finished(under(silent(), "oracle")) == {"a": (24000.0, 19200.0), "b": (4801.0, 4800.0)}
+
+
+def test_the_oracle_lets_a_policy_serve_the_short_job_first_that_does_not_say_so() -> None:
+    """A job of unknown work comes last, so that the long one trains on unless the policy knows."""
+    assert events(under(silent(), "oracle"), "preempt") == [(1.0, "preempt", "a")]
+    assert events(under(silent()), "preempt") == []
+
+
+def test_what_no_policy_may_see_is_unknown_to_it(look: Look) -> None:
+    seen = look(lambda state, time_s: state.remaining_samples(time_s))
+    under(silent())
+    assert set(seen) == {None}
+    seen.clear()
+    under(silent(), "oracle")
+    assert seen[:3] == [19200.0, 19199.0, 4800.0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "demand"),
+    [("srtf", "stated"), ("srtf", "predicted"), ("srtf", "oracle"), ("ones", "stated"), ("pollux", "stated")],
+)
+def test_a_target_metric_ends_a_job_also_where_epochs_are_looked_at_one_by_one(
+    policy: str, demand: DemandName
+) -> None:
+    alone = replace(early(target_metric="0.35"), jobs=early(target_metric="0.35").jobs[:1])
+    ((_, samples),) = finished(under(alone, demand, policy)).values()
+    assert samples == 4 * 960
+
+
+def test_the_oracle_knows_that_a_target_will_be_reached_sooner_than_stated() -> None:
+    assert events(under(early(target_metric="0.35")), "start")[0] == (0.0, "start", "b")
+    known = under(early(target_metric="0.35"), "oracle")
+    assert events(known, "start")[0] == (0.0, "start", "a")
+    assert finished(known) == {"a": (3840.0, 3840.0), "b": (8640.0, 4800.0)}
+
+
+def test_where_jobs_end_as_they_state_an_oracle_knows_no_more() -> None:
+    def told(demand: DemandName) -> list[Event]:
+        return [each for each in under(early(), demand).log.events() if each.event != "decision"]
+
+    assert told("stated") == told("oracle")
+
+
+def test_failures_are_drawn_for_the_work_that_is_not_stated_too() -> None:
+    fails = SimulatedCluster(mtbf=Mtbf(between_h=1.0, repair_h=0.1))
+    assert events(replay(silent(), Run("srtf", simulated=fails)), "node_down")
+
+
+def test_only_epochs_take_work_from_a_table() -> None:
+    with pytest.raises(UsageError, match='--progress samples: job "a" states no work, and only epochs'):
+        replay(silent(), Run("srtf", conditions=Conditions(progress="samples")))
+
+
+def test_a_policy_that_needs_the_work_refuses_jobs_that_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Srtf, "needs", frozenset({"demand"}))
+    with pytest.raises(BadInputError, match='job "a" states no work, which policy "srtf" needs'):
+        under(silent())
+    assert len(finished(under(silent(), "oracle"))) == 2
+
+
+@pytest.mark.parametrize("command", ["schedule", "run"])
+def test_no_other_command_has_an_oracle(command: str) -> None:
+    told = CliRunner().invoke(app, [command, "--policy", "srtf", "--demand", "oracle"])
+    assert told.exit_code == 2
+    assert "only a replay knows when jobs will end" in " ".join(told.output.replace("│", "").split())
+
+
+# Predictions; the trace alone knows when jobs end.
+
+
+def test_it_learns_as_jobs_end_and_every_job_still_does_the_work_of_the_trace() -> None:
+    done = under(sequence(), "predicted")
+    assert {name: samples for name, (_, samples) in finished(done).items()} == {
+        f"j{n:02}": 100.0 * (5 + n) for n in range(12)
+    }
+    assert done.session.forecast.predictor.jobs >= 11
+    first, *_, last = predictions(done)
+    assert {"samples_done", "mean", "low", "high"} == set(first)
+    assert (first["low"], first["high"]) == (0.05, 0.95), "at first it knows nothing"
+    assert last["high"] - last["low"] < 0.9
+    assert under(sequence(), "predicted").log.json_lines() == done.log.json_lines()
+
+
+def test_no_policy_sees_the_work_of_the_trace(look: Look) -> None:
+    seen = look(lambda state, _: (state.predicted, state.total_samples == state.work_samples))
+    under(sequence(), "predicted")
+    assert all(predicted for predicted, _ in seen)
+    assert sum(is_true for _, is_true in seen) < len(seen) / 4
+
+
+def test_jobs_with_a_table_report_their_epochs_and_metrics() -> None:
+    table = [ConvergenceRow("net", 960, n, n + 1.0, 100.0 * (n + 1), 0.1 * n) for n in range(16)]
+    done = under(replace(sequence(convergence="net"), tables=validations(table)), "predicted")
+    last = done.session.ended["j03"].epochs
+    assert [(end.epoch, end.samples_done, end.metric) for end in last] == [
+        (n, 100.0 * n, pytest.approx(0.1 * (n - 1))) for n in range(1, 8)
+    ]
+
+
+def test_a_fitted_file_is_where_predictions_begin(tmp_path: Path) -> None:
+    known = ProgressPredictor()
+    known.learn(history(10))
+    path = tmp_path / "predictor.json"
+    write_predictor(known.document(), path)
+    done = under(sequence(), "predicted", predictor=str(path))
+    assert done.session.forecast.predictor.jobs > 20
+    first = predictions(done)[0]
+    assert (first["low"], first["high"]) != (0.05, 0.95)
+
+
+# The command, and what reports say.
+
+
+def call(*args: str) -> str:
+    done = CliRunner().invoke(app, [*args])
+    assert done.exit_code == 0
+    return done.output
+
+
+BEGIN = ("replay", "--jobs", "jobs.jsonl", "--cluster", "cluster.json", "--policy", "srtf")
+
+
+def test_the_event_file_and_the_report_name_what_was_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_jobs(silent().jobs, "jobs.jsonl")
+    write_cluster(silent().cluster, "cluster.json")
+    write_convergence(TABLE, "epochs.parquet")
+    for demand in ("stated", "oracle"):
+        call(*BEGIN, "--convergence", "epochs.parquet", "--demand", demand, "-o", f"{demand}.parquet")
+    (head, *_) = read_events("oracle.parquet")
+    assert [(head.detail or {})[name] for name in ("oracle", "demand")] == [True, "oracle"]
+    text = call("report", "stated.parquet", "oracle.parquet")
+    assert "srtf oracle demand" in text, "the name of the run"
+    assert "oracle demand (knows when jobs end, as no scheduler can)" in text
+    assert "the policies did not see the same of the work of jobs" in text
+
+
+def test_a_replay_is_a_history_to_fit_to_and_the_report_names_predictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = sequence(8)
+    write_jobs(made.jobs, "jobs.jsonl")
+    write_cluster(made.cluster, "cluster.json")
+    call(*BEGIN, "-o", "stated.parquet")
+    call("predictor", "fit", "stated.parquet", "-o", "predictor.json")
+    call(*BEGIN, "--demand", "predicted", "--predictor", "predictor.json", "-o", "predicted.parquet")
+    assert any(event.event == "progress" for event in read_events("predicted.parquet"))
+    told = json.loads(CliRunner().invoke(app, ["report", "predicted.parquet", "--format", "json"]).stdout)
+    assert told["runs"][0]["demand"] == "predicted"
+    alone = CliRunner().invoke(app, [*BEGIN, "--predictor", "predictor.json"])
+    assert alone.exit_code == 2
+    assert "it predicts with --demand predicted only" in alone.output
