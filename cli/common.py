@@ -8,16 +8,19 @@ import inspect
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from pliant.cli.console import LINES, say, settings, terminal_left
+from pliant.cli.console import LINES, note, say, settings, terminal_left
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError
 from pliant.schemas.file_io.files import abandon
 from pliant.schemas.text import harmless, without_long_words
+
+if TYPE_CHECKING:
+    from pliant.schemas.runinfo import Assumption
 
 DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but errors.")]
@@ -68,11 +71,11 @@ PREDICTOR = Annotated[
 BROKEN_PIPE = 128 + signal.SIGPIPE
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_ROOM = "failed to map segment"
-"""What the dynamic linker says of a library that does not fit into memory."""
+"""The dynamic linker's message where a library does not fit into memory."""
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the common options and the common way to fail."""
+    """Give a command the common options and error handling."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, debug: bool = False, quiet: bool = False, **kwargs: Any) -> None:
@@ -94,8 +97,21 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def heed(assumptions: Sequence[Assumption], *, strict: bool = False) -> None:
+    """Print each assumption in one line.
+
+    :raises BadInputError: there are some, with ``--strict``.
+    """
+    from pliant.tools.schedule.assumptions import refuse
+
+    if strict:
+        refuse(assumptions)
+    for assumption in assumptions:
+        note(assumption.text)
+
+
 def policy_parameters(param: list[str] | None, time_budget: float | None) -> dict[str, str]:
-    """Values of ``--param``, and ``--time-budget`` as one of them.
+    """Values of ``--param`` and ``--time-budget``.
 
     :raises UsageError: a key is given twice, or without a value.
     """
@@ -106,7 +122,7 @@ def policy_parameters(param: list[str] | None, time_budget: float | None) -> dic
 
 
 def stated(context: typer.Context) -> list[str]:
-    """The long names of the options on the command line, even where they repeat a default."""
+    """Long names of the options on the command line, also those that repeat a default."""
     found = []
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
@@ -116,7 +132,7 @@ def stated(context: typer.Context) -> list[str]:
 
 
 def run_command(body: Callable[[], None]) -> int:
-    """Run the body of a command and return its exit code. Every expected error is printed in one line."""
+    """Run the body of a command and return its exit code. Expected errors are printed in one line."""
     try:
         body()
         if sys.stdout is not None:
@@ -168,7 +184,7 @@ def _terminate(number: int, _frame: FrameType | None) -> None:
 
 
 class _Harmless(logging.Formatter):
-    """Warnings quote names of files and keys: nothing in them acts on the terminal."""
+    """Warnings quote names of files and keys, which must not act on the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return harmless(super().format(record), keeps=LINES)

@@ -1,7 +1,4 @@
-"""Talking to people on stderr and to the next program on stdout. Data and words never mix.
-
-Text of others can neither hide anything nor command the terminal.
-"""
+"""Talking to people on stderr and to the next program on stdout. Quoted text cannot command the terminal."""
 
 from __future__ import annotations
 
@@ -27,14 +24,13 @@ if TYPE_CHECKING:
 Advance = Callable[[int, int | None], None]
 _PREFIX: Final = "pliant: "
 LINES: Final = "\n\t"
-"""What text of several lines may do to a terminal."""
 _WITHOUT_CURSOR: Final = frozenset(("dumb", "unknown"))
-"""Values of $TERM: editors and job runners that only pass text on."""
+"""Values of $TERM in editors and job runners, which only pass text on."""
 UNKNOWN_WIDTH: Final = 80
-"""Columns of a terminal that does not say how wide it is."""
+"""Columns of a terminal that does not state its width."""
 _CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0))
 _DIRECTIONS: Final = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""What turns the direction of writing, so that a line reads differently from what it says."""
+"""These turn the direction of writing, so that a line reads differently."""
 _ESCAPES: Final = {
     code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
     for code in (*_CONTROLS, *_DIRECTIONS)
@@ -44,7 +40,7 @@ _ESCAPES: Final = {
 
 @dataclass(slots=True)
 class Settings:
-    """What the common options say; set once by ``cli.common``."""
+    """The common options; set once by ``cli.common``."""
 
     debug: bool = False
     quiet: bool = False
@@ -54,10 +50,7 @@ settings = Settings()
 
 
 def stderr() -> Console:
-    """A rich console on stderr; says nothing with --quiet, nor when its reader is gone.
-
-    Text that it prints cannot act on the terminal.
-    """
+    """A rich console on stderr, silent with --quiet and after its reader left. Text is made harmless."""
     from rich.console import Console
 
     class Words(Console):
@@ -81,7 +74,7 @@ def note(text: str) -> None:
 
 
 def note_sentence(text: str) -> None:
-    """As :func:`note`, of prose: a terminal that is narrower gets further lines, broken between words."""
+    """As :func:`note`, wrapped between words on a terminal."""
     from pliant.schemas.text import wrapped
 
     width = None if sys.stderr is None else width_for(sys.stderr)
@@ -93,10 +86,7 @@ def note_sentence(text: str) -> None:
 
 
 def say(line: str) -> None:
-    """A line on stderr, also with --quiet. It never fails, even if the reader is gone or the disk full.
-
-    What it quotes, such as names of files and keys, cannot act on the terminal.
-    """
+    """A line on stderr, also with --quiet. It never fails, and cannot act on the terminal."""
     try:
         print(f"{_PREFIX}{harmless(line, keeps=LINES)}", file=sys.stderr, flush=True)
     except OSError:
@@ -104,17 +94,17 @@ def say(line: str) -> None:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person is at the other end. A closed stream (``<&-``, ``>&-``) is not a terminal."""
+    """A closed stream (``<&-``, ``>&-``) is not a terminal."""
     return stream is not None and stream.isatty()
 
 
 def is_screen(stream: TextIO | None) -> bool:
-    """Whether text there can be overwritten: a terminal whose cursor moves, so not a dumb one."""
+    """Whether text can be overwritten there: not on a dumb terminal."""
     return is_terminal(stream) and os.environ.get("TERM", "").lower() not in _WITHOUT_CURSOR
 
 
 def width_for(stream: TextIO | None) -> int | None:
-    """Columns of the terminal, $COLUMNS first. Returns None without a terminal: then nothing is cut."""
+    """$COLUMNS, else the terminal's. Returns None without a terminal: then nothing is cut."""
     if stream is None or not is_terminal(stream):
         return None
     stated = os.environ.get("COLUMNS", "")
@@ -127,7 +117,7 @@ def width_for(stream: TextIO | None) -> int | None:
 
 
 def reader_left(stream: TextIO | None) -> bool:
-    """Whether it is a pipe whose other end is closed: further output has no reader."""
+    """Whether it is a pipe whose other end is closed."""
     if stream is None:
         return False
     poll = select.poll()
@@ -148,7 +138,7 @@ def terminal_left(stream: TextIO | None) -> bool:
 def named_or_piped(path: str | None, missing: str) -> str:
     """The input that was named, else stdin.
 
-    :raises UsageError: none was named or piped in; ``missing`` says what and how to give it.
+    :raises UsageError: neither; ``missing`` says how to give it.
     """
     if path is None and nothing_comes_in():
         raise UsageError(missing)
@@ -156,12 +146,12 @@ def named_or_piped(path: str | None, missing: str) -> str:
 
 
 def nothing_comes_in() -> bool:
-    """Whether stdin is a terminal or closed, so that no input was piped in."""
+    """Whether stdin is a terminal or closed."""
     return sys.stdin is None or is_terminal(sys.stdin)
 
 
 def out_text(text: str) -> None:
-    """Write the product to stdout as text; nothing in it acts on a terminal, and a pipe gets it as it is."""
+    """Write the product to stdout: harmless to a terminal, unchanged into a pipe."""
     stream = stdout()
     text = harmless(text, keeps=LINES) if is_terminal(stream) else text
     write_stdout(text.encode(stream.encoding, stream.errors or "strict"))
@@ -169,7 +159,7 @@ def out_text(text: str) -> None:
 
 @contextmanager
 def progress(label: str, unit: str) -> Iterator[Advance]:
-    """Progress of long work: a bar on a screen, a line every 10 s elsewhere, nothing with --quiet.
+    """Progress: a bar on a screen, a line every 10 s elsewhere, nothing with --quiet.
 
     Yields ``advance(done, total)``; total None while it is unknown.
     """
@@ -216,10 +206,9 @@ def _lines(label: str, unit: str, every_s: float = 10.0) -> Advance:
 
 
 class Shown:
-    """Text for a terminal from bytes that come in pieces; control characters and bytes that are not UTF-8 are
-    escaped, but for line ends and tabs.
+    """Bytes for a terminal: escapes control characters but line ends and tabs, and what is not UTF-8.
 
-    :param encoding: the terminal's; what it does not have is escaped, too.
+    :param encoding: the terminal's; characters that it lacks are escaped too.
     """
 
     def __init__(self, encoding: str = "utf-8") -> None:
@@ -227,6 +216,6 @@ class Shown:
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
 
     def of(self, piece: bytes) -> bytes:
-        """A piece, fit to be shown; a character that is cut off at its end comes with the next one."""
+        """A character that is cut at the end of a piece comes with the next one."""
         text = self._decoder.decode(piece).replace("\r\n", "\n").translate(_ESCAPES)
         return text.encode(self._encoding, "backslashreplace")

@@ -49,7 +49,7 @@ MODULES: Final = {
     **dict.fromkeys(("cancel", "hold", "release", "priority", "drain", "resume"), "orders"),
     "validate": "schema",
 }
-"""The modules of the commands that share one; all others have their own, named like the command."""
+"""Modules of commands that share one; others are named like their command."""
 GROUPS: Final = (
     ("trace", FILES, "Make job traces: import published ones, or generate."),
     ("cluster", FILES, "Make cluster files: find out what there is."),
@@ -58,14 +58,13 @@ GROUPS: Final = (
 
 
 class _OnDemand(TyperGroup):
-    """The commands, each made when it is asked for: none waits for the options of all others to be read."""
+    """Makes each command when it is asked for."""
 
     def __init__(self, **attrs: Any) -> None:
         super().__init__(**attrs)
         self.commands: dict[str, Any] = dict.fromkeys(name for name, *_ in (*COMMANDS, *GROUPS))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns None if there is no such command."""
         if cmd_name in self.commands and self.commands[cmd_name] is None:
             self.commands[cmd_name] = _made(cmd_name)
         return super().get_command(ctx, cmd_name)
@@ -81,7 +80,7 @@ class _OnDemand(TyperGroup):
 
 @contextmanager
 def _harmless_errors() -> Iterator[None]:
-    """What is wrong with a command line quotes it: nothing in it acts on the terminal."""
+    """Errors quote the command line, which must not act on the terminal."""
     try:
         yield
     except typer.TyperException as error:
@@ -117,7 +116,6 @@ def _root(
 
 
 def _made(name: str) -> Any:
-    """One command, or one group of them, from its module."""
     module = importlib.import_module(f"pliant.cli.{MODULES.get(name, name)}")
     made = typer.Typer(name=name, no_args_is_help=True, add_completion=False)
     for each, panel in COMMANDS:
@@ -153,7 +151,7 @@ def main() -> None:
 
 
 def _exit_code(leaving: SystemExit) -> str | int | None:
-    """The exit code. A reader that leaves before help or a usage error ends does not change it."""
+    """A reader that leaves before help or a usage error ends does not change the exit code."""
     broken = leaving.__context__
     if not isinstance(broken, BrokenPipeError):
         return leaving.code

@@ -125,7 +125,7 @@ def resume(nodes: NODES, state: STATE) -> None:
 
 
 def _order(state: Path, action: JobAction, jobs: Sequence[str], priority: float | None = None) -> None:
-    """Order the same of several jobs, and name those that have ended."""
+    """Order the same for several jobs, and name those that have ended."""
     from pliant.tools.run.service.submit import order_jobs
 
     for job_id in order_jobs(state, action, jobs, priority=priority):
@@ -142,10 +142,7 @@ def _say_when(state: Path) -> None:
 
 
 def check_priority(priority: float) -> None:
-    """Refuse what a job cannot state.
-
-    :raises UsageError: it is not a finite number, or too large.
-    """
+    """:raises UsageError: a job cannot state this priority."""
     from pliant.schemas.file_io.record import MOST
 
     if not -MOST <= priority <= MOST:

@@ -37,7 +37,7 @@ def policies(
 
 
 def entry(name: str, summary: str, longest: int, width: int | None) -> list[str]:
-    """A policy in the list: its summary beside its name, or below it where the terminal is narrow."""
+    """A policy in the list; its summary stands below its name on a narrow terminal."""
     from pliant.schemas.text import wrapped
 
     beside = f"{name:{longest}}  {summary}"
@@ -67,7 +67,6 @@ def priority_in_words(means: str | None) -> str:
 
 
 def page(found: Description) -> list[str]:
-    """All about a policy, in lines."""
     lines = [
         f"{found.name} ({found.source})",
         "",

@@ -1,7 +1,4 @@
-"""``pliant profile``: measure training jobs.
-
-Where ``pliant profile`` keeps the points that it has measured until the profile is written.
-"""
+"""``pliant profile``: measure training jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ NO_JOBS = "no jobs to measure: name a file, pipe one in, or give --import ROWS"
 ITERATIONS = 10
 WARMUP = 3
 ERROR_SAID = 0.1
-"""Median error of the model on held-out rows above which it is warned of."""
+"""Median error on held-out rows above which a warning is printed."""
 
 
 def profile(
@@ -166,7 +163,7 @@ def profile(
 
 
 def numbers(text: str, option: str) -> tuple[int, ...] | None:
-    """A list like ``1,2,4`` in ascending order; None for ``auto``."""
+    """A list like ``1,2,4`` in ascending order. Returns None for ``auto``."""
     if text == AUTO:
         return None
     found = {whole_number(part.strip()) or 0 for part in text.split(",")}
@@ -176,7 +173,6 @@ def numbers(text: str, option: str) -> tuple[int, ...] | None:
 
 
 def refuse_terminal(out: str) -> None:
-    """Refuse before measuring what could not be written after."""
     if out == "-" and is_terminal(sys.stdout):
         raise UsageError("Parquet is not written to a terminal: give -o FILE or pipe into the next command")
 
@@ -198,11 +194,11 @@ class Keeper:
     """Where the all-reduce times of the cluster are kept."""
 
     path: str | None
-    """None if the profile goes into a pipe."""
+    """None for a profile that goes into a pipe."""
     refresh: bool = False
 
     def known(self, cluster: Cluster | None) -> tuple[ProfileRow, ...]:
-        """What is kept already and still good; says so."""
+        """What is kept already and still valid."""
         from pliant.tools.profile.measuring.run import AllReduceCache, cluster_label
 
         if self.path is None:
@@ -219,7 +215,7 @@ class Keeper:
         return kept.rows
 
     def _of_other_types(self, path: str, cluster: Cluster | None) -> tuple[ProfileRow, ...]:
-        """What is kept of GPU types that are not those of this machine, if it is of the same cluster."""
+        """What is kept of other GPU types than this machine's, if it is of the same cluster."""
         from pliant.tools.profile.measuring.plan import node_to_measure
         from pliant.tools.profile.measuring.run import AllReduceCache, cluster_label
 
@@ -231,7 +227,6 @@ class Keeper:
         return () if kept is None else tuple(row for row in kept.rows if row.gpu_type != here)
 
     def keep(self, measured: Profile, cluster: Cluster | None) -> None:
-        """Keep what was measured just now."""
         from pliant.tools.profile.measuring.run import AllReduceCache, cluster_label
 
         kept = AllReduceCache.of(measured, cluster_label(cluster))
@@ -294,7 +289,7 @@ def _measured(
 
 
 def _name_disturbed(measured: Profile) -> None:
-    """Say which rows could not be measured in peace."""
+    """Name rows that were measured beside other processes."""
     from pliant.tools.schedule.assumptions import shares_busy, speeds_disturbed
 
     rows = list(shares_busy(measured.rows))
@@ -329,7 +324,7 @@ def _show_errors(measured: Profile) -> None:
 
 
 def points_beside(out: str) -> str | None:
-    """The usual file for the points of a profile; None if the profile goes into a pipe or a device."""
+    """The usual file for points. Returns None if the profile goes into a pipe or a device."""
     path = Path(out)
     if out == PIPE or (path.exists() and not path.is_file()):
         return None
@@ -338,7 +333,7 @@ def points_beside(out: str) -> str | None:
 
 @contextmanager
 def kept_points(path: str | None) -> Iterator[PointsFile]:
-    """The points in a file, for more to be added; the file is removed if the body ends well.
+    """The points in a file, which is removed if the body ends well.
 
     :raises BadInputError: it is another file, or damaged.
     :raises UsageError: it could not be written.

@@ -45,10 +45,9 @@ def predictions_text(
     *,
     width: int | None = None,
 ) -> str:
-    """Predictions for the jobs of a file as a table for people, JSON or CSV.
+    """Predictions for the jobs of a file.
 
     :param width: of the terminal, if there is one.
-
     :raises BadInputError: no job has one of the models, or one is not profiled.
     """
     import json
@@ -87,7 +86,6 @@ class _Answer:
     rows: Sequence[StepPrediction]
 
     def section(self) -> Section:
-        """The answer as a table; seconds of a step, time to finish in the unit that reads best."""
         from pliant.tools.report.rendering.sections import Section, time_unit
 
         unit = time_unit(row.finish_seconds for row in self.rows)
@@ -151,7 +149,6 @@ def _answers(
     wanted: PredictionScope,
     errors: Mapping[tuple[str, str], Spread],
 ) -> Iterator[_Answer]:
-    """One answer for each GPU type of the cluster."""
     from pliant.tools.profile.predict import PredictionQuery, base_of, predict
 
     spec = state.spec
@@ -172,7 +169,7 @@ def _answers(
 
 
 def _sizes(state: JobState, cluster_gpus: int) -> set[int]:
-    """Doubling sizes up to the whole cluster, and what the job asks for."""
+    """Doubling sizes up to the whole cluster, and those that the job states."""
     from pliant.tools.profile.measuring.plan import powers
 
     asked = {state.spec.gpus.requested, state.spec.min_gpus, state.spec.max_gpus(cluster_gpus)}
@@ -190,7 +187,7 @@ def _batches(state: JobState) -> tuple[int, ...]:
 
 
 def _cluster_of(profile: Profile) -> Cluster:
-    """One node of each type of GPU, as large as the largest gang that the profile knows."""
+    """One node of each GPU type, as large as the largest profiled gang."""
     from pliant.schemas.cluster import Cluster
 
     largest: dict[str, int] = {}

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Sequence
+from dataclasses import Field, dataclass, fields
+from inspect import Parameter, Signature
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 from annotated_types import Ge
 
-from pliant.cli.assumptions import heed, options_of
-from pliant.cli.common import stated
+from pliant.cli.common import heed, stated
 from pliant.cli.console import note, note_sentence, progress
 from pliant.cli.replay_sweep import SWEEPS, SweepOptions, check_sweep_options, replay_sweep, replay_task
 from pliant.schemas.errors import UsageError
@@ -50,7 +50,7 @@ class PolicyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOptions(SweepOptions, ReplayOptions, PolicyOptions):
-    """What the command takes. The help lists the fields of the last base first."""
+    """The help lists the fields of the last base first."""
 
     workers: Annotated[
         int | None, Ge(1), Option("Replays at a time.", default="1; of a sweep as many as cores")
@@ -71,6 +71,44 @@ class CommandOptions(SweepOptions, ReplayOptions, PolicyOptions):
             names=("-o", "--output"),
         ),
     ] = "-"
+
+
+Command = Callable[..., None]
+
+
+def options_of(record: type, panels: Sequence[str]) -> Callable[[Command], Command]:
+    """Give a command that takes a context and keywords an option for each field of ``record``.
+
+    :param panels: headings of the help in order; options without one come last.
+    """
+    hints = get_type_hints(record, include_extras=True)
+    found = [_option(field, hints[field.name]) for field in fields(record)]
+    found.sort(key=lambda each: panels.index(each[0]) if each[0] else len(panels))
+    context = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+
+    def give(command: Command) -> Command:
+        signature = Signature([context, *(parameter for _, parameter in found)])
+        command.__signature__ = signature  # type: ignore[attr-defined]
+        return command
+
+    return give
+
+
+def _option(field: Field[Any], hint: object) -> tuple[str | None, Parameter]:
+    kind, *notes = get_args(hint)
+    option = next(note for note in notes if isinstance(note, Option))
+    shown = typer.Option(
+        *(option.names or (f"--{field.name.replace('_', '-')}",)),
+        help=option.help,
+        metavar=option.metavar,
+        min=next((note.ge for note in notes if isinstance(note, Ge)), None),  # type: ignore[arg-type]
+        show_default=option.default or True,
+        rich_help_panel=option.panel,
+    )
+    annotation = Annotated[option.given_as or kind, shown]  # type: ignore[valid-type]
+    return option.panel, Parameter(
+        field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation
+    )
 
 
 @options_of(CommandOptions, (INPUTS, POLICIES, CLUSTER, SWEEPS))

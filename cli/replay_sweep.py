@@ -63,14 +63,12 @@ class SweepOptions:
 
 
 _BESIDE: Final = frozenset({"--workers", "--output", "--debug", "--quiet"})
-"""Options that a sweep takes, too."""
+"""Options that a sweep also takes."""
 
 
 def check_sweep_options(given: Sequence[str], options: SweepOptions) -> None:
-    """Refuse options that do not go together.
-
-    :param given: those that were stated, by their long names.
-    :raises UsageError: some contradict each other, or say what a sweep's recipe says.
+    """:param given: options on the command line, by their long names.
+    :raises UsageError: some contradict each other, or what a sweep's recipe says.
     """
     recipe, task, is_local = options.recipe, options.task, options.executor == "local"
     if recipe is None and task is None and not is_local:
@@ -88,10 +86,8 @@ def check_sweep_options(given: Sequence[str], options: SweepOptions) -> None:
 
 
 def replay_sweep(recipe: str, output: str, workers: int | None, options: SweepOptions) -> None:
-    """Carry out a sweep into the folder ``output``.
-
-    :param workers: replays at a time; None: as many as cores, or as Slurm likes.
-    :raises UsageError: it is not said where to.
+    """:param workers: replays at a time. Default: as many as cores, or as Slurm likes.
+    :raises UsageError: no folder is named.
     :raises JobsFailedError: some replays failed; the others are done.
     :raises ServiceMissingError: the job array cannot be submitted from here; its files are written.
     """
@@ -115,9 +111,7 @@ def replay_sweep(recipe: str, output: str, workers: int | None, options: SweepOp
 
 
 def replay_task(task: int, table: str | None, output: str) -> None:
-    """Carry out one task of the sweep in the folder ``output``.
-
-    :param table: digest of the task table that the task is of; None: of any.
+    """:param table: digest of the task table that the task must be from.
     :raises UsageError: there is no such task.
     :raises BadInputError: it is another table, or what the task was made from has changed since.
     """

@@ -125,7 +125,6 @@ def report(
 
 
 def _seconds(hours: str | None) -> tuple[float, ...]:
-    """Times of ``--completed-at`` in seconds."""
     from math import isfinite
 
     from pliant.schemas.errors import UsageError

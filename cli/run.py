@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pliant.cli.common import DEMAND, PARAM, PREDICTOR, SEED, TIME_BUDGET, policy_parameters, run_command
+from pliant.cli.common import (
+    DEMAND,
+    PARAM,
+    PREDICTOR,
+    SEED,
+    TIME_BUDGET,
+    heed,
+    policy_parameters,
+    run_command,
+)
 from pliant.cli.console import is_screen, is_terminal, note, out_text, stderr
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.files import write_stdout
@@ -179,7 +188,7 @@ def _refuse_contradictions(
 
 
 def _refuse_to_follow_without_policy(state: Path | None) -> None:
-    """A loop needs a policy: that of the run that it goes on with, one that is named, or a schedule's."""
+    """A loop needs a policy: of the run that it continues, by name, or from a schedule."""
     if not (state is not None and _holds_run(state)) and not _something_is_piped_in():
         raise UsageError(f"{state} holds no run: name --policy and --cluster to begin one")
 
@@ -191,7 +200,7 @@ def _holds_run(state: Path) -> bool:
 
 
 def _something_is_piped_in() -> bool:
-    """Whether a schedule may come through stdin: a pipe, or a file that is not empty."""
+    """Whether stdin is a pipe, or a file that is not empty."""
     import os
     import stat
 
@@ -203,8 +212,7 @@ def _something_is_piped_in() -> bool:
 
 
 def _name_assumptions(cluster: str, profile: str | None) -> None:
-    """Say what speeds the decisions about jobs to come take for granted."""
-    from pliant.cli.assumptions import heed
+    """Say which speeds decisions about future jobs assume."""
     from pliant.schemas.io import read_cluster, read_profile
     from pliant.tools.schedule.assumptions import (
         kinds_measured,
@@ -289,14 +297,14 @@ def _screen(options: RunOptions) -> Screen:
 
 
 def _sinks() -> tuple[Sink, ...]:
-    """Events go to the next program in the pipe, if there is one."""
+    """Events go to the next program in a pipe."""
     from pliant.tools.run.watch.output import EventStream
 
     return () if sys.stdout is None or is_terminal(sys.stdout) else (EventStream(write_stdout),)
 
 
 def _words() -> tuple[Sink, ...]:
-    """What goes wrong goes to stderr, unless a terminal shows the table of jobs."""
+    """Trouble goes to stderr, unless a terminal shows the table of jobs."""
     return () if sys.stderr is None or is_screen(sys.stderr) else (_say_trouble,)
 
 

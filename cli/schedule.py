@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
-from pliant.cli.assumptions import STRICT, heed
-from pliant.cli.common import DEMAND, PARAM, PREDICTOR, SEED, TIME_BUDGET, policy_parameters
+from pliant.cli.common import DEMAND, PARAM, PREDICTOR, SEED, TIME_BUDGET, heed, policy_parameters
 from pliant.cli.console import note, stderr, width_for
 from pliant.schemas.errors import UsageError
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SILENCE_S: Final = 2.0
-"""How long a pipe may be silent before we say that we wait for it."""
+"""How long a pipe may be silent before a note says that it is awaited."""
 
 REJECTED_SHOWN: Final = 20
 
@@ -66,7 +65,10 @@ def schedule(
     explain: Annotated[
         bool, typer.Option("--explain", help="Say why, and when jobs start and end; a table on stderr.")
     ] = False,
-    strict: STRICT = False,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Fail where the inputs leave something open, instead of assuming it."),
+    ] = False,
     timing: Annotated[
         bool, typer.Option("--timing/--no-timing", help="Write how long the decision took.")
     ] = True,
@@ -120,7 +122,7 @@ def _name_rejected(found: Schedule) -> None:
 
 
 def _assumed(found: Schedule) -> Sequence[Assumption]:
-    """The speeds that a schedule takes for granted, and the priorities that its policy passes over."""
+    """The speeds that a schedule assumes, and the priorities that its policy ignores."""
     from pliant.tools.schedule.assumptions import (
         nothing_to_resize,
         order_assumed,
@@ -167,7 +169,7 @@ def _from_files(
 
 
 def _profile(path: str | None, *, stdin_is_taken: bool) -> Profile | None:
-    """The profile that was named; else what is piped in, unless stdin is taken or has nothing."""
+    """The profile that was named, else one that is piped in."""
     from pliant.schemas.io import read_profile
 
     if path is not None:
@@ -176,10 +178,10 @@ def _profile(path: str | None, *, stdin_is_taken: bool) -> Profile | None:
 
 
 def _something_is_piped_in() -> bool:
-    """Whether a profile may be on stdin: a pipe with something in it, or a file that is Parquet.
+    """Whether a profile may be on stdin: a pipe with content, or a Parquet file.
 
-    Waits for a pipe's first byte or its end. Another file is another program's input, like the list of a loop
-    in a shell; not a byte of it is consumed.
+    Waits for a pipe's first byte or its end. Another file belongs to another program, like the list of a
+    loop in a shell; not a byte of it is consumed.
     """
     import os
     import stat
@@ -206,7 +208,6 @@ def _something_is_piped_in() -> bool:
 
 
 def _say_what_is_awaited(descriptor: int) -> None:
-    """Explain the silence where nothing comes out of a pipe for a while."""
     import select
 
     if not select.select([descriptor], [], [], SILENCE_S)[0]:

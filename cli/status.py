@@ -91,14 +91,12 @@ class _Page:
     job: str | None
     explain: bool
     _history: tuple[float, list[Happened]] = (-1.0, [])
-    """What happened to the job, and the time of the last event of the log by then."""
+    """The time of the log's last event, and what had happened to the job by then."""
 
     def look(self) -> Status:
-        """What there is to see now."""
         return self.watcher.look(ahead=True)
 
     def text(self, found: Status, now_s: float, width: int | None) -> str:
-        """For people."""
         from pliant.tools.run.watch.job_page import error_lines, job_page
         from pliant.tools.run.watch.screen import status_text
 
@@ -111,7 +109,6 @@ class _Page:
         )
 
     def document(self, found: Status, now_s: float) -> str:
-        """For programs."""
         from pliant.tools.run.watch.job_page import described_fields, error_lines, job_fields, status_document
         from pliant.tools.run.watch.job_status import statuses
 
@@ -122,7 +119,7 @@ class _Page:
         return status_document(found, [described_fields(job, self._happened(found, self.job), errors)], now_s)
 
     def mark(self, found: Status) -> list[tuple[object, ...]]:
-        """What is another one when something has changed that is worth a further table."""
+        """A value that changes whenever a further table is worth printing."""
         from pliant.tools.run.watch.job_status import statuses
         from pliant.tools.run.watch.screen import progress
 
@@ -136,7 +133,7 @@ class _Page:
         ]
 
     def _happened(self, found: Status, job_id: str) -> list[Happened]:
-        """The history, which takes reading the whole log."""
+        """Takes reading the whole log."""
         from pliant.tools.run.watch.job_page import history
 
         if self._history[0] != found.log.last_s:
@@ -159,7 +156,7 @@ def _name_trouble(found: Status) -> None:
 
 
 def _trouble(found: Status) -> list[str]:
-    """What users should know beside the table of jobs: nodes that get no work, a policy that fails."""
+    """Nodes without work, and a policy that fails."""
     from pliant.tools.run.watch.status import clock_line, closed_lines, policy_line
 
     now_s = time.time()
@@ -167,7 +164,7 @@ def _trouble(found: Status) -> list[str]:
 
 
 def _show(page: _Page, every_s: float | None) -> None:
-    """Keep it up to date on a screen; in a pipe print it when it changes."""
+    """Update the page on a screen; in a pipe print it when it changes."""
     from pliant.tools.run.watch.status import run_line
 
     def look(width: int | None) -> Shown:

@@ -1,7 +1,4 @@
-"""Showing something again and again: in place on a screen, one after the other elsewhere.
-
-:class:`Keys` reads single keys from the terminal, without Return and without showing them.
-"""
+"""Tables that are shown repeatedly: in place on a screen, one after the other elsewhere."""
 
 from __future__ import annotations
 
@@ -37,18 +34,15 @@ Shown = tuple[str, Sequence[str]]
 
 
 def check_every(every_s: float | None, *, watch: bool) -> None:
-    """Refuse an interval where nothing is repeated.
-
-    :raises UsageError: ``--every`` without ``--watch``.
-    """
+    """:raises UsageError: ``--every`` without ``--watch``."""
     if every_s is not None and not watch:
         raise UsageError("--every goes with --watch")
 
 
 def show(look: Callable[[int | None], Shown], every_s: float) -> None:
-    """Keep a table up to date on the terminal until its user leaves it; Ctrl-C leaves as q does.
+    """Update a table on the terminal until q or Ctrl-C.
 
-    :param look: what there is to see now, for a terminal of that many columns.
+    :param look: the table now, for a terminal of that many columns.
     """
     from rich.console import Console, Group
     from rich.live import Live
@@ -66,7 +60,7 @@ def show(look: Callable[[int | None], Shown], every_s: float) -> None:
 def repeat(look: Callable[[], tuple[Any, Callable[[], Shown]]], every_s: float | None) -> None:
     """Print a table whenever something has changed; with ``every_s`` each time.
 
-    :param look: a mark that is another one where something has changed, and what to print then.
+    :param look: a mark that differs if something has changed, and what to print then.
     :raises BrokenPipeError: the reader of the pipe has left.
     """
     before, is_first = None, True
@@ -83,9 +77,9 @@ def repeat(look: Callable[[], tuple[Any, Callable[[], Shown]]], every_s: float |
 
 
 class Keys:
-    """While entered, keys come one by one. Where stdin is not a terminal, none ever does.
+    """While entered, gives single keys of the terminal, without Return and echo; none if stdin is not one.
 
-    Keys that were typed before count, too. Ctrl-C and the end of the terminal count as ``q``: all leave.
+    Keys typed before count. Ctrl-C and the end of the terminal count as ``q``.
     """
 
     def __init__(self) -> None:
@@ -104,7 +98,7 @@ class Keys:
                 termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
 
     def wait(self, seconds: float) -> str:
-        """The next key, or nothing if none comes in time."""
+        """The next key, empty if none comes in time."""
         try:
             if self._terminal is None:
                 time.sleep(seconds)

@@ -18,17 +18,14 @@ class Room(NamedTuple):
     """What a job can get of a cluster at most."""
 
     gpus: int
-    """GPUs of the most frequent type."""
     types: int
-    """How many GPU types there are."""
+    """Number of GPU types."""
     limit_of: Callable[[str], UserLimit | None] = lambda _: None
-    """What a user may hold."""
     capacities: Capacities | None = None
-    """What jobs with demands can get; None if GPUs alone count."""
+    """What jobs with further demands can get, if nodes state capacities."""
 
     @classmethod
     def of(cls, cluster: Cluster) -> Room:
-        """That of all its nodes."""
         by_type: Counter[str] = Counter()
         for node in cluster.nodes:
             by_type[node.gpu_type] += node.gpus * (node.count or 1)
@@ -37,20 +34,15 @@ class Room(NamedTuple):
 
 
 def check_fits(jobs: Iterable[Job], cluster: Cluster | Room, source: str) -> None:
-    """Refuse jobs whose smallest size is more than any one GPU type has: a job never mixes types.
+    """Refuse jobs whose smallest size exceeds every GPU type; a job never mixes types.
 
-    :param cluster: or its room, where jobs are checked one by one.
     :raises BadInputError: one problem a job.
     """
-    found = oversized(jobs, cluster)
-    if found:
-        raise BadInputError(
-            [Problem(source, None, "", f'job "{job_id}" {reason}') for job_id, reason in found.items()]
-        )
+    _refuse([f'job "{job_id}" {reason}' for job_id, reason in oversized(jobs, cluster).items()], source)
 
 
 def oversized(jobs: Iterable[Job], cluster: Cluster | Room) -> dict[str, str]:
-    """The jobs that no GPU type, no node or no limit of their user has room for, and why, as a clause."""
+    """The jobs that do not fit a GPU type, the nodes or the limit of their user, and why, as a clause."""
     room = cluster if isinstance(cluster, Room) else Room.of(cluster)
     of_one_type = " of one type" if room.types > 1 else ""
     found = {}
@@ -67,23 +59,20 @@ def oversized(jobs: Iterable[Job], cluster: Cluster | Room) -> dict[str, str]:
 
 
 def check_profiled(jobs: Iterable[Job], models: Collection[str], source: str) -> None:
-    """Refuse jobs whose model is not among the profiled ``models``.
-
-    :raises BadInputError: one problem a job.
-    """
+    """:raises BadInputError: one problem for each job whose model is not profiled."""
     known = frozenset(models)
     problems = [
-        Problem(
-            source,
-            None,
-            "",
-            f'job "{job.id}": model "{job.model}" is not profiled, {_hint(job.model, known)}',
-        )
+        f'job "{job.id}": model "{job.model}" is not profiled, {_hint(job.model, known)}'
         for job in jobs
         if job.model not in known
     ]
-    if problems:
-        raise BadInputError(problems)
+    _refuse(problems, source)
+
+
+def _refuse(problems: Iterable[str], source: str) -> None:
+    found = [Problem(source, None, "", text) for text in problems]
+    if found:
+        raise BadInputError(found)
 
 
 def _hint(model: str, known: frozenset[str]) -> str:

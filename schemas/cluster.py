@@ -111,7 +111,7 @@ class SlurmOptions(Record):
 
     @model_validator(mode="after")
     def _leaves_jobs_to_be_found(self) -> Self:
-        """Jobs are found again by their names, one for each submission."""
+        """Jobs are found again by their names."""
         for index, option in enumerate(self.options):
             long = option.partition("=")[0].removeprefix("--")
             is_long = option.startswith("--")
@@ -143,7 +143,7 @@ class Cluster(Record):
 
     @model_validator(mode="after")
     def _is_of_this_world(self) -> Self:
-        """Before anything is made of each node: a count too large would fill memory."""
+        """Checked before nodes are expanded: a count too large would fill memory."""
         nodes = sum(node.count or 1 for node in self.nodes)
         for what, found, most in (("nodes", nodes, MOST_NODES), ("GPUs", self.total_gpus, MOST_GPUS)):
             if found > most:
@@ -161,7 +161,7 @@ class Cluster(Record):
         return self
 
     def expanded(self) -> tuple[Node, ...]:
-        """The nodes one by one, the ``count`` shorthand written out."""
+        """One entry for each node."""
         return tuple(
             node if node.count is None else node.model_copy(update={"name": name, "count": None})
             for node in self.nodes
@@ -182,7 +182,7 @@ class Cluster(Record):
 
     @property
     def shares_gpus(self) -> bool:
-        """Whether a GPU can be given to two jobs at a time: Slurm gives it to one."""
+        """Slurm gives a GPU to one job."""
         return self.backend == "local"
 
     def limit_of(self, user: str) -> UserLimit | None:
@@ -191,7 +191,6 @@ class Cluster(Record):
 
     @property
     def total_gpus(self) -> int:
-        """All GPUs (or CPU slots) of the cluster."""
         return sum(node.gpus * (node.count or 1) for node in self.nodes)
 
 

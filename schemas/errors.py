@@ -36,7 +36,6 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        """One line, whatever the name of the file, a key or a value holds."""
         where = self.source if self.line is None else f"{self.source}:{self.line}"
         return harmless(
             f"{where}: {self.pointer}: {self.message}" if self.pointer else f"{where}: {self.message}"

@@ -42,7 +42,7 @@ ENDS: Final[Mapping[str, End]] = {
 FREES: Final = frozenset({*ENDS, "requeue"})
 """Events by which a job gives up its GPUs without a decision."""
 _MOST_EPOCHS: Final = 10**9
-"""Of one job: larger numbers are not counts of epochs."""
+"""Larger numbers are not counts of epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Event:
 
 
 def epochs_done(event: Event) -> int | None:
-    """Epochs done at the end of an epoch. Returns None if its detail, which scripts write, does not say."""
+    """Returns None if the detail, which scripts write, does not say."""
     number = (event.detail or {}).get("epoch")  # from 0
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < _MOST_EPOCHS:
         return None

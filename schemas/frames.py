@@ -36,7 +36,7 @@ TABLES: Final[Mapping[str, Mapping[str, type]]] = {
     "event": {"events": Event},
     "metrics": {"runs": ReportedRun, "jobs": JobFigures, "expectations": CheckedFigure},
 }
-"""What a file of each kind holds, with the type of its rows; the first is what :func:`read` returns."""
+"""The tables of each kind of file with the types of their rows; :func:`read` returns the first by default."""
 _DTYPES: Final = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
 
 
@@ -67,7 +67,6 @@ def read(path: str | Path, table: str | None = None, *, kind: str | None = None)
 
 
 def _jobs_of_runs(metrics: Metrics) -> pd.DataFrame:
-    """The jobs of all runs, with the run and the policy that each belongs to."""
     pairs = [(run, job) for run in metrics.runs for job in run.jobs or ()]
     whose = _frame([run for run, _ in pairs], ReportedRun)[["run", "policy"]]
     return pd.concat([whose, _frame([job for _, job in pairs], JobFigures)], axis="columns")
@@ -82,7 +81,7 @@ def _frame(rows: Sequence[Any], row_type: type) -> pd.DataFrame:
 
 
 def _field(record: object, name: str) -> Any:
-    """A field, None where the record is not there or is of another form."""
+    """Returns None if the record is missing or has another form."""
     return getattr(record, name, None)
 
 
@@ -102,14 +101,13 @@ def _columns(row_type: type) -> Iterator[tuple[str, tuple[str, ...], str]]:
 
 
 def _names(row_type: type[Any]) -> dict[str, str]:
-    """Attributes with the names that the schema gives them."""
     if issubclass(row_type, BaseModel):
         return {name: field.alias or name for name, field in row_type.model_fields.items()}
     return {field.name: field.name for field in dataclasses.fields(row_type)}
 
 
 def _forms(hint: Any) -> list[Any]:
-    """The types that a value may have where it is there; the words of a Literal are text."""
+    """The types of a value that is not None; the words of a Literal are text."""
     if get_origin(hint) in (Union, types.UnionType):
         return [form for one in get_args(hint) for form in _forms(one) if form is not types.NoneType]
     return [str] if get_origin(hint) is Literal else [hint]

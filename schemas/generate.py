@@ -32,7 +32,7 @@ _JSON_TYPES: Final = {str: "string", int: "integer", float: "number", bool: "boo
 
 
 def schema_text(kind: str) -> str:
-    """The description of a kind: a JSON Schema, or for a table its columns.
+    """A JSON Schema, or for a table its columns.
 
     :raises UsageError: there is no such kind.
     """
@@ -65,7 +65,6 @@ def _allow_minors(kind: str, named: dict[str, Any]) -> None:
 
 
 def _lines_schema(kind: str, described: dict[str, Any]) -> dict[str, Any]:
-    """The schema of one line, which may name its own schema."""
     named = {"const": schema_id(kind), "description": "On every line, or alone in a first header line."}
     _allow_minors(kind, named)
     described["properties"] = {"schema": named, **described["properties"]}
@@ -125,7 +124,6 @@ def _property(column: TableColumn) -> dict[str, Any]:
 
 
 def _value(hint: Any, about: About) -> dict[str, Any]:
-    """The JSON Schema of a type."""
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Literal:
         return {"type": "string", "enum": list(inside)}

@@ -32,7 +32,6 @@ from pliant.schemas.schedule import Schedule
 
 
 def read_jobs(path: str | Path) -> tuple[Job, ...]:
-    """All jobs of a JSON Lines file, in its order."""
     return parse_jobs(read_bytes(path, most=ROWS_BYTES), source_name(path))
 
 
@@ -75,7 +74,6 @@ def write_predictor(predictor: Predictor, path: str | Path, *, mode: int = 0o666
 
 
 def read_profile(path: str | Path) -> Profile:
-    """The rows and metadata of a Parquet file."""
     source = source_name(path)
     rows, metadata = parse_parquet(read_bytes(path, most=ROWS_BYTES), source, PROFILE)
     return Profile(rows, metadata, source)
@@ -94,7 +92,7 @@ def write_convergence(rows: Iterable[ConvergenceRow], path: str | Path) -> None:
 
 
 def read_events(path: str | Path) -> tuple[Event, ...]:
-    """All events of a file, JSON Lines or Parquet by its content.
+    """Read JSON Lines or Parquet, by content.
 
     A torn last line of JSON Lines (a crash while writing) is dropped with a warning on the logger "pliant".
     """
@@ -109,7 +107,7 @@ def write_events(events: Iterable[Event], path: str | Path) -> None:
 
 
 def profile_to_columns(rows: Sequence[ProfileRow]) -> dict[str, list[Any]]:
-    """Profile rows as columns: the form embedded in schedules and event files."""
+    """The form embedded in schedules and event files."""
     columns = to_columns(rows, PROFILE)
     if all(row.kind != "pair" for row in rows):
         for name in OF_PAIRS:
@@ -118,12 +116,12 @@ def profile_to_columns(rows: Sequence[ProfileRow]) -> dict[str, list[Any]]:
 
 
 def profile_hash(columns: Mapping[str, Sequence[Any]]) -> str:
-    """SHA-256, in hexadecimal, of profile rows as columns: equal for equal rows in the same order."""
+    """SHA-256, in hexadecimal: equal for equal rows in the same order."""
     return columns_hash(columns)
 
 
 def profile_from_columns(
     columns: Mapping[str, Sequence[Any]], source: str = "profile"
 ) -> tuple[ProfileRow, ...]:
-    """Profile rows from columns; ``source`` is what messages call them."""
+    """``source`` is what messages call the columns."""
     return rows_from_columns(columns, PROFILE, source)

@@ -123,11 +123,11 @@ _FORM_TYPES: Final[dict[str, type[Record]]] = {
 _FORMS: Final[dict[object, str]] = {
     key: FORM + name for name, form in _FORM_TYPES.items() for key in (form, *form.model_fields)
 }
-"""The tag of the form of work that a record, or a key of one, belongs to."""
+"""Tags of the forms of work, by record and by key."""
 
 
 def _form(value: object) -> str | None:
-    """The tag of the one form whose keys are there; None for none or several."""
+    """The tag of the form. Returns None if keys of no form or of several are there."""
     if not isinstance(value, dict):
         return _FORMS.get(type(value))
     found = {_FORMS[key] for key in value if key in _FORMS}
@@ -163,7 +163,7 @@ class Utility(Record):
     """Seconds from the submission in which it is to finish (γ3). Default: 0."""
 
     def worth(self, seconds: float) -> float:
-        """Of a job that finishes so long after its submission."""
+        """:param seconds: from submission to completion."""
         late_s = seconds - (self.target or 0.0)
         if self.shape == "sigmoid":
             return self.value / (1 + math.exp(min(700.0, self.decay * late_s)))
@@ -235,7 +235,7 @@ class Job(Record):
 
     @model_validator(mode="after")
     def _can_be_passed_on(self) -> Self:
-        """The system limits what a process is started with; it counts bytes, and so does this."""
+        """The system limits the bytes of the arguments and variables of a process."""
         if not self.env and 4 * sum(map(len, (*(self.command or ()), self.workdir or ""))) < LONGEST_TEXT:
             return self  # a character has four bytes at most
         found = {
@@ -268,11 +268,11 @@ class Job(Record):
 
     @property
     def min_gpus(self) -> int:
-        """Smallest number of GPUs the job runs on, defaults applied."""
+        """The smallest size, defaults applied."""
         return self.gpus.min or (self.gpus.requested if self.elastic == "none" else 1)
 
     def max_gpus(self, cluster_gpus: int) -> int:
-        """Largest number of GPUs the job can use in a cluster of ``cluster_gpus``, defaults applied."""
+        """The largest size in a cluster of ``cluster_gpus``, defaults applied."""
         default = self.gpus.requested if self.elastic == "none" else cluster_gpus
         return min(self.gpus.max or default, cluster_gpus)
 
@@ -288,8 +288,8 @@ class Job(Record):
 def trace_hash(jobs: Iterable[Job]) -> str:
     """SHA-256, in hexadecimal, of the jobs as canonical JSON in (submit_time, id) order.
 
-    Equal for equal jobs, in whatever order and layout a file has them. Fields that equal their default do
-    not enter, so a field that a later version adds leaves the hash of an older trace as it is.
+    It does not depend on the order and layout of a file. Fields that equal their default are left out, so
+    that a field that a later version adds keeps the hashes of older traces.
     """
     digest = hashlib.sha256()
     for job in sorted(jobs, key=lambda job: (job.submit_time, job.id)):
@@ -298,7 +298,7 @@ def trace_hash(jobs: Iterable[Job]) -> str:
 
 
 def canonical_json(record: Record) -> str:
-    """A record as JSON with sorted keys, in ASCII, without spaces and fields that equal their default.
+    """A record as JSON: sorted keys, ASCII, no spaces, no fields that equal their default.
 
     Equal to ``json.dumps`` of :func:`~pliant.schemas.file_io.documents.job_fields`, five times as fast.
     """
@@ -331,7 +331,7 @@ def _fields(record: type[Record]) -> tuple[tuple[str, str, object], ...]:
 
 
 def _default(field: FieldInfo) -> object:
-    """The very object that records share, where they do."""
+    """The object that records share."""
     if field.is_required():
         return _REQUIRED
     return field.default if field.default_factory is None else field.get_default(call_default_factory=True)

@@ -42,7 +42,7 @@ _KEYS: Final = {
     "metrics": {"runs"},
     "predictor": {"rows_seen"},
 }
-"""Fields by which a file that does not name its schema is recognised."""
+"""Fields by which a file without a schema is recognised."""
 
 
 def validate_file(path: str | Path, kind: str | None = None) -> str:
@@ -57,7 +57,7 @@ def validate_file(path: str | Path, kind: str | None = None) -> str:
 
 
 def read_kind(path: str | Path, kind: str | None = None) -> tuple[str, Sequence[Any]]:
-    """The kind of a file, and its records or its one document; parameters and errors as above."""
+    """The kind of a file, and its records or its document; see :func:`validate_file`."""
     check_kind(kind)
     data, source = read_bytes(path, most=ROWS_BYTES), source_name(path)
     kind = kind or kind_of(data, source)
@@ -70,7 +70,7 @@ def check_kind(kind: str | None) -> None:
 
 
 def kind_of(data: bytes, source: str) -> str:
-    """The kind that the content states or looks like, else the one in the file's name."""
+    """The kind that the content states or looks like, else that in the name."""
     found = _stated(data, source) or _named(source)
     if found is None:
         expected = f'expected a "schema" field, or give --kind ({"|".join(KINDS)})'
@@ -79,12 +79,12 @@ def kind_of(data: bytes, source: str) -> str:
 
 
 def kind_of_parquet(path: Path) -> str | None:
-    """The kind that a Parquet file's footer states. Returns None if it states none, or cannot be read."""
+    """Returns None if the footer states no kind, or cannot be read."""
     return _kind_in(schema_in_footer(path))
 
 
 def _why_not(data: bytes) -> str:
-    """What keeps a text that looks like JSON from saying its kind."""
+    """Why text that looks like JSON does not say its kind."""
     if data.lstrip()[:1] not in (b"{", b"["):
         return ""
     try:

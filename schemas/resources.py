@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from pliant.schemas.cluster import Node
@@ -15,20 +17,20 @@ Amounts = Mapping[str, float]
 _Kind = tuple[str, int, tuple[tuple[str, float], ...]]
 """GPU type, GPUs, capacities."""
 _SLACK: Final = 1e-9
-"""Part of a worker by which sums of fractions may miss a whole number."""
+"""Part of a worker that sums of fractions may miss by rounding."""
 
 MANY: Final = 10_000_000
-"""Stands for a count that nothing limits: no cluster holds that many, and sums of it stay exact."""
+"""An unlimited count: no cluster holds as many, and sums of it stay exact."""
 
 
 def capacities(node: Node) -> dict[str, float]:
-    """What a node states; what it does not state limits no job."""
+    """A resource that a node does not state limits no job."""
     stated = {"gpu": node.gpus, "cpu": node.cpus, "memory": node.memory, "bandwidth": node.bandwidth}
     return {name: float(amount) for name, amount in (stated | node.resources).items() if amount is not None}
 
 
 def fitting(left: Amounts, demand: Amounts, most: int) -> int:
-    """How many of one demand fit into what is left, at most ``most``."""
+    """How many demands fit, at most ``most``."""
     for name, amount in demand.items():
         if amount > 0 and name in left:
             most = math.floor(min(most, left[name] / amount + _SLACK))
@@ -36,10 +38,7 @@ def fitting(left: Amounts, demand: Amounts, most: int) -> int:
 
 
 def servers_for(job: Job, workers: int) -> int:
-    """Parameter servers of a job with that many workers: for all their bandwidth, at least one, if any.
-
-    At most :data:`MANY`, which no cluster holds, however little bandwidth one of them has.
-    """
+    """Parameter servers for that many workers; at least one if the job has any, at most :data:`MANY`."""
     ps, worker = job.resources.ps, job.resources.worker
     if not ps or not workers:
         return 0
@@ -53,18 +52,17 @@ class Capacities:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = nodes
         self.of_node = [capacities(node) for node in nodes]
-        """In the order of the nodes."""
         self._kinds = Counter[_Kind]()
-        """Nodes that are alike count as one kind: what is asked of each job stays cheap."""
+        """Equal nodes are counted together: jobs are checked often."""
         for node, found in zip(nodes, self.of_node, strict=True):
             self._kinds[node.gpu_type, node.gpus, tuple(sorted(found.items()))] += node.count or 1
 
     def limits(self, job: Job) -> bool:
-        """Whether where the job fits depends on more than GPUs."""
+        """Whether the job demands more than GPUs."""
         return bool(job.resources.worker or job.resources.ps)
 
     def room(self, job: Job) -> dict[str, int]:
-        """The most workers of a job by GPU type, its parameter servers included, on empty nodes."""
+        """Most workers by GPU type on empty nodes, parameter servers included."""
         demand, found = job.resources.worker, Counter[str]()
         for (gpu_type, gpus, stated), count in self._kinds.items():
             found[gpu_type] += count * fitting(dict(stated), demand, gpus)
@@ -78,13 +76,13 @@ class Capacities:
         return dict(found)
 
     def without_what_never_fits(self, job: Job) -> Job:
-        """The job itself, or without its demands if no node has room for them even at its smallest size."""
+        """The job, without its demands if no node has room for them even at its smallest size."""
         if self.why_too_large(job) is None:
             return job
         return job.model_copy(update={"resources": ResourceDemand()})
 
     def why_too_large(self, job: Job) -> str | None:
-        """Why the job's smallest size fits no GPU type, as a clause. None if it fits, or GPUs are too few."""
+        """Why the smallest size fits no GPU type, as a clause. Returns None if only GPUs are too few."""
         least = job.min_gpus
         if not self.limits(job) or max(self.room(job).values(), default=0) >= least:
             return None
@@ -108,16 +106,9 @@ class Capacities:
 
 
 def _served(job: Job, workers: int, servers: int) -> int:
-    """How many of these workers the parameter servers can serve."""
-    low, high = 0, workers
-    while low < high:
-        middle = (low + high + 1) // 2
-        if servers_for(job, middle) <= servers:
-            low = middle
-        else:
-            high = middle - 1
+    served = bisect_right(range(workers + 1), servers, key=partial(servers_for, job)) - 1
     # bandwidth grows alike for workers and servers, so a job either always has too many servers, or never
-    return low if servers_for(job, low) <= low else 0
+    return served if servers_for(job, served) <= served else 0
 
 
 def amount_text(name: str, amount: float) -> str:

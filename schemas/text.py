@@ -1,10 +1,8 @@
 """Text for people: words, numbers, times, and what fits a terminal.
 
-The first functions are words that messages share; then come whole numbers, times, the width of text and
-where it may be broken. :func:`text_table` makes tables with one line a row. What does not fit is left out
-by columns, those of the highest rank first; text that may be cut is cut between words, a number never, and
-an id only as a last resort, where nothing else would be left beside it. Without a width, as for a file or a
-pipe, nothing is left out or cut.
+:func:`text_table` makes tables with one line a row. Columns that do not fit are left out, those of the
+highest rank first; text is cut between words, numbers never, and ids only if nothing else would be left
+beside them. Without a width, as for a file or a pipe, nothing is left out or cut.
 """
 
 from __future__ import annotations
@@ -17,27 +15,26 @@ from datetime import UTC, datetime
 from typing import Final
 
 TOO_MANY: Final = "a number has too many digits"
-"""What messages say of a number that Python does not convert."""
 EPOCH_LIKE_S: Final = 1e9
 """Times from this on (September 2001) are UTC seconds since the epoch; below, since the start of a trace."""
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86_400
 _UNITS: Final = frozenset({"s", "min"})
-"""Those of spans in one unit."""
+"""Units of spans that have one unit."""
 _CUT: Final = "…"
 _BREAKS: Final = re.compile(r"\d+(?:[.,:]\d+)*|\D")
-"""What stays whole in a word that is too long for a line: numbers, and single characters."""
+"""Parts of a long word that stay whole: numbers, and single characters."""
 GAP: Final = "  "
 
 
 def shortened(text: str, limit: int = 60) -> str:
-    """A value of a file as a message shows it: a long one is cut."""
+    """A value as a message shows it."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def without_long_words(line: str, limit: int = 300) -> str:
-    """A line of a message: the middle of a word that is too long to be read is left out."""
+    """Cuts the middle out of words that are too long to be read."""
     return re.sub(rf"\S{{{limit},}}", lambda word: f"{word[0][: limit // 2]}…{word[0][-limit // 4 :]}", line)
 
 
@@ -58,10 +55,9 @@ def listed(names: Sequence[str], shown: int = 3) -> str:
 
 
 def whole_number(text: str) -> int | None:
-    """The number that a text of decimal digits stands for; None for any other text, and beyond 18 digits.
+    """The number, if the text is up to 18 decimal digits.
 
-    ``int`` takes signs, blanks, underscores and the digits of other scripts as well, and raises beyond a
-    limit of digits that the environment sets.
+    ``int`` also takes signs, blanks, underscores and digits of other scripts, and limits the digits.
     """
     plain = text.isascii() and text.isdigit()
     return int(text) if plain and len(text.lstrip("0")) <= 18 else None  # all of them fit 64 bits
@@ -104,7 +100,7 @@ def when_text(at_s: float, now_s: float) -> str:
 
 
 def clock_text(at_s: float, now_s: float) -> str:
-    """The local time of day, with the date where that is not today's; of a trace, its seconds."""
+    """The local time, with the date on another day; of a trace, its seconds."""
     if at_s < EPOCH_LIKE_S:
         return f"{at_s:,.0f} s"
     try:
@@ -116,7 +112,7 @@ def clock_text(at_s: float, now_s: float) -> str:
 
 
 def iso_time(at_s: float | None) -> str | None:
-    """A UTC time as ISO 8601 with milliseconds; None where there is none, or none that a calendar has."""
+    """ISO 8601 with milliseconds. Returns None without a time, or for one beyond the calendar."""
     if at_s is None:
         return None
     try:
@@ -133,7 +129,7 @@ def _two(seconds: int, large_s: int, large: str, small_s: int, small: str) -> st
 
 
 def width_of(text: str) -> int:
-    """Columns that a terminal needs for the text; some characters take two, some none."""
+    """Columns on a terminal; some characters take two, some none."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -142,14 +138,14 @@ def width_of(text: str) -> int:
 
 
 def one_line(text: str) -> str:
-    """The text without line ends, and with everything escaped that would act on a terminal."""
+    """Without line ends and characters that act on a terminal."""
     if text.isascii() and text.isprintable():
         return text
     return harmless(" ".join(text.split()))
 
 
 def harmless(text: str, *, keeps: str = "") -> str:
-    """The text with everything escaped that would act on a terminal, line ends included.
+    """Escapes everything that would act on a terminal, line ends included.
 
     :param keeps: characters that stay as they are.
     """
@@ -164,7 +160,7 @@ def harmless(text: str, *, keeps: str = "") -> str:
 
 
 def cut_to_width(text: str, width: int) -> str:
-    """The text, cut after its last word that fits into ``width`` columns; a number is never cut."""
+    """Cut after the last word that fits into ``width`` columns; numbers are never cut."""
     if width_of(text) <= width:
         return text
     kept, room = "", width - width_of(_CUT)
@@ -179,9 +175,9 @@ def cut_to_width(text: str, width: int) -> str:
 
 
 def wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
-    """Lines of at most ``width`` columns, broken between words; all but the first begin with ``indent``.
+    """Lines of at most ``width`` columns, broken between words; further lines begin with ``indent``.
 
-    A word that is longer than a line is broken too, but not within a number.
+    Words that are longer than a line are broken too, but not within a number.
     """
     lines: list[str] = []
     line = ""
@@ -198,12 +194,12 @@ def wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
 
 
 def narrowest(text: str) -> int:
-    """The least width that :func:`wrapped` keeps to: that of the longest number."""
+    """The least width of :func:`wrapped`: that of the longest number."""
     return max(map(width_of, _BREAKS.findall(text)), default=0)
 
 
 def fitted(lines: Iterable[str], width: int | None) -> list[str]:
-    """Lines as they are, those wider than ``width`` broken; what follows is indented as the line was."""
+    """Breaks lines that are wider than ``width``; further lines are indented alike."""
     found: list[str] = []
     for line in lines:
         if width is None or width_of(line) <= width:
@@ -215,7 +211,7 @@ def fitted(lines: Iterable[str], width: int | None) -> list[str]:
 
 
 def _parts(word: str, width: int) -> Iterator[tuple[str, bool]]:
-    """A word in parts that each fit a line, and whether a part belongs to the one before."""
+    """Parts of a word that each fit a line, and whether a part belongs to the one before."""
     if width_of(word) <= width:
         yield word, False
         return
@@ -234,15 +230,14 @@ class Column:
 
     header: str
     rank: int = 0
-    """Columns of the highest rank are left out first, those of rank 0 never."""
+    """Columns of the highest rank are left out first; those of rank 0 never are."""
     least: int | None = None
-    """Cells may be cut between words if at least this width is left for them. None: they are never cut."""
+    """Cells may be cut between words down to this width; None: never."""
     right: bool = False
-    """Whether cells end at the same place, as numbers do."""
 
 
 def text_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """The header and a line for each row; ``width`` is that of the terminal in columns, if there is one."""
+    """A header and a line for each row; ``width``: columns of the terminal, if there is one."""
     cells = [[one_line(cell) for cell in row] for row in rows]
     widths = [
         max([width_of(column.header), *(width_of(row[index]) for row in cells)])
@@ -257,7 +252,6 @@ def text_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: 
 
 
 def _kept(columns: Sequence[Column], widths: Sequence[int], width: int) -> list[int]:
-    """The columns that there is room for."""
     kept = list(range(len(columns)))
     while sum(_least(columns[at], widths[at]) + len(GAP) for at in kept) - len(GAP) > width:
         last = max(kept, key=lambda at: columns[at].rank)
@@ -273,7 +267,7 @@ def _least(column: Column, width: int) -> int:
 
 
 def _cut_widths(columns: Sequence[Column], widths: Sequence[int], kept: list[int], width: int) -> list[int]:
-    """The widths of columns that may be cut, so that all that are kept fit; of the others as they are."""
+    """Widths with which all columns that are kept fit."""
     found = list(widths)
     for at in reversed(kept):
         excess = sum(found[at] + len(GAP) for at in kept) - len(GAP) - width

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Broken = list[tuple[str, str]]
-"""What is wrong with values that are each right by themselves: (pointer, message)."""
+"""(pointer, message) of values that contradict each other."""
 _TYPES: Final = {str: "string", int: "int64", float: "float64", bool: "bool"}
-"""Names of the types in Arrow; what is not among them is JSON, in Parquet its compact text."""
+"""Arrow types by Python type; every other type is JSON, which Parquet holds as compact text."""
 _INT64: Final = 2**63
 
 
@@ -58,7 +58,7 @@ class TableColumn:
 
     name: str
     hint: Any
-    """The Python type of a value that is not null."""
+    """The Python type without None."""
     nullable: bool
     about: About
 
@@ -69,7 +69,7 @@ class TableColumn:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The allowed words; empty: any."""
+        """The allowed words; empty if any text is."""
         return get_args(self.hint) if get_origin(self.hint) is Literal else ()
 
 
@@ -84,8 +84,7 @@ class TableKind(Generic[R]):
         first: Sequence[str] = (),
         broken: Callable[[R], Broken] = lambda _row: [],
     ) -> None:
-        """``first``: columns written before the others, which come in the order of the fields.
-
+        """:param first: columns that are written before the others, which keep the order of the fields.
         :param broken: finds values that contradict each other.
         """
         self.kind = kind
@@ -116,9 +115,9 @@ def _column(name: str, hint: Any) -> TableColumn:
 def rows_from_columns(
     columns: Mapping[str, Sequence[Any]], table: TableKind[R], source: str, *, json_as_text: bool = False
 ) -> tuple[R, ...]:
-    """The rows of a table given as columns of equal length.
+    """Rows from columns of equal length.
 
-    :raises BadInputError: with every problem; the row is counted from 1.
+    :raises BadInputError: with every problem; rows are counted from 1.
     """
     _check_names(columns, table, source)
     check = validator(table, json_as_text=json_as_text).validate_python
@@ -166,7 +165,6 @@ def _check_names(columns: Mapping[str, Sequence[Any]], table: TableKind[Any], so
 def _problems(
     check: Callable[[Any], object], fields: Mapping[str, Any], source: str, number: int
 ) -> list[Problem]:
-    """What is wrong with a row, by the names of its fields."""
     try:
         check(fields)
     except ValidationError as error:
@@ -175,16 +173,16 @@ def _problems(
 
 
 def validate_row(row: R, table: TableKind[R]) -> None:
-    """Check the values of a row, each for itself; ``table.broken`` says whether they go together.
+    """Check each value by itself; ``table.broken`` checks them together.
 
-    :raises ValidationError: pydantic's, with every value that is wrong.
+    :raises ValidationError: pydantic's, with every wrong value.
     """
     validator(table).validate_python({name: getattr(row, name) for name in table.names})
 
 
 @cache
 def validator(table: TableKind[Any], *, json_as_text: bool = False) -> SchemaValidator:
-    """The validator of one row. ``json_as_text``: its ``json`` columns come as text, as in Parquet."""
+    """``json_as_text``: ``json`` columns are text, as in Parquet."""
     schemas = [_column_schema(column, json_as_text=json_as_text) for column in table.columns]
     fields = [
         core_schema.dataclass_field(column.name, schema, kw_only=False)
@@ -206,7 +204,6 @@ def _column_schema(column: TableColumn, *, json_as_text: bool) -> core_schema.Co
 
 
 def _value_schema(hint: Any, about: About) -> core_schema.CoreSchema:
-    """How a value of a type is checked."""
     origin, inside = get_origin(hint), get_args(hint)
     if hint is int:
         least = -_INT64 if about.least is None else int(about.least)

@@ -1,7 +1,6 @@
 """JSON documents, which hold one record with its schema, and job files, which hold a job a line.
 
-A good document is validated as it stands. One that is not is parsed again, slowly, to name the line of
-every problem.
+A document that is not valid is parsed again, slowly, to name the line of every problem.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def parse_document(
 
 
 def _parse_slowly(data: bytes, source: str, kind: str, record: type[R], *, schema_required: bool) -> R:
-    """Parse with all that messages need, and what a newer minor version added left out."""
+    """Also leaves out what a newer minor version added."""
     value = _object(data, source, kind)
     text = data.decode()
     newer = _version(value, source, kind, _line_of(text, ("schema",)), schema_required=schema_required)
@@ -86,9 +85,9 @@ def _parse_slowly(data: bytes, source: str, kind: str, record: type[R], *, schem
 
 
 def document_bytes(record: Record, kind: str, *, with_defaults: bool = False) -> bytes:
-    """The text of a document: one line for each field, and for each element of a field that is a list.
+    """One line for each field, and for each element of a field that is a list.
 
-    What equals its default is left out unless ``with_defaults``. NaN is a ``ValueError``.
+    Fields that equal their default are left out unless ``with_defaults``. NaN is a ``ValueError``.
     """
     fields = record.model_dump(mode="json", by_alias=True, exclude_defaults=not with_defaults)
     fields = {"schema": schema_id(kind, record.minor), **fields}
@@ -124,7 +123,7 @@ def _version(value: dict[str, Any], source: str, kind: str, line: int, *, schema
 
 
 def _line_of(text: str, path: tuple[str | int, ...]) -> int:
-    """The line (from 1) of the value that ``path`` leads to; of its nearest container where it is missing."""
+    """The line (from 1) of the value at ``path``, or of its nearest container if it is missing."""
     at = _skip(text, 0)
     for part in path:
         inside = _object_member(text, at, part) if text[at] == "{" else _list_item(text, at, part)
@@ -162,7 +161,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def parse_jobs(data: bytes, source: str) -> tuple[Job, ...]:
-    """All jobs of a file, in its order; a file without any schema is read as version 1."""
+    """All jobs of a file, in order. A file without a schema is read as version 1."""
     share = _Sharing().share
     lines, problems = read_lines(
         data, source, "job", lambda line: share(Job.model_validate_json(line)), written_by_people=True
@@ -174,7 +173,7 @@ def parse_jobs(data: bytes, source: str) -> tuple[Job, ...]:
 
 
 def job_fields(job: Job) -> dict[str, object]:
-    """A job as JSON values, without the fields that equal their default."""
+    """A job as JSON values, without fields that equal their default."""
     return job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
@@ -201,7 +200,7 @@ def _duplicates(lines: list[tuple[int, Job]], source: str) -> list[Problem]:
 
 
 class _Sharing:
-    """Equal parts of the jobs of one file, kept once: jobs are much alike, and take a third of the memory.
+    """Keeps equal parts of the jobs of a file once, which saves two thirds of the memory.
 
     Records never change, so sharing them has no effect.
     """
@@ -211,7 +210,6 @@ class _Sharing:
         self._names: dict[frozenset[str], set[str]] = {}
 
     def share(self, job: Job) -> Job:
-        """The same job, with the parts of earlier jobs where its own are equal to them."""
         values = job.__dict__
         for name in ("gpus", "batch"):
             record = values[name]
@@ -222,7 +220,7 @@ class _Sharing:
         return job
 
     def _share_names(self, record: Record) -> None:
-        """Pydantic notes for each record which fields were given; copies of a record copy the note."""
+        """Pydantic keeps the names of the given fields for each record."""
         names = record.model_fields_set
         shared = self._names.setdefault(frozenset(names), names)
         object.__setattr__(record, "__pydantic_fields_set__", shared)

@@ -1,9 +1,8 @@
 """Event files: JSON Lines that grow while a run is live, Parquet when it is finished.
 
-:func:`parse_events` reads a whole file in either form. :func:`event_rows` reads a good Parquet file, fast,
-for reports: whole columns are checked at once and details stay text; a file with anything unusual is left
-to :func:`parse_events`, which says what is wrong. :class:`EventWriter` appends to the log of a state
-directory, and :class:`LogReader` reads it as it grows, from any place on. Both verify every checksum.
+:func:`parse_events` reads a whole file in either form. :func:`event_rows` reads good Parquet files faster
+for reports: it checks whole columns and leaves details as text. :class:`EventWriter` appends to the log of a
+state directory, and :class:`LogReader` reads it as it grows. Both verify every checksum.
 """
 
 from __future__ import annotations
@@ -52,10 +51,9 @@ _BLOCK: Final = 65536
 _log = logging.getLogger("pliant")
 _LOG_BLOCK: Final = 1 << 24
 _CRC_BLOCK: Final = 1 << 18
-"""Bytes that are checked at a time. A writer checks its whole log for as long as it lives; blocks as large as
-those that are read would cost it that much memory."""
+"""Bytes checked at a time. Small, as a writer checks its whole log again and again."""
 _MAYBE_INFINITE: Final = r"NaN|Infinity|[0-9][eE]\+?[0-9]{3}"
-"""Matches JSON text wherever one of its numbers is not finite, and rarely elsewhere."""
+"""Matches JSON text with a number that is not finite, and rarely other text."""
 
 
 def parse_events(data: bytes, source: str) -> tuple[Event, ...]:
@@ -75,14 +73,14 @@ def parse_events(data: bytes, source: str) -> tuple[Event, ...]:
 
 @garbage_collection_paused()
 def event_lines(events: Sequence[Event]) -> bytes:
-    """Events as JSON Lines, without the header; what is null is left out."""
+    """Without the header; nulls are left out."""
     check_rows(events, EVENT)
     return b"".join(encode(_fields(event)) for event in events)
 
 
 @garbage_collection_paused()
 def sealed_lines(events: Sequence[Event], link: bytes) -> tuple[bytes, bytes]:
-    """Events as lines of a log, each with its checksum, and what the line after them continues."""
+    """Lines of a log, each with its checksum, and the link for the line after them."""
     check_rows(events, EVENT)
     lines = []
     for event in events:
@@ -108,7 +106,7 @@ def read_event(line: bytes) -> Event:
 
 @cache
 def _validator() -> SchemaValidator:
-    """The validator of one event. To look it up by its table takes as long as an event."""
+    """Looking it up by its table takes as long as validating an event."""
     return validator(EVENT)
 
 
@@ -120,7 +118,7 @@ def _fields(event: Event) -> dict[str, Any]:
 
 
 class EventRow(NamedTuple):
-    """The columns of an :class:`~pliant.schemas.event.Event` that a report reads; ``detail`` is JSON text."""
+    """The columns that a report reads; ``detail`` is JSON text."""
 
     time: float
     event: EventName
@@ -134,10 +132,9 @@ class EventRow(NamedTuple):
 
 
 def event_rows(data: bytes, source: str) -> Iterator[EventRow] | None:
-    """The events of a Parquet file; None where it needs the careful reader.
+    """The events of a Parquet file. Returns None if it needs :func:`parse_events`, which says what is wrong.
 
-    Every value is checked as that reader does, except the details of ``submit`` events: of their text only
-    the numbers are known to be finite.
+    Values are checked alike, but of details of ``submit`` events only that their numbers are finite.
     """
     if not data.startswith(PARQUET_MAGIC):
         return None
@@ -171,7 +168,6 @@ def _numbers_hold(arrow: pa.Table) -> bool:
 
 
 def _names_hold(arrow: pa.Table) -> bool:
-    """Whether the events are known and those of jobs name one."""
     import pyarrow.compute as pc
 
     events = arrow.column("event")
@@ -187,7 +183,7 @@ def _preempted_hold_nothing(arrow: pa.Table) -> bool:
 
 
 def _texts_hold(arrow: pa.Table) -> bool:
-    """Whether the JSON columns hold what they should; equal texts are looked at once."""
+    """Equal texts are checked once."""
     import pyarrow.compute as pc
 
     details = arrow.column("detail")
@@ -211,19 +207,19 @@ def _all_in(values: Any, words: Iterable[str]) -> bool:
 
 
 def _is_in(values: Any, words: Iterable[str]) -> Any:
-    """Whether each of them is one of the words; comparing with a Python string would import pandas, too."""
+    """Comparing with a Python string would import pandas."""
     import pyarrow.compute as pc
 
     return pc.is_in(values, text_array(words))
 
 
 class EventWriter:
-    """Appends events to a JSON Lines file; what :meth:`append` returned from survives a crash.
+    """Appends events to a JSON Lines file; appended events survive a crash.
 
-    Every line gets a checksum. Opening writes the header that a file lacks and cuts off a torn last line.
-    Only its owner can read a new file: jobs state secrets in their environment. The caller holds the lock.
+    Every line gets a checksum. Opening writes a missing header and cuts off a torn last line. Only the owner
+    can read a new file, as environments of jobs may hold secrets. The caller holds the lock.
 
-    :raises BadInputError: the file is there and is not an event file, or its last line is damaged.
+    :raises BadInputError: the file is not an event file, or its last line is damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -252,7 +248,7 @@ class EventWriter:
             self._link = link
 
     def close(self) -> None:
-        """Close the file. Closing twice is harmless."""
+        """Closing twice is harmless."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -284,7 +280,7 @@ class EventWriter:
             sync_folder(self.path.resolve().parent)
 
     def _mend_end(self) -> None:
-        """Cut off a torn last line; end a whole one that lacks only its line end, as readers count it."""
+        """Cut off a torn last line, and end a whole one that lacks its line end."""
         size = os.fstat(self._descriptor).st_size
         start, line = _last_line(self._descriptor, size)
         if not line:
@@ -299,7 +295,7 @@ class EventWriter:
         os.fsync(self._descriptor)
 
     def _check_header(self) -> None:
-        """Refuse a file of another kind before a byte of it is changed. A header may be cut short."""
+        """Refuse a file of another kind before it is changed. A header may be cut short."""
         start = os.pread(self._descriptor, _BLOCK, 0)
         if LOG_HEADER.startswith(start) or header(EVENT.kind).startswith(start):
             return
@@ -307,7 +303,7 @@ class EventWriter:
 
 
 def _last_line(descriptor: int, size: int) -> tuple[int, bytes]:
-    """Where the bytes after the last line end start, and those bytes."""
+    """The start of the bytes after the last line end, and the bytes."""
     tail, start = b"", size
     while start > 0 and b"\n" not in tail:
         step = min(_BLOCK, start)
@@ -322,16 +318,15 @@ class LogPlace:
     """A place between two lines of a log."""
 
     bytes: int = 0
-    """From its start."""
+    """From the start of the file."""
     lines: int = 0
-    """Before it."""
     link: str | None = FIRST.decode()
-    """What the next line continues (see :mod:`pliant.schemas.file_io.json_lines`), None if unknown."""
+    """What the next line continues, None if unknown."""
     crc: int = 0
-    """CRC-32 of all bytes before it."""
+    """CRC-32 of the bytes before it."""
 
     def is_in(self, path: Path) -> bool:
-        """Whether this file begins with the bytes before it, all of which are read.
+        """Whether a file begins with the same bytes; reads all of them.
 
         :raises OSError: the file cannot be read.
         """
@@ -343,9 +338,9 @@ class LogPlace:
 
 
 class LogReader:
-    """The events of a log that is appended to, each given out once.
+    """The events of a growing log, each given once.
 
-    :param place: where to begin; the lines before it are not looked at.
+    :param place: where to begin.
     """
 
     def __init__(self, path: Path, place: LogPlace | None = None) -> None:
@@ -359,13 +354,13 @@ class LogReader:
 
     @garbage_collection_paused()
     def read(self, *, to_the_end: bool = False, until: int | None = None) -> list[tuple[int, Event]]:
-        """The whole lines that came since the last call, with their line numbers.
+        """The whole lines since the last call, with line numbers.
 
-        A last line without its line end waits for the next call: it may still be being written.
+        A last line without its line end may still be being written and waits for the next call.
 
-        :param to_the_end: there is no next call: a last line counts even if it lacks its line end.
+        :param to_the_end: there is no next call, so a last line without its line end counts.
         :param until: the number of bytes to look at.
-        :raises BadInputError: a line is damaged or no event, or the file is shorter than it was. Discard
+        :raises BadInputError: a line is damaged or not an event, or the file is shorter than before. Discard
             the reader then.
         :raises OSError: the file cannot be read.
         """
@@ -386,7 +381,7 @@ class LogReader:
         return self._given_out()
 
     def _take(self, data: bytes) -> bytes:
-        """Read the whole lines, and return what is left."""
+        """Returns what is left after the whole lines."""
         begins = self.place.bytes == 0
         if begins:
             refuse_other_kind(data, str(self._path), EVENT.kind)

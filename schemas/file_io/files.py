@@ -28,10 +28,8 @@ _PROBE: Final = 65536
 _PIECE: Final = 1 << 22
 _OUT_OF_ORDER: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 PIPE: Final = "-"
-"""What stands for stdin or stdout where a file is named."""
 WRITER_S: Final = 10.0
-"""How long to wait for a process to open a named pipe for writing. A pipe that is open for writing is read to
-its end, however slowly it comes, and so is a process substitution."""
+"""How long to wait for a process to open a named pipe for writing; an open pipe is read to its end."""
 
 
 def source_name(path: str | Path) -> str:
@@ -42,10 +40,9 @@ def source_name(path: str | Path) -> str:
 def read_bytes(path: str | Path, *, most: int = DOCUMENT_BYTES) -> bytes:
     """All bytes of a file, or of stdin for ``-``.
 
-    :param most: bytes that it may have (:mod:`pliant.schemas.file_io.limits`); a stream that does not
-        state its size may have ``STREAM_BYTES`` at most.
-    :raises BadInputError: the file is missing, unreadable, a directory, empty, too large, or a pipe that no
-        process writes to.
+    :param most: bytes that it may have; a stream of unknown size may have ``STREAM_BYTES`` at most.
+    :raises BadInputError: the file is missing, unreadable, a directory, empty, too large, or a pipe without
+        a writer.
     :raises UsageError: stdin is wanted and closed.
     """
     source = source_name(path)
@@ -64,7 +61,6 @@ def read_bytes(path: str | Path, *, most: int = DOCUMENT_BYTES) -> bytes:
 
 
 def _read_all(stream: BinaryIO, most: int, source: str) -> bytes:
-    """All that is left of a stream."""
     size = _stated_bytes(stream)
     if size is not None:
         check_size(size, most, source)
@@ -77,7 +73,7 @@ def _read_all(stream: BinaryIO, most: int, source: str) -> bytes:
 
 
 def _stated_bytes(stream: BinaryIO) -> int | None:
-    """The size of a file as the system states it. Returns None for pipes, devices and other streams."""
+    """Returns None for pipes, devices and other streams."""
     try:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError, AttributeError):
@@ -86,7 +82,7 @@ def _stated_bytes(stream: BinaryIO) -> int | None:
 
 
 def open_file(path: str | Path) -> BinaryIO:
-    """A file as ``open`` gives it; a named pipe is waited for :data:`WRITER_S` and no longer.
+    """Open a file for reading; wait at most :data:`WRITER_S` for the writer of a named pipe.
 
     :raises NoWriterError: no process has opened the pipe for writing.
     :raises OSError: it cannot be opened.
@@ -122,17 +118,14 @@ class NoWriterError(OSError):
 
 
 def open_stdin() -> BinaryIO:
-    """What comes in.
-
-    :raises UsageError: stdin is closed.
-    """
+    """:raises UsageError: stdin is closed."""
     if sys.stdin is None:
         raise UsageError("stdin is closed: pipe the input in, or name a file")
     return sys.stdin.buffer
 
 
 def nothing_came_in() -> str:
-    """What is wrong with an empty stdin. A command that writes nothing into a pipe says why itself."""
+    """What is wrong with an empty stdin. A failed command before this one has said why."""
     with suppress(OSError, ValueError, AttributeError):
         if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
             return "nothing came in: the command before this one wrote nothing; what it says is the cause"
@@ -140,7 +133,6 @@ def nothing_came_in() -> str:
 
 
 def read_failure(error: OSError | ValueError, source: str) -> BadInputError:
-    """The expected error that a failed reading of a file stands for."""
     if isinstance(error, NoWriterError):
         return BadInputError.one(source, str(error))
     return BadInputError.one(source, f"cannot be read: {_reason(error)}")
@@ -149,7 +141,6 @@ def read_failure(error: OSError | ValueError, source: str) -> BadInputError:
 def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
     """Write a product: to stdout for ``-``, else atomically to a file.
 
-    :param mode: as for :func:`atomic_write`.
     :raises UsageError: Parquet would go to a terminal, or the place cannot be written.
     :raises ServiceMissingError: the disk is full or broken; nothing is half-written.
     """
@@ -157,7 +148,7 @@ def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
 
 
 def write_chunks(path: str | Path, chunks: Iterable[bytes], *, mode: int = 0o666) -> None:
-    """Like :func:`write_bytes`, for a product that is made piece by piece and is never whole in memory."""
+    """As :func:`write_bytes`, without the whole product in memory."""
     _write(path, chunks, mode)
 
 
@@ -181,22 +172,19 @@ def _refuse_terminal(data: bytes) -> None:
 
 
 def _shown(chunk: bytes) -> bytes:
-    """A product as a terminal gets it: nothing in it acts on the terminal."""
+    """Nothing in it acts on the terminal."""
     return harmless(chunk.decode(errors="backslashreplace"), keeps="\n\t").encode()
 
 
 def stdout() -> TextIO:
-    """The stream of the product.
-
-    :raises UsageError: it is closed.
-    """
+    """:raises UsageError: stdout is closed."""
     if sys.stdout is None:
         raise UsageError("stdout is closed: leave it open, or name a file with -o")
     return sys.stdout
 
 
 def write_stdout(data: bytes) -> None:
-    """Write a part of the product. Stdout is abandoned after a failure, so that it fails only once.
+    """Write a part of the product. After a failure stdout is abandoned, so that it fails only once.
 
     :raises OSError: it cannot be written.
     """
@@ -218,12 +206,12 @@ def abandon(stream: TextIO) -> None:
 
 
 def atomic_write(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Replace a file by ``data`` so that a reader, or a crash, sees the old or the new bytes, never a mix.
+    """Replace a file so that a reader, or a crash, sees the old or the new bytes.
 
     The bytes go to a temporary file in the same folder, are forced to disk and renamed; then the folder is
-    forced to disk. A device or a named pipe is written directly, a symbolic link is followed.
+    forced to disk. Devices and named pipes are written directly, symbolic links are followed.
 
-    :param mode: who may do what with a new file, less the umask; one that is there keeps its own.
+    :param mode: of a new file, less the umask; an existing one keeps its own.
     """
     _write_file(path, (data,), mode)
 
@@ -269,7 +257,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force a folder's own entries to disk, so that a new name survives a crash."""
+    """Force the entries of a folder to disk, so that a new name survives a crash."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -278,7 +266,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what killed writers left in a folder. No process may be writing there."""
+    """Remove what killed writers left. No process may be writing there."""
     for left in folder.glob(f"{TEMPORARY}*.tmp"):
         left.unlink(missing_ok=True)
 
@@ -286,8 +274,8 @@ def remove_temporaries(folder: Path) -> None:
 def make_folder(folder: Path, *, exist_ok: bool = True, mode: int = 0o777) -> None:
     """Make a folder, and those above it.
 
-    :param mode: who may do what with each folder that is made, less the umask.
-    :raises PliantError: it cannot be made, or must not be there and is.
+    :param mode: of each folder that is made, less the umask.
+    :raises PliantError: it cannot be made, or exists and must not.
     """
     try:
         for above in reversed(folder.parents):
@@ -299,9 +287,9 @@ def make_folder(folder: Path, *, exist_ok: bool = True, mode: int = 0o777) -> No
 
 
 def check_output(path: str | Path, *, makes_folder: bool = False) -> None:
-    """Refuse a file that could not be written; what is there already keeps its bytes.
+    """Refuse a file that could not be written, without changing it.
 
-    :param makes_folder: the writer makes the folders that are missing.
+    :param makes_folder: the writer makes missing folders.
     :raises UsageError: it is a directory, its folder is missing, or one may not write there.
     :raises ServiceMissingError: the disk is full or broken.
     """
@@ -326,7 +314,7 @@ def check_output(path: str | Path, *, makes_folder: bool = False) -> None:
 
 
 def check_folder(path: str | Path) -> None:
-    """Refuse a folder that could not be made, or in which nothing could be written.
+    """Refuse a folder that could not be made or written to.
 
     :raises UsageError: there is a file of that name, or one may not write there.
     :raises ServiceMissingError: the disk is full or broken.
@@ -338,10 +326,7 @@ def check_folder(path: str | Path) -> None:
 
 
 def _check_place(folder: Path) -> None:
-    """Try to write into a folder, or into the one in which it is to be made.
-
-    :raises OSError: that fails; a file stands where a folder should be.
-    """
+    """Try to write into a folder, or into the nearest one above that exists."""
     there = next(place for place in (folder, *folder.parents) if _mode(place) is not None)
     make_and_remove(there)
 
@@ -354,10 +339,7 @@ def _mode(path: Path) -> int | None:
 
 
 def probe_room(folder: Path, size_bytes: int = _PROBE) -> None:
-    """Check that the disk of a folder takes that much: write a file there, and remove it.
-
-    :raises ServiceMissingError: the disk is full or broken.
-    """
+    """:raises ServiceMissingError: the disk has no room for that many bytes, or is broken."""
     try:
         make_and_remove(folder, size_bytes)
     except OSError as error:
@@ -365,10 +347,7 @@ def probe_room(folder: Path, size_bytes: int = _PROBE) -> None:
 
 
 def make_and_remove(folder: Path, size_bytes: int = _PROBE) -> None:
-    """Write a file of that size into a folder, and remove it.
-
-    :raises OSError: one of the two cannot be done.
-    """
+    """:raises OSError: a file of that size cannot be written into the folder and removed."""
     temporary = folder / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -379,13 +358,12 @@ def make_and_remove(folder: Path, size_bytes: int = _PROBE) -> None:
 
 
 def write_error(error: OSError | ValueError, target: str, what: str = "cannot be written") -> PliantError:
-    """The expected error that a failed write stands for."""
     kind = ServiceMissingError if is_out_of_order(error) else UsageError
     return kind(f"{harmless(target)}: {what}: {_reason(error)}")
 
 
 def is_out_of_order(error: BaseException) -> bool:
-    """Whether an error, or its cause, says that a disk is full or broken."""
+    """Whether an error or its cause says that a disk is full or broken."""
     found = error if isinstance(error, OSError) else error.__cause__
     return isinstance(found, OSError) and found.errno in _OUT_OF_ORDER
 

@@ -1,10 +1,9 @@
 """JSON Lines: one record a line, the schema in a header line or on every line.
 
 :func:`read_lines` reads a whole file, :class:`LineReader` one that grows. A line that does not validate is
-parsed again, slowly, to say what is wrong, or to leave out what a newer minor version added. Lines of logs
-are sealed by :func:`seal`: they end in ``"crc":"PPPPPPPPOOOOOOOO"``, the CRC-32 of the line before
-(00000000 after a header) and their own, which covers all bytes up to there. So readers notice changed
-bytes, and lines that are lost, moved or repeated. Lines without the field are read as they are.
+parsed again, slowly, to say what is wrong or to leave out what a newer minor version added. Lines of logs
+are sealed: they end in ``"crc":"PPPPPPPPOOOOOOOO"``, the CRC-32 of the line before (00000000 after a
+header) and their own. So readers notice changed bytes, and lost, moved or repeated lines.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ BOM: Final = b"\xef\xbb\xbf"
 SCHEMA_FIRST: Final = re.compile(rb'\{\s*"schema"\s*:\s*"([^"\\]*)"\s*([,}])\s*')
 """An object whose first field is the schema."""
 _keys: Final = re.compile(rb'"([^"]*)"\s*:').findall
-"""Roughly the keys in JSON text, a few more or less where strings hold quotes."""
+"""The keys in JSON text, roughly: strings may hold quotes."""
 _TWICE: Final = 'key "{}" is given twice in one object, expected once'
 _UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
 FIRST: Final = b"00000000"
@@ -58,7 +57,7 @@ _OWN_CRC: Final = _CRC_DIGITS + len(_CRC_END)
 _SEAL_LENGTH: Final = len(_CRC_FIELD) + _CRC_DIGITS + _OWN_CRC
 _WHOLE_SEAL: Final = re.compile(_CRC_FIELD + rb'[0-9a-f]{16}"\}')
 _OBJECTS_BETWEEN_SCANS: Final = 50_000
-"""New objects between two looks of the cycle collector; Python's own number suits small programs."""
+"""New objects between two garbage collections."""
 T = TypeVar("T")
 _log = logging.getLogger("pliant")
 _compact: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -68,7 +67,7 @@ _compact: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separato
 def garbage_collection_paused(*, to_the_end: bool = False) -> Iterator[None]:
     """No garbage collection while records are made: they hold no cycles, and it triples the time.
 
-    :param to_the_end: the process ends soon, so what it has by then is never scanned.
+    :param to_the_end: the process ends soon, so that nothing made so far is ever scanned.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -83,7 +82,7 @@ def garbage_collection_paused(*, to_the_end: bool = False) -> Iterator[None]:
 
 @contextmanager
 def spared_by_garbage_collection() -> Iterator[None]:
-    """Garbage collection scans new objects only, and less often: large inputs live to the end."""
+    """Garbage collection scans new objects only, and less often."""
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(_OBJECTS_BETWEEN_SCANS, *before[1:])
@@ -95,12 +94,15 @@ def spared_by_garbage_collection() -> Iterator[None]:
 
 
 def header(kind: str, minor: int = 0) -> bytes:
-    """The first line of a JSON Lines file; ``minor``: the version that first had all that the file holds."""
+    """The first line of a JSON Lines file.
+
+    :param minor: the version that first had all that the file holds.
+    """
     return json.dumps({"schema": schema_id(kind, minor)}, separators=(",", ":")).encode() + b"\n"
 
 
 def encode(value: object) -> bytes:
-    """One line of compact JSON. NaN is a ``ValueError``: no reader would accept it."""
+    """One line of compact JSON. NaN is a ``ValueError``."""
     return _compact(value).encode() + b"\n"
 
 
@@ -120,10 +122,10 @@ def read_lines(
 
     :param validate: makes a record of the bytes of one JSON object, or raises pydantic's ``ValidationError``.
     :param schema_required: the first line must name the schema; else version 1 is assumed.
-    :param torn_end_allowed: drop a last line that a crash has cut short, with a warning.
-    :param written_by_people: look for keys that one object gives twice; takes a sixth more time.
-    :param seals: verifies the checksums of lines that have some.
-    :raises BadInputError: the file cannot be read any further, being of another kind or major version.
+    :param torn_end_allowed: drop a last line that a crash cut short, with a warning.
+    :param written_by_people: refuse keys that one object gives twice; takes a sixth more time.
+    :param seals: verifies checksums.
+    :raises BadInputError: the file is of another kind or major version.
     :raises OutOfMemoryError: the file is too large.
     """
     reader = LineReader(source, kind, validate, keys_once=written_by_people, seals=seals)
@@ -145,12 +147,12 @@ def read_lines(
 
 
 def is_torn(line: bytes) -> bool:
-    """Whether bytes after the last line end are the beginning of a line that a crash cut short."""
+    """Whether bytes after the last line end are a line that a crash cut short."""
     return bool(line.strip()) and not is_json(line) and not holds_seal(line)
 
 
 class LineReader(Generic[T]):
-    """Reads one file, whole or as its lines come, and keeps the version in force, records and problems.
+    """Reads one file, whole or as its lines come.
 
     :param first_line: the number of the first line that it is fed.
     """
@@ -169,15 +171,13 @@ class LineReader(Generic[T]):
         self.source, self.kind, self.validate = source, kind, validate
         self.seals = seals
         self.number = first_line
-        """Of the next line."""
         self.records: list[tuple[int, T]] = []
         self.problems: list[Problem] = []
         self.newer = False
         self.warned: set[str] = set()
 
     def feed(self, lines: Iterable[bytes], *, schema_required: bool = False) -> None:
-        """Read further lines, without their line ends.
-
+        """:param lines: further lines, without their line ends.
         :raises BadInputError: they are of another kind or major version.
         """
         for number, raw in enumerate(lines, self.number):
@@ -197,7 +197,6 @@ class LineReader(Generic[T]):
             self.line(number, line)
 
     def line(self, number: int, line: bytes) -> None:
-        """One line that is not empty."""
         newer, body = self.newer, line
         match = SCHEMA_FIRST.match(line)
         if match is not None:
@@ -217,7 +216,6 @@ class LineReader(Generic[T]):
             self.recover(number, line, newer=newer)
 
     def recover(self, number: int, line: bytes, *, newer: bool) -> None:
-        """The slow path of a line that does not validate as it stands."""
         syntax = syntax_problem(line, self.source, number)
         if syntax is not None:
             self.problems.append(syntax)
@@ -235,7 +233,10 @@ class LineReader(Generic[T]):
             self.records.append((number, record))
 
     def version(self, number: int, found: object) -> bool:
-        """Whether the line is of a newer minor version; ends the reading if it cannot be read at all."""
+        """Whether the line is of a newer minor version.
+
+        :raises BadInputError: it cannot be read at all.
+        """
         problem, newer = check_schema_id(found, self.kind)
         if problem is not None:
             self.problem(number, "/schema", problem)
@@ -252,10 +253,7 @@ def _names_schema(line: bytes) -> bool:
 
 
 def validate_value(value: Any, validate: Callable[[bytes], T], *, drop_unknown: bool) -> tuple[T, list[str]]:
-    """Validate parsed JSON; with ``drop_unknown`` without the fields that this version does not know.
-
-    Returns the record and the pointers of the dropped fields.
-    """
+    """Validate parsed JSON. With ``drop_unknown`` unknown fields are dropped, and their pointers returned."""
     try:
         return validate(json.dumps(value).encode()), []
     except ValidationError as error:
@@ -285,7 +283,6 @@ def stated_schema(data: bytes) -> str | None:
 
 
 def refuse_other_kind(data: bytes, source: str, kind: str) -> None:
-    """Refuse a file whose first bytes say that it is of another kind, form or major version."""
     if data.startswith(PARQUET_MAGIC):
         raise BadInputError.one(source, f"is a Parquet file, expected {a_file(kind)} in JSON")
     found = stated_schema(data)
@@ -294,9 +291,9 @@ def refuse_other_kind(data: bytes, source: str, kind: str) -> None:
 
 
 def parse_json(data: bytes, source: str) -> Any:
-    """The value of a JSON text in which no object gives a key twice; a byte order mark is skipped.
+    """A byte order mark is skipped.
 
-    :raises BadInputError: it is not JSON, or a key is given twice.
+    :raises BadInputError: it is not JSON, or an object gives a key twice.
     """
     data = data.removeprefix(BOM)
     problem = syntax_problem(data, source) or key_given_twice(data, source)
@@ -306,7 +303,7 @@ def parse_json(data: bytes, source: str) -> Any:
 
 
 def syntax_problem(data: bytes, source: str, line: int | None = None) -> Problem | None:
-    """What is wrong with the syntax of JSON text, or None; ``line`` is its number where it is one of many."""
+    """What is wrong with the syntax of JSON text; ``line`` is its number if it is one of many."""
     try:
         json.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -329,15 +326,14 @@ def syntax_problem(data: bytes, source: str, line: int | None = None) -> Problem
 
 
 def _line_of_digits(data: bytes) -> int | None:
-    """The line of the first number that Python does not convert."""
     found = re.search(rb"[0-9]{%d,}" % sys.get_int_max_str_digits(), data)
     return None if found is None else data.count(b"\n", 0, found.start()) + 1
 
 
 def key_given_twice(text: bytes, source: str, line: int | None = None) -> Problem | None:
-    """What is wrong where one object of JSON text gives a key twice: only its last value would count.
+    """What is wrong if an object gives a key twice: only its last value would count.
 
-    Cheap where no key occurs in two objects either. Returns None of text that is not JSON, too.
+    Cheap where no key occurs twice. Returns None for text that is not JSON, too.
     """
     keys = _keys(text)
     if len(set(keys)) == len(keys):
@@ -356,7 +352,6 @@ def key_given_twice(text: bytes, source: str, line: int | None = None) -> Proble
 
 
 def is_json(line: bytes) -> bool:
-    """Whether the bytes are one whole JSON value."""
     try:
         json.loads(line)
     except (ValueError, RecursionError):
@@ -365,10 +360,10 @@ def is_json(line: bytes) -> bool:
 
 
 def seal(line: bytes, link: bytes) -> tuple[bytes, bytes]:
-    """A sealed line, and what the next one continues.
+    """A sealed line, and the link for the next one.
 
-    :param line: one JSON object with at least one field, without a line end.
-    :param link: what the line before it gave.
+    :param line: a JSON object with at least one field, without a line end.
+    :param link: of the line before it.
     """
     head = line[:-1] + _CRC_FIELD + link
     own = b"%08x" % crc32(head)
@@ -381,28 +376,28 @@ def link_of(line: bytes) -> bytes | None:
 
 
 def followed_by(line: bytes) -> bytes:
-    """What a sealed line continues."""
+    """The link that a sealed line continues."""
     return line[-_OWN_CRC - _CRC_DIGITS : -_OWN_CRC]
 
 
 def holds_seal(line: bytes) -> bool:
-    """Whether bytes hold a whole seal, so that no crash while writing has cut them short."""
+    """Whether bytes hold a whole seal, so that no crash cut them short."""
     return _WHOLE_SEAL.search(line) is not None
 
 
 class Seals:
-    """Opens the sealed lines of one file, in their order."""
+    """Opens the sealed lines of one file in order."""
 
     def __init__(self, link: bytes | None = FIRST) -> None:
         self.link = link
-        """What the next line continues, None if unknown, as after a damaged line."""
+        """What the next line continues; None if unknown, as after a damaged line."""
 
     def restart(self) -> None:
-        """A header line: what follows it continues nothing."""
+        """What follows a header continues nothing."""
         self.link = FIRST
 
     def open(self, line: bytes) -> tuple[bytes, str | None]:
-        """The line without its seal, and what is wrong with it; a line without a seal stays as it is."""
+        """The line without its seal, and what is wrong with it."""
         if not _is_sealed(line):
             self.link = None
             return line, None

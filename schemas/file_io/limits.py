@@ -16,7 +16,7 @@ from typing import Final
 from pliant.schemas.errors import BadInputError, UsageError
 
 FACTOR: Final = "PLIANT_INPUT_LIMITS"
-"""Environment variable: by how much all limits are multiplied. Default: 1."""
+"""Environment variable that multiplies all limits. Default: 1."""
 EXPANSION: Final = 100
 """Bytes in memory that each byte of a file may become."""
 FREE_BYTES: Final = 1 << 26
@@ -30,14 +30,13 @@ STREAM_BYTES: Final = 1 << 30
 LONGEST_TEXT: Final = 1 << 24
 """Bytes of one string in a table, characters of one line or object in a text."""
 _scales: ContextVar[bool] = ContextVar("_scales", default=True)
-"""Whether the environment counts."""
 ROW_BYTES: Final = 500
-"""What a row takes in memory, beside its strings."""
+"""Memory of a row without its strings."""
 
 
 @contextmanager
 def unscaled() -> Iterator[None]:
-    """The limits of an environment that does not raise them: what is written must be read there, too."""
+    """Without the factor of the environment: files that are written must be readable elsewhere."""
     token = _scales.set(False)
     try:
         yield
@@ -46,10 +45,7 @@ def unscaled() -> Iterator[None]:
 
 
 def factor() -> float:
-    """By how much the environment multiplies all limits.
-
-    :raises UsageError: it is not a number above 0.
-    """
+    """:raises UsageError: the environment does not state a number above 0."""
     if not _scales.get():
         return 1.0
     stated = os.environ.get(FACTOR, "1")
@@ -67,26 +63,22 @@ def allowed_bytes(file_bytes: int) -> float:
 
 
 def longest_text() -> int:
-    """The longest string, line or object of an input: bytes or characters."""
+    """Of a string, line or object: bytes or characters."""
     return int(LONGEST_TEXT * factor())
 
 
 def check_size(size: int, most: int, source: str) -> None:
-    """Refuse an input that is larger than what is read of its kind.
-
-    :param size: its bytes, or those that came in so far.
+    """:param size: bytes of the input, or those read so far.
     :param most: the limit, before the environment multiplies it.
-    :raises BadInputError: it is.
+    :raises BadInputError: the input is larger.
     """
     if size > most * factor():
         raise BadInputError.one(source, f"has more than {int(most * factor()):,} bytes; {_advice()}")
 
 
 def check_bytes(needed: float, file_bytes: int, source: str, what: str) -> None:
-    """Refuse what becomes too large.
-
-    :param needed: bytes in memory.
-    :param what: what would take them, as the message says it.
+    """:param needed: bytes in memory.
+    :param what: what takes them, for the message.
     :raises BadInputError: it is more than the file may become.
     """
     if needed > allowed_bytes(file_bytes):
@@ -96,10 +88,7 @@ def check_bytes(needed: float, file_bytes: int, source: str, what: str) -> None:
 
 
 def check_text(length: int, source: str, *, line: int | None = None) -> None:
-    """Refuse a string, line or object that is too long.
-
-    :raises BadInputError: it is.
-    """
+    """:raises BadInputError: a string, line or object is too long."""
     if length > longest_text():
         raise BadInputError.one(
             source, f"holds a text of more than {longest_text():,} characters; {_advice()}", line=line

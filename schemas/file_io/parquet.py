@@ -1,8 +1,8 @@
 """Parquet files of the table-shaped kinds. Equal rows give equal bytes.
 
-Reading checks a file before it is unpacked (:mod:`pliant.schemas.file_io.limits`), then its columns, then
-its rows. Neither reading nor writing imports pandas or ``pyarrow.compute``, each of which takes longer than
-most commands: arrays are made without ``pa.array``, and functions are called by name.
+Reading checks the size before a file is unpacked, then its columns, then its rows. Neither reading nor
+writing imports pandas or ``pyarrow.compute``, which take longer than most commands: arrays are made without
+``pa.array``, and functions are called by name.
 """
 
 from __future__ import annotations
@@ -34,30 +34,28 @@ R = TypeVar("R")
 Metadata = tuple[tuple[str, str], ...]
 _NOT_OURS: Final = ("schema", "ARROW:schema", "pandas")
 _THREADS_FROM: Final = 1 << 22
-"""Bytes of a file that is read by several threads. After a smaller one a command may end while they are still
-being started, which the C++ library answers with an abort."""
+"""Larger files are read by several threads. After a smaller one a command may end while threads still start,
+which the C++ library answers with an abort."""
 _PACKINGS: Final[tuple[Mapping[str, Any], ...]] = (
     {"compression": "zstd"},
     {"compression": "none"},
     {"compression": "none", "use_dictionary": False},
 )
-"""Ways to write a file, the smallest first; the last holds each value as often as it occurs."""
+"""Ways to write a file, the smallest first; the last repeats every value."""
 _PLAIN: Final = {str, int, bool, type(None)}
-"""Of these, two that are equal are written alike."""
+"""Equal values of these types are written alike."""
 _LEAST: Final = 1e-4
 _MOST: Final = 1e16
-"""From the one to below the other, Python and pydantic write equal numbers by the same digits, without an
-exponent."""
+"""In this range Python and pydantic write numbers alike, without an exponent."""
 _VALUE_BYTES: Final = 32
 _CONTAINER_BYTES: Final = 150
-"""What a list or an object of JSON takes in memory, more or less."""
+"""Memory of a list or an object of JSON, roughly."""
 _ELEMENT_BYTES: Final = 60
 _TEXT_COPIES: Final = 2
-"""A string is in memory in the table, and in the row or in what its JSON says."""
+"""A string is in memory in the table and in the row."""
 
 
 def to_columns(rows: Sequence[R], table: TableKind[R], *, json_as_text: bool = False) -> dict[str, list[Any]]:
-    """Rows as columns, in the order of the table."""
     columns: dict[str, list[Any]] = {}
     for column in table.columns:
         values = list(map(attrgetter(column.name), rows))
@@ -68,10 +66,7 @@ def to_columns(rows: Sequence[R], table: TableKind[R], *, json_as_text: bool = F
 
 
 def check_rows(rows: Sequence[R], table: TableKind[R]) -> None:
-    """Refuse to write rows that no reader would accept.
-
-    :raises ValueError: a row breaks the schema; the program that made it is at fault, not its user.
-    """
+    """:raises ValueError: no reader would accept a row: a bug of the program that made it."""
     for number, row in enumerate(rows, 1):
         try:
             validate_row(row, table)
@@ -84,7 +79,7 @@ def check_rows(rows: Sequence[R], table: TableKind[R]) -> None:
 
 @garbage_collection_paused()
 def parquet_bytes(rows: Sequence[R], table: TableKind[R], metadata: Metadata = ()) -> bytes:
-    """A Parquet file of the rows, its schema and ``metadata`` in the file's own metadata."""
+    """A file with its schema and ``metadata`` in its own metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -103,10 +98,10 @@ def parquet_bytes(rows: Sequence[R], table: TableKind[R], metadata: Metadata = (
 
 
 def within_limits(written: Callable[..., bytes]) -> bytes:
-    """A Parquet file that :func:`read_arrow` does not refuse for what it expands to.
+    """A Parquet file that :func:`read_arrow` accepts.
 
-    Rows that are much alike pack so small that a reader cannot tell them from an attack. They are packed less
-    tightly then, so that the next step can read what this one writes. Equal rows give equal bytes.
+    Rows that are much alike pack so small that readers cannot tell them from an attack; these are packed less
+    tightly.
 
     :param written: makes the file, from pyarrow's options for ``compression`` and ``use_dictionary``.
     """
@@ -139,10 +134,7 @@ def parse_parquet(data: bytes, source: str, table: TableKind[R]) -> tuple[tuple[
 
 
 def read_arrow(data: bytes, source: str, kind: str) -> pa.Table:
-    """The Arrow table in a Parquet file.
-
-    :raises BadInputError: it is damaged, or would become too large (:mod:`pliant.schemas.file_io.limits`).
-    """
+    """:raises BadInputError: the file is damaged, or would become too large."""
     import pyarrow as pa
 
     if not data.startswith(PARQUET_MAGIC):
@@ -166,7 +158,7 @@ def read_arrow(data: bytes, source: str, kind: str) -> pa.Table:
 
 
 def _read_within_limits(data: bytes, source: str) -> pa.Table:
-    """The table, strings written out once it is known that they fit."""
+    """The table with plain strings."""
     import pyarrow as pa
     import pyarrow.types as pt
 
@@ -183,7 +175,7 @@ def _read_within_limits(data: bytes, source: str) -> pa.Table:
 
 
 def _packed(data: bytes, source: str) -> pa.Table:
-    """The table, its strings as dictionaries, once it is known that they fit."""
+    """The table with its strings as dictionaries, once it is known that they fit."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     import pyarrow.types as pt
@@ -207,9 +199,9 @@ def _packed(data: bytes, source: str) -> pa.Table:
 
 
 def check_footer(file: pq.ParquetFile, file_bytes: int, source: str) -> None:
-    """Refuse a Parquet file by what its footer says of rows, values and bytes before it was compressed.
+    """Check the rows, values and uncompressed bytes that a footer states.
 
-    :raises BadInputError: it would become too large.
+    :raises BadInputError: the file would become too large.
     """
     footer = file.metadata
     chunks = [
@@ -227,7 +219,7 @@ def check_footer(file: pq.ParquetFile, file_bytes: int, source: str) -> None:
 
 
 def check_strings(table: pa.Table, file_bytes: int, source: str) -> None:
-    """Refuse a table whose strings would become too large once each row has its own.
+    """Check strings as if each row had its own.
 
     :param table: its strings are dictionaries, as Parquet files keep them.
     :raises BadInputError: a string is too long, or all together are.
@@ -242,7 +234,7 @@ def check_strings(table: pa.Table, file_bytes: int, source: str) -> None:
 
 
 def _lengths(chunk: Any) -> tuple[int, int]:
-    """Bytes of the longest string of a column's chunk, and of all of them, repetitions counted."""
+    """Bytes of the longest string of a chunk, and of all with repetitions."""
     import pyarrow.types as pt
 
     if not pt.is_dictionary(chunk.type):
@@ -252,7 +244,7 @@ def _lengths(chunk: Any) -> tuple[int, int]:
 
 
 def _parts_bytes(chunk: Any) -> int:
-    """What lists, objects and their elements take, were each string of a column's chunk read as JSON."""
+    """Memory of lists, objects and their elements if each string is read as JSON."""
     import pyarrow.types as pt
 
     if not pt.is_dictionary(chunk.type) or not (pt.is_string(chunk.type.value_type)):
@@ -264,7 +256,7 @@ def _parts_bytes(chunk: Any) -> int:
 
 
 def _sum_of(numbers: Any, chunk: Any) -> int:
-    """The sum over a chunk of ``numbers``, which has one for each entry of its dictionary."""
+    """The sum over a chunk; ``numbers`` has one for each entry of its dictionary."""
     return int(compute("sum", compute("take", numbers, chunk.indices)).as_py() or 0)
 
 
@@ -274,7 +266,7 @@ def file_metadata(arrow: pa.Table) -> dict[str, str]:
 
 
 def schema_in_footer(path: Path) -> str | None:
-    """The schema that a Parquet file's footer states. Returns None if it states none, or is damaged."""
+    """Returns None if the footer states no schema, or is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -286,7 +278,7 @@ def schema_in_footer(path: Path) -> str | None:
 
 
 def cast_columns(arrow: pa.Table, source: str, table: TableKind[Any]) -> dict[str, list[Any]]:
-    """The columns as lists of Python values, from any Arrow type that holds the same values."""
+    """Lists of Python values, from any Arrow type that holds the same values."""
     columns: dict[str, list[Any]] = {}
     problems: list[Problem] = []
     known = {column.name: column for column in table.columns}
@@ -339,7 +331,7 @@ def columns_hash(columns: Mapping[str, Sequence[Any]]) -> str:
 
 
 def _json(values: Sequence[Any]) -> bytes:
-    """The values as ``json.dumps`` writes them. Most columns have one value, or numbers that all differ."""
+    """As ``json.dumps``; fast for equal values and for floats."""
     kinds = set(map(type, values))
     if kinds == {float} and min(values) >= _LEAST and max(values) < _MOST:
         return to_json(values).replace(b",", b", ")
@@ -358,7 +350,6 @@ def text_array(texts: Iterable[str | None]) -> pa.Array:
 
 
 def number_array(values: array[Any]) -> pa.Array:
-    """The numbers as they lie in memory."""
     import pyarrow as pa
 
     types = {"b": pa.int8(), "q": pa.int64(), "d": pa.float64()}
@@ -366,7 +357,7 @@ def number_array(values: array[Any]) -> pa.Array:
 
 
 def value_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
-    """Texts, numbers or truth values as an array of that type, None as null."""
+    """Texts, numbers or truth values; None becomes null."""
     import pyarrow as pa
 
     if arrow_type == pa.string():

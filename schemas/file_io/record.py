@@ -1,8 +1,7 @@
 """JSON records, what is wrong with them in words, and the versions of their schemas.
 
-A record has strict types and finite numbers, takes no unknown fields and never changes. Each validation
-error becomes one line: where it is, what is wrong, what was expected. A schema is named ``pliant.job/1``
-or, from a newer minor version, ``pliant.job/1.2``.
+Each validation error becomes one line: where it is, what is wrong, what was expected. A schema is named
+``pliant.job/1`` or, from a newer minor version, ``pliant.job/1.2``.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
 IDENTIFIER: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 NODE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._{}-]{0,127}$"
 FORM: Final = "form:"
-"""Tags of the members of a tagged union start so: they stand in pydantic's locations but not in the file."""
+"""Prefix of the tags of a tagged union: they stand in pydantic's locations but not in the file."""
 Identifier = Annotated[str, Field(pattern=IDENTIFIER)]
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 MOST_GPUS: Final = 10_000_000
-"""Of one cluster, and so of one job: no machine is near it, and a slip of the pen does not fill memory."""
+"""Of a cluster or a job, so that a typing error does not fill memory."""
 GpuCount = Annotated[int, Field(gt=0, le=MOST_GPUS)]
 SampleCount = Annotated[int, Field(gt=0, le=2**53)]
 """Up to the largest integer that a float holds exactly."""
@@ -41,17 +40,16 @@ BatchSize = Annotated[int, Field(gt=0, le=LARGEST_BATCH)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 MOST: Final = 1e18
-"""Of work, times and weights: beyond any use, and sums and products of them stay finite."""
+"""Of work, times and weights; sums and products of them stay finite."""
 WorkAmount = Annotated[float, Field(gt=0, le=MOST)]
 BoundedFloat = Annotated[float, Field(ge=-MOST, le=MOST)]
 Seed = Annotated[int, Field(ge=0, lt=2**64)]
-"""What torch and numpy take."""
+"""What torch and numpy accept."""
 PLAIN_TEXT: Final = r"^[^\x00]*$"
 VARIABLE: Final = r"^[^=\x00]+$"
 PlainText = Annotated[str, Field(pattern=PLAIN_TEXT)]
-"""What a system call takes as an argument: no NUL."""
+"""Arguments of system calls have no NUL."""
 VariableName = Annotated[str, Field(pattern=VARIABLE)]
-"""Name of an environment variable."""
 Location = tuple[str | int, ...]
 NOT_FINITE: Final = "NaN and infinities are not allowed, expected a finite number"
 _TYPES: Final = {
@@ -96,7 +94,7 @@ _SCHEMA_ID: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))
 
 
 class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
-    """Base of every JSON record: what the schema does not name is an error, and values never change."""
+    """Base of every JSON record: strict types, finite numbers, no unknown fields, immutable."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -113,7 +111,7 @@ class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
         return 0
 
     def __eq__(self, other: object) -> bool:
-        """As values; one and the same object, such as a shared default, without looking at them."""
+        """Fast for the same object, such as a shared default."""
         return self is other or super().__eq__(other)
 
     @classmethod
@@ -129,15 +127,14 @@ class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
 
 
 def broken_rule(problem: str, pointer: str) -> PydanticCustomError:
-    """What a validator raises where values that are each right do not go together."""
+    """What a validator raises where values contradict each other."""
     return PydanticCustomError("rule", "{problem}", {"problem": problem, "pointer": pointer})
 
 
 def _field_docs(record: type) -> dict[str, str]:
-    """The text below each field that has one, by the field's name, those of its bases included.
+    """The text below each field, by the field's name, bases included.
 
-    Read from the source when a schema is made: having pydantic do it for every record takes a fifth of the
-    time in which a command starts.
+    Read from the source when a schema is made: pydantic would need a fifth of the start-up time of a command.
     """
     import ast
     import inspect
@@ -164,21 +161,21 @@ def _field_docs(record: type) -> dict[str, str]:
 def problems_of(
     error: ValidationError, source: str, line: int | None = None, where: str = ""
 ) -> list[Problem]:
-    """One problem for each error; ``where`` is put before the pointer (the row of a table)."""
+    """``where`` is put before the pointer (the row of a table)."""
     return [
         Problem(source, line, where + pointer(found), message(found, error.title)) for found in details(error)
     ]
 
 
 def details(error: ValidationError) -> list[ErrorDetails]:
-    """The errors as pydantic gives them, but for lists that seem too short as their items are wrong."""
+    """Pydantic's errors, except lists that only seem too short because their items are wrong."""
     found = error.errors(include_url=False)
     inside = {each["loc"][:end] for each in found for end in range(len(each["loc"]))}
     return [each for each in found if each["type"] != "too_short" or each["loc"] not in inside]
 
 
 def location(found: ErrorDetails) -> Location:
-    """The keys and indices that lead to the value, as they are in the file."""
+    """The keys and indices that lead to the value in the file."""
     loc = found["loc"]
     kept = [part for part in loc[:-1] if not str(part).startswith(FORM)]
     return tuple(part for part in (*kept, *loc[-1:]) if part != "[key]")
@@ -190,15 +187,11 @@ def pointer(found: ErrorDetails) -> str:
 
 
 def as_pointer(parts: Iterable[str | int]) -> str:
-    """A JSON pointer from keys and indices."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
 def message(found: ErrorDetails, title: str) -> str:
-    """What is wrong and what was expected.
-
-    :param title: the record that was read.
-    """
+    """:param title: the record that was read."""
     kind, context = found["type"], found.get("ctx", {})
     if kind == "missing":
         return "is missing"
@@ -212,7 +205,7 @@ def message(found: ErrorDetails, title: str) -> str:
 
 
 def _hint(found: ErrorDetails, title: str) -> str:
-    """The field of the record that an unknown one may be meant for."""
+    """The field that an unknown one may be meant for."""
     records = {each for each in _kinds_of(Record) if each.__name__ == title}
     for part in found["loc"][:-1]:
         inner = [each.model_fields[part].annotation for each in records if part in each.model_fields]
@@ -237,7 +230,7 @@ def _records_in(kind: Any) -> Iterator[type[Record]]:
 
 
 def nonfinite(value: object, path: Location = ()) -> list[Location]:
-    """Where NaN and the infinities are in parsed JSON."""
+    """Places of NaN and infinities in parsed JSON."""
     if isinstance(value, float):
         return [] if value - value == 0 else [path]
     if isinstance(value, Mapping):
@@ -280,7 +273,7 @@ def _shown(value: object) -> str:
 
 
 def schema_id(kind: str, minor: int = 0) -> str:
-    """The identifier of one of :data:`KINDS`; ``minor``: the version that first had all that a file holds."""
+    """:param minor: the version that first had all that a file holds."""
     return f"pliant.{kind}/{MAJOR}.{minor}" if minor else f"pliant.{kind}/{MAJOR}"
 
 
@@ -301,10 +294,8 @@ def is_newer(found: object, kind: str, source: str, line: int | None = None) -> 
 
 
 def check_schema_id(found: object, kind: str) -> tuple[str | None, bool]:
-    """Compare an identifier read from a file with what this version knows.
-
-    Returns ``(problem, newer_minor)``: the problem's text or None, and whether unknown fields are to be
-    ignored with a warning because the file comes from a newer minor version.
+    """Returns why a file with this identifier cannot be read, or None; and whether it comes from a newer
+    minor version, so that unknown fields are ignored with a warning.
     """
     match = _SCHEMA_ID.fullmatch(found) if isinstance(found, str) else None
     if match is None:

@@ -10,22 +10,6 @@ import numpy as np
 from benchmarks import elastic_dp
 
 
-def test_every_figure_has_its_limit_and_small_instances_are_right() -> None:
-    measured = {row.name: row for row in elastic_dp.figures(instances=40, repeats=1, scale=100, tables=False)}
-    assert [(name, row.limit) for name, row in measured.items()] == [
-        ("dp_400_ms", 5.0),
-        ("dp_10000_concave_s", 0.5),
-        ("dp_10000_arbitrary_s", 10.0),
-        ("dp_add_job_ms", 0.2),
-        ("dp_wrong_of_n", 0.0),
-        ("dp_n", None),
-        ("live_vs_replay_completed", 0.07),
-        ("live_vs_replay_sjs", 0.05),
-        ("live_vs_replay_jct", 0.17),
-    ]
-    assert measured["dp_wrong_of_n"].value == 0
-
-
 def test_a_recorded_run_of_real_jobs_is_among_the_figures_and_a_missing_one_holds_nowhere(
     tmp_path: Path,
 ) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.oasis import feasibility, offline, ratios, slowest_arrival_s, slowest_decision_s
+from benchmarks.oasis import feasibility, offline, ratios
 from experiments.oasis.measure import PROVEN_GAP
-from experiments.oasis.worlds import world
 
 
-def test_every_figure_has_a_value() -> None:
-    made = world(0, 3, 10)
-    assert slowest_arrival_s(made, repeats=1) > 0
-    assert slowest_decision_s(made.servers, 3, 10, repeats=1) > 0
+def test_no_schedule_is_infeasible_and_every_ratio_has_a_value() -> None:
     broken, schedules = feasibility(2, scale=10)
     assert broken.value == 0
     assert schedules.value

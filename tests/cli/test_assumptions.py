@@ -7,21 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from pliant.cli.common import command
-from pliant.cli.replay import replay
-from pliant.cli.report import report
-from pliant.cli.schedule import schedule
 from pliant.schemas.io import write_cluster, write_convergence, write_jobs, write_profile
 from pliant.schemas.profile import ConvergenceRow, Profile
 from tests.builders import cluster, job
+from tests.cli.calling import call
 from tests.tools.profile.rows_builder import step
-
-app = typer.Typer()
-for each in (replay, report, schedule):
-    app.command(each.__name__)(command(each))
 
 FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
 PROFILE = ["--profile", "profile.parquet"]
@@ -35,18 +26,13 @@ OTHER_TYPE = 'the profile lacks GPU type "new" for "net": it is taken to be as f
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(here: Path) -> Path:
     work = {"epochs": 1, "dataset_size": 80}
     trained = [job(name, model="net", gpus=1, batch=8, work=work, convergence="run-1") for name in ("a", "b")]
     write_jobs(trained, "jobs.jsonl")
     write_cluster(cluster(2, gpu_type="new"), "cluster.json")
     write_profile(Profile((step(1, 8, 0.1, gpu_type="old"),)), "profile.parquet")
-    return tmp_path
-
-
-def call(*args: str):
-    return CliRunner().invoke(app, [*args])
+    return here
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,17 @@
-"""``pliant doctor`` as people call it."""
-
 from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from pliant.cli.main import app
 from pliant.tools.run.doctor.checks import Check, page
+from tests.cli.calling import call
 
 
 def doctor(*words: str):
-    return CliRunner().invoke(app, ["doctor", *words])
+    return call("doctor", *words)
 
 
 def test_one_line_a_check_in_a_pipe_and_80_columns_on_a_terminal() -> None:
@@ -55,20 +50,3 @@ def test_a_problem_is_exit_69_and_counted_on_stderr(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [["--backend", "kubernetes"], ["-o", "xml"], ["extra"]])
 def test_wrong_words_are_a_usage_error(words: list[str]) -> None:
     assert doctor(*words).exit_code == 2
-
-
-def test_it_imports_neither_torch_nor_another_heavy_library(tmp_path: Path) -> None:
-    line = [
-        sys.executable,
-        "-X",
-        "importtime",
-        "-m",
-        "pliant.cli",
-        "doctor",
-        "--state",
-        str(tmp_path / "live"),
-    ]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    loaded = set(re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE))
-    assert "pliant.tools.run.doctor.checks" in loaded
-    assert not loaded & {"torch", "pandas", "matplotlib", "scipy"}

@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
 import sys
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import pytest
 
 from pliant.cli import common, console
 from pliant.cli.console import Shown
+from pliant.cli.main import app
 from pliant.schemas.event import Event
 from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.state import State
+from pliant.tools.run.watch import output
 from tests.builders import job
-from tests.leftovers import started
+from tests.cli.calling import call
 
-LOG = (sys.executable, "-m", "pliant.cli", "log", "a")
 HOSTILE = b"\x1b]0;owned\x07 \xff na\xc3\xafve\tok\r\n"
 HARMLESS = "\\x1b]0;owned\\x07 \\xff naïve\tok\n"
+TITLE = "==> jobs/a/attempts/1/logs/launcher-0.log\n"
 
 
 def test_control_characters_are_shown_and_line_ends_and_tabs_obeyed() -> None:
@@ -38,56 +40,56 @@ def test_a_terminal_without_a_character_gets_its_number() -> None:
     assert Shown("ascii").of("naïve\n".encode()) == b"na\\xefve\n"
 
 
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    with State(tmp_path / "state") as opened:
-        opened.record([submit_event(job("a"), 1.0), Event(2.0, "cancel", "a", gpus=0, placement=())])
+def on_a_terminal(*words: str) -> bytes:
+    """What a command writes there."""
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb"), os.fdopen(theirs, "w", encoding="utf-8") as stdout:
+        with redirect_stdout(stdout):
+            app(words, standalone_mode=False)
+        os.set_blocking(ours, False)
+        shown = b""
+        with suppress(BlockingIOError):
+            while True:
+                shown += os.read(ours, 1 << 16)
+        return shown
+
+
+def write_state(folder: Path, model: str = "m") -> None:
+    with State(folder / "state") as opened:
+        cancelled = Event(2.0, "cancel", "a", gpus=0, placement=())
+        opened.record([submit_event(job("a", model=model), 1.0), cancelled])
         path = opened.dirs.job("a").attempt(1).launcher_log(0)
     path.parent.mkdir(parents=True)
     path.write_bytes(HOSTILE)
-    return tmp_path / "state"
 
 
-def test_a_pipe_gets_every_byte_as_it_was_printed(state: Path) -> None:
-    told = subprocess.run([*LOG, "--state", str(state)], capture_output=True, check=True)
-    assert told.stdout == b"==> jobs/a/attempts/1/logs/launcher-0.log\n" + HOSTILE
+def test_a_pipe_gets_every_byte_as_it_was_printed(here: Path) -> None:
+    write_state(here)
+    assert call("log", "a", "--state", "state").stdout_bytes == TITLE.encode() + HOSTILE
 
 
-def test_a_terminal_gets_it_escaped(state: Path) -> None:
-    ours, theirs = os.openpty()
-    with os.fdopen(ours, "rb", buffering=0) as terminal:
-        env = {**os.environ, "PYTHONUTF8": "1"}
-        process = subprocess.Popen([*LOG, "--state", str(state)], stdout=theirs, env=env)
-        assert process.wait() == 0
-        os.close(theirs)
-        shown = terminal.read(1 << 16).replace(b"\r\n", b"\n").decode()
-    assert shown == "==> jobs/a/attempts/1/logs/launcher-0.log\n" + HARMLESS
+def test_a_terminal_gets_it_escaped(here: Path) -> None:
+    write_state(here)
+    shown = on_a_terminal("log", "a", "--state", "state")
+    assert shown.replace(b"\r\n", b"\n").decode() == TITLE + HARMLESS
 
 
-@pytest.mark.parametrize(
-    "words", [["log", "--tail", "9"], ["log", "--tail", "9", "-f"], ["schedule", "--policy", "fifo"]]
-)
-def test_what_is_data_in_a_pipe_does_not_act_on_a_terminal(words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["log --tail 9", "log --tail 9 -f", "schedule --policy fifo"])
+def test_what_is_data_in_a_pipe_does_not_act_on_a_terminal(
+    words: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """JSON escapes no character above 0x7f, and some of these begin a command as ESC does."""
+
+    def leave(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(output.time, "sleep", leave)
     spec = job("a", model="m\x9b31m")
-    with State(tmp_path / "state") as opened:
-        opened.record([submit_event(spec, 1.0)])
-    (tmp_path / "cluster.json").write_text('{"nodes": [{"name": "n0", "gpus": 1}], "slots": "cpu"}')
-    (tmp_path / "jobs.jsonl").write_text(spec.model_dump_json() + "\n")
-    where = ["--state", str(tmp_path / "state")]
-    if words[0] == "schedule":
-        where = ["--jobs", str(tmp_path / "jobs.jsonl"), "--cluster", str(tmp_path / "cluster.json")]
-    line = [sys.executable, "-m", "pliant.cli", *words, *where]
-    ours, theirs = os.openpty()
-    with (
-        os.fdopen(ours, "rb", buffering=0) as terminal,
-        started(line, stdout=theirs, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONUTF8": "1"}),
-    ):
-        os.close(theirs)
-        seen = b""
-        while b'31m"' not in seen:
-            seen += terminal.read(1 << 16)
-        assert b'"m\\x9b31m"' in seen
+    write_state(here, spec.model)
+    (here / "cluster.json").write_text('{"nodes": [{"name": "n0", "gpus": 1}], "slots": "cpu"}')
+    (here / "jobs.jsonl").write_text(spec.model_dump_json() + "\n")
+    where = "--jobs jobs.jsonl --cluster cluster.json" if words.startswith("schedule") else "--state state"
+    assert b'"m\\x9b31m"' in on_a_terminal(*words.split(), *where.split())
 
 
 NAMES = {
@@ -100,9 +102,11 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-def test_a_hostile_name_or_key_is_one_harmless_line_of_an_error(name: str, tmp_path: Path) -> None:
+def test_a_hostile_name_or_key_is_one_harmless_line_of_an_error(
+    name: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file of that name that is not there, one that holds such a key, and an option of that name."""
-    (tmp_path / f"{name}.jsonl").write_text(
+    (here / f"{name}.jsonl").write_text(
         json.dumps({"id": "a", "submit_time": 0, "model": "m", "gpus": {"requested": 1}, name: 1}) + "\n"
     )
     escaped = name.encode("unicode_escape").decode()
@@ -112,13 +116,11 @@ def test_a_hostile_name_or_key_is_one_harmless_line_of_an_error(name: str, tmp_p
         (["validate", "--kind", "job", f"{name}.jsonl"], f"pliant: {escaped}.jsonl:1: /{escaped}: is not a"),
         (["validate", f"--{name}"], "No such option: --a\\"),
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "pliant.cli", *arguments], cwd=tmp_path, capture_output=True, check=False
-        )
-        text = done.stderr.decode()
-        assert done.returncode in (2, 3)
-        assert said in text
-        assert [each for each in text if not each.isprintable() and each != "\n"] == []
+        monkeypatch.setattr(sys, "argv", ["pliant", *arguments])
+        done = call(*arguments)
+        assert done.exit_code in (2, 3)
+        assert said in done.stderr
+        assert [each for each in done.stderr if not each.isprintable() and each != "\n"] == []
 
 
 def test_a_warning_that_quotes_a_name_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:

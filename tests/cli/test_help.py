@@ -1,54 +1,52 @@
-"""What every command says of itself."""
+"""What every command says of itself, and what the entry point does where there is no room to say it."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
-from typer.testing import CliRunner
 
-from pliant.cli.main import app
-
-COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
+from pliant.cli.main import COMMANDS, GROUPS, main
+from tests.cli.calling import call
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_shows_no_marks_of_its_own_making(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    done = CliRunner().invoke(app, [name, "--help"])
+@pytest.mark.parametrize("name", [name for name, *_ in (*COMMANDS, *GROUPS)])
+def test_help_shows_no_marks_of_its_own_making(name: str) -> None:
+    done = call(name, "--help")
     assert done.exit_code == 0
     assert "\\b" not in done.stdout
     assert "\b" not in done.stdout
 
 
 def test_examples_stand_on_lines_of_their_own() -> None:
-    lines = [line.strip() for line in CliRunner().invoke(app, ["profile", "--help"]).stdout.splitlines()]
+    lines = [line.strip() for line in call("profile", "--help").stdout.splitlines()]
     assert "pliant profile jobs.jsonl --cluster cluster.json -o profile.parquet" in lines
 
 
-def test_a_command_does_not_wait_for_the_others() -> None:
-    code = "import sys; from pliant.cli.main import app; app(['schema'], standalone_mode=False)"
-    loaded = (
-        "print(sorted(name for name in sys.modules if name in ('pliant.cli.schema', 'pliant.cli.replay')))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}; {loaded}"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "['pliant.cli.schema']"
+needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["--version"]])
-def test_help_that_finds_no_room_is_one_line(words: list[str]) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "pliant.cli", *words],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert (done.returncode, done.stderr) == (69, "pliant: stdout: the disk is full\n")
+@needs_full_device
+@pytest.mark.parametrize("words", ["--help", "run --help", "--version"])
+def test_help_that_finds_no_room_is_one_line(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "argv", ["pliant", *words.split()])
+        with pytest.raises(SystemExit) as left, redirect_stdout(full):
+            main()
+    assert (left.value.code, capsys.readouterr().err) == (69, "pliant: stdout: the disk is full\n")
+
+
+@needs_full_device
+@pytest.mark.parametrize("words", ["schedule --nope", "nope", "schedule", "run --retries x"])
+def test_a_usage_error_that_stderr_has_no_room_for_ends_with_its_own_exit_code(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "argv", ["pliant", *words.split()])
+        with pytest.raises(SystemExit) as left, redirect_stderr(full):
+            main()
+    assert left.value.code == 2

@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from pliant.cli.main import app
 from pliant.schemas.io import write_cluster, write_convergence, write_jobs, write_profile
 from pliant.schemas.profile import ConvergenceRow, Profile, ProfileRow
 from tests.builders import cluster, job
-from tests.cli.recipes import sweep
+from tests.cli.calling import call, sweep
 
 TRACE = ("--jobs", "jobs.jsonl", "--cluster", "cluster.json", "--policy", "fifo")
 SWEEP = {
@@ -69,10 +67,6 @@ MEAN = (
 )  # fmt: skip
 
 
-def call(*arguments: str) -> Any:
-    return CliRunner().invoke(app, list(arguments))
-
-
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a good file of each kind."""
@@ -98,10 +92,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(good, tmp_path, dirs_exist_ok=True)
-    return tmp_path
+def here(good: Path, here: Path) -> Path:
+    shutil.copytree(good, here, dirs_exist_ok=True)
+    return here
 
 
 def read(name: str, data: bytes) -> None:
@@ -144,6 +137,22 @@ def damaged(data: bytes) -> Iterator[bytes]:
 def test_a_damaged_file_is_read_or_refused_in_a_line(here: Path, good: Path, name: str) -> None:
     for data in damaged((good / name).read_bytes()):
         read(name, data)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("report jobs.jsonl", "jobs.jsonl"),
+        ("schedule --jobs cluster.json --cluster cluster.json --policy fifo", "cluster.json"),
+        ("replay --jobs jobs.jsonl --cluster jobs.jsonl --policy fifo", "jobs.jsonl"),
+        ("run cluster.json", "cluster.json"),
+        ("profile cluster.json", "cluster.json"),
+    ],
+)
+def test_a_file_of_another_kind_is_named_with_exit_3(here: Path, command: str, name: str) -> None:
+    done = call(*command.split())
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert name in done.stderr
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from pliant.cli.common import command
 from pliant.schemas.io import write_cluster, write_events, write_jobs
 from tests.builders import cluster, job
+from tests.cli.calling import call
 from tests.tools.report.runs import first_come
-
-app = typer.Typer()
-for name in ("profile", "replay", "report", "schedule", "trace"):
-    module = importlib.import_module(f"pliant.cli.{name}")
-    for each in getattr(module, "SUBCOMMANDS", [getattr(module, name, None)]):
-        app.command(each.__name__)(command(each))
 
 FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json", "--policy", "fifo"]
 WORK = (
@@ -33,20 +24,19 @@ WORK = (
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_jobs([job("a", model="m", gpu_seconds=20)], "jobs.jsonl")
     write_cluster(cluster(2), "cluster.json")
     write_events(first_come(), "events.jsonl")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_text("kept")
+    (here / "folder").mkdir()
+    (here / "file").write_text("kept")
 
     def work(*_arguments: object, **_more: object) -> None:
         raise AssertionError("work is done whose product cannot be written")
 
     for name in WORK:
         monkeypatch.setattr(name, work)
-    return tmp_path
+    return here
 
 
 @pytest.mark.parametrize(
@@ -63,15 +53,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ["report", "events.jsonl", "--figures", "file"],
         ["report", "events.jsonl", "--figures", "file/figures"],
         ["schedule", *FILES, "-o", "gone/s.json"],
-        ["synth", "poisson", "-o", "gone/jobs.jsonl"],
-        ["trace_import", "philly", "jobs.jsonl", "-o", "gone/jobs.jsonl"],
-        ["trace_import", "pollux", "folder", "-o", "file/out"],
+        ["trace", "synth", "poisson", "-o", "gone/jobs.jsonl"],
+        ["trace", "import", "philly", "jobs.jsonl", "-o", "gone/jobs.jsonl"],
+        ["trace", "import", "pollux", "folder", "-o", "file/out"],
     ],
     ids=" ".join,
 )
 def test_a_place_that_cannot_be_written_ends_a_command_at_once(here: Path, arguments: list[str]) -> None:
     before = sorted(here.rglob("*"))
-    done = CliRunner().invoke(app, arguments)
+    done = call(*arguments, columns=200)
     assert (done.exit_code, done.stdout) == (2, ""), done.output
     assert done.stderr.count("\n") == 1, done.stderr
     assert arguments[-1].rstrip("/") in done.stderr

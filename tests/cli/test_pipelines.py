@@ -19,11 +19,10 @@ FILES = "--jobs jobs.jsonl --cluster cluster.json"
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(here: Path) -> Path:
     write_jobs([job("a", gpus=1, gpu_seconds=20, command=("true",))], "jobs.jsonl")
     write_cluster(cluster(2, slots="cpu", gpu_type="cpu"), "cluster.json")
-    return tmp_path
+    return here
 
 
 def shell(line: str) -> subprocess.CompletedProcess[str]:
@@ -71,11 +70,3 @@ def test_nothing_is_measured_for_a_reader_that_left(here: Path, monkeypatch: pyt
     with pytest.raises(BrokenPipeError):
         profile("jobs.jsonl", cluster="cluster.json")
     assert measured == [0, 1]
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device here")
-@pytest.mark.parametrize("words", ["schedule --nope", "nope", "schedule", "run --retries x"])
-def test_a_usage_error_that_stderr_has_no_room_for_ends_with_its_own_exit_code(
-    here: Path, words: str
-) -> None:
-    assert shell(f"pliant {words} 2>/dev/full").returncode == 2

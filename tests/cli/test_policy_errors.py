@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from pliant.cli.common import command
-from pliant.cli.policies import policies
-from pliant.cli.replay import replay
-from pliant.cli.run import run
-from pliant.cli.schedule import schedule
 from pliant.schemas.io import write_cluster, write_jobs
 from tests.builders import cluster, job
-from tests.cli.recipes import sweep
+from tests.cli.calling import call, sweep
 from tests.tools.run.stories import Story
 from tests.tools.schedule.foreign import Foreign
 
-app = typer.Typer()
-app.command("schedule")(command(schedule))
-app.command("replay")(command(replay))
-app.command("run")(command(run))
-app.command("policies")(command(policies))
 FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Foreign:
-    monkeypatch.chdir(tmp_path)
+def mine(here: Path, monkeypatch: pytest.MonkeyPatch) -> Foreign:
     write_jobs([job("a", gpu_seconds=5.0)], "jobs.jsonl")
     write_cluster(cluster(4), "cluster.json")
-    return Foreign(tmp_path, monkeypatch)
+    return Foreign(here, monkeypatch)
 
 
 def broken(mine: Foreign) -> int:
     return mine.is_written("def decide(self, snapshot, rng):\n    return snapshot.jobs['x']", "snapshot.jobs")
-
-
-def call(*args: str):
-    return CliRunner().invoke(app, [*args])
 
 
 @pytest.mark.parametrize("args", [["schedule", *FILES], ["replay", *FILES, "-o", "out.parquet"]])
@@ -56,7 +40,7 @@ def test_an_error_in_a_policy_is_one_line_with_its_file_and_line(mine: Foreign, 
 def test_debug_shows_the_traceback_down_to_the_policys_line(mine: Foreign):
     broken(mine)
     done = call("schedule", *FILES, "--policy", "mine", "--debug")
-    assert "snapshot.jobs['x']" in _trace(done.exception)
+    assert "snapshot.jobs['x']" in "".join(traceback.format_exception(done.exception))
 
 
 def test_a_sweep_names_the_line_and_does_the_other_policies(mine: Foreign, tmp_path: Path):
@@ -76,13 +60,6 @@ def test_a_policy_that_cannot_be_described_does_not_hide_the_others(mine: Foreig
     assert "NameError" in done.stderr
 
 
-def _trace(error: BaseException | None) -> str:
-    import traceback
-
-    assert error is not None
-    return "".join(traceback.format_exception(error))
-
-
 def test_a_policy_that_fails_in_a_cron_line_leaves_what_runs_as_it_is(mine: Foreign, tmp_path: Path):
     line = broken(mine)
     story = Story(1)
@@ -92,7 +69,7 @@ def test_a_policy_that_fails_in_a_cron_line_leaves_what_runs_as_it_is(mine: Fore
     done = call("schedule", "--state", str(dirs.path), "--policy", "mine")
     assert (done.exit_code, done.stdout) == (1, "")
     assert f"(mine.py:{line}): KeyError: 'x'" in done.stderr
-    onward = CliRunner().invoke(app, ["run", "--state", str(dirs.path)], input=done.stdout)
+    onward = call("run", "--state", str(dirs.path), stdin=b"")
     assert onward.exit_code == 3, "a schedule that is empty is not one that takes all GPUs away"
     assert dirs.events.read_bytes() == before
 

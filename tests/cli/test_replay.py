@@ -1,4 +1,4 @@
-"""``pliant replay`` and ``pliant trace synth`` as people call them."""
+"""``pliant replay`` and ``pliant trace synth``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from pliant.cli import trace
-from pliant.cli.common import command
-from pliant.cli.replay import replay
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.file_io.events import parse_events
@@ -26,26 +21,17 @@ from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.inputs import Sources
 from pliant.tools.replay.run import Run
 from tests.builders import cluster, job
-
-app = typer.Typer()
-app.command("replay")(command(replay))
-for each in trace.SUBCOMMANDS:
-    app.command(each.__name__)(command(each))
+from tests.cli.calling import call
 
 FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
 FREE = ["--start-cost", "0", "--rescale-cost", "0"]
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(here: Path) -> Path:
     write_jobs([job("a", gpus=2, gpu_seconds=20), job("b", at=1, gpus=2, gpu_seconds=30)], "jobs.jsonl")
     write_cluster(cluster(2), "cluster.json")
-    return tmp_path
-
-
-def call(*args: str, stdin: bytes | None = None):
-    return CliRunner().invoke(app, [*args], input=stdin)
+    return here
 
 
 def test_the_events_of_one_policy_go_to_stdout_and_words_to_stderr(here: Path) -> None:
@@ -58,16 +44,11 @@ def test_the_events_of_one_policy_go_to_stdout_and_words_to_stderr(here: Path) -
     assert call("replay", *FILES, *FREE, "--policy", "fifo").stdout_bytes == done.stdout_bytes
 
 
-def test_policies_may_be_listed_or_repeated(here: Path) -> None:
-    assert call("replay", *FILES, "--policy", "fifo", "--policy", "las,srtf", "-o", "out").exit_code == 0
-    written = sorted(path.name for path in (here / "out").glob("*.parquet"))
-    assert written == ["fifo.parquet", "las.parquet", "srtf.parquet"]
-
-
-def test_a_file_of_either_form_and_its_summary(here: Path) -> None:
+def test_a_file_of_either_form_is_valid_and_has_a_summary(here: Path) -> None:
     for name in ("x.parquet", "y.jsonl"):
         assert call("replay", *FILES, "--policy", "ares", "-o", name).exit_code == 0
     assert read_events("x.parquet") == read_events("y.jsonl")
+    assert call("validate", "x.parquet", "y.jsonl", "jobs.jsonl", "cluster.json").exit_code == 0
     assert json.loads((here / "x.summary.json").read_text())["finished"] == 2
 
 
@@ -118,13 +99,15 @@ def test_files_that_do_not_fit_into_memory_once_written_are_not_there(
     assert list((here / "out").iterdir()) == []
 
 
-def test_several_policies_fill_a_folder_that_is_the_same_every_time(here: Path) -> None:
-    options = ["--policy", "fifo,las", "--param", "fifo.backfill=easy", "--no-timing", "--quiet"]
+def test_several_policies_listed_or_repeated_fill_a_folder_that_is_the_same_every_time(here: Path) -> None:
+    policies = ["--policy", "ares", "--policy", "fifo,las", "--seed", "3"]
+    options = [*policies, "--param", "fifo.backfill=easy", "--no-timing", "--quiet"]
     for folder in ("one", "two"):
         done = call("replay", *FILES, *options, "-o", folder)
         assert (done.exit_code, done.output) == (0, "")
     found = sorted(path.name for path in (here / "one").iterdir())
-    assert found == ["fifo.parquet", "fifo.summary.json", "las.parquet", "las.summary.json"]
+    expected = [(f"{name}.parquet", f"{name}.summary.json") for name in ("ares", "fifo", "las")]
+    assert found == [name for names in expected for name in names]
     assert all((here / "one" / name).read_bytes() == (here / "two" / name).read_bytes() for name in found)
     first = read_events("one/fifo.parquet")[0].detail
     assert first is not None
@@ -184,11 +167,7 @@ def test_neighbours_slow_each_other_down_where_it_is_asked_for(here: Path) -> No
         (["--policy", "fifo", "--interval", "1e-300"], 2, "--interval 1e-300: expected"),
         (["--policy", "fifo", "--interference", "1"], 2, "--interference 1: expected a part"),
         (["--policy", "fifo", "--repair", "2"], 2, "--repair 2: no node fails without mtbf"),
-        (
-            ["--policy", "fifo", "--interference", "nan"],
-            2,
-            "--interference nan: expected a part",
-        ),
+        (["--policy", "fifo", "--interference", "nan"], 2, "--interference nan: expected a part"),
         (["--policy", "fifo", "-o", "events.json"], 2, "events.json: events go into .parquet or .jsonl"),
         (["--policy", "fifo", "-o", "jobs.jsonl/"], 2, "jobs.jsonl/: is not a folder"),
         (["--policy", "fifo", "-o", "/dev/full"], 2, "/dev/full: is not a folder"),
@@ -213,35 +192,21 @@ def test_jobs_that_never_run_are_counted(here: Path) -> None:
 
 
 def test_a_trace_is_made_from_options(here: Path) -> None:
-    options = [
-        "--seed",
-        "4",
-        "--elastic",
-        "size",
-        "--jobs",
-        "30",
-        "--rate",
-        "60",
-        "--gpus",
-        "1,2=3",
-        "--models",
-        "net:64=2,mlp",
-        "--classes",
-        "S=1",
-    ]
-    done = call("synth", "poisson", *options)
+    arrivals = ["--seed", "4", "--elastic", "size", "--jobs", "30", "--rate", "60"]
+    options = [*arrivals, "--gpus", "1,2=3", "--models", "net:64=2,mlp", "--classes", "S=1"]
+    done = call("trace", "synth", "poisson", *options)
     jobs = parse_jobs(done.stdout_bytes, "stdout")
     assert len(jobs) == 30
     assert {(one.model, one.batch.size) for one in jobs} == {("net", 64), ("mlp", None)}
     assert {one.gpus.requested for one in jobs} == {1, 2}
-    assert call("synth", "poisson", *options, "-o", "t.jsonl").stdout == ""
+    assert call("trace", "synth", "poisson", *options, "-o", "t.jsonl").stdout == ""
     assert (here / "t.jsonl").read_bytes() == done.stdout_bytes
 
 
 def test_classes_replace_the_distribution_of_a_recipe(here: Path) -> None:
     (here / "r.toml").write_text("jobs = 5\n[gpu_time]\nmedian_s = 1.0\nsigma = 0.1\n")
-    shorts = parse_jobs(call("synth", "r.toml").stdout_bytes, "stdout")
-    longs = parse_jobs(call("synth", "r.toml", "--classes", "XL").stdout_bytes, "stdout")
+    shorts = parse_jobs(call("trace", "synth", "r.toml").stdout_bytes, "stdout")
+    longs = parse_jobs(call("trace", "synth", "r.toml", "--classes", "XL").stdout_bytes, "stdout")
     assert max(one.work.gpu_seconds for one in shorts) < 10  # type: ignore[union-attr]
     assert min(one.work.gpu_seconds for one in longs) > 360_000  # type: ignore[union-attr]
 
@@ -257,6 +222,6 @@ def test_classes_replace_the_distribution_of_a_recipe(here: Path) -> None:
     ],
 )
 def test_a_trace_that_cannot_be_made(here: Path, options: list[str], code: int, message: str) -> None:
-    done = call("synth", *options)
+    done = call("trace", "synth", *options)
     assert done.exit_code == code
     assert message in done.stderr

@@ -1,34 +1,27 @@
-"""``pliant replay --recipe`` as people call it."""
+"""``pliant replay --recipe``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from pliant.cli.common import command
-from pliant.cli.replay import replay
 from pliant.schemas.io import write_cluster, write_jobs
 from tests.builders import cluster, job
-from tests.cli.recipes import sweep
-
-app = typer.Typer()
-app.command("replay")(command(replay))
+from tests.cli import calling
+from tests.cli.calling import sweep
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(here: Path) -> Path:
     write_jobs([job("a", gpus=2, gpu_seconds=20), job("b", at=1, gpus=2, gpu_seconds=30)], "jobs.jsonl")
     write_cluster(cluster(2), "cluster.json")
-    (tmp_path / "sweep.toml").write_text(sweep("fifo", "las"))
-    return tmp_path
+    (here / "sweep.toml").write_text(sweep("fifo", "las"))
+    return here
 
 
 def call(*args: str):
-    return CliRunner().invoke(app, [*args])
+    return calling.call("replay", *args, columns=200)
 
 
 def test_a_sweep_fills_a_folder_and_says_so(here: Path) -> None:

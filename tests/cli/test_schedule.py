@@ -1,4 +1,4 @@
-"""``pliant schedule`` and ``pliant policies`` as people call them."""
+"""``pliant schedule`` and ``pliant policies``."""
 
 from __future__ import annotations
 
@@ -9,39 +9,27 @@ import os
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from pliant.cli.common import command
-from pliant.cli.policies import policies
-from pliant.cli.schedule import schedule
+from pliant.cli.main import app
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.io import write_cluster, write_events, write_jobs, write_profile
 from tests.builders import cluster, job
+from tests.cli.calling import call
 from tests.tools.schedule.test_decide import INFO, PROFILE
 
 module = importlib.import_module("pliant.cli.schedule")
-app = typer.Typer()
-app.command("schedule")(command(schedule))
-app.command("policies")(command(policies))
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(here: Path) -> Path:
     write_jobs([job("a", gpus=2, model="m"), job("b", gpus=3, model="m")], "jobs.jsonl")
     write_cluster(cluster(4), "cluster.json")
     write_profile(PROFILE, "profile.parquet")
-    return tmp_path
+    return here
 
 
 FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
-
-
-def call(*args: str, stdin: bytes | None = None):
-    """stdin None: nothing is piped in, as in a terminal."""
-    return CliRunner().invoke(app, [*args], input=stdin)
 
 
 def test_a_schedule_goes_to_stdout_and_words_to_stderr(here: Path):
@@ -51,7 +39,8 @@ def test_a_schedule_goes_to_stdout_and_words_to_stderr(here: Path):
     assert [given["job"] for given in found["allocations"]] == ["a"]
     assert "decision_seconds" not in found
     assert "pliant: no profile: every GPU is taken to train 1 sample per second\n" in done.stderr
-    assert call("schedule", *FILES, "--policy", "fifo", "--no-timing").stdout == done.stdout
+    filed = call("schedule", *FILES, "--policy", "fifo", "--no-timing", "-o", "s.json")
+    assert (filed.stdout, (here / "s.json").read_text()) == ("", done.stdout)
 
 
 def test_a_time_budget_is_a_parameter_of_the_policy_that_says_what_it_made_of_it(here: Path):
@@ -162,20 +151,21 @@ def run_here(*args: str, out: str = "out.json") -> dict[str, object]:
     return found
 
 
-def test_a_profile_that_is_piped_in_is_taken(here: Path, stdin):
-    stdin(piped((here / "profile.parquet").read_bytes()))
-    assert "profile" in run_here("schedule", *FILES, "--policy", "fifo")
-
-
-def test_a_profile_redirected_from_a_file_is_taken(here: Path, stdin):
-    stdin(os.open("profile.parquet", os.O_RDONLY))
-    assert "profile" in run_here("schedule", *FILES, "--policy", "fifo")
-
-
-@pytest.mark.parametrize("source", [lambda: piped(b""), lambda: os.open(os.devnull, os.O_RDONLY)])
-def test_an_empty_stdin_is_no_profile(here: Path, stdin, source):
+@pytest.mark.parametrize(
+    ("source", "has_profile"),
+    [
+        (lambda: piped(Path("profile.parquet").read_bytes()), True),
+        (lambda: os.open("profile.parquet", os.O_RDONLY), True),
+        (lambda: piped(b""), False),
+        (lambda: os.open(os.devnull, os.O_RDONLY), False),
+    ],
+    ids=["pipe", "file", "empty pipe", "nothing"],
+)
+def test_a_profile_is_taken_from_a_pipe_or_a_file_and_an_empty_stdin_is_none(
+    here: Path, stdin, source, has_profile: bool
+):
     stdin(source())
-    assert "profile" not in run_here("schedule", *FILES, "--policy", "fifo")
+    assert ("profile" in run_here("schedule", *FILES, "--policy", "fifo")) is has_profile
 
 
 def test_a_file_that_is_no_profile_is_left_to_whom_it_belongs(here: Path, stdin):

@@ -61,9 +61,7 @@ def test_an_interval_goes_with_watch_and_json_does_not(command, state: Path) -> 
         command(state=state, watch=True, output=Form.json)
 
 
-@pytest.mark.parametrize(
-    "words", [["status", "--watch", "--every", "0.1"], ["top", "--watch"], ["log", "-f", "--tail", "1"]]
-)
+@pytest.mark.parametrize("words", [["status", "--watch", "--every", "0.1"], ["log", "-f", "--tail", "1"]])
 def test_ctrl_c_ends_it_with_130_and_without_a_traceback(words: list[str], state: Path) -> None:
     default_sigint = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     begins = f"{default_sigint}; from pliant.cli.main import main; main()"
@@ -78,7 +76,7 @@ def test_ctrl_c_ends_it_with_130_and_without_a_traceback(words: list[str], state
     assert b"Traceback" not in said
 
 
-WATCHING = [["status", "--watch"], ["top", "--watch", "--every", "0.1"]]
+TOP = ["top", "--watch", "--every", "0.1"]
 LEAVES = b"q leaves"
 
 
@@ -102,12 +100,11 @@ def screen(terminal: int) -> Iterator[bytes]:
             yield shown
 
 
-@pytest.mark.parametrize("words", WATCHING)
 def test_a_terminal_without_a_cursor_is_shown_it_as_a_pipe_is(
-    words: list[str], state: Path, monkeypatch: pytest.MonkeyPatch
+    state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    with on_a_terminal(*words, "--state", str(state)) as (child, terminal):
+    with on_a_terminal(*TOP, "--state", str(state)) as (child, terminal):
         while not any(b"job  " in shown for shown in screen(terminal)):
             assert child.poll() is None
         os.kill(child.pid, signal.SIGINT)
@@ -115,9 +112,8 @@ def test_a_terminal_without_a_cursor_is_shown_it_as_a_pipe_is(
         assert child.wait() == 130
 
 
-@pytest.mark.parametrize("words", WATCHING)
-def test_on_a_terminal_it_stays_in_place_until_q(words: list[str], state: Path) -> None:
-    with on_a_terminal(*words, "--state", str(state)) as (child, terminal):
+def test_on_a_terminal_it_stays_in_place_until_q(state: Path) -> None:
+    with on_a_terminal(*TOP, "--state", str(state)) as (child, terminal):
         pressed = False
         for shown in screen(terminal):
             if not pressed and LEAVES in shown:
@@ -186,8 +182,9 @@ def test_keys_end_with_a_terminal_that_fails(monkeypatch: pytest.MonkeyPatch, ke
         assert keys.wait(60.0) == "q"
 
 
-@pytest.mark.parametrize("kind", ["xterm", "dumb"])
-@pytest.mark.parametrize("words", [["status", "--watch", "--every", "0.1"], WATCHING[1]])
+@pytest.mark.parametrize(
+    ("kind", "words"), [("xterm", ["status", "--watch", "--every", "0.1"]), ("dumb", TOP)]
+)
 def test_a_terminal_that_is_closed_ends_it_without_a_word(
     words: list[str], kind: str, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +206,7 @@ def test_a_terminal_that_is_closed_ends_it_without_a_word(
 
 
 def test_a_reader_that_has_enough_ends_it(state: Path) -> None:
-    watching = [sys.executable, "-m", "pliant.cli", "top", "--watch", "--every", "0.1", "--state", str(state)]
+    watching = [sys.executable, "-m", "pliant.cli", *TOP, "--state", str(state)]
     line = f"{shlex.join(watching)} | head -n 3 | wc -l"
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "3"

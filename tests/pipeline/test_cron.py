@@ -79,6 +79,8 @@ def test_turns_start_each_job_once_and_catch_up_after_an_outage(sh: Shell, input
     seen = happened(inputs)
     assert [seen[kind, name] for kind in ("start", "finish") for name in "ab"] == [1, 1, 1, 1]
     assert [(inputs / f"{name}.began").read_text() for name in "ab"] == ["once\n"] * 2
+    status = sh("pliant status --state live")
+    assert "no run uses live now; the next call of pliant run goes on" in status.stderr
 
 
 def test_turns_heed_the_rules_of_the_cluster_and_say_why(sh: Shell, inputs: Path) -> None:

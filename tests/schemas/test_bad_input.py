@@ -145,48 +145,20 @@ def test_a_key_given_twice_is_not_silently_the_last_one() -> None:
     ]
 
 
-def test_documents_name_the_line_of_the_value() -> None:
-    text = '{"schema": "pliant.cluster/1",\n"nodes": [\n  {"name": "a", "gpus": 1},\n  {"name": "b",\n   "gpus": -1}\n]}'
-    assert problems(io.read_cluster, text, "cluster.json") == [
-        "cluster.json:5: /nodes/1/gpus: -1 is below 0, expected 0 or more"
-    ]
-
-
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
         ('[{"name": "a"}]', "/nodes/0/gpus: is missing"),
-        (
-            '[{"name": "a", "gpus": 2, "devices": ["0", "0"]}]',
-            "/nodes/0/devices: names 1 device, expected 2 as in gpus",
-        ),
-        (
-            '[{"name": "a", "gpus": 1, "count": 2, "devices": ["0"]}]',
-            "/nodes/0/devices: is for one node, expected no count beside it",
-        ),
-        (
-            '[{"name": "a", "gpus": 1000000000}]',
-            "/nodes/0/gpus: 1000000000 is above 1,024, expected 1,024 or less",
-        ),
-        (
-            '[{"name": "a", "gpus": 1, "count": 1000000000}]',
-            "/nodes/0/count: 1000000000 is above 1,000,000, expected 1,000,000 or less",
-        ),
-        (
-            '[{"name": "a", "gpus": 1000, "count": 10001}]',
-            "/nodes: 10,001,000 GPUs in all, expected 10,000,000 or less",
-        ),
-        (
-            '[{"name": "a", "gpus": 0, "count": 900000}, {"name": "b", "gpus": 0, "count": 900000}]',
-            "/nodes: 1,800,000 nodes in all, expected 1,000,000 or less",
-        ),
-        (
-            '[{"name": "a", "gpus": 1}, {"name": "a", "gpus": 1}]',
-            "/nodes/1/name: node name 'a' is used twice",
-        ),
+        ('[{"name": "a", "gpus": 2, "devices": ["0", "0"]}]', "/nodes/0/devices: names 1 device, expected 2 as in gpus"),
+        ('[{"name": "a", "gpus": 1, "count": 2, "devices": ["0"]}]', "/nodes/0/devices: is for one node, expected no count beside it"),
+        ('[{"name": "a", "gpus": 1000000000}]', "/nodes/0/gpus: 1000000000 is above 1,024, expected 1,024 or less"),
+        ('[{"name": "a", "gpus": 1, "count": 1000000000}]', "/nodes/0/count: 1000000000 is above 1,000,000, expected 1,000,000 or less"),
+        ('[{"name": "a", "gpus": 1000, "count": 10001}]', "/nodes: 10,001,000 GPUs in all, expected 10,000,000 or less"),
+        ('[{"name": "a", "gpus": 0, "count": 900000}, {"name": "b", "gpus": 0, "count": 900000}]', "/nodes: 1,800,000 nodes in all, expected 1,000,000 or less"),
+        ('[{"name": "a", "gpus": 1}, {"name": "a", "gpus": 1}]', "/nodes/1/name: node name 'a' is used twice"),
         ("[", None),
     ],
-)
+)  # fmt: skip
 def test_a_cluster_can_be_wrong(nodes: str, expected: str | None) -> None:
     found = problems(io.read_cluster, '{"nodes": ' + nodes + "}", "cluster.json")
     assert found == [f"cluster.json:1: {expected or 'not valid JSON: expecting value (column 12)'}"]
@@ -195,14 +167,8 @@ def test_a_cluster_can_be_wrong(nodes: str, expected: str | None) -> None:
 @pytest.mark.parametrize(
     ("option", "is_ours"),
     [
-        ("--job-name=mine", True),
-        ("--job-n=mine", True),
-        ("-Jmine", True),
-        ("--array=1-9", True),
-        ("-W", True),
-        ("--wait-all-nodes=1", False),
-        ("--constraint=ib", False),
-        ("-Cib", False),
+        *((option, True) for option in ("--job-name=mine", "--job-n=mine", "-Jmine", "--array=1-9", "-W")),
+        *((option, False) for option in ("--wait-all-nodes=1", "--constraint=ib", "-Cib")),
     ],
 )
 def test_options_of_slurm_leave_its_jobs_to_be_found(option: str, is_ours: bool) -> None:
@@ -240,10 +206,36 @@ def test_a_schedule_can_be_wrong(rest: str, expected: str) -> None:
     assert problems(io.read_schedule, f"{SCHEDULE}, {rest}}}", "s.json") == [f"s.json:1: {expected}"]
 
 
-def test_what_is_missing_at_the_end_of_a_list_has_the_line_of_the_list() -> None:
-    text = f'{SCHEDULE},\n"allocations": [{{"job": "a", "gpus": 1,\n"placement": [[]], "action": "start"}}]}}'
-    (missing, *_) = problems(io.read_schedule, text, "s.json")
-    assert missing.startswith("s.json:3: /allocations/0/placement/0/0: is missing")
+MANY_DIGITS = "9" * 5000
+SCHEMA_LAST = '{"runs": [], "schema": "pliant.metrics/1"}'
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "expected"),
+    [
+        (io.read_cluster, '{"schema": "pliant.cluster/1",\n"nodes": [\n  {"name": "a", "gpus": 1},\n  {"name": "b",\n   "gpus": -1}\n]}', ["5: /nodes/1/gpus: -1 is below 0, expected 0 or more"]),
+        (io.read_cluster, f'{{"schema": "pliant.cluster/1",\n"nodes": [{{"name": "a", "gpus": {MANY_DIGITS}}}]}}', ["2: not readable JSON: a number has too many digits"]),
+        (io.read_jobs, f'{json.dumps(GOOD)}\n{{"id": {MANY_DIGITS}}}', ["2: not readable JSON: a number has too many digits"]),
+        (io.read_schedule, f'{SCHEDULE},\n"allocations": [{{"job": "a", "gpus": 1,\n"placement": [["n"]], "action": "start"}}]}}', ["3: /allocations/0/placement/0/1: is missing"]),
+        (io.read_cluster, '{"nodes": [{"name": "n0", "gpus": 4, "gpu_typ": "x"}], "slot": "cpu"}', [
+            '1: /nodes/0/gpu_typ: is not a field that this version knows; did you mean "gpu_type"?',
+            '1: /slot: is not a field that this version knows; did you mean "slots"?',
+        ]),
+        (io.read_events, '{"schema": "pliant.event/1"}\n{"time": 1, "event": "preempt", "job": "a", "gpus": 2}\n', ["2: /gpus: is 2 in a 'preempt' event, expected 0"]),
+        (io.read_schedule, "{}", ["1: /schema: is missing, expected 'pliant.schedule/1'"]),
+        (io.read_metrics, '{"runs": []}', ["1: /schema: is missing, expected 'pliant.metrics/1'"]),
+        (io.read_events, '{"time": 0, "event": "decision", "detail": {"schema": "pliant.event/1"}}\n', ['1: /schema: is missing, expected {"schema": "pliant.event/1"} as the first line']),
+        (io.read_metrics, SCHEMA_LAST.replace("/1", "/9"), ["1: /schema: major version 9 of 'metrics' is unknown, this pliant reads version 1"]),
+        (io.read_metrics, SCHEMA_LAST.replace(', "s', ',\n"s').replace("metrics", "job"), ["2: /schema: this is a 'job' file, expected a 'metrics' file ('pliant.metrics/1')"]),
+    ],
+)  # fmt: skip
+def test_a_problem_has_the_line_of_its_value(read: Any, text: str, expected: list[str]) -> None:
+    assert problems(read, text, "file") == [f"file:{line}" for line in expected]
+
+
+def test_a_document_whose_schema_comes_last_is_read() -> None:
+    Path("m.json").write_text(SCHEMA_LAST)
+    assert io.read_metrics("m.json").runs == ()
 
 
 @pytest.mark.parametrize("schema", ["x" * 5000, 10**4000, f"pliant.job/{'9' * 5000}"])
@@ -251,38 +243,6 @@ def test_a_long_value_is_cut_in_a_message(schema: object) -> None:
     (problem,) = job_problems({"schema": schema})
     assert "is not a schema identifier" in problem
     assert len(problem) < 200
-
-
-def test_a_number_of_thousands_of_digits_has_its_line() -> None:
-    text = f'{{"schema": "pliant.cluster/1",\n"nodes": [{{"name": "a", "gpus": {"9" * 5000}}}]}}'
-    expected = "not readable JSON: a number has too many digits"
-    assert problems(io.read_cluster, text, "c.json") == [f"c.json:2: {expected}"]
-    assert job_problems({}, f'{{"id": {"9" * 5000}}}') == [f"jobs.jsonl:2: {expected}"]
-
-
-def test_schedules_metrics_and_events_must_name_their_schema() -> None:
-    assert problems(io.read_schedule, "{}", "s.json") == [
-        "s.json:1: /schema: is missing, expected 'pliant.schedule/1'"
-    ]
-    assert problems(io.read_metrics, '{"runs": []}', "m.json") == [
-        "m.json:1: /schema: is missing, expected 'pliant.metrics/1'"
-    ]
-    event = '{"time": 0, "event": "decision", "detail": {"schema": "pliant.event/1"}}\n'
-    assert problems(io.read_events, event, "e.jsonl") == [
-        'e.jsonl:1: /schema: is missing, expected {"schema": "pliant.event/1"} as the first line'
-    ]
-
-
-def test_a_document_whose_schema_comes_last_is_read_and_checked() -> None:
-    good = '{"runs": [], "schema": "pliant.metrics/1"}'
-    Path("m.json").write_text(good)
-    assert io.read_metrics("m.json").runs == ()
-    assert problems(io.read_metrics, good.replace("/1", "/9"), "m.json") == [
-        "m.json:1: /schema: major version 9 of 'metrics' is unknown, this pliant reads version 1"
-    ]
-    assert problems(io.read_metrics, good.replace(', "s', ',\n"s').replace("metrics", "job"), "m.json") == [
-        "m.json:2: /schema: this is a 'job' file, expected a 'metrics' file ('pliant.metrics/1')"
-    ]
 
 
 def test_a_newer_minor_version_is_read_without_what_it_added(caplog: pytest.LogCaptureFixture) -> None:
@@ -335,22 +295,7 @@ def test_a_gang_never_mixes_types_so_it_must_fit_one_of_them():
         check_fits([job("a")], cluster(), "jobs.jsonl")
 
 
-def test_a_misspelt_field_of_a_node_names_the_one_that_it_may_be() -> None:
-    text = json.dumps({"nodes": [{"name": "n0", "gpus": 4, "gpu_typ": "x"}], "slot": "cpu"})
-    assert problems(io.read_cluster, text, "cluster.json") == [
-        'cluster.json:1: /nodes/0/gpu_typ: is not a field that this version knows; did you mean "gpu_type"?',
-        'cluster.json:1: /slot: is not a field that this version knows; did you mean "slots"?',
-    ]
-
-
 def test_a_batch_that_does_not_divide_evenly_still_adds_up() -> None:
     uneven = '{"job": "a", "gpus": 3, "batch": {"global": 100, "local": 9, "accum": 4}, "action": "keep"}'
     Path("s.json").write_text(f'{SCHEDULE}, "allocations": [{uneven}]}}')
     assert io.read_schedule("s.json").allocations[0].gpus == 3
-
-
-def test_an_event_of_a_preemption_holds_no_gpus() -> None:
-    event = '{"schema": "pliant.event/1"}\n{"time": 1, "event": "preempt", "job": "a", "gpus": 2}\n'
-    assert problems(io.read_events, event, "e.jsonl") == [
-        "e.jsonl:2: /gpus: is 2 in a 'preempt' event, expected 0"
-    ]

@@ -25,16 +25,17 @@ def demanding(gpus: int = 1, ps: dict[str, float] | None = None, **worker: float
     return job("j", gpus=gpus, resources={"worker": worker, "ps": ps or {}})
 
 
-def test_the_scarcest_resource_says_how_many_fit():
-    assert fitting({"cpu": 8.0, "memory": 32.0}, {"cpu": 1.0, "memory": 10.0}, 9) == 3
-
-
-def test_what_a_node_does_not_state_limits_nothing():
-    assert fitting({}, {"cpu": 100.0}, 4) == 4
-
-
-def test_fractions_of_a_cpu_add_up_to_whole_ones():
-    assert fitting({"cpu": 0.3}, {"cpu": 0.1}, 9) == 3
+@pytest.mark.parametrize(
+    ("free", "each", "asked", "fit"),
+    [
+        ({"cpu": 8.0, "memory": 32.0}, {"cpu": 1.0, "memory": 10.0}, 9, 3),  # the scarcest resource says
+        ({}, {"cpu": 100.0}, 4, 4),  # what a node does not state limits nothing
+        ({"cpu": 0.3}, {"cpu": 0.1}, 9, 3),
+        ({"memory": 1e9}, {"memory": 1e-300}, 4, 4),
+    ],
+)
+def test_how_many_fit(free, each, asked, fit):
+    assert fitting(free, each, asked) == fit
 
 
 def test_room_is_counted_on_each_node_by_itself():
@@ -87,7 +88,7 @@ def test_parameter_servers_limit_the_workers():
 )
 def test_a_job_that_can_never_fit_is_rejected_with_the_reason(asks, reason):
     nodes = cluster_of(*[{"gpus": 4, "cpus": 8.0, "memory": 32 * GB}] * 2)
-    assert oversized([asks], nodes) == {"j": reason}
+    assert oversized([asks], nodes)["j"].startswith(reason)
 
 
 def test_servers_that_are_slower_than_their_workers_are_never_enough():
@@ -102,7 +103,3 @@ def test_a_cluster_with_further_capacities_names_the_version_that_knows_them(tmp
     (tmp_path / "cluster.json").write_bytes(document_bytes(nodes, "cluster"))
     assert '"pliant.cluster/1.2"' in (tmp_path / "cluster.json").read_text()
     assert read_cluster(tmp_path / "cluster.json") == nodes
-
-
-def test_of_a_demand_of_next_to_nothing_as_many_fit_as_are_asked_for() -> None:
-    assert fitting({"memory": 1e9}, {"memory": 1e-300}, 4) == 4

@@ -105,14 +105,7 @@ def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [
-        (0.4, "0 s"),
-        (59.4, "59 s"),
-        (60.0, "1 min"),
-        (7200.0, "2 h"),
-        (7500.0, "2 h 5 min"),
-        (100 * 3600.0, "4 d 4 h"),
-    ],
+    [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min"), (7200, "2 h"), (7500, "2 h 5 min"), (360_000, "4 d 4 h")],
 )
 def test_a_length_of_time_has_one_unit_or_two(seconds: float, text: str) -> None:
     assert span_text(seconds) == text

@@ -29,10 +29,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class ComparedJob:
-    """One job in both runs. Times are seconds; null where a run did not get that far.
-
-    The parts of ``extra`` add up to the difference of the JCTs.
-    """
+    """One job in both runs. Times are seconds, null where a run did not get that far."""
 
     job: str
     simulated_jct_s: float | None
@@ -40,11 +37,9 @@ class ComparedJob:
     ratio: float | None
     """Simulated JCT / measured JCT."""
     extra: Parts | None
-    """Measured minus simulated, part by part."""
+    """Measured minus simulated: the parts add up to the difference of the JCTs."""
     startup_s: float
-    """Measured time without training after first starts."""
     rescale_s: float
-    """Measured time without training after resumes, growths, shrinks and moves."""
     speed: float | None
     """Measured samples per second of training / those that the profile predicts for the same sizes."""
 
@@ -97,7 +92,7 @@ def _difference(measured: Parts | None, simulated: Parts | None) -> Parts | None
 
 
 def _parts(job: JobRecord) -> Parts | None:
-    """What a finished job's JCT is made of; None for one that did not finish."""
+    """Returns None for a job that did not finish."""
     if job.jct_s is None or job.end_s is None:
         return None
     held = sum(end - start for start, end, _ in job.held(job.end_s))
@@ -115,10 +110,7 @@ def _overhead_s(job: JobRecord) -> float:
 
 
 def relative_speed(job: JobRecord, until_s: float) -> float | None:
-    """Samples trained / samples that the job's curve predicts for the time it trained at each size.
-
-    None where nothing was predicted: its curve is what it did.
-    """
+    """Samples trained / predicted for its time at each size. Returns None if nothing was predicted."""
     if job.is_measured:
         return None
     done = job.samples_done
@@ -132,7 +124,7 @@ def relative_speed(job: JobRecord, until_s: float) -> float | None:
 
 
 def comparison_rows(rows: tuple[ComparedJob, ...]) -> list[dict[str, Any]]:
-    """The comparison as plain rows; the parts of the difference are columns ``extra_…``."""
+    """Plain rows; the parts of the difference are columns ``extra_…``."""
     names = [part.name for part in fields(Parts)]
     return [
         {
@@ -144,7 +136,6 @@ def comparison_rows(rows: tuple[ComparedJob, ...]) -> list[dict[str, Any]]:
 
 
 def comparison_section(rows: tuple[ComparedJob, ...], simulated: RunRecord) -> Section:
-    """The comparison as a table."""
     unit = time_unit([row.measured_jct_s for row in rows] + [row.simulated_jct_s for row in rows])
     headers = (
         *("job", f"JCT simulated, {unit.name}", f"measured, {unit.name}", "simulated / measured"),

@@ -37,13 +37,13 @@ class Expectation:
     """The range in which a figure is accepted, and the value that it is compared with."""
 
     value: float | None = None
-    """Published or golden; None: there is only the range."""
+    """The published or golden figure, if there is one."""
     low: float | None = None
     high: float | None = None
 
     @classmethod
     def within(cls, value: float, tolerance: float) -> Self:
-        """``tolerance``: largest relative deviation from ``value``."""
+        """Within a largest relative deviation from ``value``."""
         slack = abs(value) * tolerance
         return cls(value, _finite(value - slack), _finite(value + slack))
 
@@ -58,20 +58,20 @@ class Expectation:
         return cls(value, _finite(low), _finite(high))
 
     def holds(self, found: float | None) -> bool:
-        """Whether a figure is in the range; None, a figure that does not apply, is not."""
+        """Whether a figure is in the range. A figure that does not apply (None) is not."""
         above = self.low is None or (found is not None and found >= self.low)
         below = self.high is None or (found is not None and found <= self.high)
         return found is not None and above and below
 
     def deviation(self, found: float | None) -> float | None:
-        """(found − value) / value. Returns None if one is missing, or the result is not finite."""
+        """(found − value) / |value|. Returns None if one is missing, or the result is not finite."""
         if found is None or not self.value:
             return None
         return _finite((found - self.value) / abs(self.value))
 
 
 def _finite(number: float) -> float | None:
-    """Returns None for a bound, or a deviation, that is too large for a number."""
+    """Returns None where the result overflows."""
     return number if isfinite(number) else None
 
 
@@ -121,7 +121,6 @@ class Expected(ExpectedFigure):
 
     @property
     def expectation(self) -> Expectation:
-        """The value and the range."""
         if self.tolerance is None or self.value is None:
             return Expectation(self.value, self.low, self.high)
         return Expectation.within(self.value, self.tolerance)
@@ -134,7 +133,7 @@ class Expectations(Record):
 
 
 def read_expectations(path: str | Path) -> Expectations:
-    """The expectations in a JSON file.
+    """Read a JSON file.
 
     :raises BadInputError: with every problem of the file.
     """
@@ -149,7 +148,7 @@ def read_expectations(path: str | Path) -> Expectations:
 def check_expectations(
     report: Report, expectations: Expectations, source: str = "expectations"
 ) -> tuple[CheckedFigure, ...]:
-    """Look every expected figure up.
+    """Look up every expected figure.
 
     :param source: the file of the expectations, for messages.
     :raises BadInputError: one problem for each figure of a run that the report does not have.
@@ -167,10 +166,7 @@ def check_expectations(
 
 
 def refuse_missed(checked: tuple[CheckedFigure, ...]) -> None:
-    """Fail when a figure is out of its range.
-
-    :raises JobsFailedError: naming the figures.
-    """
+    """:raises JobsFailedError: naming the figures that are out of their range."""
     missed = [each for each in checked if not each.holds]
     if missed:
         names = ", ".join(f"{_name(each)} {each.metric}" for each in missed[:5])
@@ -179,7 +175,6 @@ def refuse_missed(checked: tuple[CheckedFigure, ...]) -> None:
 
 
 def expectations_section(checked: tuple[CheckedFigure, ...]) -> Section:
-    """Expected and found figures as a table."""
     headers = ("run", "figure", "source", "", "expected", "found", "deviation, %", "range")
     rows = tuple(
         (

@@ -17,7 +17,7 @@ REFERENCES: Final[tuple[Reference, ...]] = ("fair-share", "gps", "isolated")
 TOLERANCE: Final = 1e-9
 """A job counts as unfairly treated when its FTF exceeds 1 by more than this: rounding is not unfair."""
 Shared = tuple[tuple[tuple[float, int], ...], tuple[ReferenceJob, ...]]
-"""What runs of one trace share, and their references follow from: GPUs over time, and jobs."""
+"""GPUs over time, and jobs: runs of one trace share them, and so their references."""
 _SYSTEMS: Final[dict[Reference, Callable[..., dict[str, float]]]] = {
     "fair-share": fluid_finishes,
     "gps": gps_finishes,
@@ -30,11 +30,11 @@ class Fairness:
     """One run against one reference. Times are seconds since the first submission."""
 
     finish_s: Mapping[str, float]
-    """Finish time in the reference, by job."""
+    """By job."""
     ftf: Mapping[str, float]
-    """FTF of the jobs that finished and that the reference knows."""
+    """Of the jobs that finished and that the reference knows."""
     delays_s: Mapping[str, float] = field(default_factory=dict)
-    """Completion minus completion in the reference, of the same jobs."""
+    """Completion minus completion in the reference."""
 
     @property
     def mean(self) -> float | None:
@@ -51,7 +51,7 @@ class Fairness:
 
 
 class References:
-    """The reference systems, each computed once for equal jobs on equal GPUs: policies share a trace.
+    """The reference systems, computed once for equal jobs on equal GPUs, since policies share a trace.
 
     The isolated one depends on what the policy did, and is computed for every run.
     """
@@ -60,13 +60,12 @@ class References:
         self._known: list[tuple[Shared, Mapping[Reference, dict[str, float]]]] = []
 
     def fairness(self, run: RunRecord) -> dict[Reference, Fairness]:
-        """The run against every reference."""
         jobs = tuple(reference_jobs(run))
         found = {**self._finishes((run.capacity, jobs)), "isolated": isolated_finishes(run, jobs)}
         return {name: _against(run, found[name]) for name in REFERENCES}
 
     def _finishes(self, shared: Shared) -> Mapping[Reference, dict[str, float]]:
-        """Compared one by one: different systems differ early, and to hash one costs more than to compare."""
+        """Compared one by one: different systems differ early, and hashing one costs more."""
         for known, finishes in self._known:
             if known == shared:
                 return finishes
@@ -77,7 +76,6 @@ class References:
 
 
 def fairness(run: RunRecord) -> dict[Reference, Fairness]:
-    """One run against every reference."""
     return References().fairness(run)
 
 
@@ -102,20 +100,18 @@ class Promise:
     allowed_s: Mapping[str, float]
     """Completion minus completion in GPS, at most. Of one bound for all jobs it is the same for all."""
     past: tuple[str, ...]
-    """The jobs that ended later than that, by more than rounding."""
     worst_used: float | None
-    """The largest part that a job took of the time in which it was to end, from its submission on."""
+    """The largest share of its allowed time, from submission on, that a job took."""
 
     @property
     def bound_s(self) -> float | None:
-        """The largest delay that any job was allowed."""
         return max(self.allowed_s.values(), default=None)
 
 
 def promise(run: RunRecord, gps: Fairness, usage: Usage) -> Promise | None:
-    """The run against what its policy promises. Returns None if it promises nothing.
+    """Returns None if the policy promises nothing.
 
-    Premises of such bounds often fail on real traces, so the jobs past it are counted instead of denied.
+    The premises of such bounds often fail on real traces, so jobs past the bound are counted, not denied.
     """
     allowed_s = _allowed_s(run, gps, usage)
     if allowed_s is None:

@@ -3,12 +3,11 @@
 JCT, FTF and the GPS bound are over finished jobs; the counts of the others stand beside them. Percentiles
 interpolate linearly between order statistics: the value at position q·(n − 1), as NumPy's default.
 
-No schedule of the jobs that finished could have a smaller mean JCT or makespan than the lower bounds, two
-relaxations that each forget one half of the problem. *Alone*: every job has its best size from its
-submission on, as if the cluster were its own. *Pooled*: every job needs only the GPU-time of its cheapest
-size, and the whole cluster works on one job at a time, the one with the least left, which is optimal there
-(shortest remaining processing time with release times, preemptive). They hold at the batch for which the
-log has scaling curves, the requested one. A job whose work or speed is unknown counts with no time at all.
+No schedule of the jobs that finished has a smaller mean JCT or makespan than the lower bounds, two
+relaxations. *Alone*: every job has its best size from its submission on. *Pooled*: every job needs only the
+GPU-time of its cheapest size, and the whole cluster works on the job with the least left (preemptive SRPT
+with release times, optimal there). Both hold at the requested batch. A job whose work or speed is unknown
+counts with no time.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ class Wanted:
     """Figures that are computed on demand."""
 
     bound: bool = False
-    """Lower bounds on mean JCT and makespan."""
     completed_at_s: tuple[float, ...] = ()
-    """Seconds since the first submission at which the finished jobs are counted."""
+    """When to count the finished jobs, seconds since the first submission."""
 
 
 NOTHING_MORE: Final = Wanted()
@@ -48,7 +46,7 @@ def run_metrics(
     usage: Usage | None = None,
     wanted: Wanted = NOTHING_MORE,
 ) -> RunMetrics:
-    """Every figure that applies. ``fair`` and ``usage`` are computed unless given."""
+    """``fair`` and ``usage`` are computed unless given."""
     fair = fairness(run) if fair is None else fair
     usage = gpu_usage(run) if usage is None else usage
     figures: dict[str, float | int | None] = {
@@ -75,7 +73,7 @@ def run_metrics(
 
 
 def percentile(values: Sequence[float], q: float) -> float | None:
-    """The q-quantile (0 to 1), linear between order statistics; None of nothing."""
+    """The q-quantile (0 to 1), linear between order statistics. Returns None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -86,7 +84,6 @@ def percentile(values: Sequence[float], q: float) -> float | None:
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """The mean; None of nothing."""
     known = list(values)
     return sum(known) / len(known) if known else None
 
@@ -108,7 +105,6 @@ def completed_at(run: RunRecord, times_s: Iterable[float]) -> tuple[tuple[float,
 
 
 def completions(run: RunRecord) -> list[float]:
-    """When jobs finished, ascending."""
     return sorted(job.end_s for job in run.with_outcome("finished") if job.end_s is not None)
 
 
@@ -138,7 +134,6 @@ def _fairness(fair: Fairness, suffix: str) -> dict[str, float | None]:
 
 
 def _gps_bound(run: RunRecord, fair: Fairness, usage: Usage) -> dict[str, float | int | None]:
-    """The bound on delays against GPS that the policy promises, and the jobs past it."""
     worst = max(fair.delays_s.values(), default=None)
     held = promise(run, fair, usage)
     if held is None:
@@ -179,7 +174,7 @@ def _sjs_efficiency(run: RunRecord) -> float | None:
 
 
 def knows_one_gpu(job: JobRecord) -> bool:
-    """Whether the speed of a job on a single GPU is known; in proportion it may be what was not measured."""
+    """Whether the speed on one GPU is known. Without a profile it must have been measured."""
     return bool(job.curve) and not (job.is_measured and job.curve[0][0] > 1)
 
 
@@ -197,7 +192,7 @@ def _mean_decision_ms(run: RunRecord) -> float | None:
 
 
 def total_utility(run: RunRecord) -> float | None:
-    """Sum over the finished jobs; None where no job states a utility."""
+    """Sum over the finished jobs. Returns None if no job states a utility."""
     unstated = Utility()
     if all(job.job.utility == unstated for job in run.jobs):
         return None
@@ -216,14 +211,14 @@ def _against_targets(run: RunRecord) -> dict[str, float | int | None]:
 
 
 def _admitted(run: RunRecord) -> int | None:
-    """Jobs that were admitted; None where the policy admits none by name."""
+    """Returns None if the policy admits no job by name."""
     said = [job.admission["admitted"] for job in run.jobs if job.admission]
     return sum(said) if said else None
 
 
 @dataclass(frozen=True, slots=True)
 class LowerBounds:
-    """Bounds of one run, called as in the metrics; times are seconds."""
+    """Bounds of one run, named as in the metrics; times are seconds."""
 
     bound_jct_alone_s: float
     """Mean JCT with every job alone."""
@@ -236,14 +231,13 @@ class LowerBounds:
 
     @property
     def bound_jct_s(self) -> float:
-        """The larger of the two bounds on the mean JCT."""
         return max(self.bound_jct_alone_s, self.bound_jct_pooled_s)
 
 
 def lower_bounds(run: RunRecord) -> LowerBounds | None:
-    """Bounds for the jobs that finished; None if none did. O(jobs · log jobs).
+    """Bounds for the jobs that finished, in O(jobs · log jobs).
 
-    None, too, of a run that measured speeds itself: jobs may be faster at sizes that they never held.
+    Returns None if no job finished, or the run measured the speeds itself: jobs may be faster at other sizes.
     """
     known = {job.id: job for job in reference_jobs(run)}
     finished = run.with_outcome("finished")
@@ -263,7 +257,7 @@ def lower_bounds(run: RunRecord) -> LowerBounds | None:
 
 
 def _cheapest_gpu_s(job: ReferenceJob, min_gpus: int) -> float:
-    """GPU-seconds at the size that needs the fewest, one of the curve: it is linear between sizes."""
+    """GPU-seconds at the cheapest size, which is a point of the piecewise linear curve."""
     sizes = [point for point in job.curve if point[0] >= min_gpus] or job.curve[-1:]
     return job.samples * min(size / rate for size, rate in sizes)
 

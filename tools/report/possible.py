@@ -26,14 +26,14 @@ class Range:
     low: float = -inf
     high: float = inf
     above: bool = False
-    """Whether ``low`` itself is not possible."""
+    """Whether ``low`` itself is excluded."""
     least: str = ""
-    """Another figure that it is not below, where that is known."""
+    """Name of a figure that it is not below."""
     most: str = ""
-    """Another figure that it does not exceed, where that is known."""
+    """Name of a figure that it does not exceed."""
 
     def holds(self, value: float, others: Mapping[str, Any]) -> bool:
-        """Whether a figure that stands beside ``others`` can have this value."""
+        """``others``: the figures that stand beside it."""
         slack = _ROUNDING * max(1.0, abs(value))
         low = max(self.low, _number(others.get(self.least), -inf))
         high = min(self.high, _number(others.get(self.most), inf))
@@ -44,7 +44,6 @@ class Range:
         )
 
     def text(self) -> str:
-        """The range in words."""
         limits = (
             (f"above {self.low:g}" if self.above else f"at least {self.low:g}") if self.low > -inf else "",
             f"at least {self.least}" if self.least else "",
@@ -104,7 +103,6 @@ OF_RUNS: Final[Mapping[str, Range]] = {
     "bound_makespan_s": AMOUNT,
     "cheapest_gpu_s": AMOUNT,
 }
-"""Figures of a run, by their names in the metrics."""
 
 OF_JOBS: Final[Mapping[str, Range]] = {
     "submit_s": AMOUNT,
@@ -124,7 +122,6 @@ OF_JOBS: Final[Mapping[str, Range]] = {
     "first_loss": ANY,
     "last_loss": ANY,
 }
-"""Figures of a job."""
 
 OF_TESTS: Final[Mapping[str, Range]] = {
     "pairs": Range(1.0),
@@ -132,11 +129,10 @@ OF_TESTS: Final[Mapping[str, Range]] = {
     "greater": PART,
     "less": PART,
 }
-"""Figures of a paired test."""
 
 
 def impossible(figures: Mapping[str, Any], ranges: Mapping[str, Range]) -> tuple[str, ...]:
-    """The figures with a value that they cannot have. What is null or is not a number is never among them."""
+    """Names of the figures with a value that they cannot have."""
     return tuple(
         name
         for name, within in ranges.items()
@@ -145,7 +141,7 @@ def impossible(figures: Mapping[str, Any], ranges: Mapping[str, Range]) -> tuple
 
 
 def withheld(metrics: RunMetrics) -> tuple[RunMetrics, dict[str, str]]:
-    """The figures of a run without the impossible ones, and why each of these is missing, by name."""
+    """The figures without the impossible ones, and why each of those is missing."""
     figures = dict(metrics)
     names = [name for name in impossible(figures, OF_RUNS) if RunMetrics.model_fields[name].default is None]
     reasons = {name: f"{figures[name]:.6g} is impossible, expected {OF_RUNS[name].text()}" for name in names}

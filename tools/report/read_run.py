@@ -1,10 +1,10 @@
 """From an event file to a :class:`~pliant.tools.report.records.RunRecord`, in one pass.
 
-Without a profile a scheduler takes every GPU to train one sample per second, and the log of a live run says
-so in each ``submit``. That is a guess to decide by. :func:`measure` replaces it by what workers reported:
-samples over seconds between the first report on some GPUs and the last one there, without checkpoints. A
-job has its own speeds and, at sizes that it never held, those of other jobs of its model and batch. A job
-without such reports, which ran once and on one size, was as fast as its duration says.
+Without a profile a scheduler assumes one sample per second and GPU, and the log of a live run says so in
+each ``submit``. :func:`measure` replaces that guess by what workers reported: samples over seconds between
+the first and the last report on the same GPUs, without checkpoints. At sizes that a job never held it has
+the speeds of other jobs of its model and batch. A job without reports that ran once on one size was as fast
+as its duration says.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ AnyEvent = Event | EventRow
 Detail = Mapping[str, Any] | str
 """A detail, or its JSON text."""
 _REPORTS: Final = frozenset({"progress", "epoch", "checkpoint", "finish"})
-"""Events that say what workers reported of their progress."""
 Speeds = Mapping[int, tuple[float, float]]
-"""(samples, seconds) of training by GPUs."""
+"""(samples, seconds) of training, by GPUs."""
 
 
 @garbage_collection_paused()
@@ -62,7 +61,7 @@ def read_run(path: str | Path) -> RunRecord:
 
 
 def fold(events: Iterable[AnyEvent], source: str = "events") -> RunRecord:
-    """Fold the events of one run, live or simulated, complete or torn off.
+    """Fold the events of one run, complete or cut short.
 
     :raises BadInputError: with every problem; events are counted from 1.
     """
@@ -78,7 +77,7 @@ class _Fold:
         self.problems: list[Problem] = []
         self.info: RunInfo | None = None
         self.guesses = False
-        """Whether the log guesses how fast jobs are; then what workers report is kept, to measure it."""
+        """Whether the log guesses how fast jobs are, so that speeds are measured from reports."""
         self.jobs: dict[str, JobRecord] = {}
         self.node_gpus: dict[str, int] = {}
         self.down: set[str] = set()
@@ -89,7 +88,7 @@ class _Fold:
         self.policies: dict[str, None] = {}
         self.curves: dict[Curve, Curve] = {}
         self.beside: dict[str, str] = {}
-        """Of two jobs on the same GPUs, which is beside which."""
+        """The other job of two on the same GPUs."""
         self.cluster_events: dict[str, Callable[[AnyEvent, int], None]] = {
             "submit": self._submit,
             "decision": self._decision,
@@ -102,7 +101,6 @@ class _Fold:
         }
 
     def take(self, event: AnyEvent, number: int) -> None:
-        """Take up one event."""
         if self.info is None and not self._run_info(event, number):
             return
         self.last_s = max(self.last_s, event.time)
@@ -121,7 +119,6 @@ class _Fold:
                 self._share(job, event)
 
     def _share(self, job: JobRecord, event: AnyEvent) -> None:
-        """Who trains on the same GPUs from now on, and who no longer does."""
         other_id = self.beside.pop(job.id, None)
         if other_id is not None:
             del self.beside[other_id]
@@ -134,7 +131,7 @@ class _Fold:
             _keep_on(other, event.time, shared=True)
 
     def record(self) -> RunRecord:
-        """Everything taken up, on a clock that starts with the first submission."""
+        """The run, on a clock that starts with the first submission."""
         if self.info is None and not self.problems:
             self.problems.append(Problem(self.source, None, "", "has no events, expected a run"))
         if self.problems or self.info is None:
@@ -157,7 +154,7 @@ class _Fold:
         )
 
     def _run_info(self, event: AnyEvent, number: int) -> bool:
-        """Take up what the first event says about the run; False ends the reading."""
+        """Read what the first event says about the run. Returns False if it says nothing."""
         if number > 1:
             return False
         if event.event != "decision" or "policy" not in _fields(event):
@@ -211,7 +208,7 @@ class _Fold:
         self.capacity.append((event.time, gpus))
 
     def _slot(self, event: AnyEvent, number: int) -> None:
-        """A slot that is out of service for a while, or a node that is drained, still counts as capacity."""
+        """Slots out of service and drained nodes still count as capacity."""
 
     def _parse(self, record: type[R], detail: Detail, number: int) -> R | None:
         try:
@@ -228,7 +225,6 @@ class _Fold:
 
 
 def _fields(event: AnyEvent) -> Mapping[str, Any]:
-    """The detail of an event, empty where it has none."""
     found: Mapping[str, Any] = (
         json.loads(event.detail) if isinstance(event.detail, str) else event.detail or {}
     )
@@ -259,9 +255,9 @@ def _apply(job: JobRecord, event: AnyEvent) -> None:
 
 
 def _see(job: JobRecord, event: AnyEvent) -> None:
-    """Until workers say that they train ``after`` a change of GPUs, they may train on those of before.
+    """Until workers report progress ``after`` a change of GPUs, they may still train on the old ones.
 
-    Some end without a last report: then the end of the job takes its place.
+    If there is no last report, the end of the job takes its place.
     """
     step = job.steps[-1] if job.steps else None
     if step is None or not step.gpus:
@@ -279,7 +275,7 @@ def _see(job: JobRecord, event: AnyEvent) -> None:
 
 
 def _forecast(job: JobRecord, found: object) -> None:
-    """What was predicted of its progress. Other values come from other programs and are skipped."""
+    """Values that other programs wrote in another form are skipped."""
     if isinstance(found, Mapping):
         values = [found.get(name) for name in Forecast._fields]
         numbers = [float(value) for value in values if isinstance(value, int | float) and abs(value) <= MOST]
@@ -288,7 +284,6 @@ def _forecast(job: JobRecord, found: object) -> None:
 
 
 def _admission(job: JobRecord, found: object) -> None:
-    """What a policy said when it admitted or rejected the job. Other values are skipped."""
     if isinstance(found, Mapping) and isinstance(found.get("admitted"), bool):
         job.admission = found
 
@@ -315,7 +310,7 @@ def _end(job: JobRecord, event: AnyEvent) -> None:
 
 
 def _add_overhead(job: JobRecord, name: str, seconds: float) -> None:
-    """Live, the overhead of a change is known only once training goes on, some events later."""
+    """In a live run the overhead of a change is known some events later."""
     holding = next((step for step in reversed(job.steps) if step.gpus), None)
     if holding is None:
         return
@@ -331,14 +326,13 @@ def _hold(job: JobRecord, time_s: float, gpus: int, name: str) -> None:
 
 
 def _keep_on(job: JobRecord, time_s: float, *, shared: bool) -> None:
-    """A job goes on with the GPUs that it holds, alone or not."""
     if job.steps and job.steps[-1].gpus and job.steps[-1].shared != shared:
         last = job.steps[-1]
         job.steps.append(AllocationStep(_not_before(job, time_s), last.gpus, last.event, shared=shared))
 
 
 def _not_before(job: JobRecord, time_s: float) -> float:
-    """The clocks of machines may disagree a little; the events of one job never run backwards."""
+    """Clocks of machines may disagree a little; the events of a job never run backwards."""
     before = job.steps[-1].time_s if job.steps else job.submit_s
     return time_s if time_s > before else before
 
@@ -352,12 +346,12 @@ def _shift(job: JobRecord, origin_s: float) -> None:
 
 
 def guesses_speeds(info: RunInfo) -> bool:
-    """Whether the curves and the work in the log of a run are guesses: a live one without a profile."""
+    """Whether the log only guesses curves and work: a live run without a profile."""
     return not info.simulated and info.profile_hash is None and info.profile is None
 
 
 def measure(jobs: Sequence[JobRecord], until_s: float) -> None:
-    """Replace what the log guessed about the jobs by what they did; unknown where nothing was measured.
+    """Replace what the log guessed by what was measured; without a measurement it is unknown.
 
     :param until_s: end of the log, on the clock of the jobs.
     """
@@ -415,7 +409,7 @@ def _take(job: JobRecord, curve: Curve) -> None:
 
 
 def _take_duration(job: JobRecord, until_s: float) -> None:
-    """The speed of a job that ran once, on one size; its work in seconds, if it states none."""
+    """For a job that ran once, on one size. Its work is in seconds if it states none."""
     held = [*job.held(until_s)]
     starts = [step for step in job.steps if step.gpus]
     if job.outcome != "finished" or len(starts) != 1 or len(held) != 1 or starts[0].shared:

@@ -32,15 +32,15 @@ class RunRecord:
     jobs: tuple[JobRecord, ...]
     """In order of (submission, id)."""
     capacity: tuple[tuple[float, int], ...]
-    """(time, GPUs that are up from then on); the first entry holds from the beginning."""
+    """(time, GPUs that are up from then on); the first entry holds from the start."""
     origin_s: float
     """Time of the first submission on the log's own clock."""
     last_event_s: float
     decisions: int = 0
-    """Timed decisions in the log, and the seconds they took."""
+    """Timed decisions in the log."""
     decision_seconds: float = 0.0
     policies: tuple[str, ...] = ()
-    """Every policy that decided, in order of appearance."""
+    """In order of appearance."""
 
     @property
     def total_gpus(self) -> int:
@@ -48,7 +48,7 @@ class RunRecord:
 
     @property
     def largest_gang(self) -> int:
-        """Most GPUs that one job can hold: a job stays on one type."""
+        """The most GPUs of one type: a job never mixes types."""
         by_type: dict[str, int] = {}
         for node in self.info.cluster.nodes:
             by_type[node.gpu_type] = by_type.get(node.gpu_type, 0) + node.gpus * (node.count or 1)
@@ -59,7 +59,7 @@ class RunRecord:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the speeds of its jobs were measured in this run, for want of a profile."""
+        """Whether speeds were measured in this run, which had no profile."""
         return any(job.is_measured for job in self.jobs)
 
 
@@ -72,32 +72,30 @@ class JobRecord:
     curve: Curve = ()
     """At the reference batch."""
     samples: float | None = None
-    """All the work in samples; None: unknown."""
+    """All the work; None if unknown."""
     demand_gpu_s: float | None = None
-    """GPU-seconds of all the work at the requested size; None: the log does not say."""
+    """GPU-seconds of all the work at the requested size, if the log says."""
     global_batch: int | None = None
-    """As the last event says that names one."""
     is_measured: bool = False
-    """Whether curve and work are what this run measured, and neither stated nor predicted before it."""
+    """Whether this run measured curve and work."""
     outcome: Outcome = "unfinished"
     end_s: float | None = None
     steps: list[AllocationStep] = field(default_factory=list)
-    """Every change of its allocation, in order of time."""
+    """Changes of its allocation, in order of time."""
     preemptions: int = 0
     rescales: int = 0
     """Growths, shrinks and changes of the batch."""
     moves: int = 0
-    """Changes to other GPUs, as many as before and with the same batch."""
+    """Changes to as many other GPUs with the same batch."""
     restarts: int = 0
-    """How often it was put back into the queue after a failure."""
+    """Returns to the queue after a failure."""
     samples_done: float | None = None
-    """Samples trained as far as the log says, repetitions counted."""
+    """Samples trained so far, repetitions counted."""
     first_loss: float | None = None
     last_loss: float | None = None
     forecasts: list[Forecast] = field(default_factory=list)
-    """What was predicted while it ran, in order of time."""
     admission: Mapping[str, Any] = field(default_factory=dict)
-    """What the policy said last when it admitted or rejected it; empty: nothing."""
+    """What the policy said last on admission or rejection."""
 
     @property
     def id(self) -> str:
@@ -105,12 +103,11 @@ class JobRecord:
 
     @property
     def first_start_s(self) -> float | None:
-        """When it first held a GPU."""
         return next((step.time_s for step in self.steps if step.gpus), None)
 
     @property
     def forecasts_held(self) -> tuple[int, int]:
-        """How many of its predicted intervals held the outcome, and how many there are."""
+        """(intervals that held the outcome, intervals predicted)."""
         total = self.samples_done if self.outcome == "finished" else None
         if not total:
             return 0, 0
@@ -119,18 +116,18 @@ class JobRecord:
 
     @property
     def jct_s(self) -> float | None:
-        """Completion minus submission; None unless it finished."""
+        """Returns None unless it finished."""
         return None if self.outcome != "finished" or self.end_s is None else self.end_s - self.submit_s
 
     @property
     def late_s(self) -> float | None:
-        """Completion minus target, below 0 if early. Returns None if it did not finish, or has no target."""
+        """Completion minus target. Returns None if it did not finish, or has no target."""
         target = self.job.utility.target
         return None if target is None or self.jct_s is None else self.jct_s - target
 
     @property
     def utility(self) -> float | None:
-        """What it was worth, 0 if it will never finish. None if it states no utility, or may yet finish."""
+        """0 if it will never finish. Returns None if it states no utility, or may yet finish."""
         if self.job.utility == _UNSTATED:
             return None
         if self.jct_s is not None:
@@ -139,12 +136,12 @@ class JobRecord:
 
     @property
     def queueing_delay_s(self) -> float | None:
-        """First start minus submission; None if it never started."""
+        """Returns None if it never started."""
         start = self.first_start_s
         return None if start is None else start - self.submit_s
 
     def held(self, until_s: float) -> Iterator[tuple[float, float, AllocationStep]]:
-        """(start, end, step) of every stretch of time in which it held GPUs, cut at ``until_s``."""
+        """(start, end, step) of every time in which it held GPUs, cut at ``until_s``."""
         end = until_s if self.end_s is None else min(until_s, self.end_s)
         for index, step in enumerate(self.steps):
             after = self.steps[index + 1].time_s if index + 1 < len(self.steps) else end
@@ -152,7 +149,7 @@ class JobRecord:
                 yield step.time_s, after, step
 
     def gpu_seconds(self, until_s: float) -> float:
-        """GPU-seconds held, overheads included; of GPUs shared with another job one half."""
+        """Overheads are included; GPUs shared with another job count one half."""
         return sum((end - start) * step.counted_gpus for start, end, step in self.held(until_s))
 
 
@@ -163,26 +160,23 @@ class AllocationStep:
     time_s: float
     gpus: int
     event: str
-    """Name of the event that changed the allocation."""
     overhead_s: float = 0.0
-    """Time without training that the change cost."""
     checkpoint_s: float = 0.0
     """Time without training because of checkpoints."""
     shared: bool = False
     """Whether another job trains on the same GPUs."""
     first: ReportedProgress | None = None
-    """The first report after training went on with these GPUs; kept of live runs alone."""
+    """The first report on these GPUs; of live runs only."""
     last: ReportedProgress | None = None
-    """The newest report."""
 
     @property
     def counted_gpus(self) -> float:
-        """Its GPUs; shared ones count one half, so that both jobs together count them once."""
+        """Shared GPUs count one half, so that two jobs together count them once."""
         return self.gpus / 2 if self.shared else self.gpus
 
 
 class ReportedProgress(NamedTuple):
-    """How far workers said that a job is, on the clock of the log."""
+    """What workers reported, on the clock of the log."""
 
     time_s: float
     samples: float
@@ -209,7 +203,7 @@ class Usage:
     available: tuple[int, ...]
 
     def share(self, start_s: float, end_s: float) -> float | None:
-        """GPU-seconds held / GPU-seconds available in a window; None where there are none."""
+        """GPU-seconds held / available in a window. Returns None if none are available."""
         held = available = 0.0
         for (left, right), used, up in zip(pairwise(self.times_s), self.held, self.available, strict=False):
             seconds = min(right, end_s) - max(left, start_s)
@@ -219,7 +213,7 @@ class Usage:
         return held / available if available else None
 
     def longest_full_s(self) -> float:
-        """Longest time without a break in which every GPU that is up is held."""
+        """Longest time in which every GPU that is up is held."""
         longest = current = 0.0
         for (left, right), used, up in zip(pairwise(self.times_s), self.held, self.available, strict=False):
             current = current + right - left if used >= up > 0 else 0.0
@@ -228,10 +222,7 @@ class Usage:
 
 
 def gpu_usage(run: RunRecord) -> Usage:
-    """Usage from the first submission (or the first event, if earlier) to the last event.
-
-    GPUs that two jobs share count once.
-    """
+    """From the first submission (or an earlier first event) to the last event. Shared GPUs count once."""
     changes: dict[float, float] = {0.0: 0, run.last_event_s: 0}
     for job in run.jobs:
         for start, end, step in job.held(run.last_event_s):
@@ -248,7 +239,7 @@ def gpu_usage(run: RunRecord) -> Usage:
 
 
 def labels(runs: Sequence[RunRecord]) -> list[str]:
-    """The policy of each run and, of several traces, the trace; then what else sets equal ones apart."""
+    """Policy and, of several traces, trace; then what else sets equal runs apart."""
     traces = _traces(runs)
     kinds = [(run.info.policy, *traces[run.info.trace_hash]) for run in runs]
     found = []
@@ -260,7 +251,7 @@ def labels(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _traces(runs: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
-    """What labels call each trace, by its hash: nothing if it is the only one."""
+    """Names of traces in labels, by hash: none if there is only one trace."""
     names = {run.info.trace_hash: run.info.trace or "" for run in runs}
     if len(names) == 1:
         return dict.fromkeys(names, ())
@@ -288,7 +279,7 @@ def _differences(run: RunRecord, alike: Sequence[RunRecord]) -> list[str]:
 
 
 def _numbered(names: list[str]) -> list[str]:
-    """Names that are still equal get a number."""
+    """Equal names get a number."""
     total, seen = Counter(names), Counter[str]()
     found = []
     for name in names:
@@ -298,7 +289,6 @@ def _numbered(names: list[str]) -> list[str]:
 
 
 def parameters_text(run: RunRecord) -> list[str]:
-    """``name=value`` of every parameter of the policy that is set."""
     found = sorted(run.info.parameters.items())
     return [f"{name}={_value(value)}" for name, value in found if value is not None]
 
@@ -308,5 +298,4 @@ def _value(value: object) -> str:
 
 
 def kind(run: RunRecord) -> str:
-    """Where the times of a run come from."""
     return "simulated" if run.info.simulated else "measured"

@@ -54,13 +54,12 @@ _OF_BOUNDS: Final = (
     "cheapest_gpu_s",
 )
 _WORDS: Final = {"sjs_efficiency": "SJS efficiency", "utilization": "GPUs held"}
-"""What notes call a figure, where that is not its name."""
 _OPEN: tuple[Outcome, ...] = ("unfinished", "failed", "cancelled", "rejected")
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Runs side by side. ``reference`` is the fair sharing that tables and figures show."""
+    """Runs side by side; tables and figures show the fair sharing ``reference``."""
 
     runs: tuple[RunReport, ...]
     warnings: tuple[str, ...]
@@ -68,7 +67,7 @@ class Report:
     baseline: RunReport | None = None
     """The run that the others are divided by."""
     paired: Mapping[str, PairedJcts] = field(default_factory=dict)
-    """The test of each run's JCTs against those of the baseline, by label, where there are pairs."""
+    """Tests of JCTs against those of the baseline, by label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class RunReport:
     provenance: str
     caveats: Sequence[str]
     unknown: Mapping[str, str] = field(default_factory=dict)
-    """Figures that the run should have and that cannot be known, and why; the caveats say it, too."""
+    """Figures that the run should have and that cannot be known, and why."""
 
 
 @garbage_collection_paused()
@@ -113,11 +112,11 @@ class Files(NamedTuple):
 
     events: Sequence[str | Path]
     others: Sequence[tuple[Path, str]] = ()
-    """Parquet files of other kinds in the same folder, with their kinds."""
+    """Parquet files of other kinds beside them, with their kinds."""
 
 
 def event_files(path: str | Path) -> Files:
-    """The file itself; of a folder its ``events.jsonl`` (a state directory) or all Parquet files of events.
+    """The file itself, or of a folder ``events.jsonl`` (a state directory) or all Parquet files of events.
 
     :raises UsageError: a folder has neither.
     """
@@ -189,7 +188,6 @@ def find_run(runs: Sequence[RunReport], name: str) -> RunReport:
 
 
 def provenance(run: RunRecord) -> str:
-    """One line: simulated or measured, the trace, the seed, the versions."""
     info = run.info
     parts = [
         kind(run),
@@ -227,7 +225,6 @@ def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
 
 
 def _measured(run: RunRecord) -> list[str]:
-    """What references rest on where the run measured speeds itself."""
     if not run.is_measured or not any(job.curve for job in run.jobs):
         return []
     found = ["no profile: FTF rests on the speeds that this run measured, in proportion below the least size"]
@@ -241,7 +238,6 @@ def _measured(run: RunRecord) -> list[str]:
 
 
 def _forecasts(run: RunRecord) -> list[str]:
-    """How good predictions of work turned out to be."""
     pairs = [job.forecasts_held for job in run.jobs]
     held, made = sum(held for held, _ in pairs), sum(made for _, made in pairs)
     if made:
@@ -276,7 +272,6 @@ def unknown_caveats(unknown: Mapping[str, str]) -> list[str]:
 
 
 def bound_caveats(run: RunRecord) -> list[str]:
-    """What the lower bounds of a run take for granted."""
     found = []
     if run.info.progress != "samples" or any(job.job.elastic == "size+batch" for job in run.jobs):
         found.append(
@@ -289,7 +284,7 @@ def bound_caveats(run: RunRecord) -> list[str]:
 
 
 def differences(runs: Sequence[RunRecord]) -> list[str]:
-    """Warnings about runs that should not be compared without a thought."""
+    """Warnings about runs that do not compare."""
     found = []
     if len({run.info.trace_hash for run in runs}) > 1:
         found.append("the runs are of different traces: their figures do not compare")
@@ -306,7 +301,7 @@ def differences(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def compare_jcts(first: RunRecord, second: RunRecord, dropped: float = 0.0) -> PairedJcts:
-    """The test of the JCTs of the jobs that finished in both runs.
+    """Test the JCTs of the jobs that finished in both runs.
 
     :param dropped: as :func:`steady`.
     :raises UsageError: the runs are not of one trace, or no job finished in both.
@@ -318,10 +313,7 @@ def compare_jcts(first: RunRecord, second: RunRecord, dropped: float = 0.0) -> P
 
 
 def paired_jcts_s(first: RunRecord, second: RunRecord, dropped: float = 0.0) -> list[tuple[float, float]]:
-    """Both JCTs of each job that finished in two runs of one trace; empty for runs of different traces.
-
-    :param dropped: as :func:`steady`.
-    """
+    """Both JCTs of each job that finished in two runs of one trace; empty for different traces."""
     if first.info.trace_hash != second.info.trace_hash:
         return []
     theirs = {job.id: job.jct_s for job in second.jobs}
@@ -333,7 +325,7 @@ def paired_jcts_s(first: RunRecord, second: RunRecord, dropped: float = 0.0) -> 
 
 
 def steady(run: RunRecord, dropped: float = 0.0) -> tuple[JobRecord, ...]:
-    """The jobs of a run without the first to be submitted, who found the cluster empty.
+    """The jobs without the first to be submitted, which found the cluster empty.
 
     :param dropped: part of the jobs to leave out, 0 to below 1, rounded up.
     """
@@ -342,13 +334,12 @@ def steady(run: RunRecord, dropped: float = 0.0) -> tuple[JobRecord, ...]:
 
 
 def wilcoxon(first: Sequence[float], second: Sequence[float]) -> PairedJcts:
-    """The test of pairs: the n-th value of the one belongs to the n-th of the other.
+    """Test the n-th value of ``first`` against the n-th of ``second``.
 
-    ONES (SC '21, table 4) prints ``greater``: close to 1, the first are smaller.
+    ONES (SC '21, table 4) prints ``greater``: close to 1, the first are smaller. If no pair differs, all
+    p values are 1.
 
-    Without a pair that differs, nothing speaks against any hypothesis: all p values are 1.
-
-    :raises UsageError: there are no pairs, or one value has no partner.
+    :raises UsageError: there are no pairs, or a value has no partner.
     """
     if len(first) != len(second) or not first:
         raise UsageError(f"a paired test needs values in pairs, got {len(first)} and {len(second)}")

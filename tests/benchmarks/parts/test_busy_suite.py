@@ -1,5 +1,3 @@
-"""Failures of tests beside busy processes are counted and named."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -22,5 +22,5 @@ def test_the_jobs_of_the_testbed_state_deadlines_and_may_have_what_was_measured(
 
 
 def test_oasis_meets_no_fewer_deadlines_than_first_come_first_served(reference_data: Path):
-    met = oasis_deadlines_met(reference_data, jobs_limit=40)
+    met = oasis_deadlines_met(reference_data, jobs_limit=10)
     assert met["oasis"] >= met["fifo"] > 0

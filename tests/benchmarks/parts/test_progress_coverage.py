@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.parts.figure import Figure
 from benchmarks.parts.progress_coverage import HIGH, LOW, coverage, published_history
 from tests.tools.profile.predictor.histories import history, progress_of
 
@@ -26,9 +25,3 @@ def test_every_job_is_predicted_by_all_others() -> None:
     assert coverage(few) == pytest.approx(
         np.mean([0.05 <= p <= 0.95 for job in few for p in progress_of(job)])
     )
-
-
-def test_the_figure_has_two_limits() -> None:
-    values = {value: Figure("x", value, "share", HIGH, low=LOW) for value in (0.8, 0.9, 0.96)}
-    assert [figure.holds for figure in values.values()] == [False, True, False]
-    assert values[0.9].row("make")["low"] == LOW

@@ -164,8 +164,6 @@ def test_finished_events_are_told_apart_by_content_not_by_name(tmp_path: Path, l
 
 
 def test_a_broken_detail_in_parquet_names_its_row(tmp_path: Path, log: Path) -> None:
-    import pyarrow.parquet as pq
-
     path = tmp_path / "e.parquet"
     io.write_events(io.read_events(log), path)
     table = pq.read_table(path)

@@ -10,6 +10,8 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.job import Job
+from pliant.tools.report.read_run import fold
+from pliant.tools.report.records import RunRecord
 from tests.builders import cluster, job
 
 LINEAR = tuple((size, float(size)) for size in (1, 2, 4, 8, 16))
@@ -26,6 +28,16 @@ def begin(nodes: Cluster | None = None, *, at: float = 0.0, **more: Any) -> Even
         **more,
     }
     return Event(at, "decision", detail=info)
+
+
+def story(*events: Event, **info: Any) -> RunRecord:
+    """The run of these events, folded."""
+    return fold([begin(**info), *events])
+
+
+def ran(name: str, start: float, end: float, gpus: int = 1) -> list[Event]:
+    """A job has its GPUs from start to end, and finishes."""
+    return [Event(start, "start", name, gpus), Event(end, "finish", name, 0)]
 
 
 def submit(

@@ -5,29 +5,19 @@ import pytest
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.tools.report.comparisons import compare_runs, mean_ratio
-from pliant.tools.report.read_run import fold
 from tests.builders import job
-from tests.tools.report.runs import begin, submit
+from tests.tools.report.runs import story, submit
 
 
 def simulated():
-    return fold(
-        [
-            begin(),
-            submit(job("a", low=1), 8.0),
-            submit(job("b"), 4.0),
-            Event(0, "start", "a", 1, overhead_seconds=1.0),
-            Event(9, "finish", "a", 0),
-            Event(9, "start", "b", 1),
-        ]
-    )
+    first = Event(0, "start", "a", 1, overhead_seconds=1.0), Event(9, "finish", "a", 0)
+    return story(submit(job("a", low=1), 8.0), submit(job("b"), 4.0), *first, Event(9, "start", "b", 1))
 
 
 def measured():
     """a runs at 4/5 of the predicted speed: 8 samples in 5 s on one GPU and 2.5 s on two."""
     start = 1_800_000_000.0
     events = [
-        begin(at=start, simulated=False, profile_hash="cd" * 32),
         submit(job("a", low=1), 8.0, at=start),
         submit(job("b"), 4.0, at=start),
         Event(start + 1, "start", "a", 1),
@@ -37,7 +27,7 @@ def measured():
         Event(start + 9, "progress", "a", overhead_seconds=0.5),
         Event(start + 11.5, "finish", "a", 0, samples_done=8.0),
     ]
-    return fold(events)
+    return story(*events, at=start, simulated=False, profile_hash="cd" * 32)
 
 
 def test_a_job_in_both_runs_and_what_explains_the_difference():
@@ -60,10 +50,9 @@ def test_a_job_that_did_not_end_has_no_ratio():
 
 def test_the_mean_ratio_is_over_jobs_that_finished_twice():
     assert mean_ratio(compare_runs(measured(), simulated())) == pytest.approx(9 / 11.5)
-    unfinished = fold([begin(), submit(job("a"), 8.0)])
-    assert mean_ratio(compare_runs(measured(), unfinished)) is None
+    assert mean_ratio(compare_runs(measured(), story(submit(job("a"), 8.0)))) is None
 
 
 def test_runs_without_a_common_job():
     with pytest.raises(UsageError, match="no job in common"):
-        compare_runs(measured(), fold([begin(), submit(job("x"), 1.0)]))
+        compare_runs(measured(), story(submit(job("x"), 1.0)))

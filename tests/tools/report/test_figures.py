@@ -11,7 +11,7 @@ from pliant.tools.report.figures.style import MUTED, area_colour, ink
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.report import make_report
 from tests.builders import cluster, job
-from tests.tools.report.runs import begin, first_come, shared, submit
+from tests.tools.report.runs import first_come, ran, shared, story, submit
 
 
 @pytest.fixture(scope="module")
@@ -20,21 +20,16 @@ def report():
 
 
 def many_jobs(models):
-    events = [begin(cluster(64))]
-    for index, model in enumerate(models):
-        name = f"j{index:03}"
-        events += [
-            submit(job(name, model=model), 4.0),
-            Event(0, "start", name, 1),
-            Event(4, "finish", name, 0),
-        ]
-    return make_report([fold(events)]).runs[0]
+    names = [f"j{index:03}" for index in range(len(models))]
+    arrivals = (submit(job(name, model=model), 4.0) for name, model in zip(names, models, strict=True))
+    runs = (event for name in names for event in ran(name, 0, 4))
+    return make_report([story(*arrivals, *runs, nodes=cluster(64))]).runs[0]
 
 
 def test_every_figure_is_written_in_both_forms(report, tmp_path):
     names = {path.name for path in write_figures(report, tmp_path / "new" / "figures")}
     stems = ("jct-cdf", "ftf-cdf", "completed", "gpu-use", "allocation-fifo", "allocation-ares")
-    assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
+    assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}  # no predictions
 
 
 def test_equal_runs_give_equal_files(tmp_path):
@@ -55,55 +50,41 @@ def predicted(name, *, band, total=100.0):
 
 
 def test_predicted_progress_is_drawn_with_its_band_against_what_happened():
-    told = make_report([fold([begin(cluster(4), demand="predicted"), *predicted("a", band=0.2)])])
+    told = make_report([story(*predicted("a", band=0.2), demand="predicted")])
     drawn = draw(told)["progress-fifo"]
     (plot,) = drawn.axes
     assert plot.get_title() == "a: 9 of 9 intervals held it"
     mean, happened = plot.get_lines()
     assert mean.get_ydata() == pytest.approx(mean.get_xdata())
     assert (list(happened.get_xdata()), list(happened.get_ydata())) == ([0, 1], [0, 1])
-    assert [text.get_text() for text in drawn.legends[0].get_texts()] == [
-        "90 % interval",
-        "predicted, mean",
-        "what happened",
-    ]
+    legend = [text.get_text() for text in drawn.legends[0].get_texts()]
+    assert legend == ["90 % interval", "predicted, mean", "what happened"]
 
 
 def test_the_jobs_that_were_predicted_most_are_drawn_and_no_more_than_four():
     events = [event for name in "abcdef" for event in predicted(name, band=0.2)]
     for name in "bd":
         events = [each for each in events if (each.job, each.event) != (name, "progress") or each.time < 5]
-    told = make_report([fold([begin(cluster(64)), *sorted(events, key=lambda event: event.time)])])
+    told = make_report([story(*sorted(events, key=lambda event: event.time), nodes=cluster(64))])
     assert [plot.get_title()[0] for plot in draw(told)["progress-fifo"].axes] == ["a", "c", "e", "f"]
-
-
-def test_without_predictions_there_is_no_such_figure(report):
-    assert not [name for name in draw(report) if name.startswith("progress")]
 
 
 def test_axes_name_their_units(report):
     drawn = draw(report)
-    labels = {
-        name: (plot.get_xlabel(), plot.get_ylabel()) for name, fig in drawn.items() for plot in fig.axes
-    }
-    assert labels["jct-cdf"] == ("JCT, s", "share of finished jobs")
-    assert labels["allocation-ares"] == ("time since the first submission, s", "GPUs")
+    ((jct,), (held,), (done,)) = (drawn[name].axes for name in ("jct-cdf", "allocation-ares", "completed"))
+    assert (jct.get_xlabel(), jct.get_ylabel()) == ("JCT, s", "share of finished jobs")
+    assert (held.get_xlabel(), held.get_ylabel()) == ("time since the first submission, s", "GPUs")
+    assert done.get_xlabel() == "time since the first submission, s"
 
 
 def test_the_legend_says_what_is_simulated_and_what_is_missing(report):
-    legend = draw(report)["jct-cdf"].legends[0]
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "fifo (simulated, 1 jobs missing)",
-        "ares (simulated)",
-    ]
+    legend = [text.get_text() for text in draw(report)["jct-cdf"].legends[0].get_texts()]
+    assert legend == ["fifo (simulated, 1 jobs missing)", "ares (simulated)"]
 
 
-def test_a_run_in_which_nothing_happened_has_no_figures(tmp_path):
-    assert draw(make_report([fold([begin(), submit(job("a"), 4.0)])])) == {}
-
-
-def test_a_run_in_which_nothing_finished_has_its_allocation():
-    run = fold([begin(), submit(job("a"), 4.0), Event(0, "start", "a", 1), Event(3, "progress", "a")])
+def test_a_run_in_which_nothing_happened_has_no_figures_and_one_in_which_nothing_finished_its_allocation():
+    assert draw(make_report([story(submit(job("a"), 4.0))])) == {}
+    run = story(submit(job("a"), 4.0), Event(0, "start", "a", 1), Event(3, "progress", "a"))
     assert set(draw(make_report([run]))) == {"gpu-use", "allocation-fifo"}
 
 
@@ -159,4 +140,3 @@ def test_completed_jobs_rise_by_one_at_each_completion(report):
     fifo, ares = plot.get_lines()
     assert list(fifo.get_xdata()) == [0, 120, 240, 240]  # the third job never started
     assert list(ares.get_ydata()) == [0, 1, 2, 3, 3]
-    assert plot.get_xlabel() == "time since the first submission, s"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import EqualDeals
 from pliant.tools.report.fairness import Reference
 from pliant.tools.report.metrics import run_metrics
-from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.references import equal_shares as equal_deals
 from pliant.tools.report.references.equal_shares import equal_deal_finishes
@@ -18,7 +16,7 @@ from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.rendering.sections import guarantee_section
 from pliant.tools.report.report import make_report
 from tests.builders import job
-from tests.tools.report.runs import begin, submit
+from tests.tools.report.runs import ran, story, submit
 
 TERMS = EqualDeals(grace=0.0, grace_s=0.0, deal_s=100.0, lost_s=20.0)
 
@@ -75,7 +73,7 @@ def test_where_no_deal_leaves_time_to_train_no_job_ends(lost_s: float) -> None:
     assert equal_deal_finishes(jobs, [(0.0, 4)], terms) == {}
 
 
-def test_a_job_that_would_take_longer_than_anyone_waits_counts_as_never_ending(
+def test_a_job_that_takes_longer_than_all_deals_counts_as_never_ending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(equal_deals, "_MOST_DEALS", 10)
@@ -86,8 +84,8 @@ def test_a_job_that_would_take_longer_than_anyone_waits_counts_as_never_ending(
 def late(end_s: float) -> RunRecord:
     """A job of 80 s alone that the reference ends at 100 s, and GPS at 20 s."""
     only: Job = job("only", gpus=1, low=1, high=4)
-    events = [begin(policy="mine", bounds={"equal_deals": TERMS.model_dump()}), submit(only, 80.0)]
-    return fold([*events, Event(0.0, "start", "only", 4), Event(end_s, "finish", "only", 0)])
+    bounds = {"equal_deals": TERMS.model_dump()}
+    return story(submit(only, 80.0), *ran("only", 0.0, end_s, 4), policy="mine", bounds=bounds)
 
 
 @pytest.mark.parametrize(("end_s", "past"), [(90.0, 0), (100.0, 0), (110.0, 1)])
@@ -111,13 +109,12 @@ def longest_first(
 ) -> RunRecord:
     """Jobs j0, j1, … from time 0 on all four GPUs, one after another."""
     bounds = None if gps_delay is None else {"gps_delay": gps_delay}
-    events, now = [begin(policy="mine", bounds=bounds)], 0.0
     work = {f"j{number}": each for number, each in enumerate(samples)}
-    events += [submit(job(name, gpus=4, low=1), each) for name, each in work.items()]
+    events, now = [submit(job(name, gpus=4, low=1), each) for name, each in work.items()], 0.0
     for name, each in work.items():
-        events += [Event(now, "start", name, 4), Event(now + each / 4, "finish", name, 0)]
+        events += ran(name, now, now + each / 4, 4)
         now += each / 4
-    return fold(events)
+    return story(*events, policy="mine", bounds=bounds)
 
 
 def test_bound_worst_delay_and_the_jobs_past_it():

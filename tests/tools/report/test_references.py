@@ -21,7 +21,7 @@ from pliant.tools.report.references.isolated import (
     usable_curve,
 )
 from tests.builders import cluster, job
-from tests.tools.report.runs import begin, first_come, shared, submit
+from tests.tools.report.runs import first_come, ran, shared, story, submit
 
 FOUR = ((0.0, 4),)
 
@@ -49,13 +49,6 @@ def test_three_jobs_at_time_zero_share_equally():
     jobs = [entry("a", 0, 8.0), entry("b", 0, 8.0), entry("c", 0, 16.0)]
     for system in (fluid_finishes, gps_finishes):
         assert system(jobs, FOUR) == pytest.approx({"a": 6.0, "b": 6.0, "c": 8.0})
-
-
-def test_a_newcomer_takes_its_share_from_its_arrival_on():
-    # a alone does 4 by t=1, then 2 a second: its last 4 take until 3; b has done 4 of 8 by then, ends at 4.
-    jobs = [entry("a", 0, 8.0), entry("b", 1, 8.0)]
-    for system in (fluid_finishes, gps_finishes):
-        assert system(jobs, FOUR) == pytest.approx({"a": 3.0, "b": 4.0})
 
 
 def test_fluid_sharing_follows_the_curves_and_stops_at_the_best_size():
@@ -92,6 +85,8 @@ def test_a_share_is_good_for_the_best_size_within_it():
     curve = ((1, 10.0), (2, 18.0), (3, 14.0), (4, 22.0), (8, 20.0))
     assert usable_curve(curve, 8) == ((1, 10.0), (2, 18.0), (3.5, 18.0), (4, 22.0))
     assert usable_curve(curve, 3) == ((1, 10.0), (2, 18.0))
+    assert usable_curve(curve[:2], 3) == curve[:2]
+    assert usable_curve(curve[::3], 2) == ((1, 10.0), (2, 14.0))
 
 
 @given(st.lists(st.floats(0.1, 100.0), min_size=1, max_size=8), st.floats(0.1, 10.0))
@@ -107,28 +102,14 @@ def test_a_usable_curve_is_the_running_maximum(rates, share):
 def test_an_elastic_job_that_requests_too_many_gpus_demands_what_it_needs_on_fewer():
     curve = ((1, 4.0), (2, 6.0), (4, 3.0))
     for spec, demand in ((job("a", gpus=4), 4 * 12 / 3.0), (job("a", gpus=4, low=1), 4 * 12 / 6.0)):
-        assert reference_jobs(fold([begin(), submit(spec, 12.0, curve)]))[0].demand_gpu_s == demand
+        assert reference_jobs(story(submit(spec, 12.0, curve)))[0].demand_gpu_s == demand
 
 
-def test_lost_nodes_slow_everybody_down():
-    capacity = ((0.0, 4), (1.0, 0), (2.0, 2))
-    for system in (fluid_finishes, gps_finishes):
-        assert system([entry("a", 0, 8.0)], capacity) == pytest.approx({"a": 4.0})
-
-
-def test_without_gpus_nobody_ends():
-    for system in (fluid_finishes, gps_finishes):
-        assert system([entry("a", 0, 8.0)], ((0.0, 4), (1.0, 0))) == {}
-
-
-def test_no_jobs_no_finishes():
-    assert fluid_finishes([], FOUR) == gps_finishes([], FOUR) == {}
-
-
-def test_a_curve_ends_at_its_best_size_or_at_the_largest_allowed():
-    curve = ((1, 10.0), (2, 18.0), (4, 30.0), (8, 25.0))
-    assert usable_curve(curve, 8) == curve[:3]
-    assert usable_curve(curve, 3) == ((1, 10.0), (2, 18.0), (3, 24.0))
+@pytest.mark.parametrize("system", [fluid_finishes, gps_finishes])
+def test_lost_nodes_slow_all_jobs_down_and_without_gpus_no_job_ends(system):
+    jobs = [entry("a", 0, 8.0)]
+    assert system(jobs, ((0.0, 4), (1.0, 0), (2.0, 2))) == pytest.approx({"a": 4.0})
+    assert system(jobs, ((0.0, 4), (1.0, 0))) == system([], FOUR) == {}
 
 
 @pytest.mark.parametrize(("gpus", "rate"), [(0.5, 5.0), (1, 10.0), (1.5, 14.0), (3, 24.0), (9, 30.0)])
@@ -137,21 +118,14 @@ def test_a_curve_is_linear_between_its_sizes(gpus, rate):
 
 
 def test_a_job_that_was_cancelled_shared_only_with_the_work_it_did():
-    run = fold(
-        [
-            begin(),
-            submit(job("a"), 100.0),
-            submit(job("b"), 100.0),
-            submit(job("c")),
-            submit(job("d"), 5.0, ()),
-            Event(3, "cancel", "a", 0, samples_done=3.0),
-        ]
-    )
+    known = submit(job("a"), 100.0), submit(job("b"), 100.0)
+    cancelled = Event(3, "cancel", "a", 0, samples_done=3.0)
+    run = story(*known, submit(job("c")), submit(job("d"), 5.0, ()), cancelled)
     assert [(each.id, each.samples) for each in reference_jobs(run)] == [("a", 3.0), ("b", 100.0)]
 
 
 def test_demand_is_at_the_requested_size():
-    run = fold([begin(), submit(job("a", gpus=2), 12.0, ((1, 2.0), (2, 3.0)))])
+    run = story(submit(job("a", gpus=2), 12.0, ((1, 2.0), (2, 3.0))))
     assert reference_jobs(run)[0].demand_gpu_s == 2 * 12.0 / 3.0
 
 
@@ -159,18 +133,18 @@ def test_demand_is_at_the_requested_size():
 def test_a_demand_that_the_log_states_is_taken(stated):
     detail = {"demand_gpu_s": stated} if stated else {}
     arrival = submit(job("a", gpus=2), 8.0, ((1, 1.0),))
-    events = [begin(), replace(arrival, detail={**arrival.detail, **detail})]
-    assert reference_jobs(fold(events))[0].demand_gpu_s == (stated or 16.0)
-    events.append(Event(3, "cancel", "a", 0, samples_done=2.0))
-    assert reference_jobs(fold(events))[0].demand_gpu_s == (stated or 16.0) / 4
+    arrival = replace(arrival, detail={**arrival.detail, **detail})
+    assert reference_jobs(story(arrival))[0].demand_gpu_s == (stated or 16.0)
+    run = story(arrival, Event(3, "cancel", "a", 0, samples_done=2.0))
+    assert reference_jobs(run)[0].demand_gpu_s == (stated or 16.0) / 4
 
 
 @pytest.mark.parametrize("outcome", [[], [Event(0, "reject", "big")]])
-def test_a_job_that_no_policy_can_run_shares_with_nobody(outcome):
+def test_a_job_that_no_policy_can_run_shares_with_no_other(outcome):
     """Two types of two GPUs: a gang of three never runs, one of two that is rejected could have."""
     nodes = Cluster(nodes=(Node(name="x", gpus=2, gpu_type="x"), Node(name="y", gpus=2, gpu_type="y")))
     jobs = [submit(job("a", gpus=2), 4.0), submit(job("big", gpus=3), 9.0), submit(job("c", gpus=2), 6.0)]
-    run = fold([begin(nodes), *jobs, Event(0, "reject", "c"), *outcome])
+    run = story(*jobs, Event(0, "reject", "c"), *outcome, nodes=nodes)
     assert [each.id for each in reference_jobs(run)] == ["a", "c"]
 
 
@@ -222,25 +196,21 @@ def test_the_curve_decides_not_the_order_of_equal_arrivals(jobs, gpus, random):
 
 
 @given(curved_jobs, st.integers(1, 6))
-def test_one_more_gpu_lets_nobody_finish_later(jobs, gpus):
+def test_one_more_gpu_lets_no_job_finish_later(jobs, gpus):
     few, more = (fluid_finishes(jobs, ((0.0, count),)) for count in (gpus, gpus + 1))
     assert all(more[name] <= few[name] + 1e-6 for name in few)
     assert max(few.values()) < inf
 
 
-def isolated_jcts(*events):
-    run = fold(events)
+def isolated_jcts(*events, **info):
+    run = story(*events, **info)
     finishes = isolated_finishes(run, reference_jobs(run))
     return {record.id: finishes[record.id] - record.submit_s for record in run.jobs if record.id in finishes}
 
 
-def ran(name, start, end, gpus=1):
-    return [Event(start, "start", name, gpus), Event(end, "finish", name, 0)]
-
-
 def test_a_rigid_job_is_alone_at_its_requested_size():
     # Alone in the cluster, v is 4: the two GPUs it asked for are its own, 10 samples take 5 s.
-    alone = isolated_jcts(begin(), submit(job("a", gpus=2), 10.0), *ran("a", 7, 12, 2))
+    alone = isolated_jcts(submit(job("a", gpus=2), 10.0), *ran("a", 7, 12, 2))
     assert alone == {"a": 5.0}
 
 
@@ -248,7 +218,7 @@ def test_a_rigid_job_that_asks_for_more_than_its_share_is_slowed_down():
     # Three jobs from 0 to 12 on 4 GPUs: v = 4/3. a asked for 4: 12 s alone, times 4 / (4/3) = 36 s.
     jobs = [submit(job("a", gpus=4), 48.0), submit(job("b"), 12.0), submit(job("c"), 12.0)]
     ends = [*ran("a", 0, 12, 4), *ran("b", 0, 12), *ran("c", 0, 12)]
-    assert isolated_jcts(begin(cluster(4)), *jobs, *ends) == pytest.approx({"a": 36.0, "b": 12.0, "c": 12.0})
+    assert isolated_jcts(*jobs, *ends) == pytest.approx({"a": 36.0, "b": 12.0, "c": 12.0})
 
 
 def test_the_share_is_a_mean_over_the_jobs_life():
@@ -257,7 +227,7 @@ def test_the_share_is_a_mean_over_the_jobs_life():
     curve = ((1, 1.0), (2, 2.0), (3, 3.0))
     jobs = [submit(job("a", gpus=3), 24.0, curve), submit(job("c"), 5.0), submit(job("b", at=10), 5.0)]
     ends = [*ran("c", 5, 10), *ran("b", 15, 20), *ran("a", 20, 30, 3)]
-    assert isolated_jcts(begin(), *jobs, *ends)["a"] == pytest.approx(10.0)
+    assert isolated_jcts(*jobs, *ends)["a"] == pytest.approx(10.0)
 
 
 def test_under_a_policy_that_sizes_jobs_it_is_linear_between_whole_shares():
@@ -265,23 +235,24 @@ def test_under_a_policy_that_sizes_jobs_it_is_linear_between_whole_shares():
     curve = ((1, 1.0), (2, 2.0), (3, 3.0))
     jobs = [submit(job("a", gpus=1, low=1), 24.0, curve), submit(job("c"), 5.0), submit(job("b", at=10), 5.0)]
     ends = [*ran("c", 5, 10), *ran("b", 15, 20), *ran("a", 20, 30, 3)]
-    assert isolated_jcts(begin(), *jobs, *ends)["a"] == pytest.approx(10.4)
+    assert isolated_jcts(*jobs, *ends)["a"] == pytest.approx(10.4)
 
 
 def test_under_it_a_job_without_speedup_keeps_its_best_size():
     # Two GPUs are its best; alone on all four it would still take 10 / 2 s.
     curve = ((1, 1.0), (2, 2.0), (4, 1.5))
-    alone = isolated_jcts(begin(), submit(job("a", gpus=1, low=1), 10.0, curve), *ran("a", 0, 5, 2))
+    alone = isolated_jcts(submit(job("a", gpus=1, low=1), 10.0, curve), *ran("a", 0, 5, 2))
     assert alone == {"a": 5.0}
 
 
 def test_below_one_gpu_it_is_the_time_on_one_over_the_share():
     # Two jobs on one GPU from 0 to 9: v = 1/2 for a: 3 s alone are 6 s. b is there to 12: (9·2 + 3)/12.
-    nodes = cluster(1)
     jobs = [submit(job("a", gpus=1, low=1), 3.0), submit(job("b", gpus=1, low=1), 3.0)]
     resized = Event(9, "grow", "b", 2)  # so that the policy counts as one that sizes jobs
     ends = [*ran("a", 6, 9), Event(0, "start", "b", 1), resized, Event(12, "finish", "b", 0)]
-    assert isolated_jcts(begin(nodes), *jobs, *ends) == pytest.approx({"a": 6.0, "b": 3.0 * (9 * 2 + 3) / 12})
+    assert isolated_jcts(*jobs, *ends, nodes=cluster(1)) == pytest.approx(
+        {"a": 6.0, "b": 3.0 * (9 * 2 + 3) / 12}
+    )
 
 
 def test_it_depends_on_what_the_policy_did_and_the_others_do_not():
@@ -291,5 +262,5 @@ def test_it_depends_on_what_the_policy_did_and_the_others_do_not():
 
 
 def test_jobs_that_did_not_finish_have_none():
-    found = isolated_jcts(begin(), submit(job("a"), 4.0), submit(job("b")), *ran("b", 0, 3))
+    found = isolated_jcts(submit(job("a"), 4.0), submit(job("b")), *ran("b", 0, 3))
     assert found == {}

@@ -11,7 +11,7 @@ from pliant.tools.report.records import labels
 from pliant.tools.report.report import make_report, read_report
 from tests.builders import cluster, job
 from tests.tools.profile.rows_builder import step
-from tests.tools.report.runs import begin, first_come, shared, submit
+from tests.tools.report.runs import begin, first_come, shared, story, submit
 
 
 def run(source="events", **info):
@@ -19,22 +19,16 @@ def run(source="events", **info):
 
 
 def notes(*events, **info):
-    return make_report([fold([begin(**info), *events])]).runs[0].caveats
+    return make_report([story(*events, **info)]).runs[0].caveats
 
 
-def test_runs_are_called_by_their_policy():
+def test_runs_are_called_by_their_policy_and_those_of_one_by_what_differs():
     assert labels([run(policy="fifo"), run(policy="ares")]) == ["fifo", "ares"]
-
-
-def test_runs_of_one_policy_are_called_by_what_differs():
-    found = labels(
-        [
-            run(policy="ares", parameters={"alpha": 0.5, "pool": 2}),
-            run(policy="ares", parameters={"alpha": 0.75, "pool": 2}, seed=1),
-            run(policy="fifo"),
-        ]
-    )
-    assert found == ["ares alpha=0.5 seed=0", "ares alpha=0.75 seed=1", "fifo"]
+    first = run(policy="ares", parameters={"alpha": 0.5, "pool": 2})
+    second = run(policy="ares", parameters={"alpha": 0.75, "pool": 2}, seed=1)
+    assert labels([first, second, run(policy="fifo")]) == [
+        *("ares alpha=0.5 seed=0", "ares alpha=0.75 seed=1", "fifo")
+    ]
     assert labels([run(), run(simulated=False)]) == ["fifo simulated", "fifo measured"]
 
 
@@ -44,41 +38,31 @@ def test_runs_that_differ_in_nothing_are_called_by_their_file():
 
 
 def test_provenance_names_what_makes_a_run():
-    told = (
-        make_report([run(policy="srtf", oracle=True, seed=7, parameters={"alpha": 0.8})]).runs[0].provenance
-    )
-    assert told == (
+    one = run(policy="srtf", oracle=True, seed=7, parameters={"alpha": 0.8})
+    assert make_report([one]).runs[0].provenance == (
         "simulated · oracle (knows what no scheduler can know) · 4 GPUs · trace abababababab · seed 7"
         " · alpha=0.8 · pliant 0.1.0"
     )
 
 
 def test_predicted_demand_is_named_wherever_the_run_is():
-    told = make_report([run(demand="predicted")]).runs[0]
-    assert told.provenance.startswith("simulated · predicted demand · 4 GPUs")
+    told = make_report([run(demand="predicted", nodes=cluster(4, slots="cpu"))]).runs[0]
+    assert told.provenance.startswith("simulated · predicted demand · 4 CPU slots")
     assert told.metrics.demand == "predicted"
     assert "the work of jobs was predicted where they state none" in told.caveats
 
 
 def test_how_often_predicted_intervals_held_is_said():
     bands = [(0.1, 0.3), (0.3, 0.5), (0.9, 1.0), (0.0, 1.0)]
-    events = [
-        Event(
-            at,
-            "progress",
-            "a",
-            detail={"progress": {"samples_done": 2.0 * at, "mean": 0.5, "low": low, "high": high}},
-        )
+    said = (
+        {"samples_done": 2.0 * at, "mean": 0.5, "low": low, "high": high}
         for at, (low, high) in enumerate(bands, 1)
-    ]
+    )
+    events = [Event(at, "progress", "a", detail={"progress": each}) for at, each in enumerate(said, 1)]
     finished = Event(10, "finish", "a", 0, samples_done=10.0)
     assert notes(submit(job("a"), 10.0), Event(0, "start", "a", 1), *events, finished) == [
         "75% of 4 predicted 90 % intervals of progress held what followed"
     ]
-
-
-def test_cpu_slots_are_not_called_gpus():
-    assert "2 CPU slots" in make_report([run(nodes=cluster(2, slots="cpu"))]).runs[0].provenance
 
 
 def test_what_the_figures_leave_out_is_said():
@@ -116,10 +100,7 @@ def test_a_change_of_policy_is_told():
         ({"trace_hash": "cd" * 32}, "the runs are of different traces: their figures do not compare"),
         ({"nodes": cluster(2, 2)}, "the runs are on different clusters"),
         ({"simulated": False}, "some runs are simulated and some are measured"),
-        (
-            {"oracle": True},
-            "some policies knew what no scheduler can know (oracle), the others were not",
-        ),
+        ({"oracle": True}, "some policies knew what no scheduler can know (oracle), the others were not"),
         (
             {"demand": "predicted"},
             "the policies did not see the same of the work of jobs: predicted demand and stated demand",
@@ -151,12 +132,9 @@ def test_folders_stand_for_their_runs(tmp_path):
     assert [each.label for each in found.runs] == ["ares simulated", "fifo", "ares measured"]
 
 
-def test_a_folder_without_runs(tmp_path):
+def test_other_files_beside_the_runs_are_left_out_and_named(tmp_path):
     with pytest.raises(UsageError, match=r"no events\.jsonl and no \.parquet"):
         read_report([tmp_path])
-
-
-def test_other_files_beside_the_runs_are_left_out_and_named(tmp_path):
     write_profile(Profile((step(1, 8, 0.1),)), tmp_path / "profile.parquet")
     with pytest.raises(UsageError, match=r"no \.parquet file of events, only a 'profile' file: profile"):
         read_report([tmp_path])

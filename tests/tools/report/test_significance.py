@@ -11,12 +11,12 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
-from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.rendering.output import Extras, ReportFormat, render
+from pliant.tools.report.rendering.sections import p_text
 from pliant.tools.report.report import Report, compare_jcts, make_report, steady, wilcoxon
 from tests.builders import job
-from tests.tools.report.runs import begin, submit
+from tests.tools.report.runs import story, submit
 
 LONG = tuple(range(10, 18))
 
@@ -24,13 +24,8 @@ LONG = tuple(range(10, 18))
 def run(jcts: dict[str, float], **info: object) -> RunRecord:
     """Jobs that arrive a second apart and take so many seconds."""
     arrivals = {name: float(number) for number, name in enumerate(jcts)}
-    return fold(
-        [
-            begin(**info),
-            *(submit(job(name, at=at), 10.0) for name, at in arrivals.items()),
-            *(Event(arrivals[name] + jct_s, "finish", name, 0) for name, jct_s in jcts.items()),
-        ]
-    )
+    ends = (Event(arrivals[name] + jct_s, "finish", name, 0) for name, jct_s in jcts.items())
+    return story(*(submit(job(name, at=at), 10.0) for name, at in arrivals.items()), *ends, **info)
 
 
 def test_eight_pairs_of_one_sign_by_hand():
@@ -46,7 +41,8 @@ def test_eight_pairs_of_one_sign_by_hand():
 
 
 def test_equal_values_speak_against_nothing():
-    assert wilcoxon(LONG, LONG).two_sided == 1.0
+    found = wilcoxon(LONG, LONG)
+    assert (found.pairs, found.two_sided, found.greater, found.less) == (8, 1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(("left", "right"), [((), ()), ((1.0,), (1.0, 2.0))])
@@ -83,14 +79,8 @@ JOBS = "abcdefgh"
 
 def timed_run(policy: str, longer: float = 1.0, jobs: str = JOBS, **info: Any) -> RunRecord:
     """Jobs that take 100, 101, … seconds, times ``longer``; of eight only ``jobs`` finish."""
-    return fold(
-        [
-            begin(policy=policy, **info),
-            *(submit(job(name), 10.0) for name in JOBS),
-            *(Event(longer * (100.0 + n), "finish", name, 0) for n, name in enumerate(jobs)),
-        ],
-        f"{policy}.parquet",
-    )
+    ends = (Event(longer * (100.0 + n), "finish", name, 0) for n, name in enumerate(jobs))
+    return story(*(submit(job(name), 10.0) for name in JOBS), *ends, policy=policy, **info)
 
 
 def beside(*others: RunRecord) -> Report:
@@ -132,11 +122,6 @@ def test_jobs_count_that_finished_in_both() -> None:
     assert {label: found.pairs for label, found in report.paired.items()} == {"ares": 5}
 
 
-def test_equal_runs_differ_in_nothing() -> None:
-    (found,) = beside(timed_run("ares")).paired.values()
-    assert (found.pairs, found.two_sided, found.greater, found.less) == (8, 1.0, 1.0, 1.0)
-
-
 def test_other_traces_are_not_tested_and_the_report_goes_on() -> None:
     report = beside(timed_run("ares", trace_hash="cd" * 32))
     assert report.paired == {}
@@ -151,11 +136,5 @@ def test_without_a_baseline_nothing_is_tested() -> None:
 
 
 def test_a_tiny_p_value_keeps_its_power_of_ten() -> None:
-    from pliant.tools.report.rendering.sections import p_text
-
-    assert [p_text(p) for p in (0.99974, 5.17e-4, 7.55e-10, 0.0)] == [
-        "0.99974",
-        "0.00052",
-        "7.5e-10",
-        "0.00000",
-    ]
+    found = [p_text(p) for p in (0.99974, 5.17e-4, 7.55e-10, 0.0)]
+    assert found == ["0.99974", "0.00052", "7.5e-10", "0.00000"]

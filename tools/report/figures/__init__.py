@@ -50,7 +50,7 @@ def write_figures(report: Report, folder: str | Path) -> list[Path]:
 
 
 def svg_texts(report: Report) -> dict[str, str]:
-    """Every figure as an ``<svg>`` element that can stand in an HTML page."""
+    """Every figure as an ``<svg>`` element."""
     texts = {name: image(figure, name, "svg").decode() for name, figure in draw(report).items()}
     return {name: text[text.index("<svg") :] for name, text in texts.items()}
 

@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 
 MOST_JOBS: Final = 30
-"""With more jobs than this, those of one model share a band."""
+"""With more jobs, those of one model share a band."""
 _MOST_MODELS: Final = 8
 _ACROSS: Final = 0.0125
 _UPRIGHT: Final = 0.045
 """Width of a character as a part of the plot's width, height of a line as a part of its height."""
 POINTS: Final = 1500
-"""More steps than this are averaged over equal intervals: more cannot be distinguished on a page."""
+"""More steps are averaged over equal intervals."""
 
 
 def allocation(each: RunReport) -> Figure | None:
-    """Bands of held GPUs over time, stacked; None if no job ever started."""
+    """Bands of held GPUs over time, stacked. Returns None if no job ever started."""
     bands = bands_of(each)
     end_s = each.run.last_event_s
     if not bands or end_s <= 0:
@@ -65,7 +65,7 @@ def allocation(each: RunReport) -> Figure | None:
 
 
 def bands_of(each: RunReport) -> list[Band]:
-    """One band a job, in order of submission; beyond :data:`MOST_JOBS` one a model, rare ones as "other"."""
+    """A band for each job, in order of submission; beyond :data:`MOST_JOBS` for each model."""
     started = [job for job in each.run.jobs if job.first_start_s is not None]
     names = {job.id: job.id for job in started}
     if len(each.run.jobs) > MOST_JOBS:
@@ -89,7 +89,7 @@ def bands_of(each: RunReport) -> list[Band]:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """GPUs held by one job, or by the jobs of one model: a step function of time."""
+    """GPUs held by one job or model: a step function of time."""
 
     name: str
     colour: str
@@ -123,7 +123,6 @@ def _stack(plot: Axes, bands: Sequence[Band], unit: TimeUnit, *, edges: bool) ->
 
 
 def _doubled(values: Sequence[float]) -> list[float]:
-    """Each value twice: the two ends of its step."""
     return [value for value in values for _ in range(2)]
 
 
@@ -153,7 +152,7 @@ def _name_bands(plot: Axes, bands: Sequence[Band], unit: TimeUnit, end_s: float)
 
 
 def _rotation(characters: int, wide: float, high: float) -> float | None:
-    """The angle at which a name fits a part of the plot's width and height, None if it does not."""
+    """The angle at which a name fits. Returns None if it does not."""
     if wide > _ACROSS * (characters + 1) and high > _UPRIGHT:
         return 0.0
     return 90.0 if high > _UPRIGHT * (characters + 1) / 2 and wide > 1.8 * _ACROSS else None
@@ -175,7 +174,7 @@ def _longest_stretch(band: Band, low: Sequence[float]) -> Stretch | None:
 
 
 def gpu_use(report: Report) -> Figure | None:
-    """GPUs held over time, a row a run; None if no run has any length."""
+    """GPUs held over time, a row a run. Returns None if no run has any length."""
     end_s = max(each.run.last_event_s for each in report.runs)
     if end_s <= 0:
         return None

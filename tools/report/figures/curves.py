@@ -37,17 +37,16 @@ _FEWEST: Final = 3
 
 
 def jcts(each: RunReport) -> list[float]:
-    """JCTs of the finished jobs, ascending, seconds."""
+    """Ascending, seconds."""
     return sorted(job.jct_s for job in each.run.jobs if job.jct_s is not None)
 
 
 def cumulated(values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """The steps of the empirical distribution of ascending values: x, and the share at or below x."""
+    """The empirical distribution of ascending values: x, and the share at or below x."""
     return [*values[:1], *values], [index / len(values) for index in range(len(values) + 1)]
 
 
 def jct_cdf(report: Report) -> Figure | None:
-    """Share of finished jobs by JCT; None if nothing finished."""
     found = [jcts(each) for each in report.runs]
     if not any(found):
         return None
@@ -60,7 +59,6 @@ def jct_cdf(report: Report) -> Figure | None:
 
 
 def ftf_cdf(report: Report) -> Figure | None:
-    """Share of finished jobs by FTF; None if it is known of none."""
     found = [sorted(each.fair[report.reference].ftf.values()) for each in report.runs]
     if not any(found):
         return None
@@ -103,7 +101,6 @@ def _finish(figure: Figure, plot: Axes, found: Sequence[Sequence[float]], *, wid
 
 
 def completed_over_time(report: Report) -> Figure | None:
-    """Finished jobs by the time since the first submission; None if nothing finished."""
     found = [completions(each.run) for each in report.runs]
     if not any(found):
         return None
@@ -123,7 +120,7 @@ def completed_over_time(report: Report) -> Figure | None:
 
 
 def progress(each: RunReport) -> Figure | None:
-    """The finished jobs of one run with the most predictions. Returns None if there are none."""
+    """The finished jobs of one run with the most predictions."""
     jobs = shown(each)
     if not jobs:
         return None

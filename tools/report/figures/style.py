@@ -94,7 +94,7 @@ def legend(figure: Figure, plot: Axes, *, columns: int = 3) -> None:
 
 
 def area_colour(index: int) -> str:
-    """Colour of the ``index``-th area; beyond the palette its colours come again lighter, then darker."""
+    """Colours beyond the palette come again lighter, then darker."""
     lap, place = divmod(index, len(MUTED))
     towards, part = _LAPS[lap % len(_LAPS)]
     parts = (int(MUTED[place][i : i + 2], 16) for i in (1, 3, 5))
@@ -102,7 +102,7 @@ def area_colour(index: int) -> str:
 
 
 def ink(background: str) -> str:
-    """Black or white, whichever reads better on the colour ``#RRGGBB``."""
+    """Black or white, the one that reads better on the colour ``#RRGGBB``."""
     red, green, blue = (int(background[i : i + 2], 16) for i in (1, 3, 5))
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else "black"
 
@@ -120,7 +120,7 @@ def plain_log(plot: Axes, lowest: float, highest: float) -> None:
 
 
 def whole_numbers(plot: Axes, most: int = 8) -> None:
-    """Ticks of the y axis at ``most`` + 1 whole numbers: no job holds half a GPU."""
+    """At most ``most`` + 1 ticks of the y axis."""
     from matplotlib.ticker import MaxNLocator
 
     plot.yaxis.set_major_locator(MaxNLocator(most, integer=True, steps=[1, 2, 4, 8, 10]))

@@ -2,18 +2,17 @@
 GPUs.
 
 Fluid fair sharing is the fair-sharing JCT of Ares (ACM TACO 2025), section 5; generalized processor sharing
-with linear scaling is section 3.2 there. Equal shares in whole GPUs, dealt out again and again, are what a
-policy may promise not to fall behind.
+with linear scaling is section 3.2 there. A policy may promise not to fall behind equal shares in whole GPUs.
 
-A deal holds for ``deal_s`` seconds, or until the GPUs change; in each every job trains for ``lost_s``
-seconds less. Every job gets the same number of GPUs within its limits, and those that have had the fewest
-GPU-seconds come first: they get the GPUs that are over, and where not all minima fit the others sit out a
-deal. A job enters at the first deal after its submission and its grace, and leaves with the deal in which
-it has done its work.
+A deal of whole GPUs holds for ``deal_s`` seconds, or until the GPUs change; every job trains for ``lost_s``
+seconds less. Every job gets the same number of GPUs within its limits. Jobs with the fewest GPU-seconds come
+first: they get the surplus, and if not all minima fit the others sit out a deal. A job enters at the first
+deal after its submission and grace, and leaves with the deal in which it completes its work.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,21 +29,21 @@ if TYPE_CHECKING:
 
 
 _CACHED_RATES: Final = 2_000_000
-"""Most numbers kept in memory for shares that come up again."""
+"""Most rates kept in memory."""
 _DIGITS: Final = 12
 """Significant digits of a rate by GPU: jobs that differ by less share one curve."""
 _ROUNDING: Final = 1e-9
 _MOST_DEALS: Final = 1_000_000
-"""19 years of ten minutes each: what has not ended by then counts as never."""
+"""19 years of ten minutes each; a job that takes longer never ends."""
 
 
 def fluid_finishes(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, int]]) -> dict[str, float]:
-    """Finish time of each job under fluid fair sharing, seconds.
+    """Finish time of each job under fluid fair sharing, seconds; a job that never finishes is left out.
 
-    With N(t) active jobs and M(t) GPUs each job holds M/N GPUs, a fraction too, and runs at the speed of
-    its own curve there, without rescale cost. Jobs with equal curves advance together, so
-    each such group has one clock of samples per job and one heap of the clock's readings at which its
-    members end; an event costs one vector operation over the groups. A job that never finishes is left out.
+    With N(t) active jobs and M(t) GPUs each job holds M/N GPUs, also fractions, and runs at the speed of its
+    own curve, without rescale cost. Jobs with equal curves advance together: each such group has one clock of
+    samples per job and one heap of the readings at which its members end, so that an event costs one vector
+    operation over the groups.
     """
     groups = _Groups(jobs)
     finishes: dict[str, float] = {}
@@ -65,7 +64,7 @@ def fluid_finishes(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float,
 
 
 class _Groups:
-    """Jobs by curve; ``clock[g]`` is the samples that a member of group g trained since it was last empty."""
+    """Jobs by curve. ``clock[g]``: samples that a member of group g trained since it was last empty."""
 
     def __init__(self, jobs: Sequence[ReferenceJob]) -> None:
         import numpy as np
@@ -81,7 +80,6 @@ class _Groups:
         self._by_share: dict[float, NDArray[np.float64]] = {}
 
     def add(self, job: ReferenceJob) -> None:
-        """A job arrives."""
         group = self._index[job.curve]
         heap = self._heaps[group]
         if not heap:
@@ -100,7 +98,7 @@ class _Groups:
         return max(0.0, gaps.item(group)), group
 
     def end(self, group: int, speeds: NDArray[np.float64], seconds: float) -> str:
-        """Let ``seconds`` pass and the next job of the group go; returns its id."""
+        """Let ``seconds`` pass and remove the next job of the group; returns its id."""
         self.advance(speeds, seconds)
         heap = self._heaps[group]
         self._clock[group], job_id = heappop(heap)
@@ -122,7 +120,7 @@ class _Groups:
 
 
 class _Curves:
-    """Curves from (0, 0) to their last rate, a row each, as segments that are padded without end."""
+    """Curves from (0, 0) to their last rate, a row each, padded with segments of infinite length."""
 
     def __init__(self, curves: Sequence[tuple[Point, ...]]) -> None:
         import numpy as np
@@ -140,7 +138,6 @@ class _Curves:
         self._before = np.arange(len(curves)) * width - 1
 
     def at(self, share: float) -> NDArray[np.float64]:
-        """Samples per second of every curve at a number of GPUs."""
         segment = (self._sizes <= share).sum(axis=1) + self._before
         part = (share - self._sizes.take(segment)) / self._lengths.take(segment)
         found: NDArray[np.float64] = self._rates.take(segment) + part * self._rises.take(segment)
@@ -148,12 +145,11 @@ class _Curves:
 
 
 def gps_finishes(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, int]]) -> dict[str, float]:
-    """Finish time of each job in GPS, seconds.
+    """Finish time of each job in GPS, seconds; a job that never finishes is left out.
 
-    With N(t) active jobs and M(t) GPUs each job receives M/N GPU-seconds per second, and is done when it has
-    received its demand. Departure from the paper: it receives no more than it can use, which is the best of
-    its speeds at up to M/N GPUs over its speed for each GPU that it requests. There, GPUs beyond any size of
-    the job count as well. A job that never finishes is left out.
+    With N(t) active jobs and M(t) GPUs each job receives M/N GPU-seconds per second until it has received its
+    demand. Departure from the paper: it receives no more than it can use, the best of its speeds at up to M/N
+    GPUs over its speed for each GPU that it requests.
     """
     linear = cache(at_most_linear)
 
@@ -182,7 +178,7 @@ def equal_deal_finishes(
 ) -> dict[str, float]:
     """Ends of the deals in which the jobs end, seconds; a job that never ends is left out.
 
-    :param left_s: when jobs left that did not end, by id: no share of a later deal is theirs.
+    :param left_s: when jobs were stopped, by id; they take no share of later deals.
     """
     coming = sorted((_entering(job, terms) for job in jobs), key=lambda each: each.enters_s, reverse=True)
     changes = [(time_s, gpus) for time_s, gpus in capacity[1:]]
@@ -218,7 +214,6 @@ def _entering(job: ReferenceJob, terms: EqualDeals) -> _Sharer:
 
 
 def _trains_ever(there: Sequence[_Sharer], gpus: int, terms: EqualDeals) -> bool:
-    """Whether any job trains in the deals that follow, now that the GPUs stay as they are."""
     return terms.lost_s < terms.deal_s and any(each.job.least_gpus <= gpus for each in there)
 
 
@@ -237,21 +232,18 @@ def _deal(there: Sequence[_Sharer], gpus: int) -> None:
 
 
 def _parts(gpus: int, limits: Sequence[tuple[int, int]]) -> list[int]:
-    """Whole GPUs, equal within the limits; what is over goes to the first.
+    """Whole GPUs, equal within the limits; the surplus goes to the first.
 
-    Reports do without the code of policies (``equal_shares``), which they check; a test compares the two.
+    Reports do not use the code of policies (``equal_shares``) that they check; a test compares the two.
     """
 
     def at(level: int) -> list[int]:
         return [min(max(level, low), high) for low, high in limits]
 
-    low, high = 0, gpus
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if sum(at(middle)) <= gpus else (low, middle - 1)
-    parts = at(low)
+    level = bisect_right(range(gpus + 1), gpus, key=lambda level: sum(at(level))) - 1
+    parts = at(level)
     over = gpus - sum(parts)
     for index, (least, most) in enumerate(limits):
-        if over and least <= low < most:
+        if over and least <= level < most:
             parts[index], over = parts[index] + 1, over - 1
     return parts

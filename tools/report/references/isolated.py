@@ -25,27 +25,24 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceJob:
-    """One job of the reference systems. ``curve`` never falls, and is flat from its best size on."""
+    """``curve`` never falls, and is flat from its best size on."""
 
     id: str
     arrival_s: float
     samples: float
     curve: tuple[Point, ...]
     demand_gpu_s: float
-    """GPU-seconds at the requested size."""
     least_gpus: int = 1
-    """The smallest size that it runs on."""
     alone_s: float = 0.0
-    """Seconds that all the work that it states takes on the requested GPUs; 0: it states none."""
+    """Seconds that its stated work takes on the requested GPUs; 0 if it states none."""
 
 
 def reference_jobs(run: RunRecord) -> list[ReferenceJob]:
     """The jobs that can take part, in order of arrival.
 
-    A job takes part with the work it stated; with the samples it did, if it stated none, failed or was
-    cancelled. An unfinished job counts: the others would have shared with it. So does one that the policy
-    rejected, with the work it stated: all policies are held against one reference. Left out are jobs whose
-    work or speed is unknown, and jobs that no policy can run on this cluster.
+    A job takes part with the work it stated; if it stated none, failed or was cancelled, with the samples it
+    did. Unfinished and rejected jobs count too: all policies are held against one reference. Left out are
+    jobs whose work or speed is unknown, or that no policy can run on this cluster.
     """
     largest, cluster_gpus = run.largest_gang, run.total_gpus
     usable = cache(usable_curve)
@@ -66,7 +63,7 @@ def _alone_s(record: JobRecord) -> float:
 
 
 def _demand_gpu_s(record: JobRecord, samples: float) -> float:
-    """What the log states, for the part of the work that counts; else taken from the curve."""
+    """As the log states for this part of the work, else from the curve."""
     if record.demand_gpu_s is not None and record.samples:
         return record.demand_gpu_s * samples / record.samples
     requested = record.job.gpus.requested
@@ -83,10 +80,9 @@ def _work(record: JobRecord) -> float | None:
 
 
 def usable_curve(curve: Curve, max_gpus: int) -> tuple[Point, ...]:
-    """What a share of GPUs is good for: the best rate at any size up to it.
+    """The best rate at any size up to a share of GPUs.
 
-    The curve cut at the job's largest size and at its best size, whichever is smaller, and flat over dips
-    before that. No job need run on more GPUs than make it faster.
+    The curve is cut at the job's largest and at its best size, and flat over dips before.
     """
     points: list[Point] = [(size, rate) for size, rate in curve if size <= max_gpus]
     if not points or points[-1][0] < max_gpus:
@@ -102,7 +98,7 @@ def usable_curve(curve: Curve, max_gpus: int) -> tuple[Point, ...]:
 
 
 def at_most_linear(curve: tuple[Point, ...], per_gpu: float) -> tuple[Point, ...]:
-    """The smaller of a usable curve and so much for each GPU, at every number of GPUs."""
+    """The smaller of a usable curve and ``per_gpu`` times the GPUs, at every number of GPUs."""
     found: list[Point] = []
     left, left_rate = 0.0, 0.0
     for size, rate in (*curve, (inf, curve[-1][1])):
@@ -118,10 +114,7 @@ def at_most_linear(curve: tuple[Point, ...], per_gpu: float) -> tuple[Point, ...
 
 
 def rate_at(curve: tuple[Point, ...] | Curve, gpus: float) -> float:
-    """Samples per second on ``gpus`` GPUs, fractions allowed.
-
-    Linear between the sizes of the curve, below the smallest in proportion, above the largest flat.
-    """
+    """Samples per second. Linear between sizes, in proportion below the smallest, flat above the largest."""
     left, left_rate = 0.0, 0.0
     for size, rate in curve:
         if gpus <= size:
@@ -134,10 +127,9 @@ Boundary = tuple[float, list[ReferenceJob], int, float]
 
 
 def boundaries(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, int]]) -> Iterator[Boundary]:
-    """When a system changes from outside: (time, jobs that arrive then, GPUs from then on, next such time).
+    """Arrivals and capacity changes: (time, jobs that arrive, GPUs from then on, next such time), in order.
 
-    They come in order of time; the last has no end.
-    ``jobs`` come in order of arrival; the first entry of ``capacity`` holds from the beginning.
+    ``jobs`` are in order of arrival; the first entry of ``capacity`` holds from the start.
     """
     arrivals = {time: list(group) for time, group in groupby(jobs, key=lambda job: job.arrival_s)}
     changes = dict(capacity[1:])
@@ -149,10 +141,7 @@ def boundaries(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, int
 
 
 def isolated_finishes(run: RunRecord, jobs: Sequence[ReferenceJob]) -> dict[str, float]:
-    """Arrival plus isolated JCT of each finished job, seconds; O(jobs · log jobs).
-
-    Unlike the other references it depends on what the policy did, through the jobs active at a time.
-    """
+    """Arrival plus isolated JCT of each finished job, seconds; O(jobs · log jobs)."""
     share = _Shares(run)
     sizes_jobs = any(step.gpus not in (0, job.job.gpus.requested) for job in run.jobs for step in job.steps)
     known = {job.id: job for job in jobs}
@@ -188,12 +177,11 @@ class _Shares:
         self._area = dict(zip(times, accumulate(areas, initial=0.0), strict=False))
 
     def mean(self, start_s: float, end_s: float) -> float:
-        """Cluster GPUs over the mean number of active jobs; both times are those of a job."""
+        """Cluster GPUs over the mean number of active jobs; both times must be those of a job."""
         return self._gpus * (end_s - start_s) / (self._area[end_s] - self._area[start_s])
 
 
 def _around(gpus: float) -> tuple[int, int]:
-    """The whole numbers of GPUs at and above; one at least."""
     return max(1, floor(gpus)), max(1, ceil(gpus))
 
 
@@ -204,5 +192,4 @@ def _between(gpus: float, low_s: float, high_s: float) -> float:
 
 
 def _best_rate(curve: tuple[Point, ...], gpus: int) -> float:
-    """The largest rate at up to N GPUs."""
     return max(rate_at(curve, gpus), *(rate for size, rate in curve if size <= gpus), 0.0)

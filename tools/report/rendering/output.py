@@ -117,7 +117,6 @@ def _refuse_in_json(extras: Extras) -> None:
 
 
 def document(report: Report, extras: Extras = NO_EXTRAS) -> Metrics:
-    """The figures of all runs, with the ratios, jobs and expected figures that were asked for."""
     return Metrics(
         runs=tuple(_run(each, report, with_jobs=extras.jobs) for each in report.runs),
         baseline=None if report.baseline is None else report.baseline.label,

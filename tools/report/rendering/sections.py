@@ -27,16 +27,16 @@ _NOT_COMPARED: Final = frozenset(
 )
 Row = dict[str, Any]
 _NAMED: Final = 5
-"""Jobs named, those that are latest."""
+"""Latest jobs to name."""
 NOTHING: Final = "–"
 """Stands where a figure does not apply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A titled table. The first ``text_columns`` columns are words, the others numbers.
+    """A titled table: ``text_columns`` columns of words, then numbers.
 
-    Where it is shown in blocks of columns, each has the first ``keys`` columns.
+    In blocks of columns, each block has the first ``keys`` columns.
     """
 
     title: str
@@ -127,7 +127,7 @@ def _shown(report: Report) -> list[Figure]:
 
 
 def _shows(each: RunReport, name: str) -> bool:
-    """Whether a run has the figure, or should have it: then a dash stands for it, and a note says why."""
+    """Whether a run has the figure, or should have it and shows a dash."""
     return name in each.unknown or value_of(each.metrics, name) is not None
 
 
@@ -141,7 +141,6 @@ def _jobs_row(report: Report) -> tuple[str, ...]:
 
 
 def _completed_rows(report: Report) -> list[tuple[str, ...]]:
-    """Jobs finished by the times that were asked for; the runs have the same."""
     counts = [each.metrics.jobs_completed_at for each in report.runs]
     return [
         (f"jobs finished by {duration(at[0][0])}", "", *(str(finished) for _, finished in at))
@@ -171,19 +170,17 @@ def _unit_name(kind: Kind, unit: TimeUnit) -> str:
 
 
 def value_of(metrics: RunMetrics, name: str) -> float | None:
-    """One figure by its field name."""
     value = getattr(metrics, name)
     return None if value is None else float(value)
 
 
 def ratio_to(metrics: RunMetrics, base: RunMetrics, name: str) -> float | None:
-    """A figure relative to the baseline's; None where that says nothing."""
+    """Returns None where a ratio says nothing."""
     value, reference = value_of(metrics, name), value_of(base, name)
     return value / reference if value is not None and reference and name not in _NOT_COMPARED else None
 
 
 def paired_section(report: Report) -> Section:
-    """Whether jobs fare differently than under the baseline; without rows where there is nothing to test."""
     base = "" if report.baseline is None else report.baseline.label
     headers = ("", "jobs in both", "p, two-sided", "p, larger", "p, smaller")
     rows = tuple(
@@ -198,7 +195,6 @@ def paired_section(report: Report) -> Section:
 
 
 def jobs_section(each: RunReport) -> Section:
-    """The jobs as a table; the losses only where a run has any."""
     rows = job_rows(each)
     unit = time_unit([row["jct_s"] for row in rows] + [row["submit_s"] for row in rows])
     with_loss = any(row["last_loss"] is not None for row in rows)
@@ -225,7 +221,7 @@ def jobs_section(each: RunReport) -> Section:
 
 
 def job_rows(each: RunReport) -> list[Row]:
-    """One row a job, in order of submission; times in seconds, null where one does not apply."""
+    """One row a job, in order of submission; times in seconds."""
     fair, gps, isolated = (each.fair[name].ftf for name in REFERENCES)
     until = each.run.last_event_s
     return [
@@ -257,7 +253,7 @@ def job_rows(each: RunReport) -> list[Row]:
 
 
 def guarantee_section(report: Report) -> Section:
-    """A row for each run whose policy promises a bound on delays against GPS; none: no rows."""
+    """A row for each run whose policy promises a bound on delays against GPS."""
     rows = tuple(_row(each) for each in report.runs if each.metrics.gps_bound_s is not None)
     headers = (
         *("", "bound", "worst delay", "time taken, % of that of the bound"),
@@ -322,7 +318,7 @@ def time_unit(values_s: Iterable[float | None]) -> TimeUnit:
 
 
 def duration(value_s: float) -> str:
-    """A single time with the unit in which it reads best."""
+    """A time with the unit in which it reads best."""
     unit = next((unit for unit in (HOURS, MINUTES) if value_s >= unit.seconds), SECONDS)
     return f"{value_s / unit.seconds:,.4g} {unit.name}"
 
@@ -336,7 +332,7 @@ def number(value: float | None, digits: int) -> str:
 
 
 def ratio_text(value: float) -> str:
-    """A ratio with two decimals, a small one with two digits that say something: 0.0042."""
+    """Two decimals, or two significant digits: 0.0042."""
     if value and abs(value) < 0.1:
         return f"{value:.2g}"
     return number(value, 2)

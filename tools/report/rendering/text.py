@@ -1,9 +1,7 @@
 """Sections as text: tables for a terminal, Markdown and CSV. Pure: data in, text out.
 
-A table that is too wide for its terminal comes in blocks of columns, each with the columns that name its
-rows. Tables of rich are not used: on a narrow terminal they shrink columns until numbers are cut, and they
-do not lay columns in blocks. Markdown also serves the generated docs and the pages of experiments: tables,
-and prose that wraps.
+A table that is too wide for its terminal comes in blocks of columns. Tables of rich are not used: they cut
+numbers on a narrow terminal, and have no blocks. The docs and the pages of experiments use the Markdown.
 """
 
 from __future__ import annotations
@@ -26,16 +24,16 @@ from pliant.tools.report.report import Report
 _GAP: Final = "   "
 _MARGIN: Final = " "
 _NARROW_WORDS: Final = 8
-"""Columns of words are made narrower than this only where numbers would be broken otherwise."""
+"""Columns of words are narrower only where numbers would be broken otherwise."""
 _PROSE_WIDTH: Final = 100
 _VERBATIM: Final = re.compile(r"```| {4}|\||#|<|!\[|\s*$")
-"""How a line begins that is code, a row of a table, a heading, a comment or a figure, or that is blank."""
+"""Beginnings of lines of code, tables, headings, comments and figures, and blank lines."""
 _ITEM: Final = re.compile(r" *[*-] ")
 _PARAMETER: Final = re.compile(r"\w+: ")
 
 
 def as_table(sections: Sequence[Section], width: int | None = None) -> str:
-    """Tables for a terminal of ``width`` columns, as wide as they need to be if it is None."""
+    """``width``: columns of the terminal, if there is one."""
     return "\n".join(drawn(section, width) for section in sections)
 
 
@@ -76,10 +74,9 @@ def metrics_rows(report: Report) -> list[dict[str, Any]]:
 
 
 def drawn(section: Section, width: int | None = None) -> str:
-    """A titled table and its notes; ``width`` is that of the terminal; without it the table is as wide as it
-    needs to be.
+    """A titled table and its notes.
 
-    Headers, and cells of words, are broken between words where a block is too wide. Numbers stay whole.
+    Headers and words are broken between words where a block is too wide for ``width``; numbers stay whole.
     """
     shown = replace(
         section,
@@ -115,7 +112,6 @@ def _blocks(section: Section, width: int) -> list[list[int]]:
 
 
 def _lines(section: Section, columns: Sequence[int], width: int | None) -> list[str]:
-    """The header, a rule, and the rows of a block."""
     widths = [_natural(section, at) for at in columns]
     if width is not None and _total(widths) > width:
         widths = _narrowed(section, columns, width)
@@ -193,7 +189,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def wrapped_prose(text: str) -> str:
-    """The text with each paragraph, item and parameter that has a longer line wrapped at 100 characters."""
+    """Wrap each paragraph, item and parameter that has a line over 100 characters."""
     lines: list[str] = []
     unit: list[str] = []
     is_code = False
