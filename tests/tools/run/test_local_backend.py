@@ -15,9 +15,9 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.tools.run.backends import local
-from pliant.tools.run.backends.local import LocalBackend, read_record, write_record
+from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.processes import birth
-from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
+from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus, read_record, write_record
 from pliant.tools.run.service.run import open_backend
 from pliant.tools.run.statedir.contract.folders import UnreadableError
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
