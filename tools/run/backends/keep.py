@@ -1,8 +1,8 @@
 """Start one command, wait for it, and write its exit code to a file: outcomes outlive the launcher.
 
 Run as ``python -I -S keep.py CODE_FILE FOLDER COMMAND…``; the command starts in the folder. It imports little
-and starts in milliseconds. SIGTERM is passed on to the command. The code file has the exit code, or the negative
-number of a signal. Nothing that the command started outlives it: daemons become children of this process and
+and starts in milliseconds. SIGTERM is passed on to the command. The code file has the exit code, or minus the
+signal's number. Nothing that the command started outlives it: daemons become children of this process and
 are killed before the code file is written.
 
 It also keeps the command's output from filling the disk. The command has its files open, so they cannot be
