@@ -36,7 +36,6 @@ pytestmark = pytest.mark.usefixtures("plain_python")
 
 
 def call(site: Site, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
     return subprocess.run(
         [*map(str, words)],
         check=False,
@@ -49,7 +48,6 @@ def call(site: Site, *words: object) -> subprocess.CompletedProcess[str]:
 
 
 def give(site: Site) -> None:
-    """Submit the jobs of the site."""
     submit(site.state, site.jobs, "jobs", folder=site.folder, now_s=0.0)
     site.jobs.clear()
 
