@@ -83,7 +83,6 @@ def of_cores(host: str, machine: Machine) -> Cluster:
 
 
 def of_gpus(host: str, machine: Machine, gpus: Sequence[Gpu]) -> Cluster:
-    """A node that names the GPUs, or a node for each type if there are several."""
     types: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         types.setdefault(gpu_type(gpu.model), []).append(gpu)
@@ -109,7 +108,6 @@ def gpu_type(model: str) -> str:
 
 
 def node_name(text: str) -> str:
-    """The text without characters that node names may not have."""
     return _FOREIGN.sub("-", text).strip("._-")[:_LONGEST_HOST] or "localhost"
 
 
@@ -177,7 +175,6 @@ def _cgroups(root: Path) -> Iterator[Path]:
 
 
 def _quota(folder: Path) -> float | None:
-    """In processors, from either version of cgroups."""
     limit, _, period = _text(folder / "cpu.max").partition(" ")
     if not limit:
         limit, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
@@ -187,7 +184,6 @@ def _quota(folder: Path) -> float | None:
 
 
 def _memory_limit(folder: Path) -> int | None:
-    """In bytes, from either version of cgroups."""
     limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
     return int(limit) if limit.isdecimal() and 0 < int(limit) < _UNLIMITED else None
 
@@ -219,7 +215,6 @@ def discover_slurm(
 
 
 def choose_partitions(known: Sequence[SlurmPartition], wanted: Sequence[str]) -> list[SlurmPartition]:
-    """The partitions of these names, or the default one."""
     names = ", ".join(each.name for each in known) or "none"
     if not wanted:
         found = [each for each in known if each.default]

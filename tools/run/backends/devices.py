@@ -164,7 +164,6 @@ def _nvml() -> Iterator[Any]:
 
 
 def _on_card(nvml: Any, number: int) -> list[Gpu]:
-    """The GPU of that number, or its instances if it is in MIG mode."""
     handle = nvml.nvmlDeviceGetHandleByIndex(number)
     card = nvml.nvmlDeviceGetUUID(handle)
     return [

@@ -39,7 +39,6 @@ _KILL_S = 10.0
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command. Returns the exit code of this process: 0, as the code file was written."""
     return keep(arguments[0], arguments[1], arguments[2:])
 
 
@@ -91,7 +90,6 @@ def keep(code_file: str, folder: str, argv: list[str], order: Callable[[], int] 
 
 
 def note_displaced(code_file: str) -> None:
-    """Note that its place was taken away."""
     with contextlib.suppress(OSError):
         os.close(os.open(_beside(code_file, ".displaced"), _NEW, 0o600))
 
@@ -107,7 +105,6 @@ def beat(code_file: str) -> None:
 
 
 def _beside(code_file: str, ending: str) -> str:
-    """Another file of the same unit."""
     folder, unit = os.path.dirname(code_file), os.path.basename(code_file).removeprefix("exit-")
     return os.path.join(folder, f"unit-{unit}{ending}")
 
@@ -174,7 +171,6 @@ def look_after_logs(code_file: str) -> None:
 
 
 def trim_logs(code_file: str) -> None:
-    """Trim each output file of the unit that the code file belongs to."""
     attempt, unit = os.path.dirname(code_file), os.path.basename(code_file).removeprefix("exit-")
     most = int(os.environ.get(ENV_LOG_BYTES, LOG_BYTES))
     paths = [os.path.join(attempt, "logs", f"launcher-{unit}.log")]

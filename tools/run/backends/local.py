@@ -178,7 +178,6 @@ class LocalBackend:
         )
 
     def _running(self, unit: StartedUnit, mark: tuple[str, str]) -> UnitStatus | None:
-        """The status of a unit that runs. Returns None if it does not."""
         if unit.pid is None or unit.born is None:
             return None
         ours = self._children.get(unit.pid) == unit.born and not self._reap(unit.pid)
@@ -218,7 +217,6 @@ class LocalBackend:
 
 
 def _mark(handle: Handle) -> tuple[str, str]:
-    """The variable that every process of the job has."""
     return ENV_JOB_DIR, str(handle.folder.parent.parent)
 
 

@@ -127,7 +127,6 @@ def _children(pid: int) -> list[int]:
 
 
 def _state(pid: int) -> str:
-    """The letter of a process's state; empty if it is gone."""
     try:
         descriptor = os.open(f"{_PROC}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -173,7 +172,6 @@ class Watched:
         self._sure_until_s: dict[tuple[int, str], float] = {}
 
     def runs(self, pid: int, born: str, env: tuple[str, str]) -> bool:
-        """Whether :func:`find` finds the process."""
         known, now_s = self._sure_until_s.get((pid, born)), time.monotonic()
         if known is not None and now_s < known and _is_there(pid):
             return True
@@ -193,7 +191,6 @@ def _is_there(pid: int) -> bool:
 
 
 def _still_is(pid: int, born: str) -> bool:
-    """Whether a process recognised before has neither ended nor been replaced."""
     try:
         return _identity(pid) == (born, True)
     except psutil.Error:

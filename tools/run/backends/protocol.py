@@ -236,7 +236,6 @@ def newest_attempts(jobs: Path, over: Container[str] = ()) -> list[Handle]:
 
 
 def _folders(jobs: Path) -> list[str]:
-    """Names of the folders in a folder, without links."""
     try:
         with os.scandir(jobs) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))

@@ -158,12 +158,10 @@ def worst(checks: Iterable[Check]) -> Verdict:
 
 
 def page(checks: Sequence[Check], width: int | None) -> str:
-    """A line for each check, wrapped to the width of the terminal if there is one."""
     return "".join(f"{line}\n" for check in checks for line in _lines(check, width))
 
 
 def document(checks: Sequence[Check], now_s: float) -> str:
-    """The checks as JSON; ``now_s`` is UTC."""
     listed = [
         {"area": each.area, "verdict": each.verdict, "text": each.text, "advice": each.advice or None}
         for each in checks
@@ -182,7 +180,6 @@ def _lines(check: Check, width: int | None) -> list[str]:
 
 
 def look_around(state: Path | None, cluster: str | None, backend: str | None) -> Site:
-    """Read what there is, as :func:`examine` does."""
     dirs = None if state is None else StateDir(_resolved(state))
     view, refused = _view(dirs)
     found, unread = _read_cluster(dirs, cluster)
@@ -336,7 +333,6 @@ def _content(site: Site) -> str:
 
 
 def _nearest(path: Path) -> Path:
-    """The folder itself, or the one in which it would be made."""
     return next(place for place in (path, *path.parents) if place.is_dir())
 
 
@@ -533,7 +529,6 @@ def _release(said: str) -> Check:
 
 
 def _shares(settings: Mapping[str, str]) -> Iterator[Check]:
-    """Whether Slurm gives out the GPUs of a node one by one."""
     found = settings.get("SelectType", "")
     if "cons_tres" not in found:
         text = f"{found or 'its scheduler'} does not give out GPUs by task, which backend {JOBS} needs"
@@ -624,7 +619,6 @@ def _held(holder: int, seen: str) -> Check:
 
 
 def _waiting(site: Site) -> str:
-    """What waits for a loop, in words."""
     jobs = 0 if site.log is None else len(site.log.active)
     requests = 0 if site.dirs is None else len(Spool(site.dirs).requests())
     waiting = {"job": jobs, "request": requests}

@@ -73,7 +73,6 @@ def _probe_file(folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _dated_s(descriptor: int) -> float:
-    """The time that the file's server gives it now."""
     os.utime(descriptor)
     return os.fstat(descriptor).st_mtime
 

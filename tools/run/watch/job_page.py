@@ -220,7 +220,6 @@ def _entry(each: Happened, now_s: float, width: int | None, *, explain: bool) ->
 
 
 def _hanging(begins: str, text: str, width: int | None) -> list[str]:
-    """Wrapped text after what its line begins with; further lines are indented as far."""
     if width is None:
         return [begins + text]
     indent = " " * len(begins)
@@ -229,7 +228,6 @@ def _hanging(begins: str, text: str, width: int | None) -> list[str]:
 
 
 def status_document(status: Status, jobs: Iterable[Mapping[str, Any]], now_s: float) -> str:
-    """:param now_s: UTC."""
     found = {
         "schema": SCHEMA,
         "time": iso_time(now_s),

@@ -70,7 +70,6 @@ class JobStatus:
 
     @property
     def progress(self) -> float | None:
-        """Share of the work that is done. Returns None if it is unknown."""
         if self.state == "finished":
             return 1.0
         job = self.log
@@ -88,7 +87,6 @@ def statuses(status: Status, now_s: float) -> list[JobStatus]:
 
 
 def status_of(status: Status, job_id: str, now_s: float) -> JobStatus | None:
-    """One job. Returns None if there is none of that id."""
     return next((job for job in statuses(status, now_s) if job.id == job_id), None)
 
 

@@ -177,7 +177,6 @@ class _Output:
 
 
 def output_files(attempt: AttemptDir) -> list[Path]:
-    """Files of torchrun's output, then of each worker's."""
     return [*sorted(attempt.logs.glob("*.log")), *sorted(attempt.logs.rglob("*/std*.log"))]
 
 

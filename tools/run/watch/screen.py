@@ -59,13 +59,11 @@ def status_text(status: Status, now_s: float, width: int | None = None, *, expla
 
 
 def row(job: JobStatus, now_s: float, *, explain: bool = False) -> tuple[str, ...]:
-    """The cells of one job, by :data:`JOB_COLUMNS`."""
     parts = [job.brief or job.why, f"policy: {job.policy_says}" if explain and job.policy_says else ""]
     return job.id, job.state, size(job), progress(job), until(job, now_s), "; ".join(filter(None, parts))
 
 
 def size(job: JobStatus) -> str:
-    """GPUs and global batch."""
     if not job.log.gpus:
         return "-"
     return str(job.log.gpus) if job.log.global_batch is None else f"{job.log.gpus}/{job.log.global_batch}"
@@ -115,7 +113,6 @@ def _seconds(to_s: float | None, from_s: float) -> str:
 
 
 def trouble(events: Iterable[Event]) -> Iterator[str]:
-    """One line for each event that says why a job failed, is rejected or lost its GPUs."""
     for event in events:
         reason = (event.detail or {}).get("reason")
         if event.event in _WORDS and event.job is not None and reason:
@@ -169,7 +166,6 @@ class Screen:
             self._console.print(f"pliant: {line(log)}", soft_wrap=True, markup=False)
 
     def end(self, log: RunLog) -> None:
-        """Show what became of the jobs, as the last thing."""
         with self._unseen():
             if self._live is not None:
                 self._live.stop()

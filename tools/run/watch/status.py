@@ -137,7 +137,6 @@ class Watcher:
         return self._outlook
 
     def _schedule(self) -> Schedule | None:
-        """The last decision. Returns None if there is none yet or it cannot be read."""
         try:
             return read_schedule(self.dirs.schedule)
         except PliantError:
@@ -172,7 +171,6 @@ def _launched(dirs: StateDir, log: RunLog) -> frozenset[str]:
 
 
 def _lives(folder: JobDir, change: tuple[str, float] | None) -> bool:
-    """Whether a launcher has started since the last change of the job's GPUs and has not ended."""
     newest = folder.attempt(folder.newest_attempt())
     try:
         started_s = newest.launch.stat().st_mtime
@@ -182,7 +180,6 @@ def _lives(folder: JobDir, change: tuple[str, float] | None) -> bool:
 
 
 def run_line(status: Status, state: Path) -> str:
-    """Which process runs the directory, or how to continue."""
     if status.holder is not None:
         return f"process {status.holder or '?'} runs {state}"
     if status.log.once:
@@ -240,7 +237,6 @@ def outlook(
 
 
 def measured_ends(log: RunLog, now_s: float) -> dict[str, StartPrediction]:
-    """The ends of the jobs whose speed was measured, at that speed."""
     found = {}
     for job_id, speed in measured_speeds(log).items():
         job = refined(log.jobs[job_id], log.newest.get(job_id))
@@ -264,7 +260,6 @@ def _asked(
 
 
 def _question(info: RunInfo | None, schedule: Schedule | None) -> Question:
-    """The policy that decided last, else the one that the log names."""
     if schedule is not None:
         used = schedule.policy
         return Question(used.name, used.parameters, used.seed)

@@ -104,7 +104,6 @@ def sorted_uses(uses: Sequence[Use], by: By) -> list[Use]:
 
 
 def top_text(uses: Sequence[Use], now_s: float, width: int | None = None) -> str:
-    """The table; ``now_s`` is UTC, ``width`` is that of the terminal, if there is one."""
     return text_table(COLUMNS, [_row(use, now_s) for use in uses], width)
 
 
@@ -154,7 +153,6 @@ def _figures(value: float | None) -> str:
 
 
 def _fields(use: Use) -> Mapping[str, Any]:
-    """One job. Every field is always there; null: unknown."""
     report = use.progress
     names = ("attempt", "generation", "step", "epoch", "loss", "samples_per_second", "step_seconds", "memory")
     return {

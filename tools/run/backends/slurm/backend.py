@@ -123,7 +123,6 @@ class SlurmBackend:
         return NodeInfo(node.name, node.gpus, not reason, address, devices, reason)
 
     def _why_down(self, name: str, found: SlurmNode | None) -> str:
-        """Why a node gets no jobs; empty if it does."""
         if found is None:
             return "Slurm does not know it"
         if found.serves is not None:
@@ -136,11 +135,9 @@ class SlurmBackend:
         return "" if self.leases.serves(name) or not self._is_used else self.leases.why_not(name)
 
     def _is_busy(self, name: str) -> bool:
-        """Whether something may run on a node."""
         return bool(self._unseen) or any(unit.ended() is None for _, unit in self._units_on(name))
 
     def _beats_on(self, name: str) -> bool:
-        """Whether a keeper on a node shows that it runs."""
         return any(
             attempt.beats.silence_s(unit.beat_file, 3.0) == 0.0
             for attempt, unit in self._units_on(name)
@@ -152,7 +149,6 @@ class SlurmBackend:
         return [(attempt, unit) for attempt, unit in units if unit.node == name]
 
     def _check(self, view: ControllerView) -> None:
-        """Compare the cluster file with what Slurm says."""
         for name, node in self._nodes.items():
             found = view.nodes.get(name)
             if found is None:
@@ -168,7 +164,6 @@ class SlurmBackend:
     # Units.
 
     def shown(self, handle: Handle, units: Sequence[Unit]) -> Sequence[str]:
-        """The lease job of each node, and the step of each unit in it."""
         state = self._dirs.path
         nodes = dict.fromkeys(unit.node for unit in units)
         leases = [command_lines.lease_of(self._cluster, self._nodes[name], state) for name in nodes]
@@ -352,7 +347,6 @@ class Leases:
         }
 
     def id_of(self, node: str) -> str | None:
-        """The job id of a node's running lease."""
         return self._asked[node].id if node in self._asked else None
 
     @property
@@ -380,7 +374,6 @@ class Leases:
         return asked.job is None or asked.job.reason in _NOT_LOOKED_AT
 
     def why_not(self, node: str) -> str:
-        """Why a node's lease does not run."""
         asked = self._asked.get(node)
         if asked is None:
             return "it has no GPUs"
@@ -432,14 +425,12 @@ class Leases:
         return len(own)
 
     def drop(self, node: str) -> None:
-        """End the lease of a node."""
         asked = self._asked.get(node)
         if asked is not None and asked.id is not None and self._clock() >= asked.next_s:
             asked.next_s = self._clock() + LEASE_AGAIN_S
             Later(command_lines.scancel_jobs([asked.id]))
 
     def _by_name(self, view: ControllerView) -> Mapping[str, list[SlurmJob]]:
-        """The waiting and running jobs by name, oldest first."""
         found: dict[str, list[SlurmJob]] = {}
         for job in sorted(view.jobs, key=_age):
             if job.state in ("PENDING", "RUNNING", "CONFIGURING", "SUSPENDED"):
@@ -453,7 +444,6 @@ class Leases:
             Later(command_lines.scancel_jobs(surplus))
 
     def _hear(self, asked: _Asked) -> None:
-        """Take note of the end of a submission."""
         if asked.submission is None or not asked.submission.done:
             return
         refused, asked.submission = asked.submission.failure, None
@@ -502,7 +492,6 @@ class Addresses:
 
 
 def _address(node: str, name: str) -> str | None:
-    """The address at which other nodes reach a node. Returns None if there is no such name."""
     try:
         address = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
         refuse_public(address)

@@ -56,7 +56,6 @@ class Lease:
 
 
 def name_of(state: Path) -> str:
-    """The start of the names of all jobs of a state directory."""
     return f"pliant-{hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:_DIGEST_CHARS]}"
 
 
@@ -163,7 +162,6 @@ def squeue_steps(user_id: int) -> tuple[str, ...]:
 
 
 def show_nodes(names: Iterable[str] = ()) -> tuple[str, ...]:
-    """Nodes with all that Slurm knows of them, one a line; every node if none is named."""
     wanted = ",".join(names)
     return "scontrol", "--oneliner", "--all", "show", "node", *((wanted,) if wanted else ())
 
@@ -173,7 +171,6 @@ def show_partitions() -> tuple[str, ...]:
 
 
 def show_job(job_id: str) -> tuple[str, ...]:
-    """A job with all that Slurm knows of it, also shortly after its end."""
     return "scontrol", "--oneliner", "show", "job", job_id
 
 

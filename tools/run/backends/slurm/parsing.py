@@ -61,7 +61,6 @@ class SlurmNode:
 
     @property
     def cores(self) -> int:
-        """Physical cores."""
         return self.cpus // self.threads_per_core
 
     def gpu_count(self, gres: str = "gpu") -> int:

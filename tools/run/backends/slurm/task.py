@@ -28,7 +28,6 @@ class TooFewGpusError(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    """Keep this task's unit, if it has one. Returns the exit code of the task."""
     (attempt,) = arguments
     number = int(os.environ["SLURM_PROCID"])
     with open(os.path.join(attempt, "launch.json")) as file:
@@ -66,7 +65,6 @@ def gpus_of(env: Mapping[str, str], *, wanted: int) -> list[str]:
 
 
 def names(text: str) -> list[str]:
-    """The devices in a value of CUDA_VISIBLE_DEVICES."""
     return [name for name in text.split(",") if name and name != "NoDevFiles"]
 
 

@@ -107,7 +107,6 @@ class SlurmUnit:
 
     @property
     def beat_file(self) -> str:
-        """The file whose time its keeper renews."""
         return str(self._files.keeper(self.number))
 
     @property
@@ -116,7 +115,6 @@ class SlurmUnit:
         return tuple(filter(None, self._started.env.get("CUDA_VISIBLE_DEVICES", "").split(",")))
 
     def ended(self) -> UnitStatus | None:
-        """How it ended, by its own file. Returns None if there is none yet."""
         text = read_file(self._files.exit_code(self.number))
         if text is None:
             return None
@@ -135,7 +133,6 @@ class SlurmUnit:
         return look_again(self.beat_file) is not None
 
     def kept(self, beats: Heartbeats, seen: UnitReport, now_s: float) -> UnitStatus:
-        """The status of a unit that a keeper has taken over."""
         silence_s = beats.silence_s(self.beat_file, DEAD_S)
         gone = seen.step is None and seen.asked_s > now_s - GONE_S / 2
         if silence_s < (GONE_S if gone else DEAD_S):
@@ -274,7 +271,6 @@ def record_of(handle: Handle, backend: str) -> LaunchRecord | None:
 
 
 def units_of(handle: Handle, backend: str) -> list[SlurmUnit]:
-    """The units that were recorded for an attempt."""
     record = record_of(handle, backend)
     return [SlurmUnit(handle, number, unit) for number, unit in enumerate(record.units if record else ())]
 
