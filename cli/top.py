@@ -34,7 +34,7 @@ def top(
 
     Example: pliant top --state live --watch
     """
-    from pliant.tools.run.watch.screen import UseMeter, sorted_uses, summary_line, top_document, top_text
+    from pliant.tools.run.watch.top import UseMeter, sorted_uses, summary_line, top_document, top_text
 
     check_every(every, watch=watch)
     if watch and output is Form.json:

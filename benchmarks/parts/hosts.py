@@ -19,8 +19,8 @@ from typing import Final
 import psutil
 
 from pliant.schemas.cluster import Cluster
-from pliant.tools.run.backends.local import LocalBackend, read_record
-from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit
+from pliant.tools.run.backends.local import LocalBackend
+from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, read_record
 
 _TOOLS: Final = ("ip", "unshare", "iptables")
 _SUBNET: Final = "10.213.86"

@@ -1,8 +1,7 @@
-"""``pliant cluster discover``: a cluster file of this machine, or of the nodes of a Slurm.
+"""``pliant cluster discover``: a cluster file for this machine, or for nodes of a Slurm.
 
-This machine gets a slot for each of its GPUs, or for each core; of its processors and memory counts what this
-process may use, by affinity and cgroup limits (:func:`this_machine`). A Slurm gives the nodes of some of its
-partitions (:func:`discover_slurm`). What the user should know about the file comes with it, as notes.
+This machine has a slot for each GPU or each core that this process may use, by affinity and cgroup limits
+(:func:`this_machine`). What the user should know about the file comes with it, as notes.
 """
 
 from __future__ import annotations
@@ -32,32 +31,31 @@ _FOREIGN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _MAKER: Final = re.compile(r"^(nvidia|tesla)[ -]+", re.IGNORECASE)
 _DRIVER: Final = Path("/dev/nvidiactl")
 _LONGEST_HOST: Final = 64
-"""A name of a node has room for the type of its GPUs behind this."""
+"""Leaves room for a GPU type in the name of a node."""
 _MOST_SLOTS: Final = 1024
 """Of one node in a cluster file."""
 Kind = Literal["slurm", "slurm-jobs"]
 _GPU: Final = "gpu"
 _FUTURE: Final = "FUTURE"
-"""State of a node that is only foreseen."""
+"""State of a node that is only planned."""
 _UNLIMITED: Final = 1 << 60
-"""A memory limit in bytes from here on is none: cgroups of version 1 write a very large number."""
+"""Bytes; version 1 of cgroups writes a very large number where there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A cluster and what was left out, or could not be known."""
+    """A cluster, and lines for people about what was left out or could not be known."""
 
     cluster: Cluster
     notes: tuple[str, ...] = ()
-    """For people, a line each."""
 
 
 def discover_local(slots: Slots | None, env: Mapping[str, str]) -> Found:
-    """Make a cluster of what this process may use here.
+    """A cluster of what this process may use here.
 
     :param slots: None for GPUs if there are any, else cores.
     :param env: may restrict the GPUs.
-    :raises ServiceMissingError: GPUs are asked for and there are none, or the driver cannot be asked.
+    :raises ServiceMissingError: GPUs are requested and there are none, or the driver does not answer.
     """
     machine, host = this_machine(), node_name(socket.gethostname())
     if slots == "cpu":
@@ -79,14 +77,12 @@ def discover_local(slots: Slots | None, env: Mapping[str, str]) -> Found:
 
 
 def of_cores(host: str, machine: Machine) -> Cluster:
-    """A node with a slot for each core."""
     slots = min(machine.slots, _MOST_SLOTS)
     node = Node(name=host, gpus=slots, gpu_type="cpu", cpus=float(machine.cpus), memory=machine.memory)
     return Cluster(nodes=(node,), slots="cpu")
 
 
 def of_gpus(host: str, machine: Machine, gpus: Sequence[Gpu]) -> Cluster:
-    """A node with the GPUs, which it names; where they are of several types, a node for each type."""
     types: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         types.setdefault(gpu_type(gpu.model), []).append(gpu)
@@ -107,12 +103,11 @@ def of_gpus(host: str, machine: Machine, gpus: Sequence[Gpu]) -> Cluster:
 
 
 def gpu_type(model: str) -> str:
-    """The name that the driver has for a GPU, as a key: ``h100-80gb-hbm3``, ``a100-sxm4-40gb-mig-1g.5gb``."""
+    """The driver's name for a GPU as a key: ``h100-80gb-hbm3``, ``a100-sxm4-40gb-mig-1g.5gb``."""
     return node_name(_MAKER.sub("", model)).lower()
 
 
 def node_name(text: str) -> str:
-    """The text with what a name of a node may not have replaced."""
     return _FOREIGN.sub("-", text).strip("._-")[:_LONGEST_HOST] or "localhost"
 
 
@@ -138,24 +133,20 @@ class Machine:
     quota: float | None
     """Processor time of its cgroup, in processors; None for no limit."""
     memory: int
-    """Bytes of main memory, the cgroup's limit where that is less."""
+    """Bytes; the cgroup's limit if that is less than what is installed."""
 
     @property
     def cpus(self) -> float:
-        """Cores' worth of time."""
         return self.cores if self.quota is None else min(self.cores, self.quota)
 
     @property
     def slots(self) -> int:
-        """CPU slots: workers that each have a core for themselves. At least one."""
+        """Workers that can have a core each; at least one."""
         return max(1, int(self.cpus))
 
 
 def this_machine(root: Path = Path("/")) -> Machine:
-    """What this process may use.
-
-    :param root: where ``proc`` and ``sys`` are.
-    """
+    """:param root: where ``proc`` and ``sys`` are."""
     folders = list(_cgroups(root))
     quotas = [quota for folder in folders if (quota := _quota(folder)) is not None]
     limits = [limit for folder in folders if (limit := _memory_limit(folder)) is not None]
@@ -167,13 +158,13 @@ def this_machine(root: Path = Path("/")) -> Machine:
 
 
 def _cores(cpus: set[int], root: Path) -> int:
-    """Physical cores of these logical processors; each is one where the system does not say."""
+    """Physical cores of these logical processors; each is one if the system does not say."""
     topology = root / "sys/devices/system/cpu"
     return len({_text(topology / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus})
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
-    """The folders of this process's cgroups with those above them: a limit holds for all below it."""
+    """The folders of this process's cgroups and of those above, whose limits hold too."""
     top = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -184,7 +175,6 @@ def _cgroups(root: Path) -> Iterator[Path]:
 
 
 def _quota(folder: Path) -> float | None:
-    """Processors, by either version of cgroups."""
     limit, _, period = _text(folder / "cpu.max").partition(" ")
     if not limit:
         limit, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
@@ -194,7 +184,6 @@ def _quota(folder: Path) -> float | None:
 
 
 def _memory_limit(folder: Path) -> int | None:
-    """Bytes, by either version of cgroups."""
     limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
     return int(limit) if limit.isdecimal() and 0 < int(limit) < _UNLIMITED else None
 
@@ -211,9 +200,9 @@ def discover_slurm(
     """The nodes that Slurm has now.
 
     :param slots: None for GPUs if there are any, else cores.
-    :param partitions: whose nodes; if none is named, those of the default one.
+    :param partitions: whose nodes; empty for the default partition.
     :param gres: which GPUs, as in ``gpu:a100``; None for all.
-    :param backend: which of those for Slurm the file is for.
+    :param backend: the one that the file names.
     :raises UsageError: there is no such partition, or no default one.
     :raises ServiceMissingError: Slurm is not here, or does not answer.
     :raises InfeasibleError: there is no node with such slots.
@@ -226,10 +215,6 @@ def discover_slurm(
 
 
 def choose_partitions(known: Sequence[SlurmPartition], wanted: Sequence[str]) -> list[SlurmPartition]:
-    """The partitions of these names, or the default one.
-
-    :raises UsageError: as :func:`discover_slurm`.
-    """
     names = ", ".join(each.name for each in known) or "none"
     if not wanted:
         found = [each for each in known if each.default]
@@ -251,10 +236,7 @@ def cluster_of(
     named: bool = False,
     gres: str | None = None,
 ) -> Found:
-    """A cluster file for the nodes of some partitions.
-
-    :param named: ask Slurm for these partitions by name; otherwise it takes its default.
-    """
+    """A cluster of the nodes of some partitions, which the file names if they were ``named``."""
     names = {each.name for each in partitions}
     there = [node for node in nodes if names & set(node.partitions) and _FUTURE not in node.state]
     kind = slots or ("gpu" if any(node.gpus for node in there) else "cpu")
@@ -273,17 +255,17 @@ def cluster_of(
 
 @dataclass(slots=True)
 class _Sorted:
-    """Nodes that become part of the file, and what is to be said about them and the others."""
+    """The nodes of the file, and what there is to say about them and the others."""
 
     slots: Slots
     gpu_type: str
-    """Only GPUs of this type; empty: of any."""
+    """Only GPUs of this type; empty for any."""
     without: int = 0
     mixed: list[str] = field(default_factory=list)
     down: list[tuple[str, str]] = field(default_factory=list)
 
     def node(self, found: SlurmNode) -> Node | None:
-        """The node in the file; None: it is left out."""
+        """The node in the file. Returns None if it is left out."""
         gpus = [(kind, count) for kind, count in found.gpus if self.gpu_type in ("", kind)]
         if self.slots == "cpu":
             gpus = [("cpu", found.cores)]
@@ -298,17 +280,13 @@ class _Sorted:
         return _node(found, *gpus[0])
 
     def notes(self) -> tuple[str, ...]:
-        """For people, a line each."""
         said = [
             f"{name} is out of service ({why}); it is in the file for when it is back"
             for name, why in self.down
         ]
         if self.without:
-            what = (
-                f"no GPU{f' of type {self.gpu_type}' if self.gpu_type else ''}"
-                if self.slots == "gpu"
-                else "no CPU"
-            )
+            gpu = f"no GPU of type {self.gpu_type}" if self.gpu_type else "no GPU"
+            what = gpu if self.slots == "gpu" else "no CPU"
             said.append(f"left out: {counted(self.without, 'node')} with {what}")
         if self.mixed:
             why = "several types of GPU, of which Slurm would choose: name one with --gres gpu:TYPE"

@@ -33,7 +33,6 @@ def check_story(events: Sequence[Event], slots: int) -> None:
 
 
 def _slots_of(held: dict[str | None, int], beside: dict[str | None, str | None]) -> int:
-    """What all jobs hold together; what two share counts once."""
     return sum(
         gpus
         for job, gpus in held.items()

@@ -81,7 +81,6 @@ def submit_hostile(storm: Storm) -> None:
 
 
 def cancel_one(storm: Storm) -> None:
-    """End some job that may be waiting, running or over."""
     if storm.wanted:
         victim = storm.chance.choice(sorted(storm.wanted))
         cancel(storm.dirs.path, [victim])
@@ -103,7 +102,6 @@ def remove_workdir(storm: Storm) -> None:
 
 
 def kill_worker(storm: Storm) -> None:
-    """``kill -9`` for some process of some job."""
     _hit(storm, left_running(storm.folder), signal.SIGKILL, "kill of a worker")
 
 
@@ -142,12 +140,10 @@ def kill_loop(storm: Storm) -> None:
 
 
 def end_loop(storm: Storm) -> None:
-    """The live loop is asked to leave."""
     storm.end_loop()
 
 
 def stop_worker(storm: Storm) -> None:
-    """A process stands still for a while (SIGSTOP)."""
     found = [one for one in left_running(storm.folder) if not _launches(one)]
     if found:
         victim = storm.chance.choice(sorted(found, key=lambda process: process.pid))
@@ -196,7 +192,6 @@ def kill_controller(storm: Storm) -> None:
 
 
 def fill_disk(storm: Storm) -> None:
-    """No room on the disk while a job arrives and starts."""
     storm.start_loop()
     storm.disk.fill(storm.pids())
     try:

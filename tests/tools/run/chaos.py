@@ -75,7 +75,6 @@ class Storm:
     """Samples of every job that was acknowledged; None: it may also fail, for a reason."""
     cancelled: set[str] = field(default_factory=set)
     done: Counter[str] = field(default_factory=Counter)
-    """How often each thing was done."""
     disk_was_full: bool = False
     """While the loop lived that lives, or lived last."""
 
@@ -126,23 +125,19 @@ class Storm:
         self.end_loop()
 
     def new_id(self) -> str:
-        """Of the next job."""
         self._ids += 1
         return f"j{self._ids}"
 
     def alive(self) -> int:
-        """How many jobs have not ended, as far as is known."""
         return len(self.wanted.keys() - self.ended().keys() - self.cancelled)
 
     def kill_loop(self) -> None:
-        """No loop lives."""
         if self._loop is not None:
             self._loop.kill()
             self._loop.wait()
             self._loop = None
 
     def end_loop(self) -> None:
-        """The live loop leaves in an orderly way."""
         if self._loop is None:
             return
         self.until(lambda: holder_of(self.dirs.lock) == self._loop_pid() or self._loop_is_over())
@@ -155,7 +150,6 @@ class Storm:
         self.done["leave of the loop"] += 1
 
     def start_loop(self) -> None:
-        """Make sure that a live loop lives."""
         if not self._loop_is_over():
             return
         self._left_for_the_disk()
@@ -175,7 +169,6 @@ class Storm:
             )
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of ``pliant`` to its end."""
         return subprocess.run(
             self.command(*words),
             check=False,
@@ -188,23 +181,19 @@ class Storm:
         )
 
     def pids(self) -> list[int]:
-        """Of the loop and of all that it has started."""
         return [self._loop_pid()] * (self._loop is not None) + [one.pid for one in left_running(self.folder)]
 
     def stop(self) -> None:
-        """Leave nothing behind, however it went."""
         self.disk.free(())
         self.kill_loop()
         for process in left_running(self.folder):
             process.kill()
 
     def environment(self) -> dict[str, str]:
-        """Of commands of ``pliant``."""
         found = os.environ if self.slurm is None else self.slurm.env
         return {**found, "PYTHONPATH": str(ROOT)}
 
     def command(self, *words: str) -> list[str]:
-        """The command line of a command of ``pliant``."""
         return [sys.executable, "-m", "tests.tools.run.runner_process", *words]
 
     def _loop_pid(self) -> int:
@@ -223,11 +212,9 @@ class Storm:
         return True
 
     def words(self) -> str:
-        """What the loops said, the end of it."""
         return (self.folder / "loop.log").read_text(errors="replace")[-2000:]
 
     def ended(self) -> dict[str, str]:
-        """Phases of the jobs that have ended."""
         logging.disable(logging.WARNING)  # a line that is being written looks torn
         try:
             log = read_log(self.dirs.path) if self.dirs.events.exists() else RunLog()

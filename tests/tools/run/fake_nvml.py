@@ -36,7 +36,6 @@ class Instance:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *cards: Card, driver: str = "570.86.15") -> None:
-    """Make ``import pynvml`` find these cards."""
     monkeypatch.setitem(sys.modules, "pynvml", bindings(cards, driver))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 

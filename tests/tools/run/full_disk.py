@@ -33,7 +33,6 @@ class FullDisk:
                 os.write(file.fileno(), _BLOCK)
 
     def free(self, pids: Iterable[int]) -> None:
-        """There is room again, also for these processes, which were started meanwhile."""
         if not self._own:
             _limit(pids, resource.RLIM_INFINITY)
         self._ballast.unlink(missing_ok=True)

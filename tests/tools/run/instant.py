@@ -86,13 +86,10 @@ class UndyingBackend(InstantBackend):
 
 
 def opens(traps: Mapping[tuple[str, str], Trap]) -> Callable[[str, Cluster, StateDir], InstantBackend]:
-    """What a run opens instead of the backend that its cluster names."""
     return lambda _name, nodes, _dirs: InstantBackend(nodes, traps)
 
 
 def raises(error: Exception) -> Trap:
-    """A trap."""
-
     def spring() -> None:
         raise error
 
@@ -100,6 +97,5 @@ def raises(error: Exception) -> Trap:
 
 
 def in_the_way(path: Path) -> None:
-    """A file where a folder should be made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()

@@ -12,12 +12,10 @@ from tests.tools.run.scripts import PlainBackend, PlainSlurmBackend
 
 
 def plain(name: str, nodes: Cluster, dirs: StateDir) -> Backend:
-    """The backend without torchrun."""
     return PlainSlurmBackend(nodes, dirs) if name == "slurm" else PlainBackend(nodes, dirs.jobs)
 
 
 def main() -> None:
-    """Run the command line in ``sys.argv``."""
     import typer
 
     from pliant.cli.common import command

@@ -90,8 +90,6 @@ class PlainBackend(LocalBackend):
 
 
 class PlainSlurmBackend(SlurmBackend):
-    """The same as steps of a Slurm."""
-
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         super().start(handle, [replace(unit, argv=plain(unit.argv)) for unit in units])
 
@@ -105,7 +103,6 @@ def plain(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def script(folder: Path, text: str = OBEDIENT, name: str = "train.py") -> str:
-    """Write a script; returns its path."""
     path = folder / name
     path.write_text(text)
     return str(path)

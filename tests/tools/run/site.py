@@ -25,8 +25,6 @@ QUICK = Timeouts(abort_s=5.0, term_s=5.0, kill_s=1.0, broken_s=1.0)
 
 
 class Site:
-    """Everything that a run needs, with scripts that need no torch."""
-
     def __init__(self, folder: Path, slots: int = 2) -> None:
         self.folder = folder.resolve()
         self.folder.mkdir(exist_ok=True)
@@ -58,7 +56,6 @@ class Site:
         return RunOptions(self.state, schedule, timeouts=QUICK, **more)
 
     def events(self) -> tuple[Event, ...]:
-        """The log."""
         return read_events(self.state / "events.jsonl")
 
     def log(self) -> RunLog:
@@ -78,7 +75,6 @@ class Site:
         ]
 
     def of(self, job_id: str) -> list[str]:
-        """The story of one job."""
         return [line for line in self.story() if line.split()[1] == job_id]
 
 

@@ -121,7 +121,6 @@ class Story:
             self.schedule = schedule_of(self.session, transitions, self.now_s)
 
     def write(self, state: Path) -> StateDir:
-        """A state directory that this run has left."""
         with State(state) as held:
             held.record(self.events)
         return self.write_inputs(StateDir(state))
@@ -191,7 +190,6 @@ class Story:
             apply_events(self.session, [self.events[-1]])
 
     def _trained(self, job: JobState) -> Event:
-        """What a worker reports."""
         name = self._random.choice(self._reports)
         detail: dict[str, object] = {"attempt": self._random.choice([1, 1, 2])}
         if name == "progress" and self._random.random() < 0.5:

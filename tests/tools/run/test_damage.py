@@ -80,7 +80,6 @@ FINE = {name: USAGE if name in ("cancel", "log") else 0 for name in COMMANDS}
 
 
 def ends(state: StateDir) -> dict[str, int]:
-    """The exit codes of all commands."""
     return {name: run_command(lambda run=run: run(state)) for name, run in COMMANDS.items()}  # type: ignore[misc]
 
 
@@ -92,24 +91,17 @@ def flip(data: bytes, at: int, bit: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
 
 
-def test_a_whole_log_is_read_by_every_command(state: StateDir) -> None:
-    assert ends(state) == FINE
-
-
-@pytest.mark.parametrize("command", COMMANDS)
 def test_a_damaged_line_stops_every_command_with_one_line_that_says_where_and_what_to_do(
-    command: str, state: StateDir, capsys: pytest.CaptureFixture[str]
+    state: StateDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = lines_of(state)
     lines[4] = flip(lines[4], 20, 1)
     state.events.write_bytes(b"".join(lines))
-    assert run_command(lambda: COMMANDS[command](state)) == BAD_INPUT
-    said = capsys.readouterr()
-    assert said.out == ""
     where, hint = f"{state.events}:5", f"pliant log --repair --state {state.path}"
-    assert (
-        said.err == f"pliant: {where}: the line is damaged: its checksum is wrong; repair it with: {hint}\n"
-    )
+    said = f"pliant: {where}: the line is damaged: its checksum is wrong; repair it with: {hint}\n"
+    for name, run in COMMANDS.items():
+        assert run_command(lambda run=run: run(state)) == BAD_INPUT, name  # type: ignore[misc]
+        assert capsys.readouterr() == ("", said), name
 
 
 def test_a_file_with_a_damaged_line_is_neither_valid_nor_reported(
@@ -127,7 +119,6 @@ def test_a_file_with_a_damaged_line_is_neither_valid_nor_reported(
 
 
 def mutations(data: bytes, rng: random.Random) -> bytes:
-    """Somebody or something changes a file."""
     lines = data.splitlines(keepends=True)
     at = rng.randrange(len(lines))
     match rng.choice(["flip", "flip", "flip", "cut", "lose", "double", "swap", "zeros"]):
@@ -148,7 +139,7 @@ def mutations(data: bytes, rng: random.Random) -> bytes:
             return data[:begin] + bytes(min(64, len(data) - begin)) + data[begin + 64 :]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_whatever_happens_to_the_log_no_command_breaks_and_no_change_goes_unseen(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,9 +147,10 @@ def test_whatever_happens_to_the_log_no_command_breaks_and_no_change_goes_unseen
     events = story.go_on(30)
     state = story.write(tmp_path / "state")
     whole, before = state.events.read_bytes(), fold(events)
+    assert ends(state) == FINE
     for _ in range(10):
         state.events.write_bytes(mutated := mutations(whole, rng))
-        found = {name: run_command(lambda run=run: run(state)) for name, run in COMMANDS.items()}  # type: ignore[misc]
+        found = ends(state)
         if whole.startswith(mutated):  # the end was cut off: no line can tell
             assert set(found.values()) <= {0, USAGE, BAD_INPUT}
             continue
@@ -175,8 +167,6 @@ def test_whatever_happens_to_the_log_no_command_breaks_and_no_change_goes_unseen
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Callable[[StateDir], str]:
-    """Repairs a log and gives what the command says."""
-
     def repaired(state: StateDir) -> str:
         capsys.readouterr()
         assert run_command(lambda: log_command(state=state.path, repair=True)) == 0
@@ -220,7 +210,6 @@ def test_a_repair_drops_the_damaged_line_keeps_the_rest_and_a_copy(state: StateD
 def test_after_a_repair_nothing_speaks_of_another_log(
     state: StateDir, told: Told, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The snapshot is of the log as it was."""
     with State(state.path) as written:
         renew_snapshot(state, written.log, rebuilding())
     without(state, lambda event: event.event == "progress")
@@ -259,23 +248,22 @@ def test_lines_that_became_one_are_not_reported_as_a_single_event(state: StateDi
     assert ends(state) == FINE
 
 
-def test_a_lost_first_event_is_replaced_from_the_schedule(state: StateDir, told: Told) -> None:
+def test_a_lost_first_event_is_replaced_from_the_schedule_or_else_nothing_is_changed(
+    state: StateDir, told: Told
+) -> None:
     info = read_log(state.path).info
     without(state, lambda event: event.detail is not None and "pliant_version" in event.detail)
+    damaged, kept = state.events.read_bytes(), state.schedule.read_bytes()
+    state.schedule.unlink()
+    assert run_command(lambda: log_command(state=state.path, repair=True)) == BAD_INPUT
+    assert state.events.read_bytes() == damaged
+    state.schedule.write_bytes(kept)
     assert "the first event, which names the run, is replaced from" in told(state)
-    assert info is not None
     again = read_log(state.path).info
+    assert info is not None
     assert again is not None
     assert (again.policy, again.cluster) == (info.policy, info.cluster)
     assert ends(state) == FINE
-
-
-def test_a_first_event_that_nothing_can_replace_leaves_the_log_as_it_is(state: StateDir) -> None:
-    state.schedule.unlink()
-    without(state, lambda event: event.detail is not None and "pliant_version" in event.detail)
-    damaged = state.events.read_bytes()
-    assert run_command(lambda: log_command(state=state.path, repair=True)) == BAD_INPUT
-    assert state.events.read_bytes() == damaged
 
 
 def test_a_job_that_another_one_took_the_gpus_of_waits_again(tmp_path: Path, told: Told) -> None:

@@ -26,7 +26,6 @@ BATCH = 10
 
 @pytest.fixture
 def there() -> Iterator[tuple[Host, ...]]:
-    """Three hosts."""
     with ExitStack() as made:
         try:
             found = made.enter_context(hosts(3))
@@ -43,7 +42,6 @@ class Site:
 
     @property
     def on(self) -> list[str]:
-        """The hosts that it trains on."""
         return [member.node for member in self.training.gang.plan.members]
 
     def goes_to(self, workers: int) -> str | None:

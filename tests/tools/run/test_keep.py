@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from pliant.tools.run.backends import keep
-from pliant.tools.run.backends.local import LocalBackend, read_record
-from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
+from pliant.tools.run.backends.local import LocalBackend
+from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus, read_record
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_LOG_BYTES
 from pliant.tools.run.statedir.contract.presence import last_beat
 from tests.builders import cluster

@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -15,16 +13,23 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.tools.run.backends import local
-from pliant.tools.run.backends.local import LocalBackend, read_record, write_record
+from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.processes import birth
-from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
+from pliant.tools.run.backends.protocol import (
+    Handle,
+    LaunchRecord,
+    Unit,
+    UnitStatus,
+    read_record,
+    write_record,
+)
 from pliant.tools.run.service.run import open_backend
 from pliant.tools.run.statedir.contract.folders import UnreadableError
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
 from pliant.tools.run.statedir.directory import StateDir
 from tests.builders import cluster
-from tests.leftovers import PATIENCE_S
 from tests.tools.run.conftest import left_running
+from tests.tools.run.site import until
 
 RUNNING = UnitStatus("running")
 WAIT = "import time; print('up', flush=True); time.sleep(600)"
@@ -69,18 +74,28 @@ class Site:
     def said(self, unit: int = 0) -> str:
         return self.handle.files.launcher_log(unit).read_text()
 
+    def record(self) -> LaunchRecord:
+        found = read_record(self.handle)
+        assert found is not None
+        return found
+
+    def forget_pid(self, unit: int) -> None:
+        """As if the launcher had died before it could record the unit's process."""
+        self.change(unit, pid=None, born=None)
+
+    def change(self, unit: int, **fields: object) -> None:
+        record = self.record()
+        units = list(record.units)
+        units[unit] = units[unit].model_copy(update=fields)
+        write_record(self.handle, record.model_copy(update={"units": tuple(units)}))
+
+    def keeper(self) -> psutil.Process:
+        return psutil.Process(self.record().units[0].pid)
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     return Site(tmp_path.resolve())
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that must happen."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
 
 
 def ended(site: Site) -> tuple[UnitStatus, ...]:
@@ -88,23 +103,17 @@ def ended(site: Site) -> tuple[UnitStatus, ...]:
     return site.poll()
 
 
-def test_exit_codes_are_told_in_the_order_of_the_units(site: Site) -> None:
-    site.start("raise SystemExit(3)", "print('fine')", "import os; os.kill(os.getpid(), 9)")
-    assert ended(site) == (UnitStatus("exited", 3), UnitStatus("exited", 0), UnitStatus("exited", -9))
-    assert site.said(1) == "fine\n"
-
-
-def test_a_unit_runs_where_it_shall_with_its_environment_in_a_session_of_its_own(
+def test_units_run_where_they_shall_in_sessions_of_their_own_and_leave_their_exit_codes(
     site: Site, tmp_path: Path
 ) -> None:
-    site.start(
-        "import os; print(os.getcwd(), os.environ['PLIANT_JOB_DIR'], os.getsid(0), sep='\\n')",
-        cwd=str(tmp_path),
-    )
-    ended(site)
-    folder, job, session = site.said().splitlines()
+    where = "import os; print(os.getcwd(), os.environ['PLIANT_JOB_DIR'], os.getsid(0), sep='\\n')"
+    site.start("raise SystemExit(3)", where, "import os; os.kill(os.getpid(), 9)", cwd=str(tmp_path))
+    assert ended(site) == (UnitStatus("exited", 3), UnitStatus("exited", 0), UnitStatus("exited", -9))
+    folder, job, session = site.said(1).splitlines()
     assert (folder, job) == (str(tmp_path), str(site.job))
     assert int(session) != os.getsid(0)
+    for level in ("term", "kill"):
+        site.backend.stop(site.handle, level)  # harmless
 
 
 def test_what_cannot_be_started_has_exit_code_127_and_says_why(
@@ -116,21 +125,12 @@ def test_what_cannot_be_started_has_exit_code_127_and_says_why(
     assert "no-such-program: cannot be started in /: No such file or directory" in site.said()
 
 
-def test_term_reaches_the_command(site: Site) -> None:
-    site.start(WAIT)
-    until(lambda: "up" in site.said())
-    site.backend.stop(site.handle, "term")
-    assert ended(site) == (UnitStatus("exited", -signal.SIGTERM),)
-
-
 @pytest.mark.parametrize("which", ["the keeper", "what it started"])
 def test_a_launcher_that_stands_still_is_woken_once_what_it_started_has_ended(site: Site, which: str) -> None:
     """SIGSTOP hit it; it would never say how its worker ended."""
     site.start(LAUNCHES_ONE)
     until(lambda: "up" in site.said())
-    record = read_record(site.handle)
-    assert record is not None
-    keeper = psutil.Process(record.units[0].pid)
+    keeper = site.keeper()
     stopped = keeper if which == "the keeper" else keeper.children()[0]
     worker = keeper.children()[0].children()[0]
     stopped.suspend()
@@ -149,9 +149,7 @@ def test_a_keeper_that_stands_still_is_woken_once_its_command_has_ended_though_a
     path = tmp_path / "daemon"
     site.start(DAEMON.replace("PATH", repr(str(path))) + "import time; time.sleep(600)")
     until(lambda: "up" in site.said())
-    record = read_record(site.handle)
-    assert record is not None
-    keeper = psutil.Process(record.units[0].pid)
+    keeper = site.keeper()
     until(lambda: len(keeper.children()) == 2)
     command = next(child for child in keeper.children() if child.pid != int(path.read_text()))
     keeper.suspend()
@@ -163,9 +161,7 @@ def test_a_keeper_that_stands_still_is_woken_once_its_command_has_ended_though_a
 def test_a_command_that_was_stopped_and_has_nothing_left_that_lives_is_named(site: Site) -> None:
     site.start(LAUNCHES_ONE.replace("sys.exit(", "print(").replace("% 256", ", flush=True") + WAIT)
     until(lambda: "up" in site.said())
-    record = read_record(site.handle)
-    assert record is not None
-    command = psutil.Process(record.units[0].pid).children()[0]
+    command = site.keeper().children()[0]
     command.children()[0].kill()
     until(lambda: site.said().count("up") == 2)
     assert not site.poll()[0].idle, "it may have more to do"
@@ -222,18 +218,15 @@ def test_a_daemon_that_cleared_its_environment_does_not_outlive_its_job(
     until(lambda: not psutil.pid_exists(daemon) or psutil.Process(daemon).status() == psutil.STATUS_ZOMBIE)
 
 
-def test_stopping_what_is_gone_is_harmless(site: Site) -> None:
-    site.start("pass")
-    ended(site)
-    site.backend.stop(site.handle, "term")
-    site.backend.stop(site.handle, "kill")
-
-
-def test_a_later_backend_finds_what_runs_and_how_it_ended(site: Site, tmp_path: Path) -> None:
+def test_a_later_backend_finds_what_runs_and_how_it_ended(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.start(WAIT)
     until(lambda: "up" in site.said())
     later = LocalBackend(cluster(2, slots="cpu"), site.job.parent)
     assert later.adopt() == [site.handle]
+    told = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: told(self) + 3600)  # the clock was set
     assert later.poll([site.handle])[site.handle] == (RUNNING,)
     later.stop(site.handle, "term")
     until(lambda: later.poll([site.handle])[site.handle] != (RUNNING,))
@@ -261,7 +254,7 @@ def test_a_kill_ends_what_runs_though_its_record_cannot_be_read(
 
 
 def test_where_the_system_takes_note_of_children_by_itself_ends_are_told_all_the_same(site: Site) -> None:
-    """Whoever starts the launcher may have it ignore SIGCHLD."""
+    """The launcher may have been started with SIGCHLD ignored."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         site.start("raise SystemExit(3)", WAIT)
@@ -286,18 +279,6 @@ def test_a_keeper_that_has_ended_and_is_gone_before_it_is_looked_at_has_its_exit
     until(lambda: site.poll() == (UnitStatus("exited", 3),))
 
 
-def test_a_clock_that_is_set_loses_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system derives the time of a start from its clock; a step of the clock moves it."""
-    site.start(WAIT)
-    until(lambda: "up" in site.said())
-    told = psutil.Process.create_time
-    monkeypatch.setattr(psutil.Process, "create_time", lambda self: told(self) + 3600)
-    assert site.poll() == (RUNNING,)
-    monkeypatch.undo()
-    site.backend.stop(site.handle, "kill")
-    ended(site)
-
-
 def test_an_attempt_that_was_never_started_has_no_units(site: Site) -> None:
     site.handle.folder.mkdir(parents=True)
     assert site.backend.adopt() == [site.handle]
@@ -307,10 +288,7 @@ def test_an_attempt_that_was_never_started_has_no_units(site: Site) -> None:
 def test_a_start_that_was_cut_short_is_undone_when_it_is_found(site: Site) -> None:
     site.start(WAIT)
     until(lambda: "up" in site.said())
-    record = read_record(site.handle)
-    assert record is not None
-    unknown = record.units[0].model_copy(update={"pid": None, "born": None})
-    write_record(site.handle, record.model_copy(update={"units": (unknown,)}))
+    site.forget_pid(0)
     later = LocalBackend(cluster(2, slots="cpu"), site.job.parent)
     assert later.adopt() == [site.handle]
     assert later.poll([site.handle])[site.handle] == (UnitStatus("lost"),)
@@ -330,13 +308,8 @@ def test_units_are_added_to_an_attempt_that_runs_and_each_can_be_ended_alone(sit
 
 def test_an_addition_that_was_cut_short_is_undone_and_the_rest_lives(site: Site, tmp_path: Path) -> None:
     site.start(WAIT, WAIT)
-    record = read_record(site.handle)
-    assert record is not None
     until(lambda: site.said(1) == "up\n")
-    first, second = record.units
-    write_record(
-        site.handle, record.model_copy(update={"units": (first, second.model_copy(update={"pid": None}))})
-    )
+    site.forget_pid(1)
     assert LocalBackend(cluster(2, slots="cpu"), tmp_path.resolve() / "jobs").adopt() == [site.handle]
     until(lambda: len(left_running(tmp_path.resolve())) == 2)
     assert site.poll() == (RUNNING, UnitStatus("lost"))
@@ -353,11 +326,8 @@ def test_a_recycled_pid_is_left_alone(site: Site, lie: str) -> None:
         stranger.stdout.readline()
         site.start("pass")
         ended(site)
-        record = read_record(site.handle)
-        assert record is not None
-        recorded = birth(stranger.pid) if lie == "environment" else record.units[0].born
-        theirs = record.units[0].model_copy(update={"pid": stranger.pid, "born": recorded})
-        write_record(site.handle, record.model_copy(update={"units": (theirs,)}))
+        born = birth(stranger.pid) if lie == "environment" else site.record().units[0].born
+        site.change(0, pid=stranger.pid, born=born)
         assert RUNNING not in site.poll()
         site.backend.stop(site.handle, "term")
         site.backend.stop(site.handle, "kill")

@@ -56,14 +56,12 @@ def run(loop: Loop, folder: Path, until: int = JOBS) -> None:
 
 
 def report(job_id: str) -> Progress:
-    """What a worker reports about once a second."""
     return Progress(
         job=job_id, attempt=1, generation=1, gpus=1, global_batch=8, step=1, epoch=0, samples_done=8.0
     )
 
 
 def reached(origin: object) -> Iterator[object]:
-    """All that an object holds, and it itself."""
     seen, left = {id(origin)}, [origin]
     while left:
         each = left.pop()
@@ -81,7 +79,6 @@ def large_ones(origin: object, least: int) -> list[Any]:
 
 
 def bytes_held(origin: object) -> int:
-    """The memory of all that an object holds."""
     return sum(map(sys.getsizeof, reached(origin)))
 
 
@@ -100,7 +97,6 @@ def collected_by_hand() -> Iterator[None]:
 
 
 def garbage() -> Counter[str]:
-    """By type."""
     gc.collect()
     return Counter(type(each).__qualname__ for each in gc.garbage)
 

@@ -73,19 +73,18 @@ def test_a_running_job_that_is_held_keeps_its_work_and_goes_on_once_it_is_releas
     assert spool(site).requests() == []
 
 
-@pytest.mark.parametrize("policy", ["fair-share", "las", "ares"])
-def test_a_job_that_is_held_has_no_share_under_any_policy(site: Site, policy: str) -> None:
+def test_a_job_that_is_held_has_no_share(site: Site) -> None:
     run_and_follow(
-        begin(site, policy),
+        begin(site),
         story(
             (nothing, lambda: ask(site, "a", samples=1e6, low=1, high=2)),
             (trains("a"), lambda: ask(site, "b", samples=1e6, low=1, high=2)),
             (lambda log: "b" in log.jobs, lambda: order_jobs(site.state, "hold", ["a"])),
-            (lambda log: log.jobs["b"].gpus == (1 if policy == "las" else 2), lambda: None),
+            (lambda log: log.jobs["b"].gpus == 2, lambda: None),
         ),
     )
     assert site.log().jobs["a"].gpus == 0
-    decided = decide_between_runs(str(site.state), Question(policy))
+    decided = decide_between_runs(str(site.state), Question("fair-share"))
     assert [verdict.reason for verdict in decided.waiting if verdict.job == "a"] == [
         f"held by {(site.log().jobs['a'].held or ('',))[0]}"
     ]
@@ -129,24 +128,22 @@ def test_an_order_waits_in_the_spool_where_nobody_runs_the_directory(site: Site)
     assert site.of("a")[1:] == ["hold a", "unhold a", "start a 1", "finish a 0"]
 
 
+def cron(site: Site) -> None:
+    """``pliant schedule --state | pliant run --state``."""
+    nodes, path = str(site.folder / "cluster.json"), site.folder / "decided.json"
+    write_schedule(decide_between_runs(str(site.state), Question("fifo"), cluster=nodes), path)
+    run_once(replace(go_on(site), schedule=str(path)))
+
+
 def test_cron_sees_orders_before_the_run_writes_them_down(site: Site) -> None:
-    """``pliant schedule --state | pliant run --state``, twice."""
-
-    def minute() -> None:
-        nodes = str(site.folder / "cluster.json")
-        write_schedule(
-            decide_between_runs(str(site.state), Question("fifo"), cluster=nodes),
-            site.folder / "decided.json",
-        )
-        run_once(replace(go_on(site), schedule=str(site.folder / "decided.json")))
-
     ask(site, "a", samples=1e6, gpus=2)
     ask(site, "b", samples=1e6, gpus=2)
-    minute()
-    assert (site.log().jobs["a"].phase, site.log().jobs["b"].phase) == ("running", "waiting")
-    order_jobs(site.state, "hold", ["a"])
-    minute()
-    assert (site.log().jobs["a"].phase, site.log().jobs["b"].phase) == ("preempted", "running")
+    order_jobs(site.state, "priority", ["b"], priority=1.0)
+    cron(site)
+    assert in_order(["submit a", "submit b", "priority b", "start b 2"], site.story())
+    order_jobs(site.state, "hold", ["b"])
+    cron(site)
+    assert (site.log().jobs["a"].phase, site.log().jobs["b"].phase) == ("running", "preempted")
     end_all(site, "a", "b")
 
 
@@ -250,19 +247,6 @@ def test_a_job_that_is_given_a_higher_priority_overtakes_and_the_log_keeps_it(si
     found = decide_between_runs(str(site.state), Question("fifo"))
     assert found.jobs == ()
     assert status_of(Watcher(site.state).look(), "c", 0.0).log.job.priority == 2.0  # type: ignore[union-attr]
-
-
-def test_a_job_may_be_given_a_priority_before_the_first_run_in_a_cron_line(site: Site) -> None:
-    ask(site, "a", samples=1e6, gpus=2)
-    ask(site, "b", samples=1e6, gpus=2)
-    order_jobs(site.state, "priority", ["b"], priority=1.0)
-    nodes = str(site.folder / "cluster.json")
-    write_schedule(
-        decide_between_runs(str(site.state), Question("fifo"), cluster=nodes), site.folder / "decided.json"
-    )
-    run_once(replace(go_on(site), schedule=str(site.folder / "decided.json")))
-    assert in_order(["submit a", "submit b", "priority b", "start b 2"], site.story())
-    end_all(site, "a", "b")
 
 
 def test_a_job_beyond_the_limit_of_its_user_says_so_and_starts_when_another_one_has_ended(site: Site) -> None:

@@ -21,8 +21,6 @@ from tests.tools.run.site import Site, in_order, until
 
 
 class PlainJobs(SlurmJobsBackend):
-    """Starts Python where the real backend starts torchrun: one worker a unit."""
-
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         super().start(handle, [replace(unit, argv=plain(unit.argv)) for unit in units])
 

@@ -40,7 +40,6 @@ while True:
 
 
 def worker(site: Site, number: int) -> psutil.Process:
-    """The process of a worker."""
     (found,) = (
         process
         for process in left_running(site.folder)

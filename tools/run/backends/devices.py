@@ -1,6 +1,6 @@
-"""The GPUs of this machine: those that the NVIDIA driver lists, and of them those that may be used here.
+"""The GPUs of this machine that the NVIDIA driver lists, and those of them that may be used.
 
-A GPU in MIG mode is its instances: each is a device of its own, with memory and a name of its own.
+A GPU in MIG mode stands for its instances, which are devices with names and memory of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pliant.schemas.cluster import Cluster, Node
-from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.schemas.errors import ServiceMissingError
+from pliant.tools.run.backends.protocol import bad_cluster
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
@@ -21,13 +22,13 @@ class Gpu:
     """A GPU, or an instance of one in MIG mode."""
 
     name: str
-    """Its UUID: CUDA_VISIBLE_DEVICES takes it, whatever order CUDA puts devices in."""
+    """Its UUID, which CUDA_VISIBLE_DEVICES takes independently of CUDA's order of devices."""
     card: str
-    """UUID of the GPU that it is, or is an instance of."""
+    """UUID of the GPU that it is or is an instance of."""
     number: int
-    """Of that GPU, as the driver counts."""
+    """Of that GPU, in the driver's order."""
     model: str
-    """As the driver calls it: ``NVIDIA A100-SXM4-40GB``, of an instance ``… MIG 1g.5gb``."""
+    """In the driver's words: ``NVIDIA A100-SXM4-40GB``, of an instance ``… MIG 1g.5gb``."""
     memory: int
     """Bytes."""
 
@@ -37,24 +38,21 @@ class GpuListing:
     """What the driver says."""
 
     driver: str
-    """Its version."""
+    """Version."""
     gpus: tuple[Gpu, ...]
     faults: tuple[str, ...] = ()
-    """GPUs that cannot be used, each with the reason."""
+    """GPUs that cannot be used, with reasons."""
 
 
 def visible_gpus(env: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The GPUs that ``env`` leaves to CUDA, in its order.
-
-    :raises ServiceMissingError: as :func:`list_gpus`.
-    """
+    """The GPUs that ``env`` leaves to CUDA, in its order."""
     return visible_of(list_gpus().gpus, env.get(VISIBLE))
 
 
 def visible_of(gpus: Sequence[Gpu], names: str | None) -> tuple[Gpu, ...]:
-    """Those of the GPUs that CUDA_VISIBLE_DEVICES names; None: it is not set, so all.
+    """The GPUs that CUDA_VISIBLE_DEVICES names (None if it is not set: all of them).
 
-    As CUDA reads that variable, the first name that is not one of a GPU ends the list.
+    As for CUDA, the first name that is not a GPU's ends the list.
     """
     if names is None:
         return tuple(gpus)
@@ -68,9 +66,9 @@ def visible_of(gpus: Sequence[Gpu], names: str | None) -> tuple[Gpu, ...]:
 
 
 def named(gpus: Sequence[Gpu], name: str) -> Gpu | None:
-    """The GPU of that number, UUID or beginning of a UUID; None: there is none, or more than one.
+    """The GPU with that number, UUID or unique beginning of a UUID.
 
-    A number, or the UUID of a GPU in MIG mode, means the first of its instances: CUDA uses no other then.
+    A number or the UUID of a GPU in MIG mode means its first instance, as for CUDA.
     """
     if name.isdecimal():
         return next((gpu for gpu in gpus if str(gpu.number) == name), None)
@@ -82,18 +80,18 @@ def named(gpus: Sequence[Gpu], name: str) -> Gpu | None:
 
 
 def devices_by_node(cluster: Cluster, gpus: Sequence[Gpu]) -> list[tuple[str, ...]]:
-    """For each node the names of its GPUs: those that it names, else the next that no other node names.
+    """The names of each node's GPUs: those that it states, else the next that no other node states.
 
-    :raises BadInputError: a named one is not among them or named twice, or there are too few.
+    :raises BadInputError: a stated GPU does not exist or is stated twice, or there are too few.
     """
     if cluster.total_gpus > len(gpus):
         text = f"{cluster.total_gpus} GPUs on the local backend, this machine has {len(gpus)} to use"
-        raise _bad(text)
+        raise bad_cluster(text)
     nodes = cluster.expanded()
     claimed = [_claimed(node, gpus) for node in nodes]
     taken = [name for names in claimed for name in names]
     if twice := sorted({name for name in taken if taken.count(name) > 1}):
-        raise _bad(f"the device {twice[0]} is named twice")
+        raise bad_cluster(f"the device {twice[0]} is named twice")
     left = iter([gpu.name for gpu in gpus if gpu.name not in taken])
     return [
         names or tuple(next(left) for _ in range(node.gpus))
@@ -106,16 +104,12 @@ def _claimed(node: Node, gpus: Sequence[Gpu]) -> tuple[str, ...]:
     for name, gpu in found.items():
         if gpu is None:
             where = f"is not there, or {VISIBLE} leaves it out"
-            raise _bad(f"the device {name} of node {node.name} {where}: see pliant cluster discover")
+            raise bad_cluster(f"the device {name} of node {node.name} {where}: see pliant cluster discover")
     return tuple(gpu.name for gpu in found.values() if gpu is not None)
 
 
-def _bad(message: str) -> BadInputError:
-    return BadInputError.one("cluster", message, pointer="/nodes")
-
-
 def list_gpus() -> GpuListing:
-    """What the driver reports; a GPU that it cannot be asked about is left out, and said to be.
+    """What the driver reports; GPUs that cannot be used are listed as faults.
 
     :raises ServiceMissingError: the NVML bindings are not installed, or there is no driver.
     """
@@ -135,9 +129,9 @@ def list_gpus() -> GpuListing:
 
 
 def processes_on(gpus: Sequence[Gpu]) -> dict[str, list[int]]:
-    """Numbers of the processes that compute on each card, by its UUID; where the driver does not say, none.
+    """Ids of the processes that compute on each card, by its UUID; empty if the driver does not say.
 
-    :raises ServiceMissingError: as :func:`list_gpus`.
+    :raises ServiceMissingError: the driver cannot be asked.
     """
     found: dict[str, list[int]] = {}
     with _nvml() as nvml:
@@ -170,7 +164,6 @@ def _nvml() -> Iterator[Any]:
 
 
 def _on_card(nvml: Any, number: int) -> list[Gpu]:
-    """The GPU of that number, or its instances where it is in MIG mode."""
     handle = nvml.nvmlDeviceGetHandleByIndex(number)
     card = nvml.nvmlDeviceGetUUID(handle)
     return [
@@ -188,7 +181,7 @@ def _on_card(nvml: Any, number: int) -> list[Gpu]:
 def _in_mig_mode(nvml: Any, handle: Any) -> bool:
     try:
         current, _pending = nvml.nvmlDeviceGetMigMode(handle)
-    except nvml.NVMLError:  # a GPU, or a driver, that knows no MIG
+    except nvml.NVMLError:  # a GPU or driver without MIG
         return False
     return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
 

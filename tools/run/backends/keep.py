@@ -1,14 +1,12 @@
 """Start one command, wait for it, and write its exit code to a file: outcomes outlive the launcher.
 
-Run as ``python -I -S keep.py CODE_FILE FOLDER COMMAND…``; the command starts in the folder. Imports next
-to nothing, so it starts in milliseconds.
-SIGTERM is passed on to the command; whatever ends it, the code file says so (negative: the signal). Nothing
-that the command started outlives it: what turns away from its parent, as a daemon does, becomes a child of
-this process, and is killed before the code file is written.
+Run as ``python -I -S keep.py CODE_FILE FOLDER COMMAND…``; the command starts in the folder. It imports little
+and starts in milliseconds. SIGTERM is passed on to the command. The code file has the exit code, or minus the
+signal's number. Nothing that the command started outlives it: daemons become children of this process and
+are killed before the code file is written.
 
-It also keeps the output of the command from filling the disk. Files that the command writes to stay open, so
-they can be neither renamed nor cut off: what is old in them is taken out as a hole. The writer notices
-nothing and never waits, whatever happens to this process.
+It also keeps the command's output from filling the disk. The command has its files open, so they cannot be
+renamed or cut: holes are punched where they are old. The writer notices nothing and never waits.
 """
 
 from __future__ import annotations
@@ -37,20 +35,18 @@ _looking: list[bool] = []
 _PUNCH_HOLE_AND_KEEP_SIZE = 3
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_S = 10.0
-"""For processes that were killed to be gone; one that hangs in the system is left to it."""
+"""Until killed processes are gone; one that hangs in the system is left to it."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; returns the exit code of this process (0: the code file was written)."""
     return keep(arguments[0], arguments[1], arguments[2:])
 
 
 def keep(code_file: str, folder: str, argv: list[str], order: Callable[[], int] | None = None) -> int:
     """Run a command in a folder, with the environment of this process.
 
-    :param order: asked every :data:`ORDER_S` for a signal that the command is to get; 0: none. Where there
-        are such orders, a SIGTERM to this process is not passed on: its sender sends it to all processes. A
-        file beside the code file then says that somebody else has ended the command.
+    :param order: asked every :data:`ORDER_S` for a signal to the command; 0 for none. With it, a SIGTERM is
+        Slurm's, which sends it to all processes: it is noted in a file and not passed on.
     """
     child: list[int] = []
     terminated: list[int] = []
@@ -87,20 +83,19 @@ def keep(code_file: str, folder: str, argv: list[str], order: Callable[[], int] 
     if terminated:
         os.kill(child[0], terminated[-1])
     wait_for(child[0])
-    pid = child.pop()  # while it is not yet reaped, so that no signal goes to another process of its number
+    pid = child.pop()  # before it is reaped, so that no signal goes to another process with its pid
     _, status = os.waitpid(pid, 0)
     end_orphans()
     return write_code(code_file, os.waitstatus_to_exitcode(status))
 
 
 def note_displaced(code_file: str) -> None:
-    """Say that its place was taken away."""
     with contextlib.suppress(OSError):
         os.close(os.open(_beside(code_file, ".displaced"), _NEW, 0o600))
 
 
 def beat(code_file: str) -> None:
-    """Show that this process runs; not to be seen harms less than not to run."""
+    """Show that this process runs. A failure to do so is no reason to end."""
     path = _beside(code_file, ".alive")
     with contextlib.suppress(OSError):
         try:
@@ -110,13 +105,12 @@ def beat(code_file: str) -> None:
 
 
 def _beside(code_file: str, ending: str) -> str:
-    """Another file of the same unit."""
     folder, unit = os.path.dirname(code_file), os.path.basename(code_file).removeprefix("exit-")
     return os.path.join(folder, f"unit-{unit}{ending}")
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants that lose theirs, where the system knows that."""
+    """Become the parent of descendants that lose theirs, if the system can do that."""
     import ctypes
 
     control = getattr(ctypes.CDLL(None), "prctl", None)
@@ -125,7 +119,7 @@ def adopt_orphans() -> None:
 
 
 def wait_for(pid: int) -> None:
-    """Wait until a child has ended, and take note of the end of orphans. The timer interrupts nothing."""
+    """Wait until a child has ended, and reap orphans meanwhile. The timer does not interrupt it."""
     while True:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         if ended is not None and ended.si_pid == pid:
@@ -135,7 +129,7 @@ def wait_for(pid: int) -> None:
 
 
 def end_orphans() -> None:
-    """Kill all that is left; children of what is killed become children of this process in their turn."""
+    """Kill all that is left, repeatedly: children of what is killed become children of this process."""
     deadline_s = time.monotonic() + _KILL_S
     while time.monotonic() < deadline_s:
         try:
@@ -144,13 +138,13 @@ def end_orphans() -> None:
         except ChildProcessError:
             return
         for pid in children():
-            with contextlib.suppress(PermissionError):  # it has become another user's
+            with contextlib.suppress(PermissionError):  # it runs as another user now
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
 
 
 def children() -> list[int]:
-    """The children of this process; they cannot vanish before it has taken note of their end."""
+    """The children of this process, ended or not; they cannot vanish before it reaps them."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         try:
@@ -164,7 +158,7 @@ def children() -> list[int]:
 
 
 def look_after_logs(code_file: str) -> None:
-    """What the timer does, one at a time. Whatever goes wrong, the command is worth more than its output."""
+    """Trim output files, one call at a time. No error does harm: the command matters more than its output."""
     if _looking:
         return
     _looking.append(True)
@@ -177,7 +171,6 @@ def look_after_logs(code_file: str) -> None:
 
 
 def trim_logs(code_file: str) -> None:
-    """Trim each output file of the unit that the code file belongs to."""
     attempt, unit = os.path.dirname(code_file), os.path.basename(code_file).removeprefix("exit-")
     most = int(os.environ.get(ENV_LOG_BYTES, LOG_BYTES))
     paths = [os.path.join(attempt, "logs", f"launcher-{unit}.log")]
@@ -186,14 +179,14 @@ def trim_logs(code_file: str) -> None:
     for path in paths:
         try:
             trim(path, most)
-        except OSError:  # it is looked at again
+        except OSError:  # the next look tries again
             continue
 
 
 def trim(path: str, most: int) -> None:
-    """Where more than ``most`` bytes of a file are on disk, keep the newest half of that.
+    """If more than ``most`` bytes of a file are on disk, keep the newest half of that.
 
-    Where the file system knows no holes, all of it goes: the writer goes on where it was, behind nothing.
+    All of it goes if the file system has no holes; the writer goes on at its own place.
     """
     found = os.stat(path)
     end = (found.st_size - most // 2) // _BLOCK * _BLOCK
@@ -208,9 +201,9 @@ def trim(path: str, most: int) -> None:
 
 
 def punch(descriptor: int, end: int) -> bool:
-    """Take the first ``end`` bytes of a file from the disk; whether the file system knows that.
+    """Free the first ``end`` bytes of a file. Returns whether the file system can do that.
 
-    :raises OSError: it does, but not at the moment.
+    :raises OSError: it can, but not at the moment.
     """
     import ctypes
 
@@ -227,7 +220,7 @@ def punch(descriptor: int, end: int) -> bool:
 
 
 def write_code(path: str, code: int) -> int:
-    """Write the exit code as a whole or not at all, also where the job has removed its own folder."""
+    """Write the exit code as a whole or not at all, even if the job has removed its own folder."""
     temporary, jobs = f"{path}.tmp", os.path.dirname(path)
     for _ in ("attempt", "attempts", "job"):
         jobs = os.path.dirname(jobs)

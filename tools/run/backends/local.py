@@ -1,13 +1,11 @@
 """The local backend: every node of the cluster is this machine, every unit a process in a session of its own.
 
-A unit runs under ``keep.py``, which writes the unit's exit code to a file. So the launcher may die, or
-leave, and the next one still learns how the unit ended.
+A unit runs under ``keep.py``, which writes the exit code to a file for any later launcher.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -21,11 +19,11 @@ import psutil
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.text import counted
 from pliant.tools.profile.torchrun.start import child_environment, kill, strays, tree
 from pliant.tools.run.backends.devices import devices_by_node, visible_gpus
-from pliant.tools.run.backends.processes import Waker, Watched, birth, find
+from pliant.tools.run.backends.processes import Waker, Watched, birth, find, spawn
 from pliant.tools.run.backends.protocol import (
+    UNKNOWN_UNIT,
     Handle,
     LaunchRecord,
     NodeInfo,
@@ -33,17 +31,16 @@ from pliant.tools.run.backends.protocol import (
     StopLevel,
     Unit,
     UnitStatus,
+    bad_cluster,
     free_port,
     newest_attempts,
-    read_record,
+    read_or_rebuild,
     write_record,
 )
 from pliant.tools.run.statedir.contract.folders import (
-    DamagedError,
     FolderCache,
     UnreadableError,
     make_log_folder,
-    open_log,
     read_file,
     refuse_public,
 )
@@ -53,13 +50,12 @@ KEEPER: Final = str(Path(__file__).with_name("keep.py"))
 LOOPBACK: Final = "127.0.0.1"
 _RUNNING: Final = UnitStatus("running")
 _STANDS_STILL: Final = UnitStatus("running", idle=True)
-_log = logging.getLogger("pliant")
 
 
 class LocalBackend:
     """Processes on this machine.
 
-    :param jobs: the folder of the jobs in the state directory.
+    :param jobs: the folder of jobs in the state directory.
     """
 
     name = "local"
@@ -71,28 +67,26 @@ class LocalBackend:
         self._cluster = cluster
         self._jobs = jobs
         self._children: dict[int, str] = {}
-        """Keepers that this process has started and not yet reaped: births by pid."""
+        """Births by pid of the keepers that this process has started and not yet reaped."""
         self._watched = Watched()
         self._waker = Waker()
         self._folders: dict[Handle, FolderCache] = {}
-        """Of the attempts with running units."""
+        """Of attempts with running units."""
         self._launched: dict[Handle, LaunchRecord] = {}
-        """Of attempts that this process has started: a job may remove its own folder."""
+        """Of attempts started by this process: a job may remove its own folder."""
         self._nodes: Sequence[NodeInfo] | None = None
 
     def nodes(self) -> Sequence[NodeInfo]:
-        """The nodes of the cluster file, with the GPUs that they name, else those of this machine in order.
+        """The nodes of the cluster file, with the GPUs that they name or this machine's in order.
 
-        They are looked at once: this machine is up while this process runs.
-
-        :raises BadInputError: the cluster file has more GPUs than there are, names one that is not there, or
-            has an address that is public or another machine's.
+        :raises BadInputError: the cluster file has more GPUs than this machine, names one that does not
+            exist, or has an address that is public or another machine's.
         """
         if self._nodes is None:
-            self._nodes = self._found()
+            self._nodes = self._find_nodes()
         return self._nodes
 
-    def _found(self) -> Sequence[NodeInfo]:
+    def _find_nodes(self) -> Sequence[NodeInfo]:
         nodes = self._cluster.expanded()
         addresses = [check_own(node.name, node.address or LOOPBACK) for node in nodes]
         devices: Sequence[tuple[str, ...] | None] = [None] * len(nodes)
@@ -115,7 +109,7 @@ class LocalBackend:
             kill(strays(_mark(handle)))
         started = list(before.units) if before else []
         first = len(started)
-        started += [StartedUnit.of(unit) for unit in units]
+        started.extend(map(StartedUnit.of, units))
         self._write(handle, started)
         try:
             for index, unit in enumerate(units, first):
@@ -136,25 +130,16 @@ class LocalBackend:
     def _spawn(self, handle: Handle, index: int, unit: Unit, record: StartedUnit) -> StartedUnit:
         code_file = str(handle.files.exit_code(index))
         argv = [sys.executable, "-I", "-S", KEEPER, code_file, unit.cwd, *unit.argv]
-        with open_log(handle.files.launcher_log(index)) as log, open(os.devnull, "rb") as nothing:
-            descriptors = ((nothing.fileno(), 0), (log.fileno(), 1), (log.fileno(), 2))
-            pid = os.posix_spawn(
-                sys.executable,
-                argv,
-                child_environment(os.environ, unit.env),
-                file_actions=[(os.POSIX_SPAWN_DUP2, source, to) for source, to in descriptors],
-                setsid=True,
-                setsigmask=(),
-                setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGCHLD),
-            )
+        env = child_environment(os.environ, unit.env)
+        pid = spawn(argv, env, handle.files.launcher_log(index))
         try:
             self._children[pid] = born = birth(pid)
-        except psutil.NoSuchProcess:  # it has ended, and the system takes note of ends by itself
+        except psutil.NoSuchProcess:  # it has ended, and the system has reaped it
             born = ""
         return record.model_copy(update={"pid": pid, "born": born})
 
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
-        """SIGTERM to each keeper, which passes it on; or SIGKILL to all that carries the job's mark."""
+        """SIGTERM to each keeper, which passes it on, or SIGKILL to every process with the job's mark."""
         try:
             found = enumerate(_keepers(handle, self._record(handle)))
         except UnreadableError:
@@ -176,7 +161,6 @@ class LocalBackend:
                 continue
 
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
-        """What became of the units: the process table first, then the code files."""
         return {handle: self._statuses(handle) for handle in handles}
 
     def _statuses(self, handle: Handle) -> tuple[UnitStatus, ...]:
@@ -194,7 +178,6 @@ class LocalBackend:
         )
 
     def _running(self, unit: StartedUnit, mark: tuple[str, str]) -> UnitStatus | None:
-        """The status of a running unit. Returns None if it does not run."""
         if unit.pid is None or unit.born is None:
             return None
         ours = self._children.get(unit.pid) == unit.born and not self._reap(unit.pid)
@@ -205,7 +188,7 @@ class LocalBackend:
         return _STANDS_STILL if self._waker.look(unit.pid) else _RUNNING
 
     def _reap(self, pid: int) -> bool:
-        """Reap a child if it has ended (its exit code is in a file); returns whether it has."""
+        """Reap a child if it has ended (its exit code is in a file). Returns whether it has."""
         try:
             runs = os.waitpid(pid, os.WNOHANG) == (0, 0)
         except ChildProcessError:  # SIGCHLD is ignored, so the system reaps the children
@@ -215,12 +198,12 @@ class LocalBackend:
         return not runs
 
     def _end_unknown(self, handle: Handle, record: LaunchRecord) -> None:
-        """Kill what may have been started without its pid being recorded."""
+        """Kill units that may have been started, but whose pids were not recorded."""
         unknown = [index for index, unit in enumerate(record.units) if unit.pid is None]
         self.stop(handle, "kill", None if len(unknown) == len(record.units) else unknown)
 
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
-        """The newest attempt of every job that is not over. Units whose start was cut short are killed."""
+        """The newest attempt of every job that is not over. Kills units whose start was cut short."""
         handles = newest_attempts(self._jobs, over)
         for handle in handles:
             with contextlib.suppress(UnreadableError, BadInputError):  # poll tells
@@ -234,12 +217,11 @@ class LocalBackend:
 
 
 def _mark(handle: Handle) -> tuple[str, str]:
-    """The variable that every process of the job carries."""
     return ENV_JOB_DIR, str(handle.folder.parent.parent)
 
 
 def _is_one_of(process: psutil.Process, workers: Collection[str] | None) -> bool:
-    """Whether it belongs to one of these workers, or to any if they are None."""
+    """Whether it belongs to one of these workers; None is any."""
     try:
         return workers is None or process.environ().get(ENV_WORKER) in workers
     except psutil.Error:
@@ -247,7 +229,7 @@ def _is_one_of(process: psutil.Process, workers: Collection[str] | None) -> bool
 
 
 def _keepers(handle: Handle, record: LaunchRecord | None) -> list[psutil.Process | None]:
-    """The living keeper of each unit, None for one that is gone or was never started."""
+    """The live keeper of each unit; None for one that is gone or was never started."""
     return [
         None if unit.pid is None or unit.born is None else find(unit.pid, unit.born, _mark(handle))
         for unit in (record.units if record else ())
@@ -255,18 +237,12 @@ def _keepers(handle: Handle, record: LaunchRecord | None) -> list[psutil.Process
 
 
 def _record(handle: Handle) -> LaunchRecord | None:
-    """The record of an attempt; one that is damaged is made again from the keepers that run."""
-    try:
-        return read_record(handle)
-    except DamagedError as error:
-        record = LaunchRecord(job=handle.job, attempt=handle.attempt, backend="local", units=_found(handle))
-        _log.warning("%s; it is made again from %s", error, counted(len(record.units), "unit"))
-        write_record(handle, record)
-        return record
+    """The record of an attempt, rebuilt from the keepers that run if it is damaged."""
+    return read_or_rebuild(handle, LocalBackend.name, partial(_found, handle))
 
 
 def _found(handle: Handle) -> tuple[StartedUnit, ...]:
-    """The units of an attempt whose keepers run, by what these were started with; ended ones are unknown."""
+    """The units of an attempt by the command lines of their keepers; those that have ended are unknown."""
     found: dict[int, StartedUnit] = {}
     for process in strays(_mark(handle)):
         with contextlib.suppress(psutil.Error):
@@ -283,8 +259,7 @@ def _found(handle: Handle) -> tuple[StartedUnit, ...]:
                     pid=process.pid,
                     born=birth(process.pid),
                 )
-    unknown = StartedUnit(node="", argv=(), cwd="", env={})
-    return tuple(found.get(number, unknown) for number in range(max(found, default=-1) + 1))
+    return tuple(found.get(number, UNKNOWN_UNIT) for number in range(max(found, default=-1) + 1))
 
 
 def _ended(handle: Handle, index: int) -> UnitStatus:
@@ -296,19 +271,19 @@ def _ended(handle: Handle, index: int) -> UnitStatus:
 
 
 def check_own(node: str, address: str) -> str:
-    """The address, if it is a loopback or private one of this machine.
+    """The address if it is a loopback or private one of this machine.
 
-    :raises BadInputError: it is public, another machine's, or a name that is not known here.
+    :raises BadInputError: it is public, another machine's, or an unknown name.
     """
     for found in _resolve(node, address):
         try:
             refuse_public(found)
         except UsageError as error:
-            raise _bad(f"node {node}: {error}") from error
+            raise bad_cluster(f"node {node}: {error}") from error
         try:
             free_port(found)
         except OSError:
-            raise _bad(
+            raise bad_cluster(
                 f"node {node} has the address {address}, which is not one of this machine: "
                 "the local backend starts everything here"
             ) from None
@@ -319,8 +294,4 @@ def _resolve(node: str, address: str) -> list[str]:
     try:
         return sorted({str(info[4][0]) for info in socket.getaddrinfo(address, None)})
     except OSError:
-        raise _bad(f"the address {address} of node {node} is not known on this machine") from None
-
-
-def _bad(message: str) -> BadInputError:
-    return BadInputError.one("cluster", message, pointer="/nodes")
+        raise bad_cluster(f"the address {address} of node {node} is not known on this machine") from None

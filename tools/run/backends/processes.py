@@ -1,10 +1,11 @@
-"""Processes on this machine: telling the ones that are ours from those that got their number."""
+"""Processes on this machine: starting them, and distinguishing ours from others with the same pid."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -12,24 +13,41 @@ from typing import Final
 
 import psutil
 
+from pliant.tools.run.statedir.contract.folders import open_log
+
 _PROC: Final = Path("/proc")
 _START_TICKS: Final = 19
-"""Where a process's start, in ticks since the system was booted, stands behind its name in ``stat``."""
+"""The field of ``stat`` after the name with a process's start, in ticks since boot."""
 _ENDED: Final = frozenset(("Z", "X", ""))
-"""States of a process that has ended, whether or not its parent has taken note."""
+"""States of a process that has ended, whether or not it was reaped."""
 _STOPPED: Final = "T"
 _STAT_BYTES: Final = 4096
 """More than ``stat`` has."""
 _LOOK_S: Final = 1.0
-"""Between two looks at whether a launcher stands still."""
+"""Between two looks at whether a launcher is stopped."""
 _SURE_S: Final = 1.0
-"""For so long after a process was recognised, one of its number is it."""
+"""How long a pid is trusted after its process was recognised."""
+
+
+def spawn(argv: Sequence[str], env: Mapping[str, str], log: Path) -> int:
+    """Start a process in a session of its own, with its output appended to a log; returns its pid."""
+    with open_log(log) as output, open(os.devnull, "rb") as nothing:
+        descriptors = ((nothing.fileno(), 0), (output.fileno(), 1), (output.fileno(), 2))
+        return os.posix_spawnp(
+            argv[0],
+            argv,
+            env,
+            file_actions=[(os.POSIX_SPAWN_DUP2, source, to) for source, to in descriptors],
+            setsid=True,
+            setsigmask=(),
+            setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGCHLD),
+        )
 
 
 def birth(pid: int) -> str:
-    """What no other process of that pid has: the boot it was started in, and when after it.
+    """Distinguishes a process from others with its pid: the boot id and the start in ticks since boot.
 
-    Setting the clock does not change it. Where the system has no ``/proc``, the time of the start.
+    Setting the clock does not change it. Without ``/proc``, the time of the start.
 
     :raises psutil.NoSuchProcess: it is gone.
     """
@@ -37,10 +55,7 @@ def birth(pid: int) -> str:
 
 
 def _identity(pid: int) -> tuple[str, bool]:
-    """A process's :func:`birth`, and whether it has not ended yet.
-
-    :raises psutil.NoSuchProcess: it is gone.
-    """
+    """A process's :func:`birth`, and whether it has not ended yet."""
     if not (_PROC / "self" / "stat").exists():
         process = psutil.Process(pid)
         return str(process.create_time()), process.status() != psutil.STATUS_ZOMBIE
@@ -53,21 +68,21 @@ def _identity(pid: int) -> tuple[str, bool]:
 
 
 class Waker:
-    """Lets launchers go on that stand still although what they started has ended: they alone know how.
+    """Continues stopped launchers whose processes have ended, since only they know how.
 
-    A launcher is the keeper of a unit or the command that it started. Each is looked at once a second.
+    A launcher is the keeper of a unit or the command that it started. Each is checked once a second.
     """
 
     def __init__(self) -> None:
         self._next_s: dict[int, float] = {}
         self._commands: dict[int, int] = {}
-        """By keeper; whatever else its children are, it has adopted them."""
+        """By keeper, which has adopted its other children."""
         self._idle: dict[int, bool] = {}
 
     def look(self, keeper: int) -> bool:
-        """Wake a keeper that runs, and its command, where that is due.
+        """Wake a running keeper and its command if necessary.
 
-        Whether the command is stopped and nothing that it started lives.
+        Returns whether the command is stopped and nothing that it started lives.
         """
         now_s = time.monotonic()
         if now_s >= self._next_s.get(keeper, now_s):
@@ -78,7 +93,7 @@ class Waker:
     def _wake(self, keeper: int) -> bool:
         known = self._commands.get(keeper)
         if known is not None and _STOPPED not in (_state(keeper), _state(known)):
-            return False  # by far the most frequent case, and what follows costs twice as much
+            return False  # by far the most frequent case; what follows costs twice as much
         children = _children(keeper)
         command = self._commands.setdefault(keeper, children[0]) if children else -1
         if _state(keeper) == _STOPPED and (command not in children or _state(command) in _ENDED):
@@ -103,10 +118,7 @@ def _continue(pid: int) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    """What a process has started, or adopted since, and not taken note of the end of; the oldest first.
-
-    Nothing where the system does not say.
-    """
+    """The children that a process has not reaped, oldest first; empty if the system does not say."""
     found: list[int] = []
     with suppress(OSError):
         for thread in (_PROC / str(pid) / "task").iterdir():
@@ -115,7 +127,6 @@ def _children(pid: int) -> list[int]:
 
 
 def _state(pid: int) -> str:
-    """The letter of a process's state; empty where it is gone."""
     try:
         descriptor = os.open(f"{_PROC}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -137,10 +148,10 @@ def _boot() -> str:
 
 
 def find(pid: int, born: str, env: tuple[str, str]) -> psutil.Process | None:
-    """The process of that pid if it is the one meant, alive; None if it is gone or the pid is another's.
+    """The process with that pid if it is alive and ours.
 
     :param born: its :func:`birth`.
-    :param env: a variable, with its value, that the process was started with.
+    :param env: a variable and its value that the process was started with.
     """
     try:
         process = psutil.Process(pid)
@@ -152,17 +163,15 @@ def find(pid: int, born: str, env: tuple[str, str]) -> psutil.Process | None:
 
 
 class Watched:
-    """Processes that are looked for again and again: recognised once a second, else only asked for by number.
+    """Processes that are checked repeatedly: identified once a second, otherwise only by pid.
 
-    So a process that dies is missed at once. Where another one gets its number right away, or its parent
-    takes no note of its end, it is missed within a second.
+    A death is noticed at once, or within a second if the pid is reused or the process is not reaped.
     """
 
     def __init__(self) -> None:
         self._sure_until_s: dict[tuple[int, str], float] = {}
 
     def runs(self, pid: int, born: str, env: tuple[str, str]) -> bool:
-        """Whether :func:`find` finds the process."""
         known, now_s = self._sure_until_s.get((pid, born)), time.monotonic()
         if known is not None and now_s < known and _is_there(pid):
             return True
@@ -182,7 +191,6 @@ def _is_there(pid: int) -> bool:
 
 
 def _still_is(pid: int, born: str) -> bool:
-    """Whether a process that was recognised before has neither ended nor been replaced by another one."""
     try:
         return _identity(pid) == (born, True)
     except psutil.Error:

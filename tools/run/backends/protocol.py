@@ -1,30 +1,33 @@
-"""What a place to run processes offers: six operations. No process id is known outside of a backend.
+"""What a place to run processes offers: six operations. Process ids are only known inside a backend.
 
-Launcher and workers share a directory, not a machine: an attempt is known by its folder (:class:`Handle`).
-What was started there is recorded in that folder (:class:`LaunchRecord`), so any later process can take the
-attempt over.
+Launcher and workers share a directory, not a machine. So an attempt is known by its folder (:class:`Handle`),
+where its :class:`LaunchRecord` lets any later process take it over.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 import shlex
 import socket
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
+from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.record import Identifier, PositiveInt, Record
+from pliant.schemas.text import counted
 from pliant.tools.run.statedir.contract import folders
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 
 StopLevel = Literal["term", "kill"]
 """``term``: SIGTERM to what was started. ``kill``: SIGKILL to all of it, stray descendants included."""
 _SELDOM_USED: Final = range(20_000, 30_000)
-"""Ports that systems give to no process by themselves; a job that finds its port taken is tried again."""
+"""Ports that systems do not assign by themselves; a job that finds its port taken is tried again."""
+_log = logging.getLogger("pliant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,12 @@ class NodeInfo:
 
     name: str
     gpus: int
-    """GPUs, or CPU slots."""
+    """Or CPU slots."""
     up: bool = True
     address: str = "127.0.0.1"
-    """Address that workers on other nodes reach it at."""
+    """For workers on other nodes."""
     devices: tuple[str, ...] | None = None
-    """Its GPUs as CUDA_VISIBLE_DEVICES names them there, by slot index; None on CPU slots."""
+    """The name of each slot's GPU in CUDA_VISIBLE_DEVICES; None for CPU slots."""
     reason: str = ""
     """Why it is not up."""
 
@@ -51,11 +54,10 @@ class Unit:
     argv: tuple[str, ...]
     cwd: str
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Added to the environment of the launcher, cleaned of what belongs to other launchers."""
+    """Added to the launcher's environment without the variables of other launchers."""
 
     @property
     def in_a_shell(self) -> str:
-        """What a person would type on the node to start it."""
         env = [f"{name}={value}" for name, value in self.env.items()]
         return f"cd {shlex.quote(self.cwd)} && {shlex.join(['env', *env, *self.argv])}"
 
@@ -84,15 +86,15 @@ class UnitStatus:
     state: Literal["running", "exited", "lost"]
     code: int | None = None
     idle: bool = field(default=False, compare=False)
-    """It runs, but is stopped (SIGSTOP), and nothing that it started lives: it cannot end by itself."""
+    """It is stopped (SIGSTOP), and nothing that it started lives: it cannot end by itself."""
     queued: bool = field(default=False, compare=False)
-    """It counts as running, but nothing of it does yet: it waits for its turn."""
+    """It counts as running but still waits for its turn."""
     starting: bool = field(default=False, compare=False)
-    """It counts as running, and needs further looks of this process until it does."""
+    """It counts as running but this process must look again until it really does."""
     displaced: str = field(default="", compare=False)
-    """Why it lost its place through no fault of its own; empty if it did not."""
+    """Why it lost its place through no fault of its own."""
     began: bool = field(default=True, compare=False)
-    """False if it is certain that nothing of it has ever run."""
+    """False if certainly nothing of it has ever run."""
 
 
 class Backend(Protocol):
@@ -100,7 +102,7 @@ class Backend(Protocol):
 
     @property
     def in_place(self) -> bool:
-        """Whether an attempt that runs can get further units, and give up some of its own."""
+        """Whether a running attempt can get further units and give up some of its own."""
         ...
 
     @property
@@ -109,48 +111,48 @@ class Backend(Protocol):
         ...
 
     def nodes(self) -> Sequence[NodeInfo]:
-        """All nodes, up or not, as of now. Waits the first time only.
+        """All nodes, up or not, as of now. Waits only on the first call.
 
-        :raises ServiceMissingError: what they are counted with is not there.
+        :raises ServiceMissingError: the driver or resource manager does not answer.
         """
         ...
 
     def shown(self, handle: Handle, units: Sequence[Unit]) -> Sequence[str]:
-        """What :meth:`start` would run for these units, as lines of text. Nothing is touched."""
+        """The command lines that :meth:`start` would run for these units."""
         ...
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
-        """Start all units, or none; they are added to those that the attempt has already.
+        """Start all units or none, in addition to those that the attempt already has.
 
         :raises OSError: a unit cannot be started.
         """
         ...
 
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
-        """Ask, or force, what was started for an attempt to end. Never waits; harmless if it is gone.
+        """Ask or force the units of an attempt to end. Never waits; harmless if they are gone.
 
-        :param only: numbers of the units; None for all, and whatever else belongs to the job.
+        :param only: numbers of the units; None for all and anything else that belongs to the job.
         """
         ...
 
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
-        """What became of the units of each attempt, in the order they were started in."""
+        """What became of the units of each attempt, in the order of their start."""
         ...
 
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
-        """The newest attempt of every job in the directory, whichever process started it, alive or not.
+        """The newest attempt of every job in the directory, alive or not, by any process.
 
-        :param over: jobs of which nothing is left; these are skipped.
+        :param over: jobs to skip, of which nothing is left.
         """
         ...
 
     @property
     def held_nodes(self) -> int:
-        """How many nodes are kept from others, whether or not something runs there."""
+        """How many nodes are kept from others, whether or not anything runs there."""
         ...
 
     def release(self, over: Container[str] = ()) -> int:
-        """Give back nodes on which nothing runs; returns how many.
+        """Give back nodes on which nothing runs; returns their number.
 
         :param over: jobs of which nothing is left, whatever their files say.
         :raises ServiceMissingError: the resource manager does not answer.
@@ -159,7 +161,7 @@ class Backend(Protocol):
 
 
 class StartedUnit(Record):
-    """One unit: its command and, once it was started, the process that keeps it."""
+    """One unit: its command and, once started, the process that keeps it."""
 
     node: str
     argv: tuple[str, ...]
@@ -167,15 +169,18 @@ class StartedUnit(Record):
     env: dict[str, str]
     pid: PositiveInt | None = None
     born: str | None = None
-    """Which process of that pid it is: tells a recycled pid from ours."""
+    """Distinguishes the process from a later one with the same pid."""
 
     @classmethod
     def of(cls, unit: Unit) -> StartedUnit:
         return cls(node=unit.node, argv=unit.argv, cwd=unit.cwd, env=dict(unit.env))
 
 
+UNKNOWN_UNIT: Final = StartedUnit(node="", argv=(), cwd="", env={})
+
+
 class LaunchRecord(Record):
-    """An attempt. Written before its units are started, and again, complete, after."""
+    """An attempt. Written before its units are started, and again, complete, afterwards."""
 
     job: Identifier
     attempt: PositiveInt
@@ -192,7 +197,7 @@ def write_record(handle: Handle, record: LaunchRecord) -> None:
 
 
 def read_record(handle: Handle) -> LaunchRecord | None:
-    """The record of an attempt. Returns None if there is none, so that nothing of it was started.
+    """The record of an attempt. Returns None if there is none, so nothing of it was started.
 
     :raises UnreadableError: it cannot be read at the moment.
     :raises DamagedError: it is damaged.
@@ -201,11 +206,25 @@ def read_record(handle: Handle) -> LaunchRecord | None:
     return folders.read_record(handle.files.launch, "launch", LaunchRecord)
 
 
-def newest_attempts(jobs: Path, over: Container[str] = ()) -> list[Handle]:
-    """The newest attempt of every job in the folder of jobs that has one, in order of their names.
+def read_or_rebuild(
+    handle: Handle, backend: str, units: Callable[[], tuple[StartedUnit, ...]]
+) -> LaunchRecord | None:
+    """The record of an attempt; a damaged one is replaced, with the units that can be found."""
+    try:
+        return read_record(handle)
+    except folders.DamagedError as error:
+        record = LaunchRecord(job=handle.job, attempt=handle.attempt, backend=backend, units=units())
+        _log.warning("%s; it is made again from %s", error, counted(len(record.units), "unit"))
+        write_record(handle, record)
+        return record
 
-    :param over: jobs that are left out.
-    """
+
+def bad_cluster(message: str) -> BadInputError:
+    return BadInputError.one("cluster", message, pointer="/nodes")
+
+
+def newest_attempts(jobs: Path, over: Container[str] = ()) -> list[Handle]:
+    """The newest attempt of each job in the folder of jobs except ``over``, in order of their names."""
     handles = []
     for name in _folders(jobs):
         if name in over:
@@ -217,7 +236,6 @@ def newest_attempts(jobs: Path, over: Container[str] = ()) -> list[Handle]:
 
 
 def _folders(jobs: Path) -> list[str]:
-    """Names of the folders in a folder; links are left out."""
     try:
         with os.scandir(jobs) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -228,7 +246,7 @@ def _folders(jobs: Path) -> list[str]:
 def free_port(address: str) -> int:
     """A port of this machine that is free at the moment.
 
-    :raises OSError: it has no such address.
+    :raises OSError: the machine has no such address.
     """
     family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
@@ -237,7 +255,7 @@ def free_port(address: str) -> int:
 
 
 def port_to_meet_at(address: str) -> int:
-    """A port that is free on the machine of that address, or most likely is, where it is another one.
+    """A port that is free at that address; on another machine, one that probably is.
 
     :raises OSError: none is free here.
     """

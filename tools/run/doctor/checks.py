@@ -1,8 +1,8 @@
-"""``pliant doctor``: is everything there that runs need?
+"""``pliant doctor``: is everything in place that runs need?
 
 A check is a function of a :class:`Site` that yields what it found; :data:`CHECKS` lists all of them, by area,
-in the order in which they are shown. :func:`examine` looks around once and calls each. Nothing is changed,
-and an error in a check is a problem of its area alone.
+in the order in which they are shown. Nothing is changed, and an error in a check is a problem of its area
+alone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from pliant.tools.run.backends.slurm import parsing
 from pliant.tools.run.backends.slurm.commands import ask
 from pliant.tools.run.backends.slurm.parsing import SlurmNode
 from pliant.tools.run.discovery import choose_partitions
-from pliant.tools.run.doctor.file_system import Mount, Probed, mount_of, probe
+from pliant.tools.run.doctor.file_system import Mount, mount_of, probe
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from pliant.tools.run.statedir.directory import StateDir, check_own, holder_of
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -59,22 +59,18 @@ from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.statedir.state import size_and_time
 
 Verdict = Literal["ok", "warning", "problem"]
-"""``problem``: runs fail, or lose something. ``warning``: they work, worse than they could."""
+"""``problem``: runs fail or lose something. ``warning``: they work, but worse than they could."""
 SCHEMA: Final = "pliant.doctor/1"
 LOCAL: Final = "local"
-_VERDICT: Final = 9
-_AREA: Final = 10
-"""Columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was found, and what to do about it."""
+    """What was found, and what to do about it if all is not well."""
 
     verdict: Verdict
     text: str
     advice: str = ""
-    """What to do; empty if all is well."""
     area: str = ""
 
 
@@ -98,13 +94,13 @@ class Began:
     steady_s: float = field(default_factory=time.monotonic)
 
     def jumped_s(self) -> float:
-        """Seconds by which the clock was set forward since."""
+        """By how much the clock was set forward since."""
         return (time.time() - self.wall_s) - (time.monotonic() - self.steady_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What the checks are about."""
+    """What the checks examine."""
 
     backend: str
     dirs: StateDir | None = None
@@ -112,7 +108,6 @@ class Site:
     refused: Exception | None = None
     """Why the state directory or its log cannot be used."""
     log: RunLog | None = None
-    """None if there is none, or it cannot be read."""
     misfit: Misfit | None = None
     """How the snapshot of the log does not fit it."""
     cluster: Cluster | None = None
@@ -130,11 +125,11 @@ class Site:
 
 
 def examine(state: Path | None = None, cluster: str | None = None, backend: str | None = None) -> list[Check]:
-    """Look at everything; nothing is changed, and nothing that is broken ends it.
+    """Look at everything. Nothing is changed, and nothing that is broken ends it.
 
-    :param state: a state directory; it need not be there.
+    :param state: a state directory, which need not exist.
     :param cluster: a cluster file; None for that of the state directory.
-    :param backend: None for what the cluster says.
+    :param backend: None for that of the cluster.
     """
     began = Began()
     site = replace(look_around(state, cluster, backend), began=began)
@@ -142,7 +137,7 @@ def examine(state: Path | None = None, cluster: str | None = None, backend: str 
 
 
 def guarded(area: str, check: Callable[[Site], Iterable[Check]], site: Site) -> Iterator[Check]:
-    """What a check finds; an error in it is a problem of its area, and ends it."""
+    """What a check finds. An error ends the check and is a problem of its area."""
     try:
         for found in check(site):
             yield replace(found, area=area)
@@ -158,18 +153,15 @@ def first_line(error: Exception) -> str:
 
 
 def worst(checks: Iterable[Check]) -> Verdict:
-    """The verdict on all of them."""
     verdicts = {check.verdict for check in checks}
     return "problem" if "problem" in verdicts else "warning" if "warning" in verdicts else "ok"
 
 
 def page(checks: Sequence[Check], width: int | None) -> str:
-    """A line for each check, wrapped to the width of the terminal, if there is one."""
     return "".join(f"{line}\n" for check in checks for line in _lines(check, width))
 
 
 def document(checks: Sequence[Check], now_s: float) -> str:
-    """The same as JSON; ``now_s`` is UTC."""
     listed = [
         {"area": each.area, "verdict": each.verdict, "text": each.text, "advice": each.advice or None}
         for each in checks
@@ -179,7 +171,7 @@ def document(checks: Sequence[Check], now_s: float) -> str:
 
 
 def _lines(check: Check, width: int | None) -> list[str]:
-    head = f"{check.verdict:{_VERDICT}}{check.area:{_AREA}}"
+    head = f"{check.verdict:9}{check.area:10}"
     text = one_line(f"{check.text}; {check.advice}" if check.advice else check.text)
     if width is None or width <= 2 * len(head):
         return [head + text]
@@ -188,11 +180,6 @@ def _lines(check: Check, width: int | None) -> list[str]:
 
 
 def look_around(state: Path | None, cluster: str | None, backend: str | None) -> Site:
-    """Read what there is; nothing is changed.
-
-    :param cluster: its file; None for that of the state directory.
-    :param backend: None for what the cluster says.
-    """
     dirs = None if state is None else StateDir(_resolved(state))
     view, refused = _view(dirs)
     found, unread = _read_cluster(dirs, cluster)
@@ -232,13 +219,13 @@ def _read_cluster(dirs: StateDir | None, name: str | None) -> tuple[Cluster | No
 
 
 CONSTRAINTS: Final = Path(__file__).parents[3] / "constraints.txt"
-"""The versions that the tests run with; only a checkout has them."""
+"""The versions that the tests run with; exists only in a checkout."""
 _NEEDED: Final = re.compile(r"^\s*([A-Za-z0-9._-]+)\s*(?:>=\s*([0-9.]+))?")
 _PINNED: Final = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)", re.MULTILINE)
 
 
 def versions(_site: Site, constraints: Path = CONSTRAINTS) -> Iterator[Check]:
-    """Are the packages there, and as new as pliant needs them? None of them is imported."""
+    """Are the packages installed, and recent enough? None of them is imported."""
     yield ok(f"pliant {version('pliant')}, Python {platform.python_version()}")
     needed = needed_versions(requires("pliant") or ())
     found = {name: _installed(name) for name in needed}
@@ -281,11 +268,7 @@ def _installed(name: str) -> str | None:
 def _fault(name: str, found: str | None, least: str) -> str:
     if found is None:
         return f"{name} is not installed"
-    return f"{name} {found} is older than {least}" if least and _older(found, least) else ""
-
-
-def _older(found: str, least: str) -> bool:
-    return _numbers(found) < _numbers(least)
+    return f"{name} {found} is older than {least}" if least and _numbers(found) < _numbers(least) else ""
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -299,8 +282,7 @@ def cluster_file(site: Site) -> Iterable[Check]:
     elif site.cluster is not None:
         nodes = counted(sum(node.count or 1 for node in site.cluster.nodes), "node")
         slots = "GPU" if site.cluster.slots == "gpu" else "CPU slot"
-        text = f"{nodes}, {counted(site.cluster.total_gpus, slots)}, backend {site.backend}"
-        yield ok(text)
+        yield ok(f"{nodes}, {counted(site.cluster.total_gpus, slots)}, backend {site.backend}")
 
 
 _OF_CLUSTERS: Final = ("lustre", "beegfs", "gpfs", "wekafs", "panfs", "orangefs", "ceph", "fuse.ceph", "afs")
@@ -319,13 +301,12 @@ _GIB: Final = 1 << 30
 
 
 def folder(site: Site) -> Iterator[Check]:
-    """Is the state directory ours, can it be written, and does its file system do what runs rely on?"""
+    """Is the state directory ours and writable, and does its file system do what runs rely on?"""
     if site.dirs is None:
         return
     path = site.dirs.path
     if site.refused is not None:
-        advice = "do what it says; what hangs on the log was not looked at"
-        yield problem(first_line(site.refused), advice)
+        yield problem(first_line(site.refused), "do what it says; what hangs on the log was not looked at")
     elif not site.there:
         if os.path.lexists(path):
             yield problem(f"{path} is not a folder", "name a new or an empty folder")
@@ -352,7 +333,6 @@ def _content(site: Site) -> str:
 
 
 def _nearest(path: Path) -> Path:
-    """The folder itself, or the one in which it is to be made."""
     return next(place for place in (path, *path.parents) if place.is_dir())
 
 
@@ -393,10 +373,6 @@ def _writing(place: Path) -> Iterator[Check]:
         what = "cannot be written, or knows no locks"
         yield problem(f"{place} {what}: {error.strerror}", "name a folder that you may write in")
         return
-    yield from _from(found)
-
-
-def _from(found: Probed) -> Iterator[Check]:
     if not found.locks:
         yield problem(
             "locks have no effect here: two runs could use it",
@@ -410,14 +386,14 @@ def _from(found: Probed) -> Iterator[Check]:
 
 
 _BEFORE_US_S: Final = 1_700_000_000.0
-"""November 2023: pliant is younger."""
+"""November 2023, before the first pliant."""
 _JUMP_S: Final = 0.2
 _AHEAD_S: Final = 5.0
 _SKEW_S: Final = 1.0
 
 
 def clock(site: Site) -> Iterator[Check]:
-    """Compare this machine's clock with one that cannot be set, the log's, and the state directory's."""
+    """Compare this machine's clock with one that cannot be set, the log's, and the folder's."""
     now_s, jumped_s = time.time(), site.began.jumped_s()
     if now_s < _BEFORE_US_S:
         yield problem(f"this machine's clock shows {clock_text(now_s, 0.0)}", "set it, by NTP at best")
@@ -439,7 +415,7 @@ def clock(site: Site) -> Iterator[Check]:
 
 
 def skew_s(site: Site) -> float | None:
-    """Seconds by which the state directory's clock is ahead; None: there is none to be asked."""
+    """By how much the state directory's clock is ahead. Returns None if there is none to ask."""
     if site.dirs is None:
         return None
     with suppress(OSError):
@@ -451,7 +427,7 @@ DRIVER: Final = Path("/dev/nvidiactl")
 
 
 def gpus(site: Site) -> Iterator[Check]:
-    """Are the GPUs of the cluster here, and does another program use them? Slurm knows its own."""
+    """Are the GPUs of the cluster here, and does another program use them? Not for Slurm."""
     if site.is_slurm:
         return
     needed = site.cluster is not None and site.cluster.slots == "gpu" and site.cluster.total_gpus > 0
@@ -489,14 +465,11 @@ def _count(listed: GpuListing, usable: tuple[Gpu, ...]) -> Check:
 
 
 def _torch_build(*, needed: bool) -> Iterator[Check]:
-    """A build for CPUs leaves the GPUs unused; its version says which it is."""
+    """Whether torch is a build for CPUs, which leaves the GPUs unused."""
     with suppress(PackageNotFoundError):
         if (found := version("torch")).endswith("+cpu"):
-            text, advice = (
-                f"torch {found} is the build without CUDA",
-                "install the one with: pip install torch",
-            )
-            yield problem(text, advice) if needed else warning(text, advice)
+            text = f"torch {found} is the build without CUDA"
+            yield (problem if needed else warning)(text, "install the one with: pip install torch")
 
 
 def _others(site: Site, usable: tuple[Gpu, ...]) -> Iterator[Check]:
@@ -511,7 +484,6 @@ def _others(site: Site, usable: tuple[Gpu, ...]) -> Iterator[Check]:
 
 
 def _is_ours(pid: int, folder: str) -> bool:
-    """Whether it is a process of a job of this state directory."""
     with suppress(psutil.Error):
         return bool(folder) and psutil.Process(pid).environ().get(ENV_JOB_DIR, "").startswith(folder)
     return False
@@ -519,16 +491,15 @@ def _is_ours(pid: int, folder: str) -> bool:
 
 COMMANDS: Final = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
 JOBS: Final = "slurm-jobs"
-"""The backend whose attempts are jobs of their own."""
 OLDEST: Final = (20, 11)
-"""The oldest release whose output the tests have."""
+"""The oldest release whose output is tested."""
 ANSWER_S: Final = 15.0
-"""A command gives up by itself before, unless it does not even find its configuration."""
+"""Longer than a command takes to give up, unless it does not find its configuration."""
 _SHOWN: Final = 3
 
 
 def slurm(site: Site) -> Iterator[Check]:
-    """Are Slurm's commands here, does it answer, and do nodes and partitions fit the cluster file?"""
+    """Are Slurm's commands here, does it answer, and do its nodes and partitions fit the cluster file?"""
     if not site.is_slurm:
         return
     missing = [name for name in COMMANDS if shutil.which(name) is None]
@@ -553,13 +524,11 @@ def _release(said: str) -> Check:
     found = parsing.version(said)
     name = said.strip() or "Slurm of an unknown release"
     if found is None or found < OLDEST:
-        oldest = "{}.{:02}".format(*OLDEST)
-        return warning(f"{name} is older than any that was tried", f"use {oldest} or newer")
+        return warning(f"{name} is older than any that was tried", "use {}.{:02} or newer".format(*OLDEST))
     return ok(f"{name} has all commands that are needed; sacct is not")
 
 
 def _shares(settings: Mapping[str, str]) -> Iterator[Check]:
-    """A job that is to get some GPUs of a node needs a Slurm that gives them out one by one."""
     found = settings.get("SelectType", "")
     if "cons_tres" not in found:
         text = f"{found or 'its scheduler'} does not give out GPUs by task, which backend {JOBS} needs"
@@ -616,7 +585,7 @@ def _counts(cluster: Cluster, nodes: Mapping[str, SlurmNode]) -> Iterator[Check]
 
 
 def service(site: Site) -> Iterator[Check]:
-    """Does a loop serve the state directory, and is anything waiting for one?"""
+    """Does a loop serve the state directory, or is anything waiting for one?"""
     if site.dirs is None or not site.there or site.refused is not None:
         return
     now_s, written_s = time.time(), size_and_time(site.dirs)[1]
@@ -650,16 +619,10 @@ def _held(holder: int, seen: str) -> Check:
 
 
 def _waiting(site: Site) -> str:
-    """What waits for a loop, in words."""
-    if site.dirs is None:
-        return ""
-    parts = []
-    if site.log is not None and site.log.active:
-        parts.append(counted(len(site.log.active), "job"))
-    requests = len(Spool(site.dirs).requests())
-    if requests:
-        parts.append(counted(requests, "request"))
-    return " and ".join(parts)
+    jobs = 0 if site.log is None else len(site.log.active)
+    requests = 0 if site.dirs is None else len(Spool(site.dirs).requests())
+    waiting = {"job": jobs, "request": requests}
+    return " and ".join(counted(count, noun) for noun, count in waiting.items() if count)
 
 
 CHECKS: Final[Mapping[str, Callable[[Site], Iterable[Check]]]] = {
@@ -671,4 +634,3 @@ CHECKS: Final[Mapping[str, Callable[[Site], Iterable[Check]]]] = {
     "Slurm": slurm,
     "service": service,
 }
-"""By area."""

@@ -1,4 +1,4 @@
-"""What a folder's file system does: its mount, and a test with a file of our own, which is removed again."""
+"""What a folder's file system does: its mount, and a test with a temporary file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pliant.schemas.file_io.files import TEMPORARY, write_all
 _TRIES: Final = 3
 _BYTES: Final = 4096
 _TICK_S: Final = 0.02
-"""The kernel dates files by a clock that stands still between two ticks."""
+"""The kernel dates files by a clock that only moves with its ticks."""
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
@@ -29,11 +29,11 @@ class Probed:
     """What writing showed."""
 
     sync_s: float
-    """To force a small write to disk, seconds: the median of a few."""
+    """To force a small write to disk: the median of a few."""
     locks: bool
     """Whether a second opening of a file sees the lock of the first."""
     skew_s: float
-    """Seconds by which the clock of the file system is ahead of this machine's; 0 if they may be equal."""
+    """By how much the file system's clock is ahead of this machine's; 0 if they may be equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Mount:
     """Where a folder is mounted."""
 
     kind: str
-    """Type of its file system; empty if unknown."""
+    """Of its file system; empty if unknown."""
     options: frozenset[str] = frozenset()
 
 
@@ -73,7 +73,6 @@ def _probe_file(folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _dated_s(descriptor: int) -> float:
-    """The time that the file's own server gives it now."""
     os.utime(descriptor)
     return os.fstat(descriptor).st_mtime
 
@@ -91,12 +90,11 @@ def _locks(path: Path, descriptor: int) -> bool:
 
 
 def _beyond(dated_s: float, before_s: float, after_s: float) -> float:
-    """How far a time is outside of the span in which it was taken."""
+    """How far a time is outside the span in which it was taken."""
     return min(0.0, dated_s - before_s + _TICK_S) + max(0.0, dated_s - after_s - _TICK_S)
 
 
 def mount_of(folder: Path, mounts: Path = _MOUNTS) -> Mount:
-    """The mount that a folder is on, of those that the system lists."""
     best, found = -1, Mount("")
     with suppress(OSError):
         for line in mounts.read_text(errors="surrogateescape").splitlines():

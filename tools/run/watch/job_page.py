@@ -1,7 +1,6 @@
 """One job described, for people and for programs: why it waits or runs, until when, and what happened to it.
 
-:func:`job_page` is text with the last error lines. :func:`status_document` is ``pliant status -o json``,
-whose fields docs/running-json.md lists.
+docs/running-json.md lists the fields of :func:`status_document`, which is ``pliant status -o json``.
 """
 
 from __future__ import annotations
@@ -72,13 +71,13 @@ class Happened:
     event: str
     words: str
     reason: str
-    """In the owner's words; the policy's are apart."""
+    """Without what the policy says."""
     policy_says: str
     gpus: int | None
 
 
 def history(dirs: StateDir, job_id: str) -> list[Happened]:
-    """What happened to a job, in order: it came, was started, resized and stopped. Reads the whole log.
+    """What happened to a job, in order. Reads the whole log.
 
     :raises BadInputError: the log is damaged.
     """
@@ -121,7 +120,7 @@ def _held(at: Event | JobLog) -> str:
 
 
 def error_lines(dirs: StateDir, job: JobStatus) -> list[str]:
-    """The last lines that the last attempt that failed wrote on stderr, fit for a terminal."""
+    """The last lines on stderr of the last failed attempt, fit for a terminal."""
     if not job.log.failed_attempt and job.state != "failed":
         return []
     folder = dirs.job(job.id)
@@ -209,7 +208,8 @@ def _progress(job: JobStatus) -> str:
         parts = [f"{progress(job)} ({done})" if samples else done]
     else:
         parts = [progress(job)]
-    parts += [] if job.samples_per_second is None else [f"{job.samples_per_second:.4g} samples/s"]
+    if job.samples_per_second is not None:
+        parts.append(f"{job.samples_per_second:.4g} samples/s")
     return ", ".join(parts)
 
 
@@ -220,7 +220,6 @@ def _entry(each: Happened, now_s: float, width: int | None, *, explain: bool) ->
 
 
 def _hanging(begins: str, text: str, width: int | None) -> list[str]:
-    """Text after what a line begins with; further lines are indented as far."""
     if width is None:
         return [begins + text]
     indent = " " * len(begins)
@@ -229,7 +228,6 @@ def _hanging(begins: str, text: str, width: int | None) -> list[str]:
 
 
 def status_document(status: Status, jobs: Iterable[Mapping[str, Any]], now_s: float) -> str:
-    """The document; ``now_s`` is UTC."""
     found = {
         "schema": SCHEMA,
         "time": iso_time(now_s),
@@ -257,7 +255,7 @@ def status_document(status: Status, jobs: Iterable[Mapping[str, Any]], now_s: fl
 
 
 def job_fields(job: JobStatus) -> dict[str, Any]:
-    """One job. Every field is always there; null is unknown, or does not apply. Times are ISO 8601, UTC."""
+    """One job. Every field is always present; null means unknown or not applicable."""
     log, between = job.log, job.expected.between_s
     return {
         "id": job.id,
@@ -305,7 +303,6 @@ def _span(span: Reserved) -> dict[str, Any]:
 
 
 def described_fields(job: JobStatus, happened: Iterable[Happened], errors: Sequence[str]) -> dict[str, Any]:
-    """One job with what happened to it."""
     history = [
         {
             "at": iso_time(each.time_s),

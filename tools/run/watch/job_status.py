@@ -1,8 +1,8 @@
-"""Where each job stands, in its owner's words: state, how far, until when, why."""
+"""The status of each job in its owner's words: state, progress, until when, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -11,7 +11,6 @@ from pliant.schemas.job import Job
 from pliant.schemas.text import EPOCH_LIKE_S, clock_text, counted, in_gpus, span_text
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.statedir.log.worker_reports import refined
-from pliant.tools.run.statedir.requests import Order
 from pliant.tools.run.watch.status import Status, measured_ends
 from pliant.tools.schedule.policy import Reserved
 from pliant.tools.schedule.predict_start import StartPrediction
@@ -36,16 +35,16 @@ class JobStatus:
     """One job; times are UTC seconds."""
 
     log: JobLog
-    """What the log says of it, with the newest that its workers report."""
+    """With the newest that its workers report."""
     state: str
     """One of :data:`STATES`."""
     why: str = ""
     brief: str = ""
-    """Why in a few words, beside the state; empty: as ``why``."""
+    """A shorter ``why``; empty if there is none."""
     policy_says: str = ""
     expected: StartPrediction = field(default=_NOTHING)
     reserved: tuple[Reserved, ...] = ()
-    """What it is to hold from now on, where the policy plans that."""
+    """What it is to hold from now on, if the policy plans that."""
 
     @property
     def id(self) -> str:
@@ -53,17 +52,16 @@ class JobStatus:
 
     @property
     def retry_s(self) -> float | None:
-        """When it is started once more after a failure, at the earliest, if it waits for that."""
+        """The earliest time of the retry that it waits for."""
         return None if self.log.gpus or self.log.ended else self.log.retry_s
 
     @property
     def samples_per_second(self) -> float | None:
-        """As measured. Returns None if not yet, or if it does not run."""
         return self.log.samples_per_second if self.log.gpus else None
 
     @property
     def until_s(self) -> float | None:
-        """When this state is expected to end; None: it has, or that is not known."""
+        """When this state is expected to end. Returns None if it has ended or that is unknown."""
         if self.log.ended:
             return None
         if self.retry_s is not None:
@@ -72,7 +70,6 @@ class JobStatus:
 
     @property
     def progress(self) -> float | None:
-        """Share of the work that is done; None: unknown."""
         if self.state == "finished":
             return 1.0
         job = self.log
@@ -90,12 +87,10 @@ def statuses(status: Status, now_s: float) -> list[JobStatus]:
 
 
 def status_of(status: Status, job_id: str, now_s: float) -> JobStatus | None:
-    """One job. Returns None if there is none of that id."""
     return next((job for job in statuses(status, now_s) if job.id == job_id), None)
 
 
 def in_order(log: RunLog) -> list[JobLog]:
-    """The jobs in order of (submission, id), each with the newest that its workers report."""
     jobs = (refined(job, log.newest.get(job_id)) for job_id, job in log.jobs.items())
     return sorted(jobs, key=lambda job: (job.submitted_s, job.job.id))
 
@@ -107,19 +102,18 @@ def _status(
     if job_id in status.launched:
         job = replace(job, change=None)
     prediction = expected.get(job_id, _NOTHING)
+    why = _why(job, now_s, prediction, waiting - 1, status)
+    if job.ended:
+        return JobStatus(job, _state(job), why)
     return JobStatus(
         job,
-        state="cancelling" if job_id in status.cancelled and not job.ended else _state(job),
-        why=_why(job, now_s, prediction, waiting - 1, status),
-        brief=_brief(job, prediction, status),
-        policy_says="" if job.ended else status.reasons.get(job_id, ""),
-        expected=_NOTHING if job.ended else prediction,
-        reserved=() if job.ended else _to_come(status.reserved.get(job_id, ()), now_s),
+        "cancelling" if job_id in status.cancelled else _state(job),
+        why,
+        _brief(job, prediction, status),
+        status.reasons.get(job_id, ""),
+        prediction,
+        tuple(span for span in status.reserved.get(job_id, ()) if span.until_s > now_s),
     )
-
-
-def _to_come(spans: Iterable[Reserved], now_s: float) -> tuple[Reserved, ...]:
-    return tuple(span for span in spans if span.until_s > now_s)
 
 
 def _state(job: JobLog) -> str:
@@ -134,7 +128,7 @@ def _state(job: JobLog) -> str:
 
 
 def _open_change(job: JobLog) -> tuple[str, float] | None:
-    """What the job has not made a step since: one that was resized before its first step still starts."""
+    """The change since which the job has not made a step: its start, if it has made none at all."""
     return None if job.change is None else job.begun or job.change
 
 
@@ -156,7 +150,7 @@ def _why(job: JobLog, now_s: float, expected: StartPrediction, others: int, stat
 
 
 def _orders(job: JobLog, now_s: float, status: Status) -> str | None:
-    """Who holds a job and since when, or has ordered so; None: it is not held."""
+    """Who holds a job and since when, or has ordered that. Returns None if it is not held."""
     order = status.ordered.get(job.job.id)
     if job.held is None:
         return f"{order.user} has ordered to {order.words}" if order and order.action == "hold" else None
@@ -166,16 +160,12 @@ def _orders(job: JobLog, now_s: float, status: Status) -> str | None:
 
 
 def _over_limit(job: JobLog, status: Status) -> str:
-    """The limit of its user that a job waits for; empty: none."""
     reason = status.reasons.get(job.job.id, "")
     return reason if reason.startswith(OVER_LIMIT) else ""
 
 
 def _waits_for(job: JobLog, expected: StartPrediction, others: int) -> str:
-    """Why a job waits: for how many GPUs, and behind how many jobs.
-
-    :param others: other jobs that wait, whether before it or behind it.
-    """
+    """Why a job waits: for how many GPUs, and behind how many jobs or beside how many ``others``."""
     words = f"waits {_for_gpus(job, expected)}"
     ahead = expected.jobs_ahead
     if ahead is None:
@@ -184,15 +174,15 @@ def _waits_for(job: JobLog, expected: StartPrediction, others: int) -> str:
 
 
 def _for_gpus(job: JobLog, expected: StartPrediction) -> str:
-    """As many GPUs as the policy waits for; at least the fewest, where it was not asked."""
+    """The GPUs that the policy waits for, or the minimum if it was not asked."""
     least = job.job.min_gpus
     at_least = "at least " if expected.needs_gpus is None and least < job.job.gpus.requested else ""
     return f"for {at_least}{in_gpus(expected.needs_gpus or least)}"
 
 
 def _brief(job: JobLog, expected: StartPrediction, status: Status) -> str:
-    """As :func:`_waits_for`, shorter, where the job waits and nothing else is to be said of it."""
-    waits = not (job.ended or job.gpus or job.held or job.trouble or job.retry_s is not None)
+    """:func:`_waits_for` in brief; empty if there is more to say about the job."""
+    waits = not (job.gpus or job.held or job.trouble or job.retry_s is not None)
     asked = job.job.id in status.cancelled or job.job.id in status.ordered
     if not waits or asked or _over_limit(job, status):
         return ""
@@ -206,7 +196,6 @@ def _are(count: int, noun: str, one: str, many: str) -> str:
 
 
 def _retry(job: JobLog, now_s: float) -> str:
-    """Which retry comes next and when, and why; the attempt before it may not have failed."""
     left_s = max(0.0, (job.retry_s or 0.0) - now_s)
     when = f" in {left_s:.0f} s" if left_s else ""
     failed = job.failed_attempt >= job.over_attempt
@@ -217,14 +206,10 @@ def _retry(job: JobLog, now_s: float) -> str:
 def _submitted(
     job: Job, asked_s: float, now_s: float, status: Status, expected: Mapping[str, StartPrediction]
 ) -> JobStatus:
-    """A job that no run has taken up."""
-    why = _submitted_why(job, now_s, asked_s, status.ordered.get(job.id))
-    return JobStatus(JobLog(job, asked_s), "submitted", why, expected=expected.get(job.id, _NOTHING))
-
-
-def _submitted_why(job: Job, now_s: float, asked_s: float, order: Order | None) -> str:
+    order = status.ordered.get(job.id)
     ordered = "" if order is None else f"; {order.user} has ordered to {order.words}"
-    return f"{_not_yet(job, now_s, asked_s)}{ordered}"
+    why = f"{_not_yet(job, now_s, asked_s)}{ordered}"
+    return JobStatus(JobLog(job, asked_s), "submitted", why, expected=expected.get(job.id, _NOTHING))
 
 
 def _not_yet(job: Job, now_s: float, asked_s: float) -> str:
@@ -236,7 +221,7 @@ def _not_yet(job: Job, now_s: float, asked_s: float) -> str:
 
 
 def standing(job: JobLog) -> str:
-    """Its phase in words: the policy has not preempted a job that failed and waits for its retry."""
+    """The phase in words: a job that waits for its retry was not preempted by the policy."""
     return "waiting to retry" if job.phase == "preempted" and job.retry_s is not None else job.phase
 
 

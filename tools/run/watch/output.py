@@ -1,4 +1,4 @@
-"""What goes to stdout as it comes: events of the log, and the output of a job's workers."""
+"""What is passed on to stdout: events of the log, and the output of a job's workers."""
 
 from __future__ import annotations
 
@@ -50,14 +50,13 @@ def last_events(state: Path, count: int) -> Iterator[bytes]:
 
 
 class EventStream:
-    """A sink that writes JSON Lines. A reader that has left, or a full disk, ends it, not the run."""
+    """A sink that writes JSON Lines. If its reader leaves or the disk is full, it stops; the run goes on."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self._write: Callable[[bytes], None] | None = write
         self._started = False
 
     def __call__(self, events: Sequence[Event]) -> None:
-        """Write events, after a header line the first time."""
         lines = event_lines(events)
         if self._write is None or not lines:
             return
@@ -72,10 +71,10 @@ class EventStream:
 
 
 def events_to_come(state: Path, last: int = 0) -> Iterator[bytes]:
-    """The last events of the log of a state directory, then each that is written, without end.
+    """The last events of the log of a state directory, then each new one, indefinitely.
 
-    It yields empty pieces between looks, so that its reader can act. A log that does not exist yet is
-    waited for, and one that was cut or replaced is read from its start again.
+    Yields empty pieces between looks, so that its reader can act. Waits for a log that does not exist yet;
+    reads one that was cut or replaced from its start again.
 
     :raises UsageError: there is no such folder, or it is not this user's to see.
     :raises BadInputError: the log is damaged.
@@ -95,7 +94,7 @@ def events_to_come(state: Path, last: int = 0) -> Iterator[bytes]:
 
 
 class _Log:
-    """A log that is followed; one that was cut or replaced is read from its start."""
+    """A log that is followed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -103,10 +102,7 @@ class _Log:
         self._file: tuple[int, int] | None = None
 
     def fresh(self, state: Path) -> list[Event]:
-        """What was written since the last call.
-
-        :raises BadInputError: it is damaged; the message names the state directory as its user does.
-        """
+        """:param state: the directory as its user names it, for messages."""
         try:
             found = self._path.stat()
             file = found.st_dev, found.st_ino
@@ -125,7 +121,7 @@ def job_output(
 ) -> Iterator[bytes]:
     """Output of the newest attempt in pieces, each file under a headline; with ``follow`` until the job ends.
 
-    While it follows it yields empty pieces between looks, so that its reader can act.
+    While following, it yields empty pieces between looks, so that its reader can act.
 
     :param lines: begin with this many of the last lines of each existing file; None for all.
     :raises UsageError: no such state directory, or no such job in it.
@@ -142,14 +138,13 @@ def job_output(
 
 
 def _check_known(dirs: StateDir, job_id: str) -> None:
-    """A job that was submitted is known; the spool is read first, for a job moves from there to the log."""
     known = known_ids(Watcher(dirs.path).look())
     if job_id not in known:
         raise UsageError(f"{dirs.path} has no job {job_id}; it has: {', '.join(known) or 'none'}")
 
 
 class _Output:
-    """What a job prints, from its newest attempt on: no byte twice, and none left out between attempts."""
+    """What a job prints from its newest attempt on: each byte once, also across attempts."""
 
     def __init__(self, dirs: StateDir, job_id: str, lines: int | None) -> None:
         self._dirs = dirs
@@ -163,7 +158,7 @@ class _Output:
                 self._files[path].skip_all_but(lines)
 
     def fresh(self) -> Iterator[bytes]:
-        """What was printed since the last call; the attempt that was shown last comes to its end first."""
+        """What was printed since the last call, beginning with the rest of the attempt shown last."""
         newest = self._newest()
         for number in range(self._attempt, newest + 1):
             for path in output_files(self._dirs.job(self._job_id).attempt(number)):
@@ -182,7 +177,6 @@ class _Output:
 
 
 def output_files(attempt: AttemptDir) -> list[Path]:
-    """What torchrun said, then the output of each worker."""
     return [*sorted(attempt.logs.glob("*.log")), *sorted(attempt.logs.rglob("*/std*.log"))]
 
 
@@ -191,7 +185,7 @@ def _note(gone: int) -> bytes:
 
 
 class OutputFile:
-    """Gives out each byte once, and how many are gone: printed, but no longer on disk."""
+    """Gives out each byte once, and counts those that are no longer on disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -199,7 +193,7 @@ class OutputFile:
         self._file: tuple[int, int] | None = None
 
     def skip_all_but(self, lines: int) -> None:
-        """Begin with the last lines that are there now, one that has no end yet included."""
+        """Begin with the last lines that are there now, including one without its end."""
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -210,10 +204,7 @@ class OutputFile:
             os.close(descriptor)
 
     def rest(self) -> Iterator[bytes | int]:
-        """What was printed since the last call, up to what there was when this one began.
-
-        A file that was replaced by another one, or cut, is read from its start.
-        """
+        """What was printed between the last call and this one, from the start if the file was replaced."""
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -221,7 +212,7 @@ class OutputFile:
         try:
             found = os.fstat(descriptor)
             if self._file not in (None, (found.st_dev, found.st_ino)) or found.st_size < self._at:
-                self._at = 0  # it was replaced, or cut
+                self._at = 0
             self._file = found.st_dev, found.st_ino
             yield from self._pieces(descriptor, found.st_size)
         finally:
@@ -242,7 +233,7 @@ class OutputFile:
 
 
 def _last_lines(descriptor: int, lines: int) -> int:
-    """Where the last lines begin; read from the end on, in pieces."""
+    """Where the last lines begin, searched from the end in pieces."""
     size = os.fstat(descriptor).st_size
     first, at = min(size, _first_kept(descriptor, 0)), size
     if lines == 0:
@@ -260,7 +251,7 @@ def _last_lines(descriptor: int, lines: int) -> int:
 
 
 def _first_kept(descriptor: int, place: int) -> int:
-    """The first place from ``place`` on that is on the disk; the end of the file where there is none."""
+    """The first place from ``place`` on that is on disk; the end of the file if there is none."""
     try:
         return os.lseek(descriptor, place, os.SEEK_DATA)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""What there is to see of a state directory without its lock: log, requests, runner, predictions.
+"""What can be seen of a state directory without its lock: log, requests, runner, predictions.
 
-:class:`Watcher` looks again and again. :func:`decide_between_runs` is ``pliant schedule --state``: a decision
-from one moment at which no run writes.
+:class:`Watcher` looks repeatedly. :func:`decide_between_runs` is ``pliant schedule --state``: a decision
+taken at a moment when no run writes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pliant.schemas.errors import BadInputError, PliantError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
 from pliant.schemas.job import Job
-from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.profile import Profile
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Schedule
 from pliant.schemas.text import clock_text, counted, span_text
@@ -49,30 +49,30 @@ from pliant.tools.schedule.predict_start import StartPrediction, predictions
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 AHEAD_S: Final = 5.0
-"""A watcher that sees nothing new still predicts again after this time, for speeds change."""
+"""After this time a watcher predicts again even if it has seen nothing new: speeds change."""
 WITHIN_S: Final = 1.0
-"""Seconds that a prediction may take; starts that are not found by then are not shown."""
+"""What a prediction may take; starts not found by then are not shown."""
 AHEAD_OF_CLOCK_S: Final = 5.0
-"""A log that is further ahead of the clock means that the clock was set back."""
+"""If the log is further ahead of the clock, the clock was set back."""
 CLOCKS_S: Final = 1.0
-"""The times of a log and of a file that was written after it may differ by this, seconds."""
+"""How far the time of a file may lie before that of an earlier log entry."""
 T = TypeVar("T")
 _log = logging.getLogger("pliant")
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What there is to see at one moment."""
+    """What can be seen at one moment."""
 
     log: RunLog
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Why jobs hold what they hold, or wait, by the policy's last word."""
+    """What the policy last said about each job."""
     submitted: tuple[tuple[Job, float], ...] = ()
-    """Jobs that no run has taken up yet, and when they were submitted, by the system's clock of then."""
+    """Jobs that no run has taken up yet, with their submission times by the system's clock."""
     cancelled: frozenset[str] = frozenset()
-    """Jobs that shall be cancelled."""
+    """Jobs that are to be cancelled."""
     holder: int | None = None
-    """The process that runs it, if there is one."""
+    """The process that runs the directory, if there is one."""
     outlook: Mapping[str, StartPrediction] | None = None
     """When jobs start and end; None if no prediction was made."""
     ordered: Mapping[str, Order] = field(default_factory=dict)
@@ -80,14 +80,16 @@ class Status:
     reserved: Mapping[str, tuple[Reserved, ...]] = field(default_factory=dict)
     """What jobs are to hold later, if the policy plans that; times are UTC."""
     launched: frozenset[str] = frozenset()
-    """Jobs that run without a report to wait for: their script need not use the library."""
+    """Running jobs whose scripts may never report, as they need not use the library."""
 
 
 class Watcher:
-    """Looks at a state directory again and again, and reads no part of the log twice."""
+    """Looks at a state directory again and again, and reads no part of the log twice.
+
+    :raises UsageError: there is no log and no submission, or they are not this user's to see.
+    """
 
     def __init__(self, state: Path) -> None:
-        """:raises UsageError: there is no log and no submission, or they are not this user's to see."""
         self.dirs = StateDir(state.resolve())
         self._spool = Spool(self.dirs)
         if not (self.dirs.events.is_file() or self.dirs.spool.is_dir()):
@@ -99,12 +101,11 @@ class Watcher:
         self._reports = Reports(self.dirs)
 
     def look(self, *, ahead: bool = False) -> Status:
-        """What there is to see now. The spool is read before the log: a job moves only that way.
+        """:param ahead: predict when jobs start and end.
 
-        :param ahead: predict when jobs start and end.
         :raises BadInputError: the log is damaged.
         """
-        requests = self._spool.requests()
+        requests = self._spool.requests()  # before the log: jobs move from the spool to the log
         log = self._view.refresh()
         self._reports.lay_over(log)
         schedule = self._schedule()
@@ -126,7 +127,6 @@ class Watcher:
     def _look_ahead(
         self, schedule: Schedule | None, requests: Sequence[Request]
     ) -> Mapping[str, StartPrediction]:
-        """Predict once more if something has happened, or measured speeds have had time to change."""
         log, began_s = self._view.log, time.monotonic()
         seen = (log.last_s, len(requests), None if schedule is None else schedule.time)
         since_s, known = self._looked_ahead
@@ -137,7 +137,6 @@ class Watcher:
         return self._outlook
 
     def _schedule(self) -> Schedule | None:
-        """The last decision. Returns None if there is none yet, or it cannot be read."""
         try:
             return read_schedule(self.dirs.schedule)
         except PliantError:
@@ -166,13 +165,12 @@ def _reserved(schedule: Schedule | None, origin_s: float) -> dict[str, tuple[Res
 
 
 def _launched(dirs: StateDir, log: RunLog) -> frozenset[str]:
-    """Jobs whose newest launcher lives, and whose scripts may never report their first step."""
+    """Jobs with a live launcher whose scripts may never report their first step."""
     silent = [job for job in log.active.values() if job.gpus and job.change and job.job.elastic == "none"]
     return frozenset(job.job.id for job in silent if _lives(dirs.job(job.job.id), job.change))
 
 
 def _lives(folder: JobDir, change: tuple[str, float] | None) -> bool:
-    """Whether a launcher was started since the last change of the job's GPUs, and has not ended."""
     newest = folder.attempt(folder.newest_attempt())
     try:
         started_s = newest.launch.stat().st_mtime
@@ -182,7 +180,6 @@ def _lives(folder: JobDir, change: tuple[str, float] | None) -> bool:
 
 
 def run_line(status: Status, state: Path) -> str:
-    """Who runs the directory, or how to go on."""
     if status.holder is not None:
         return f"process {status.holder or '?'} runs {state}"
     if status.log.once:
@@ -192,7 +189,7 @@ def run_line(status: Status, state: Path) -> str:
 
 
 def closed_lines(status: Status, now_s: float) -> list[str]:
-    """Which nodes get no work: those that are down, those that are drained, and what is to leave them."""
+    """The nodes that get no work: those that are down, and those that are or will be drained."""
     down = [f"node {name} is down: {why}" for name, why in sorted(status.log.down.items())]
     lines = [_drained(status.log, name, drain, now_s) for name, drain in sorted(status.log.drained.items())]
     waiting = [order for _, order in sorted(status.ordered.items()) if order.node is not None]
@@ -207,7 +204,7 @@ def _drained(log: RunLog, name: str, drain: Drain, now_s: float) -> str:
 
 
 def clock_line(status: Status, now_s: float) -> str:
-    """What a log that is ahead of the clock means; empty where it is not. ``now_s`` is this machine's."""
+    """What it means that the log is ahead of this machine's clock, ``now_s``; empty if it is not."""
     ahead_s = status.log.last_s - now_s
     if ahead_s < AHEAD_OF_CLOCK_S:
         return ""
@@ -218,7 +215,6 @@ def clock_line(status: Status, now_s: float) -> str:
 
 
 def policy_line(status: Status) -> str:
-    """What a policy that fails means for the jobs; empty where it does not fail."""
     error = status.log.policy_error
     return f"the policy fails: {error}; what runs goes on as it is" if error else ""
 
@@ -226,7 +222,7 @@ def policy_line(status: Status) -> str:
 def outlook(
     view: LogView, dirs: StateDir, schedule: Schedule | None, requests: Sequence[Request], now_s: float
 ) -> Mapping[str, StartPrediction]:
-    """When the jobs start and end; ends only if the policy cannot be asked."""
+    """When the jobs start and end; only ends if the policy cannot be asked."""
     log = view.log
     if log.info is None or not (log.active or requests):
         return {}
@@ -241,7 +237,6 @@ def outlook(
 
 
 def measured_ends(log: RunLog, now_s: float) -> dict[str, StartPrediction]:
-    """When the jobs end whose speed was measured, at that speed."""
     found = {}
     for job_id, speed in measured_speeds(log).items():
         job = refined(log.jobs[job_id], log.newest.get(job_id))
@@ -265,10 +260,6 @@ def _asked(
 
 
 def _question(info: RunInfo | None, schedule: Schedule | None) -> Question:
-    """The policy that decided last, else the one that the log names.
-
-    :raises ValueError: there is neither.
-    """
     if schedule is not None:
         used = schedule.policy
         return Question(used.name, used.parameters, used.seed)
@@ -279,16 +270,15 @@ def _question(info: RunInfo | None, schedule: Schedule | None) -> Question:
 
 @dataclass(frozen=True, slots=True)
 class BetweenRuns:
-    """A state directory at one moment, when no run wrote."""
+    """A state directory at a moment when no run wrote."""
 
     dirs: StateDir
     log: RunLog
     schedule: Schedule | None
-    """The last one."""
     requests: tuple[Request, ...]
     view: LogView
     quiet_s: float
-    """Seconds since the log was written."""
+    """Since the log was written."""
 
 
 def decide_between_runs(
@@ -304,9 +294,9 @@ def decide_between_runs(
 
     :param now_s: decide at this time; None for the clock's, with the newest reports of workers.
     :param wait_s: how long to wait for a run that holds it.
-    :param cluster: file to begin a run with, as ``profile``.
+    :param cluster: file to begin a run with, like ``profile``.
     :raises LockedError: a run still holds it.
-    :raises UsageError: something else is named than what the run there began with.
+    :raises UsageError: ``cluster`` or ``profile`` differs from what the run began with.
     """
     clock, found = Clock(), look_at(Path(state), wait_s=wait_s)
     at, log, begun = found.dirs, found.log, found.log.info is not None
@@ -321,10 +311,7 @@ def decide_between_runs(
     asked = requested(found.requests, log, at_s)
     newest = reported(at, log, at_s) if now_s is None else []
 
-    def read_rows(path: str | Path) -> tuple[ProfileRow, ...]:
-        return read_profile(path).rows
-
-    rows = _own(at.profile, profile, read_rows, begun=begun)
+    rows = _own(at.profile, profile, lambda path: read_profile(path).rows, begun=begun)
     return decide_from_history(
         history(found.view, at_s, [*newest, *asked], found.schedule, str(at.events)),
         question,
@@ -338,11 +325,7 @@ def decide_between_runs(
 def history(
     view: LogView, now_s: float, more: Iterable[Event], previous: Schedule | None, source: str
 ) -> LogHistory:
-    """What happened until now.
-
-    :param more: what the next run will add to the log before it does anything else.
-    :param previous: the schedule that was decided last.
-    """
+    """What happened until now, with what the next run will first add to the log (``more``)."""
 
     def since(basis: Basis) -> tuple[SavedSession | None, Iterable[Event]]:
         kept, events = view.history(basis, now_s)
@@ -353,10 +336,10 @@ def history(
 
 
 def look_at(state: Path, *, wait_s: float = 0.0) -> BetweenRuns:
-    """Look at a state directory that no run writes to meanwhile.
+    """Look at a state directory while no run writes to it.
 
-    The lock is held for as long as it takes to read the small files and the length of the log: the log only
-    grows, so what is read of it later is what was there.
+    The lock is held only to read the small files and the length of the log, which is read afterwards: the log
+    only grows.
 
     :raises LockedError: a run still holds it after ``wait_s``.
     :raises BadInputError: the log is damaged, or another file cannot be read.
@@ -375,9 +358,9 @@ def look_at(state: Path, *, wait_s: float = 0.0) -> BetweenRuns:
 
 
 def _own(kept: Path, named: str | None, read: Callable[[str | Path], T], *, begun: bool) -> T | None:
-    """What the run of a state directory goes on with; what is named, for one that is to begin.
+    """The input that the run keeps if it has begun, else the one that is named.
 
-    :raises UsageError: something else is named than what is there.
+    :raises UsageError: the two differ.
     """
     own = read(kept) if begun and kept.exists() else None
     asked = None if named is None else read(named)

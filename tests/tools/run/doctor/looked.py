@@ -17,5 +17,4 @@ def found(checks: Iterable[Check], area: str | None = None) -> list[str]:
 
 
 def not_ok(checks: Iterable[Check]) -> list[str]:
-    """Those with something to do."""
     return [text for text in found(checks) if not text.startswith("ok: ")]

@@ -20,7 +20,6 @@ RECORDED = Path(__file__).parents[1] / "backends/slurm/recorded"
 
 
 def of(*names: str, gpus: int = 4, partition: str | None = None) -> Site:
-    """Slurm with a cluster file of these nodes."""
     nodes = tuple({"name": name, "gpus": gpus} for name in names)
     options = {} if partition is None else {"partition": partition}
     return Site(

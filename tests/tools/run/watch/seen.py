@@ -9,7 +9,6 @@ from pliant.tools.run.watch.status import Watcher
 
 
 def jobs_shown_running(state: Path) -> set[str]:
-    """Ids of the jobs that run, or are about to."""
     found = Watcher(state).look()
     shown = statuses(found, found.log.last_s)
     return {job.id for job in shown if job.state in ("running", *CHANGING.values())}

@@ -38,7 +38,6 @@ SECOND = event(16.0, "progress", samples_done=300.0, loss=0.125, detail={"attemp
 
 
 def shown(status: Status, now_s: float, job_id: str = "a") -> list[str]:
-    """The line of a job, cell by cell."""
     lines = status_text(status, now_s).splitlines()
     return next(re.split(r"  +", line) for line in lines if line.split()[0] == job_id)
 
@@ -82,17 +81,13 @@ def test_what_the_policy_says_is_shown_to_those_who_ask_for_it() -> None:
         (StartPrediction(), "for 1 GPU", "waits for 1 GPU; 1 other job waits"),
     ],
 )
-def test_a_job_that_waits_says_for_what_and_behind_how_many_jobs(
+def test_a_job_that_waits_says_until_when_for_what_and_behind_how_many_jobs(
     expected: StartPrediction, brief: str, why: str
 ) -> None:
     seen = Status(log(), outlook={"b": expected})
-    assert shown(seen, 16.0, "b")[-1] == brief
+    starts = "-" if expected.start_s is None else "in 3 min (at 196 s)"
+    assert shown(seen, 16.0, "b")[-2:] == [starts, brief]
     assert [each.why for each in statuses(seen, 16.0) if each.id == "b"] == [why]
-
-
-def test_a_job_that_waits_says_when_it_starts() -> None:
-    seen = Status(log(START), outlook={"b": StartPrediction(start_s=196.0, jobs_ahead=3)})
-    assert shown(seen, 16.0, "b")[-2] == "in 3 min (at 196 s)"
 
 
 def test_a_job_that_no_run_has_taken_up_is_submitted_and_one_that_is_given_up_is_cancelling() -> None:
@@ -169,8 +164,6 @@ def test_a_terminal_without_a_cursor_gets_lines_too(monkeypatch: pytest.MonkeyPa
 
 
 class Gone(io.StringIO):
-    """A reader that has left."""
-
     writes = 0
 
     def write(self, text: str) -> int:
@@ -190,26 +183,21 @@ def test_a_quiet_console_says_nothing() -> None:
     assert followed(Console(file=text, quiet=True, force_terminal=True), text, 100.0) == ""
 
 
-def test_a_job_that_failed_shows_which_retry_comes_next_and_when() -> None:
+def test_a_job_that_failed_shows_which_retry_comes_next_and_is_not_counted_as_preempted() -> None:
     detail = {"attempt": 1, "reason": "exit code 7", "failures": 2, "retries": 3, "wait_seconds": 10.0}
-    seen = Status(log(START, event(20.0, "requeue", gpus=0, placement=(), detail=detail)))
+    failed = log(START, event(20.0, "requeue", gpus=0, placement=(), detail=detail))
+    seen = Status(failed)
+    assert shown(seen, 22.0)[:2] == ["a", "retrying"]
     assert shown(seen, 22.0)[-2:] == ["in 8 s (at 30 s)", "retry 2 of 3 in 8 s: exit code 7"]
     assert shown(seen, 40.0)[-2:] == ["now (at 40 s)", "retry 2 of 3: exit code 7"]
+    preempted = log(START, event(20.0, "preempt", gpus=0, placement=()))
+    assert (line(failed), line(preempted)) == ("1 waiting, 1 waiting to retry", "1 preempted, 1 waiting")
 
 
 def test_a_job_whose_place_was_taken_away_shows_no_retry_but_when_it_is_started_again() -> None:
     detail = {"over": 1, "reason": "its node was taken away", "displacements": 1, "wait_seconds": 10.0}
     seen = Status(log(START, event(20.0, "requeue", gpus=0, placement=(), detail=detail)))
     assert shown(seen, 22.0)[-1] == "another attempt in 8 s: its node was taken away"
-
-
-def test_a_job_that_waits_for_its_retry_is_not_counted_as_preempted() -> None:
-    detail = {"attempt": 1, "reason": "exit code 7", "failures": 1, "retries": 3, "wait_seconds": 1.0}
-    failed = log(START, event(20.0, "requeue", gpus=0, placement=(), detail=detail))
-    preempted = log(START, event(20.0, "preempt", gpus=0, placement=()))
-    assert line(failed) == "1 waiting, 1 waiting to retry"
-    assert shown(Status(failed), 20.5)[:2] == ["a", "retrying"]
-    assert line(preempted) == "1 preempted, 1 waiting"
 
 
 def test_failures_rejections_and_retries_are_said_with_their_reason() -> None:

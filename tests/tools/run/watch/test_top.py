@@ -20,7 +20,7 @@ from pliant.tools.run.statedir.contract.plan import write_progress
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import run_event, submit_event
 from pliant.tools.run.statedir.state import State
-from pliant.tools.run.watch.screen import Use, UseMeter, sorted_uses, summary_line, top_text
+from pliant.tools.run.watch.top import Use, UseMeter, sorted_uses, summary_line, top_text
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.tools.run.statedir.contract.test_progress import report

@@ -1,10 +1,8 @@
 """The Slurm backend: a lease job on each node, and in it a step for each unit.
 
-What runs is known by the files of an attempt first: they are there whether or not Slurm answers. Slurm is
-asked for the state of nodes and leases, and for what a silent keeper cannot say. No accounting is needed.
-
-A lease (:class:`Leases`) is a job of one node, because a failed node shrinks a job of several nodes for good.
-It is found again by its name.
+What runs is known from the files of an attempt, whether or not Slurm answers. Slurm is asked for the state of
+nodes and leases, and for what a silent keeper cannot say. A lease is a job of one node, because a failed node
+shrinks a job of several nodes permanently; it is found again by its name.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.cluster import Cluster, Node
-from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted
 from pliant.tools.run.backends.protocol import (
     Handle,
@@ -30,6 +28,7 @@ from pliant.tools.run.backends.protocol import (
     StopLevel,
     Unit,
     UnitStatus,
+    bad_cluster,
     newest_attempts,
     write_record,
 )
@@ -44,6 +43,7 @@ from pliant.tools.run.backends.slurm.units import (
     UnitReport,
     no_orders,
     record_of,
+    units_of,
 )
 from pliant.tools.run.statedir.contract.folders import FolderCache, make_log_folder, refuse_public
 from pliant.tools.run.statedir.contract.presence import Heartbeats
@@ -52,28 +52,25 @@ from pliant.tools.run.statedir.directory import StateDir
 BEAT_S: Final = 1.0
 """Between two looks at whether keepers live."""
 DEAD_NODE_S: Final = 60.0
-"""How long a node gets no work after a start failed there, or its keepers fell silent."""
+"""How long a node gets no work after a start failed there or its keepers fell silent."""
 LEASE_AGAIN_S: Final = 3.0
-"""Between two submissions of a lease that ends at once."""
+"""Between two submissions of a lease that ends at once; doubled each time, up to the next."""
 LONGEST_S: Final = 300.0
-"""Likewise, of one that does so again and again: each time it takes twice as long, up to this."""
 STEADY_S: Final = 60.0
-"""A lease that has run for so long has not ended at once."""
+"""A lease that has run this long has not ended at once."""
 REFUSED_S: Final = 15.0
-"""Likewise, of one that Slurm refuses."""
+"""Between two submissions of a lease that Slurm refuses."""
 WAIT_S: Final = 30.0
-"""A node serves as if its lease ran, until it has waited for so long."""
+"""How long a node counts as up while its lease waits."""
 _NOT_LOOKED_AT: Final = ("", "None")
-"""Reasons of a job that waits since a moment ago."""
+"""Reasons of a job that has only just begun to wait."""
 NAME_AGAIN_S: Final = 60.0
-"""Between two times that a name is looked up which is not known."""
+"""Between two lookups of an unknown name."""
 _log = logging.getLogger("pliant")
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """The units of one attempt."""
-
     units: list[SlurmUnit]
     folder: FolderCache
     beats: Heartbeats = field(default_factory=Heartbeats)
@@ -81,10 +78,7 @@ class _Attempt:
 
 
 class SlurmBackend:
-    """Steps on the nodes of a Slurm.
-
-    :param dirs: of the state directory; all nodes see it under the same path.
-    """
+    """Steps on the nodes of a Slurm, which all see the state directory under the same path."""
 
     name = "slurm"
     in_place = True
@@ -97,26 +91,23 @@ class SlurmBackend:
         self.leases = Leases(cluster, dirs.path)
         self._attempts: dict[Handle, _Attempt] = {}
         self._ended: list[SlurmUnit] = []
-        """Units that have ended, and whose srun has not."""
+        """Units that have ended, but whose srun has not."""
         self._unseen: set[Handle] = set()
-        """Attempts that were found, and not looked at yet: they may run anywhere."""
+        """Adopted attempts that were not polled yet: they may run anywhere."""
         self._serves = dict.fromkeys(self._nodes, True)
         self._is_used = False
-        """Whether something shall run, so that leases are needed."""
+        """Whether leases are needed."""
         self._looked_at: ControllerView | None = None
         self._dead_s: dict[str, float] = {}
-        """When the keepers of a node were found silent, by node."""
+        """When the keepers of a node were found silent."""
         self._addresses = Addresses()
 
     # Nodes.
 
     def nodes(self) -> Sequence[NodeInfo]:
-        """The nodes of the cluster file, with what Slurm says of them.
+        """The nodes of the cluster file; one is up while Slurm gives it work and this directory a lease.
 
-        A node serves while Slurm gives it work, and this directory a lease on it.
-
-        :raises BadInputError: Slurm does not know a node, or it has fewer GPUs than the file says, or an
-            address that is public.
+        :raises BadInputError: Slurm does not know a node, or knows fewer GPUs, or its address is public.
         :raises ServiceMissingError: Slurm does not answer.
         """
         if self._controller.view is None:
@@ -132,53 +123,51 @@ class SlurmBackend:
         return NodeInfo(node.name, node.gpus, not reason, address, devices, reason)
 
     def _why_down(self, name: str, found: SlurmNode | None) -> str:
-        """Why a node gets no jobs; empty: it does."""
         if found is None:
             return "Slurm does not know it"
         if found.serves is not None:
             self._serves[name] = found.serves and (found.responds or self._beats_on(name))
-        if time.monotonic() - self._dead_s.get(name, float("-inf")) < DEAD_NODE_S and not self._beats_on(
-            name
-        ):
+        dead_for_s = time.monotonic() - self._dead_s.get(name, float("-inf"))
+        if dead_for_s < DEAD_NODE_S and not self._beats_on(name):
             return "nothing is heard of it"
         if not self._serves[name]:
             return f"Slurm says {'+'.join(sorted(found.state))}{f': {found.reason}' if found.reason else ''}"
         return "" if self.leases.serves(name) or not self._is_used else self.leases.why_not(name)
 
     def _is_busy(self, name: str) -> bool:
-        """Whether something may run on a node."""
-        if self._unseen:
-            return True
-        units = (unit for attempt in self._attempts.values() for unit in attempt.units)
-        return any(unit.node == name and unit.ended() is None for unit in units)
+        return bool(self._unseen) or any(unit.ended() is None for _, unit in self._units_on(name))
 
     def _beats_on(self, name: str) -> bool:
-        """Whether a keeper on a node shows that it runs."""
-        units = [(attempt, unit) for attempt in self._attempts.values() for unit in attempt.units]
-        own = [(attempt, unit) for attempt, unit in units if unit.node == name and unit.is_taken_over()]
-        return any(attempt.beats.silence_s(unit.beat_file, 3.0) == 0.0 for attempt, unit in own)
+        return any(
+            attempt.beats.silence_s(unit.beat_file, 3.0) == 0.0
+            for attempt, unit in self._units_on(name)
+            if unit.is_taken_over()
+        )
+
+    def _units_on(self, name: str) -> list[tuple[_Attempt, SlurmUnit]]:
+        units = ((attempt, unit) for attempt in self._attempts.values() for unit in attempt.units)
+        return [(attempt, unit) for attempt, unit in units if unit.node == name]
 
     def _check(self, view: ControllerView) -> None:
-        """Compare the cluster file with what Slurm says."""
         for name, node in self._nodes.items():
             found = view.nodes.get(name)
             if found is None:
-                raise _bad(f"Slurm knows no node {name}")
+                raise bad_cluster(f"Slurm knows no node {name}")
             if node.devices:
-                raise _bad(f"node {name} names its devices: on Slurm a slot is a place in what Slurm gives")
+                raise bad_cluster(
+                    f"node {name} names its devices: on Slurm a slot is a place in what Slurm gives"
+                )
             has = found.gpu_count(self._cluster.slurm.gres)
             if self._cluster.slots == "gpu" and node.gpus > has:
-                raise _bad(f"{counted(node.gpus, 'GPU')} on node {name}, Slurm says {has}")
+                raise bad_cluster(f"{counted(node.gpus, 'GPU')} on node {name}, Slurm says {has}")
 
     # Units.
 
     def shown(self, handle: Handle, units: Sequence[Unit]) -> Sequence[str]:
-        """The lease job of each node, and the step of each unit in it."""
-        by_name = dict.fromkeys(unit.node for unit in units)
-        leases = [
-            command_lines.lease_of(self._cluster, self._nodes[name], self._dirs.path) for name in by_name
-        ]
-        lines = [command_lines.sbatch_lease(lease, self._cluster.slurm, self._dirs.path) for lease in leases]
+        state = self._dirs.path
+        nodes = dict.fromkeys(unit.node for unit in units)
+        leases = [command_lines.lease_of(self._cluster, self._nodes[name], state) for name in nodes]
+        lines = [command_lines.sbatch_lease(lease, self._cluster.slurm, state) for lease in leases]
         for number, unit in enumerate(units):
             wanted = SlurmUnit(handle, number, StartedUnit.of(unit))
             place = self._place_in(f"LEASE_OF_{unit.node}", wanted)
@@ -187,24 +176,24 @@ class SlurmBackend:
         return [shlex.join(line) for line in lines]
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
-        """Have all units started, or none, as soon as their leases run; an attempt may have some already."""
+        """Have the units started as soon as their leases run."""
         make_log_folder(handle.files.logs)
-        before = record_of(handle, self.name)
-        first = len(before.units) if before else 0
-        started = [StartedUnit.of(unit) for unit in units]
-        no_orders(handle, range(first, first + len(started)))
-        whole = (*(before.units if before else ()), *started)
-        write_record(
-            handle, LaunchRecord(job=handle.job, attempt=handle.attempt, backend=self.name, units=whole)
+        record = record_of(handle, self.name)
+        before = record.units if record else ()
+        started = tuple(StartedUnit.of(unit) for unit in units)
+        no_orders(handle, range(len(before), len(before) + len(started)))
+        whole = LaunchRecord(
+            job=handle.job, attempt=handle.attempt, backend=self.name, units=(*before, *started)
         )
+        write_record(handle, whole)
         if handle in self._attempts:
-            units_there = self._attempts[handle].units
-            units_there += [SlurmUnit(handle, number, unit) for number, unit in enumerate(started, first)]
+            added = [SlurmUnit(handle, number, unit) for number, unit in enumerate(started, len(before))]
+            self._attempts[handle].units += added
         self._is_used = True
         self.poll([handle])
 
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
-        """Write down for each keeper what it is to do; what does not heed a kill is ended through Slurm."""
+        """Write an order for each keeper. What does not heed a kill is ended through Slurm."""
         self._look()
         for unit in self._attempt(handle).units:
             if (only is None or unit.number in only) and unit.ended() is None and unit.give_order(level):
@@ -215,7 +204,7 @@ class SlurmBackend:
             self._forget(handle)
 
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
-        """What became of the units, and the next step for those that are still to be started."""
+        """What became of the units; those that are still to be started are taken a step further."""
         self._look()
         now_s = time.monotonic()
         for unit in self._ended:
@@ -236,7 +225,7 @@ class SlurmBackend:
         return statuses
 
     def _forget(self, handle: Handle) -> None:
-        """Nothing of an attempt runs any more; the ends of its sruns are still taken note of."""
+        """Nothing of an attempt runs any more, but its sruns are still to be reaped."""
         self._ended += [unit for unit in self._attempts.pop(handle).units if unit.srun is not None]
 
     def _status(self, attempt: _Attempt, unit: SlurmUnit, now_s: float) -> UnitStatus:
@@ -256,18 +245,18 @@ class SlurmBackend:
         return status
 
     def _asks_for(self, name: str) -> bool:
-        """Whether a node may get its lease in a moment; else that takes as long as Slurm likes."""
+        """Whether a node may get its lease in a moment, instead of waiting in Slurm's queue."""
         return self._serves.get(name, False) and not self._controller.failure and self.leases.asks_for(name)
 
     def _seen(self, unit: SlurmUnit) -> UnitReport:
-        """What Slurm said of a unit; where the lease has ended, so has the step."""
+        """What Slurm said of a unit, whose step ends with its lease."""
         view = self._controller.view
         if view is None or self._controller.failure:
             return UnitReport(float("-inf"), None)
         return UnitReport(view.asked_s, view.steps.get(f"{self.leases.id_of(unit.node)}/{unit.name}"))
 
     def _place(self, unit: SlurmUnit) -> StepPlace | None:
-        """Where a unit may be started now; None: its node has no lease that runs."""
+        """Where a unit may be started now. Returns None if its node has no running lease."""
         lease_id = self.leases.id_of(unit.node)
         if lease_id is None or not self._is_used or self._controller.failure:
             return None
@@ -286,7 +275,6 @@ class SlurmBackend:
         return StepPlace(lease_id, gres, "slurm", max(1, cpus * len(slots) // size))
 
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
-        """The newest attempt of every job that is not over; what was still to be started there will be."""
         found = newest_attempts(self._dirs.jobs, over)
         self._unseen.update(found)
         self._is_used = self._is_used or bool(found)
@@ -297,10 +285,7 @@ class SlurmBackend:
         return self.leases.held
 
     def release(self, over: Container[str] = ()) -> int:
-        """Give back the leases of all nodes on which nothing runs; returns how many.
-
-        :raises ServiceMissingError: Slurm does not answer.
-        """
+        """:raises ServiceMissingError: Slurm does not answer."""
         self._is_used = False
         busy = {
             unit.node
@@ -309,8 +294,6 @@ class SlurmBackend:
             if status.state == "running"
         }
         return self.leases.give_back(busy)
-
-    # What is known.
 
     def _look(self) -> None:
         """Take up the newest view of Slurm; leases follow it."""
@@ -321,13 +304,11 @@ class SlurmBackend:
             self.leases.look(view, renew=self._is_used)
             for name, serves in self._serves.items() if self._is_used else ():
                 if not serves and self.leases.id_of(name) is not None and not self._is_busy(name):
-                    self.leases.drop(name)  # who drains a node waits for it
+                    self.leases.drop(name)  # the operator who drains the node waits for this
 
     def _attempt(self, handle: Handle) -> _Attempt:
         if handle not in self._attempts:
-            record = record_of(handle, self.name)
-            units = [SlurmUnit(handle, n, unit) for n, unit in enumerate(record.units if record else ())]
-            self._attempts[handle] = _Attempt(units, FolderCache(handle.folder))
+            self._attempts[handle] = _Attempt(units_of(handle, self.name), FolderCache(handle.folder))
         return self._attempts[handle]
 
 
@@ -337,17 +318,17 @@ class _Asked:
 
     lease: Lease
     since_s: float
-    """When it began to wait for its lease; while it has one, now."""
+    """When the node began to wait for its lease; the current time while it has one."""
     submission: Later | None = None
     next_s: float = float("-inf")
     seen_from_s: float = float("-inf")
-    """Only a view that was asked for later knows what was submitted."""
+    """Only later views can show what was submitted."""
     refused: str = ""
     tries: int = 0
-    """Submissions since a lease ran for long."""
+    """Submissions since the last steady lease."""
     runs_from_s: float = float("inf")
     id: str | None = None
-    job: SlurmJob | None = field(default=None)
+    job: SlurmJob | None = None
 
 
 class Leases:
@@ -356,12 +337,7 @@ class Leases:
     :param clock: seconds that never run backwards.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        state: Path,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, cluster: Cluster, state: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._options, self._state = cluster.slurm, state.resolve()
         self._clock = clock
         self._asked = {
@@ -371,7 +347,6 @@ class Leases:
         }
 
     def id_of(self, node: str) -> str | None:
-        """The job id of a node's lease, if it runs."""
         return self._asked[node].id if node in self._asked else None
 
     @property
@@ -383,36 +358,34 @@ class Leases:
         return self._asked[node].lease.gpus
 
     def cpus_of(self, node: str) -> int | None:
-        """CPUs in a node's lease, None for all of the node."""
+        """CPUs in a node's lease. Returns None for all of the node."""
         return self._asked[node].lease.cpus
 
     def serves(self, node: str) -> bool:
-        """Whether a node's lease runs, or has not been waited for long."""
+        """Whether a node's lease runs or has not waited for long."""
         asked = self._asked.get(node)
         return asked is not None and (asked.id is not None or self._clock() - asked.since_s < WAIT_S)
 
     def asks_for(self, node: str) -> bool:
-        """Whether a node's lease is still to come into Slurm's queue, or Slurm has not looked at it there."""
+        """Whether a node's lease is not in Slurm's queue yet, or Slurm has not looked at it there."""
         asked = self._asked.get(node)
         if asked is None or asked.id is not None or asked.refused:
             return False
         return asked.job is None or asked.job.reason in _NOT_LOOKED_AT
 
     def why_not(self, node: str) -> str:
-        """Why a node's lease does not run."""
         asked = self._asked.get(node)
-        if asked is None or asked.refused:
-            return "it has no GPUs" if asked is None else f"Slurm refuses its lease: {asked.refused}"
+        if asked is None:
+            return "it has no GPUs"
+        if asked.refused:
+            return f"Slurm refuses its lease: {asked.refused}"
         if asked.job is None and asked.tries > 2:
             return "its lease ends at once, or is not called in Slurm's queue as it was asked to be"
         waits = f" ({asked.job.reason})" if asked.job is not None and asked.job.reason else ""
         return f"its lease waits in Slurm's queue{waits}"
 
     def look(self, view: ControllerView, *, renew: bool = True) -> None:
-        """Learn from a view which leases run; where a node has none, ask for one.
-
-        :param renew: ask for those that are missing.
-        """
+        """Learn from a view which leases run, and ask for those that are missing if ``renew``."""
         by_name = self._by_name(view)
         for node, asked in self._asked.items():
             self._hear(asked)
@@ -430,21 +403,18 @@ class Leases:
                 self._drop_second(running or jobs, jobs)
             found = view.nodes.get(node)
             wanted = renew and not jobs and found is not None and found.serves is not False
-            if (
-                wanted
-                and asked.submission is None
-                and now_s >= asked.next_s
-                and view.asked_s >= asked.seen_from_s
-            ):
-                self._submit(asked)
+            due = asked.submission is None and now_s >= asked.next_s and view.asked_s >= asked.seen_from_s
+            if wanted and due:
+                argv = command_lines.sbatch_lease(asked.lease, self._options, self._state)
+                asked.submission = Later(argv)
 
     def give_back(self, busy: Iterable[str] = ()) -> int:
-        """End the leases of all nodes but the ``busy`` ones, and returns how many these are. Waits for Slurm.
+        """End the leases of all nodes except the ``busy`` ones; returns their number. Waits for Slurm.
 
         :raises ServiceMissingError: Slurm does not answer.
         """
         for asked in self._asked.values():
-            if asked.submission is not None:  # or it would come into the queue after this
+            if asked.submission is not None:  # or it would enter the queue after this
                 asked.submission.wait()
         kept = {self._asked[node].lease.name for node in busy if node in self._asked}
         prefix = command_lines.lease_prefix(self._state)
@@ -455,14 +425,12 @@ class Leases:
         return len(own)
 
     def drop(self, node: str) -> None:
-        """End the lease of a node that is to serve no more."""
         asked = self._asked.get(node)
         if asked is not None and asked.id is not None and self._clock() >= asked.next_s:
             asked.next_s = self._clock() + LEASE_AGAIN_S
             Later(command_lines.scancel_jobs([asked.id]))
 
     def _by_name(self, view: ControllerView) -> Mapping[str, list[SlurmJob]]:
-        """The jobs that wait or run, the oldest first, by name."""
         found: dict[str, list[SlurmJob]] = {}
         for job in sorted(view.jobs, key=_age):
             if job.state in ("PENDING", "RUNNING", "CONFIGURING", "SUSPENDED"):
@@ -470,17 +438,12 @@ class Leases:
         return found
 
     def _drop_second(self, kept: list[SlurmJob], jobs: list[SlurmJob]) -> None:
-        """A node may get two where a controller answered late: all steps are in the first that runs."""
+        """End further leases of a node, which a late controller may cause: all steps are in the first."""
         surplus = [job.id for job in jobs if job.id != kept[0].id] if kept else []
         if surplus:
             Later(command_lines.scancel_jobs(surplus))
 
-    def _submit(self, asked: _Asked) -> None:
-        argv = command_lines.sbatch_lease(asked.lease, self._options, self._state)
-        asked.submission = Later(argv)
-
     def _hear(self, asked: _Asked) -> None:
-        """What became of a submission that is under way."""
         if asked.submission is None or not asked.submission.done:
             return
         refused, asked.submission = asked.submission.failure, None
@@ -493,7 +456,7 @@ class Leases:
 
 
 def _pause_s(tries: int) -> float:
-    """How long to wait after another submission: a controller keeps each job that has ended for minutes."""
+    """How long to wait after a submission: a controller keeps each ended job for minutes."""
     return min(LEASE_AGAIN_S * 2.0 ** min(max(0, tries - 1), 20), LONGEST_S)
 
 
@@ -509,11 +472,11 @@ class Addresses:
         self._next_s: dict[str, float] = {}
 
     def of(self, node: str) -> str:
-        """The address of a node, or its name while that is not known."""
+        """The address of a node, or its name while the address is not known."""
         return self._known.get(node, node)
 
     def look_up(self, node: Node, found: SlurmNode | None) -> str:
-        """Why the address of a node is not known: one in a cloud may get it later; empty: it is.
+        """Why the address of a node is not known (a node in a cloud may get it later); empty if it is.
 
         :raises BadInputError: it is public, or names cannot be looked up at all.
         """
@@ -529,21 +492,15 @@ class Addresses:
 
 
 def _address(node: str, name: str) -> str | None:
-    """What the workers on other nodes reach a node at; None: there is no such name.
-
-    :raises BadInputError: it is public, or names cannot be looked up at all.
-    """
     try:
         address = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
         refuse_public(address)
     except socket.gaierror as error:
         if error.errno == socket.EAI_NONAME:
             return None
-        raise _bad(f"the address {name} of node {node} cannot be looked up: {error.strerror}") from None
+        raise bad_cluster(
+            f"the address {name} of node {node} cannot be looked up: {error.strerror}"
+        ) from None
     except UsageError as error:
-        raise _bad(f"node {node}: {error}") from error
+        raise bad_cluster(f"node {node}: {error}") from error
     return address
-
-
-def _bad(message: str) -> BadInputError:
-    return BadInputError.one("cluster", message, pointer="/nodes")

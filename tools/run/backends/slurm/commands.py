@@ -1,9 +1,8 @@
 """What is sent to Slurm: command lines and scripts as data, and the one function that runs them.
 
-Argument lists come from pure functions; no shell reads them. ``squeue`` is asked for fields with ``|``
-between them, the name last: names may contain anything. A lease and its steps hold a node of our choice. For
-an attempt as a job of its own (:class:`JobRequest`) Slurm chooses the nodes: it is told how many workers
-there are, whether they share one node, and what each needs.
+Argument lists come from pure functions; no shell reads them. Names come last in the output of ``squeue``,
+because they may contain its separator. We choose the node of a lease and its steps; for an attempt that is a
+job of its own (:class:`JobRequest`), Slurm chooses the nodes.
 """
 
 from __future__ import annotations
@@ -30,15 +29,14 @@ JOB_FIELDS: Final = "%i|%T|%N|%r|%j"
 STEP_FIELDS: Final = "%i|%N|%j"
 """id, node, name; :func:`parsing.steps` reads them."""
 IMMEDIATE_S: Final = 5
-"""For a step to be given what it asks for, before srun gives up."""
+"""Until srun gives up a step that does not get what it asks for."""
 TASK: Final = str(Path(__file__).with_name("task.py"))
 _WORKERS: Final = "--nproc-per-node="
 TIMEOUT_S: Final = 30.0
-"""Longer than the ten seconds or so for which a command itself asks a silent controller again."""
+"""Longer than the ten seconds or so for which a command itself retries a silent controller."""
 CONF: Final = "SLURM_CONF"
-"""Variable that names the Slurm."""
 JWT: Final = "SLURM_JWT"
-"""A token that stands for the user if Slurm asks for one; srun does not support it."""
+"""A token of the user, which srun does not support."""
 _OPTIONS: Final = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_")
 _DIGEST_CHARS: Final = 12
 _MEGABYTE: Final = 1 << 20
@@ -46,7 +44,7 @@ _MEGABYTE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What a lease job is to hold of a node."""
+    """What a lease job holds of a node; None is all of it."""
 
     name: str
     """Of the job; it identifies the leases of a state directory."""
@@ -54,23 +52,19 @@ class Lease:
     gpus: int
     """Through --gres; 0 if the slots are CPUs."""
     cpus: int | None = None
-    """None for all of the node."""
     memory_bytes: int | None = None
-    """None for all of the node."""
 
 
 def name_of(state: Path) -> str:
-    """How the names of all jobs of one state directory begin."""
     return f"pliant-{hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:_DIGEST_CHARS]}"
 
 
 def lease_prefix(state: Path) -> str:
-    """How the names of all leases of one state directory begin."""
     return f"{name_of(state)}-"
 
 
 def asked_for(options: SlurmOptions) -> tuple[str, ...]:
-    """A job's queue and time limit; Slurm decides what is left out."""
+    """Options for a job's queue and time limit; Slurm decides what is left out."""
     asked = {
         "partition": options.partition,
         "account": options.account,
@@ -82,7 +76,6 @@ def asked_for(options: SlurmOptions) -> tuple[str, ...]:
 
 
 def lease_of(cluster: Cluster, node: Node, state: Path) -> Lease:
-    """The lease that a node of a cluster file needs."""
     gpus = node.gpus if cluster.slots == "gpu" else 0
     name = f"{lease_prefix(state)}{node.name}"
     if cluster.slurm.exclusive:
@@ -94,7 +87,7 @@ def lease_of(cluster: Cluster, node: Node, state: Path) -> Lease:
 def sbatch_lease(lease: Lease, options: SlurmOptions, state: Path) -> tuple[str, ...]:
     """Submit a lease job, which holds a node and does nothing. Prints its id.
 
-    It is not requeued: that takes two minutes, and the steps are lost all the same.
+    It is not requeued: that takes two minutes, and its steps would be lost anyway.
     """
     return (
         *("sbatch", "--parsable", f"--job-name={lease.name}", f"--comment=pliant --state {state}"),
@@ -109,7 +102,6 @@ def sbatch_lease(lease: Lease, options: SlurmOptions, state: Path) -> tuple[str,
 
 
 def _share(lease: Lease) -> tuple[str, ...]:
-    """Of the node: all, or a part."""
     if lease.cpus is None:
         return "--exclusive", "--mem=0"
     memory = () if lease.memory_bytes is None else (f"--mem={max(1, lease.memory_bytes // _MEGABYTE)}M",)
@@ -123,11 +115,11 @@ class StepRequest:
     lease_id: str
     name: str
     log: Path
-    """For output of the unit before it redirects that; written on the node."""
+    """Written on the node; for the output of the unit until it is redirected."""
     gres: str = ""
-    """The lease's GPUs that the step sees, as in "gpu:4"; empty for none."""
+    """The GPUs of the lease that the step sees, as in "gpu:4"; empty for none."""
     cpus: int | None = None
-    """Its own CPUs if Slurm chooses its GPUs, too; None if it shares those of the lease."""
+    """Its own CPUs if Slurm also chooses its GPUs; None if it shares those of the lease."""
 
 
 def step_name(job: str, attempt: int, unit: int) -> str:
@@ -135,15 +127,15 @@ def step_name(job: str, attempt: int, unit: int) -> str:
 
 
 def step_gres(options: SlurmOptions, lease_gpus: int, own_gpus: int) -> str:
-    """The GPUs that a step asks for: all of its lease, from which its keeper picks, or its own number."""
+    """The GPUs that a step asks for: its own number, or all of its lease, of which its keeper picks some."""
     count = own_gpus if options.gpu_choice == "slurm" else lease_gpus
     return f"{options.gres}:{count}" if lease_gpus else ""
 
 
 def srun_step(step: StepRequest, argv: Sequence[str]) -> tuple[str, ...]:
-    """Start a step; returns its exit code when it has ended. The step outlives an srun that is killed hard.
+    """Start a step and wait for its exit code. The step outlives an srun that is killed with SIGKILL.
 
-    Memory is shared among the steps of a lease, and so are CPUs and GPUs unless the step has its own.
+    The steps of a lease share its memory, and its CPUs and GPUs unless the step has its own.
     """
     share = ("--overlap",) if step.cpus is None else ("--exact", f"--cpus-per-task={step.cpus}")
     return (
@@ -157,7 +149,7 @@ def srun_step(step: StepRequest, argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def escaped(path: Path) -> str:
-    """A path as a file name of srun: a percent sign would begin a pattern."""
+    """A path as a file name for srun, where a percent sign would begin a pattern."""
     return str(path).replace("%", "%%")
 
 
@@ -170,7 +162,6 @@ def squeue_steps(user_id: int) -> tuple[str, ...]:
 
 
 def show_nodes(names: Iterable[str] = ()) -> tuple[str, ...]:
-    """Nodes with all that Slurm knows of them, one a line; all nodes if none is named."""
     wanted = ",".join(names)
     return "scontrol", "--oneliner", "--all", "show", "node", *((wanted,) if wanted else ())
 
@@ -180,7 +171,6 @@ def show_partitions() -> tuple[str, ...]:
 
 
 def show_job(job_id: str) -> tuple[str, ...]:
-    """A job with all that Slurm knows of it, also for a while after it has ended."""
     return "scontrol", "--oneliner", "show", "job", job_id
 
 
@@ -189,43 +179,41 @@ def show_config() -> tuple[str, ...]:
 
 
 def version() -> tuple[str, ...]:
-    """Which Slurm this is; no daemon is asked."""
+    """The release; no daemon is asked."""
     return "sinfo", "--version"
 
 
 def scancel_jobs(ids: Iterable[str]) -> tuple[str, ...]:
-    """End lease jobs, with all of their steps."""
     return "scancel", "--quiet", *ids
 
 
 def scancel_named(name: str, user_id: int) -> tuple[str, ...]:
-    """End a user's jobs of that name, wherever they stand; harmless if there are none.
+    """End a user's jobs of that name; harmless if there are none.
 
-    An operator could end those of other users, too, whose directory has the same path on another host.
+    The user is stated because an operator could also end jobs of others, whose directory has the same path.
     """
     return "scancel", "--quiet", f"--user={user_id}", f"--name={name}"
 
 
 def scancel_step(step_id: str) -> tuple[str, ...]:
-    """Kill every process of a step at once. A softer signal would reach all of them, too."""
+    """Kill every process of a step. A softer signal would reach all of them, too."""
     return "scancel", "--quiet", "--signal=KILL", step_id
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What an attempt needs of Slurm: equal tasks, one for each unit."""
+    """What an attempt needs of Slurm: equal tasks, one for each unit. None leaves it to Slurm."""
 
     name: str
-    """Of the job; it identifies the attempt's job, and is used once."""
+    """Of the job; used only for this attempt."""
     tasks: int
     nodes: int | None
-    """Exactly this many; None leaves it to Slurm."""
     gpus: int = 0
     """Of each task."""
     cpus: int | None = None
-    """Of each task; None for Slurm's default."""
+    """Of each task."""
     memory_bytes: int | None = None
-    """For each processor; None for Slurm's default."""
+    """For each processor."""
 
 
 def job_name(handle: Handle, state: Path) -> str:
@@ -235,8 +223,8 @@ def job_name(handle: Handle, state: Path) -> str:
 def request_of(cluster: Cluster, units: Sequence[Unit], name: str) -> JobRequest:
     """What the units of an attempt need.
 
-    Units that fill a node each get nodes of their own. All get as much as the largest: Slurm gives equal
-    tasks only.
+    Units that each fill a node get nodes of their own. All get as much as the largest, as Slurm's tasks are
+    equal.
     """
     workers = max(_workers(unit) for unit in units)
     planned = {unit.node for unit in units}
@@ -265,7 +253,7 @@ def _memory_of_a_cpu(node: Node) -> int | None:
 
 
 def sbatch(request: JobRequest, options: SlurmOptions, attempt: AttemptDir) -> tuple[str, ...]:
-    """Submit the script of an attempt. Slurm must not start it twice: retries are the service's part."""
+    """Submit the script of an attempt. Slurm must not restart it: retries are up to the service."""
     nodes = () if request.nodes is None else (f"--nodes={request.nodes}",)
     memory = request.memory_bytes
     return (
@@ -281,11 +269,9 @@ def sbatch(request: JobRequest, options: SlurmOptions, attempt: AttemptDir) -> t
 
 
 def script(request: JobRequest, options: SlurmOptions, attempt: AttemptDir, locale: str | None = None) -> str:
-    """The script: it starts a task for each unit, and a task that fails leaves the others alone.
+    """The script, which starts a task for each unit; one that fails leaves the others alone.
 
-    The environment is that of the launcher, but no task gets its token.
-
-    :param locale: LC_ALL of the launcher, if it has one.
+    The tasks get the launcher's environment, with its LC_ALL (``locale``), but not its token.
     """
     srun = (
         *("srun", "--quiet", *_tasks(request, options)),
@@ -302,7 +288,7 @@ def script_file(attempt: AttemptDir) -> Path:
 
 
 def _tasks(request: JobRequest, options: SlurmOptions) -> tuple[str, ...]:
-    """Options for both sbatch and srun: not every release passes all of them on."""
+    """Options for both sbatch and srun, as not every release passes all of them on."""
     kind = options.gres.partition(":")[2]
     found = [f"--ntasks={request.tasks}"]
     if request.nodes is not None and request.nodes == request.tasks:
@@ -315,7 +301,7 @@ def _tasks(request: JobRequest, options: SlurmOptions) -> tuple[str, ...]:
 
 
 def of_slurm(env: Mapping[str, str], *names: str) -> dict[str, str]:
-    """These variables of Slurm; all others are options, or belong to a job that this process may be in."""
+    """Only these variables of Slurm: the others are options or belong to a job around this process."""
     return {name: env[name] for name in names if name in env}
 
 
@@ -330,7 +316,7 @@ def ask(
 
     :param text: its standard input.
     :param base: its environment except for Slurm's variables; None for that of this process.
-    :raises ServiceMissingError: it is not there, does not end in time, or fails.
+    :raises ServiceMissingError: it is missing, does not end in time, or fails.
     """
     base = os.environ if base is None else base
     env = {name: value for name, value in base.items() if not name.startswith(_OPTIONS)}

@@ -1,8 +1,7 @@
 """Slurm's commands in threads: its controller may take milliseconds, or many seconds if it does not answer.
 
-:class:`Controller` looks again and again without waiting: each look is taken in a thread, and what it found
-stays in force until the next one has found something. :class:`Later` is one command; a process that ends
-waits for its threads, so what was submitted or cancelled reaches Slurm.
+:class:`Controller` looks repeatedly without waiting. :class:`Later` is one command; a process that ends waits
+for its threads, so what was submitted or cancelled reaches Slurm.
 """
 
 from __future__ import annotations
@@ -33,24 +32,24 @@ class ControllerView:
     """What Slurm said at one time."""
 
     asked_s: float
-    """On the clock of this process; it shows nothing later."""
+    """On this process's clock; later changes are not in the view."""
     jobs: Sequence[SlurmJob] = ()
     steps: Mapping[str, SlurmStep] = field(default_factory=dict)
-    """By (lease's job id, name), written ``7/resnet.2.0``."""
+    """By job id of the lease and name: ``7/resnet.2.0``."""
     nodes: Mapping[str, SlurmNode] = field(default_factory=dict)
 
 
 class Controller:
-    """The Slurm that the environment leads to.
+    """The Slurm of the environment.
 
-    :param nodes: those that are of interest.
+    :param nodes: those of interest.
     """
 
     def __init__(self, nodes: Iterable[str]) -> None:
         self.view: ControllerView | None = None
-        """The newest; None before the first."""
+        """The newest, until another look succeeds."""
         self.failure = ""
-        """Why the last look failed; empty if it did not."""
+        """Why the last look failed."""
         self._nodes = tuple(nodes)
         self._nodes_s = float("-inf")
         self._look_s = float("-inf")
@@ -70,7 +69,7 @@ class Controller:
             self._thread.start()
 
     def first(self) -> ControllerView:
-        """The first view; waits for it.
+        """The newest view; waits for the first one.
 
         :raises ServiceMissingError: Slurm is not installed, or its controller does not answer.
         """
@@ -82,7 +81,7 @@ class Controller:
         return self.view
 
     def _ask(self) -> None:
-        """One look; if any part of it fails, none counts."""
+        """One look, which counts only if all of it succeeds."""
         asked_s = time.monotonic()
         try:
             jobs = parsing.jobs(ask(command_lines.squeue_jobs(os.getuid())))
@@ -92,9 +91,8 @@ class Controller:
             self.failure = str(error)
             return
         self.failure = ""
-        self.view = ControllerView(
-            asked_s, jobs, {f"{step.job_id}/{step.name}": step for step in steps}, nodes
-        )
+        by_name = {f"{step.job_id}/{step.name}": step for step in steps}
+        self.view = ControllerView(asked_s, jobs, by_name, nodes)
 
     def _ask_for_nodes(self, asked_s: float) -> Mapping[str, SlurmNode]:
         if not self._nodes:
@@ -106,7 +104,6 @@ class Controller:
         return {node.name: node for node in found if node.name in wanted}
 
     def _warn(self) -> None:
-        """Warn once that Slurm does not answer, and once that it does again."""
         if self.failure and not self._warned:
             _log.warning("Slurm does not answer (%s): jobs run on, and it is asked again", self.failure)
         elif self._warned and not self.failure:
@@ -115,19 +112,16 @@ class Controller:
 
 
 class Later:
-    """One call of a command in a thread.
-
-    :param base: the command's environment except for Slurm's variables; None for that of this process.
-    """
+    """One call of a command in a thread; ``base`` as for :func:`.commands.ask`."""
 
     def __init__(self, argv: Sequence[str], base: Mapping[str, str] | None = None) -> None:
         self.done = False
         self.text = ""
         """What it printed."""
         self.failure = ""
-        """Why it failed; empty if it did not."""
+        """Why it failed."""
         self.ended_s = float("inf")
-        """When it ended, on the clock of this process."""
+        """On the clock of this process."""
         self._argv, self._base = argv, base
         self._thread = threading.Thread(target=self._run, name="pliant-slurm")
         self._thread.start()

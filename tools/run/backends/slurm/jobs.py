@@ -1,9 +1,8 @@
 """The backend for a Slurm that lends no nodes: each attempt is a Slurm job of its own, which waits its turn.
 
-A job that is to have another size is stopped with a checkpoint and submitted again. As with leases, what runs
-is known by the files of an attempt, whether or not Slurm answers; the name of the Slurm job identifies the
-attempt, so no id has to be remembered. :class:`Attempt` follows one such job: submitted, waiting, running,
-gone.
+A job that is to change its size is stopped with a checkpoint and submitted again. As with leases, what runs
+is known from the files of an attempt, whether or not Slurm answers; the name of the Slurm job identifies the
+attempt, so no id has to be remembered.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import errno
 import logging
 import os
 import shlex
-import signal
 import time
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -44,7 +42,7 @@ from pliant.tools.run.backends.slurm.commands import (
 )
 from pliant.tools.run.backends.slurm.controller import Controller, ControllerView, Later
 from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmStep, job_state
-from pliant.tools.run.backends.slurm.units import SlurmUnit, UnitReport, no_orders, record_of
+from pliant.tools.run.backends.slurm.units import CODES, SlurmUnit, UnitReport, no_orders, units_of
 from pliant.tools.run.statedir.contract.folders import PRIVATE, FolderCache, make_log_folder, open_log
 from pliant.tools.run.statedir.contract.presence import Heartbeats
 from pliant.tools.run.statedir.directory import StateDir
@@ -53,7 +51,7 @@ Stage = Literal["queued", "running", "gone"]
 _FORGET_S: Final = 3600.0
 """By then an unwanted job has reached the controller, if ever."""
 _AGAIN_S: Final = 1.0
-"""Between two times that a job is cancelled."""
+"""Between two attempts to cancel a job."""
 _QUEUED_STATES: Final = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 )
@@ -62,7 +60,7 @@ _GONE: Final = frozenset(
     | {"REVOKED", "TIMEOUT"}
 )
 _USUAL: Final = frozenset({"", "None", "Priority", "Resources", "BeginTime", "Cleaning"})
-"""Reasons for waiting that pass by themselves."""
+"""Reasons for waiting that need no help."""
 _ENDS: Final = {
     "BOOT_FAIL": "its nodes did not boot",
     "CANCELLED": "somebody cancelled it",
@@ -75,21 +73,17 @@ _ENDS: Final = {
 BEAT_S: Final = 1.0
 """Between two looks at whether keepers live."""
 SHOWS_S: Final = 10.0
-"""For a file that was written on another host to be seen here, and for a job to be listed."""
+"""Until a file written on another host is seen here, and a submitted job is listed."""
 UNKNOWN_S: Final = 60.0
-"""For a job to be listed that another process may just have submitted."""
+"""Until a job is listed that another process may just have submitted."""
 _RUNNING: Final = UnitStatus("running")
 _QUEUED: Final = UnitStatus("running", queued=True)
-_CODES: Final = {"term": -signal.SIGTERM, "kill": -signal.SIGKILL}
 _NEVER: Final = float("-inf")
 _log = logging.getLogger("pliant")
 
 
 class SlurmJobsBackend:
-    """Jobs of a Slurm.
-
-    :param dirs: of the state directory; all nodes see it under the same path.
-    """
+    """Jobs of a Slurm whose nodes all see the state directory under the same path."""
 
     name = "slurm-jobs"
     in_place = False
@@ -101,11 +95,11 @@ class SlurmJobsBackend:
         self._controller = Controller(())
         self._attempts: dict[Handle, Attempt] = {}
         self._unwanted: dict[str, float] = {}
-        """Names of jobs to cancel when they are listed, and when that was last asked."""
+        """Names of jobs to cancel when they are listed, and when they were last cancelled."""
         self._looked_at: ControllerView | None = None
 
     def nodes(self) -> Sequence[NodeInfo]:
-        """The nodes of the cluster file, all up: which ones a job gets is Slurm's choice.
+        """The nodes of the cluster file, all up: Slurm chooses those of a job.
 
         :raises ServiceMissingError: Slurm does not answer.
         """
@@ -118,7 +112,7 @@ class SlurmJobsBackend:
         ]
 
     def shown(self, handle: Handle, units: Sequence[Unit]) -> Sequence[str]:
-        """The submission, its script, and what each task of it starts."""
+        """The submission, its script, and what each of its tasks starts."""
         request, options = request_of(self._cluster, units, self._name_of(handle)), self._cluster.slurm
         text = script(request, options, handle.files, os.environ.get("LC_ALL"))
         return [
@@ -128,9 +122,9 @@ class SlurmJobsBackend:
         ]
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
-        """Submit a job for all units of an attempt.
+        """Submit one job for all units of an attempt.
 
-        :raises OSError: the attempt has units already: it is one job as it was submitted.
+        :raises OSError: the attempt already has units, and a submitted job does not change.
         """
         if self._attempt(handle).units:
             raise OSError(errno.ENOTSUP, "an attempt is one job of Slurm, which does not change")
@@ -148,7 +142,7 @@ class SlurmJobsBackend:
         )
 
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
-        """Write down for each keeper what it is to do; cancel what has not begun, or does not heed a kill."""
+        """Write an order for each keeper. Cancel what has not begun or does not heed a kill."""
         attempt, is_late = self._attempt(handle), False
         for unit in attempt.units:
             if (only is None or unit.number in only) and unit.ended() is None:
@@ -160,7 +154,6 @@ class SlurmJobsBackend:
         self._look()
 
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
-        """What became of the units."""
         self._look()
         return {handle: self._statuses(handle, time.monotonic()) for handle in handles}
 
@@ -180,7 +173,7 @@ class SlurmJobsBackend:
         return 0
 
     def _look(self) -> None:
-        """Take up the newest view of Slurm, and cancel what is listed there and not wanted."""
+        """Take up the newest view of Slurm, and cancel unwanted jobs listed there."""
         self._controller.look()
         view = self._controller.view
         if view is None or view is self._looked_at:
@@ -193,7 +186,7 @@ class SlurmJobsBackend:
                 self._cancel(job.name)
 
     def _cancel(self, name: str) -> None:
-        """Cancel a job; one that is still being submitted is cancelled when it is listed."""
+        """Cancel a job; if it is still being submitted, when it is listed."""
         now_s = time.monotonic()
         if now_s - self._unwanted.get(name, _NEVER) >= _AGAIN_S:
             self._unwanted[name] = now_s
@@ -207,9 +200,7 @@ class SlurmJobsBackend:
 
     def _attempt(self, handle: Handle) -> Attempt:
         if handle not in self._attempts:
-            record = record_of(handle, self.name)
-            units = [SlurmUnit(handle, n, unit) for n, unit in enumerate(record.units if record else ())]
-            cache = FolderCache(handle.folder)
+            units, cache = units_of(handle, self.name), FolderCache(handle.folder)
             self._attempts[handle] = Attempt(handle, self._name_of(handle), units, cache, time.monotonic())
         return self._attempts[handle]
 
@@ -219,27 +210,27 @@ class SlurmJobsBackend:
 
 @dataclass(frozen=True, slots=True)
 class JobListing:
-    """What Slurm said last of an attempt's job."""
+    """What Slurm last said of an attempt's job."""
 
     asked_s: float
-    """When; long ago if it does not answer."""
+    """Long ago if Slurm does not answer."""
     job: SlurmJob | None
     """None if it is not listed."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """The units of one attempt, and the job that they run in."""
+    """The units of one attempt, and the Slurm job that they run in."""
 
     handle: Handle
     name: str
-    """Of the job."""
+    """Of the Slurm job."""
     units: list[SlurmUnit]
     folder: FolderCache
     since_s: float
     """When this process began to look at it."""
     submission: Later | None = None
-    """The submission, if this process has made it."""
+    """By this process; None if another one made it."""
     beats: Heartbeats = field(default_factory=Heartbeats)
     _looked_s: float = float("-inf")
     _absent_s: float | None = None
@@ -249,7 +240,6 @@ class Attempt:
     _said: str = ""
 
     def statuses(self, listed: JobListing, now_s: float) -> tuple[UnitStatus, ...]:
-        """What became of the units."""
         self.folder.look()
         self._take_note(listed, now_s)
         if now_s - self._looked_s >= BEAT_S:
@@ -268,8 +258,8 @@ class Attempt:
             return ended
         if self.folder.get(f"keeper {unit.number}", unit.is_taken_over):
             return unit.kept(self.beats, self._seen(unit, listed, stage), now_s)
-        if unit.order:  # looked at after the order was given: who takes it over from now on finds that
-            return _RUNNING if unit.is_taken_over() else UnitStatus("exited", _CODES[unit.order])
+        if unit.order:  # checked after the order was given: whatever takes the unit over now finds the order
+            return _RUNNING if unit.is_taken_over() else UnitStatus("exited", CODES[unit.order])
         if stage != "gone":
             return _QUEUED if stage == "queued" else _RUNNING
         if self._may_come(now_s):
@@ -277,14 +267,11 @@ class Attempt:
         return self._give_up(unit)
 
     def _seen(self, unit: SlurmUnit, listed: JobListing, stage: Stage) -> UnitReport:
-        """A task ends with its job at the latest."""
-        job = listed.job
-        return UnitReport(
-            listed.asked_s, None if job is None or stage == "gone" else SlurmStep(job.id, "", unit.name)
-        )
+        job = None if stage == "gone" else listed.job
+        return UnitReport(listed.asked_s, None if job is None else SlurmStep(job.id, "", unit.name))
 
     def _may_come(self, now_s: float) -> bool:
-        """Whether a job that is not listed may still be, or files of it still be seen."""
+        """Whether a job that is not listed may still come, or its files may still be seen."""
         if self.submission is not None:
             if not self.submission.done:
                 return True
@@ -296,7 +283,7 @@ class Attempt:
         return now_s - self._absent_s < (SHOWS_S if known else UNKNOWN_S)
 
     def _take_note(self, listed: JobListing, now_s: float) -> None:
-        """Remember the job while it is listed, and ask for its end when it is gone."""
+        """Remember the job while it is listed, and ask how it ended when it is gone."""
         if stage_of(listed.job) != "gone" and listed.job is not None:
             self._job_id, self._absent_s = listed.job.id, None
             if (reason := unusual(listed.job)) and reason != self._said:
@@ -311,9 +298,9 @@ class Attempt:
             self._end = Later(show_job(self._job_id))
 
     def _give_up(self, unit: SlurmUnit) -> UnitStatus:
-        """Give up its start; the reason goes where its own last words would be."""
+        """Give up the start of a unit; the reason goes where its own last words would be."""
         unit.give_order("kill")
-        if unit.is_taken_over():  # in the very last moment
+        if unit.is_taken_over():  # at the last moment
             return _RUNNING
         files = self.handle.files
         with suppress(OSError), open_log(files.launcher_log(unit.number)) as log:
@@ -332,7 +319,7 @@ class Attempt:
         return "Slurm's job ended before its workers began: " + "; ".join(filter(None, facts))
 
     def end_in_words(self) -> str:
-        """Why Slurm ended the job; empty if it did not, or does not say."""
+        """Why Slurm ended the job; empty if it did not or does not say."""
         if self._end is None or not self._end.done:
             return ""
         state = job_state(self._end.text)
@@ -340,25 +327,22 @@ class Attempt:
 
 
 def _last_line(text: str) -> str:
-    lines: Sequence[str] = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def stage_of(job: SlurmJob | None) -> Stage:
-    """Whether a job waits, runs, or is gone; None is a job that Slurm does not list."""
+    """Whether a job waits, runs or is gone; a job that Slurm does not list is None."""
     if job is None or job.state in _GONE:
         return "gone"
     return "queued" if job.state in _QUEUED_STATES else "running"
 
 
 def unusual(job: SlurmJob) -> str:
-    """Why a job waits if that may need help; empty if not."""
-    if stage_of(job) != "queued" or job.reason in _USUAL:
-        return ""
-    return job.reason
+    """The reason for which a job waits, if that may need help."""
+    return job.reason if stage_of(job) == "queued" and job.reason not in _USUAL else ""
 
 
 def why_ended(state: str) -> str:
-    """Why Slurm has ended a job, by the state that it left it in."""
+    """Why Slurm has ended a job, by its last state."""
     word = state.split(maxsplit=1)[0] if state.split() else ""
     return _ENDS.get(word, f"it is {word.lower().replace('_', ' ')}" if word else "")

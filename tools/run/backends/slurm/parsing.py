@@ -1,7 +1,6 @@
 """What Slurm's commands print, of any version from 20.11 on: pure functions from text to records.
 
-They read text for people, not ``--json``: a site's Slurm has that only if it was built with it, and its form
-changes with every release.
+They read text for people, as ``--json`` is an option of the build and changes with every release.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ _SYMBOLS: Final = {
     "^": "REBOOT_ISSUED",
     "-": "PLANNED",
 }
-"""Signs after a state, which releases before 21.08 print instead of names."""
+"""Signs after a state, which releases before 21.08 print instead of words."""
 _SERVES: Final = frozenset({"IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED", "RESERVED"})
 _WITHDRAWN: Final = frozenset(
     {"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "INVALID", "INVALID_REG", "BLOCKED"}
     | {"POWERING_DOWN", "POWER_DOWN", "POWER_DRAIN", "REBOOT_ISSUED", "MAINT", "MAINTENANCE"}
 )
-"""With one of these a node gets no new job, whatever its state. One that is powered down wakes up for one."""
+"""With one of these a node gets no new job in any state. A node that is powered down wakes up for one."""
 _UNSET: Final = frozenset({"", "(null)", "N/A", "None", "n/a"})
 _NO_LIMIT: Final = frozenset({"", "UNLIMITED", "INFINITE", "NONE"})
 _MEGABYTE: Final = 1 << 20
@@ -45,42 +44,39 @@ class SlurmNode:
 
     name: str
     address: str
-    """What Slurm reaches it at: a name, or an IP address."""
+    """A name or an IP address."""
     host: str
     state: frozenset[str]
     """Words like IDLE, DRAIN, NOT_RESPONDING."""
     cpus: int
     memory_bytes: int
     gpus: tuple[tuple[str, int], ...]
-    """(type, count) of its GPUs; the type is empty where Slurm names none."""
+    """(type, count) of its GPUs; the type is empty if Slurm names none."""
     partitions: tuple[str, ...]
     reason: str = ""
     """Why it is out of service."""
     version: str = ""
-    """Of its daemon."""
     features: tuple[str, ...] = ()
     threads_per_core: int = 1
 
     @property
     def cores(self) -> int:
-        """Physical cores that jobs may use."""
         return self.cpus // self.threads_per_core
 
     def gpu_count(self, gres: str = "gpu") -> int:
-        """Its GPUs that ``--gres`` gets under that name: all, or those of one type ("gpu:a100")."""
+        """The GPUs that ``--gres`` means by that name: all, or those of one type ("gpu:a100")."""
         kind = gres.partition(":")[2]
         return sum(count for name, count in self.gpus if kind in ("", name))
 
     @property
     def serves(self) -> bool | None:
-        """Whether jobs can run there; None: the controller does not know yet, as after a restart."""
+        """Whether jobs can run there. Returns None if the controller does not know, as after a restart."""
         if "UNKNOWN" in self.state or not self.state:
             return None
         return bool(self.state & _SERVES) and not self.state & _WITHDRAWN
 
     @property
     def responds(self) -> bool:
-        """Whether its daemon answers; it may do so again."""
         return "NOT_RESPONDING" not in self.state
 
 
@@ -90,11 +86,10 @@ class SlurmPartition:
 
     name: str
     default: bool
-    """Jobs that name none get into it."""
     up: bool
-    """It starts jobs."""
+    """Whether it starts jobs."""
     limit: str
-    """The longest that a job may run, as Slurm writes it; empty: as long as it likes."""
+    """Of the running time of jobs, in Slurm's words; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +100,6 @@ class SlurmJob:
     state: str
     """PENDING, RUNNING, COMPLETING, …"""
     nodes: str
-    """Empty while it waits."""
     reason: str
     """Why it waits."""
     name: str
@@ -138,7 +132,7 @@ def steps(text: str) -> list[SlurmStep]:
 
 
 def nodes(text: str) -> list[SlurmNode]:
-    """What ``scontrol --oneliner show node`` printed; lines that are not about a node are passed over."""
+    """What ``scontrol --oneliner show node`` printed, except for lines that are not about nodes."""
     found = []
     for line in text.splitlines():
         fields = _fields(line)
@@ -163,14 +157,8 @@ def partitions(text: str) -> list[SlurmPartition]:
 
 
 def job_state(text: str) -> str:
-    """The state of the job in what ``scontrol --oneliner show job`` printed; empty if it says none."""
+    """The state of the job in what ``scontrol --oneliner show job`` printed; empty if there is none."""
     return _fields(text.strip()).get("JobState", "")
-
-
-def submitted(text: str) -> str:
-    """The id of the job in what ``sbatch --parsable`` printed; empty if it says none."""
-    first = text.strip().partition(";")[0]
-    return first if first.isdecimal() else ""
 
 
 def settings(text: str) -> dict[str, str]:
@@ -180,7 +168,7 @@ def settings(text: str) -> dict[str, str]:
 
 
 def version(text: str) -> tuple[int, int] | None:
-    """Year and month of a release, from what any command prints for ``--version``; None: it does not say."""
+    """Year and month of the release, in what a command printed for ``--version``."""
     found = _VERSION.search(text)
     return None if found is None else (int(found[1]), int(found[2]))
 
@@ -209,9 +197,9 @@ def gpus(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def _fields(line: str) -> dict[str, str]:
-    """The ``Name=value`` pairs of a line; values may contain blanks.
+    """The ``Name=value`` pairs of a line, whose values may contain blanks.
 
-    What people have written, as a reason, stands behind what Slurm says: the first of a name counts.
+    The first of each name counts: a reason, which people have written, comes after what Slurm says.
     """
     found: dict[str, str] = {}
     places = list(_PAIR.finditer(line))

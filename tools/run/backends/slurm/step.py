@@ -1,11 +1,10 @@
 """What a step runs on its node: it takes the unit over, gives it its GPUs, and becomes its keeper.
 
 Run as ``python -I -S step.py ATTEMPT UNIT GPUS FOLDER COMMAND…`` with the environment of the unit; ATTEMPT is
-the attempt's folder. GPUS are numbers of slots (``0,2``), ``slurm`` where Slurm has chosen them, or ``none``.
+the attempt's folder. GPUS are numbers of slots (``0,2``), ``slurm`` if Slurm has chosen them, or ``none``.
 
-Whoever comes first takes the unit over, by a file; a second step of a unit does nothing. The launcher says
-through another file when it shall end. A signal of Slurm would reach every process of the step, workers and
-their loading processes too, and would need the controller.
+The first step of a unit takes it over, through a file; a second one does nothing. Another file says when the
+unit is to end, because a signal of Slurm would reach every process of the step and need the controller.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 FOREIGN = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_")
-"""What Slurm leaves in the environment; libraries would think that it has started the workers."""
+"""Slurm's variables, by which libraries would think that it has started the workers."""
 OF_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 NOTHING = "NoDevFiles"
-"""What Slurm says in the place of GPUs where a step has none."""
+"""What Slurm says if a step has no GPUs."""
 SIGNALS = {"term": signal.SIGTERM, "kill": signal.SIGKILL}
 
 
@@ -34,14 +33,14 @@ class NoGpuError(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    """Keep one unit; returns the exit code of the step (0: the unit's own is in its file)."""
+    """Keep one unit. Returns the exit code of the step: 0, as the unit's own is in its file."""
     attempt, unit, gpus, folder, *argv = arguments
     keeper = _keeper()
     code_file = os.path.join(attempt, f"exit-{unit}")
     orders = Orders(os.path.join(attempt, f"orders-{unit}"))
     if not take_over(os.path.join(attempt, f"unit-{unit}.alive")):
         return 0
-    if ordered := orders.next():  # looked at after the unit was taken over: see SlurmBackend
+    if ordered := orders.next():  # checked after the unit was taken over: see SlurmUnit
         return int(keeper.write_code(code_file, -ordered))
     try:
         found = environment(os.environ, gpus)
@@ -54,7 +53,7 @@ def main(arguments: list[str]) -> int:
 
 
 def take_over(path: str) -> bool:
-    """Whether no other process has taken the unit over; none can from now on."""
+    """Take the unit over. Returns False if another process has done so before."""
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -73,9 +72,9 @@ class Orders:
         self._done = ""
 
     def next(self) -> int:
-        """The signal that the unit is to get now; 0: none, or that one was given already.
+        """The signal that the unit is to get now; 0 for none, or if it was given before.
 
-        The file is opened again each time: then a file server says what it has now.
+        Opening the file makes a file server say what it has now.
         """
         try:
             with open(self._path) as file:
@@ -89,13 +88,12 @@ class Orders:
 
 
 def environment(base: Mapping[str, str], gpus: str) -> dict[str, str]:
-    """The environment of a unit: nothing of Slurm but where it is configured, and the GPUs that are its own.
+    """The environment of a unit: its own GPUs, and of Slurm only the place of its configuration.
 
-    Slurm names the GPUs of a step as they are called there: those of a node count from 0 where the step sees
-    no others. So a slot is a place in Slurm's list, never a number of its own. Where Slurm knows of no GPUs,
-    it is.
+    Slurm may count the GPUs of a step from 0. So a slot is a place in Slurm's list, and only without such a
+    list the number of a GPU.
 
-    :raises NoGpuError: Slurm gives the step fewer.
+    :raises NoGpuError: Slurm gives the step fewer GPUs.
     """
     kept = {name: value for name, value in base.items() if not name.startswith(FOREIGN)}
     if "SLURM_CONF" in base:
@@ -118,7 +116,7 @@ def environment(base: Mapping[str, str], gpus: str) -> dict[str, str]:
 
 
 def _keeper() -> ModuleType:
-    """``keep.py`` by its place: this process knows no packages, so none can stand in its way."""
+    """``keep.py`` by its path, as this process has no packages."""
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     try:
         return importlib.import_module("keep")

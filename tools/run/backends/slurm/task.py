@@ -1,7 +1,7 @@
 """What each task of an attempt's Slurm job runs: it finds its unit, its GPUs and its address.
 
-Run as ``python -I -S task.py ATTEMPT``; ATTEMPT is the attempt's folder, whose launch record has the units.
-The number of the task is that of the unit. Then ``step.py`` takes the unit over.
+Run as ``python -I -S task.py ATTEMPT``; ATTEMPT is the attempt's folder, whose launch record has the units in
+the order of the tasks. ``step.py`` then takes the unit over.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ ENV_ADDRESS = "PLIANT_ADDRESS"
 
 
 class TooFewGpusError(Exception):
-    """Slurm has given the task too few."""
+    """Slurm has given the task too few GPUs."""
 
 
 def main(arguments: list[str]) -> int:
-    """Be the keeper of this task's unit, if it has one; returns the exit code of the task."""
     (attempt,) = arguments
     number = int(os.environ["SLURM_PROCID"])
     with open(os.path.join(attempt, "launch.json")) as file:
@@ -45,16 +44,12 @@ def main(arguments: list[str]) -> int:
         return int(_by_place("keep").write_code(os.path.join(attempt, f"exit-{number}"), 1))
     os.environ.update(unit["env"])
     os.environ.update({VISIBLE: ",".join(gpus), **({ENV_ADDRESS: own} if own else {})})
-    argv = on_this_node(unit["argv"], own, first)
-    return int(
-        _by_place("step", "slurm").main(
-            [attempt, str(number), "slurm" if gpus else "none", unit["cwd"], *argv]
-        )
-    )
+    words = [attempt, str(number), "slurm" if gpus else "none", unit["cwd"]]
+    return int(_by_place("step", "slurm").main([*words, *on_this_node(unit["argv"], own, first)]))
 
 
 def gpus_of(env: Mapping[str, str], *, wanted: int) -> list[str]:
-    """The GPUs of this task: those that Slurm names, or its share where it names those of all on the node.
+    """The GPUs of this task: those that Slurm names, or its share if Slurm names all tasks' on the node.
 
     :raises TooFewGpusError: there are fewer than wanted.
     """
@@ -70,16 +65,11 @@ def gpus_of(env: Mapping[str, str], *, wanted: int) -> list[str]:
 
 
 def names(text: str) -> list[str]:
-    """The devices in a value of CUDA_VISIBLE_DEVICES."""
     return [name for name in text.split(",") if name and name != "NoDevFiles"]
 
 
 def on_this_node(argv: Sequence[str], own: str, first: str) -> list[str]:
-    """The command with the addresses that are known only now, where its torchrun meets others.
-
-    :param own: what this node is reached at by the first one.
-    :param first: the first node.
-    """
+    """The command of a torchrun that meets others, with this node's address and the first node's."""
     end = argv.index("--") if "--" in argv else len(argv)
     if not own or not any(word.startswith(FIRST) for word in argv[:end]):
         return list(argv)
@@ -91,7 +81,7 @@ def on_this_node(argv: Sequence[str], own: str, first: str) -> list[str]:
 
 
 def address_towards(other: str) -> str:
-    """The address of this machine on its way to another one; nothing is sent. Empty: there is no way."""
+    """The address of this machine on the route to another; empty if there is none. Sends nothing."""
     try:
         family, kind, _, _, place = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -102,7 +92,7 @@ def address_towards(other: str) -> str:
 
 
 def _by_place(name: str, *folder: str) -> ModuleType:
-    """A module of the backends by its place: this process knows no packages, so none can stand in its way."""
+    """A module of the backends by its path, as this process has no packages."""
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), *folder))
     try:
         return importlib.import_module(name)

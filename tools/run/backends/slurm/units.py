@@ -1,12 +1,11 @@
 """One unit on a node of a Slurm: wanted, started by srun, taken over by its keeper, ended.
 
-Its files say all that counts, so any later process of the launcher takes it up where it stands. It is
-started again as often as needed until a keeper has taken it over, and never after.
+All that counts is in its files, so any later launcher can take it up. It is started again as often as needed
+until a keeper has taken it over, and never after.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -18,23 +17,22 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.file_io.files import atomic_write
-from pliant.schemas.text import counted
 from pliant.tools.profile.torchrun.start import child_environment
+from pliant.tools.run.backends.processes import spawn
 from pliant.tools.run.backends.protocol import (
+    UNKNOWN_UNIT,
     Handle,
     LaunchRecord,
     StartedUnit,
     StopLevel,
     UnitStatus,
-    read_record,
-    write_record,
+    read_or_rebuild,
 )
 from pliant.tools.run.backends.slurm import commands as command_lines
 from pliant.tools.run.backends.slurm.commands import CONF, of_slurm
 from pliant.tools.run.backends.slurm.parsing import SlurmStep
 from pliant.tools.run.statedir.contract.folders import (
     PRIVATE,
-    DamagedError,
     ask_server,
     look_again,
     open_log,
@@ -44,40 +42,38 @@ from pliant.tools.run.statedir.contract.presence import Heartbeats
 
 KEEPER: Final = str(Path(__file__).with_name("step.py"))
 START_S: Final = 60.0
-"""For a keeper to take its unit over, after srun was started."""
+"""From the start of srun until a keeper has taken over the unit."""
 SHOWS_S: Final = 10.0
-"""For a file that was written on another host to be seen here."""
+"""Until a file written on another host is seen here."""
 TRIES: Final = 5
 AGAIN_S: Final = 2.0
-"""Between two tries to start it."""
+"""Between two tries to start a unit."""
 DEAD_S: Final = 12.0
 """A keeper that has been silent for this long is lost, and so is its node."""
 GONE_S: Final = 5.0
-"""Likewise, if Slurm says that the step has ended."""
+"""The same if Slurm says that the step has ended."""
 _OF_NODES: Final = ("connection failure", "Node failure", "Socket timed out", "Zero Bytes were transmitted")
-"""In what srun says if a node, or its daemon, does not answer."""
-_UNKNOWN: Final = StartedUnit(node="", argv=(), cwd="", env={})
+"""What srun says if a node, or its daemon, does not answer."""
 _RUNNING: Final = UnitStatus("running")
 _STARTING: Final = UnitStatus("running", starting=True)
 _WAITS: Final = UnitStatus("running", queued=True)
 _ASKED: Final = UnitStatus("running", queued=True, starting=True)
-_CODES: Final = {"term": -signal.SIGTERM, "kill": -signal.SIGKILL}
-_log = logging.getLogger("pliant")
+CODES: Final = {"term": -signal.SIGTERM, "kill": -signal.SIGKILL}
 
 
 @dataclass(frozen=True, slots=True)
 class UnitReport:
-    """What Slurm said of a unit last."""
+    """What Slurm last said of a unit."""
 
     asked_s: float
-    """When; long ago if it did not answer."""
+    """Long ago if Slurm did not answer."""
     step: SlurmStep | None
-    """The step that it runs in."""
+    """The step that the unit runs in."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlace:
-    """Where a unit may be started now."""
+    """Where a unit may be started."""
 
     lease_id: str
     gres: str
@@ -95,15 +91,14 @@ class SlurmUnit:
         self.name = command_lines.step_name(handle.job, handle.attempt, number)
         self.order = _read_order(handle.files.orders(number))
         self.srun: int | None = None
-        """Its process, while it runs."""
+        """Its process while it runs."""
         self._files, self._started = handle.files, started
-        self._job_dir = str(handle.job_files.path)
         self._tries = 0
         self._since_s = self._ended_s = float("-inf")
-        """When srun was started last, and when it ended."""
+        """When srun was last started, and when it ended."""
         self._code = 0
         self._taken = False
-        """Whether Slurm ended it before any order was given."""
+        """Whether Slurm ended the unit before any order was given."""
         self._ordered_s = time.monotonic() if self.order == "kill" else float("inf")
 
     @property
@@ -112,18 +107,14 @@ class SlurmUnit:
 
     @property
     def beat_file(self) -> str:
-        """The file whose time its keeper renews."""
         return str(self._files.keeper(self.number))
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Places of its GPUs among those of its lease; none on CPU slots."""
+        """Places of its GPUs among those of its lease; empty on CPU slots."""
         return tuple(filter(None, self._started.env.get("CUDA_VISIBLE_DEVICES", "").split(",")))
 
-    # What became of it.
-
     def ended(self) -> UnitStatus | None:
-        """How it ended, by its own file. Returns None if that says nothing."""
         text = read_file(self._files.exit_code(self.number))
         if text is None:
             return None
@@ -133,7 +124,7 @@ class SlurmUnit:
             return UnitStatus("lost")
 
     def _displaced(self) -> str:
-        """Why it was ended without an order from here; empty if it was not."""
+        """Why it was ended without an order; empty if it was not."""
         if not self.order:
             self._taken = look_again(self._files.displaced(self.number)) is not None
         return f"Slurm has ended what ran on node {self.node}" if self._taken else ""
@@ -142,19 +133,16 @@ class SlurmUnit:
         return look_again(self.beat_file) is not None
 
     def kept(self, beats: Heartbeats, seen: UnitReport, now_s: float) -> UnitStatus:
-        """The status of a unit that a keeper has taken over: whether the keeper still lives."""
         silence_s = beats.silence_s(self.beat_file, DEAD_S)
         gone = seen.step is None and seen.asked_s > now_s - GONE_S / 2
         if silence_s < (GONE_S if gone else DEAD_S):
             return _RUNNING
-        ask_server(self._files.path)  # it may have ended well without this host knowing it
+        ask_server(self._files.path)  # it may have ended well, unknown to this host
         if (ended := self.ended()) is not None:
             return ended
         displaced = self._displaced()
-        self.give_order("kill")  # should it come back, it finds that others went on without it
+        self.give_order("kill")  # if it comes back, it finds that the others went on without it
         return UnitStatus("lost", displaced=displaced)
-
-    # Its start.
 
     def starting(
         self,
@@ -165,10 +153,10 @@ class SlurmUnit:
         *,
         asking: bool = False,
     ) -> UnitStatus:
-        """The status of a unit that no keeper seems to have, after the next step to its start.
+        """The status of a unit that seems to have no keeper, after the next step to its start.
 
         :param place: None if it cannot be started now.
-        :param asking: a place is being asked for; else it waits for others.
+        :param asking: a lease has just been asked for.
         """
         if not self.wanted:
             return self._unwanted()
@@ -190,33 +178,21 @@ class SlurmUnit:
         return _STARTING
 
     def _unwanted(self) -> UnitStatus:
-        """Its status after an order to end: a keeper that takes it over from now on finds the order."""
+        """Its status after an order to end, which any keeper that takes it over now will find."""
         if self.is_taken_over():
             return _RUNNING
-        return UnitStatus("exited", _CODES[self.order]) if self.order else UnitStatus("lost")
+        return UnitStatus("exited", CODES[self.order]) if self.order else UnitStatus("lost")
 
     def argv(self, place: StepPlace) -> tuple[str, ...]:
         log = self._files.launcher_log(self.number)
         step = command_lines.StepRequest(place.lease_id, self.name, log, place.gres, place.cpus)
-        return command_lines.srun_step(
-            step, keeper_argv(self._files.path, self.number, place.gpus, self._started)
-        )
+        keeper = keeper_argv(self._files.path, self.number, place.gpus, self._started)
+        return command_lines.srun_step(step, keeper)
 
     def _start(self, place: StepPlace, env: Mapping[str, str], now_s: float) -> None:
-        argv = self.argv(place)
         own = {**child_environment(env, self._started.env), **of_slurm(env, CONF)}
         own.pop("CUDA_VISIBLE_DEVICES", None)
-        with open_log(self._srun_log) as log, open(os.devnull, "rb") as nothing:
-            descriptors = ((nothing.fileno(), 0), (log.fileno(), 1), (log.fileno(), 2))
-            self.srun = os.posix_spawnp(
-                argv[0],
-                argv,
-                own,
-                file_actions=[(os.POSIX_SPAWN_DUP2, source, to) for source, to in descriptors],
-                setsid=True,
-                setsigmask=(),
-                setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGCHLD),
-            )
+        self.srun = spawn(self.argv(place), own, self._srun_log)
         self._tries, self._since_s = self._tries + 1, now_s
 
     def reap(self, now_s: float) -> None:
@@ -233,28 +209,27 @@ class SlurmUnit:
                 self._tries -= 1
 
     def _shows(self) -> bool:
-        """Whether its node has left files that this host did not know of."""
+        """Whether its node has left files that this host did not see before."""
         ask_server(self._files.path)
         return self.is_taken_over() or self.ended() is not None
 
     def _give_up(self) -> UnitStatus:
         """Give up its start; the reason goes where its own last words would be.
 
-        If the node does not answer, or srun hangs, the unit is not at fault.
+        The unit is not at fault if the node does not answer or srun hangs.
         """
         if self._shows():
             return _RUNNING
         self.give_order("kill")
-        if self.is_taken_over():  # in the very last moment
+        if self.is_taken_over():  # at the last moment
             return _RUNNING
         said, folder = self._said(), self._files.path
         if self.srun is not None or any(words in said for words in _OF_NODES):
             why = said or f"srun has not ended after {START_S:.0f} s"
             return UnitStatus("lost", displaced=f"nothing starts on node {self.node}: {why}", began=False)
         if self._code == 0 or "No such file" in said or not said:
-            said = ": ".join(
-                filter(None, [f"node {self.node} does not see {folder}: it must be shared", said])
-            )
+            unseen = f"node {self.node} does not see {folder}: it must be shared"
+            said = f"{unseen}: {said}" if said else unseen
         with suppress(OSError), open_log(self._files.launcher_log(self.number)) as log:
             log.write(f"pliant: no step on node {self.node}: {said}\n".encode())
         atomic_write(self._files.exit_code(self.number), b"1\n", mode=PRIVATE)
@@ -265,7 +240,7 @@ class SlurmUnit:
         return self._files.logs / f"srun-{self.number}.log"
 
     def _said(self) -> str:
-        """The last error of srun, which also prints what is not an error."""
+        """The last error of srun, whose output also has other lines."""
         try:
             lines = self._srun_log.read_text(errors="replace").splitlines()
         except OSError:
@@ -273,34 +248,31 @@ class SlurmUnit:
         errors = [line.partition("error: ")[2].strip() for line in lines]
         return next(filter(None, reversed(errors)), "")
 
-    # Its end.
-
     def give_order(self, level: StopLevel) -> bool:
-        """Ask for its end; returns whether it was killed a while ago, so that something harder is needed."""
+        """Ask for its end. Returns whether it has not heeded a kill, so that Slurm must end it."""
         if self.order == "kill":
             return time.monotonic() - self._ordered_s >= AGAIN_S
         if level != self.order:
-            self._displaced()  # or the end of another unit, which brings the order, would be its reason
+            self._displaced()  # before the order, which may itself follow from the end of another unit
             atomic_write(self._files.orders(self.number), level.encode() + b"\n", mode=PRIVATE)
             self.order, self._ordered_s = level, time.monotonic()
         return False
 
 
 def record_of(handle: Handle, backend: str) -> LaunchRecord | None:
-    """The record of an attempt; a damaged one is made again from the units that have left files."""
-    try:
-        return read_record(handle)
-    except DamagedError as error:
-        numbers = [
-            int(path.name.removeprefix("orders-"))
-            for path in handle.folder.glob("orders-*")
-            if path.name.removeprefix("orders-").isdecimal()
-        ]
-        units = (_UNKNOWN,) * (max(numbers, default=-1) + 1)
-        _log.warning("%s; it is made again from %s", error, counted(len(units), "unit"))
-        record = LaunchRecord(job=handle.job, attempt=handle.attempt, backend=backend, units=units)
-        write_record(handle, record)
-        return record
+    """The record of an attempt, rebuilt from the files of its units if it is damaged."""
+
+    def found() -> tuple[StartedUnit, ...]:
+        numbers = (path.name.removeprefix("orders-") for path in handle.folder.glob("orders-*"))
+        last = max((int(number) for number in numbers if number.isdecimal()), default=-1)
+        return (UNKNOWN_UNIT,) * (last + 1)
+
+    return read_or_rebuild(handle, backend, found)
+
+
+def units_of(handle: Handle, backend: str) -> list[SlurmUnit]:
+    record = record_of(handle, backend)
+    return [SlurmUnit(handle, number, unit) for number, unit in enumerate(record.units if record else ())]
 
 
 def keeper_argv(attempt: Path, number: int, gpus: str, started: StartedUnit) -> tuple[str, ...]:
@@ -309,11 +281,11 @@ def keeper_argv(attempt: Path, number: int, gpus: str, started: StartedUnit) -> 
 
 
 def no_orders(handle: Handle, numbers: Sequence[int]) -> None:
-    """Make the files of orders before units start: an existing file can be opened again and again."""
+    """Make the files of orders before units start, so that keepers can always open them."""
     for number in numbers:
         atomic_write(handle.files.orders(number), b"", mode=PRIVATE)
 
 
 def _read_order(path: Path) -> str:
     text = (read_file(path) or b"").decode(errors="replace").strip()
-    return text if text in _CODES else ""
+    return text if text in CODES else ""
