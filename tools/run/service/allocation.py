@@ -3,11 +3,11 @@
 A schedule gives counts of GPUs by node, an :class:`~pliant.schemas.schedule.Allocation` a job. Here they
 become concrete slots (:class:`Assignment`), of which a job keeps those that it has. :func:`plan_steps`
 compares what jobs hold with what they shall hold: stops come first, then resizes, then starts; within each
-kind by job id. A job whose slots and batch stay as they are is not touched.
+kind by job id.
 
 :func:`way_to` says how a running gang gets to other slots. In place: a plan names the workers that stay, and
-new ones for the slots that are added; these are started at once and get ready while training goes on. Where
-that cannot be, the gang saves a checkpoint, leaves, and is launched again.
+    new ones for the added slots, which get ready while training goes on. Otherwise the gang saves a
+    checkpoint, leaves, and is launched again.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class ChangeStep:
 def startable(log: RunLog, schedule: Schedule, now_s: float) -> dict[str, Allocation]:
     """What a schedule gives to jobs, by id, as far as the log allows it.
 
-    Jobs that have ended stay ended. Left out are jobs that wait after a failure, held jobs, and jobs that
-    would come to a node that was drained since or went down. A job that would grow there keeps what it holds.
+    Left out are jobs that have ended, wait after a failure or are held, and jobs that would come to a node
+    that was drained since or went down. A job that would grow there keeps what it holds.
     """
     waiting = {job_id for job_id, job in log.active.items() if job.held or (job.retry_s or 0.0) > now_s}
     out = (log.jobs.keys() - log.active.keys()) | waiting
@@ -145,7 +145,7 @@ def plan_steps(
 
 
 def _leaders(given: Mapping[str, Allocation], held: Mapping[str, Assignment]) -> dict[str, str]:
-    """Of two jobs on the same slots, the one that takes those of the other, and that other.
+    """For each of two jobs on the same slots that follows the other: that other.
 
     Both name each other and the same nodes. The job that holds its slots already leads; if both or neither
     do, the first by id.
@@ -162,12 +162,11 @@ def _leaders(given: Mapping[str, Allocation], held: Mapping[str, Assignment]) ->
 
 
 def _stays(before: Assignment | None, given: Allocation) -> bool:
-    """Whether a job that holds slots has as many on each node as it shall have."""
+    """Whether a job holds exactly as many slots on each node as it shall have."""
     return before is not None and len(kept(before.slots, given.placement)) == len(before.slots) == given.gpus
 
 
 def _in_order(slots: tuple[Slot, ...], before: Assignment | None) -> tuple[Slot, ...]:
-    """The slots in the order in which the job has them, if it has the same already."""
     return before.slots if before is not None and set(before.slots) == set(slots) else slots
 
 
@@ -255,8 +254,7 @@ def way_to(
 ) -> Way:
     """How a gang gets to its target, or to the next step on the way.
 
-    Slots that are given up are left before others that are still in use have to be free, so that two jobs
-    can exchange slots.
+    Slots that are given up are left before busy ones have to be free, so that two jobs can exchange slots.
 
     :param plan: its newest plan.
     :param trains: the plan that its workers train under; None if they do not train yet.

@@ -59,7 +59,7 @@ class Arrivals:
 
     @property
     def more_to_come(self) -> bool:
-        """Whether jobs are known that have not arrived, or requests that the log lacks."""
+        """Whether there are jobs that have not arrived, or requests that the log lacks."""
         return self._awaited or bool(self.ahead)
 
     def hear(self, until_s: float) -> Heard:
@@ -96,7 +96,7 @@ class Arrivals:
     def arrive(self, holding: Container[str] = ()) -> list[Event]:
         """The schedule's jobs whose time has come.
 
-        :param holding: jobs that are given GPUs already: they are here, whatever their time is.
+        :param holding: jobs that are given GPUs already: they arrive whatever their time is.
         """
         now_s = self._clock() - self._origin_s
         if not self.ahead or (not holding and self.ahead[0].submit_time > now_s):
@@ -106,7 +106,7 @@ class Arrivals:
         return [event for job in here for event in self._admit(job)]
 
     def keep_for_later(self) -> None:
-        """Keep the jobs that are still to come as submissions: the next process finds them."""
+        """Turn the jobs that are still to come into submissions, for the next process."""
         with self._spool.locked():
             asked = {job.id for request in self._spool.requests() for job in request.jobs}
             later = [self.in_utc(job) for job in self.ahead if job.id not in asked]

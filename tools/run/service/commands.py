@@ -1,9 +1,9 @@
 """What an attempt is started with, as data: its plan, its argument lists, its environments; never a shell.
 
-An elastic job gets one process per slot, so that a worker that dies does not take its siblings along
-and each has logs of its own; its workers meet through files. A job that cannot be resized gets one
-``torchrun`` per node with a worker per slot, which is what any PyTorch script expects. On a single slot it is
-started as by ``python``: scripts take torchrun's variables as a sign of other workers.
+An elastic job gets one process per slot, so that a worker that dies does not take its siblings along, and
+each has its own logs; its workers meet through files. A job that cannot be resized gets one ``torchrun`` per
+node with a worker per slot, as any PyTorch script expects. On a single slot it is started as by ``python``:
+scripts take torchrun's variables as a sign of other workers.
 
 The second half writes and reads plan files: who trains from now on, and how the batch is cut.
 """
@@ -87,7 +87,7 @@ def units(
 
 
 def by_torchrun(target: Assignment) -> bool:
-    """Whether torchrun starts its workers: it has several that do not change, or its command says so."""
+    """Whether torchrun starts its workers: there are several that do not change, or its command says so."""
     return target.job.elastic == "none" and (len(target.slots) > 1 or target.job.names_torchrun)
 
 
@@ -209,7 +209,7 @@ def last_generation(job: JobDir) -> int:
 
 
 def generation_of(path: Path) -> int:
-    """The generation that a copy of a plan is named after, 0 if the file is not such a copy."""
+    """The generation that a copy of a plan is named after, 0 for other files."""
     return whole_number(path.stem.removeprefix("plan-")) or 0
 
 
@@ -230,12 +230,7 @@ def read_reached(attempt: AttemptDir, known: Mapping[int, Plan]) -> Plan | None:
 
 
 def read_plan_of(path: Path) -> Plan | None:
-    """The plan in a file. Returns None if there is no file.
-
-    :raises UnreadableError: it cannot be read at the moment.
-    :raises DamagedError: it is damaged.
-    :raises BadInputError: it is of an unknown version.
-    """
+    """The plan in a file, with the errors of :func:`read_record`. Returns None if there is no file."""
     return read_record(path, "plan", Plan)
 
 

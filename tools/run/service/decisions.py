@@ -1,7 +1,7 @@
 """The policy's part of a run: when it is asked, and what follows from its answer.
 
-Times are on the clock of the schedule. A policy that fails ends no service: what runs stays as it is, and the
-policy is asked again later.
+Times are on the clock of the schedule. A policy that fails ends no service: what runs stays as it is, and
+the policy is asked again later.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Decided:
     seconds: float
     """How long the policy took."""
     wanted: Mapping[str, Allocation]
-    """What each job shall hold, by id; jobs that the answer does not change keep what they have."""
+    """What each job shall hold, by id, unchanged jobs included."""
     rejected: tuple[tuple[str, str], ...]
     """Jobs that are turned away, with the reasons."""
 
@@ -43,7 +43,7 @@ class Decisions:
     """A session and its policy.
 
     :param asked_s: when the policy was asked last.
-    :param forgiving: report an error of the policy and let what runs go on; else raise it.
+    :param forgiving: report an error of the policy and let what runs go on; otherwise raise it.
     """
 
     def __init__(self, session: Session, asked_s: float, *, forgiving: bool) -> None:
@@ -71,9 +71,8 @@ class Decisions:
     ) -> T | str:
         """Ask the policy; returns what follows from its answer, or why that cannot be used.
 
-        :param held: what jobs hold now, and go on to hold where it fails.
-        :param prepare: makes of an answer what is to be recorded and done; an answer for which it fails
-            cannot be used.
+        :param held: what jobs hold now, and keep if it fails.
+        :param prepare: turns an answer into what is to be recorded and done, or fails if it cannot be used.
         """
         self.asked_s = now_s
         done: Sequence[Transition] = ()
@@ -133,7 +132,7 @@ class Decisions:
     def _report(self, error: Exception, what_follows: str) -> str:
         """Report an error of the policy, once until its next answer; returns it in one line.
 
-        :raises Exception: the error itself, where memory, the disk or another service is at fault.
+        :raises Exception: the error itself, if memory, the disk or another service is at fault.
         """
         if isinstance(error, _NOT_ITS_FAULT):
             raise error
@@ -146,7 +145,7 @@ class Decisions:
         return reason
 
     def _put_back(self, held: Mapping[str, Allocation], now_s: float) -> None:
-        """Undo what a decision that came to nothing has changed: jobs hold what they held."""
+        """Undo a decision that came to nothing: jobs hold what they held."""
         changed: list[Holding] = []
         for job in self.session.jobs.values():
             before = held.get(job.id)
@@ -164,5 +163,4 @@ def _rejected(done: Iterable[Transition]) -> tuple[tuple[str, str], ...]:
 
 
 def _beside(other: str | None, held: Allocation) -> Allocation:
-    """What a job keeps, beside this other one."""
     return held if held.beside == other else held.model_copy(update={"beside": other})

@@ -73,8 +73,9 @@ def judge(
 
     :param outcomes: what each rank wrote as its last act.
     :param elastic: the script uses the elastic library, so outcomes are expected.
-    :param stop_requested: a stop was asked for, so whatever happened is not the job's fault.
-    :param at_break: the units when the first of them was found gone; those that ended later were sent home.
+    :param stop_requested: a stop was asked for, so the job is not at fault.
+    :param at_break: the units when the first of them was found gone; those that ended later were ended for
+        that.
     :param words: the last words on stderr of a unit, by its place in ``units``.
     :param trace: the end of what workers wrote on stderr.
     :param sent: the signal that a slow stop sent in the end; empty if none.
@@ -100,7 +101,7 @@ def judge(
 
 
 def _on_own_group(message: str, trace: Callable[[], Sequence[str]]) -> str:
-    """What the script does that is the library's task, and what to do instead; empty if nothing."""
+    """What the script does that the library does, too, and what to do instead; empty if nothing."""
     makes = any(said in message for said in _OWN_GROUP)
     if not makes and _NO_GROUP not in message:
         return ""
@@ -130,7 +131,7 @@ def _by_outcomes(
 
 
 def _by_first(found: WorkerOutcome, units: Sequence[UnitStatus]) -> Ending:
-    """Rank 0 is done, unless its script says otherwise by its exit code: ``sys.exit("diverged")``."""
+    """Rank 0 is done, unless its script exits with an error: ``sys.exit("diverged")``."""
     code = units[0].code if units else None
     if found.exit_counts and code is not None and code > 0:
         return Ending("failed", f"the script ended with exit code {code}: its log tells more")
@@ -148,7 +149,7 @@ def _by_codes(units: Sequence[UnitStatus], cause: str, *, elastic: bool) -> Endi
 
 
 def broken(units: Sequence[UnitStatus], outcomes: Mapping[int, WorkerOutcome]) -> bool:
-    """Whether a part of a running gang is gone for good, so that the rest only waits for it.
+    """Whether a part of a running gang is gone, so that the rest only waits for it.
 
     A launcher that was killed after its worker's last word does not count.
     """
@@ -179,7 +180,6 @@ def describe(units: Sequence[UnitStatus], words: Callable[[int], str] = lambda _
 
 
 def _stopped(units: Sequence[UnitStatus], sent: str) -> str:
-    """What a signal that was sent to stop units did."""
     code = next((unit.code for unit in units if unit.code is not None and unit.code > 0), None)
     return f"ended by {sent}, which was sent to stop it" + ("" if code is None else f" (exit code {code})")
 

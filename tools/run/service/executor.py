@@ -1,14 +1,13 @@
 """Makes what runs equal to what shall run, job by job, without ever waiting.
 
-``apply`` says what shall run; every ``tick`` looks at what runs, reports what ended and what the workers
-said, and takes the next step towards the targets. It is driven by levels, not by edges: whatever it is
-interrupted in, the next tick (of this process or of another that adopted the gangs) goes on from what it
-finds.
+``apply`` sets the targets; every ``tick`` looks at what runs, reports what ended and what the workers said,
+and takes the next step towards the targets. Wherever it is interrupted, the next tick (of this process or of
+another that adopted the gangs) goes on from what it finds.
 
 Two kinds of jobs are set apart. :class:`Condemned`: the work for the job failed, so its attempt is killed
-until nothing of it is left. :class:`UnclearJobs`: it cannot be told from its files whether it runs, so it is
-not started again. Files that cannot be read are read again; if they are damaged beyond repair, what may run
-is asked to end, then killed, and then the job can be launched again.
+until nothing of it is left. :class:`UnclearJobs`: its files do not tell whether it runs, so it is not
+started again. Files that cannot be read are read again; if they are damaged beyond repair, what may run is
+asked to end, then killed, and then the job can be launched again.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.retries import Suspects
 
 STARTING_S: Final = 0.5
-"""A tick starts jobs for at most this long, for it does not look at what runs meanwhile."""
+"""A tick starts jobs for at most this long, since it does not look at what runs meanwhile."""
 NODES_S: Final = 2.0
 """Between two looks at the nodes."""
 AGAIN_S: Final = 1.0
@@ -119,7 +118,7 @@ class Executor:
 
     @property
     def held(self) -> dict[str, Allocation]:
-        """What each job shall hold; two jobs with the same slots are beside each other."""
+        """What each job shall hold."""
         held = {job_id: target.allocation for job_id, target in self.targets.items()}
         return held | {
             job_id: held[job_id].model_copy(update={"beside": other})
@@ -143,7 +142,7 @@ class Executor:
         return self._backend.shown(handle, commands)
 
     def apply(self, steps: Iterable[ChangeStep]) -> None:
-        """Make the outcome of the steps the targets; the next ticks get there."""
+        """Make the outcome of the steps the targets."""
         for step in steps:
             if step.after is None:
                 del self.targets[step.job_id]
@@ -151,7 +150,7 @@ class Executor:
                 self.targets[step.job_id] = step.after
 
     def adopt(self, log: RunLog) -> None:
-        """Take over what runs in the directory; the targets are what jobs hold by the log."""
+        """Take over what runs in the directory; the log says what jobs shall hold."""
         self.suspects, self._log = log.suspects, log
         for handle in self._backend.adopt(log.over):
             self._take_up(handle)
@@ -230,7 +229,7 @@ class Executor:
             yield Displaced(job_id, reason, left.allocation)
 
     def tick(self) -> list[Report]:
-        """One look and one step; returns what happened, in order of the job ids."""
+        """One look and one step; returns what happened."""
         reports = self.look()
         self._reconcile()
         return [*reports, *self._finish_off()]
@@ -251,7 +250,6 @@ class Executor:
         self._condemned.add(job_id, reason)
 
     def _finish_off(self) -> list[Report]:
-        """Kill what is condemned, and report the jobs of which nothing is left."""
         ended = [*self._condemned.finish_off(self.gangs)]
         for job_id, _, _ in ended:
             self.gangs.pop(job_id, None)
@@ -341,8 +339,8 @@ class Executor:
     def switch(self, gang: Gang, target: Assignment | None, use: SlotUse) -> None:
         """Take a running gang to another target, or to none. No other place does that.
 
-        If it cannot be done in place, the gang saves a checkpoint and leaves, and once its processes are gone
-        a new attempt starts from there.
+        If it cannot be done in place, the gang saves a checkpoint and leaves; then a new attempt starts from
+        there.
         """
         if target is None:
             self.stop(gang)
@@ -383,7 +381,7 @@ class Executor:
             _log.warning("nodes are not given back: %s", error)
 
     def kill_all(self) -> None:
-        """End every gang at once, without checkpoints."""
+        """End all gangs without checkpoints."""
         for gang in self.gangs.values():
             with self._faults.of(gang.handle.job):
                 gang.kill(self._clock())
@@ -427,7 +425,7 @@ class Condemned:
         return not gang.ended
 
     def _last_attempt(self, job_id: str) -> int:
-        """Number of the newest attempt that has a folder, after making sure that none of it runs."""
+        """The newest attempt that has a folder, after making sure that none of it runs."""
         number = 0
         with contextlib.suppress(Exception):
             following = self._next_handle(job_id)
@@ -476,7 +474,6 @@ class UnclearJobs:
         self._cases.pop(job_id, None)
 
     def due(self, now_s: float) -> list[Handle]:
-        """Attempts to look at again now."""
         return [case.handle for _, case in sorted(self._cases.items()) if now_s >= case.look_s]
 
     def end_damaged(self, handle: Handle, now_s: float) -> None:

@@ -1,15 +1,15 @@
-"""One attempt that is under way: its plans, its processes, deaths of workers, and the stages of a stop.
+"""One attempt under way: its plans, its processes, deaths of workers, and the stages of a stop.
 
 A gang says which plan it needs next; the executor publishes it, and then the gang takes it up.
 
 While it trains, a newer plan changes its workers (:func:`~pliant.tools.run.service.allocation.way_to`). New
-workers that live are waited for as long as it takes. A worker that dies without a word, or stands still for
-too long, is left out of the next plan at once, and the others go on, even if it cannot be killed because its
-host is dead. If they cannot go on, the rest is sent home and the attempt has failed. A slot on which new
-workers die is reported as a setback.
+workers that live are waited for indefinitely. A worker that dies without a word, or stands still for too
+long, is left out of the next plan at once, even if it cannot be killed because its host is dead. If the
+others cannot go on, they are ended, too, and the attempt has failed. A slot on which new workers die is
+reported as a setback.
 
 A stop goes through stages, each with its own time: the plan says ``abort`` and the workers save and leave;
-then SIGTERM; then SIGKILL, again and again until all of it is gone.
+then SIGTERM; then SIGKILL, repeated until nothing is left.
 """
 
 from __future__ import annotations
@@ -96,17 +96,17 @@ class Gang:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether one of its workers may stand still, which a few more looks would show."""
+        """Whether a worker may stand still, which a few more looks would show."""
         return not self.stopping and not self.ended and self._members.in_doubt(self._timeouts)
 
     @property
     def starting(self) -> bool:
-        """Whether a unit of it is still to be started by this process."""
+        """Whether this process is still to start one of its units."""
         return any(status.starting for status in self.statuses)
 
     @property
     def busy(self) -> set[Slot]:
-        """Slots of its target, and all that its units run on: while it stops these may be more."""
+        """Slots of its target, and all that its units run on, which may be more while it stops."""
         return set(self.target.slots) | self._slots_of(self._running)
 
     @property
@@ -144,7 +144,7 @@ class Gang:
     def losses(self, now_s: float) -> list[tuple[tuple[Slot, ...], str]]:
         """The slots of workers that trained and are gone, with the reason; each worker once.
 
-        How a process ended is known a little later than that it has ended, so the exit code is waited for.
+        An exit code is known a little later than the end of its process, so it is waited for.
         """
         why: dict[str, list[Slot]] = {}
         for worker, since_s in [*self._gone.items()]:
@@ -172,7 +172,7 @@ class Gang:
         return self._told >= self.plan.generation
 
     def plan_without(self, members: Sequence[Member], setback: Setback) -> NextPlan:
-        """A plan to go on with these members; the setback names the slots that could not be taken."""
+        """A plan to go on with these members; the setback names the slots that are left out."""
         trains = self._members.trains()
         old_size = trains is not None and {one.worker for one in members} == set(trains.workers)
         cut = trains.cut if trains is not None and old_size else self.plan.cut
@@ -217,7 +217,7 @@ class Gang:
     def watch(self, now_s: float) -> NextPlan | None:
         """Move on to the next stage when it is due; returns a plan to go on without workers that died.
 
-        A part that has ended well sets no deadline: rank 0 may evaluate for as long as it likes.
+        A worker that has ended well sets no deadline: rank 0 may evaluate for as long as it likes.
         """
         self._members.look()
         self._end_silent(now_s)
@@ -276,7 +276,7 @@ class Gang:
         return last_lines(errors, most=_TRACE_LINES)
 
     def _own(self) -> tuple[UnitStatus, ...]:
-        """The units of the plan's workers; a unit that is still to be started counts as running."""
+        """The units of the plan's workers; one that is still to be started counts as running."""
         if self.target.job.elastic == "none":
             return self.statuses
         return tuple(
@@ -289,7 +289,7 @@ class Gang:
         trains = self._members.trains()
         if self.target.job.elastic == "none" or trains is None:
             return None
-        trained = self._members.trained(trains)
+        trained = frozenset(trains.workers)
         self._lifetimes.train({worker: self._members.slot(worker) for worker in trained}, now_s)
         newcomers = self._lifetimes.newcomers(trained, now_s)
         lost = self._members.lost(trained, self._running, newcomers)
@@ -319,7 +319,7 @@ class Gang:
         return next_plan(self.plan, going_on, self.target.allocation.cut), bad
 
     def _end_silent(self, now_s: float) -> None:
-        """Kill workers that stand still; they count as lost even if a dead host keeps the kill from them."""
+        """Kill workers that stand still. They count as lost even if a dead host keeps the kill from them."""
         silent = self._members.listen(now_s, self._timeouts)
         if silent:
             self._silenced |= silent
@@ -343,7 +343,7 @@ class Gang:
         return slots_text(self._members.slot(worker) for worker in units)
 
     def _idle(self) -> dict[int, float]:
-        """Units that have nothing to do any more, and how many seconds each may take to end."""
+        """Units that have nothing to do any more, and the seconds that each may take to end."""
         if self.target.job.elastic == "none":  # its workers say nothing of themselves, a torchrun has some
             idle = [
                 unit for unit, status in enumerate(self.statuses) if status.idle and by_torchrun(self.target)

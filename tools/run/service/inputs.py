@@ -68,7 +68,7 @@ class PreparedRun:
     resumed: bool
     """Whether the state directory holds a run already."""
     view: LogView
-    """Its log, before the lock was taken."""
+    """Its log, from before the lock was taken."""
 
     @classmethod
     def read(
@@ -82,9 +82,9 @@ class PreparedRun:
     ) -> PreparedRun:
         """Read the inputs.
 
-        :param resume: go on with the state directory's own schedule where it holds a run.
+        :param resume: go on with the state directory's own schedule if it holds a run.
         :param dry: leave the state directory as it is, its mode included.
-        :param clock: of the run; None: this machine's.
+        :param clock: of the run; None for this machine's.
         :raises UsageError: the state directory is not this user's alone, or brings inputs of its own.
         """
         dirs, clock = StateDir(options.state.resolve()), clock or Clock()
@@ -216,8 +216,8 @@ class PreparedRun:
     def _begin(self, state: State, interval_s: float | None, bounds: PromisedBounds | None = None) -> None:
         """Write what the run needs into the state directory, and the first event.
 
-        From then on ``pliant submit`` checks jobs against it; those submitted before are checked when they
-        are taken up.
+        From then on ``pliant submit`` checks jobs against it; earlier ones are checked when they are taken
+        up.
 
         :raises BadInputError: one of them has the id of another job of the schedule.
         """
@@ -232,7 +232,7 @@ class PreparedRun:
             state.record([begun])
 
     def _check_submitted(self, spool: Spool) -> None:
-        """A job may be submitted and in the schedule if it is the same, as in one that was made from here."""
+        """A job may be both submitted and in the schedule if it is the same."""
         planned = {job.id: _what_stays(job) for job in self.schedule.jobs}
         for job in (job for request in spool.requests() for job in request.jobs):
             if planned.get(job.id, _what_stays(job)) != _what_stays(job):
@@ -246,7 +246,7 @@ def _what_stays(job: Job) -> Job:
 
 
 def _acknowledged(log: RunLog, dirs: StateDir) -> set[str]:
-    """Jobs that the directory has accepted: a fault of one ends that job alone, when its turn comes."""
+    """Jobs that the directory has accepted: a fault of one ends that job alone."""
     asked = {job.id for request in Spool(dirs).requests() for job in request.jobs}
     return asked | log.jobs.keys()
 
@@ -259,7 +259,7 @@ def _refuse_inputs(options: RunOptions) -> None:
 
 
 def _check_policy(found: Schedule, source: str) -> None:
-    """Refuse a schedule file whose policy is not here, or has other parameters: a fault of the file."""
+    """Refuse a schedule file whose policy is not here, or has other parameters."""
     try:
         make_policy(found.policy.name, found.policy.parameters)
     except UsageError as error:
@@ -282,7 +282,7 @@ def _own_schedule(options: RunOptions, dirs: StateDir) -> Schedule:
 
 
 def _empty_schedule(options: RunOptions, question: Question, now_s: float) -> Schedule:
-    """Nothing decided yet, no job: what a live run begins with. Its clock shows UTC."""
+    """What a live run begins with: no decision, no job, and a clock that shows UTC."""
     if options.cluster is None:
         raise UsageError(f"{options.state} holds no run: name its --cluster to begin one")
     profile = None if options.profile is None else read_profile(options.profile)

@@ -1,10 +1,8 @@
 """Starting attempts, and workers that join one; and whether jobs can be started here at all.
 
-The plan is on disk before its processes start (:class:`Launching`).
-
 :func:`runnable` reports all that is wrong with a schedule at once: folders, commands and scripts. torchrun
-runs a command as ``python -u COMMAND…`` in each worker, in the folder of the job, so its first word is a
-Python file, a folder or archive with ``__main__.py``, or an option of Python such as ``-m``.
+    runs a command as ``python -u COMMAND…`` in each worker, in the folder of the job, so its first word is a
+    Python file, a folder or archive with ``__main__.py``, or an option of Python such as ``-m``.
 """
 
 from __future__ import annotations
@@ -43,11 +41,10 @@ from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.directory import StateDir, check_job
 
 Nodes = Mapping[str, NodeInfo]
-"""By name."""
 
 
 class Launching:
-    """What one state directory needs to start something on its backend.
+    """Starts processes on a backend; the plan is on disk before they start.
 
     :param log_bytes: most bytes of each output file of a worker that stay on disk; None for the default.
     """
@@ -94,7 +91,7 @@ class Launching:
         return gang
 
     def publish(self, gang: Gang, plan: Plan, setback: Setback | None = None) -> None:
-        """Put a newer plan before the workers of an attempt. If writing it fails, the plan before stays.
+        """Give the workers of an attempt a newer plan. If it cannot be written, the plan before stays.
 
         :param setback: slots that the plan does without.
         """
@@ -138,7 +135,8 @@ def next_handle(dirs: StateDir, job_id: str) -> Handle:
 def runnable(schedule: Schedule, source: str, folder: Path, accepted: Collection[str] = ()) -> Schedule:
     """The schedule with the folder of every job written out, ``folder`` if a job names none.
 
-    :param accepted: jobs that were acknowledged earlier: what is wrong with them keeps no other from running.
+    :param accepted: jobs that were acknowledged earlier: what is wrong with them keeps no other from
+        running.
     :raises BadInputError: names every job without a command or folder, every allocation of a job that the
         schedule lacks, and every node that is given more than it has.
     """
@@ -171,10 +169,7 @@ def job_problems(job: Job, source: str, pointer: str = "") -> list[Problem]:
 
 
 def check_startable(job: Job) -> None:
-    """Refuse a job that cannot be started here and now.
-
-    :raises BadInputError: its folder is missing, or it has no command.
-    """
+    """:raises BadInputError: the job's folder is missing, or it has no command."""
     for text in _obstacles(job).values():
         raise BadInputError(text.lstrip(": "))
 

@@ -1,11 +1,11 @@
 """The one loop of ``pliant run``: look at what runs, write down what happened, decide, take the next step.
 
 ``run.py`` turns it until its stop condition holds: what runs is as the schedule says (once), all jobs have
-ended (until done), or a signal has come (follow). A run that makes one schedule true asks no policy;
-the others have one, with a session.
+ended (until done), or a signal has come (follow). A run that makes one schedule true asks no policy; the
+others have one, with a session.
 
-Times inside are on the clock of the schedule, the one that ``submit_time`` is on; times in the log are UTC.
-Whatever is decided is in the log before it is done, so a loop that dies is carried on by the next one.
+Times inside are on the clock of the schedule, as ``submit_time`` is; times in the log are UTC. Decisions are
+in the log before they are carried out, so the next loop carries on one that dies.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ from pliant.tools.schedule.session.session import Session
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What is to be recorded of a decision, and to be done."""
-
     schedule: Schedule
     events: Sequence[Event]
     steps: Sequence[ChangeStep]
@@ -76,8 +74,7 @@ class Loop:
         ahead: Iterable[Job] = (),
     ) -> None:
         """:param schedule: the last one: policy, cluster, profile, and the jobs still to come.
-
-        :param session: where the policy is not asked, one without jobs that says which can be served.
+        :param session: without jobs if the policy is not asked; then it says which jobs can be served.
         :param asks: whether the policy decides as things happen.
         :param follow: more jobs may be submitted at any time, and an error of the policy ends nothing.
         :param ahead: jobs of the schedule that the log does not know.
@@ -121,7 +118,7 @@ class Loop:
     # How it begins.
 
     def begin(self) -> None:
-        """Execute the schedule's own decision; the session stands right after it."""
+        """Execute the schedule's own decision, right after which the session stands."""
         now, found = self.clock(), self._schedule
         known = (*self.session.jobs.values(), *self.session.ended.values())
         submitted = [self._arrivals.submit_event(job) for job in sorted(known, key=lambda job: job.arrival)]
@@ -133,7 +130,7 @@ class Loop:
         self._count_idle()
 
     def carry_on(self) -> None:
-        """Take over what an earlier process left: the log says what jobs hold, the executor adopted it."""
+        """Take over what an earlier process left and the executor has adopted."""
         lost = [job_id for job_id in self.state.log.active if job_id not in self.session.jobs]
         for job_id in lost:
             self._given_up[job_id] = self.session.turned_away.pop(job_id, "it cannot be taken up again")
@@ -189,7 +186,7 @@ class Loop:
         if self.drained:
             return
         self.drained = True
-        now, held = self.clock(), sorted(self._held)
+        now, held = self.clock(), sorted(self.executor.held)
         self.executor.apply(self.executor.steps_to({}, {}, self.state.log))
         for job_id in held:
             self.session.lose(job_id, self._now())
@@ -283,7 +280,7 @@ class Loop:
     def _decide(self, decisions: Decisions) -> None:
         now = self.clock()
         prepare = partial(self._prepare, decisions, now=now)
-        found = decisions.decide(now - self._origin_s, self._held, prepare)
+        found = decisions.decide(now - self._origin_s, self.executor.held, prepare)
         self._put_ended_away()
         if isinstance(found, _Change):
             self._carry_out(found)
@@ -337,7 +334,6 @@ class Loop:
         return _Change(schedule, [*before, *changes], steps)
 
     def _carry_out(self, change: _Change) -> None:
-        """Record what was decided and what shall run, then make it so."""
         self._schedule = change.schedule
         self.state.record(change.events)
         self._schedule_file.write(change.schedule)
@@ -360,10 +356,6 @@ class Loop:
 
     def _now(self) -> float:
         return self.clock() - self._origin_s
-
-    @property
-    def _held(self) -> dict[str, Allocation]:
-        return self.executor.held
 
     @property
     def _more_to_come(self) -> bool:

@@ -1,8 +1,7 @@
 """The workers of an attempt: where each is, whether it lives, what its files say, how long it lasted.
 
-:class:`GangMembers` looks at the workers' files. :class:`Lifetimes` judges deaths: a slot on which one worker
-after the other dies gets no replacement for a while, since that would fail, too. :class:`Timeouts` says how
-long the launcher waits for what.
+:class:`GangMembers` looks at the workers' files, :class:`Lifetimes` judges deaths, and :class:`Timeouts`
+    says how long the launcher waits for what.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class GangMembers:
         self._folder.look()
 
     def trains(self) -> Plan | None:
-        """The plan that the workers train under, as of the last look. Returns None if none does yet."""
+        """The plan that the workers train under as of the last look. Returns None if none does yet."""
         return self._folder.get("reached", self._read_reached)
 
     def _read_reached(self) -> Plan | None:
@@ -81,15 +80,12 @@ class GangMembers:
             self._plans[trains.generation] = trains
         return trains
 
-    def trained(self, trains: Plan) -> frozenset[int]:
-        return self._folder.get("trained", lambda: frozenset(trains.workers))
-
     def outcome(self, worker: int) -> WorkerOutcome | None:
-        """What a worker wrote as its last act, if anything, as of the last look."""
+        """What a worker wrote as its last act, as of the last look. Returns None if nothing."""
         return self._folder.get(f"outcome {worker}", lambda: WorkerOutcome.read(self._files.outcome(worker)))
 
     def outcomes(self) -> dict[int, WorkerOutcome]:
-        """What the newest plan's workers wrote as their last act, by rank; as of the last look."""
+        """The outcomes of the newest plan's workers, by rank."""
         return self._folder.get(f"outcomes of {self._generation}", self._read_outcomes)
 
     def _read_outcomes(self) -> dict[int, WorkerOutcome]:
@@ -103,8 +99,8 @@ class GangMembers:
     def lost(self, trained: Set[int], running: Set[int], newcomers: Set[int] = frozenset()) -> set[int]:
         """Workers that are gone without a word, silent, cut off, or crashed before they trained.
 
-        A crash of the script in training is the job's fault and would hit the others, too, unless the worker
-        is one of the ``newcomers``.
+        A crash in training is the script's fault and would hit the others, too, unless the worker is one of
+        the ``newcomers``.
 
         :param running: units that run.
         """
@@ -122,7 +118,7 @@ class GangMembers:
         }
 
     def idle(self, running: Set[int], timeouts: Timeouts) -> dict[int, float]:
-        """Running units that have nothing to do any more, and how many seconds each may take to end."""
+        """Running units that have nothing to do any more, and the seconds that each may take to end."""
         needed = self._needed()
         limits = {
             worker: timeouts.of_idle(
@@ -133,7 +129,7 @@ class GangMembers:
         return {worker: limit_s for worker, limit_s in limits.items() if limit_s is not None}
 
     def _needed(self) -> dict[int, None]:
-        """The workers of the newest plan, and those that train: without these it never comes into force."""
+        """The workers of the newest plan, and those that train: that plan needs both to come into force."""
         trains = self.trains()
         return dict.fromkeys((*self._workers, *(() if trains is None else trains.workers)))
 
@@ -144,7 +140,7 @@ class GangMembers:
         return self._sightings[worker].life()
 
     def proven(self, workers: Iterable[int], age_s: float) -> set[Slot]:
-        """Slots of workers that still ran so long after their generation had begun to train."""
+        """Slots of workers that ran this long after their generation had begun to train."""
         try:
             since_s = self._files.reached.stat().st_mtime
         except OSError:
@@ -159,8 +155,8 @@ class GangMembers:
         """Workers newly found silent: for too long they have not shown that they run.
 
         They show it once in :data:`BEAT_S`, so it looks no more often. On a dead host the keeper of the
-        worker's unit is silent, too; then a shorter time is enough. If a kill does nothing, a worker is found
-        again after that time.
+        worker's unit is silent, too; then a shorter time is enough. If a kill does nothing, a worker is
+        found again after that time.
         """
         if 0 <= now_s - self._looked_s < BEAT_S:
             return frozenset()
@@ -194,7 +190,7 @@ class GangMembers:
     def overdue(self, limits_s: Callable[[], Mapping[int, float]], now_s: float) -> list[int]:
         """Units that have been idle for longer than each may, each once in that time.
 
-        :param limits_s: of the idle ones; asked once in :data:`LOOK_S`.
+        :param limits_s: of the idle ones; called once in :data:`LOOK_S`.
         """
         if 0 <= now_s - self._counted_s < LOOK_S:
             return []
@@ -235,22 +231,23 @@ def slots_text(slots: Iterable[Slot]) -> str:
 
 
 class Lifetimes:
-    """Lifetimes of an attempt's workers, by slot, as far as one launcher has seen them."""
+    """Lifetimes of an attempt's workers, by slot, as far as one launcher has seen them.
+
+    A slot on which several workers in a row die young gets no replacement for a while: that would fail, too.
+    """
 
     def __init__(self) -> None:
         self._since_s: dict[int, float] = {}
         self._young: dict[Slot, int] = {}
 
     def train(self, workers: Mapping[int, Slot], now_s: float) -> None:
-        """Note that workers train, each on its slot; one that grows old clears its slot."""
+        """Note that workers train; one that has done so for long enough clears its slot."""
         for worker, slot in workers.items():
             if now_s - self._since_s.setdefault(worker, now_s) >= YOUNG_S:
                 self._young[slot] = 0
 
     def newcomers(self, trained: Set[int], now_s: float) -> frozenset[int]:
-        """Workers that joined a training gang a short time ago.
-
-        What one of these fails by is not the job's fault: the others have got past it.
+        """Workers that joined a training gang a short time ago; the others have got past what these fail by.
 
         :param trained: the workers that train together.
         """
@@ -263,8 +260,8 @@ class Lifetimes:
     ) -> Setback | None:
         """Count lost workers; returns the slots among theirs that should get no replacement for a while.
 
-        A slot whose worker never began to train counts as failed at once. So does the slot of a newcomer that
-        says what it died of: a replacement would fail, too, and cost the others time.
+        A slot whose worker never began to train counts as failed at once, and so does that of a newcomer
+        that says what it died of.
 
         :param slots: by worker.
         :param trained: workers that began to train.

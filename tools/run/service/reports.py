@@ -55,7 +55,7 @@ class Hindered:
     left: Allocation
     """What the job has now. With fewer GPUs than it can run on it stops, with a checkpoint."""
     held: Set[Slot] = frozenset()
-    """The slots among them that other jobs shall have."""
+    """Those of its slots that other jobs shall have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def report_events(
     retries: int,
     since_s: float = 0.0,
 ) -> list[Event]:
-    """The events of a report; none about jobs that the log does not know as active.
+    """The events of a report; none about jobs that are not active by the log.
 
     :param since_s: when this process looked before, 0 if it has not.
     :raises ValueError: workers report what no log can hold.
@@ -176,13 +176,12 @@ def _holding(name: EventName, time_s: float, held: Allocation, detail: Mapping[s
 
 
 def _division(held: Allocation) -> dict[str, Any]:
-    """How its workers divide a batch."""
     _, accum, lr_scale = held.cut
     return {"accum": accum, "lr_scale": lr_scale}
 
 
 def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) -> list[Event]:
-    """New workers died: the job goes on without their slots, or waits where the rest are too few for it.
+    """New workers died: the job goes on without their slots, or waits if the rest are too few for it.
 
     A slot that another job has stays with that job.
     """
@@ -238,8 +237,8 @@ def worker_events(said: Said, job: JobLog) -> list[Event]:
     """What workers reported, as the log has it: with the attempt, and with the cost of the last change.
 
     For a change in place the workers say the cost: until then they trained on the former GPUs. The cost of a
-    checkpoint counts only while training goes on, as for those that workers ``count``; for a stopping gang it
-    is part of the cost of the change.
+    checkpoint counts only while training goes on, as for those that workers ``count``; for a stopping gang
+    it is part of the cost of the change.
     """
     change = job.change if said.settled else None
     events: list[Event] = []
@@ -268,7 +267,7 @@ def worker_events(said: Said, job: JobLog) -> list[Event]:
 
 
 def _number(value: object) -> float | None:
-    """A positive number that a script reported, or None for anything else."""
+    """A positive number that a script reported. Returns None for anything else."""
     known = isinstance(value, int | float) and 0 < value < math.inf
     return float(value) if known else None  # type: ignore[arg-type]
 

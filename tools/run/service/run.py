@@ -2,7 +2,7 @@
 
 Three ways to turn the loop: until all jobs have ended, until a signal, or once. :func:`dry_run_text` shows
 the first steps and the exact commands. Signals are counted instead of raised (:class:`Interrupts`), so that
-the loop decides where it stops; :func:`in_background` runs a loop in a process and a session of its own.
+the loop decides where it stops.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ GRACE_S: Final = 60.0
 _CAUGHT: Final = (signal.SIGINT, signal.SIGTERM)
 _log = logging.getLogger("pliant")
 Body = Callable[[Callable[[], None]], int]
-"""Work of a process: gets a function to call once all is well, and returns an exit code."""
+"""Work of a process: it gets a function to call once all is well, and returns an exit code."""
 
 
 def run_until_done(options: RunOptions, view: View) -> tuple[RunLog, Signals | None]:
-    """Run the schedule, and whatever its policy decides after it, until all jobs have ended.
+    """Run the schedule, and what its policy decides after it, until all jobs have ended.
 
     A first SIGINT or SIGTERM stops all jobs with checkpoints, a second one kills them; running again on the
     same state directory goes on. Returns the log, and the signal if one came.
@@ -180,7 +180,6 @@ def _slots(target: Assignment | None) -> str:
 
 
 def _held(log: RunLog, dirs: StateDir) -> dict[str, Assignment]:
-    """What jobs hold, by the log and the plans of a state directory."""
     active = {job_id: job for job_id, job in log.active.items() if job.gpus}
     plans = {job_id: read_plan(dirs.job(job_id)) for job_id in active}
     return {job_id: assignment_of(plan, active[job_id].job) for job_id, plan in plans.items() if plan}
@@ -266,7 +265,7 @@ class _LastWait:
         self._until_s: float | None = None
 
     def is_over(self, loop: Loop, interrupts: Interrupts) -> bool:
-        """Kill all jobs once there is a second signal; returns whether the wait for the rest is over."""
+        """Kill all jobs after a second signal; returns whether the wait for the rest is over."""
         if len(interrupts.received) < 2:
             return False
         loop.executor.kill_all()
@@ -280,10 +279,7 @@ class _LastWait:
 
 
 def open_backend(name: str, cluster: Cluster, dirs: StateDir) -> Backend:
-    """The backend of that name.
-
-    :raises ServiceMissingError: this version has none of that name.
-    """
+    """:raises ServiceMissingError: this version has no backend of that name."""
     if name == "local":
         from pliant.tools.run.backends.local import LocalBackend
 
@@ -340,8 +336,6 @@ def in_background(body: Body, log: Path) -> Started:
 
 
 def _be(body: Body, words: int, writer: int) -> NoReturn:
-    """Be the process in the background."""
-
     def ready() -> None:
         nonlocal writer
         if writer >= 0:

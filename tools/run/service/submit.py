@@ -29,8 +29,8 @@ def submit(
     :param source: what messages call the jobs.
     :param folder: where a job starts that names no folder.
     :param check_scripts: refuse jobs whose script is not there or is not a Python script.
-    :raises BadInputError: an id is in use, the cluster, the profile or the policy of the state directory
-        cannot do with a job, or its log is damaged.
+    :raises BadInputError: an id is in use, the run of the directory could not serve a job, or its log is
+        damaged.
     """
     listed = [at_home(job, folder) for job in jobs]
     problems = [found for job in listed for found in _problems(job, source, check_script=check_scripts)]
@@ -95,7 +95,6 @@ def known_ids(dirs: StateDir, spool: Spool) -> set[str]:
 
 
 def _check(jobs: Iterable[Job], dirs: StateDir, source: str) -> None:
-    """Refuse jobs that the run of the directory could not take up."""
     from pliant.tools.schedule.decide import throughput_for
     from pliant.tools.schedule.demand import JobCheck
     from pliant.tools.schedule.jobs import node_states
@@ -123,7 +122,6 @@ def order_jobs(
 
     Returns the ids of those that have ended, for which nothing was ordered.
 
-    :param priority: the new one, of ``priority``.
     :raises UsageError: there is no such state directory or job, or it is not this user's.
     """
     dirs, spool = _spool(state)
@@ -168,7 +166,7 @@ def order_nodes(
 
 
 def deaf_to_priorities(state: Path) -> str | None:
-    """The policy that decided last there if it says that it ignores priorities, else None."""
+    """The policy that decided last there if it ignores priorities, else None."""
     try:
         name = read_schedule(StateDir(state.resolve()).schedule).policy.name
         return name if policy_class(name).priority_means == "" else None
@@ -189,7 +187,6 @@ def _few(names: Sequence[str], shown: int = 8) -> str:
 
 
 def user_name() -> str:
-    """The user that this process runs as."""
     uid = os.geteuid()
     try:
         return pwd.getpwuid(uid).pw_name

@@ -43,7 +43,7 @@ class Clock:
         """Go on from a log, unless the system's clock is past its last time already.
 
         :param time_s: its last time.
-        :param passed_s: since that was written, by one clock: the file system's (see :func:`passed_since`).
+        :param passed_s: since that was written, by the file system's clock (see :func:`passed_since`).
         """
         now_s = self()
         if now_s < time_s:
@@ -53,8 +53,7 @@ class Clock:
 def passed_since(path: Path) -> float:
     """Seconds since a file was written; 0 if there is none, or its folder cannot be written to.
 
-    A file is dated by the clock of its file system, such as a file server's, so the same clock tells the
-    present time: the system's may be days ahead of it.
+    By the clock of its file system, which the system's may differ from by days.
     """
     try:
         written_s = path.stat().st_mtime

@@ -3,7 +3,7 @@
 Its owner's alone, as with the files of ``ssh``: what is asked for there is executed, and its files hold
 secrets. Its user must own it, and no other user may be able to write in it; what others can only read is
 closed to them. No part of it is a symbolic link, so nothing leads out of it. Jobs come by the thousand, so a
-job's folder is checked when it is used (:func:`check_job`); all of them are where others can enter.
+job's folder is checked when it is used (:func:`check_job`), and all of them only if others can enter.
 
 ``version.json`` names the format, so that no older pliant misreads it, and the place, so that a copy is
 noticed: a copy of a directory whose jobs run would start them a second time.
@@ -35,7 +35,7 @@ from pliant.tools.run.statedir.fault import may_pass
 
 SCHEMA: Final = "pliant.state/1"
 FORMAT: Final = 2
-"""To be raised where a directory may hold what the pliant before would misunderstand."""
+"""To be raised when a directory may hold what the pliant before would misunderstand."""
 _UNUSABLE: Final = "cannot be used as state directory"
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 _OPEN: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -77,7 +77,7 @@ class StateDir(Folder):
 
 
 def make_own(dirs: StateDir) -> None:
-    """Make a state directory with its folders, or make sure that one that is there is this user's alone.
+    """Make a state directory with its folders, or make sure that an existing one is this user's alone.
 
     Its name is on disk when this returns.
 
@@ -101,15 +101,11 @@ def make_own(dirs: StateDir) -> None:
 
 
 def unusable(folder: Path, error: OSError) -> PliantError:
-    """The error of a state directory that cannot be written to."""
     return write_error(error, str(folder), _UNUSABLE)
 
 
 def _check_free(dirs: StateDir) -> None:
-    """Make sure that a folder is a part-made state directory, or empty but for hidden files.
-
-    :raises UsageError: it holds other things.
-    """
+    """:raises UsageError: the folder holds other things than a part-made state directory and hidden files."""
     there = {path.name for path in dirs.path.iterdir() if not path.name.startswith(".")}
     if there and not any(_is_its(dirs, dirs.path / name) for name in there):
         other = sorted(there)[0]
@@ -158,10 +154,7 @@ def check_seen(dirs: StateDir) -> None:
 
 
 def check_job(dirs: StateDir, job_id: str) -> None:
-    """Make sure that a job's folder, if it is there, is a folder, and of the state directory's owner.
-
-    :raises UsageError: it is not.
-    """
+    """:raises UsageError: a job's folder is not a folder, or not of the state directory's owner."""
     path = f"{dirs.jobs}/{job_id}"
     with contextlib.suppress(FileNotFoundError):
         found = os.lstat(path)
@@ -186,7 +179,7 @@ def read_own(path: Path) -> bytes:
 
 
 def _parts(dirs: StateDir) -> Iterator[tuple[str, os.stat_result]]:
-    """The state directory and what lies directly in it; and the jobs' folders, where others can enter."""
+    """The state directory and what lies directly in it; and the jobs' folders if others can enter."""
     own = os.lstat(dirs.path)
     yield str(dirs.path), own
     yield from _entries(dirs.path)
@@ -247,17 +240,14 @@ class Home:
 
 
 def check_format(dirs: StateDir) -> None:
-    """Refuse a state directory that a later pliant has written.
-
-    :raises BadInputError: it is of a later format, or its ``version.json`` cannot be understood.
-    """
+    """:raises BadInputError: it is of a later format, or its ``version.json`` cannot be understood."""
     _read_version(dirs)
 
 
 def claim(dirs: StateDir, running: Sequence[str] = (), *, restored: bool = False) -> None:
     """Note in ``version.json`` the format and the place. The caller holds the lock and is about to write.
 
-    Where the file cannot be written at the moment, the next writer does it.
+    If the file cannot be written at the moment, the next writer does it.
 
     :param running: jobs that hold GPUs, as its log says.
     :param restored: the caller says that no job runs any more in the directory that this is a copy of.
@@ -299,7 +289,7 @@ def _elsewhere(home: Home, here: Home) -> str:
 
 
 def _read_version(dirs: StateDir) -> tuple[int, Home | None]:
-    """The format of a directory (0: not said yet), and where it was when it was written, if that is said."""
+    """The format (0 if not said) and the place of a directory when it was last claimed."""
     try:
         found = json.loads(dirs.version.read_bytes())
         number, writer = int(found["format"]), str(found["pliant"])
@@ -331,10 +321,7 @@ class Lock:
         self._descriptor = -1
 
     def acquire(self, *, wait_s: float = 0.0) -> None:
-        """Take the lock.
-
-        :raises LockedError: another process still holds it after ``wait_s``.
-        """
+        """:raises LockedError: another process still holds it after ``wait_s``."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         self._descriptor = os.open(self._path, flags, PRIVATE)
         try:
@@ -363,7 +350,7 @@ class Lock:
             self.release()
 
     def release(self) -> None:
-        """Release the lock. Harmless if it is not held."""
+        """Harmless if it is not held."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -40,8 +40,8 @@ class Faults:
         """Work for one job: an error in it ends that job.
 
         :param doing: what could not be done, put before the reason.
-        :param tries_again: the work is done again soon, so a passing error is only warned of. A file that
-            cannot be read is only warned of in any case: its content is unknown, so nothing is done.
+        :param tries_again: the work is done again soon, so a passing error is only warned of. So is a file
+            that cannot be read in any case: its content is unknown, so nothing is done.
         :raises ServiceMissingError: the disk is full for all.
         """
         return _Work(self, job_id, doing, tries_again)
@@ -50,10 +50,7 @@ class Faults:
         self._passing.pop(job_id, None)
 
     def went_wrong(self, job_id: str, error: Exception, doing: str, *, tries_again: bool) -> None:
-        """Work for a job has failed.
-
-        :raises ServiceMissingError: the disk is full for all.
-        """
+        """:raises ServiceMissingError: the disk is full for all."""
         if is_out_of_order(error):
             probe_room(self._folder)
         reason = f"{doing}: {reason_of(error)}" if doing else reason_of(error)

@@ -1,11 +1,10 @@
 """Requests to a state directory, a file each: to run jobs, to cancel them, to hold them, to drain nodes.
 
-``spool/NUMBER.ASKED.jobs.jsonl`` is an ordinary job file whose ``submit_time`` is UTC; ASKED is the time of
-the submission, in nanoseconds by the submitter's clock. ``spool/NUMBER.cancel.json`` is a list of ids,
+``spool/NUMBER.ASKED.jobs.jsonl`` is a job file whose ``submit_time`` is UTC; ASKED is the time of the
+submission, in nanoseconds by the submitter's clock. ``spool/NUMBER.cancel.json`` is a list of ids,
 ``spool/NUMBER.order.json`` one :class:`Order` about a job or a node. A request counts once its file bears
-that name, on disk. The run of the directory writes it into the log and only then removes the file. Meeting it
-twice does no harm: the log knows the ids of jobs, and the number of the file is in the event that executes an
-order.
+that name, on disk. The run of the directory writes it into the log and only then removes the file. Meeting
+it twice does no harm: the log knows the ids of jobs and the numbers of executed orders.
 """
 
 from __future__ import annotations
@@ -124,10 +123,8 @@ class Request:
     """When this process first saw it, by a clock that cannot be set."""
 
     def is_due(self, job: Job, now_s: float) -> bool:
-        """Whether a job of it has arrived, by either clock.
-
-        A job arrives at its time of day, or once this process has known it for as long as it was to wait. So
-        a clock that was set back makes no job wait longer.
+        """Whether a job of it has arrived: at its time of day, or once this process has waited for as long
+        as it was to wait. So a clock that was set back makes no job wait longer.
         """
         wait_s = job.submit_time - self.asked_s
         return job.submit_time <= now_s or wait_s <= AT_ONCE_S + time.monotonic() - self.seen_s
@@ -165,7 +162,7 @@ class Spool:
         """All requests that are not settled, in the order in which they were made.
 
         A file that is not a request is warned of once and left where it is. If the folder cannot be listed
-        for a moment, the last look stands: meeting a request twice does no harm.
+        for a moment, the last look stands.
 
         :raises OSError: the folder cannot be listed, and never was.
         """
@@ -239,10 +236,7 @@ class Spool:
         sync_folder(self._folder.parent)
 
     def withdraw(self, job_ids: Collection[str]) -> None:
-        """Take jobs out of the submissions, with all orders about them, before the first run.
-
-        Call it while :meth:`locked`.
-        """
+        """Before the first run, take jobs and orders about them out. Call it while :meth:`locked`."""
         for request in self.requests():
             if request.order is not None and request.order.job in job_ids:
                 request.path.unlink()
@@ -254,10 +248,7 @@ class Spool:
         self._read.clear()
 
     def take_back(self, job_ids: Collection[str]) -> None:
-        """Forget cancellations of jobs that were withdrawn: their ids are about to be used again.
-
-        Call it while :meth:`locked`.
-        """
+        """Forget cancellations of ids that are about to be used again. Call it while :meth:`locked`."""
         for request in self.requests():
             kept = [job_id for job_id in request.cancelled if job_id not in job_ids]
             if kept and len(kept) < len(request.cancelled):
@@ -267,7 +258,6 @@ class Spool:
         self._read.clear()
 
     def _next(self, ending: str) -> Path:
-        """A path whose name sorts after all others."""
         return self._folder / f"{self._number():020d}{ending}"
 
     def _number(self) -> int:
@@ -275,7 +265,7 @@ class Spool:
         return max([time.time_ns(), *(request.number + 1 for request in self.requests())])
 
     def _request(self, name: str) -> Request | None:
-        """What a file asks for. Returns None if it cannot be read at the moment; it is read again."""
+        """What a file asks for. Returns None if it cannot be read at the moment."""
         path = self._folder / name
         try:
             int(name.partition(".")[0])

@@ -1,8 +1,8 @@
 """The state directory in use: one writer at a time, and a log that holds whatever was acknowledged.
 
-:class:`State` appends events to the log, keeps its snapshot and passes events on. :class:`ScheduleFile` keeps
-``schedule.json``, a copy of the last decision with the jobs still to come; the log has the decision first, so
-this file may lag behind for a moment. :func:`read_log` is for bystanders: it needs no lock.
+:class:`State` appends events to the log, keeps its snapshot and passes events on. :class:`ScheduleFile`
+    keeps ``schedule.json``, a copy of the last decision, which may lag behind the log for a moment.
+    :func:`read_log` is for bystanders: it needs no lock.
 """
 
 from __future__ import annotations
@@ -214,10 +214,7 @@ class ScheduleFile:
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Write what could not be written before.
-
-        :raises PliantError: it cannot be written, and that will not pass.
-        """
+        """Write what could not be written before; raises as :meth:`write`."""
         if self._due is None:
             return
         try:

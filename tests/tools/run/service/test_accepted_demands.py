@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 
 from pliant.schemas.io import read_events
-from pliant.schemas.job import Job
 from pliant.schemas.resources import Capacities
 from pliant.tools.run.service import launching as runnable
-from pliant.tools.run.service.submit import submit
 from tests.builders import cluster, job
-from tests.tools.run.simulated.nodes import SAMPLES
-from tests.tools.run.simulated.world import POLICIES, World
+from tests.tools.run.simulated.world import POLICIES, World, trains
 
 DEMANDS: dict[str, dict[str, Any]] = {
     "parameter servers": {"worker": {"bandwidth": 2e9}, "ps": {"bandwidth": 1e9}},
@@ -24,13 +21,7 @@ DEMANDS: dict[str, dict[str, Any]] = {
 }
 
 
-def demanding(name: str, resources: dict[str, Any]) -> Job:
-    own = {"command": ("train.py", SAMPLES, "200"), "workdir": "/", "work": {"samples": 200.0}}
-    return job(name, gpus=4, batch=8, checkpoint_seconds=7.0, resources=resources, **own)
-
-
-@pytest.mark.parametrize("next_policy", ["fifo", "fair-share"])
-@pytest.mark.parametrize("what", DEMANDS)
+@pytest.mark.parametrize(("what", "next_policy"), [*zip(DEMANDS, ("fifo", "fair-share") * 2, strict=True)])
 def test_a_restart_ends_no_job_that_was_accepted(
     what: str, next_policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,10 +33,7 @@ def test_a_restart_ends_no_job_that_was_accepted(
         with monkeypatch.context() as patched:
             patched.setattr(Capacities, "limits", lambda self, job: False)
             patched.setattr(runnable, "_unserved", lambda job: {})
-            specs = [demanding(name, DEMANDS[what]) for name in "ab"]
-            submit(
-                world.dirs.path, specs, "jobs", folder=tmp_path, now_s=world.clock.wall(), check_scripts=False
-            )
+            world.give(*(job(name, gpus=4, resources=DEMANDS[what], **trains(200.0)) for name in "ab"))
             world.turn()
             world.turn()
             world.end_loop(0)

@@ -49,19 +49,20 @@ def holds(job_id: str, *slots: str) -> Assignment:
 # Slots.
 
 
-def test_a_slot_reads_what_it_writes() -> None:
+def test_slots_are_read_as_they_are_written_and_grouped_in_their_order() -> None:
     assert Slot.parse(str(Slot("n-0.rack", 12))) == Slot("n-0.rack", 12)
+    assert by_node(on("n1/2", "n0/0", "n1/0")) == {"n1": [2, 0], "n0": [0]}
+    assert counts(on("n1/2", "n0/0", "n1/0")) == (("n0", 1), ("n1", 2))
 
 
 def test_a_shrinking_job_keeps_the_first_slots_it_holds() -> None:
-    held = (Slot("n0", 3), Slot("n0", 1), Slot("n1", 0))
-    assert kept(held, (("n0", 1),)) == (Slot("n0", 3),)
+    assert kept(on("n0/3", "n0/1", "n1/0"), (("n0", 1),)) == on("n0/3")
 
 
 def test_a_growing_job_keeps_its_slots_and_takes_the_lowest_free_ones() -> None:
-    held = (Slot("n0", 1),)
-    slots = filled(held, (("n0", 2), ("n1", 1)), {"n0": 4, "n1": 4}, taken={Slot("n0", 0), Slot("n0", 1)})
-    assert slots == (Slot("n0", 1), Slot("n0", 2), Slot("n1", 0))
+    taken = set(on("n0/0", "n0/1"))
+    found = filled(on("n0/1"), (("n0", 2), ("n1", 1)), {"n0": 4, "n1": 4}, taken)
+    assert found == on("n0/1", "n0/2", "n1/0")
 
 
 @pytest.mark.parametrize(
@@ -84,12 +85,6 @@ def test_slots_are_distinct_as_many_as_asked_for_and_survivors_stay(held: set[in
     assert after[: len(survivors)] == survivors
 
 
-def test_grouping_keeps_the_order() -> None:
-    slots = [Slot("n1", 2), Slot("n0", 0), Slot("n1", 0)]
-    assert by_node(slots) == {"n1": [2, 0], "n0": [0]}
-    assert counts(slots) == (("n0", 1), ("n1", 2))
-
-
 def test_jobs_with_the_same_slots_in_any_order_are_companions() -> None:
     targets = {
         "a": holds("a", "n0/1", "n0/0"),
@@ -97,10 +92,7 @@ def test_jobs_with_the_same_slots_in_any_order_are_companions() -> None:
         "c": holds("c", "n1/0"),
     }
     assert companions(targets) == {"a": "b", "b": "a"}
-
-
-def test_a_part_of_the_slots_of_a_job_makes_no_companion() -> None:
-    assert companions({"a": holds("a", "n0/0", "n0/1"), "b": holds("b", "n0/0")}) == {}
+    assert companions({"a": targets["a"], "b": holds("b", "n0/0")}) == {}, "a part of them is not enough"
 
 
 def test_a_slot_is_taken_by_any_other_job_but_the_companion() -> None:
@@ -147,11 +139,8 @@ def test_one_job_keeps_its_slots_and_their_order_as_far_as_it_can(
     assert steps(before, given_to("a", **wanted)) == expected  # type: ignore[arg-type]
 
 
-def test_a_job_that_ran_before_resumes() -> None:
+def test_a_job_that_ran_before_resumes_and_one_that_no_schedule_names_is_preempted() -> None:
     assert steps({}, given_to("a", n0=1), started={"a"}) == [("resume", "a", "n0/0")]
-
-
-def test_a_job_that_no_schedule_names_is_preempted() -> None:
     assert steps({"a": holds("a", "n0/0")}) == [("preempt", "a", "")]
 
 
@@ -209,40 +198,45 @@ def two(**nodes: int) -> tuple[Allocation, Allocation]:
     return given_to("a", beside="b", **nodes), given_to("b", beside="a", **nodes)
 
 
-def test_two_jobs_that_share_start_on_the_same_slots() -> None:
-    assert steps({}, *two(n0=1, n1=1)) == [("start", "a", "n0/0 n1/0"), ("start", "b", "n0/0 n1/0")]
+PAIR = {"a": ("n0/1", "n0/0"), "b": ("n0/0", "n0/1")}
 
 
-@pytest.mark.parametrize("runs", ["a", "b"])
-def test_a_job_comes_to_the_slots_of_the_one_that_runs(runs: str) -> None:
-    held = {runs: holds(runs, "n0/1")}
-    other = "b" if runs == "a" else "a"
-    assert steps(held, *two(n0=1)) == [("start", other, "n0/1")]
-
-
-def test_jobs_that_share_already_are_not_touched() -> None:
-    held = {"a": holds("a", "n0/1", "n0/0"), "b": holds("b", "n0/0", "n0/1")}
-    assert steps(held, *two(n0=2)) == []
-
-
-def test_a_third_job_gets_other_slots() -> None:
-    assert steps({}, *two(n0=1), given_to("c", n0=1)) == [
-        ("start", "a", "n0/0"),
-        ("start", "c", "n0/1"),
-        ("start", "b", "n0/0"),
-    ]
-
-
-def test_jobs_that_are_parted_on_one_node_get_slots_of_their_own() -> None:
-    held = {"a": holds("a", "n0/0"), "b": holds("b", "n0/0")}
-    assert steps(held, given_to("a", n0=1), given_to("b", n0=1)) == [("move", "b", "n0/1")]
-
-
-def test_a_job_whose_company_is_not_to_run_has_its_slots_alone() -> None:
-    assert steps({}, given_to("b", beside="a", n0=1), given_to("c", n0=1)) == [
-        ("start", "b", "n0/0"),
-        ("start", "c", "n0/1"),
-    ]
+@pytest.mark.parametrize(
+    ("held", "wanted", "expected"),
+    [
+        pytest.param(
+            {},
+            two(n0=1, n1=1),
+            [("start", "a", "n0/0 n1/0"), ("start", "b", "n0/0 n1/0")],
+            id="both start on the same slots",
+        ),
+        pytest.param({"a": ["n0/1"]}, two(n0=1), [("start", "b", "n0/1")], id="the second comes"),
+        pytest.param({"b": ["n0/1"]}, two(n0=1), [("start", "a", "n0/1")], id="the first comes"),
+        pytest.param(PAIR, two(n0=2), [], id="they share already"),
+        pytest.param(
+            {},
+            (*two(n0=1), given_to("c", n0=1)),
+            [("start", "a", "n0/0"), ("start", "c", "n0/1"), ("start", "b", "n0/0")],
+            id="a third job gets other slots",
+        ),
+        pytest.param(
+            {"a": ["n0/0"], "b": ["n0/0"]},
+            (given_to("a", n0=1), given_to("b", n0=1)),
+            [("move", "b", "n0/1")],
+            id="they are parted on one node",
+        ),
+        pytest.param(
+            {},
+            (given_to("b", beside="a", n0=1), given_to("c", n0=1)),
+            [("start", "b", "n0/0"), ("start", "c", "n0/1")],
+            id="the other one is not to run",
+        ),
+    ],
+)
+def test_two_jobs_share_all_of_their_slots_or_none(
+    held: dict[str, Sequence[str]], wanted: Sequence[Allocation], expected: list[tuple[str, str, str]]
+) -> None:
+    assert steps({name: holds(name, *slots) for name, slots in held.items()}, *wanted) == expected
 
 
 # The way of a running gang.
@@ -277,48 +271,33 @@ SETTLED = (TWO, TWO)
 """The newest plan, and the one that trains."""
 
 
-def test_growing_starts_workers_on_the_new_slots() -> None:
-    assert told(way_to(target(0, 1, 2, 3), *SETTLED, ())) == ([0, 1], [2, 3])
+PENDING = plan(4, (0, 0), (1, 1), (2, 2))
+"""Worker 2 gets ready."""
+SWAPPED = plan(4, (2, 2), (1, 1))
 
 
-def test_shrinking_keeps_who_sits_on_the_slots_that_stay() -> None:
-    assert told(way_to(target(1), *SETTLED, ())) == ([1], [])
+@pytest.mark.parametrize(
+    ("wanted", "plan", "busy", "stay", "joining"),
+    [
+        pytest.param((0, 1, 2, 3), TWO, (), [0, 1], [2, 3], id="a growth starts workers on the new slots"),
+        pytest.param((1,), TWO, (), [1], [], id="a shrink keeps who sits on the slots that stay"),
+        pytest.param((1, 2), TWO, (), [1], [2], id="a move is a shrink and a growth at once"),
+        pytest.param((0, 1), TWO, (), [0, 1], [], id="another batch changes no worker"),
+        pytest.param((1, 2), TWO, (2,), [1], [], id="slots are left before a busy one has to be free"),
+        pytest.param((0, 1, 2, 3), PENDING, (), [0, 1, 2], [3], id="workers that get ready are taken along"),
+        pytest.param((0, 1), PENDING, (), [0, 1], [], id="workers that get ready are not needed any more"),
+        pytest.param((1, 2), SWAPPED, (), [1, 2], [], id="workers that train come first"),
+    ],
+)
+def test_a_gang_that_trains_changes_in_place(
+    wanted: Sequence[int], plan: Plan, busy: Sequence[int], stay: list[int], joining: list[int]
+) -> None:
+    assert told(way_to(target(*wanted), plan, TWO, slots(*busy))) == (stay, joining)
 
 
-def test_a_move_that_keeps_a_slot_is_a_shrink_and_a_growth_at_once() -> None:
-    assert told(way_to(target(1, 2), *SETTLED, ())) == ([1], [2])
-
-
-def test_another_batch_on_the_same_slots_changes_nobody() -> None:
-    assert told(way_to(target(0, 1), *SETTLED, ())) == ([0, 1], [])
-
-
-def test_slots_are_left_before_those_that_others_still_use_have_to_be_free() -> None:
-    assert told(way_to(target(1, 2), *SETTLED, slots(2))) == ([1], [])
+def test_a_change_waits_for_busy_slots_for_plans_that_need_no_one_new_and_for_the_first_step() -> None:
     assert way_to(target(0, 1, 2), *SETTLED, slots(2)) is None
-
-
-def test_a_change_of_mind_takes_along_workers_that_are_getting_ready() -> None:
-    pending = (plan(4, (0, 0), (1, 1), (2, 2)), TWO)
-    assert told(way_to(target(0, 1, 2, 3), *pending, ())) == ([0, 1, 2], [3])
-    assert told(way_to(target(0, 1), *pending, ())) == ([0, 1], [])
-
-
-def test_workers_that_train_come_before_those_that_do_not() -> None:
-    pending = (plan(4, (2, 2), (1, 1)), TWO)
-    assert told(way_to(target(1, 2), *pending, ())) == ([1, 2], [])
-
-
-def test_a_change_that_needs_nobody_new_is_waited_for() -> None:
     assert way_to(target(0, 1, 2), plan(4, (0, 0)), TWO, ()) is None
-
-
-def test_state_is_never_left_to_workers_that_have_none() -> None:
-    pending = (plan(4, (0, 0), (1, 1), (2, 2)), TWO)
-    assert way_to(target(2), *pending, ()) == Relaunch("it keeps none of its slots")
-
-
-def test_a_gang_that_does_not_train_yet_is_waited_for() -> None:
     assert way_to(target(0), *STARTING, (), reports=False) is None
 
 
@@ -326,6 +305,7 @@ def test_a_gang_that_does_not_train_yet_is_waited_for() -> None:
     ("wanted", "plans", "reason"),
     [
         (target(2, 3), SETTLED, "it keeps none of its slots"),
+        (target(2), (PENDING, TWO), "it keeps none of its slots"),  # that worker has no state yet
         (target(0, 1, elastic=False), SETTLED, "the job is not elastic"),
         (target(0), STARTING, "its script does not change its workers while it trains"),
     ],

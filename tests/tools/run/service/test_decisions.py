@@ -80,31 +80,31 @@ def says(admissions: Mapping[Any, Any], rejected: Mapping[str, str]) -> Callable
     return with_words
 
 
-@pytest.mark.parametrize(
-    ("admissions", "rejected"),
-    [
-        ({"j1": {"worth": float("nan")}}, {}),
-        ({"j1": {"worth": object()}}, {}),
-        ({"j1": {"end_s": "soon"}}, {}),
-        ({"j1": {"why": "\ud800"}}, {}),
-        ({"j1": "admitted"}, {}),
-        ({1: {"admitted": True}}, {}),
-        ([], {}),
-        ({}, {"j1": "\ud800"}),
-    ],
+WORDS: Sequence[tuple[Any, dict[str, str]]] = (
+    ({"j1": {"worth": float("nan")}}, {}),
+    ({"j1": {"worth": object()}}, {}),
+    ({"j1": {"end_s": "soon"}}, {}),
+    ({"j1": {"why": "\ud800"}}, {}),
+    ({"j1": "admitted"}, {}),
+    ({1: {"admitted": True}}, {}),
+    ([], {}),
+    ({}, {"j1": "\ud800"}),
 )
+
+
 def test_what_a_policy_says_and_no_log_can_hold_is_a_failed_decision(
-    world: World, monkeypatch: pytest.MonkeyPatch, admissions: Any, rejected: dict[str, str]
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(Fifo, "decide", says(admissions, rejected))
-        world.submit(ONE_GPU)
-        world.turn()
-        world.turn()
-    (error,) = errors(world)
-    assert error.startswith('policy "fifo" ')
-    assert error.endswith("this is a bug in the policy")
-    world.submit(ONE_GPU)
+    for count, (admissions, rejected) in enumerate(WORDS, 1):
+        with monkeypatch.context() as patched:
+            patched.setattr(Fifo, "decide", says(admissions, rejected))
+            world.submit(ONE_GPU)
+            world.turn()
+            world.turn()
+        found = errors(world)
+        assert len(found) == count
+        assert found[-1].startswith('policy "fifo" ')
+        assert found[-1].endswith("this is a bug in the policy")
     world.settle()
     world.check()
 

@@ -10,14 +10,11 @@ import pytest
 
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
-from pliant.schemas.job import Job
-from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.watch.job_page import status_document
 from pliant.tools.run.watch.status import Watcher, closed_lines
 from tests.builders import cluster, job
-from tests.tools.run.simulated.nodes import SAMPLES
-from tests.tools.run.simulated.world import World
+from tests.tools.run.simulated.world import World, trains
 
 MOST_TURNS = 60
 
@@ -30,15 +27,9 @@ def world(tmp_path: Path) -> Iterator[World]:
     found.close()
 
 
-def trains(job_id: str, gpus: int, elastic: str) -> Job:
+def give(world: World, job_id: str, gpus: int, elastic: str = "size") -> None:
     limits = {} if elastic == "none" else {"low": 1, "high": gpus}
-    own = {"command": ("train.py", SAMPLES, "4000"), "workdir": "/", "work": {"samples": 4000.0}}
-    return job(job_id, gpus=gpus, elastic=elastic, batch=8, checkpoint_seconds=7.0, **limits, **own)
-
-
-def give(world: World, spec: Job) -> None:
-    now_s = world.clock.wall()
-    submit(world.dirs.path, [spec], "jobs", folder=world.folder, now_s=now_s, check_scripts=False)
+    world.give(job(job_id, gpus=gpus, elastic=elastic, **limits, **trains(4000.0)))
 
 
 def log(world: World) -> RunLog:
@@ -60,7 +51,7 @@ def events(world: World, *names: str) -> list[Event]:
 
 
 def test_an_elastic_job_shrinks_and_grows_again(world: World) -> None:
-    give(world, trains("a", 4, "size"))
+    give(world, "a", 4)
     until(world, "a", {"n0": 2, "n1": 2})
     world.turn(20.0)
     world.nodes.lose("n1")
@@ -74,7 +65,7 @@ def test_an_elastic_job_shrinks_and_grows_again(world: World) -> None:
 
 
 def test_a_job_that_cannot_be_resized_waits_and_is_not_at_fault(world: World) -> None:
-    give(world, trains("a", 4, "none"))
+    give(world, "a", 4, "none")
     until(world, "a", {"n0": 2, "n1": 2})
     world.nodes.lost.add("n1")  # it is drained: what runs there still does
     until(world, "a", {})
@@ -89,7 +80,7 @@ def test_the_next_process_knows_which_nodes_are_down(world: World) -> None:
     world.nodes.lost.add("n1")
     until(world, "n1", True)
     world.end_loop(0)
-    give(world, trains("a", 4, "size"))
+    give(world, "a", 4)
     until(world, "a", {"n0": 2})
     assert len(events(world, "node_down")) == 1
 
@@ -106,6 +97,6 @@ def test_the_status_names_the_nodes_that_are_down(world: World) -> None:
 def test_no_job_is_started_on_a_node_that_is_down(world: World) -> None:
     world.nodes.lost.add("n0")
     until(world, "n0", True)
-    give(world, trains("a", 2, "none"))
+    give(world, "a", 2, "none")
     until(world, "a", {"n1": 2})
     assert not events(world, "requeue", "fail", "slot_down")

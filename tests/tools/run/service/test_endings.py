@@ -24,8 +24,62 @@ def verdict(
     return judge(outcomes, units, ranks=2, elastic=elastic, stop_requested=asked)
 
 
-def test_done_is_what_rank_0_says_whatever_torchrun_returned() -> None:
-    assert verdict({0: said("done"), 1: said("done")}, FAILED, FAILED) == Ending("done", "", 100.0)
+BOTH_DONE = {0: said("done"), 1: said("done")}
+BOTH_STOPPED = {0: said("stopped"), 1: said("stopped")}
+NOTICED = said("crashed", message=f"{LOST_PEER}: RuntimeError: closed by peer")
+NO_MEMORY = said("crashed", message="out of memory")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "units", "ending"),
+    [
+        pytest.param(BOTH_DONE, (FAILED, FAILED), ("done", ""), id="rank 0 is done, whatever torchrun says"),
+        pytest.param(BOTH_STOPPED, (CLEAN, CLEAN), ("failed", "stopped by somebody else"), id="not asked to"),
+        pytest.param(
+            {0: said("stopped"), 1: NO_MEMORY},
+            (CLEAN, FAILED),
+            ("failed", "rank 1 crashed: out of memory"),
+            id="a crash is told by rank and message",
+        ),
+        pytest.param(
+            {0: NOTICED, 1: NO_MEMORY},
+            (FAILED, FAILED),
+            ("failed", "rank 1 crashed: out of memory"),
+            id="the crash that others only noticed is told",
+        ),
+        pytest.param(
+            {0: NOTICED, 1: NOTICED},
+            (FAILED, FAILED),
+            ("failed", f"rank 0 crashed: {NOTICED.message}"),
+            id="all only noticed one",
+        ),
+        pytest.param(
+            {0: said("stopped")},
+            (CLEAN, UnitStatus("exited", -9)),
+            ("failed", f"rank 1 vanished ({KILLED})"),
+            id="a rank without a word was killed",
+        ),
+    ],
+)
+def test_an_elastic_job_is_judged_by_what_its_workers_say(
+    outcomes: dict[int, WorkerOutcome], units: tuple[UnitStatus, ...], ending: tuple[str, str]
+) -> None:
+    found = verdict(outcomes, *units)
+    assert (found.end, found.message, found.samples_done) == (*ending, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "units", "ending"),
+    [
+        (BOTH_STOPPED, (FAILED, FAILED), ("stopped", "")),  # as torchrun exits
+        ({0: said("stopped")}, (CLEAN, LOST), ("stopped", "rank 1 vanished (killed, no exit code)")),
+        (BOTH_DONE, (CLEAN, CLEAN), ("done", "")),
+    ],
+)
+def test_a_job_that_was_asked_to_stop_has_stopped_or_is_done(
+    outcomes: dict[int, WorkerOutcome], units: tuple[UnitStatus, ...], ending: tuple[str, str]
+) -> None:
+    assert verdict(outcomes, *units, asked=True) == Ending(*ending, 100.0)  # type: ignore[arg-type]
 
 
 def test_a_script_that_gives_up_in_its_training_has_failed() -> None:
@@ -36,16 +90,6 @@ def test_a_script_that_gives_up_in_its_training_has_failed() -> None:
     assert verdict({0: left, 1: left}, LOST, LOST).end == "done", "a launcher that is gone says nothing"
 
 
-def test_a_clean_stop_counts_though_torchrun_returned_1() -> None:
-    found = verdict({0: said("stopped"), 1: said("stopped")}, FAILED, FAILED, asked=True)
-    assert found == Ending("stopped", "", 100.0)
-
-
-def test_a_stop_that_nobody_asked_for_is_a_failure() -> None:
-    found = verdict({0: said("stopped"), 1: said("stopped")}, CLEAN, CLEAN)
-    assert (found.end, found.message) == ("failed", "stopped by somebody else")
-
-
 TAKEN = UnitStatus("exited", -15, displaced="its node was taken away")
 
 
@@ -53,7 +97,7 @@ TAKEN = UnitStatus("exited", -15, displaced="its node was taken away")
     "outcomes",
     [
         {},
-        {0: said("stopped"), 1: said("stopped")},
+        BOTH_STOPPED,
         {0: said("cut_off", message=f"{LOST_PEER} 1")},
         {0: said("stopped"), 1: said("crashed", message="KeyboardInterrupt")},
     ],
@@ -63,30 +107,14 @@ def test_an_attempt_whose_place_was_taken_away_has_not_failed(
     outcomes: dict[int, WorkerOutcome], units: tuple[UnitStatus, ...]
 ) -> None:
     found = verdict(outcomes, *units)
-    assert (found.end, found.message) == ("displaced", "its node was taken away")
+    assert (found.end, found.message, found.began) == ("displaced", "its node was taken away", True)
     assert verdict(outcomes, *units, asked=True).end == "stopped"
+    assert verdict(BOTH_DONE, *units).end == "done"
 
 
 def test_an_attempt_that_found_no_place_is_known_to_have_had_no_part_in_it() -> None:
     nowhere = UnitStatus("lost", displaced="nothing starts on node n0", began=False)
     assert verdict({}, nowhere, FAILED).began is False
-    assert verdict({}, TAKEN, FAILED).began is True
-
-
-def test_a_place_that_is_taken_away_from_a_job_that_is_done_changes_nothing() -> None:
-    assert verdict({0: said("done"), 1: said("done")}, TAKEN, TAKEN).end == "done"
-
-
-def test_a_crash_is_told_by_rank_and_message() -> None:
-    found = verdict({0: said("stopped"), 1: said("crashed", message="out of memory")}, CLEAN, FAILED)
-    assert (found.end, found.message) == ("failed", "rank 1 crashed: out of memory")
-
-
-def test_the_crash_that_others_only_noticed_is_the_one_that_is_told() -> None:
-    noticed = said("crashed", message=f"{LOST_PEER}: RuntimeError: closed by peer")
-    found = verdict({0: noticed, 1: said("crashed", message="out of memory")}, FAILED, FAILED)
-    assert found.message == "rank 1 crashed: out of memory"
-    assert verdict({0: noticed, 1: noticed}, FAILED, FAILED).message == f"rank 0 crashed: {noticed.message}"
 
 
 def test_a_group_that_the_script_makes_itself_is_named_as_the_mistake_of_an_elastic_job() -> None:
@@ -98,40 +126,28 @@ def test_a_group_that_the_script_makes_itself_is_named_as_the_mistake_of_an_elas
     assert verdict({0: twice}, FAILED, elastic=False).message == f"rank 0 crashed: {twice.message}"
 
 
+NO_ADDRESS = "ValueError: environment variable MASTER_ADDR expected, but not set"
+NO_GROUP = "ValueError: Default process group has not been initialized, please call it"
+
+
 @pytest.mark.parametrize(
     ("line", "message", "advice"),
     [
+        ("fully_shard(model)", NO_ADDRESS, "fully_shard; every worker has a whole copy of the model"),
         (
-            "    fully_shard(model)",
-            "ValueError: environment variable MASTER_ADDR expected, but not set",
-            "leave out fully_shard; every worker has a whole copy of the model",
+            "accelerator = Accelerator()",
+            NO_ADDRESS,
+            "Accelerator: job.prepare takes the place of its prepare, loss.backward() that of its backward",
         ),
-        (
-            "    accelerator = Accelerator()",
-            "ValueError: environment variable MASTER_ADDR expected, but not set",
-            (
-                "leave out Accelerator: job.prepare takes the place of its prepare, "
-                "loss.backward() that of its backward"
-            ),
-        ),
-        (
-            "    model = DDP(model)",
-            "ValueError: Default process group has not been initialized, please call it",
-            "leave out DistributedDataParallel: job.prepare makes it",
-        ),
+        ("model = DDP(model)", NO_GROUP, "DistributedDataParallel: job.prepare makes it"),
     ],
 )
 def test_what_connects_the_workers_beside_the_library_is_named(line: str, message: str, advice: str) -> None:
-    found = judge(
-        {0: said("crashed", message=message)},
-        [FAILED],
-        ranks=1,
-        elastic=True,
-        stop_requested=False,
-        trace=lambda: ["Traceback (most recent call last):", line, message],
-    )
+    trace = ["Traceback (most recent call last):", f"    {line}", message]
+    crashed = {0: said("crashed", message=message)}
+    found = judge(crashed, [FAILED], ranks=1, elastic=True, stop_requested=False, trace=lambda: trace)
     assert found.message == (
-        f'the elastic library connects the workers: {advice}, or set "elastic" to "none" '
+        f'the elastic library connects the workers: leave out {advice}, or set "elastic" to "none" '
         f"(rank 0 crashed: {message})"
     )
 
@@ -152,33 +168,20 @@ def test_a_script_on_one_gpu_that_needs_torchrun_is_told_how_to_ask_for_it(words
     )
 
 
-def test_a_rank_without_a_word_was_killed() -> None:
-    found = verdict({0: said("stopped")}, CLEAN, UnitStatus("exited", -9))
-    assert (found.end, found.message) == ("failed", f"rank 1 vanished ({KILLED})")
-
-
-def test_a_kill_during_a_requested_stop_is_a_stop_with_a_remark() -> None:
-    found = verdict({0: said("stopped")}, CLEAN, LOST, asked=True)
-    assert (found.end, found.message) == ("stopped", "rank 1 vanished (killed, no exit code)")
-
-
-def test_a_job_that_ended_while_it_was_asked_to_stop_is_done() -> None:
-    assert verdict({0: said("done"), 1: said("done")}, CLEAN, CLEAN, asked=True).end == "done"
-
-
 @pytest.mark.parametrize(
-    ("unit", "end", "message"),
+    ("units", "end", "message"),
     [
-        (CLEAN, "done", ""),
-        (UnitStatus("exited", 3), "failed", "exit code 3"),
-        (UnitStatus("exited", -15), "failed", "killed by SIGTERM"),
-        (LOST, "failed", "killed, no exit code"),
+        ([CLEAN], "done", ""),
+        ([UnitStatus("exited", 3)], "failed", "exit code 3"),
+        ([UnitStatus("exited", -15)], "failed", "killed by SIGTERM"),
+        ([LOST], "failed", "killed, no exit code"),
+        ([], "failed", "no exit code"),  # never started
     ],
 )
 def test_a_script_without_the_library_is_judged_by_its_exit_code(
-    unit: UnitStatus, end: str, message: str
+    units: list[UnitStatus], end: str, message: str
 ) -> None:
-    found = verdict({}, unit, elastic=False)
+    found = verdict({}, *units, elastic=False)
     assert (found.end, found.message, found.samples_done) == (end, message, None)
 
 
@@ -190,10 +193,6 @@ def test_an_elastic_job_must_use_the_library() -> None:
     found = verdict({}, CLEAN, CLEAN)
     assert found.end == "failed"
     assert 'set "elastic" to "none"' in found.message
-
-
-def test_what_was_never_started_has_failed() -> None:
-    assert verdict({}, elastic=False) == Ending("failed", "no exit code")
 
 
 def test_a_gang_is_broken_by_a_bad_exit_a_vanished_worker_or_a_crash_but_not_by_an_early_end() -> None:

@@ -13,7 +13,6 @@ from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
 from pliant.schemas.schedule import Cut
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLevel, UnitStatus
-from pliant.tools.run.service import commands as plan_file
 from pliant.tools.run.service import members as members_module
 from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import make_member, make_plan, next_plan, read_plan, write_plan
@@ -137,18 +136,6 @@ def test_a_slot_that_is_given_up_is_busy_until_its_worker_is_gone_also_where_the
     assert scene.gang.busy == set(scene.target.slots[:1])
 
 
-def test_a_plan_that_is_known_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans never change; with thousands of jobs, reading them over and over is what a look costs."""
-    scene = Scene(tmp_path, "size")
-    monkeypatch.delattr(plan_file, "read_plan_of")
-    scene.reaches(1)
-    assert scene.gang.training()[0] == scene.gang.plan
-    scene.grows()
-    assert scene.gang.training()[0] is not None
-    scene.reaches(2)
-    assert scene.gang.training()[0] == scene.gang.plan
-
-
 def test_a_worker_that_is_done_first_leaves_the_other_all_the_time_it_needs(scene: Scene) -> None:
     scene.says(1, "done")
     scene.gang.statuses = (RUNNING, CLEAN)
@@ -180,17 +167,12 @@ def test_a_worker_that_stopped_by_itself_takes_the_other_along(scene: Scene) -> 
     assert scene.watch(60.0) == ["term"]
 
 
-def test_who_lost_a_worker_is_sent_home_at_once(scene: Scene) -> None:
-    scene.gang.statuses = (RUNNING, UnitStatus("exited", 1))
-    assert scene.watch(0.0) == ["term"]
-    assert scene.watch(5.0) == ["term", "kill"]
-
-
-def test_the_reason_names_the_worker_that_fell_first_not_those_sent_home_after_it(scene: Scene) -> None:
+def test_a_gang_that_lost_a_worker_is_ended_for_the_reason_of_the_first(scene: Scene) -> None:
     scene.gang.statuses = (RUNNING, UnitStatus("exited", -9))
     assert scene.watch(0.0) == ["term"]
+    assert scene.watch(5.0) == ["term", "kill"]
     scene.gang.statuses = (UnitStatus("exited", -15), UnitStatus("exited", -9))
-    scene.watch(1.0)
+    scene.watch(6.0)
     assert scene.gang.verdict().message.startswith("killed by SIGKILL")
 
 
@@ -198,7 +180,7 @@ class Lives:
     """What workers' own files would say."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.of: dict[int, str] = {0: "alive", 1: "alive", 2: "alive"}
+        self.of: dict[int, str] = dict.fromkeys(range(9), "alive")
         self.silent = frozenset[int]()
         patch.setattr(GangMembers, "life", lambda members, worker: self.of[worker])
         patch.setattr(GangMembers, "listen", lambda members, now_s, timeouts: self._listen(members))
@@ -238,29 +220,26 @@ def test_the_others_go_on_without_a_worker_that_died(training: Scene, lives: Liv
     assert not training.gang.serves(training.target), "the slot is the job's: somebody shall take it"
 
 
-def test_a_worker_that_died_is_reported_once_with_what_killed_it(training: Scene, lives: Lives) -> None:
-    """That its process is gone is seen before its exit code is."""
-    lives.of[0] = "gone"
+@pytest.mark.parametrize(
+    ("code", "silent", "told_s", "reason"),
+    [
+        (-9, False, 1.5, "killed by SIGKILL"),  # that its process is gone is seen before its exit code
+        (None, False, 60.0, "its process is gone"),  # nothing says how
+        (-9, True, 1.5, "it stood still, and was killed"),
+    ],
+)
+def test_a_worker_that_died_is_reported_once_with_what_killed_it(
+    training: Scene, lives: Lives, code: int | None, silent: bool, told_s: float, reason: str
+) -> None:
+    lives.silent = frozenset({0} if silent else ())
+    lives.of[0] = "alive" if silent else "gone"
     training.watch(1.0)
     assert training.gang.losses(1.0) == []
-    training.gang.statuses = (UnitStatus("exited", -9), RUNNING)
-    ((slots, reason),) = training.gang.losses(1.5)
-    assert slots == (Slot("n0", 0),)
-    assert reason.startswith("killed by SIGKILL")
-    assert training.gang.losses(2.0) == []
-
-
-def test_a_worker_that_died_is_reported_though_nothing_says_how(training: Scene, lives: Lives) -> None:
-    lives.of[0] = "gone"
-    training.watch(1.0)
-    assert training.gang.losses(60.0) == [((Slot("n0", 0),), "its process is gone")]
-
-
-def test_a_worker_that_stood_still_is_reported_as_such(training: Scene, lives: Lives) -> None:
-    lives.silent = frozenset({1})
-    training.watch(1.0)
-    training.gang.statuses = (RUNNING, UnitStatus("exited", -9))
-    assert training.gang.losses(2.0) == [((Slot("n1", 0),), "it stood still, and was killed")]
+    if code is not None:
+        training.gang.statuses = (UnitStatus("exited", code), RUNNING)
+    ((slots, found),) = training.gang.losses(told_s)
+    assert (slots, found.startswith(reason)) == ((Slot("n0", 0),), True)
+    assert training.gang.losses(told_s + 1.0) == []
 
 
 def test_who_stands_still_is_killed_and_left_out_though_a_dead_host_kills_nothing(
@@ -274,15 +253,14 @@ def test_who_stands_still_is_killed_and_left_out_though_a_dead_host_kills_nothin
     assert training.gang.leaving == {Slot("n1", 0)}, "no other worker may be started where it may still run"
 
 
-def test_who_is_cut_off_from_the_others_is_left_out_and_the_job_goes_on(
+def test_a_worker_that_is_cut_off_from_the_others_is_left_out_and_the_job_goes_on(
     training: Scene, lives: Lives
 ) -> None:
     training.says(1, "cut_off")
     lives.of[1] = "gone"
     training.gang.statuses = (RUNNING, UnitStatus("exited", 1))
     assert training.watch(1.0) == ["kill [1]"]
-    assert members(training) == [0]
-    assert not training.gang.stopping
+    assert (members(training), training.gang.stopping) == ([0], False)
 
 
 def test_when_all_died_the_attempt_has_failed(training: Scene, lives: Lives) -> None:
@@ -347,42 +325,25 @@ def test_of_two_new_workers_the_one_that_lives_is_kept(training: Scene, lives: L
 def test_a_slot_that_loses_one_worker_after_the_other_is_left_alone_and_the_others_train_on(
     training: Scene, lives: Lives
 ) -> None:
-    lives.of = dict.fromkeys(range(9), "alive")
     for number in range(2, 7):
         assert training.gang.setback() is None
         training.replaces(number)
         lives.of[number] = "gone"
         training.watch(number + 0.5, number + 0.6)
-    assert not training.gang.stopping
-    assert members(training) == [0]
+    assert (members(training), training.gang.stopping) == ([0], False)
     assert training.gang.setback() == Setback((Slot("n1", 0),), "lost 5 workers in a row on n1/0")
 
 
-def test_workers_that_have_trained_for_long_are_replaced_again_and_again(
+def test_a_new_worker_is_waited_for_while_the_others_train_until_it_is_no_longer_wanted(
     training: Scene, lives: Lives
 ) -> None:
-    lives.of = dict.fromkeys(range(9), "alive")
-    for number in range(2, 9):
-        training.replaces(number)
-        training.watch(100.0 * number + 1.0)
-        lives.of[number] = "gone"
-        training.watch(100.0 * number + 7.0)
-    assert not training.gang.stopping
-
-
-def test_a_new_worker_that_lives_is_waited_for_while_the_others_train(training: Scene, lives: Lives) -> None:
     training.grows()
     lives.of[2] = "absent"
     assert training.watch(1.0, 1e6) == []
     assert (members(training), training.gang.setback()) == ([0, 1, 2], None)
-
-
-def test_a_new_worker_that_is_no_longer_wanted_has_a_limit_to_leave(training: Scene, lives: Lives) -> None:
-    training.grows()
-    lives.of[2] = "absent"
     training.goes_on(*training.gang.plan.members[:2])
-    assert training.watch(1.0, 60.0) == []
-    assert training.watch(61.0) == ["kill [2]"]
+    assert training.watch(1e6 + 1, 1e6 + 60) == []
+    assert training.watch(1e6 + 61) == ["kill [2]"]
 
 
 def test_a_launcher_that_outlives_its_worker_has_a_limit_to_end(training: Scene, lives: Lives) -> None:
@@ -462,10 +423,3 @@ def test_a_gang_in_which_nothing_happens_is_looked_at_without_reading_its_files(
     scene.watch(10.0)
     assert scene.gang.handle.files.outcome(1) in read
     assert scene.gang.stopping
-
-
-def test_a_plan_that_is_not_published_yet_changes_nothing(training: Scene) -> None:
-    before = (training.gang.plan, training.gang.target)
-    assert training.gang.plan_to_stop() is not None
-    assert (training.gang.plan, training.gang.target) == before
-    assert training.gang.serves(before[1])

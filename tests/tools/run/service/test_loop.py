@@ -27,6 +27,7 @@ from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.service.reports import Progressed
 from pliant.tools.run.service.run import check_failed, run_once, run_until_done
 from pliant.tools.run.service.submit import submit
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log import events as journal
 from pliant.tools.run.statedir.log.fold import Drain, JobLog, RunLog
@@ -34,6 +35,9 @@ from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.job_status import in_order as jobs_in_order
 from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.decide import Question
+from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.schedule.policy import Decision
+from pliant.tools.schedule.session import session as patience
 from tests.builders import cluster, job
 from tests.tools.run.conftest import left_running
 from tests.tools.run.scripts import EXIT, OBEDIENT
@@ -58,6 +62,10 @@ def silent(log: RunLog, now_s: float) -> None:
     pass
 
 
+def interrupt(number: signal.Signals = signal.SIGINT) -> None:
+    os.kill(os.getpid(), number)
+
+
 def when(condition: Callable[[RunLog], bool], action: Callable[[], None]) -> runner.View:
     """A view that does something once, as soon as the log fulfils a condition."""
     left = [action]
@@ -79,39 +87,16 @@ def told(site: Site, after: str) -> Callable[[RunLog], bool]:
 
 
 def test_a_job_shrinks_when_another_arrives_and_grows_when_it_has_ended(site: Site) -> None:
-    site.job("a", "--gate", site.gate, samples=700, high=2)
-    site.job("b", samples=100, high=1, at=0.2)
-    log, stopped_by = run_until_done(site.options(), when(told(site, "grow"), site.gate.touch))
-    assert site.story() == [
-        *("submit a", "start a 2", "submit b", "shrink a 1", "start b 1"),
-        *("finish b 0", "grow a 2", "finish a 0"),
-    ]
-    assert stopped_by is None
-    assert [log.jobs[name].samples_done for name in "ab"] == [700, 100]
-
-
-def test_work_goes_on_where_it_was_stopped(site: Site) -> None:
-    site.job("a", samples=700, high=2)
-    site.job("b", samples=100, high=1, at=0.2)
-    run_until_done(site.options(), silent)
-    done = [
-        event.samples_done or 0.0 for event in site.events() if event.job == "a" and event.event == "progress"
-    ]
-    assert done == sorted(done)
-    assert max(after - before for before, after in pairwise(done)) <= 20
-
-
-def test_what_a_change_cost_is_told_by_the_first_step_after_it(site: Site) -> None:
+    """Its work goes on where it was stopped, and the first step after a change says what that cost."""
     first = site.folder / "shrunk"
     site.job("a", "--gate", site.gate, samples=1200, high=2)
     options = site.options()
     later = site.job("b", "--gate", first, samples=100, high=1)
-
-    def comes() -> None:
-        submit(site.state, [later], "test", folder=site.folder, now_s=time.time())
-
     views = [
-        when(told(site, "start"), comes),
+        when(
+            told(site, "start"),
+            lambda: submit(site.state, [later], "test", folder=site.folder, now_s=time.time()),
+        ),
         when(told(site, "shrink"), first.touch),
         when(told(site, "grow"), site.gate.touch),
     ]
@@ -120,22 +105,24 @@ def test_what_a_change_cost_is_told_by_the_first_step_after_it(site: Site) -> No
         for each in views:
             each(log, now_s)
 
-    run_until_done(options, view)
-    costs = [
-        (
-            event.job,
-            (event.detail or {})["after"],
-            (event.detail or {})["attempt"],
-            event.overhead_seconds or 0,
-        )
-        for event in site.events()
-        if event.overhead_seconds is not None
+    log, stopped_by = run_until_done(options, view)
+    assert site.story() == [
+        *("submit a", "start a 2", "submit b", "shrink a 1", "start b 1"),
+        *("finish b 0", "grow a 2", "finish a 0"),
     ]
-    assert sorted(cost[:3] for cost in costs) == [
+    assert stopped_by is None
+    assert [log.jobs[name].samples_done for name in "ab"] == [1200, 100]
+    done = [
+        event.samples_done or 0 for event in site.events() if (event.job, event.event) == ("a", "progress")
+    ]
+    assert done == sorted(done)
+    assert max(after - before for before, after in pairwise(done)) <= 20
+    costs = [event for event in site.events() if event.overhead_seconds is not None]
+    assert sorted((e.job, (e.detail or {})["after"], (e.detail or {})["attempt"]) for e in costs) == [
         *(("a", "grow", 3), ("a", "shrink", 2), ("a", "start", 1)),
         ("b", "start", 1),
     ]
-    assert all(cost[3] > 0 for cost in costs)
+    assert all((event.overhead_seconds or 0) > 0 for event in costs)
 
 
 def test_a_policy_that_hears_epochs_is_asked_when_one_ends(site: Site) -> None:
@@ -149,34 +136,29 @@ def test_a_policy_that_hears_epochs_is_asked_when_one_ends(site: Site) -> None:
     assert site.of("a") == ["submit a", "start a 1", "grow a 2", "finish a 0"]
 
 
-def test_the_log_names_the_run_and_tells_utc(site: Site) -> None:
-    site.job("a", samples=50)
-    run_until_done(site.options("fifo"), silent)
-    first, second, submit, *_ = site.events()
-    assert (first.event, (first.detail or {})["policy"], (first.detail or {})["simulated"]) == (
-        *("decision", "fifo"),
-        False,
-    )
-    assert second.event == "decision"
-    assert submit.time > 1e9
-    assert (submit.detail or {})["job"]["submit_time"] == submit.time
-
-
-def test_another_tool_can_decide_from_the_log(site: Site) -> None:
-    site.job("a", samples=50)
-    run_until_done(site.options("fifo"), silent)
-    found = decide_from(site.events(), Question("fifo"), now_s=site.events()[-1].time)
-    assert found.allocations == ()
-
-
-def test_jobs_that_arrive_later_are_not_there_before(site: Site) -> None:
+def test_a_run_that_has_ended_says_all_in_its_log_and_has_nothing_left_to_do(site: Site) -> None:
     site.job("a", samples=50)
     site.job("b", samples=50, at=0.5)
-    run_until_done(site.options("fifo"), silent)
+    options = site.options("las")
+    run_until_done(options, silent)
     for name in "ab":
         assert site.of(name) == [f"submit {name}", f"start {name} 1", f"finish {name} 0"]
-    times = {event.job: event.time for event in site.events() if event.event == "submit"}
+    before = site.events()
+    first, second, submitted, *_ = before
+    run, job = first.detail or {}, (submitted.detail or {})["job"]
+    assert (first.event, run["policy"], run["simulated"]) == ("decision", "las", False)
+    assert second.event == "decision"
+    assert job["submit_time"] == submitted.time > 1e9, "UTC"
+    times = {event.job: event.time for event in before if event.event == "submit"}
     assert times["b"] - times["a"] == pytest.approx(0.5, abs=1e-3)
+    kept = read_schedule(site.state / "schedule.json")
+    assert kept.policy_state is not None
+    assert (kept.policy.name, kept.policy_state.changes_seen, kept.time > 0.2) == ("las", 4, True)
+    assert decide_from(before, Question("fifo"), now_s=before[-1].time).allocations == ()
+    with pytest.raises(UsageError, match="holds a run"):
+        run_until_done(options, silent)
+    run_until_done(site.options(None), silent)
+    assert site.events() == before
 
 
 def test_a_failing_job_is_tried_again_three_times_and_then_given_up_while_others_go_on(site: Site) -> None:
@@ -210,14 +192,11 @@ def test_a_worker_that_is_killed_takes_its_gang_down_and_the_job_goes_on(site: S
     def workers() -> list[psutil.Process]:
         return [found for found in left_running(site.folder) if found.cmdline()[1:2] == [site.script]]
 
-    def both_train(log: RunLog) -> bool:
-        return trains("a")(log) and len(workers()) == 2
-
     def kill_one() -> None:
         workers()[0].kill()
         site.gate.touch()
 
-    run_until_done(site.options(), when(both_train, kill_one))
+    run_until_done(site.options(), when(lambda log: trains("a")(log) and len(workers()) == 2, kill_one))
     assert site.of("a") == ["submit a", "start a 2", "requeue a 0", "resume a 2", "finish a 0"]
     requeue = next(event for event in site.events() if event.event == "requeue")
     assert "killed by SIGKILL" in (requeue.detail or {})["reason"]
@@ -226,26 +205,21 @@ def test_a_worker_that_is_killed_takes_its_gang_down_and_the_job_goes_on(site: S
 @pytest.mark.parametrize("manner", ["--deaf", "--stubborn"])
 def test_a_job_that_does_not_listen_to_its_plan_is_terminated_then_killed(site: Site, manner: str) -> None:
     site.job("a", manner, samples=1e6, high=2)
-    options = site.options()
     quick = Timeouts(abort_s=0.1, term_s=0.1, kill_s=0.5, broken_s=0.5)
-    runner.run_until_done(
-        RunOptions(options.state, options.schedule, timeouts=quick),
-        when(trains("a"), lambda: os.kill(os.getpid(), signal.SIGINT)),
-    )
+    run_until_done(replace(site.options(), timeouts=quick), when(trains("a"), interrupt))
     assert site.of("a") == ["submit a", "start a 2", "requeue a 0"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_saves_and_goes_on_when_it_is_run_again(
-    site: Site, number: signal.Signals
-) -> None:
+def test_an_interrupted_run_saves_and_goes_on_when_it_is_run_again(site: Site) -> None:
     site.job("a", "--gate", site.gate, samples=400)
-    view = when(trains("a"), lambda: os.kill(os.getpid(), number))
+    view = when(trains("a"), lambda: interrupt(signal.SIGTERM))
     log, stopped_by = run_until_done(site.options("fifo"), view)
-    assert stopped_by == number
-    assert log.jobs["a"].phase == "preempted"
+    assert (log.jobs["a"].phase, stopped_by) == ("preempted", signal.SIGTERM)
     assert left_running(site.folder) == []
     saved = log.jobs["a"].samples_done
+    text = runner.dry_run_text(site.options(None), resume=True)
+    assert text.startswith('policy "fifo" decides first')
+    assert len(text.splitlines()) == 1
     site.gate.touch()
     log, stopped_by = run_until_done(site.options(None), silent)
     assert stopped_by is None
@@ -256,27 +230,15 @@ def test_an_interrupted_run_saves_and_goes_on_when_it_is_run_again(
 
 def test_a_second_signal_does_not_wait_for_checkpoints(site: Site) -> None:
     site.job("a", "--stubborn", samples=1e6)
-    twice = iter([lambda: os.kill(os.getpid(), signal.SIGINT)] * 2)
+    twice = iter([interrupt, interrupt])
 
     def view(log: RunLog, now_s: float) -> None:
         if trains("a")(log):
             next(twice, lambda: None)()
 
-    options = site.options("fifo")
     patient = Timeouts(abort_s=3600, term_s=3600)
-    run_until_done(RunOptions(options.state, options.schedule, timeouts=patient), view)
+    run_until_done(replace(site.options("fifo"), timeouts=patient), view)
     assert left_running(site.folder) == []
-
-
-def test_the_schedules_policy_and_its_state_are_carried_from_decision_to_decision(site: Site) -> None:
-    site.job("a", samples=300)
-    site.job("b", samples=50, at=0.2)
-    run_until_done(site.options("las"), silent)
-    kept = read_schedule(site.state / "schedule.json")
-    assert kept.policy.name == "las"
-    assert kept.policy_state is not None
-    assert kept.policy_state.changes_seen == 4
-    assert kept.time > 0.2
 
 
 def test_a_full_disk_ends_the_run_but_not_the_training(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +275,7 @@ def test_a_stop_on_a_full_disk_stops_the_jobs_all_the_same(
 
     monkeypatch.setattr(State, "record", full)
     with pytest.raises(ServiceMissingError, match=r"no space left on device$"):
-        run_until_done(site.options("fifo"), when(trains("a"), lambda: os.kill(os.getpid(), signal.SIGINT)))
+        run_until_done(site.options("fifo"), when(trains("a"), interrupt))
     assert left_running(site.folder) == []
     assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0
 
@@ -335,53 +297,34 @@ def test_a_run_that_died_before_its_first_decision_took_effect_begins_when_it_is
     assert times["submit", "b"] - times["submit", "a"] >= 0.3
 
 
-def test_nothing_is_written_over_a_run_that_is_there(site: Site) -> None:
-    site.job("a", samples=30)
-    options = site.options("fifo")
-    run_until_done(options, silent)
-    with pytest.raises(UsageError, match="holds a run"):
-        run_until_done(options, silent)
-
-
-def test_a_finished_run_has_nothing_left_to_do(site: Site) -> None:
-    site.job("a", samples=30)
-    run_until_done(site.options("fifo"), silent)
-    before = site.events()
-    run_until_done(site.options(None), silent)
-    assert site.events() == before
-
-
-def test_a_policy_that_leaves_everybody_waiting_is_not_waited_for(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pliant.tools.schedule.policies.fifo import Fifo
-    from pliant.tools.schedule.policy import Decision
-
+@pytest.fixture
+def lazy(site: Site, monkeypatch: pytest.MonkeyPatch) -> type[Fifo]:
+    """A policy that decides nothing about the one job."""
     site.job("a")
     monkeypatch.setattr(Fifo, "decide", lambda self, snapshot, rng: Decision())
-    with pytest.raises(InfeasibleError, match='job "a" is left: policy "fifo" never starts it'):
+    return Fifo
+
+
+LEFT = 'job "a" is left: policy "fifo" never starts it'
+
+
+@pytest.mark.usefixtures("lazy")
+def test_a_policy_that_leaves_all_jobs_waiting_is_not_waited_for(site: Site) -> None:
+    with pytest.raises(InfeasibleError, match=LEFT):
         run_until_done(site.options("fifo"), silent)
 
 
 def test_a_policy_with_rounds_is_given_up_after_as_many_idle_rounds_as_in_a_replay(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Site, lazy: type[Fifo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pliant.tools.schedule.policies.fifo import Fifo
-    from pliant.tools.schedule.policy import Decision
-    from pliant.tools.schedule.session import session as patience
-
-    site.job("a")
-    monkeypatch.setattr(Fifo, "decide", lambda self, snapshot, rng: Decision())
-    monkeypatch.setattr(Fifo, "default_interval_s", 0.001)
+    monkeypatch.setattr(lazy, "default_interval_s", 0.001)
     monkeypatch.setattr(patience, "IDLE_ROUNDS", 5)
-    with pytest.raises(InfeasibleError, match='job "a" is left: policy "fifo" never starts it'):
+    with pytest.raises(InfeasibleError, match=LEFT):
         run_until_done(site.options("fifo"), silent)
     assert [event.event for event in site.events()].count("decision") == 1 + 1 + 5
 
 
 def test_a_policy_with_a_round_is_asked_every_round(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pliant.tools.schedule.policies.fifo import Fifo
-
     def often(log: RunLog) -> bool:
         return sum(event.event == "decision" for event in site.events()) >= 6
 
@@ -395,45 +338,39 @@ def test_a_policy_with_a_round_is_asked_every_round(site: Site, monkeypatch: pyt
 def test_an_error_in_the_policy_stops_the_jobs_with_checkpoints(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pliant.tools.schedule.policies.fifo import Fifo
-
     site.job("a", samples=1e6)
     site.job("b", samples=50, at=0.3)
     options = site.options("fifo")
-
-    def broken(self: Fifo, snapshot: object, rng: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(Fifo, "decide", broken)
+    monkeypatch.setattr(Fifo, "decide", lambda self, snapshot, rng: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_until_done(options, silent)
     assert left_running(site.folder) == []
     assert site.of("a") == ["submit a", "start a 1", "requeue a 0"]
 
 
+def ended(site: Site) -> None:
+    """Open the gate, and wait for the jobs to end."""
+    site.gate.touch()
+    until(lambda: left_running(site.folder) == [])
+
+
 def test_once_starts_what_the_schedule_says_and_leaves_it_running(site: Site) -> None:
-    site.job("a", "--gate", site.gate, samples=150)
+    """The same schedule once more changes nothing."""
+    site.job("a", "--gate", site.gate, samples=600)
     log, failed = run_once(site.options("fifo"))
     assert (log.jobs["a"].phase, failed) == ("running", [])
+    dirs = StateDir(site.state)
+    job = dirs.job("a")
+    assert [path.stat().st_mode & 0o777 for path in (job.plan, dirs.jobs, dirs.path)] == [0o600, 0o700, 0o700]
+    before = job.attempt(1).launch.read_bytes()
+    run_once(site.options("fifo"))
+    assert job.attempt(1).launch.read_bytes() == before
+    assert not job.attempt(2).path.exists()
     assert left_running(site.folder) != []
-    site.gate.touch()
-    until(lambda: left_running(site.folder) == [])
+    ended(site)
     log, _ = run_once(site.options("fifo"))
     assert site.story() == ["submit a", "start a 1", "finish a 0"]
-    assert log.jobs["a"].samples_done == 150
-
-
-def test_once_again_with_the_same_schedule_changes_nothing(site: Site) -> None:
-    site.job("a", "--gate", site.gate, samples=600)
-    run_once(site.options("fifo"))
-    before = StateDir(site.state).job("a").attempt(1).launch.read_bytes()
-    run_once(site.options("fifo"))
-    assert StateDir(site.state).job("a").attempt(1).launch.read_bytes() == before
-    assert not StateDir(site.state).job("a").attempt(2).path.exists()
-    assert left_running(site.folder) != []
-    assert site.story() == ["submit a", "start a 1"]
-    site.gate.touch()
-    until(lambda: left_running(site.folder) == [])
+    assert log.jobs["a"].samples_done == 600
 
 
 def test_once_resizes_what_an_earlier_call_started(site: Site) -> None:
@@ -487,11 +424,11 @@ def test_a_job_that_failed_lately_is_not_started_before_its_time(
     until(lambda: left_running(site.folder) == [])
     log, _ = run_once(site.options("fifo"))
     assert site.story() == ["submit a", "start a 1", "requeue a 0"]
-    assert log.jobs["a"].retry_s is not None
-    found = decide_from(site.events(), Question("fifo"), now_s=log.jobs["a"].retry_s - 1)
-    assert found.allocations == ()
-    found = decide_from(site.events(), Question("fifo"), now_s=log.jobs["a"].retry_s + 1)
-    assert [given.job for given in found.allocations] == ["a"]
+    retry_s = log.jobs["a"].retry_s
+    assert retry_s is not None
+    for now_s, jobs in ((retry_s - 1, []), (retry_s + 1, ["a"])):
+        found = decide_from(site.events(), Question("fifo"), now_s=now_s)
+        assert [given.job for given in found.allocations] == jobs
 
 
 def damage(*paths: Path) -> None:
@@ -504,57 +441,53 @@ def lose(*paths: Path) -> None:
         path.unlink()
 
 
-def test_a_job_that_trains_trains_on_where_its_plan_is_lost(site: Site) -> None:
-    site.job("a", "--deaf", "--gate", site.gate, samples=150)
-    run_once(site.options("fifo"))
-    job = StateDir(site.state).job("a")
-    until(job.attempt(1).progress.exists)
-    before = {process.pid for process in left_running(site.folder)}
-    lose(job.plan)
-    run_once(site.options("fifo"))
-    assert {process.pid for process in left_running(site.folder)} == before
-    site.gate.touch()
-    until(lambda: left_running(site.folder) == [])
+def of_job(site: Site, job_id: str) -> set[int]:
+    folder = str(StateDir(site.state).job(job_id).path)
+    return {found.pid for found in left_running(site.folder) if found.environ()[ENV_JOB_DIR] == folder}
 
 
-@pytest.mark.parametrize("what", ["launch record", "plan"])
-def test_a_damaged_file_of_a_job_that_trains_costs_it_nothing(site: Site, what: str) -> None:
-    site.job("a", "--deaf", "--gate", site.gate, samples=150)
+@pytest.fixture
+def three(tmp_path: Path) -> tuple[Site, dict[str, set[int]]]:
+    """Jobs a, b and c that train on a slot each, and their processes."""
+    site = Site(tmp_path, slots=3)
+    for name in "abc":
+        site.job(name, "--deaf", "--gate", site.gate, samples=150)
     run_once(site.options("fifo"))
-    job = StateDir(site.state).job("a")
-    until(job.attempt(1).progress.exists)
-    before = {process.pid for process in left_running(site.folder)}
-    damage(job.attempt(1).launch if what == "launch record" else job.plan)
-    run_once(site.options("fifo"))
-    assert {process.pid for process in left_running(site.folder)} == before
-    site.gate.touch()
-    until(lambda: left_running(site.folder) == [])
-    run_once(site.options("fifo"))
-    assert site.story() == ["submit a", "start a 1", "finish a 0"]
+    for name in "abc":
+        until(StateDir(site.state).job(name).attempt(1).progress.exists)
+    return site, {name: of_job(site, name) for name in "abc"}
 
 
-@pytest.mark.parametrize("what", ["plans damaged", "plans lost", "launch record lost"])
-def test_a_job_whose_files_nothing_can_replace_is_ended_before_it_is_started_again(
-    site: Site, what: str
+def test_a_plan_that_is_lost_or_one_damaged_file_costs_a_job_that_trains_nothing(
+    three: tuple[Site, dict[str, set[int]]],
 ) -> None:
-    site.job("a", "--deaf", "--gate", site.gate, samples=150)
+    site, before = three
+    a, b, c = (StateDir(site.state).job(name) for name in "abc")
+    damage(a.attempt(1).launch, b.plan)
+    lose(c.plan)
     run_once(site.options("fifo"))
-    job = StateDir(site.state).job("a")
-    until(job.attempt(1).progress.exists)
-    before = {process.pid for process in left_running(site.folder)}
-    plans = (job.plan, job.attempt(1).plan(1))
-    if what == "plans damaged":
-        damage(*plans)
-    else:
-        lose(*(plans if what == "plans lost" else (job.attempt(1).launch,)))
+    assert {name: of_job(site, name) for name in "abc"} == before
+    ended(site)
     run_once(site.options("fifo"))
-    until(job.attempt(2).progress.exists)
-    assert before.isdisjoint(process.pid for process in left_running(site.folder))
-    plan = read_plan(job)
-    assert plan is not None
-    assert (plan.attempt, plan.generation) == (2, 1 if what == "plans lost" else 2)
-    site.gate.touch()
-    until(lambda: left_running(site.folder) == [])
+    for name in "abc":
+        assert site.of(name) == [f"submit {name}", f"start {name} 1", f"finish {name} 0"]
+
+
+def test_a_job_whose_files_nothing_can_replace_is_ended_before_it_is_started_again(
+    three: tuple[Site, dict[str, set[int]]],
+) -> None:
+    site, before = three
+    a, b, c = (StateDir(site.state).job(name) for name in "abc")
+    damage(a.plan, a.attempt(1).plan(1))
+    lose(b.plan, b.attempt(1).plan(1), c.attempt(1).launch)
+    run_once(site.options("fifo"))
+    for name, folder, generation in (("a", a, 2), ("b", b, 1), ("c", c, 2)):
+        until(folder.attempt(2).progress.exists)
+        assert before[name].isdisjoint(of_job(site, name))
+        plan = read_plan(folder)
+        assert plan is not None
+        assert (plan.attempt, plan.generation) == (2, generation)
+    ended(site)
 
 
 def test_a_job_whose_plan_cannot_be_read_is_left_as_it_is_until_it_can(
@@ -577,20 +510,9 @@ def test_a_job_whose_plan_cannot_be_read_is_left_as_it_is_until_it_can(
     assert "job a is left as it is" in caplog.text
     assert not job.attempt(2).path.exists()
     monkeypatch.setattr(Path, "read_bytes", read)
-    site.gate.touch()
-    until(lambda: left_running(site.folder) == [])
+    ended(site)
     run_once(site.options("fifo"))
     assert site.story() == ["submit a", "start a 1", "finish a 0"]
-
-
-def test_plans_are_readable_by_their_owner_only(site: Site) -> None:
-    site.job("a", samples=100)
-    run_once(site.options("fifo"))
-    dirs = StateDir(site.state)
-    assert dirs.job("a").plan.stat().st_mode & 0o777 == 0o600
-    assert dirs.jobs.stat().st_mode & 0o777 == 0o700
-    assert dirs.path.stat().st_mode & 0o777 == 0o700
-    until(lambda: left_running(site.folder) == [])
 
 
 def test_a_dry_run_prints_the_commands_and_touches_nothing(site: Site) -> None:
@@ -622,14 +544,6 @@ def test_a_dry_run_names_the_steps_as_the_log_will(site: Site) -> None:
     assert site.story()[-1] == "resume b 1"
     site.jobs.clear()
     run_once(site.options("fifo"))
-
-
-def test_a_dry_run_of_a_run_that_goes_on_leaves_the_word_to_the_policy(site: Site) -> None:
-    site.job("a", samples=1e6)
-    run_until_done(site.options("fifo"), when(trains("a"), lambda: os.kill(os.getpid(), signal.SIGINT)))
-    text = runner.dry_run_text(site.options(None), resume=True)
-    assert text.startswith('policy "fifo" decides first')
-    assert len(text.splitlines()) == 1
 
 
 def test_a_dry_run_on_a_live_state_directory_tells_the_difference(site: Site) -> None:
@@ -682,6 +596,7 @@ def test_the_policy_hears_how_far_a_job_is_and_the_log_does_not_grow(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[tuple[float, int, float | None]] = []
+    shown: list[float] = []
     tell = Loop._refine
 
     def listening(live: Loop, report: Progressed) -> None:
@@ -689,11 +604,16 @@ def test_the_policy_hears_how_far_a_job_is_and_the_log_does_not_grow(
         job = live.session.jobs["a"]
         heard.append((job.samples_done(live.clock()), len(job.observations), job.noise_scale))
 
+    def look() -> None:
+        shown.append(jobs_in_order(Watcher(site.state).look().log)[0].samples_done)
+        site.gate.touch()
+
     monkeypatch.setattr(Loop, "_refine", listening)
     site.job("a", site.gate, text=REPORTS, samples=1e6, high=1)
-    run_until_done(site.options(), when(reported(400.0), site.gate.touch))
+    run_until_done(site.options(), when(reported(400.0), look))
     assert heard[-1][0] >= 400.0
     assert heard[-1][1:] == (1, 12.0)
+    assert shown[0] >= 400.0, "a bystander sees it, too"
     assert [event.event for event in site.events()].count("progress") == 1
     assert site.story() == ["submit a", "start a 1", "finish a 0"]
 
@@ -704,18 +624,6 @@ def test_the_log_says_how_far_a_job_was_when_it_failed(site: Site) -> None:
         run_until_done(replace(site.options(), retries=0), when(reported(400.0), site.gate.touch))
     (failed,) = [event for event in site.events() if event.event == "fail"]
     assert (failed.samples_done or 0.0) >= 400.0
-
-
-def test_who_only_looks_sees_how_far_a_job_is(site: Site) -> None:
-    seen: list[float] = []
-
-    def look() -> None:
-        seen.append(jobs_in_order(Watcher(site.state).look().log)[0].samples_done)
-        site.gate.touch()
-
-    site.job("a", site.gate, text=REPORTS, samples=1e6, high=1)
-    run_until_done(site.options(), when(reported(400.0), look))
-    assert seen[0] >= 400.0
 
 
 @pytest.mark.parametrize("at", [0.0, 1e6])

@@ -18,7 +18,6 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, read_schedule, write_schedule
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.run import run_until_done
-from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.repair import fit_together
@@ -27,9 +26,8 @@ from pliant.tools.schedule.policies.lucid import Lucid
 from pliant.tools.schedule.policy import Decision, Target
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster, job
-from tests.tools.run.simulated.nodes import SAMPLES
 from tests.tools.run.simulated.workers import SimulatedWorkers
-from tests.tools.run.simulated.world import POLICIES, World
+from tests.tools.run.simulated.world import POLICIES, World, trains
 from tests.tools.run.site import Site
 
 TOGETHER = Sharing(unmeasured="together", speed=0.8)
@@ -61,19 +59,15 @@ def test_two_jobs_train_on_one_slot_at_the_same_time(site: Site) -> None:
         if {job_id for job_id, each in log.jobs.items() if each.samples_done > 0} == {"a", "b"}:
             site.gate.touch()
 
-    log, _ = run_until_done(replace(site.options(), schedule=schedule(site)), view)
+    options, path = site.options(), schedule(site)
+    assert '"pliant.schedule/1.3"' in Path(path).read_text()
+    assert [given.beside for given in read_schedule(path).allocations] == ["b", "a"]
+    log, _ = run_until_done(replace(options, schedule=path), view)
     assert {each.phase for each in log.jobs.values()} == {"finished"}
     plans = [json.loads((site.state / "jobs" / name / "plan.json").read_text()) for name in "ab"]
     assert [[member["slot"] for member in plan["members"]] for plan in plans] == [["n0/0"], ["n0/0"]]
     starts = {event.job: event.detail for event in site.events() if event.event == "start"}
     assert {job_id: (detail or {}).get("beside") for job_id, detail in starts.items()} == {"a": "b", "b": "a"}
-
-
-def test_a_schedule_with_jobs_that_share_goes_through_its_file(site: Site) -> None:
-    found = read_schedule(schedule(site))
-    assert found.minor == 3
-    assert '"pliant.schedule/1.3"' in (site.folder / "schedule.json").read_text()
-    assert [given.beside for given in found.allocations] == ["b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -161,11 +155,7 @@ def pair(folder: Path, *node_gpus: int) -> Iterator[World]:
 
 
 def give(world: World, name: str, gpus: int) -> None:
-    own = {"command": ("train.py", SAMPLES, "4000"), "workdir": "/", "work": {"samples": 4000.0}}
-    spec = job(name, gpus=gpus, low=1, high=gpus, elastic="size", batch=8, checkpoint_seconds=7.0, **own)
-    submit(
-        world.dirs.path, [spec], "jobs", folder=world.folder, now_s=world.clock.wall(), check_scripts=False
-    )
+    world.give(job(name, gpus=gpus, low=1, high=gpus, elastic="size", **trains(4000.0)))
 
 
 def until(world: World, condition: Callable[[], bool]) -> None:

@@ -24,12 +24,10 @@ class SimulatedClock:
         return self.steady() + self._ahead_s
 
     def steady(self) -> float:
-        """Seconds since some moment."""
         passed_s = 0.0 if self._began_s is None else time.perf_counter() - self._began_s
         return self._skipped_s + passed_s
 
     def advance(self, seconds: float) -> None:
-        """Time goes by."""
         self._skipped_s += seconds
 
     def set_forward(self, seconds: float) -> None:

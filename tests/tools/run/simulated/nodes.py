@@ -59,7 +59,6 @@ class SimulatedNodes:
     # What a launcher asks of it.
 
     def nodes(self) -> Sequence[NodeInfo]:
-        """The nodes of the cluster file."""
         return [
             NodeInfo(node.name, node.gpus, node.name not in self.lost, devices=self._devices(node.gpus))
             for node in self._cluster.expanded()
@@ -69,7 +68,6 @@ class SimulatedNodes:
         return None if self._cluster.slots == "cpu" else tuple(map(str, range(gpus)))
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
-        """Start all units, or none."""
         self.before_each()
         self._start(handle, units)
         self.before_each()
@@ -110,17 +108,14 @@ class SimulatedNodes:
             workers.stop(level, only, self.clock.steady())
 
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
-        """What became of the units."""
         return {
             handle: self.attempts[handle].statuses if handle in self.attempts else () for handle in handles
         }
 
     def release(self, over: Container[str] = ()) -> int:
-        """Nothing is held."""
         return 0
 
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
-        """The newest attempt of every job that is not over, by the folders."""
         found = []
         for name in sorted(os.listdir(self._jobs)) if self._jobs.exists() else ():
             job = JobDir(self._jobs / name)
@@ -131,7 +126,6 @@ class SimulatedNodes:
     # What goes on there.
 
     def go_on(self, seconds: float) -> None:
-        """Time goes by for everybody."""
         self.clock.advance(seconds)
         now_s, wall_s = self.clock.steady(), self.clock.wall()
         for workers in self.attempts.values():
@@ -139,11 +133,9 @@ class SimulatedNodes:
                 workers.go_on(now_s, wall_s, seconds, room=not self.disk_is_full)
 
     def running(self) -> list[SimulatedUnit]:
-        """All units that run, in a fixed order."""
         return [unit for _, workers in sorted(self._by_name()) for unit in workers.units if unit.runs]
 
     def training(self) -> list[SimulatedWorkers]:
-        """All attempts of which something runs, in a fixed order."""
         return [workers for _, workers in sorted(self._by_name()) if workers.runs]
 
     def lose(self, node: str) -> None:
@@ -154,7 +146,6 @@ class SimulatedNodes:
                 unit.end(None)
 
     def close(self) -> None:
-        """Let go of the files that are open."""
         for unit in self.running():
             unit.end(-9)
 
@@ -163,6 +154,5 @@ class SimulatedNodes:
 
 
 def _samples(units: Sequence[Unit]) -> float:
-    """The work that the command of a job names."""
     words = units[0].argv
     return float(words[words.index(SAMPLES) + 1])

@@ -69,7 +69,6 @@ class SimulatedUnit:
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended."""
         return self.status.state == "running"
 
     @property
@@ -106,7 +105,6 @@ class SimulatedWorkers:
     _checkpoint_s: float = 0.0
 
     def start(self, units: Iterable[Unit], now_s: float) -> None:
-        """More of them."""
         self._look()
         for unit in units:
             slot = unit.env.get(ENV_SLOT, SLOT_FROM_RANK)
@@ -157,10 +155,6 @@ class SimulatedWorkers:
             self.units[number].end(1)
 
     def go_on(self, now_s: float, wall_s: float, seconds: float, *, room: bool) -> None:
-        """Some seconds go by.
-
-        :param room: the disk is not full, so what has to be saved can be.
-        """
         self._look()
         for one in self.units:
             if one.runs and one.dies_s <= now_s:
@@ -199,7 +193,6 @@ class SimulatedWorkers:
             return
 
     def _show(self, worker: int, one: SimulatedUnit, now_s: float, wall_s: float) -> None:
-        """Be seen to live."""
         if one.lock < 0 and now_s >= one.ready_s:
             path = self.handle.files.presence(worker)
             one.lock = os.open(path.with_suffix(".new"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -209,7 +202,6 @@ class SimulatedWorkers:
             os.utime(one.lock, (wall_s, wall_s))
 
     def _obey(self, now_s: float, wall_s: float) -> None:
-        """Follow a newer plan where that can be."""
         plan = self._plan
         if plan is None or (self.trains is not None and plan.generation <= self.trains.generation):
             return
@@ -282,7 +274,6 @@ class SimulatedWorkers:
             self._leave("stopped", 0, "no plan came to go on without the worker that is gone")
 
     def _leave(self, how: Literal["stopped", "done"], code: int, message: str = "") -> None:
-        """All that live save, say so, and end."""
         self.training.saved = self.done
         for worker, one in enumerate(self.units):
             if one.runs and not one.stands_still:
@@ -290,7 +281,6 @@ class SimulatedWorkers:
                 one.end(code)
 
     def crash(self, number: int) -> None:
-        """The script of one worker fails."""
         one = self.units[number]
         if self.is_elastic:
             self._write_outcome(number, "crashed", "ValueError: a bad sample")

@@ -10,7 +10,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.errors import ServiceMissingError
@@ -106,7 +106,6 @@ class World:
         self.loop = prepared.loop(self._state, follow=True)
 
     def _end(self) -> None:
-        """The launcher is gone, and what it had open is closed."""
         if self._state is not None:
             self._state.close()
         self.loop = self._state = None
@@ -115,7 +114,6 @@ class World:
     # Deeds of people.
 
     def submit(self, number: int) -> None:
-        """A job, of some kind and size."""
         self._ids += 1
         high, samples = number % 4 + 1, float(20 + number % 7 * 60)
         elastic = ("size", "size", "size+batch", "none")[number // 4 % 4]
@@ -125,24 +123,15 @@ class World:
             low=None if elastic == "none" else 1,
             high=None if elastic == "none" else 4,
             elastic=elastic,
-            batch=8,
-            command=("train.py", SAMPLES, str(samples)),
-            workdir="/",
-            work={"samples": samples},
-            checkpoint_seconds=7.0,
+            **trains(samples),
         )
-        if self._ask(lambda: self._submit(spec)):
+        if self._ask(lambda: self.give(spec)):
             self.accepted[spec.id] = samples
 
-    def _submit(self, spec: Job) -> None:
-        submit(
-            self.dirs.path,
-            [spec],
-            "world",
-            folder=self.folder,
-            now_s=self.clock.wall(),
-            check_scripts=False,
-        )
+    def give(self, *jobs: Job) -> None:
+        """Submit jobs that are made by hand."""
+        now_s = self.clock.wall()
+        submit(self.dirs.path, jobs, "world", folder=self.folder, now_s=now_s, check_scripts=False)
 
     def cancel(self, number: int) -> None:
         """Some job that was submitted is cancelled, whatever it does."""
@@ -175,7 +164,6 @@ class World:
     # Deeds of chance.
 
     def wait(self, number: int) -> None:
-        """Nothing happens for a while."""
         for _ in range(number % 6):
             self.turn()
 
@@ -211,7 +199,6 @@ class World:
             unit.dies_in_s = 1.0 + number % 40
 
     def lose_node(self, number: int) -> None:
-        """A node is gone, with all that runs there."""
         self.nodes.lose(f"n{number % len(NODES)}")
 
     def return_node(self, number: int) -> None:
@@ -219,7 +206,6 @@ class World:
         self.nodes.lost.discard(chosen(sorted(self.nodes.lost), number) or "")
 
     def refuse_starts(self, number: int) -> None:
-        """The next starts fail."""
         kind = (errno.EAGAIN, errno.ENOENT, errno.ENOMEM, errno.EACCES)[number % 4]
         self.nodes.next_starts += [OSError(kind, os.strerror(kind))] * (1 + number // 4 % 3)
 
@@ -239,15 +225,12 @@ class World:
                 file.write(b'{"time": 1700000000.0, "event": "finish", "job": "j1"}'[: 1 + number % 50])
 
     def fill_disk(self, _number: int) -> None:
-        """No room."""
         self.hazard.disk_is_full = True
 
     def free_disk(self, _number: int) -> None:
-        """Room again."""
         self.hazard.disk_is_full = False
 
     def set_clock(self, number: int) -> None:
-        """Somebody sets the system's clock."""
         self.clock.set_forward((-3600.0, -30.0, 30.0, 3600.0, 86400.0)[number % 5])
 
     # The end.
@@ -306,9 +289,15 @@ class World:
         assert [one.handle for one in self.nodes.training()] == []
 
     def close(self) -> None:
-        """Leave nothing open."""
         self._end()
         self.nodes.close()
+
+
+def trains(samples: float) -> dict[str, Any]:
+    """The fields of a job that trains that many samples."""
+    command = ("train.py", SAMPLES, str(samples))
+    own = {"command": command, "workdir": "/", "work": {"samples": samples}}
+    return {**own, "batch": 8, "checkpoint_seconds": 7.0}
 
 
 def chosen(among: Sequence[T], number: int) -> T | None:
@@ -318,28 +307,11 @@ def chosen(among: Sequence[T], number: int) -> T | None:
 
 Deed = Callable[[World, int], None]
 DEEDS: Final[dict[str, Deed]] = {
-    deed.__name__: deed
-    for deed in (
-        World.submit,
-        World.cancel,
-        World.order,
-        World.order_node,
-        World.wait,
-        World.kill_worker,
-        World.crash,
-        World.stop_worker,
-        World.wake_worker,
-        World.make_deaf,
-        World.make_undying,
-        World.lose_node,
-        World.return_node,
-        World.refuse_starts,
-        World.kill_loop,
-        World.end_loop,
-        World.tear_log,
-        World.fill_disk,
-        World.free_disk,
-        World.set_clock,
+    name: getattr(World, name)
+    for name in (
+        *("submit", "cancel", "order", "order_node", "wait", "kill_worker", "crash", "stop_worker"),
+        *("wake_worker", "make_deaf", "make_undying", "lose_node", "return_node", "refuse_starts"),
+        *("kill_loop", "end_loop", "tear_log", "fill_disk", "free_disk", "set_clock"),
     )
 }
 

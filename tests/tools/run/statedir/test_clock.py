@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,19 +17,22 @@ from pliant.tools.run.watch.status import look_at
 from tests.tools.run.stories import Story
 
 DAY_S: Final = 86400.0
+NOW_S: Final = 1_700_000_000.0
 
 
-def test_a_trace_starts_when_it_is_run() -> None:
-    assert origin(100.0, 1_700_000_000.0) == 1_699_999_900.0
-
-
-def test_a_schedule_in_utc_is_on_the_clock_already() -> None:
-    assert origin(1_700_000_000.0, 1_700_000_005.0) == 0.0
-    assert origin(1_700_000_000.0, 1_700_000_005.0, known_s=7.0) == 0.0
-
-
-def test_later_schedules_of_a_trace_are_on_the_clock_of_the_first() -> None:
-    assert origin(130.0, 1_700_000_000.0, known_s=1_699_999_900.0) == 1_699_999_900.0
+@pytest.mark.parametrize(
+    ("schedule_s", "known_s", "origin_s"),
+    [
+        (100.0, None, NOW_S - 100.0),  # a trace starts when it is run
+        (130.0, NOW_S - 100.0, NOW_S - 100.0),  # its later schedules are on the clock of the first
+        (NOW_S - 5.0, None, 0.0),  # a schedule in UTC
+        (NOW_S - 5.0, 7.0, 0.0),
+    ],
+)
+def test_a_schedule_is_in_utc_or_on_the_clock_of_the_first(
+    schedule_s: float, known_s: float | None, origin_s: float
+) -> None:
+    assert origin(schedule_s, NOW_S, known_s) == origin_s
 
 
 class Machine:

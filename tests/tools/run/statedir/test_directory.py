@@ -87,12 +87,14 @@ def test_what_a_run_leaves_in_its_folders_is_for_its_owner_alone(
 def test_a_folder_that_others_can_read_is_closed_to_them(
     dirs: StateDir, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """What else lies in it keeps its mode."""
     dirs.path.mkdir()
+    for path in (dirs.run_log, notes := dirs.path / "notes"):
+        path.touch()
+        path.chmod(0o644)
     dirs.path.chmod(0o755)
-    dirs.run_log.touch()
-    dirs.run_log.chmod(0o644)
     ask(dirs)
-    assert open_to_all(dirs.path) == []
+    assert open_to_all(dirs.path) == [notes]
     assert "was open to other users: from now on it is yours alone" in caplog.text
     caplog.clear()
     ask(dirs, "b")
@@ -107,16 +109,6 @@ def test_a_dry_run_leaves_a_folder_that_others_can_read_as_it_is(
     runner.dry_run_text(RunOptions(dirs.path), resume=True)
     assert stat.S_IMODE(dirs.path.stat().st_mode) == 0o755
     assert "was open to other users" not in caplog.text
-
-
-def test_what_else_lies_in_the_folder_keeps_its_mode(dirs: StateDir) -> None:
-    ask(dirs)
-    notes = dirs.path / "notes"
-    dirs.path.chmod(0o755)
-    notes.touch()
-    notes.chmod(0o644)
-    ask(dirs, "b")
-    assert open_to_all(dirs.path) == [notes]
 
 
 def test_a_folder_of_other_things_is_refused_and_left_as_it_is(dirs: StateDir) -> None:
@@ -143,63 +135,61 @@ def test_a_folder_that_is_refused_is_left_as_it_was_and_refused_again(dirs: Stat
     assert {path: path.lstat().st_mode for path in [dirs.path, *dirs.path.rglob("*")]} == before
 
 
-def test_nothing_is_made_in_a_folder_that_is_refused(dirs: StateDir) -> None:
+@pytest.mark.parametrize("part", ["", "spool", "jobs"])
+def test_a_folder_that_others_may_write_in_is_refused_and_the_line_says_what_to_do(
+    dirs: StateDir, part: str
+) -> None:
     dirs.path.mkdir()
     dirs.path.chmod(0o777)
     with pytest.raises(UsageError, match="others may write in it"):
         ask(dirs)
-    assert list(dirs.path.iterdir()) == []
-
-
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("part", ["", "spool", "jobs"])
-def test_a_folder_that_others_may_write_in_is_refused_and_the_line_says_what_to_do(
-    dirs: StateDir, use: str, part: str
-) -> None:
+    assert list(dirs.path.iterdir()) == [], "nothing is made there"
+    dirs.path.chmod(0o700)
     ask(dirs)
     dirs.path.chmod(0o755)
     (dirs.path / part).chmod(0o775)
-    with pytest.raises(
-        UsageError, match=f"others may write in it.*chmod go-w {dirs.path / part}$"
-    ) as refused:
-        USES[use](dirs)
-    assert str(refused.value).count("\n") == 0
+    for use in USES.values():
+        with pytest.raises(
+            UsageError, match=f"others may write in it.*chmod go-w {dirs.path / part}$"
+        ) as refused:
+            use(dirs)
+        assert str(refused.value).count("\n") == 0
 
 
-@pytest.mark.parametrize("use", [*USES, *LOOKS])
-def test_a_folder_of_another_user_is_refused(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, use: str
-) -> None:
+def test_a_folder_of_another_user_is_refused(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(dirs)
     owner = dirs.path.stat().st_uid
     monkeypatch.setattr(private.os, "geteuid", lambda: owner + 4711)
-    with pytest.raises(UsageError, match="belongs to"):
-        (USES | LOOKS)[use](dirs)
+    for use in (USES | LOOKS).values():
+        with pytest.raises(UsageError, match="belongs to"):
+            use(dirs)
+
+
+STRANGER = os.geteuid() + 4711
+
+
+def of_a_stranger(found: os.stat_result) -> os.stat_result:
+    """No test can count on being root, or on there being another user."""
+    fields = list(found)
+    fields[stat.ST_UID] = STRANGER
+    return os.stat_result(fields)
 
 
 def test_root_may_look_at_what_belongs_to_another_user_and_runs_nothing_of_it(
     dirs: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Owner and user are pretended: no test can count on being root, or on there being another user."""
     ask(dirs)
-    lstat, stranger = os.lstat, dirs.path.stat().st_uid + 4711
-
-    def belongs_to_a_stranger(path: Path) -> os.stat_result:
-        found = list(lstat(path))
-        found[stat.ST_UID] = stranger
-        return os.stat_result(found)
-
-    monkeypatch.setattr(private, "_parts", lambda dirs: [(dirs.path, belongs_to_a_stranger(dirs.path))])
-    monkeypatch.setattr(private.os, "lstat", belongs_to_a_stranger)
+    lstat = os.lstat
+    monkeypatch.setattr(private, "_parts", lambda dirs: [(dirs.path, of_a_stranger(lstat(dirs.path)))])
+    monkeypatch.setattr(private.os, "lstat", lambda path: of_a_stranger(lstat(path)))
     monkeypatch.setattr(private.os, "geteuid", lambda: 0)
     private.check_seen(dirs)
-    with pytest.raises(UsageError, match=f"belongs to user {stranger}, and you are root"):
+    with pytest.raises(UsageError, match=f"belongs to user {STRANGER}, and you are root"):
         private.check_own(dirs)
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "schedule.json", "lock", "spool", "jobs"])
-@pytest.mark.parametrize("use", ["run", "status"])
-def test_a_link_in_a_state_directory_is_refused(dirs: StateDir, name: str, use: str) -> None:
+def test_a_link_in_a_state_directory_is_refused(dirs: StateDir, name: str) -> None:
     ask(dirs)
     target = dirs.path.parent / "elsewhere"
     target.mkdir()
@@ -207,8 +197,9 @@ def test_a_link_in_a_state_directory_is_refused(dirs: StateDir, name: str, use: 
     if path.is_dir():
         path.rename(dirs.path.parent / "moved")
     path.symlink_to(target if name in ("spool", "jobs") else target / "file")
-    with pytest.raises(UsageError, match="is a symbolic link"):
-        (USES | LOOKS)[use](dirs)
+    for use in ("run", "status"):
+        with pytest.raises(UsageError, match="is a symbolic link"):
+            (USES | LOOKS)[use](dirs)
     assert list(target.iterdir()) == []
 
 
@@ -225,24 +216,23 @@ def contents(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("use", [*USES, *LOOKS])
-def test_a_link_among_the_jobs_of_a_folder_that_others_can_enter_is_refused(dirs: StateDir, use: str) -> None:
+def test_a_link_among_the_jobs_of_a_folder_that_others_can_enter_is_refused(dirs: StateDir) -> None:
     ask(dirs)
     link_for(dirs, "whoever")
     dirs.path.chmod(0o755)
-    with pytest.raises(UsageError, match="is a symbolic link"):
-        (USES | LOOKS)[use](dirs)
+    for use in (USES | LOOKS).values():
+        with pytest.raises(UsageError, match="is a symbolic link"):
+            use(dirs)
 
 
-@pytest.mark.parametrize("use", ["run", "status", "log"])
-def test_a_link_in_place_of_the_folder_of_a_job_that_runs_is_refused(dirs: StateDir, use: str) -> None:
+def test_a_link_in_place_of_the_folder_of_a_job_that_runs_is_refused(dirs: StateDir) -> None:
     with State(dirs.path) as state:
         state.record([submit_event(runs("a"), 1.0), STARTED])
     outside = link_for(dirs, "a")
     before = contents(outside)
-    reads_output = {"log": lambda dirs: list(job_output(dirs.path, "a"))}
-    with pytest.raises(UsageError, match="a: is a symbolic link"):
-        (USES | LOOKS | reads_output)[use](dirs)
+    for use in (USES["run"], LOOKS["status"], lambda dirs: list(job_output(dirs.path, "a"))):
+        with pytest.raises(UsageError, match="a: is a symbolic link"):
+            use(dirs)
     assert contents(outside) == before
 
 
@@ -307,18 +297,12 @@ def test_what_is_no_file_in_the_spool_is_left_aside_and_nobody_waits_for_it(
     ask(dirs, "b")
 
 
-def test_a_request_that_somebody_else_put_there_is_left_aside(
+def test_a_request_that_another_user_put_there_is_left_aside(
     dirs: StateDir, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(dirs)
     fstat = os.fstat
-
-    def of_a_stranger(descriptor: int) -> os.stat_result:
-        found = list(fstat(descriptor))
-        found[stat.ST_UID] += 4711
-        return os.stat_result(found)
-
-    monkeypatch.setattr(private.os, "fstat", of_a_stranger)
+    monkeypatch.setattr(private.os, "fstat", lambda descriptor: of_a_stranger(fstat(descriptor)))
     assert Spool(dirs).requests() == []
     assert "belongs to" in caplog.text
 

@@ -11,7 +11,7 @@ import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.io import read_jobs
+from pliant.schemas.io import read_jobs, write_cluster, write_schedule
 from pliant.schemas.job import Job
 from pliant.tools.run.service.submit import cancel, order_jobs, submit
 from pliant.tools.run.statedir import requests as spool
@@ -19,6 +19,8 @@ from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, submit_event
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog, fold
 from pliant.tools.run.statedir.requests import Spool, requested, unheard
+from pliant.tools.run.statedir.state import State
+from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 
 NOW_S = 2e9
@@ -37,9 +39,20 @@ def ask(dirs: StateDir, *jobs: Job) -> list[str]:
     return submit(dirs.path, jobs, "jobs.jsonl", folder=dirs.path.parent, now_s=NOW_S, check_scripts=False)
 
 
-def heard(dirs: StateDir, log: RunLog, until_s: float = NOW_S) -> list[str]:
-    found = unheard(Spool(dirs).requests(), log, until_s)
+def heard(dirs: StateDir, log: RunLog | None = None, until_s: float = NOW_S) -> list[str]:
+    found = unheard(Spool(dirs).requests(), log or RunLog(), until_s)
     return [f"cancel {it}" if isinstance(it, str) else f"submit {it.id}" for it in found]
+
+
+def begun(dirs: StateDir, *jobs: Job) -> None:
+    """Jobs were submitted, and there was a run, so that a cancelled job is not withdrawn."""
+    ask(dirs, *jobs)
+    dirs.cluster.write_text("there was a run")
+
+
+def short(*_: object) -> None:
+    """No file can be opened for a moment."""
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 def test_what_is_submitted_lies_in_the_spool_as_a_job_file_with_its_folder_and_time_written_out(
@@ -55,21 +68,15 @@ def test_what_is_submitted_lies_in_the_spool_as_a_job_file_with_its_folder_and_t
 def test_requests_keep_their_order_when_the_clock_is_set_back(
     dirs: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pliant.tools.run.statedir import requests as spool
-
     times = iter([500, 500, 300, 300, 100, 100])
     monkeypatch.setattr(spool.time, "time_ns", lambda: next(times))
     for name in ("c", "b", "a"):
         ask(dirs, runs(name))
-    assert heard(dirs, RunLog()) == ["submit c", "submit b", "submit a"]
+    assert heard(dirs) == ["submit c", "submit b", "submit a"]
 
 
 @pytest.mark.parametrize("where", ["spool", "log", "schedule"])
 def test_an_id_that_is_in_use_is_refused_wherever_it_is(dirs: StateDir, where: str) -> None:
-    from pliant.schemas.io import write_schedule
-    from pliant.tools.run.statedir.state import State
-    from pliant.tools.schedule.decide import Question, decide
-
     if where == "spool":
         ask(dirs, runs("a"))
     elif where == "log":
@@ -77,17 +84,14 @@ def test_an_id_that_is_in_use_is_refused_wherever_it_is(dirs: StateDir, where: s
             state.record([submit_event(runs("a"), 1.0)])
     else:
         dirs.path.mkdir()
-        write_schedule(
-            decide([runs("a", at=9.0)], cluster(2), None, Question("fifo"), now_s=0), dirs.schedule
-        )
+        found = decide([runs("a", at=9.0)], cluster(2), None, Question("fifo"), now_s=0)
+        write_schedule(found, dirs.schedule)
     with pytest.raises(BadInputError, match=r'jobs.jsonl: job "a" was submitted to .* before'):
         ask(dirs, runs("b"), runs("a"))
-    assert "submit b" not in heard(dirs, RunLog())
+    assert "submit b" not in heard(dirs)
 
 
-def test_a_job_that_the_cluster_cannot_run_is_refused_where_the_cluster_is_known(dirs: StateDir) -> None:
-    from pliant.schemas.io import write_cluster
-
+def test_a_job_that_the_cluster_cannot_run_is_refused_if_the_cluster_is_known(dirs: StateDir) -> None:
     dirs.path.mkdir()
     write_cluster(cluster(2), dirs.cluster)
     with pytest.raises(BadInputError, match='job "a" needs 3 GPUs, the cluster has 2'):
@@ -102,15 +106,13 @@ def test_a_job_without_a_command_or_folder_is_refused_and_no_state_directory_is_
 
 
 def test_a_job_that_is_cancelled_before_its_time_arrives_first(dirs: StateDir) -> None:
-    ask(dirs, runs("soon"), runs("later", at=100.0), runs("never", at=200.0))
-    (dirs.cluster).write_text("there was a run")
+    begun(dirs, runs("soon"), runs("later", at=100.0), runs("never", at=200.0))
     cancel(dirs.path, ["later"])
-    assert heard(dirs, RunLog()) == ["submit soon", "submit later", "cancel later"]
+    assert heard(dirs) == ["submit soon", "submit later", "cancel later"]
 
 
 def test_what_the_log_holds_is_not_heard_again_and_settles_the_request(dirs: StateDir) -> None:
-    ask(dirs, runs("a"), runs("b", at=100.0))
-    dirs.cluster.write_text("there was a run")
+    begun(dirs, runs("a"), runs("b", at=100.0))
     cancel(dirs.path, ["a"])
     events: list[Event] = [submit_event(runs("a"), 1.0), cancel_event("a", 2.0)]
     spool, log = Spool(dirs), fold(events)
@@ -122,7 +124,7 @@ def test_what_the_log_holds_is_not_heard_again_and_settles_the_request(dirs: Sta
 
 
 class Past(dict[str, JobLog]):
-    """Jobs of years: whoever goes through them all at every look takes a core for it."""
+    """Jobs of years: to go through them all at every look would take a core."""
 
     def __iter__(self) -> Iterator[str]:
         raise AssertionError("all jobs that ever were are gone through")
@@ -130,19 +132,17 @@ class Past(dict[str, JobLog]):
     keys = values = items = __iter__  # type: ignore[assignment]
 
 
-def test_while_a_request_waits_nobody_goes_through_the_jobs_of_the_past(dirs: StateDir) -> None:
+def test_while_a_request_waits_no_one_goes_through_the_jobs_of_the_past(dirs: StateDir) -> None:
     log = fold([submit_event(runs("old"), 1.0), Event(2.0, "finish", "old", gpus=0)])
     log.jobs = Past(log.jobs)
-    ask(dirs, runs("a"), runs("later", at=1000.0))
-    dirs.cluster.write_text("there was a run")
+    begun(dirs, runs("a"), runs("later", at=1000.0))
     cancel(dirs.path, ["a"])
     assert heard(dirs, log) == ["submit a", "cancel a"]
     Spool(dirs).settle(log)
 
 
 def test_cancelling_twice_or_what_has_ended_is_harmless(dirs: StateDir) -> None:
-    ask(dirs, runs("a"))
-    dirs.cluster.write_text("there was a run")
+    begun(dirs, runs("a"))
     for _ in range(2):
         cancel(dirs.path, ["a"])
     log = fold([submit_event(runs("a"), 1.0), Event(2.0, "finish", "a", gpus=0)])
@@ -156,36 +156,27 @@ def test_an_unknown_job_cancels_nothing(dirs: StateDir) -> None:
         cancel(dirs.path, ["a", "x", "y"])
     with pytest.raises(UsageError, match="no state directory"):
         cancel(dirs.path / "nowhere", ["a"])
-    assert heard(dirs, RunLog()) == ["submit a"]
+    assert heard(dirs) == ["submit a"]
 
 
-def test_before_the_first_run_a_cancelled_job_is_withdrawn(dirs: StateDir) -> None:
-    """No run has to be able to take it up, however wrong it is."""
+def test_before_the_first_run_a_cancelled_job_is_withdrawn_and_its_id_free_again(dirs: StateDir) -> None:
+    """No run has to be able to take it up, however wrong it is; a later job of that id is not cancelled."""
     ask(dirs, runs("a"), runs("b"))
     cancel(dirs.path, ["a"])
     cancel(dirs.path, ["a"])
-    assert heard(dirs, RunLog()) == ["submit b"]
-
-
-def test_an_id_that_was_withdrawn_is_free_again_and_its_cancellation_does_not_hit_the_new_job(
-    dirs: StateDir,
-) -> None:
-    ask(dirs, runs("a"), runs("b"))
-    cancel(dirs.path, ["a", "b"])
+    assert heard(dirs) == ["submit b"]
+    cancel(dirs.path, ["b"])
     assert ask(dirs, runs("a", seed=2)) == ["a"]
-    assert heard(dirs, RunLog()) == ["submit a"]
+    assert heard(dirs) == ["submit a"]
     log = fold([submit_event(runs("a", seed=2), 1.0)])
     Spool(dirs).settle(log)
     assert heard(dirs, log) == []
     assert list(dirs.spool.glob("*.j*")) == []
-
-
-def test_a_cancellation_after_the_new_submission_counts(dirs: StateDir) -> None:
-    ask(dirs, runs("a"))
-    cancel(dirs.path, ["a"])
-    ask(dirs, runs("a"))
-    cancel(dirs.path, ["a"])
-    assert heard(dirs, RunLog()) == []
+    ask(dirs, runs("c"))
+    cancel(dirs.path, ["c"])
+    ask(dirs, runs("c"))
+    cancel(dirs.path, ["c"])
+    assert heard(dirs) == [], "a cancellation after the new submission counts"
 
 
 def asked(path: Path, time_s: float) -> None:
@@ -198,7 +189,7 @@ def test_a_job_that_was_to_run_at_once_does_so_though_the_clock_was_set_back_sin
     ask(dirs, runs("now"), runs("later", at=100.0))
     (path,) = dirs.spool.glob("*.jobs.jsonl")
     asked(path, NOW_S)
-    assert heard(dirs, RunLog(), NOW_S - 3600) == ["submit now"]
+    assert heard(dirs, until_s=NOW_S - 3600) == ["submit now"]
 
 
 def test_a_submission_bears_the_time_of_the_clock_that_it_was_made_by(
@@ -216,13 +207,11 @@ def test_a_submission_bears_the_time_of_the_clock_that_it_was_made_by(
 def test_a_job_waits_no_longer_than_it_was_to_wait_when_it_was_submitted(
     dirs: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pliant.tools.run.statedir import requests as module
-
     ask(dirs, runs("a", at=100.0))
     (path,) = dirs.spool.glob("*.jobs.jsonl")
     asked(path, NOW_S)
     steady_s = [1000.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: steady_s[0])
+    monkeypatch.setattr(spool.time, "monotonic", lambda: steady_s[0])
     (request,) = Spool(dirs).requests()
     waiting = replace(request, seen_s=1000.0)
     assert not waiting.is_due(request.jobs[0], NOW_S - 3600)
@@ -232,16 +221,12 @@ def test_a_job_waits_no_longer_than_it_was_to_wait_when_it_was_submitted(
 
 
 def test_the_next_run_adds_what_was_asked_for_until_now(dirs: StateDir) -> None:
-    before = [submit_event(runs("old"), 1.0)]
     ask(dirs, runs("a"), runs("later", at=100.0))
-    cancel_later = Spool(dirs)
-    with cancel_later.locked():
-        cancel_later.ask_to_cancel(["old"])
-    found = requested(Spool(dirs).requests(), fold(before), NOW_S)
-    assert [(event.event, event.job) for event in found] == [
-        ("submit", "a"),
-        ("cancel", "old"),
-    ]
+    own = Spool(dirs)
+    with own.locked():
+        own.ask_to_cancel(["old"])
+    found = requested(own.requests(), fold([submit_event(runs("old"), 1.0)]), NOW_S)
+    assert [(event.event, event.job) for event in found] == [("submit", "a"), ("cancel", "old")]
 
 
 def test_a_file_that_is_no_request_is_left_aside(dirs: StateDir, caplog: pytest.LogCaptureFixture) -> None:
@@ -275,12 +260,8 @@ def test_a_request_that_cannot_be_read_for_a_moment_is_heard_at_the_next_look(
     """It was acknowledged; a loop that runs for months must not leave it aside for a shortage of a second."""
     ask(dirs, runs("a"))
     one = Spool(dirs)
-
-    def read_own(_path: Path) -> bytes:
-        raise OSError(errno.EMFILE, "Too many open files")
-
     with monkeypatch.context() as patch:
-        patch.setattr(spool, "read_own", read_own)
+        patch.setattr(spool, "read_own", short)
         assert one.requests() == []
     assert [found.id for request in one.requests() for found in request.jobs] == ["a"]
 
@@ -310,17 +291,13 @@ def test_an_order_about_a_job_whose_submission_cannot_be_read_for_a_moment_is_ke
     ask(dirs, runs("a"))
     order_jobs(dirs.path, "hold", ["a"])
     one, real = Spool(dirs), spool.read_own
-
-    def read_own(path: Path) -> bytes:
-        if path.name.endswith(".jobs.jsonl"):
-            raise OSError(errno.EMFILE, "Too many open files")
-        return real(path)
-
     with monkeypatch.context() as patch:
-        patch.setattr(spool, "read_own", read_own)
+        patch.setattr(
+            spool, "read_own", lambda path: (short if path.name.endswith(".jobs.jsonl") else real)(path)
+        )
         one.settle(RunLog())
     assert [request.order is not None for request in one.requests()] == [False, True]
-    (dirs.spool / one.requests()[0].path.name).unlink()
+    one.requests()[0].path.unlink()
     one.settle(RunLog())
     assert one.requests() == [], "there is no such job any more"
 
@@ -331,12 +308,8 @@ def test_a_folder_that_cannot_be_listed_for_a_moment_ends_no_loop(
     ask(dirs, runs("a"))
     seen, fresh = Spool(dirs), Spool(dirs)
     before = seen.requests()
-
-    def listdir(_path: Path) -> list[str]:
-        raise OSError(errno.EMFILE, "Too many open files")
-
     with monkeypatch.context() as patch:
-        patch.setattr(spool.os, "listdir", listdir)
+        patch.setattr(spool.os, "listdir", short)
         assert seen.requests() == before
         with pytest.raises(OSError, match="Too many open files"):
             fresh.requests()
@@ -354,4 +327,4 @@ def test_of_several_processes_one_gets_each_id(dirs: StateDir) -> None:
         process.join(60)
     winners = [path.name for path in dirs.path.parent.glob("?-*")]
     assert sorted(name[2:] for name in winners) == sorted(map(str, range(10)))
-    assert sorted(heard(dirs, RunLog())) == sorted(f"submit j{number}" for number in range(10))
+    assert sorted(heard(dirs)) == sorted(f"submit j{number}" for number in range(10))

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from pliant.cli.common import run_command
 from pliant.cli.status import status
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
-from pliant.tools.run.service.run import run_once
 from pliant.tools.run.service.submit import order_jobs, submit
 from pliant.tools.run.statedir.directory import FORMAT, Home, StateDir
 from pliant.tools.run.statedir.log.events import submit_event
@@ -25,7 +23,6 @@ from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.output import job_output, last_events
 from pliant.tools.run.watch.status import Watcher, look_at
 from tests.builders import job
-from tests.tools.run.site import Site, until
 from tests.tools.run.stories import Story
 
 
@@ -34,11 +31,6 @@ def dirs(tmp_path: Path) -> StateDir:
     story = Story(5)
     story.go_on(40)
     return story.write(tmp_path / "state")
-
-
-def later(dirs: StateDir) -> None:
-    found = {"schema": "pliant.state/2", "format": FORMAT + 1, "pliant": "9.9", "also": [1]}
-    dirs.version.write_text(json.dumps(found))
 
 
 def test_a_writer_says_in_which_format_it_writes_for_the_owner_alone(dirs: StateDir) -> None:
@@ -62,10 +54,6 @@ def test_a_directory_without_a_version_is_read_as_it_is_and_gets_one_by_its_firs
     assert dirs.events.read_bytes() == before["events.jsonl"]
 
 
-def submits(path: Path) -> None:
-    submit(path, [job("z", command=("x",))], "jobs", folder=path, now_s=0, check_scripts=False)
-
-
 USES: dict[str, Callable[[Path], object]] = {
     "status": Watcher,
     "run": State,
@@ -73,21 +61,23 @@ USES: dict[str, Callable[[Path], object]] = {
     "events": lambda path: list(last_events(path, 1)),
     "log": lambda path: list(job_output(path, "j0")),
     "hold": lambda path: order_jobs(path, "hold", ["j0"]),
-    "submit": submits,
+    "submit": lambda path: submit(
+        path, [job("z", command=("x",))], "jobs", folder=path, now_s=0, check_scripts=False
+    ),
 }
 
 
-@pytest.mark.parametrize("use", USES)
-def test_nothing_is_done_with_a_directory_of_a_later_version(dirs: StateDir, use: str) -> None:
-    later(dirs)
+def test_nothing_is_done_with_a_directory_of_a_later_version(
+    dirs: StateDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"schema": "pliant.state/2", "format": FORMAT + 1, "pliant": "9.9", "also": [1]}
+    dirs.version.write_text(json.dumps(found))
     before = sorted(os.listdir(dirs.path)), dirs.events.read_bytes(), sorted(os.listdir(dirs.spool))
-    with pytest.raises(BadInputError, match=f"pliant 9.9 wrote it in format {FORMAT + 1}, .*: use pliant 9"):
-        USES[use](dirs.path)
+    refusal = f"pliant 9.9 wrote it in format {FORMAT + 1}, .*: use pliant 9"
+    for use in USES.values():
+        with pytest.raises(BadInputError, match=refusal):
+            use(dirs.path)
     assert (sorted(os.listdir(dirs.path)), dirs.events.read_bytes(), sorted(os.listdir(dirs.spool))) == before
-
-
-def test_it_takes_one_line_and_exit_code_3(dirs: StateDir, capsys: pytest.CaptureFixture[str]) -> None:
-    later(dirs)
     assert run_command(lambda: status(state=dirs.path)) == 3
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -156,8 +146,7 @@ def test_a_copy_of_a_directory_whose_job_runs_is_refused_until_it_is_said_that_t
 def test_nothing_is_asked_where_no_job_runs(tmp_path: Path) -> None:
     state = directory(tmp_path / "state", running=False)
     assert opens(copied(state, tmp_path / "copy"))
-    state.rename(tmp_path / "moved")
-    assert opens(tmp_path / "moved")
+    assert opens(state.rename(tmp_path / "moved"))
 
 
 def test_one_that_was_moved_while_a_job_ran_is_refused(tmp_path: Path) -> None:
@@ -214,22 +203,3 @@ def test_a_directory_that_does_not_say_where_it_is_is_told_by_its_first_writer(t
     dirs.version.write_text(json.dumps(found))
     assert opens(dirs.path)
     assert "home" in json.loads(dirs.version.read_bytes())
-
-
-@pytest.mark.torch
-def test_the_copy_of_a_run_starts_no_second_attempt_and_the_original_goes_on(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    site.job("a", "--gate", site.gate, elastic="size")
-    run_once(site.options("fifo"))
-    copy = copied(site.state, tmp_path / "copy")
-    with pytest.raises(UsageError, match="is a copy of"):
-        run_once(replace(site.options("fifo"), state=copy))
-    assert not StateDir(copy).job("a").attempt(2).path.exists()
-    site.gate.touch()
-
-    def finished() -> bool:
-        run_once(site.options("fifo"))
-        return site.log().jobs["a"].phase == "finished"
-
-    until(finished)
-    assert site.of("a") == ["submit a", "start a 1", "finish a 0"]

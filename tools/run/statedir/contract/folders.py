@@ -1,10 +1,10 @@
 """A job's folder, which launcher, backend and workers share: its paths, and how its small files are read.
 
-Three cases are kept apart. A missing file: nothing was written. One that cannot be read at the moment
-(:class:`UnreadableError`): look again. One that makes no sense (:class:`DamagedError`): something is wrong.
+A missing file was never written. One that cannot be read at the moment (:class:`UnreadableError`) is read
+again. One that makes no sense (:class:`DamagedError`) is a fault.
 
-The last function guards the network that the workers share, as the modes guard the files: their connections
-are not authenticated, so they meet at private addresses only.
+The connections of the workers are not authenticated, so they meet at private addresses only
+(:func:`refuse_public`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ class AttemptDir(Folder):
     """Where workers meet: ``GENERATION.ROUND``, made by rank 0, there until the next one trains."""
 
     def plan(self, generation: int) -> Path:
-        """The plan of one generation; never changed."""
         return self.path / f"plan-{generation}.json"
 
     def presence(self, worker: int) -> Path:
@@ -119,7 +118,7 @@ class JobDir(Folder):
         return AttemptDir(self.path / "attempts" / str(number))
 
     def newest_attempt(self) -> int:
-        """The number of the last attempt that has a folder, 0 if there is none."""
+        """The last attempt that has a folder, 0 if there is none."""
         folder = self.path / "attempts"
         found = folder.iterdir() if folder.is_dir() else ()
         return max((int(path.name) for path in found if path.name.isdecimal()), default=0)
@@ -136,8 +135,7 @@ class DamagedError(BadInputError):
 def write_record(path: Path, kind: str, record: Record) -> None:
     """Write a whole file atomically, with its schema, for its owner alone.
 
-    It is one line: indenting makes the interpreter create reference cycles, which the loop would keep until
-    garbage is collected.
+    In one line: indenting makes reference cycles, which the loop would keep until garbage is collected.
 
     :raises PliantError: it cannot be written.
     """
@@ -181,10 +179,7 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def make_log_folder(folder: Path) -> None:
-    """Make a folder for the output of a job, for its owner alone.
-
-    :raises PliantError: it cannot be made.
-    """
+    """:raises PliantError: the folder for the output of a job cannot be made."""
     make_folder(folder, mode=0o700)
 
 
@@ -215,8 +210,7 @@ def ask_server(folder: Path) -> None:
     """Let this host forget what it remembers of a folder that other hosts write to.
 
     For up to a minute a host may remember that a file was missing, and what a folder held. Setting the time
-    of the folder goes to its server and changes nothing else. The answer shows that the folder has changed,
-    so the next look goes to the server, too.
+    of the folder goes to its server, whose answer shows that the folder has changed.
     """
     with contextlib.suppress(OSError):
         os.utime(folder)
@@ -248,7 +242,7 @@ def parse_record(data: bytes, source: str, kind: str, record: type[R]) -> R:
 def is_private(address: str) -> bool:
     """Whether an IP address names one place of this machine or of a private network.
 
-    Wildcard and multicast addresses do not, nor does the range that providers share among their customers
+    Wildcard and multicast addresses do not, nor does the range that providers share among customers
     (100.64.0.0/10).
 
     :raises ValueError: it is not an IP address.
@@ -260,10 +254,7 @@ def is_private(address: str) -> bool:
 
 
 def refuse_public(address: str) -> None:
-    """Refuse an IP address that workers must not listen on.
-
-    :raises UsageError: it is not private, or not an IP address.
-    """
+    """:raises UsageError: workers must not listen there: it is not private, or not an IP address."""
     try:
         private = is_private(address)
     except ValueError:
@@ -304,7 +295,7 @@ class FolderCache:
             self._read_s = now_s
 
     def get(self, key: str, read: Callable[[], T]) -> T:
-        """The answer of ``read`` since the last change, which is called at most once."""
+        """The answer of ``read`` since the last change."""
         if key not in self._answers:
             self._answers[key] = read()
         answer: T = self._answers[key]

@@ -1,15 +1,15 @@
 """Whether a worker is ready and lives: its lock, which its death frees at once, and its heartbeat.
 
 A worker holds a lock on a file of its own (:class:`Presence`, seen by :class:`Sighting`). The lock is of the
-kind that children do not inherit, so loading processes that outlive their worker do not hide its death. No
-process table is needed: every process that shares the folder can look, on any host and in any container.
+kind that children do not inherit, so loading processes that outlive their worker do not hide its death.
+Every process that shares the folder can look, on any host and in any container.
 
-But a file server keeps the locks of a dead host for a minute or two, or for good. So a thread also sets the
-file's time every second, and the keeper of the unit that of another file (:class:`Heartbeats`): if it stands
-still, the whole process does, or its host is gone. The file system sets the time by its own clock, so clocks
-of hosts are never compared: an observer measures how long the time has stood still. One that has not seen it
-change, as a call from cron, takes the file system's clock instead, and looks for a few seconds more before it
-believes it: after a machine has slept, or its clock was set, all files are old.
+But a file server keeps the locks of a dead host for a minute or two, or indefinitely. So a thread also sets
+the file's time every second, and the keeper of the unit that of another file (:class:`Heartbeats`): if it
+stands still, the whole process does, or its host is gone. The file system sets the time by its own clock, so
+an observer measures how long the time has stood still. One that has not seen it change, such as a call from
+cron, takes the file system's clock instead, and looks for a few seconds more: after a machine has slept, or
+its clock was set, all files are old.
 """
 
 from __future__ import annotations
@@ -83,10 +83,9 @@ def life(path: str | Path) -> Life:
 
 
 class Sighting:
-    """One worker's file, looked at again and again. It stays open while its worker lives.
+    """One worker's file. It stays open while its worker lives, so a look costs one system call.
 
-    So a look costs one system call. Once half of the process's descriptors are in use for this, further
-    files are opened for each look.
+    Once half of the process's descriptors are in use for this, further files are opened for each look.
     """
 
     _kept: ClassVar[int] = 0
@@ -165,7 +164,6 @@ class Heartbeats:
         self._clocks = FileClock()
 
     def look(self, paths: Iterable[str], now_s: float) -> None:
-        """See which of the files have a new time."""
         seen = {} if now_s - self._looked_s > _ABSENCE_S else self._seen
         self._looked_s, self._seen = now_s, {}
         for path in paths:
@@ -177,7 +175,8 @@ class Heartbeats:
     def silence_s(self, path: str, limit_s: float) -> float:
         """Seconds without a beat, as of the last look; 0 if unknown.
 
-        :param limit_s: what the caller compares it with; the file system's clock is asked only if it matters.
+        :param limit_s: what the caller compares it with; the file system's clock is asked only if it
+            matters.
         """
         beat = self._seen.get(path, _NONE)
         still_s = self._looked_s - beat.since_s
@@ -211,5 +210,5 @@ class FileClock:
         return now_s
 
     def about_s(self, path: str) -> float:
-        """Now, extrapolated from the last answer: as good unless the clock was set meanwhile."""
+        """Now, extrapolated from the last answer."""
         return self.now_s(path) if self._ahead_s is None else time.monotonic() + self._ahead_s

@@ -1,6 +1,6 @@
 """The events that ``run`` writes, as pure functions of what happened; ``fold.py`` says what they mean.
 
-Those that follow from what workers do are in ``service/reports.py``.
+Those of the workers are in ``service/reports.py``.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def decision_event(
     forecasts: Mapping[str, Any] | None = None,
     admissions: Mapping[str, Any] | None = None,
 ) -> Event:
-    """A policy was asked, or a schedule was read.
+    """The policy was asked, or a schedule was read.
 
     :param error: why the policy has decided nothing.
-    :param once: the call that writes it does not stay, as one from cron.
-    :param forecasts: what was predicted of jobs, by id.
-    :param admissions: what was said of jobs that were admitted or are to wait, by id.
+    :param once: the call that writes it does not stay, such as one from cron.
+    :param forecasts: predictions by job id.
+    :param admissions: by id, what the policy said of jobs that it admitted or that are to wait.
     """
     detail: dict[str, Any] = {"origin_s": origin_s, "policy": policy}
     if decision_seconds is not None:
@@ -80,7 +80,7 @@ def decision_event(
 
 
 def submit_event(job: Job, time_s: float, detail: Mapping[str, Any] | None = None) -> Event:
-    """A job arrived; in the log its submit_time is UTC, as all times are.
+    """A job arrived; its submit_time becomes UTC.
 
     :param detail: what else a SubmitDetail holds.
     """
@@ -95,7 +95,7 @@ def give_up_event(job_id: str, time_s: float, reason: str) -> Event:
 def reject_event(
     job_id: str, time_s: float, reason: str, admission: Mapping[str, Any] | None = None
 ) -> Event:
-    """A job is turned away, by the policy or because it cannot be served at all.
+    """A job is turned away, by the policy or because it cannot be served.
 
     :param admission: what the policy says of it beside the reason.
     """
@@ -108,14 +108,13 @@ def cancel_event(job_id: str, time_s: float) -> Event:
 
 
 def release_event(job_id: str, time_s: float) -> Event:
-    """Nothing is left of a job that was ended while something of it might run."""
     return Event(time_s, "release", job_id)
 
 
 def node_event(name: str, time_s: float, down: str | None) -> Event:
-    """A node came up, or went down.
+    """A node came up or went down.
 
-    :param down: why; None: it came up.
+    :param down: why it went down; None if it came up.
     """
     if down is None:
         return Event(time_s, "node_up", detail={"node": name})
@@ -123,7 +122,6 @@ def node_event(name: str, time_s: float, down: str | None) -> Event:
 
 
 def finish_event(job_id: str, time_s: float, attempt: int, samples_done: float | None) -> Event:
-    """A job is done."""
     detail = {"attempt": attempt}
     return Event(time_s, "finish", job_id, gpus=0, placement=(), samples_done=samples_done, detail=detail)
 
@@ -141,9 +139,9 @@ def failure_event(job: JobLog, time_s: float, attempt: int, reason: str, *, retr
 
 
 def displaced_event(job: JobLog, time_s: float, attempt: int, reason: str, *, retries: int) -> Event:
-    """An attempt is over: its place was taken away, and the job waits again.
+    """An attempt is over because its place was taken away, and the job waits again.
 
-    It has not failed, unless that happens again and again without progress: see ``retry_rule.py``.
+    It counts as failed once that happens again and again without progress: see ``retries.py``.
     """
     row = job.next_displacement(time_s)
     detail: dict[str, Any]
@@ -159,13 +157,12 @@ def displaced_event(job: JobLog, time_s: float, attempt: int, reason: str, *, re
 
 
 def missing_place_event(job_id: str, time_s: float, attempt: int, reason: str) -> Event:
-    """An attempt is over before it began: nothing starts in its place. The job waits again."""
+    """Nothing starts in the place of an attempt; the job waits again."""
     detail = {"over": attempt, "reason": reason}
     return Event(time_s, "requeue", job_id, gpus=0, placement=(), detail=detail)
 
 
 def interruption_event(job_id: str, time_s: float, reason: str) -> Event:
-    """The run was interrupted; the job goes on when the run does."""
     return Event(time_s, "requeue", job_id, gpus=0, placement=(), detail={"reason": reason})
 
 

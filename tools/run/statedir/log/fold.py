@@ -1,45 +1,37 @@
-"""What the log says: state is a fold over events, and nothing else is the truth.
+"""Fold the log to the state of the run: nothing else is the truth.
 
-How ``run`` uses the log:
+How ``run`` uses the events:
 
-- The first event is a ``decision`` whose detail is a RunInfo. Every later ``decision`` says in its detail
-  ``origin_s`` (UTC seconds at which the clock of the schedule, the clock of ``submit_time``, shows 0) and
-  ``decision_seconds``.
+- The first event is a ``decision`` whose detail is a RunInfo. Every later ``decision`` has in its detail
+  ``origin_s`` (UTC seconds at which the clock of ``submit_time`` shows 0) and ``decision_seconds``; ``once``
+  if the call does not stay, such as one from cron; ``restored`` after events that were made from a snapshot
+  (``snapshot.py``): fields of the records here that no other event says.
 - ``submit`` brings the job in its detail (a SubmitDetail), its submit_time moved to UTC.
 - ``start``, ``resume``, ``grow``, ``shrink``, ``move``, ``preempt`` are written when they are decided, before
-  anything is done, with ``gpus``, ``placement`` and ``global_batch`` as they shall be; detail: ``accum``,
-  ``lr_scale``, ``reason``, and ``beside``, the job that has the same GPUs. A changed batch on the same GPUs
-  is a ``move`` to the same place.
-- What such a change cost is known when its first training step is done: then a ``progress`` event carries
-  ``overhead_seconds`` (from the decision to that step's end) and in its detail ``after`` (the change's name)
-  and ``attempt``. If another change comes before that step, only the later one is measured.
-- ``progress``, ``epoch`` and ``checkpoint`` come from the workers; ``attempt`` in their detail says from
-  which, so that a launcher that takes over knows how many it has seen. They are few: how far a job is now
-  stands in a file of its own (``worker_reports.py``). One ``checkpoint`` tells of ``count`` checkpoints.
-- What changes a job's GPUs, or takes them away, says in ``samples_done`` and ``loss`` how far it was.
-- ``requeue``: the job lost its GPUs without the policy's doing and waits again; detail: ``reason``, and
-  ``attempt`` where an attempt of it failed (not where the run was interrupted), ``over`` where one is over
-  that has not failed: somebody else took its place away. ``displacements``: how often in a row that was so.
-- ``shrink`` also says (``setback`` in its detail) that new workers died and the others train on without
-  them. Then ``slot_down`` follows
-  for each slot that the job (or, without a job, everybody) does not get for some ``seconds``; ``by`` names
-  the job whose worker died. ``slot_up``: a worker has grown old there. Where the job's workers died on one
-  slot after the other, it gets no further GPU for ``wait_seconds``.
-- A ``requeue`` after a failure also says the ``failures`` in a row and how many ``retries`` there are. After
-  that, or where an attempt is over, the job is not started for ``wait_seconds``.
-- ``fail`` (after too many failures), ``finish``, ``reject`` and ``cancel`` end a job; gpus 0.
-- ``hold`` and ``unhold``: the owner of the directory took a job out of the policy's hands, or gave it back;
-  detail: ``user`` and the number of the ``order``. ``priority``: likewise, with the new ``priority``.
-  ``drain`` and ``undrain``: likewise of a ``node``; ``now``: its jobs leave it, ``reason``: why.
+  anything is done. They say what the job holds from then on: ``gpus``, ``placement``, ``global_batch``, and
+  in the detail ``accum``, ``lr_scale``, ``reason``, and ``beside``, the job that has the same GPUs. A changed
+  batch on the same GPUs is a ``move`` to the same place. ``samples_done`` and ``loss`` say how far it was.
+- The cost of a change is known after its first training step: a ``progress`` event then carries
+  ``overhead_seconds`` (from the decision to the end of that step) and in its detail ``after`` (the name of
+  the change). If another change comes before that step, only the later one is measured.
+- ``progress``, ``epoch`` and ``checkpoint`` come from the workers of an ``attempt``, so that the next
+  launcher knows how many it has seen. They are few: the newest progress of a job is in a file of its own
+  (``worker_reports.py``). One ``checkpoint`` stands for ``count`` of them. ``progress`` with
+  ``lost_workers``: workers died on these slots; the others train on while new ones start there.
+- ``requeue``: the job lost its GPUs without the policy's doing, for a ``reason``, and waits again. An
+  ``attempt`` has failed (``failures`` in a row, ``retries`` allowed), or is ``over`` without a failure
+  because its place was taken away (``displacements`` in a row), or the run was interrupted.
+- ``shrink`` with a ``setback``: new workers died, and the others train on. ``slot_down`` follows for each
+  slot that the job (or, without a job, every job) does not get for some ``seconds``; ``by`` names the job
+  whose worker died. ``slot_up``: a worker has trained there for long enough.
+- ``wait_seconds``: how long the job is not started, or gets no further GPU.
+- ``fail``, ``finish``, ``reject`` and ``cancel`` end a job; gpus 0. ``release``: nothing is left of a job
+  that was ended while something of it might run. A job that finishes, or fails with an ``attempt``, ends only
+  when nothing of it is left, and has no such event.
+- ``hold`` and ``unhold`` by a ``user``, ``priority``, and ``drain`` and ``undrain`` of a ``node`` (``now``:
+  its jobs leave it) execute an order, whose number is in the detail.
 - ``node_down`` and ``node_up``: the backend cannot use a ``node``, for a ``reason``, or can again. Jobs with
   GPUs there have left it before, by a ``shrink`` or a ``requeue``.
-- ``release``: nothing of a job runs any more that was ended while something of it might. A job that
-  finishes, or fails with an ``attempt``, ends only when nothing of it is left; it has no such event.
-- A ``decision`` with ``restored`` in its detail follows events that were made from a snapshot, because the
-  log had lost its own (``snapshot.py``). It brings what these cannot say: fields of the records here.
-- A ``decision`` with ``once`` was written by a call that does not stay, such as one from cron.
-- ``progress`` with ``lost_workers`` in its detail: workers died on these slots, for a ``reason``, and the
-  others train on while new ones start there.
 """
 
 from __future__ import annotations
@@ -68,13 +60,13 @@ from pliant.tools.schedule.jobs import NodeGpus, gpus_of
 WORKER_EVENTS: Final = frozenset({"progress", "epoch", "checkpoint"})
 
 AS_JSON: Final = ConfigDict(ser_json_inf_nan="constants")
-"""How a snapshot of the log keeps these records: all of their fields, infinities included."""
+"""How a snapshot keeps these records: all fields, infinities included."""
 JobPhase = End | Literal["waiting", "running", "preempted"]
 
 
 @dataclass(slots=True)
 class JobLog:
-    """One job, as far as the log tells."""
+    """One job, as the log tells."""
 
     __pydantic_config__ = AS_JSON
 
@@ -87,7 +79,7 @@ class JobLog:
     accum: int = 1
     lr_scale: float = 1.0
     beside: str | None = None
-    """The job that holds the same GPUs; None: it has them alone."""
+    """The job that holds the same GPUs; None if it has them alone."""
     started_s: float | None = None
     ended_s: float | None = None
     samples_done: float = 0.0
@@ -113,7 +105,7 @@ class JobLog:
     displaced_at: float = -1.0
     """The most samples it had done at the first one of the row."""
     retry_s: float | None = None
-    """Not to be started before this time, after a failure or a displacement."""
+    """After a failure or a displacement: not to be started before this time."""
     retries: int = 0
     """Failures in a row that are retried, as of the last one."""
     launched_s: float = 0.0
@@ -121,12 +113,12 @@ class JobLog:
     failed_attempt: int = 0
     """The last attempt that failed."""
     over_attempt: int = 0
-    """The last one that is over for good, whether it failed or not."""
+    """The last one that is over, whether it failed or not."""
     held: tuple[str, float] | None = None
     """Who holds it, and since when."""
     reason: str = ""
     trouble: str = ""
-    """Why it lost GPUs, or all of them, last without the policy's doing; until the policy changes them."""
+    """Why it last lost GPUs without the policy's doing; until the policy changes them."""
     stall_s: float | None = None
     """What the last measured change of its GPUs cost."""
     points: tuple[tuple[float, float], ...] = ()
@@ -134,7 +126,7 @@ class JobLog:
 
     @property
     def samples_per_second(self) -> float | None:
-        """The measured speed; None: not known yet."""
+        """The measured speed. Returns None if it is not known yet."""
         if len(self.points) < 2:
             return None
         (before_s, before), (after_s, after) = self.points
@@ -146,35 +138,34 @@ class JobLog:
 
     @property
     def counted_gpus(self) -> float:
-        """What counts of its GPUs: one half where another job has them, too."""
+        """Its GPUs; half of them if it shares them."""
         return self.gpus if self.beside is None else self.gpus / 2
 
     @property
     def allocation(self) -> Allocation:
-        """What it shall hold."""
+        """What it holds by the last decision."""
         cut = (self.global_batch, self.accum, self.lr_scale)
         return allocation_of(self.job.id, self.placement, cut, self.beside)
 
     def next_failure(self, time_s: float) -> FailureRecord:
-        """Failures in a row and lately, were it to fail now."""
+        """Failures in a row and within the last hour if it failed now."""
         restarts = self._made_progress(self.failed_at, time_s)
         recent = sum(failed_s > time_s - WINDOW_S for failed_s in self.failed_s) + 1
         return FailureRecord(1 if restarts else self.failures + 1, recent)
 
     def next_displacement(self, time_s: float) -> int:
-        """Displacements in a row, were its place taken away now. An attempt of an hour begins a new row."""
+        """Displacements in a row if its place were taken away now; an attempt of an hour begins a new row."""
         lasted_s = time_s - self.launched_s
         restarts = lasted_s >= WINDOW_S or self._made_progress(self.displaced_at, time_s)
         return 1 if restarts else self.displacements + 1
 
     def _made_progress(self, since: float, time_s: float) -> bool:
-        """Whether it did since a row of ends began, at that many samples; negative: none has begun."""
+        """Whether it made progress since a row of ends began at that many samples; negative if none has."""
         gained = self.furthest - since if since >= 0 else 0.0
         checkpoint_s = self.job.checkpoint_seconds or CHECKPOINT_S
         return is_worth_its_while(gained, self.total_samples, time_s - self.launched_s, checkpoint_s)
 
     def add(self, event: Event) -> None:
-        """Take up one event of this job."""
         if event.gpus is not None:
             self.gpus, self.placement = event.gpus, event.placement or ()
         if event.global_batch is not None:
@@ -209,8 +200,11 @@ class JobLog:
         elif event.event in WORKER_EVENTS:
             if "lost_workers" in detail:
                 return
-            self._count(int(detail.get("attempt", 0)), measured="after" in detail)
-            self.stall_s = event.overhead_seconds if "after" in detail else self.stall_s
+            attempt = int(detail.get("attempt", 0))
+            self.seen[attempt] = self.seen.get(attempt, 0) + 1
+            if "after" in detail:
+                self.change = self.begun = None
+                self.stall_s = event.overhead_seconds
         elif event.event in ("preempt", "requeue"):
             self.phase, self.change, self.begun = "preempted", None, None
             self._fail(event.time, detail)
@@ -243,11 +237,6 @@ class JobLog:
         wait_s = detail.get("wait_seconds")
         self.retry_s = None if wait_s is None else time_s + float(wait_s)
 
-    def _count(self, attempt: int, *, measured: bool) -> None:
-        self.seen[attempt] = self.seen.get(attempt, 0) + 1
-        if measured:
-            self.change = self.begun = None
-
 
 @dataclass(frozen=True, slots=True)
 class Drain:
@@ -270,13 +259,13 @@ class RunLog:
     origin_s: float | None = None
     """UTC seconds at which the clock of the schedules shows 0; None until a decision took effect."""
     policy_error: str = ""
-    """Why the policy decided nothing when it was asked last; empty: it did decide."""
+    """Why the last decision failed; empty if it did not."""
     last_s: float = 0.0
     jobs: MutableMapping[str, JobLog] = field(default_factory=dict)
     active: dict[str, JobLog] = field(default_factory=dict)
     """Jobs that were submitted and have not ended."""
     ends: dict[str, int] = field(default_factory=dict)
-    """How many jobs have ended, by the phase that they are in since."""
+    """How many jobs have ended, by phase."""
     broken_off: dict[str, JobPhase] = field(default_factory=dict)
     """Jobs that have ended, and of which something may still run."""
     down: dict[str, str] = field(default_factory=dict)
@@ -284,17 +273,16 @@ class RunLog:
     drained: dict[str, Drain] = field(default_factory=dict)
     """Nodes that get no work."""
     executed: tuple[int, ...] = ()
-    """Numbers of the orders that were executed last, all at one time; the files of those before are gone."""
+    """Numbers of the orders executed last, all at one time; the files of earlier ones are gone."""
     executed_s: float = 0.0
     once: bool = False
-    """Whether the last decision was written by a call that does not stay: the next one goes on."""
+    """Whether the last decision was written by a call that does not stay."""
     suspects: Suspects = field(default_factory=Suspects)
     """Slots on which new workers died."""
     newest: dict[str, Progress] = field(default_factory=dict, compare=False)
     """What workers reported last, which is not in the log: see ``worker_reports.py``."""
 
     def add(self, event: Event) -> None:
-        """Take up one event."""
         self.last_s = max(self.last_s, event.time)
         if event.event in ORDERS:
             self._executed(event)
@@ -317,21 +305,17 @@ class RunLog:
             if event.gpus is not None:
                 self._pair(job, event)
             if job.ended:
-                self._count_end(job.phase, None if event.job in self.active else before)
+                self.ends[job.phase] = self.ends.get(job.phase, 0) + 1
+                if event.job not in self.active:
+                    self.ends[before] -= 1  # it had ended already, in that phase
                 self.active.pop(event.job, None)
                 self.newest.pop(event.job, None)
                 if event.event in ENDS and _breaks_off(event, job):
                     self.broken_off[event.job] = job.phase
                 self.suspects.forget(event.job)
 
-    def _count_end(self, phase: JobPhase, before: JobPhase | None) -> None:
-        """A job has ended; ``before``: it had ended already, in that phase."""
-        self.ends[phase] = self.ends.get(phase, 0) + 1
-        if before is not None:
-            self.ends[before] -= 1
-
     def _pair(self, job: JobLog, event: Event) -> None:
-        """Who has the same GPUs as a job from now on, and who no longer does."""
+        """Update which jobs have the same GPUs."""
         before, job.beside = job.beside, None
         if before is not None:
             self.jobs[before].beside = None
@@ -355,7 +339,7 @@ class RunLog:
             self.executed, self.executed_s = (*before, int(number)), event.time
 
     def may_be_there(self) -> Iterable[str]:
-        """Ids of the jobs of which something may be left."""
+        """Jobs of which something may be left."""
         return (*self.active, *self.broken_off)
 
     @property
@@ -380,7 +364,7 @@ class RunLog:
             self.once = bool(detail.get("once"))
 
     def _restore(self, kept: Mapping[str, Any]) -> None:
-        """Take over facts as a snapshot knew them; fields that this version does not have are left out."""
+        """Take over what a snapshot knew, as far as this version has its fields."""
         own = {name: value for name, value in kept.items() if name in RESTORED}
         _set(self, RUN_RECORD.validate_json(json.dumps(own)), own)
         for job_id, values in kept.get("jobs", {}).items():
@@ -393,7 +377,7 @@ class RunLog:
 JOB_RECORD: Final = TypeAdapter(JobLog)
 RUN_RECORD: Final = TypeAdapter(RunLog)
 RESTORED: Final = frozenset(each.name for each in fields(RunLog) if each.compare) - {"info", "jobs", "active"}
-"""Fields of a run's record that a snapshot can give back as they are."""
+"""Fields of a run's record that a snapshot can give back."""
 
 
 def _set(record: object, values: object, names: Iterable[str]) -> None:
@@ -407,7 +391,6 @@ def _breaks_off(event: Event, job: JobLog) -> bool:
 
 
 def fold(events: Iterable[Event]) -> RunLog:
-    """The state that events lead to."""
     log = RunLog()
     for event in events:
         log.add(event)
@@ -419,7 +402,7 @@ def _json(event: Event) -> str:
 
 
 def allocation_of(job_id: str, placement: NodeGpus, cut: Cut, beside: str | None = None) -> Allocation:
-    """What a job holds, as a schedule's record. Nothing is validated: the log's word counts."""
+    """What a job holds, as a schedule's record; not validated."""
     gpus, (size, accum, lr_scale) = gpus_of(placement), cut
     batch = None
     if size is not None and gpus:

@@ -1,15 +1,13 @@
 """``pliant log --repair``: make a damaged log readable, lose as little as possible, say what is lost.
 
-A line whose checksum is wrong, or that is not an event, is dropped, and so is a repeated line. What is left
-must fold to one state, so lines that lost lines contradict are dealt with, too (:func:`fit_together`):
+A line whose checksum is wrong, or that is not an event, is dropped, and so is a repeated line. The rest must
+fold to one state (:func:`fit_together`):
 
 - events of a job whose submission is lost are dropped: nothing says what the job was;
 - a run whose first event is lost gets another one, from the schedule of the state directory;
-- a job that by the log still holds GPUs that another one is given (the line that took them away is lost)
-  loses them by a ``requeue`` event, and goes on from its last checkpoint;
-- what a snapshot knows of the time before its place, and the lines do not say any more, is written back: a
-log
-  that was cut thus shows no ended job as running;
+- a job that seems to hold GPUs that another one is given (the line that took them away is lost) loses them by
+  a ``requeue`` event, and goes on from its last checkpoint;
+- what a snapshot knows and the lines do not say any more is written back, so no ended job is shown running;
 - a slot that goes out of service while a job holds it (the line that freed it is lost) stays in service;
   one that a job gets while it is out of service is put back by a ``slot_up`` event.
 """
@@ -70,7 +68,7 @@ class LogLine:
     gap: bool = False
     """Lines are missing before it."""
     link: str | None = None
-    """What the next line continues; None: it is not sealed."""
+    """What the next line continues; None if it is not sealed."""
     follows: str | None = None
     """What it continues itself."""
 
@@ -78,11 +76,11 @@ class LogLine:
 def repair(state: Path) -> list[str]:
     """Rewrite the log without what is damaged; returns what was done, a line each.
 
-    The log as it was is kept beside it. A log that is whole stays as it is.
+    The damaged log is kept beside it. A log that is whole stays as it is.
 
     :raises LockedError: a run holds the state directory.
     :raises UsageError: it has no log.
-    :raises BadInputError: nothing of the log can be read, or its first event can be replaced by nothing.
+    :raises BadInputError: nothing of the log can be read, or its first event cannot be replaced.
     """
     dirs = StateDir(state.resolve())
     if not dirs.events.is_file():
@@ -97,7 +95,7 @@ def repair(state: Path) -> list[str]:
 
 
 def mend(dirs: StateDir) -> list[str]:
-    """As :func:`repair`, for a caller that holds the lock."""
+    """As :func:`repair`; the caller holds the lock."""
     data = dirs.events.read_bytes()
     lines = list(read_each(data, str(dirs.events)))
     said = [text for line in lines for text in _said(line)]
@@ -125,7 +123,7 @@ def mend(dirs: StateDir) -> list[str]:
 
 
 def read_each(data: bytes, source: str) -> Iterator[LogLine]:
-    """Every line that holds something, headers and a torn end left out, each judged for itself."""
+    """Every line that holds something, except headers and a torn end."""
     seals, seen = Seals(), set[bytes]()
     lines = data.split(b"\n")
     if is_torn(lines[-1]):
@@ -183,7 +181,7 @@ def _said(line: LogLine) -> Iterator[str]:
 def _consistent(
     lines: Sequence[LogLine], dirs: StateDir, snapshot: LogSnapshot | None
 ) -> tuple[list[Event], list[str]]:
-    """The events that fold to one state, those that this needs added, and what was done for it."""
+    """The events that fold to one state, and what was done for that."""
     events, back = _restored(lines, snapshot)
     events, said = _begun(events, dirs)
     log = RunLog()
@@ -201,7 +199,7 @@ def _consistent(
 
 
 def _restored(lines: Sequence[LogLine], snapshot: LogSnapshot | None) -> tuple[list[Event], list[str]]:
-    """The events of lines, with what the snapshot knows and they do not say; and what was written back."""
+    """The events of lines, with what only the snapshot knows; and what was written back."""
     events = [line.event for line in lines if line.event is not None]
     if snapshot is None:
         return events, []
@@ -242,7 +240,7 @@ def _place_of(lines: Sequence[LogLine], snapshot: LogSnapshot) -> int:
 
 
 def _merged(events: Sequence[Event], early: Sequence[Event]) -> list[Event]:
-    """Events with others at their times; the order of the first ones stays as it is."""
+    """Events with others at their times; the first ones keep their order."""
     times_s = accumulate((event.time for event in events), max)
     placed = [*zip(times_s, events, strict=True), *((event.time, event) for event in early)]
     return [event for _, event in sorted(placed, key=lambda each: each[0])]
@@ -270,7 +268,7 @@ def _begun(events: list[Event], dirs: StateDir) -> tuple[list[Event], list[str]]
 def fit_together(events: Iterable[Event], node_gpus: Mapping[str, int]) -> tuple[list[Event], list[str]]:
     """The events without those that contradict others, with those that resolve the rest; and what was done.
 
-    :param node_gpus: GPUs of every node; empty: unknown, then nothing is said about GPUs.
+    :param node_gpus: GPUs of every node; empty if unknown, then nothing is said about GPUs.
     """
     fitting = _Fitting(node_gpus)
     numbered = enumerate(events)
@@ -280,7 +278,7 @@ def fit_together(events: Iterable[Event], node_gpus: Mapping[str, int]) -> tuple
 
 
 class _Fitting:
-    """Who is known and holds what, as far as the events were gone through."""
+    """Which jobs are known and what they hold, up to the last event taken."""
 
     def __init__(self, node_gpus: Mapping[str, int]) -> None:
         self.said: list[str] = []
@@ -294,7 +292,7 @@ class _Fitting:
         self._unknown: dict[str, int] = {}
 
     def take(self, group: Sequence[Event]) -> list[Event]:
-        """What stands for one event, or for changes of GPUs that were decided together."""
+        """The events that replace one event, or changes of GPUs that were decided together."""
         first = group[0]
         self._withdrawn = {slot: until_s for slot, until_s in self._withdrawn.items() if until_s > first.time}
         if first.event in OF_SLOTS:
@@ -312,7 +310,6 @@ class _Fitting:
         return [first] if self._is_known(first.job) else []
 
     def unknown_jobs(self) -> list[str]:
-        """A line for each job whose submission is lost."""
         return [
             f"job {job_id}: its submission is lost, so it cannot be taken up; its other lines ({count}) are "
             "dropped. End its processes if some still run, and submit it under another id"
@@ -343,7 +340,7 @@ class _Fitting:
         return [event]
 
     def _slot(self, event: Event) -> list[Event]:
-        """A slot out of service has to be free; where the line that freed it is lost, it stays in service."""
+        """A slot that goes out of service has to be free."""
         detail = event.detail or {}
         slot, for_all = str(detail.get("slot")), event.job is None
         if not for_all and not self._is_known(event.job or ""):
@@ -365,7 +362,7 @@ class _Fitting:
         return not self._node_gpus or node in self._down or self._free(node) > 0
 
     def _back_in_service(self, place: NodeGpus, time_s: float) -> list[Event]:
-        """Slots that a job got although they are out of service: the line that put them back is lost."""
+        """Put slots that a job got back into service: the lines that did so are lost."""
         events: list[Event] = []
         for slot in sorted(self._withdrawn, key=self._withdrawn.__getitem__):
             if self._has_room(place):
@@ -377,7 +374,7 @@ class _Fitting:
         return events
 
     def _changes(self, events: Sequence[Event]) -> list[Event]:
-        """What was decided together; those who are in the way lose their GPUs before."""
+        """What was decided together; jobs in the way lose their GPUs first."""
         together = {event.job or "" for event in events}
         self._held |= dict.fromkeys(together, ())
         lost: list[Event] = []
@@ -398,7 +395,7 @@ class _Fitting:
         return lost + kept
 
     def _make_room(self, place: NodeGpus, together: set[str]) -> list[str]:
-        """Jobs that lose their GPUs, so that this place is free as far as can be."""
+        """Take this place from other jobs; returns them."""
         wanted, out = {name for name, _ in place}, []
         for job_id, held in sorted(self._held.items()):
             if self._has_room(place):

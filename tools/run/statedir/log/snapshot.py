@@ -1,16 +1,15 @@
 """What the log folds to, kept beside it: to read only the lines after it, and to restore a log that was cut.
 
-``snapshot.jsonl`` can always be made again from the log. It names the checksum of the bytes of the log that
-it was made of; if the log begins with other bytes, or this version folds to other things, it is ignored
-and made again. Its first line has the checksum of the rest; the second one names the place in the log, the
-jobs, and the session that ``pliant schedule`` would rebuild; the third one is the run. Then each job has a
-line as ``run`` sees it, and one as a session does; each is parsed when its job is asked for.
+``snapshot.jsonl`` can always be made from the log again. It names the checksum of the bytes that it was made
+of; if the log begins with other bytes, or this version folds to other things, it is ignored. Its first line
+has the checksum of the rest; the second one names the place in the log, the jobs, and the session that
+``pliant schedule`` would rebuild; the third one is the run. Then each job has a line as ``run`` sees it, and
+one as a session does; each is parsed when its job is asked for.
 
 A log that ends before the place of its snapshot was cut, by a file system after a crash or by an older copy.
-What happened in between is gone; what it led to is in the snapshot. So the log gets events that lead there
-(:func:`restoring`): submissions and ends at their own times, then, at the last time that the snapshot knows,
-who holds which GPUs, which nodes are down or drained, what is held, and how far jobs are. One last
-``decision`` brings the fields that no other event says. All of it folds to what the snapshot holds.
+It then gets events that lead to what the snapshot knows (:func:`restoring`): submissions and ends at their
+own times; then, at the snapshot's last time, who holds which GPUs, which nodes are down or drained, what is
+held, and how far jobs are. One last ``decision`` brings the fields that no other event says.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ from pliant.tools.schedule.snapshot import Change
 
 SCHEMA: Final = "pliant.snapshot/1"
 MEANING: Final = 8
-"""To be raised where events come to mean something else, so that older snapshots are made again."""
+"""To be raised when events come to mean something else, so that older snapshots are made again."""
 _HEAD_BYTES: Final = 4096
 """A first line is shorter."""
 _ELSEWHERE: Final = {"jobs", "active", *(field.name for field in fields(RunLog) if not field.compare)}
@@ -79,7 +78,7 @@ class LogSnapshot:
     place: LogPlace
     log: RunLog
     session: SavedSession | None
-    """None: there was no cluster to rebuild one under."""
+    """None if there was no cluster to rebuild one under."""
     size: int
     """Bytes of the file."""
 
@@ -94,7 +93,7 @@ class Rebuilding:
 
 
 def folds_to() -> str:
-    """Stands for all that a log is folded to: another value, and a snapshot is of another time."""
+    """Identifies what a log is folded to: snapshots with another value are not used."""
     names = [[field.name for field in fields(kind)] for kind in (JobLog, RunLog, SessionFacts)]
     slots = [JobState.__slots__, NodeState.__slots__, Change._fields, list(vars(Withheld()))]
     text = json.dumps([_own_version(), MEANING, names, slots])
@@ -103,15 +102,15 @@ def folds_to() -> str:
 
 @cache
 def _own_version() -> str:
-    """It is looked up in files, by code that leaves garbage behind."""
+    """Cached: it is looked up in files, by code that leaves garbage behind."""
     return version("pliant")
 
 
 @garbage_collection_paused()
 def read_snapshot(dirs: StateDir) -> LogSnapshot | None:
-    """The snapshot of a state directory; None where there is none, or none that this version can use.
+    """The snapshot of a state directory. Returns None if there is none that this version can use.
 
-    Whether it belongs to the log is for the caller to see.
+    The caller checks whether it belongs to the log.
     """
     try:
         data = dirs.snapshot.read_bytes()
@@ -126,7 +125,7 @@ def read_snapshot(dirs: StateDir) -> LogSnapshot | None:
 
 
 def bytes_behind(dirs: StateDir) -> int:
-    """Bytes of the log when its snapshot was made, also where that cannot be used; 0: unknown."""
+    """Bytes of the log when its snapshot was made, even if that cannot be used; 0 if unknown."""
     try:
         with dirs.snapshot.open("rb") as file:
             return int(json.loads(file.readline(_HEAD_BYTES))["bytes"])
@@ -147,7 +146,7 @@ def _decoded(values: dict[str, Any], log: RunLog, lines: list[bytes], size: int)
 
 
 def records_kept_small(jobs: Mapping[str, bytes | JobLog]) -> LazyDict[JobLog]:
-    """What a log says of its jobs, by id; what is not asked for any more can be put away."""
+    """Records of jobs by id, parsed when they are asked for; what is not needed can be put away."""
     return LazyDict.of(jobs, lambda _, raw: JOB_RECORD.validate_json(raw), _encoded)
 
 
@@ -156,7 +155,7 @@ def _encoded(job: JobLog) -> bytes:
 
 
 def spec_on_clock(log: RunLog, job_id: str, origin_s: float) -> Job:
-    """A job on a session's clock (see :func:`~pliant.tools.run.statedir.log.events.on_clock`)."""
+    """A job with its submit time on a session's clock."""
     found = log.jobs[job_id]
     if not origin_s:
         return found.job
@@ -166,8 +165,8 @@ def spec_on_clock(log: RunLog, job_id: str, origin_s: float) -> Job:
 def renew_snapshot(dirs: StateDir, log: RunLog, rebuilding: Rebuilding) -> int:
     """Write the snapshot of a log as it is now. The caller holds the lock.
 
-    Returns by how many bytes the log grows until the next one is worth its cost. That is an eighth of the
-    snapshot, or as much as the log has where it leads to no session: then the next one reads all of it.
+    Returns the bytes by which the log may grow until the next one is worth its cost: an eighth of the
+    snapshot, or as much as the log has if it leads to no session, since the next one then reads all of it.
 
     :param log: the whole log, folded.
     :raises PliantError: the log cannot be read, or the snapshot not be written.
@@ -219,7 +218,7 @@ def _lines(
 
 
 def is_past_of(log: RunLog, known: RunLog) -> bool:
-    """Whether a log may be what another one was earlier: nothing in it is later, or of another run."""
+    """Whether a log may be what another one was earlier: of the same run, with nothing later."""
     return (
         log.last_s <= known.last_s
         and log.info in (None, known.info)
@@ -231,7 +230,7 @@ def is_past_of(log: RunLog, known: RunLog) -> bool:
 
 
 def restoring(events: Iterable[Event], known: RunLog) -> list[Event]:
-    """The events that lead a log of these events to what is known of it; empty: they lead there.
+    """The events that lead a log of these events to ``known``; empty if they lead there already.
 
     :param known: a log that this one is a past of (see :func:`is_past_of`).
     """
@@ -249,7 +248,6 @@ def restoring(events: Iterable[Event], known: RunLog) -> list[Event]:
 
 
 def _begin(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
-    """The first event, which names the run."""
     if log.info is None and known.info is not None:
         began_s = min([at_s, *(job.submitted_s for job in known.jobs.values())])
         detail = known.info.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -281,14 +279,13 @@ def _ended(log: RunLog, job_id: str) -> bool:
 
 
 def _take_away(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
-    """Jobs that have lost their GPUs, or have others now: those are free first."""
+    """Free the GPUs of jobs that have lost them."""
     for job_id, job in sorted(known.active.items()):
         if log.jobs[job_id].gpus and not job.gpus:
             yield interruption_event(job_id, at_s, job.reason)
 
 
 def _open(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
-    """Nodes and slots that can be used again."""
     for node in sorted(log.down.keys() - known.down.keys()):
         yield Event(at_s, "node_up", detail={"node": node})
     for node in sorted(log.drained.keys() - known.drained.keys()):
@@ -298,7 +295,6 @@ def _open(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
 
 
 def _give(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
-    """Who holds what, all of it decided together."""
     for job_id, job in sorted(known.active.items()):
         before = log.jobs[job_id]
         if not job.gpus or (before.allocation == job.allocation and not before.ended):
@@ -313,7 +309,6 @@ def _give(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
 
 
 def _close(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
-    """Nodes that are down or get no work."""
     for node, why in sorted(known.down.items()):
         if node not in log.down:
             yield Event(at_s, "node_down", detail={"node": node, "reason": why})
@@ -346,7 +341,7 @@ def _report(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
 
 
 def _rest(log: RunLog, known: RunLog) -> Event | None:
-    """What no event has said; None: nothing is left."""
+    """What no event has said. Returns None if nothing is left."""
     own = _differing(RUN_RECORD.dump_python, log, known, RESTORED)
     jobs = {
         job_id: found
@@ -370,7 +365,7 @@ def _rest(log: RunLog, known: RunLog) -> Event | None:
 
 
 def _differing(dump: Any, log: object, known: object, names: Iterable[str]) -> dict[str, Any]:
-    """Fields in which one record is not as the other, with what that one says, as JSON."""
+    """The fields of ``known`` that differ in ``log``, as JSON."""
     wanted = {name for name in names if getattr(log, name) != getattr(known, name)}
     if not wanted:
         return {}
@@ -379,9 +374,8 @@ def _differing(dump: Any, log: object, known: object, names: Iterable[str]) -> d
 
 
 def _can_be_logged(value: object) -> bool:
-    """No log holds what is infinite."""
     try:
         json.dumps(value, allow_nan=False)
     except ValueError:
         return False
-    return not isinstance(value, float) or math.isfinite(value)
+    return True

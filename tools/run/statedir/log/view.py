@@ -1,4 +1,4 @@
-"""What the log of a state directory says now, and whether it can be believed: read without the lock."""
+"""What the log of a state directory says now, and whether it is whole; read without the lock."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from pliant.schemas.file_io.events import LogPlace, LogReader
 from pliant.schemas.file_io.files import read_failure
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import on_clock
-from pliant.tools.run.statedir.log.fold import (
-    RunLog,
-    fold,
-)
+from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.snapshot import (
     LogSnapshot,
     bytes_behind,
@@ -35,14 +32,14 @@ class Misfit:
     """How a log and the snapshot beside it do not go together."""
 
     kind: Literal["cut", "lost", "replaced"]
-    """``cut``: the log lacks its end, and the snapshot has what that led to; ``lost``: it lacks its end, and
-    the snapshot cannot be used; ``replaced``: they are of different runs."""
+    """``cut``: the log lacks its end, and the snapshot knows what it led to; ``lost``: it lacks its end, and
+    the snapshot cannot be used; ``replaced``: they are of different runs.
+    """
     bytes: int = 0
-    """Of the log that are not there any more, at least."""
+    """Of the log that are missing, at least."""
 
     @property
     def words(self) -> str:
-        """What is wrong, after the name of the log."""
         if self.kind == "replaced":
             return "was cut or replaced: its snapshot is of another log, and is not used"
         was = "was cut" + (f" by {self.bytes:,} bytes" if self.bytes else "")
@@ -51,14 +48,13 @@ class Misfit:
         return f"{was}, and its snapshot cannot be used: jobs that it shows as active may have ended since"
 
     def advice(self, state: Path) -> str:
-        """What helps; the next run on the directory does the same."""
         return f"{'repair it' if self.kind == 'cut' else 'go on without it'} with: {repair_command(state)}"
 
 
 class LogView:
     """The log, folded, and kept up to date; needs no lock. What a snapshot knows is not read again.
 
-    Where the log was cut behind its snapshot, what it has lost is taken from there.
+    What a log that was cut has lost is taken from its snapshot.
 
     :param keeps_events: of what was read, for :meth:`history`.
     """
@@ -82,7 +78,7 @@ class LogView:
 
         :param to_the_end: see :meth:`LogReader.read`.
         :param until: the number of bytes to look at.
-        :raises BadInputError: the log is damaged; the one line of its message says how to repair it.
+        :raises BadInputError: the log is damaged; its one line says how to repair it.
         """
         self._until = until
         self._has_read = self._has_read and not self._lost
@@ -106,20 +102,20 @@ class LogView:
         return self.log
 
     def start_again(self) -> None:
-        """Read all of it at the next call: it was replaced."""
+        """Read all of it at the next call."""
         self._has_read = False
         self._events = []
 
     @property
     def in_snapshot(self) -> tuple[int, int]:
-        """How many bytes of the log its snapshot covers, and how many that has itself."""
+        """How many bytes of the log its snapshot covers, and the snapshot's own size."""
         found = self._snapshot
         return (0, 0) if found is None else (found.place.bytes, found.size)
 
     def history(
         self, basis: Basis, now_s: float | None = None
     ) -> tuple[SavedSession | None, Iterable[Event]]:
-        """What the session is rebuilt from that stands where :meth:`refresh` got to. To be asked once.
+        """What the session as of the last :meth:`refresh` is rebuilt from. Call it once.
 
         :param now_s: nothing later counts (on the session's clock).
         :raises BadInputError: the log is damaged.
@@ -140,7 +136,7 @@ class LogView:
         self._events = None
 
     def _begin(self) -> LogSnapshot | None:
-        """Start with the snapshot, or from nothing; returns the snapshot where it is not of this log."""
+        """Start with the snapshot, or from nothing; returns the snapshot if it is not of this log."""
         self.log, place = RunLog(), LogPlace()
         self._events = None if self._events is None else []
         self._lost = []
@@ -155,9 +151,9 @@ class LogView:
         return None if fits else found
 
     def _compare(self, other: LogSnapshot | None) -> None:
-        """See what is wrong where the snapshot is not of this log, and take from it what the log has lost.
+        """See how the snapshot and the log differ, and take from it what the log has lost.
 
-        :param other: the snapshot; None: it goes with the log, or cannot be used.
+        :param other: the snapshot; None if it goes with the log, or cannot be used.
         """
         before, self.misfit = self.misfit, None
         behind, size = bytes_behind(self._dirs), self._dirs.events.stat().st_size
@@ -178,7 +174,6 @@ class LogView:
             _log.warning("%s %s; %s", self._dirs.events, words, advice)
 
     def _all_events(self) -> list[Event]:
-        """Those of the log, read once more."""
         found = LogReader(self._dirs.events).read(to_the_end=True, until=self._until)
         return [*(event for _, event in found), *self._lost]
 
@@ -198,7 +193,8 @@ def take_up(log: RunLog, events: Iterable[tuple[int, Event]], source: str) -> No
         try:
             log.add(event)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            text = f"this {event.event!r} event cannot be understood: {_first_line(error)}"
+            what = str(error).partition("\n")[0]
+            text = f"this {event.event!r} event cannot be understood: {what}"
             raise BadInputError.one(source, text, line=number) from error
 
 
@@ -211,7 +207,3 @@ def repairable(error: BadInputError, state: Path) -> BadInputError:
     first, *others = error.problems or (error,)
     more = f" (and {len(others)} more)" if others else ""
     return BadInputError(f"{first}{more}; repair it with: {repair_command(state)}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

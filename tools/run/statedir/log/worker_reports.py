@@ -1,8 +1,8 @@
 """What workers report: the events that they append, and the newest measurements beside them.
 
-The events of an attempt (:class:`Tail`) go into the log. The newest measurements lie in one small file a job
-(:class:`~pliant.tools.run.statedir.contract.plan.Progress`), not in the log: the loop, or a bystander, lays
-them over what was folded. They say how far a job is, never what it holds or whether it has ended.
+The events of an attempt (:class:`Tail`) go into the log. The newest measurements are in one small file a job
+(:class:`~pliant.tools.run.statedir.contract.plan.Progress`): the loop, or a bystander, lays them over what
+was folded. They say how far a job is, never what it holds or whether it has ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Tail:
     """The events of a file that workers append to, each given out once.
 
     :param only: the names of the events to give out.
-    :param skip: how many of its first events the log holds already, from an earlier launcher.
+    :param skip: how many of its first events the log holds already.
     """
 
     def __init__(self, path: Path, skip: int = 0, only: Container[str] = WORKER_EVENTS) -> None:
@@ -77,7 +77,7 @@ def refined(job: JobLog, progress: Progress | None) -> JobLog:
 
 
 def with_progress(event: Event, log: RunLog) -> Event:
-    """An event of a running job, with how far the job is: the log holds that where something happens."""
+    """An event of a running job, with how far the job is."""
     job, progress = log.jobs.get(event.job or ""), log.newest.get(event.job or "")
     if job is None or progress is None or event.gpus is None or event.samples_done is not None:
         return event
@@ -86,20 +86,20 @@ def with_progress(event: Event, log: RunLog) -> Event:
 
 
 def measured_speeds(log: RunLog) -> dict[str, float]:
-    """Samples per second of the running jobs whose workers have measured it at this size.
+    """Samples per second of the running jobs that have measured it at their present size.
 
-    The speed of the last second fluctuates, so this is the median of what was measured.
+    The median of the measurements, since the speed of the last second fluctuates.
     """
     return {job_id: median(speeds) for job_id, speeds in _measured(log).items()}
 
 
 def measured_ranges(log: RunLog) -> dict[str, tuple[float, float]]:
-    """The range whose median :func:`measured_speeds` gives; jobs with a single measurement have none."""
+    """The range of those measurements; jobs with a single one have none."""
     return {job_id: (min(speeds), max(speeds)) for job_id, speeds in _measured(log).items() if speeds[1:]}
 
 
 def _measured(log: RunLog) -> dict[str, list[float]]:
-    """Each job's speed over the last minutes, by the time of a step, and over the last second."""
+    """Each job's speed: over the last minutes, over the last second, and by the time of a step."""
     found = {}
     for job_id, job in log.active.items():
         progress = log.newest.get(job_id)
@@ -113,7 +113,7 @@ def _measured(log: RunLog) -> dict[str, list[float]]:
 
 
 class Reports:
-    """The newest reports on all jobs of a state directory, read again when they are replaced."""
+    """The newest reports on all jobs of a state directory."""
 
     def __init__(self, dirs: StateDir) -> None:
         self._dirs = dirs

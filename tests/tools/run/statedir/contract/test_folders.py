@@ -40,15 +40,11 @@ def refuse(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
 
 def test_a_file_names_its_schema_and_is_its_owners_alone(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
+    assert read_record(path, "plan", Plan) is WorkerOutcome.read(path) is None, "it was never written"
     write_record(path, "plan", PLAN)
     assert json.loads(path.read_text())["schema"] == "pliant.plan/1"
     assert path.stat().st_mode & 0o777 == 0o600
     assert read_record(path, "plan", Plan) == PLAN
-
-
-def test_what_is_not_there_was_never_written(tmp_path: Path) -> None:
-    assert read_record(tmp_path / "plan.json", "plan", Plan) is None
-    assert WorkerOutcome.read(tmp_path / "worker-0.json") is None
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EIO, errno.EACCES])
@@ -98,24 +94,14 @@ def test_a_plan_that_is_damaged_or_lost_is_replaced_by_its_copy(tmp_path: Path, 
     assert json.loads(job.plan.read_text())["generation"] == 10
 
 
-@pytest.mark.parametrize(
-    "address", ["127.0.0.1", "10.1.2.3", "192.168.0.7", "::1", "fd00::1", "fe80::1%eth0"]
-)
-def test_workers_may_meet_on_this_machine_or_in_a_private_network(address: str) -> None:
-    refuse_public(address)
-
-
-EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - refused
-STRANGERS = ("8.8.8.8", "224.0.0.1", "239.1.1.1", "ff02::1", "100.64.0.1", "::ffff:8.8.8.8")
-
-
-@pytest.mark.parametrize("address", [*EVERYWHERE, *STRANGERS])
-def test_an_address_that_strangers_reach_is_refused(address: str) -> None:
-    with pytest.raises(UsageError, match="not a loopback or private address"):
+def test_workers_meet_on_this_machine_or_in_a_private_network() -> None:
+    for address in ("127.0.0.1", "10.1.2.3", "192.168.0.7", "::1", "fd00::1", "fe80::1%eth0"):
         refuse_public(address)
-
-
-def test_a_name_is_no_address() -> None:
+    everywhere = ("0.0.0.0", "::")  # noqa: S104 - refused
+    strangers = ("8.8.8.8", "224.0.0.1", "239.1.1.1", "ff02::1", "100.64.0.1", "::ffff:8.8.8.8")
+    for address in (*everywhere, *strangers):
+        with pytest.raises(UsageError, match="not a loopback or private address"):
+            refuse_public(address)
     with pytest.raises(UsageError, match="not an IP address"):
         refuse_public("localhost")
 
@@ -209,11 +195,8 @@ def test_folders_that_were_read_together_are_not_all_read_again_together(tmp_pat
         folder = tmp_path / str(number)
         folder.mkdir()
         sites.append(Site(folder))
-    for site in sites:
-        site.replace("a", stamp_s=AGES_AGO_S)
-        site.look()
-    before = [site.reads for site in sites]
+        sites[-1].replace("a", stamp_s=AGES_AGO_S)
+        sites[-1].look()
     for site in sites:
         site.look(STALE_S * 0.85)
-    again = sum(site.reads > reads for site, reads in zip(sites, before, strict=True))
-    assert 0 < again < 100
+    assert 0 < sum(site.reads > 1 for site in sites) < 100

@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pliant.tools.run.statedir.contract import presence as heartbeat
 from pliant.tools.run.statedir.contract.folders import AttemptDir, look_again
 from pliant.tools.run.statedir.contract.presence import FileClock, Heartbeats, Sighting, last_beat, life
 from tests.tools.run.site import until
@@ -58,29 +57,21 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
 
 
 def test_a_worker_is_absent_then_alive_then_gone_though_a_child_lives_on(
-    worker: Worker, tmp_path: Path
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A look takes no lock: another observer would take that for a sign of life."""
+    taken: list[int] = []
+    monkeypatch.setattr(fcntl, "lockf", lambda descriptor, *_: taken.append(descriptor))
     assert life(tmp_path / "nobody") == "absent"
     assert [life(worker.path) for _ in range(3)] == ["alive"] * 3
     worker.end()
     assert life(worker.path) == "gone"
     os.kill(worker.child, 0)
-
-
-def test_to_look_whether_a_worker_lives_takes_no_lock(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One who looks would else see another one's look as a sign of life."""
-    taken: list[int] = []
-    monkeypatch.setattr(fcntl, "lockf", lambda descriptor, *_: taken.append(descriptor))
-    assert life(worker.path) == "alive"
-    worker.end()
-    assert life(worker.path) == "gone"
     assert taken == [] or sys.platform != "linux"
 
 
 def test_a_file_stays_open_while_its_worker_lives_so_a_look_opens_nothing(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sighting = Sighting(worker.path)
     assert sighting.life() == "alive"
@@ -88,22 +79,15 @@ def test_a_file_stays_open_while_its_worker_lives_so_a_look_opens_nothing(
         during.setattr(os, "open", lambda *_: pytest.fail("a file was opened"))
         assert [sighting.life() for _ in range(3)] == ["alive"] * 3
     worker.end()
-    assert sighting.life() == "gone"
-    worker.path.unlink()
-    assert sighting.life() == "absent"
-
-
-def test_a_worker_that_took_the_place_of_another_one_is_seen_to_live(worker: Worker, tmp_path: Path) -> None:
-    sighting = Sighting(worker.path)
-    assert sighting.life() == "alive"
-    worker.end()
     (tmp_path / "next").mkdir()
     other = Worker(tmp_path / "next")
     other.path.replace(worker.path)
-    assert sighting.life() == "alive"
+    assert sighting.life() == "alive", "another worker took its place"
     other.end()
     os.kill(other.child, signal.SIGKILL)
     assert sighting.life() == "gone"
+    worker.path.unlink()
+    assert sighting.life() == "absent"
 
 
 def test_looking_at_many_workers_leaves_half_of_the_descriptors_free(
@@ -164,31 +148,20 @@ def test_who_was_away_blames_nobody(tmp_path: Path, clock: list[float]) -> None:
     assert silences(Heartbeats(), path, [0.0, 60.0, 120.0]) == [False] * 3
 
 
-def test_one_who_looks_for_a_moment_only_takes_the_file_systems_clock(
+def test_an_observer_that_looks_for_a_moment_only_takes_the_file_systems_clock(
     tmp_path: Path, clock: list[float]
 ) -> None:
-    """A call from cron has no memory; the file's own age is one."""
+    """A call from cron has no memory. After the machine has slept, the file beats again."""
     path = beats(tmp_path / "worker", 500.0)
-    clock[0] = 500.0 + LIMIT_S
-    watch = Heartbeats()
-    watch.look([path], 0.0)
-    assert watch.in_doubt(path, LIMIT_S)
-    assert silences(watch, path, [0.0, 1.0, 2.0, 3.0]) == [False, False, False, True]
-    assert not watch.in_doubt(path, LIMIT_S)
-
-
-def test_a_machine_that_has_slept_is_looked_at_again_before_anybody_is_blamed(
-    tmp_path: Path, clock: list[float]
-) -> None:
-    path = tmp_path / "worker"
-    old = beats(path, 500.0)
     clock[0] = 500.0 + LONG_AGO_S
-    watch = Heartbeats()
-    assert silences(watch, old, [0.0, 1.0]) == [False, False]
-    assert watch.in_doubt(old, LIMIT_S)
-    beats(path, clock[0])
-    assert silences(watch, old, [2.0, 5.0]) == [False, False]
-    assert not watch.in_doubt(old, LIMIT_S)
+    for beats_again in (False, True):
+        watch = Heartbeats()
+        assert silences(watch, path, [0.0, 1.0]) == [False, False]
+        assert watch.in_doubt(path, LIMIT_S)
+        if beats_again:
+            beats(tmp_path / "worker", clock[0])
+        assert silences(watch, path, [2.0, 5.0]) == [False, not beats_again]
+        assert not watch.in_doubt(path, LIMIT_S)
 
 
 def test_one_whose_beats_were_seen_is_not_blamed_for_the_time_that_the_machine_slept(
@@ -213,18 +186,14 @@ def test_no_file_is_no_silence(tmp_path: Path) -> None:
 
 
 def test_the_file_systems_clock_is_that_of_a_file_made_now_and_leaves_none_behind(tmp_path: Path) -> None:
-    own = FileClock()
-    before = beats_now(tmp_path / "before")
+    own, (before, after) = FileClock(), (tmp_path / name for name in ("before", "after"))
+    before.touch()
     found = own.now_s(str(tmp_path / "worker"))
-    assert before <= found <= beats_now(tmp_path / "after")
+    after.touch()
+    assert last_beat(before) <= found <= last_beat(after)
     assert own.about_s(str(tmp_path / "worker")) == pytest.approx(found, abs=60)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["after", "before"]
     assert FileClock().now_s(str(tmp_path / "nowhere" / "worker")) == 0.0
-
-
-def beats_now(path: Path) -> float:
-    path.touch()
-    return last_beat(path)
 
 
 def test_to_look_again_opens_the_file_for_the_server_to_be_asked(
@@ -232,15 +201,9 @@ def test_to_look_again_opens_the_file_for_the_server_to_be_asked(
 ) -> None:
     opened: list[object] = []
     real = os.open
-
-    def recorded(path: object, flags: int) -> int:
-        opened.append(path)
-        return real(path, flags)  # type: ignore[arg-type]
-
     path = beats(tmp_path / "worker", 500.0)
-    monkeypatch.setattr(os, "open", recorded)
+    monkeypatch.setattr(os, "open", lambda path, flags: opened.append(path) or real(path, flags))
     found = look_again(path)
     assert found is not None
     assert (found.st_mtime, opened) == (500.0, [path])
     assert look_again(tmp_path / "nobody") is None
-    assert heartbeat.last_beat(path) == 500.0

@@ -100,12 +100,15 @@ def test_an_attempt_that_is_over_without_having_failed_counts_for_nothing() -> N
     assert of(START, failed(13.0, 2)).over_attempt == 2
 
 
-def taken(known: RunLog, time_s: float, attempt: int) -> Event:
-    """The place of an attempt is taken away; what the log says of it."""
-    verdict = Ending("displaced", "its node was taken away")
-    (told,) = report_events(AttemptEnded("a", attempt, verdict), known, time_s, retries=2)
+def end(known: RunLog, verdict: Ending, time_s: float, attempt: int, retries: int = 3) -> Event:
+    """An attempt ends; what the log says of it."""
+    (told,) = report_events(AttemptEnded("a", attempt, verdict), known, time_s, retries)
     known.add(told)
     return told
+
+
+DISPLACED = Ending("displaced", "its node was taken away")
+FELL = Ending("failed", "it fell")
 
 
 def test_a_job_whose_place_is_taken_away_in_each_attempt_has_failed_from_the_fourth_time_on() -> None:
@@ -113,7 +116,7 @@ def test_a_job_whose_place_is_taken_away_in_each_attempt_has_failed_from_the_fou
     known, told = log(), list[Event]()
     for attempt in range(1, 7):
         known.add(replace(START, time=1000.0 * attempt))
-        told.append(taken(known, 1000.0 * attempt + 10.0, attempt))
+        told.append(end(known, DISPLACED, 1000.0 * attempt + 10.0, attempt, retries=2))
     details = [one.detail or {} for one in told]
     assert [detail.get("wait_seconds") for detail in details] == [1.0, 2.0, 4.0, 8.0, 16.0, None]
     assert [detail.get("failures", 0) for detail in details] == [0, 0, 0, 1, 2, 3]
@@ -123,21 +126,13 @@ def test_a_job_whose_place_is_taken_away_in_each_attempt_has_failed_from_the_fou
 
 
 def test_a_place_where_nothing_starts_counts_for_nothing_however_often() -> None:
-    known = log()
+    known, verdict = log(), Ending("displaced", "nothing starts on node n0", began=False)
     for attempt in range(1, 9):
         known.add(replace(START, time=100.0 * attempt))
-        verdict = Ending("displaced", "nothing starts on node n0", began=False)
-        (told,) = report_events(AttemptEnded("a", attempt, verdict), known, 100.0 * attempt + 30.0, retries=0)
-        known.add(told)
+        end(known, verdict, 100.0 * attempt + 30.0, attempt, retries=0)
     found = known.jobs["a"]
     assert (found.phase, found.failures, found.displacements, found.retry_s) == ("preempted", 0, 0, None)
     assert found.over_attempt == 8
-
-
-def test_a_job_is_not_started_at_once_where_its_place_was_taken_away() -> None:
-    known = log(START)
-    taken(known, 20.0, 1)
-    assert known.jobs["a"].retry_s == 21.0
 
 
 @pytest.mark.parametrize("reports", [True, False], ids=["it gets on", "it says nothing for an hour"])
@@ -145,26 +140,23 @@ def test_a_job_that_gets_on_may_lose_its_place_as_often_as_it_likes(reports: boo
     known = log()
     for attempt in range(1, 9):
         begin_s = 10000.0 * attempt
+        end_s = begin_s + (10.0 if reports else 3600.0)
         known.add(replace(START, time=begin_s))
         if reports:
             known.add(progress(begin_s + 5.0, 100.0 * attempt, attempt))
-        taken(known, begin_s + (10.0 if reports else 3600.0), attempt)
+        end(known, DISPLACED, end_s, attempt)
     found = known.jobs["a"]
     assert (found.failures, found.displacements, found.over_attempt) == (0, 1, 8)
-
-
-def test_a_failure_after_progress_is_the_first_one_again() -> None:
-    found = of(START, progress(12.0, 50.0), failed(13.0, 1), START, progress(14.0, 60.0, 2))
-    assert found.next_failure(15.0) == FailureRecord(1, 2), "a hundredth of the work"
+    assert found.retry_s == end_s + 1.0, "it is not started at once"
 
 
 def test_a_job_that_crashes_a_little_further_each_time_makes_no_progress() -> None:
     found = of(START, progress(12.0, 50.0), failed(13.0, 1), START, progress(14.0, 52.0, 2), failed(15.0, 2))
     assert found.failures == 2
     found.add(progress(16.0, 55.0, 3))
-    assert found.next_failure(17.0).failures == 3
+    assert found.next_failure(17.0) == FailureRecord(3, 3)
     found.add(progress(16.0, 61.0, 3))
-    assert found.next_failure(17.0).failures == 1, "together a hundredth of the work"
+    assert found.next_failure(17.0) == FailureRecord(1, 3), "together a hundredth of the work"
 
 
 def test_a_job_that_trained_further_for_as_long_as_between_two_checkpoints_made_progress() -> None:
@@ -176,30 +168,22 @@ def test_a_job_that_trained_further_for_as_long_as_between_two_checkpoints_made_
 def test_retries_wait_longer_each_time_and_the_log_says_until_when() -> None:
     known, waits = log(START), []
     for attempt in (1, 2, 3):
-        (told,) = report_events(
-            AttemptEnded("a", attempt, Ending("failed", "it fell")), known, 20.0 * attempt, 3
-        )
-        known.add(told)
+        told = end(known, FELL, 20.0 * attempt, attempt)
         waits.append((told.detail or {})["wait_seconds"])
         job = known.jobs["a"]
         assert job.retry_s == 20.0 * attempt + waits[-1]
     assert waits == [1.0, 2.0, 4.0]
     assert (job.failures, job.retries) == (3, 3)
-    (last,) = report_events(AttemptEnded("a", 4, Ending("failed", "it fell")), known, 80.0, 3)
+    last = end(known, FELL, 80.0, 4)
     assert (last.event, (last.detail or {})["reason"]) == ("fail", "it fell")
 
 
 def test_a_job_that_fails_too_often_within_an_hour_is_given_up_however_far_it_gets() -> None:
-    known, times = log(START), iter(range(1, 100))
-    ends = []
+    known, ends = log(START), list[str]()
     while "fail" not in ends:
-        attempt = next(times)
+        attempt = len(ends) + 1
         known.add(progress(20.0 * attempt, 50.0 * attempt, attempt))
-        (told,) = report_events(
-            AttemptEnded("a", attempt, Ending("failed", "it fell")), known, 20.0 * attempt, retries=1
-        )
-        known.add(told)
-        ends.append(told.event)
+        ends.append(end(known, FELL, 20.0 * attempt, attempt, retries=1).event)
     assert ends == ["requeue"] * 10 + ["fail"]
     assert known.jobs["a"].reason == "failed 11 times within an hour: it fell"
 
@@ -216,15 +200,15 @@ def test_an_interruption_is_no_failure() -> None:
     assert (found.phase, found.failures) == ("preempted", 0)
 
 
-def test_ended_jobs_are_active_no_more() -> None:
-    for name, phase in (
-        ("finish", "finished"),
-        ("fail", "failed"),
-        ("reject", "rejected"),
-        ("cancel", "cancelled"),
-    ):
-        found = log(START, event(12.0, name, gpus=0, placement=()))
-        assert (found.jobs["a"].phase, found.active) == (phase, {})
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [("finish", "finished"), ("fail", "failed"), ("reject", "rejected"), ("cancel", "cancelled")],
+)
+def test_ended_jobs_are_active_no_more(name: EventName, phase: str) -> None:
+    found = log(START, event(12.0, name, gpus=0, placement=()))
+    assert (found.jobs["a"].phase, found.active) == (phase, {})
+    late = AttemptEnded("a", 1, Ending("failed", "late"))
+    assert report_events(late, found, 20.0, 3) == [], "reports about them leave no trace"
 
 
 def test_a_clean_end_becomes_finish_a_stop_nothing_a_failure_requeue_or_fail() -> None:
@@ -271,11 +255,6 @@ def test_a_job_with_too_few_workers_left_waits_and_has_not_failed() -> None:
 def test_a_job_that_could_not_grow_on_three_slots_keeps_its_size() -> None:
     shrink, *_ = report_events(hindered(1, "n0/1", "n0/2", "n0/3"), log(START), 20.0, 3)
     assert (shrink.detail or {})["wait_seconds"] == 60.0
-
-
-def test_reports_about_jobs_that_have_ended_leave_no_trace() -> None:
-    over = log(START, event(12.0, "finish", gpus=0, placement=()))
-    assert report_events(AttemptEnded("a", 1, Ending("failed", "late")), over, 20.0, 3) == []
 
 
 def test_the_first_step_after_a_change_carries_what_the_change_cost() -> None:

@@ -34,15 +34,10 @@ HOME = shutil.ignore_patterns("version.json")
 
 
 def left_by(folder: Path, events: list[Event], behind: int) -> StateDir:
-    """A directory whose snapshot was made after so many of its events, and whose log ends there."""
-    with State(folder) as state:
-        state.record(events[:behind])
-        renew_snapshot(state.dirs, state.log, rebuilding())
-    return StateDir(folder)
-
-
-def cut(state: StateDir, to_bytes: int) -> None:
-    os.truncate(state.events, to_bytes)
+    """A directory whose log ends after that many of the events, with a snapshot of all of them."""
+    state = StateDir(folder)
+    go_on(state, events[:behind])
+    return state
 
 
 def log_words(state: StateDir) -> list[str]:
@@ -50,7 +45,7 @@ def log_words(state: StateDir) -> list[str]:
     return [check.text for check in examine(state.path) if "its log" in check.text]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_wherever_a_log_is_cut_nothing_that_its_snapshot_knows_is_lost_and_all_tools_say_the_same(
     seed: int, tmp_path: Path
 ) -> None:
@@ -63,7 +58,7 @@ def test_wherever_a_log_is_cut_nothing_that_its_snapshot_knows_is_lost_and_all_t
     for number, to_bytes in enumerate((0, size - 1, *(rng.randrange(size) for _ in range(2)))):
         one = StateDir(tmp_path / f"cut-{number}")
         shutil.copytree(state.path, one.path, ignore=HOME)
-        cut(one, to_bytes)
+        os.truncate(one.events, to_bytes)
         assert read_log(one.path) == known == look_at(one.path).log
         for again in (by_repair, by_going_on):
             twin = StateDir(tmp_path / f"{again.__name__}-{number}")
@@ -74,8 +69,7 @@ def test_wherever_a_log_is_cut_nothing_that_its_snapshot_knows_is_lost_and_all_t
             assert read_log(twin.path) == fold(events)
             twin.snapshot.unlink(missing_ok=True)
             assert read_log(twin.path) == fold(events)
-            told = read_events(twin.events)
-            session_from_events(told, make_policy("fifo"), NODES, throughput_for(None, NODES))
+            leads_to_a_session(twin)
             assert {job.id for job in read_run(twin.events).jobs} == set(fold(events).jobs)
 
 
@@ -96,10 +90,22 @@ def by_going_on(state: StateDir) -> None:
         pass
 
 
-def go_on(state: StateDir, events: list[Event]) -> None:
+def go_on(state: StateDir, events: list[Event], *, snapshot: bool = True) -> None:
     with State(state.path) as held:
         held.record(events)
-        renew_snapshot(state, held.log, rebuilding())
+        if snapshot:
+            renew_snapshot(state, held.log, rebuilding())
+
+
+def cut_lines(state: StateDir, begin: int, end: int | None = None) -> bytes:
+    """Take lines out of the log; returns them."""
+    lines = state.events.read_bytes().splitlines(keepends=True)
+    state.events.write_bytes(b"".join([*lines[:begin], *([] if end is None else lines[end:])]))
+    return b"".join(lines[begin:end])
+
+
+def leads_to_a_session(state: StateDir) -> None:
+    session_from_events(read_events(state.events), make_policy("fifo"), NODES, throughput_for(None, NODES))
 
 
 def assert_is(state: StateDir, known: RunLog) -> None:
@@ -115,9 +121,7 @@ def test_a_finished_job_is_not_shown_running_again(tmp_path: Path) -> None:
     done = next(i for i, event in enumerate(events) if event.event == "finish")
     job_id = events[done].job
     assert job_id is not None
-    state = left_by(tmp_path, events, done + 5)
-    lines = state.events.read_bytes().splitlines(keepends=True)
-    state.events.write_bytes(b"".join(lines[: done + 1]))
+    cut_lines(left_by(tmp_path, events, done + 5), done + 1)
     found = read_log(tmp_path).jobs[job_id]
     assert (found.phase, found.ended_s, found.gpus) == ("finished", events[done].time, 0)
     assert job_id not in jobs_shown_running(tmp_path)
@@ -129,7 +133,7 @@ def test_the_three_tools_name_what_is_missing_and_the_command(
     events = Story(6).go_on(50)
     state = left_by(tmp_path, events, 40)
     size = state.events.stat().st_size
-    cut(state, size // 2)
+    os.truncate(state.events, size // 2)
     read_log(tmp_path)
     command = f"pliant log --repair --state {tmp_path}"
     assert f"was cut by {size - size // 2:,} bytes" in caplog.text
@@ -153,7 +157,7 @@ def test_killed_in_the_middle_of_writing_back_it_is_done_again_and_once(
     """Before and after each of its writes and removals."""
     events = Story(9).go_on(60)
     state = left_by(tmp_path, events, 50)
-    cut(state, state.events.stat().st_size // 3)
+    os.truncate(state.events, state.events.stat().st_size // 3)
     left = [blow]
 
     def deadly(act: Callable[..., object]) -> Callable[..., object]:
@@ -191,7 +195,7 @@ def test_a_damaged_line_that_the_snapshot_has_seen_costs_nothing(tmp_path: Path)
         if done is None:
             continue
         state = left_by(tmp_path / str(seed), events, len(events) - 3)
-        go_on_without_snapshot(state, events[-3:])
+        go_on(state, events[-3:], snapshot=False)
         lines = state.events.read_bytes().splitlines(keepends=True)
         lines[done + 1] = lines[done + 1].replace(b'"time":1', b'"time":2', 1)
         state.events.write_bytes(b"".join(lines))
@@ -199,8 +203,7 @@ def test_a_damaged_line_that_the_snapshot_has_seen_costs_nothing(tmp_path: Path)
             read_log(state.path)
         repair(state.path)
         assert read_log(state.path) == fold(events)
-        told = read_events(state.events)
-        session_from_events(told, make_policy("fifo"), NODES, throughput_for(None, NODES))
+        leads_to_a_session(state)
 
 
 def test_a_log_that_was_cut_under_a_run_that_wrote_on_has_all_of_it_after_a_repair(tmp_path: Path) -> None:
@@ -208,18 +211,12 @@ def test_a_log_that_was_cut_under_a_run_that_wrote_on_has_all_of_it_after_a_repa
     for seed in range(1, 6):
         events = Story(seed).go_on(70)
         state = left_by(tmp_path / str(seed), events, 40)
-        go_on_without_snapshot(state, events[40:])
-        lines = state.events.read_bytes().splitlines(keepends=True)
-        state.events.write_bytes(b"".join([*lines[:21], *lines[41:]]))
+        go_on(state, events[40:], snapshot=False)
+        cut_lines(state, 21, 41)
         with pytest.raises(BadInputError, match="lines are missing"):
             read_log(state.path)
         repair(state.path)
         assert read_log(state.path) == fold(events)
-
-
-def go_on_without_snapshot(state: StateDir, events: list[Event]) -> None:
-    with State(state.path) as held:
-        held.record(events)
 
 
 @pytest.mark.parametrize("harm", ["no snapshot", "damaged", "of another version"])
@@ -228,18 +225,16 @@ def test_without_a_usable_snapshot_the_log_is_what_is_left_of_it_and_the_tools_a
 ) -> None:
     events = Story(6).go_on(50)
     state = left_by(tmp_path, events, 40)
-    lines = state.events.read_bytes().splitlines(keepends=True)
-    state.events.write_bytes(b"".join(lines[:21]))
+    lost = len(cut_lines(state, 21))
+    data = state.snapshot.read_bytes()
     if harm == "no snapshot":
         state.snapshot.unlink()
+    elif harm == "damaged":
+        state.snapshot.write_bytes(data[:-9])
     else:
-        data = state.snapshot.read_bytes()
-        state.snapshot.write_bytes(
-            data[:-9] if harm == "damaged" else data.replace(b'"folds_to": "', b'"folds_to": "0')
-        )
+        state.snapshot.write_bytes(data.replace(b'"folds_to": "', b'"folds_to": "0'))
     assert read_log(tmp_path) == fold(events[:20])
     noticed = harm != "no snapshot"
-    lost = sum(map(len, lines[21:]))
     assert (f"was cut by {lost:,} bytes, and its snapshot cannot be used" in caplog.text) == noticed
     assert any("cannot be used" in words for words in log_words(state)) == noticed
     assert ("is lost" in " ".join(repair(tmp_path))) == noticed
@@ -277,7 +272,7 @@ def test_the_log_of_another_run_is_left_as_it_is(tmp_path: Path) -> None:
 def test_a_session_sees_who_holds_what_after_a_cut(tmp_path: Path) -> None:
     events = Story(4).go_on(60)
     state = left_by(tmp_path, events, len(events))
-    cut(state, state.events.stat().st_size // 2)
+    os.truncate(state.events, state.events.stat().st_size // 2)
     view = LogView(state, keeps_events=True)
     log = view.refresh(to_the_end=True)
     kept, told = view.history(BASIS)

@@ -49,21 +49,17 @@ def test_status_shows_what_workers_report_though_the_log_does_not_hold_it() -> N
     assert shown.split() == ["a", "running", "2/8", "30", "%", "in", "7", "s", "(at", "23", "s)"]
 
 
-def test_a_report_from_before_the_newest_start_says_nothing_about_it() -> None:
+def test_only_reports_on_the_newest_attempt_of_a_job_that_holds_gpus_say_how_far_it_is() -> None:
     later = event(30.0, "progress", samples_done=8.0, detail={"attempt": 2})
-    found = log(START, FIRST, later).jobs["a"]
-    assert refined(found, report(300.0)) == found
+    for last in (later, REQUEUE):
+        found = log(START, FIRST, last).jobs["a"]
+        assert refined(found, report(300.0)) == found
 
 
 def test_the_speed_of_before_a_change_is_not_that_after_it() -> None:
     grow = event(15.0, "grow", gpus=4, placement=(("n0", 4),))
     found = refined(log(START, FIRST, grow).jobs["a"], report(300.0, samples_per_second=100.0))
     assert (found.samples_done, found.samples_per_second) == (300.0, None)
-
-
-def test_a_job_that_holds_nothing_is_where_the_log_says() -> None:
-    found = log(START, FIRST, REQUEUE).jobs["a"]
-    assert refined(found, report(300.0)) == found
 
 
 def test_the_log_says_how_far_a_job_was_when_something_happened_to_it() -> None:
@@ -88,22 +84,17 @@ def test_a_failure_after_reported_progress_is_the_first_one_again_for_the_loop_a
     assert (found.jobs["a"].failures, found.jobs["a"].furthest) == (1, 300.0)
 
 
-def test_a_bystander_reads_the_reports_of_jobs_that_run(tmp_path: Path) -> None:
+def test_a_bystander_and_a_policy_from_cron_read_the_reports_of_jobs_that_run(tmp_path: Path) -> None:
     dirs, found = StateDir(tmp_path), log(START, FIRST)
     reports = Reports(dirs)
     reports.lay_over(found)
     assert found.newest == {}
     dirs.job("a").path.mkdir(parents=True)
-    write_progress(dirs.job("a").progress, report(300.0))
+    newest = report(300.0, noise_scale=12.0)
+    write_progress(dirs.job("a").progress, newest)
     reports.lay_over(found)
-    assert found.newest == {"a": report(300.0)}
-
-
-def test_a_policy_from_cron_hears_of_the_newest_progress_and_noise(tmp_path: Path) -> None:
-    dirs, found = StateDir(tmp_path), log(START, FIRST)
-    dirs.job("a").path.mkdir(parents=True)
-    write_progress(dirs.job("a").progress, report(300.0, noise_scale=12.0))
-    (told,) = reported(dirs, found, 50.0)
+    assert found.newest == {"a": newest}
+    (told,) = reported(dirs, log(START, FIRST), 50.0)
     assert (told.time, told.event, told.samples_done) == (50.0, "progress", 300.0)
     assert told.detail == {"noise_scale": 12.0}
 
@@ -125,16 +116,19 @@ def progress(number: float) -> Event:
     return Event(number, "progress", "a", samples_done=number)
 
 
-def test_each_event_is_given_out_once(tmp_path: Path) -> None:
-    tail = Tail(tmp_path / "progress.jsonl")
+def test_each_event_is_given_out_once_and_a_successor_skips_what_was_seen(tmp_path: Path) -> None:
+    path = tmp_path / "progress.jsonl"
+    tail, successor = Tail(path), Tail(path, skip=3)
     assert samples(tail) == []
-    with EventWriter(tmp_path / "progress.jsonl") as writer:
+    with EventWriter(path) as writer:
         assert samples(tail) == []
-        writer.append([progress(1), progress(2)])
-        assert samples(tail) == [1, 2]
-        writer.append([progress(3)])
-        assert samples(tail) == [3]
+        writer.append([progress(1), Event(1, "finish", "b"), progress(2)])
+        assert samples(tail) == [1, 2], "workers cannot write the launcher's events"
+        assert samples(successor) == []
+        writer.append([progress(3), progress(4)])
+        assert samples(tail) == [3, 4]
         assert samples(tail) == []
+        assert samples(successor) == [4]
 
 
 def test_a_line_that_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
@@ -146,22 +140,6 @@ def test_a_line_that_is_still_being_written_is_waited_for(tmp_path: Path) -> Non
     path.write_bytes(whole[:-10])
     assert samples(tail) == [1]
     path.write_bytes(whole)
-    assert samples(tail) == [2]
-
-
-def test_a_successor_skips_what_its_predecessor_saw(tmp_path: Path) -> None:
-    tail = Tail(tmp_path / "progress.jsonl", skip=3)
-    with EventWriter(tmp_path / "progress.jsonl") as writer:
-        writer.append([progress(1), progress(2)])
-        assert samples(tail) == []
-        writer.append([progress(3), progress(4)])
-        assert samples(tail) == [4]
-
-
-def test_workers_cannot_write_the_launchers_events(tmp_path: Path) -> None:
-    tail = Tail(tmp_path / "progress.jsonl")
-    with EventWriter(tmp_path / "progress.jsonl") as writer:
-        writer.append([Event(1, "finish", "b"), progress(2)])
     assert samples(tail) == [2]
 
 
