@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import stat
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import psutil
 import pytest
@@ -56,13 +54,8 @@ total = torch.ones(1)
 dist.all_reduce(total)
 print("of", int(total), "with", os.environ["OMP_NUM_THREADS"], "thread")
 dist.destroy_process_group()
-sys.exit(int(total) - 2)
+sys.exit(int(total) - 1)
 """
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
 
 
 def train(site: Site, job_id: str, text: str, words: Sequence[object] = (), **more: object) -> None:
@@ -79,6 +72,17 @@ def pliant_run(site: Site, *words: object, umask: int = -1) -> subprocess.Popen[
         text=True,
         umask=umask,
     )
+
+
+def trained(site: Site, job_id: str) -> float:
+    """Samples; none while the log is being begun."""
+    with contextlib.suppress(PliantError, KeyError):
+        return read_log(site.state).jobs[job_id].samples_done
+    return 0.0
+
+
+def outputs(site: Site, job_id: str) -> list[str]:
+    return [path.read_text() for path in StateDir(site.state).job(job_id).path.rglob("stdout.log")]
 
 
 def test_a_job_grows_when_a_rigid_one_ends_and_both_learn(site: Site) -> None:
@@ -105,13 +109,26 @@ def test_a_job_grows_when_a_rigid_one_ends_and_both_learn(site: Site) -> None:
     assert not StateDir(site.state).job("long").attempt(2).path.exists(), "it was launched again"
 
 
-def test_all_of_a_state_directory_is_its_owner_s_alone_and_jobs_keep_their_umask(site: Site) -> None:
+def test_rigid_scripts_run_as_without_pliant_beside_an_elastic_one_and_the_state_is_its_owner_s_alone(
+    site: Site,
+) -> None:
     mine = "import pathlib, sys\npathlib.Path(sys.argv[0] + '.mine').touch()\n"
     train(site, "elastic", mine + ELASTIC, (2, 0.02), samples=2 * 64, elastic="size")
-    train(site, "rigid", mine)
-    with pliant_run(site, site.schedule("fifo"), "--state", site.state, umask=0o022) as run:
-        _, errors = run.communicate(timeout=200)
+    train(site, "several", mine + PLAIN.replace("- 1", "- 2"), gpus=2)
+    train(site, "one", DISTRIBUTED_OR_NOT, ("--lr", 1))
+    spec = site.job("torchrun", text=PLAIN)
+    site.jobs[-1] = spec.model_copy(update={"command": ("torchrun", *(spec.command or ()))})
+    words = ("--state", site.state, "--retries", 0)
+    with pliant_run(site, site.schedule("fifo"), *words, umask=0o022) as run:
+        _, errors = run.communicate()
     assert run.returncode == 0, errors
+    assert in_order(["start several 2", "finish several 0"], site.of("several"))
+    printed = {name: outputs(site, name) for name in ("several", "one", "torchrun")}
+    assert printed == {
+        "several": ["of 2 with 1 thread\n"] * 2,
+        "one": ["one ['--lr', '1'] set()\n"],
+        "torchrun": ["of 1 with 1 thread\n"],
+    }
     modes = {path: (path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in site.state.rglob("*")}
     assert {path.name for path in modes} >= {
         "stdout.log",
@@ -121,41 +138,40 @@ def test_all_of_a_state_directory_is_its_owner_s_alone_and_jobs_keep_their_umask
     }
     assert {path: mode for path, mode in modes.items() if mode not in ((True, 0o700), (False, 0o600))} == {}
     own = {path.name: stat.S_IMODE(path.stat().st_mode) for path in site.folder.glob("*.mine")}
-    assert own == {"elastic.py.mine": 0o644, "rigid.py.mine": 0o644}
+    assert own == {"elastic.py.mine": 0o644, "several.py.mine": 0o644}
 
 
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_that_is_killed_or_stands_still_is_replaced_while_the_other_trains_on(
-    site: Site, by: signal.Signals
-) -> None:
-    # slow while one is alone: however late the other one comes, there is something left to train together
-    train(site, "a", ELASTIC, (80, 0.5), samples=80 * 64, high=2)
+def test_a_worker_that_is_killed_or_stands_still_is_replaced_while_the_other_trains_on(site: Site) -> None:
+    # slow until both have been replaced: however late that is, there is something left to train
+    text = f"import pathlib\ngate = pathlib.Path({str(site.gate)!r})\n{ELASTIC}"
+    text = text.replace("if alone()", "if not gate.exists()")
+    train(site, "a", text, (80, 0.5), samples=80 * 64, high=2)
 
     def workers() -> list[psutil.Process]:
         script = str(site.folder / "a.py")
         return [found for found in left_running(site.folder) if script in found.cmdline()[1:3]]
 
-    def told(word: str, value: object) -> int:
+    def recorded(word: str, value: object) -> int:
         return sum((event.detail or {}).get(word) == value for event in site.events())
 
-    def trains() -> bool:
-        with contextlib.suppress(PliantError, KeyError):
-            return read_log(site.state).jobs["a"].samples_done > 0
-        return False
-
     with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
-        until(trains)
-        workers()[-1].send_signal(by)
+        until(lambda: trained(site, "a") > 0)
+        for number, by in enumerate((signal.SIGKILL, signal.SIGSTOP), 1):
+            workers()[-1].send_signal(by)
+            # one change without the worker, one with another in its place
+            until(lambda number=number: recorded("mechanism", "in place") == 2 * number)
+        site.gate.touch()
         _, errors = run.communicate()
     assert run.returncode == 0, errors
     assert site.of("a") == ["submit a", "start a 2", "finish a 0"]
-    assert told("lost", True) == 1
-    assert told("mechanism", "in place") == 2, "one change without the worker, one with another in its place"
-    assert read_log(site.state).jobs["a"].samples_done == 80 * 64
-    assert "lost the workers on n0/" in errors
-    (lost,) = [each for each in history(StateDir(site.state), "a") if each.event == "lost"]
-    assert re.fullmatch(r"lost the worker on n0/\d, the others train on", lost.words)
-    assert lost.reason.startswith("killed by SIGKILL" if by == signal.SIGKILL else "it stood still")
+    assert (recorded("lost", True), recorded("mechanism", "in place")) == (2, 4)
+    assert trained(site, "a") == 80 * 64
+    assert errors.count("lost the workers on n0/") == 2
+    lost = [each for each in history(StateDir(site.state), "a") if each.event == "lost"]
+    assert all(re.fullmatch(r"lost the worker on n0/\d, the others train on", each.words) for each in lost)
+    killed, still = (each.reason for each in lost)
+    assert killed.startswith("killed by SIGKILL")
+    assert still.startswith("it stood still")
 
 
 def test_a_new_worker_that_fails_leaves_the_job_training_at_its_size(site: Site) -> None:
@@ -193,8 +209,7 @@ def test_a_keeper_that_stands_still_costs_its_job_nothing(site: Site) -> None:
     """It is stopped while its worker trains, and woken when that has ended. There is nothing between them."""
     train(site, "a", ELASTIC, (40, 0.02), samples=40 * 64, high=1)
     with pliant_run(site, site.schedule("fifo"), "--state", site.state) as run:
-        until(lambda: "a" in site.log().jobs)
-        until(lambda: read_log(site.state).jobs["a"].samples_done > 0)
+        until(lambda: trained(site, "a") > 0)
         keeper, worker = sorted(left_running(site.folder), key=lambda one: one.pid)
         assert keeper.children() == [worker]
         assert str(site.folder / "a.py") in worker.cmdline()
@@ -207,8 +222,7 @@ def test_a_keeper_that_stands_still_costs_its_job_nothing(site: Site) -> None:
 def test_interrupted_training_goes_on_from_its_checkpoint(site: Site) -> None:
     train(site, "a", ELASTIC, (80, 0.02), samples=80 * 64, high=2)
     with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
-        until(lambda: "a" in site.log().jobs)
-        until(lambda: read_log(site.state).jobs["a"].samples_done > 0)
+        until(lambda: trained(site, "a") > 0)
         run.send_signal(signal.SIGINT)
         run.communicate()
     assert run.returncode == 130
@@ -225,14 +239,19 @@ def test_interrupted_training_goes_on_from_its_checkpoint(site: Site) -> None:
 
 def test_a_newcomer_that_fails_in_its_first_step_says_why_and_is_not_tried_again_at_once(site: Site) -> None:
     """The worker that trains goes on alone, and is disturbed once."""
-    first, rest = ELASTIC.split("    for inputs, wanted in loader:")
-    text = f"""{first}    for inputs, wanted in loader:
+    failed = site.folder / "failed"
+    first, rest = ELASTIC.replace("if alone()", "if not failed.exists()").split(
+        "    for inputs, wanted in loader:"
+    )
+    text = f"""import pathlib
+failed = pathlib.Path({str(failed)!r}){first}    for inputs, wanted in loader:
         if job.rank == 1:
+            failed.touch()
             raise FileNotFoundError("no such cache: /scratch/tokens"){rest}"""
-    train(site, "long", text, (16, 0.4), samples=16 * 64, high=2)
+    train(site, "long", text, (60, 0.5), samples=60 * 64, high=2)
     train(site, "short", ELASTIC, (2, 0.02), samples=2 * 64)
     with pliant_run(site, site.schedule("fair-share"), "--state", site.state, "--retries", 0) as run:
-        _, errors = run.communicate(timeout=200)
+        _, errors = run.communicate()
     assert run.returncode == 0, errors
     story = site.of("long")
     assert story[:4] == ["submit long", "start long 1", "grow long 2", "shrink long 1"]
@@ -244,71 +263,44 @@ def test_a_newcomer_that_fails_in_its_first_step_says_why_and_is_not_tried_again
     assert not later or later[0].time - shrunk.time >= 60, "a slow machine gets to another try"
 
 
-def test_a_rigid_script_that_knows_nothing_of_pliant_runs_under_one_torchrun(site: Site) -> None:
-    train(site, "a", PLAIN, gpus=2)
-    with pliant_run(site, site.schedule("fifo"), "--state", site.state) as run:
-        _, errors = run.communicate()
-    assert run.returncode == 0, errors
-    assert in_order(["start a 2", "finish a 0"], site.of("a"))
-    output = [path.read_text() for path in (site.state / "jobs").rglob("stdout.log")]
-    assert output == ["of 2 with 1 thread\n"] * 2
-    assert "RANK" not in os.environ
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("import no_such_module", "exit code 1: ModuleNotFoundError: No module named 'no_such_module'"),
-        (
-            "import os; os.kill(os.getpid(), 9)",
-            "killed by SIGKILL, which the system sends where memory runs out",
-        ),
-        ("import sys; sys.exit(3)", "exit code 3: nothing on stderr"),
-        ("def train(:\n    pass\n", "exit code 1: SyntaxError: invalid syntax (a.py, line 1)"),
-    ],
-)
-def test_a_rigid_job_that_fails_says_why(site: Site, text: str, reason: str) -> None:
-    train(site, "a", text)
-    with pliant_run(site, site.schedule("fifo"), "--state", site.state, "--retries", 0) as run:
-        _, errors = run.communicate()
-    assert run.returncode == 5, errors
-    assert read_log(site.state).jobs["a"].reason == reason
-    assert f"job a failed: {reason}" in errors
-
-
-OWN_GROUP = "the elastic library connects the workers: leave out init_process_group"
-
-
-@pytest.mark.parametrize(
-    ("first", "workers", "torch_says"),
-    [
-        ("", 1, "environment variable MASTER_ADDR expected"),
-        ('os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}\n', 2, "process group twice"),
-    ],
-)
-def test_an_elastic_job_that_makes_its_own_group_is_told_who_connects_its_workers(
-    site: Site, first: str, workers: int, torch_says: str
-) -> None:
-    """Its workers come and go, so no address or port holds for them all, as torchrun would name one."""
-    own = f'import os, torch\n{first}torch.distributed.init_process_group("gloo")\n'
-    train(site, "a", own + ELASTIC, (2, 0.0), gpus=workers, low=1, high=2)
-    with pliant_run(site, site.schedule("fifo"), "--state", site.state, "--retries", 0) as run:
-        _, errors = run.communicate()
-    assert run.returncode == 5, errors
-    reason = read_log(site.state).jobs["a"].reason or ""
-    assert reason.startswith(OWN_GROUP)
-    assert torch_says in reason
-
-
+OWN_GROUP = 'import os, torch\n{}torch.distributed.init_process_group("gloo")\n'
+ADDRESS = 'os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}\n'
 SHARDED = "import torch\nfrom torch.distributed.fsdp import fully_shard\nfully_shard(torch.nn.Linear(2, 2))\n"
+CONNECTS = "the elastic library connects the workers: leave out"
+RIGID_FAILURES = {
+    "import no_such_module": "exit code 1: ModuleNotFoundError: No module named 'no_such_module'",
+    "import os; os.kill(os.getpid(), 9)": ("killed by SIGKILL, which the system sends where memory runs out"),
+    "import sys; sys.exit(3)": "exit code 3: nothing on stderr",
+    "def train(:\n    pass\n": "exit code 1: SyntaxError: invalid syntax ({}.py, line 1)",
+}
 
 
-def test_an_elastic_job_that_shards_its_model_is_told_to_leave_that_out(site: Site) -> None:
-    train(site, "a", SHARDED + ELASTIC, (2, 0.0), high=1)
+def test_a_job_that_fails_says_why(site: Site) -> None:
+    """Workers of an elastic job come and go: no address or port holds for them all, as with torchrun."""
+    for number, text in enumerate(RIGID_FAILURES):
+        train(site, f"rigid-{number}", text)
+    train(site, "own-group", OWN_GROUP.format("") + ELASTIC, (2, 0.0), high=1)
+    train(site, "two-own", OWN_GROUP.format(ADDRESS) + ELASTIC, (2, 0.0), gpus=2, low=1, high=2)
+    train(site, "sharded", SHARDED + ELASTIC, (2, 0.0), high=1)
+    train(site, "gives-up", f"{ELASTIC}    sys.exit('diverged')\n", (3, 0.0), samples=3 * 64)
+    train(site, "breaks", f"{ELASTIC}    break\n", (3, 0.0), samples=3 * 64)
     with pliant_run(site, site.schedule("fifo"), "--state", site.state, "--retries", 0) as run:
-        run.communicate(timeout=200)
-    reason = read_log(site.state).jobs["a"].reason or ""
-    assert reason.startswith("the elastic library connects the workers: leave out fully_shard; every worker")
+        _, errors = run.communicate()
+    assert run.returncode == 5, errors
+    log = read_log(site.state)
+    ends = {job_id: site.of(job_id)[-1] for job_id in log.jobs}
+    assert ends == {**{job_id: f"fail {job_id} 0" for job_id in log.jobs}, "breaks": "finish breaks 0"}
+    reasons = {job_id: job.reason or "" for job_id, job in log.jobs.items()}
+    for number, reason in enumerate(RIGID_FAILURES.values()):
+        assert reasons[f"rigid-{number}"] == reason.format(f"rigid-{number}")
+        assert f"job rigid-{number} failed: {reasons[f'rigid-{number}']}" in errors
+    for job_id, torch_says in (
+        ("own-group", "environment variable MASTER_ADDR expected"),
+        ("two-own", "process group twice"),
+    ):
+        assert reasons[job_id].startswith(f"{CONNECTS} init_process_group")
+        assert torch_says in reasons[job_id]
+    assert reasons["sharded"].startswith(f"{CONNECTS} fully_shard; every worker")
 
 
 DISTRIBUTED_OR_NOT = """
@@ -322,52 +314,30 @@ print("several" if ddp else "one", sys.argv[1:], {name for name in os.environ if
 """
 
 
-def test_a_rigid_script_on_one_slot_runs_as_by_python(site: Site) -> None:
-    """A script that takes RANK for a sign of several workers trains alone, on this slot without a GPU."""
-    train(site, "a", DISTRIBUTED_OR_NOT, ("--lr", 1))
-    with pliant_run(site, site.schedule("fifo"), "--state", site.state, "--retries", 0) as run:
-        _, errors = run.communicate(timeout=200)
-    assert run.returncode == 0, errors
-    output = [path.read_text() for path in (site.state / "jobs").rglob("stdout.log")]
-    assert output == ["one ['--lr', '1'] set()\n"]
-
-
-def test_a_rigid_script_on_one_slot_gets_a_torchrun_where_its_command_names_one(site: Site) -> None:
-    spec = site.job("a", text=PLAIN.replace("- 2", "- 1"))
-    site.jobs[0] = spec.model_copy(update={"command": ("torchrun", *(spec.command or ()))})
-    with pliant_run(site, site.schedule("fifo"), "--state", site.state, "--retries", 0) as run:
-        _, errors = run.communicate(timeout=200)
-    assert run.returncode == 0, errors
-    output = [path.read_text() for path in (site.state / "jobs").rglob("stdout.log")]
-    assert output == ["of 1 with 1 thread\n"]
-
-
-def test_a_live_run_tells_policies_what_jobs_measure(site: Site) -> None:
+def test_a_live_run_tells_policies_what_jobs_measure_and_ends_one_that_reaches_its_target(
+    site: Site,
+) -> None:
     """Speed by configuration, the noise of the gradients, the loss and the metric of every epoch."""
     text = ELASTIC.replace("loss=loss", "loss=loss, metric=0.5")
     train(site, "a", text, (12, 0.1), samples=768, high=1, elastic="size+batch")
-    with pliant_run(site, site.schedule("fifo"), "--state", site.state) as run:
-        _, errors = run.communicate()
-    assert run.returncode == 0, errors
-    details = [event.detail or {} for event in site.events() if event.event == "progress"]
-    seen = [detail["observed"] for detail in details if "observed" in detail]
-    assert {(tuple(one["placement"]), one["local_batch"], one["accum"]) for one in seen} == {((1,), 8, 1)}
-    assert all(one["step_seconds"] >= 0.1 for one in seen)
-    assert any(detail.get("noise_scale", 0) > 0 for detail in details)
-    epochs = [event for event in site.events() if event.event == "epoch"]
-    assert len(epochs) == 12
-    assert all(event.loss is not None and event.metric == 0.5 for event in epochs)
-
-
-def test_a_job_that_reaches_its_target_is_finished_early(site: Site) -> None:
     text = ELASTIC.replace(
         "for epoch", "stopping = elastic.EarlyStopping(target=3.0)\njob.register(stopping)\nfor epoch"
     )
     text += "    job.log(metric=epoch)\n    if stopping.reached(epoch):\n        break\n"
-    train(site, "a", text, (50, 0.0), samples=50 * 64, high=1)
+    train(site, "early", text, (50, 0.0), samples=50 * 64, high=1)
     with pliant_run(site, site.schedule("fifo"), "--state", site.state) as run:
         _, errors = run.communicate()
     assert run.returncode == 0, errors
-    assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
-    assert [event.metric for event in site.events() if event.event == "epoch"] == [0.0, 1.0, 2.0, 3.0]
-    assert read_log(site.state).jobs["a"].samples_done == 4 * 64
+    details = [event.detail or {} for event in site.events() if (event.event, event.job) == ("progress", "a")]
+    seen = [detail["observed"] for detail in details if "observed" in detail]
+    assert {(tuple(one["placement"]), one["local_batch"], one["accum"]) for one in seen} == {((1,), 8, 1)}
+    assert all(one["step_seconds"] >= 0.1 for one in seen)
+    assert any(detail.get("noise_scale", 0) > 0 for detail in details)
+    epochs = {
+        name: [e for e in site.events() if (e.event, e.job) == ("epoch", name)] for name in ("a", "early")
+    }
+    assert len(epochs["a"]) == 12
+    assert all(event.loss is not None and event.metric == 0.5 for event in epochs["a"])
+    assert site.of("early") == ["submit early", "start early 1", "finish early 0"]
+    assert [event.metric for event in epochs["early"]] == [0.0, 1.0, 2.0, 3.0]
+    assert trained(site, "early") == 4 * 64

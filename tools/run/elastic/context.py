@@ -43,22 +43,15 @@ class Context:
 
 
 class WorkerContext(Context):
-    """A worker of ``pliant run``, which follows one plan after the other.
-
-    ``plan`` is the one place that says which generation the worker is in.
-    """
+    """A worker of ``pliant run``; ``plan`` alone says which generation it is in."""
 
     plan: Plan
 
     def __init__(self, folder: JobDir, plan: Plan, worker: int, device: torch.device | None = None) -> None:
-        """:param worker: the number of this worker in its attempt.
-
-        :param device: by default the CPU.
-        """
+        """:param worker: its number in the attempt; ``device``: by default the CPU."""
         super().__init__(-1, 0, device or torch.device("cpu"))
         self.folder, self.worker = folder, worker
         self.attempt = folder.attempt(plan.attempt)
-        """The folder of this worker's attempt, whatever plan it sees."""
         self._attempt = plan.attempt
         self.known = frozenset[int]()
         """The workers that train together, or start together."""
@@ -66,7 +59,6 @@ class WorkerContext(Context):
 
     @property
     def left(self) -> bool:
-        """Whether the plan goes on without this worker."""
         return self.rank < 0
 
     def follow(self, plan: Plan) -> None:
@@ -77,7 +69,6 @@ class WorkerContext(Context):
         self.rank = workers.index(self.worker) if named else -1
 
     def settle(self) -> None:
-        """The workers of the plan train together."""
         self.known = frozenset(self.plan.workers)
 
     def is_overtaken(self) -> bool:
@@ -101,7 +92,6 @@ class WorkerContext(Context):
         return False
 
     def report_end(self, outcome: WorkerOutcome) -> None:
-        """Write how this worker ended; its last act."""
         path = self.attempt.outcome(self.worker)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_record(path, "outcome", outcome)

@@ -16,8 +16,15 @@ from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measuring.worker import request_from_env
 from pliant.tools.run.elastic.context import Context, WorkerContext, find_context
 from pliant.tools.run.elastic.loop.batches import DataSource
-from pliant.tools.run.elastic.loop.gradients import Averaging, ElasticDataParallel, Gradients
-from pliant.tools.run.elastic.loop.guard import Closure, checked, guard_helper, guard_optimizer
+from pliant.tools.run.elastic.loop.gradients import (
+    Averaging,
+    Closure,
+    ElasticDataParallel,
+    Gradients,
+    checked,
+    guard_helper,
+    guard_optimizer,
+)
 from pliant.tools.run.elastic.loop.loop import ElasticLoader, TrainingLoop
 from pliant.tools.run.elastic.measured import Measurement
 from pliant.tools.run.elastic.membership.membership import Leave, Membership

@@ -20,8 +20,7 @@ from pliant.tools.run.elastic.loop.gradients import Averaging
 from pliant.tools.run.elastic.membership.agreement import PlanWatch
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 from pliant.tools.run.elastic.membership.rendezvous import Rendezvous
-from pliant.tools.run.elastic.membership.transfer import pass_on
-from pliant.tools.run.elastic.state.checkpoint import Checkpoints
+from pliant.tools.run.elastic.state.checkpoint import Checkpoints, pass_on
 from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor, Training
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
@@ -53,16 +52,14 @@ class Measurement:
         yield 0
 
     def after_loop(self) -> bool:
-        """Never: only steps are measured."""
         return False
 
     def quiet(self) -> bool:
-        """Whether the loop body is in a micro-step that does not end its step."""
         return not self._sweep.boundary
 
     @property
     def accumulates(self) -> bool:
-        """Whether the step has several micro-steps; not known in its last one."""
+        """Not known in the last micro-step."""
         return self.quiet()
 
     def agree(self, value: float | Callable[[], float]) -> float:
@@ -70,11 +67,10 @@ class Measurement:
         return float(value() if callable(value) else value)
 
     def log(self, loss: object, metric: object) -> None:
-        """Losses of a measurement mean nothing."""
+        """Nothing: a measurement trains for no result."""
 
     @property
     def steps_done(self) -> int:
-        """Zero: every measurement begins at the start of an epoch."""
         return 0
 
     def __len__(self) -> int:

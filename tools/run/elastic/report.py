@@ -99,7 +99,7 @@ class Reporter:
         self._history.begin(global_batch)
 
     def look(self, model: nn.Module, counters: TrainingCounters) -> None:
-        """A step is complete: measure the noise of its gradients, if that is asked for."""
+        """Measure the noise of a complete step's gradients, if that is asked for."""
         if self._noise is not None and self._batch is not None and self._context.rank == 0:
             self._noise.look(model, counters.step, self._batch)
 
@@ -161,7 +161,6 @@ class Reporter:
         self._history.checkpoint_done(counters, took_s)
 
     def warn(self, counters: TrainingCounters, text: str) -> None:
-        """Report a problem after which training goes on."""
         _log.warning("%s", text)
         self._newest.warnings += 1
         self._history.warn(counters, text)
@@ -207,14 +206,12 @@ class _Newest:
         self._failed = False
 
     def begin(self, global_batch: int) -> None:
-        """Measure under another plan."""
         self._batch, self.measured, self._before = global_batch, {}, None
 
     def checkpoint_done(self, counters: TrainingCounters, took_s: float) -> None:
         self._checkpoint = (time.monotonic(), counters.copy(), took_s)
 
     def write(self, counters: TrainingCounters) -> None:
-        """Replace the file, if this is rank 0."""
         loss, self.loss = self.loss.value(), Mean()
         path = self._context.folder.progress
         if self._context.rank != 0:
@@ -267,10 +264,9 @@ class _Newest:
 
 
 def process_age_s(pid: int | None = None) -> float:
-    """Seconds since a process was started; without a pid, this one.
+    """Seconds since a process was started, to a tick (10 ms); without a pid, this one.
 
-    Read from the clock in which the kernel keeps start times, to a tick (10 ms). Times of day are up to a
-    second off, because the kernel states its boot in whole seconds, and setting the clock moves them.
+    Times of day are up to a second off, because the kernel states its boot in whole seconds.
 
     :raises psutil.NoSuchProcess: the process is gone.
     """
@@ -286,7 +282,6 @@ def process_age_s(pid: int | None = None) -> float:
 
 
 def _first(plan: Plan, ready_s: float) -> dict[str, Any]:
-    """The detail of the first step of an attempt."""
     detail = {"first_step": True, "ready_s": round(ready_s, 3), "generation": plan.generation}
     return {**detail, "mechanism": "relaunched", "reason": plan.reason} if plan.reason else detail
 
@@ -347,7 +342,7 @@ class EventHistory:
             self.flush()
 
     def flush(self) -> None:
-        """Write about the checkpoints since the last event about some."""
+        """Write about the checkpoints since the last event."""
         if self._saved is None:
             return
         counters, self._saved = self._saved, None
@@ -418,11 +413,11 @@ def memory_held() -> int:
 class NoiseMeter:
     """Estimates the gradient noise scale φ = tr Σ / |G|²: the batch in samples at which noise equals signal.
 
-    It uses gradients that are there anyway. Two successive steps have gradients g, h at nearly the same
-    weights, each a mean over a batch of B, so E[g · h] = |G|² and E|g - h|² = 2 tr Σ / B. Both are smoothed
-    over pairs. It looks when a step is complete: a script that drops its gradients before that is not
-    measured, and clipping blurs the estimate. It holds one copy of the gradients for one step in
-    :data:`EVERY`. A pair that is not finite (an overflow in mixed precision) is left out.
+    Two successive steps have gradients g, h at nearly the same weights, each a mean over a batch of B, so
+    E[g · h] = |G|² and E|g - h|² = 2 tr Σ / B. Both are smoothed over pairs. It looks when a step is
+    complete: a script that drops its gradients before that is not measured, and clipping blurs the estimate.
+    It copies the gradients of one step in :data:`EVERY`. A pair that is not finite (an overflow in mixed
+    precision) is left out.
     """
 
     def __init__(self) -> None:
@@ -433,12 +428,11 @@ class NoiseMeter:
 
     @property
     def noise_scale(self) -> float | None:
-        """φ; None before the first pair, or if there is no signal."""
+        """Returns None before the first pair, or if there is no signal."""
         found = self._noise / self._signal if self._signal > 0 else math.inf
         return found if math.isfinite(found) else None
 
     def look(self, model: nn.Module, step: int, batch: int) -> None:
-        """A step over ``batch`` samples is complete."""
         turn = step % EVERY
         if turn == 0:
             self._before = [gradient.clone() for gradient in _gradients(model)]
@@ -449,7 +443,6 @@ class NoiseMeter:
                 self._compare(before, after, batch)
 
     def forget(self) -> None:
-        """The batch has changed: no pair spans the change."""
         self._before = None
 
     def _compare(self, before: list[torch.Tensor], after: list[torch.Tensor], batch: int) -> None:

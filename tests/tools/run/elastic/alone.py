@@ -34,7 +34,6 @@ class Alone:
         self.dir.path.mkdir()
         self.attempt = self.generation = 0
         self.begin: Callable[[], ElasticJob] = partial(elastic.init, batch_size=10, seed=5)
-        """The first lines of every script."""
         self._leaving: list[Callable[[], None]] = []
         patch.setattr(atexit, "register", self._leaving.append)
         patch.setattr(sys, "excepthook", lambda *_: None)
@@ -44,7 +43,6 @@ class Alone:
         patch.setenv("OMP_NUM_THREADS", "1")
 
     def publish(self, **fields: Any) -> None:
-        """A newer plan."""
         self.generation += 1
         members = ({"slot": SLOT, "node": "n0", "address": "127.0.0.1"},)
         record = {"job": "a", "generation": self.generation, "attempt": self.attempt, "members": members}
@@ -52,7 +50,6 @@ class Alone:
         write_plan(self.dir, Plan.model_validate(record | fields))
 
     def run(self, script: Script, **fields: Any) -> WorkerOutcome:
-        """One attempt, from its plan to the worker's last word."""
         self.attempt += 1
         self.publish(**fields)
         try:
@@ -68,14 +65,23 @@ class Alone:
         return found
 
     def events(self, name: str) -> list[Event]:
-        """The events of all attempts."""
         paths = [self.dir.attempt(number).progress for number in range(1, self.attempt + 1)]
         found = [event for path in paths if path.exists() for event in read_events(path)]
         return [event for event in found if event.event == name]
 
 
+class Clock:
+    """What a module uses as its ``time``: one host's time since its boot."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
 class Author:
-    """A script of three epochs over 47 samples, with what its author does at every place."""
+    """A script of three epochs over 47 samples."""
 
     def __init__(self, *, drop_last: bool = False) -> None:
         self.passes = 0
@@ -85,7 +91,6 @@ class Author:
         self.drop_last = drop_last
 
     def __call__(self, job: ElasticJob) -> None:
-        """The script."""
         net = nn.Linear(1, 1)
         samples = torch.utils.data.TensorDataset(torch.linspace(0, 1, 47).unsqueeze(1))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -14,7 +14,7 @@ options = {
     "out": ".",
     "when": "after",
     "backend": "aot_eager",
-    "epochs": 2,
+    "epochs": 3,
     "hold_in": [],
     **json.loads(sys.argv[1]),
 }
@@ -22,8 +22,6 @@ job = elastic.init(batch_size=10, seed=5)
 
 
 class Net(nn.Module):
-    """Two layers."""
-
     def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 1)

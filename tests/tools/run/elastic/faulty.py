@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import resource
 import signal
 import sys
 from itertools import chain, islice
@@ -21,7 +20,6 @@ options = {
     "die": None,  # [worker, pass]: it kills itself between the forward and the backward pass
     "broken": None,  # [worker, pass]: from then on what it exchanges fails there
     "unlike": None,  # "wider" or "frozen": the model of worker 1
-    "full": None,  # a worker that has no room for a checkpoint
     "breaks": None,  # out of the loop over the loader, in each epoch after so many passes
     "decays": False,  # the learning rate, by a scheduler that acts at the end of each epoch
     "leaves": None,  # the loop over the loader after so many passes, and begins it again
@@ -90,9 +88,6 @@ steps: list[None] = []
 optimizer.register_step_post_hook(lambda *_: steps.append(None))
 out = Path(options["out"])
 seen = (out / f"seen-{os.getpid()}.jsonl").open("a")
-if options["full"] == worker:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
 passes = 0
 for epoch in job.epochs(options["epochs"]):
     began = passes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,8 +23,29 @@ from tests.leftovers import PATIENCE_S
 from tests.tools.run.elastic.nursery import Worker
 
 SCRIPT = Path(__file__).with_name("script.py")
+ENDLESS = {"schedule": "epoch", "clip": True, "epochs": 100_000}
+"""Options of a job that trains until it is told to stop."""
 OURS = ("PLIANT_", "RANK", "WORLD_SIZE")
 BASE = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
+
+
+def plan(generation: int = 1, workers: Sequence[int] = (0, 1), *, apart: bool = False, **fields: Any) -> Plan:
+    """A plan of job a; its members are on one node, or each on its own."""
+    places = [(f"n{worker}", 0) if apart else ("n0", worker) for worker in workers]
+    members = tuple(
+        {"slot": f"{node}/{slot}", "node": node, "address": f"10.0.0.{worker}", "worker": worker}
+        for worker, (node, slot) in zip(workers, places, strict=True)
+    )
+    record = {"job": "a", "generation": generation, "attempt": 1, "members": members, **fields}
+    return Plan.model_validate(record)
+
+
+def put(folder: Path, content: Plan) -> JobDir:
+    """The job's files, with this plan as the newest."""
+    job = JobDir(folder)
+    job.attempt(content.attempt).path.mkdir(parents=True, exist_ok=True)
+    write_plan(job, content)
+    return job
 
 
 class Gang:
@@ -38,7 +59,7 @@ class Gang:
         self.options = {"out": str(folder), **options}
         self.generation = 0
         self.attempt = 0
-        self.patience_s = 1.0
+        self.patience_s = 60.0
         """How long workers wait for a plan without one that died."""
         self.plan: Plan | None = None
         self.workers: list[Worker] = []
@@ -47,19 +68,12 @@ class Gang:
         """A newer plan of the attempt; ``workers``: how many, or their numbers in order of rank."""
         self.generation += 1
         numbers = range(workers) if isinstance(workers, int) else workers
-        members = [{"slot": f"n0/{i}", "node": "n0", "address": "n0", "worker": i} for i in numbers]
-        record = {
-            "job": "a", "generation": self.generation, "attempt": self.attempt, "members": members,
-            "global_batch": 10, "seed": 5, "progress_s": 0.05, "history_s": 0.05,
-            "timeout_s": 60,
-            "patience_s": self.patience_s, **fields,
-        }  # fmt: skip
-        self.plan = Plan.model_validate_json(json.dumps(record))
-        self.here.path.mkdir(parents=True, exist_ok=True)
-        write_plan(self.dir, self.plan)
+        usual = {"global_batch": 10, "seed": 5, "progress_s": 0.05, "history_s": 0.05, "timeout_s": 60}
+        own = {"attempt": self.attempt, "patience_s": self.patience_s}
+        self.plan = plan(self.generation, numbers, **{**usual, **own, **fields})
+        put(self.dir.path, self.plan)
 
     def start(self, workers: int, *, only: tuple[int, ...] | None = None, **fields: Any) -> AttemptDir:
-        """The next attempt, with so many workers."""
         self.attempt += 1
         (self.out / "go").unlink(missing_ok=True)
         self.publish(workers, **fields)
@@ -68,7 +82,6 @@ class Gang:
         return self.here
 
     def stop(self) -> None:
-        """Ask the workers to stop, once they train."""
         self.wait_for("progress")
         assert self.plan is not None
         self.publish(len(self.plan.members), **{**self.plan.model_dump(include={"accum"}), "abort": True})
@@ -79,17 +92,14 @@ class Gang:
         (self.out / "go").touch()
 
     def end(self) -> list[int]:
-        """Exit codes of the workers, all of which must end by themselves."""
         return [worker.wait(PATIENCE_S) for worker in self.workers]
 
     def run(self, workers: int, **fields: Any) -> list[str]:
-        """One attempt to its end: the outcomes."""
         self.start(workers, **fields)
         self.end()
         return self.outcomes()
 
     def run_and_stop(self, workers: int, **fields: Any) -> list[str]:
-        """One attempt that is stopped while it trains: the outcomes."""
         self.start(workers, **fields)
         self.stop()
         self.end()
@@ -97,32 +107,26 @@ class Gang:
 
     @property
     def here(self) -> AttemptDir:
-        """The folder of the attempt."""
         return self.dir.attempt(self.attempt)
 
     def outcome(self, rank: int) -> WorkerOutcome:
-        """How a worker ended."""
         found = WorkerOutcome.read(self.here.outcome(rank))
         assert found is not None, self.errors()
         return found
 
     def outcomes(self) -> list[str]:
-        """How all workers ended."""
         return [self.outcome(rank).outcome for rank in range(len(self.workers))]
 
     def warnings(self) -> list[str]:
-        """What went wrong, as the progress events tell it."""
         details = [event.detail or {} for event in self.events("progress")]
         return [detail["warning"] for detail in details if "warning" in detail]
 
     def events(self, name: str) -> list[Event]:
-        """The events of the attempt so far."""
         path = self.here.progress
         there = path.exists() and path.stat().st_size > 0  # it is made a moment before it is written to
         return [event for event in read_events(path) if event.event == name] if there else []
 
     def wait_for(self, name: str, count: int = 1) -> None:
-        """Wait for an event of the attempt."""
         self.until(lambda: len(self.events(name)) >= count, f"{name} event")
 
     def add(self, *numbers: int) -> None:
@@ -157,15 +161,12 @@ class Gang:
             time.sleep(0.02)
 
     def signal(self, rank: int, number: signal.Signals) -> None:
-        """Send a signal to a worker."""
         self.workers[rank].send_signal(number)
 
     def errors(self) -> str:
-        """What the workers of the attempt wrote to stderr."""
         return "".join(path.read_text() for path in sorted(self.out.glob(f"err-{self.attempt}-*")))
 
     def kill(self) -> None:
-        """Leave nothing running."""
         for worker in self.workers:
             worker.kill()
 
@@ -187,18 +188,43 @@ def plain(
     *command: str,
     env: Mapping[str, str] | None = None,
     script: Path = SCRIPT,
+    workers: int = 1,
     **options: Any,
 ) -> None:
-    """The same script without a plan; ``command`` goes before it (torchrun)."""
+    """The same script without a plan; ``command`` goes before it (torchrun).
+
+    Several workers get the variables that torchrun would give them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    argv = [*(command or (sys.executable,)), str(script), json.dumps({"out": str(folder), **options})]
+    argument = json.dumps({"out": str(folder), **options})
     around = {**BASE, "OMP_NUM_THREADS": "1", **(env or {})}
-    done = subprocess.run(argv, env=around, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    if command:
+        argv = [*command, str(script), argument]
+        done = subprocess.run(argv, env=around, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return
+    if workers > 1:
+        here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        around |= here | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(workers))
+    errors = [folder / f"errors-{rank}" for rank in range(workers)]
+    started = [
+        Worker(script, argument, around | dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)), errors[rank])
+        for rank in range(workers)
+    ]
+    try:
+        codes = [worker.wait(PATIENCE_S) for worker in started]
+        assert codes == [0] * workers, [path.read_text() for path in errors]
+    finally:
+        for worker in started:
+            worker.kill()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
 
 
 def final(folder: Path) -> dict[str, Any]:
-    """What the script left at its end."""
     state: dict[str, Any] = torch.load(folder / "final.pt")
     return state
 
@@ -211,7 +237,7 @@ def assert_same_weights(found: Path, expected: Path) -> None:
 
 
 def seen(folder: Path) -> dict[int, list[int]]:
-    """Samples by epoch, in the order that a single worker would see them, all attempts together."""
+    """Samples by epoch, all attempts together."""
     found: dict[int, list[int]] = {}
     for path in folder.glob("seen-*.jsonl"):
         for line in path.read_text().splitlines():

@@ -32,7 +32,6 @@ class Numbers(torch.utils.data.Dataset):
 
 
 def around(batches):
-    """A generator that gives out what it gets."""
     for batch in batches:
         assert len(batch) == 3
         yield batch
@@ -49,7 +48,6 @@ def one_ahead(batches):
 
 
 def endless(batches):
-    """One pass after the other."""
     while True:
         yield from batches
 
@@ -59,7 +57,6 @@ kept = {}
 
 
 def batches_of(loader):
-    """The batches of an epoch, by the shape."""
     match options["shape"]:
         case "peek":
             assert len(next(iter(loader))) == 3

@@ -31,22 +31,18 @@ class Worker:
         self._process.start()
 
     def poll(self) -> int | None:
-        """Its exit code; None: it runs."""
         return self._process.exitcode
 
     def wait(self, seconds: float) -> int:
-        """Its exit code, once it has ended."""
         self._process.join(seconds)
         assert self._process.exitcode is not None, "it does not end"
         return self._process.exitcode
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it still runs."""
         if self._process.pid is not None and self.poll() is None:
             os.kill(self._process.pid, number)
 
     def kill(self) -> None:
-        """End it."""
         self.send_signal(signal.SIGKILL)
         self._process.join()
         self._process.close()

@@ -2,8 +2,6 @@
 
 import json
 import os
-import resource
-import signal
 import sys
 import time
 from pathlib import Path
@@ -20,19 +18,14 @@ from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 
 options = {
     "out": ".",
-    "batch": 10,
     "samples": 47,
     "epochs": 3,
-    "seed": 5,
     "step_s": 0.0,
     "hold_at": None,
     "clip": False,
     "schedule": False,
-    "crash_at": None,
     "stop_at": None,
-    "drop_last": False,
     "num_workers": 0,
-    "file_limit": None,
     "agree": False,
     "groups": False,
     "connects_at": 1,
@@ -96,16 +89,11 @@ def connect_at_last(form):
 ProcessGroup.form = connect_at_last(ProcessGroup.form)
 rendezvous.LOOK_S = options["look_s"]
 own_group = OwnGroup()
-job = elastic.init(batch_size=options["batch"], seed=options["seed"])
+job = elastic.init(batch_size=10, seed=5)
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-model, optimizer, loader = job.prepare(
-    model,
-    optimizer,
-    Numbers(options["samples"]),
-    drop_last=options["drop_last"],
-    num_workers=options["num_workers"],
-)
+data = Numbers(options["samples"])
+model, optimizer, loader = job.prepare(model, optimizer, data, num_workers=options["num_workers"])
 scheduler = StepLR(optimizer, 2, gamma=0.5)
 job.register(scheduler)
 used: list[float] = []
@@ -136,11 +124,6 @@ for epoch in job.epochs(options["epochs"]):
             time.sleep(0.01)
         if passes == options["stop_at"]:
             break
-        if options["file_limit"] and (out / "disk-full").exists():
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (options["file_limit"], options["file_limit"]))
-        if passes == options["crash_at"]:
-            raise ValueError("the author's mistake")
     if passes == options["stop_at"]:
         break
     if options["agree"]:
@@ -155,12 +138,5 @@ for epoch in job.epochs(options["epochs"]):
     job.log(metric=float(epoch))
 if job.rank == 0:
     inner = getattr(model, "module", model)
-    torch.save(
-        {
-            "model": inner.state_dict(),
-            "lr": optimizer.param_groups[0]["lr"],
-            "used": used[-1:],
-            "steps": len(loader),
-        },
-        out / "final.pt",
-    )
+    found = {"lr": optimizer.param_groups[0]["lr"], "used": used[-1:], "steps": len(loader)}
+    torch.save({"model": inner.state_dict(), **found}, out / "final.pt")

@@ -6,9 +6,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,36 +16,22 @@ from tests.tools.run.elastic.gang import Gang, assert_same_weights, plain
 
 pytestmark = pytest.mark.torch
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-COMPILED = Path(__file__).with_name("compiled.py")
+SCRIPT = Path(__file__).with_name("compiled.py")
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What plain python trains without compiling."""
     folder = tmp_path_factory.mktemp("alone")
-    plain(folder, script=COMPILED, when="never")
+    plain(folder, script=SCRIPT, when="never")
     return folder
-
-
-@pytest.fixture
-def gang(tmp_path: Path) -> Iterator[Any]:
-    made: list[Gang] = []
-
-    def make(**options: Any) -> Gang:
-        made.append(Gang(tmp_path, script=COMPILED, **options))
-        made[-1].patience_s = 60
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.kill()
 
 
 @pytest.mark.parametrize("when", ["before", "after", "in place"])
 def test_a_compiled_model_goes_from_one_worker_to_two_and_back(
-    gang: Any, tmp_path: Path, alone: Path, when: str
+    gang: Callable[..., Gang], tmp_path: Path, alone: Path, when: str
 ) -> None:
-    job = gang(when=when, backend="counting", epochs=3, hold_in=[1, 2])
+    job = gang(when=when, backend="counting", hold_in=[1, 2])
     job.start(1)
     job.until((tmp_path / "holds-1-0").exists, "first step of the second epoch")
     job.publish(2)
@@ -61,8 +46,7 @@ def test_a_compiled_model_goes_from_one_worker_to_two_and_back(
     job.end()
     assert job.outcome(1).outcome == "done", job.errors()
     assert int((tmp_path / "graphs-0").read_text()) > 0, "nothing was compiled"
-    plain(tmp_path / "alone", script=COMPILED, when="never", epochs=3)
-    assert_same_weights(tmp_path, tmp_path / "alone")
+    assert_same_weights(tmp_path, alone)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's default compiler needs g++")
@@ -73,5 +57,5 @@ def test_a_compiled_model_goes_from_one_worker_to_two_and_back(
 def test_the_default_compiler_trains_the_same_on_two_workers(tmp_path: Path, alone: Path) -> None:
     """By plain torchrun, whose workers are started as scripts are: the compiler starts processes, too."""
     once = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    plain(tmp_path, *TORCHRUN, script=COMPILED, env=once, when="after", backend="inductor")
+    plain(tmp_path, *TORCHRUN, script=SCRIPT, env=once, when="after", backend="inductor")
     assert_same_weights(tmp_path, alone)

@@ -13,18 +13,14 @@ from pliant.tools.run.statedir.contract.plan import (
     ENV_JOB_DIR,
     ENV_SLOT,
     SLOT_FROM_RANK,
-    Member,
-    Plan,
     WorkerOutcome,
 )
-from tests.tools.run.elastic.membership.test_agreement import plan, put
+from tests.tools.run.elastic.gang import plan, put
 
 
 class TestContext:
-    """Who a worker is."""
-
     def test_rank_is_the_position_in_the_plan_whatever_torchrun_says(self, tmp_path: Path) -> None:
-        put(tmp_path, plan())
+        put(tmp_path, plan(apart=True))
         env = {ENV_JOB_DIR: str(tmp_path), "RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
         context = find_context({**env, ENV_SLOT: "n1/0"})
         assert (context.rank, context.world_size) == (1, 2)
@@ -39,7 +35,7 @@ class TestContext:
         ],
     )
     def test_contradictions_are_named(self, tmp_path: Path, env: dict[str, str], message: str) -> None:
-        put(tmp_path, plan())
+        put(tmp_path, plan(apart=True))
         with pytest.raises(UsageError, match=message):
             find_context({ENV_JOB_DIR: str(tmp_path), "OMP_NUM_THREADS": "1", **env})
 
@@ -58,9 +54,7 @@ class TestContext:
 
 
 def test_a_job_is_through_when_a_member_says_so_and_not_when_one_was_stopped(tmp_path: Path) -> None:
-    members = tuple(Member(slot=f"n/{n}", node="n", address="127.0.0.1", worker=n) for n in range(2))
-    plan = Plan(job="a", generation=2, attempt=1, members=members)
-    first, late = (WorkerContext(JobDir(tmp_path), plan, worker) for worker in range(2))
+    first, late = (WorkerContext(JobDir(tmp_path), plan(), worker) for worker in range(2))
     assert not late.is_done()
     first.report_end(WorkerOutcome(outcome="stopped"))
     assert not late.is_done()
@@ -69,16 +63,10 @@ def test_a_job_is_through_when_a_member_says_so_and_not_when_one_was_stopped(tmp
 
 
 class TestOvertaken:
-    """A worker that was away, and that others have gone on without."""
-
-    def plan(self, generation: int, attempt: int, *workers: int) -> Plan:
-        members = tuple(Member(slot=f"n/{n}", node="n", address="127.0.0.1", worker=n) for n in workers)
-        return Plan(job="a", generation=generation, attempt=attempt, members=members)
-
     def test_a_later_attempt_has_its_own_numbers_and_its_own_files(self, tmp_path: Path) -> None:
-        worker = WorkerContext(JobDir(tmp_path), self.plan(1, 1, 0, 1), 0)
+        worker = WorkerContext(JobDir(tmp_path), plan(1), 0)
         assert (worker.rank, worker.left) == (0, False)
-        worker.follow(self.plan(2, 2, 0, 1))
+        worker.follow(plan(2, attempt=2))
         assert worker.left
         worker.report_end(WorkerOutcome(outcome="left"))
         assert JobDir(tmp_path).attempt(1).outcome(0).exists()
@@ -87,20 +75,20 @@ class TestOvertaken:
     def test_it_is_overtaken_when_a_newer_generation_trains_and_not_when_one_is_planned(
         self, tmp_path: Path
     ) -> None:
-        job = put(tmp_path, self.plan(1, 1, 0, 1))
-        worker = WorkerContext(job, self.plan(1, 1, 0, 1), 0)
+        job = put(tmp_path, plan(1))
+        worker = WorkerContext(job, plan(1), 0)
         job.attempt(1).reached.write_text("1\n")
-        put(tmp_path, self.plan(2, 1, 1))
+        put(tmp_path, plan(2, (1,)))
         assert not worker.is_overtaken(), "it trains until all leave together"
         job.attempt(1).reached.write_text("2\n")
         assert worker.is_overtaken()
 
     def test_it_is_overtaken_when_a_later_attempt_is_planned(self, tmp_path: Path) -> None:
-        job = put(tmp_path, self.plan(1, 1, 0))
-        worker = WorkerContext(job, self.plan(1, 1, 0), 0)
+        job = put(tmp_path, plan(1, (0,)))
+        worker = WorkerContext(job, plan(1, (0,)), 0)
         job.attempt(1).reached.write_text("what is this")
         assert not worker.is_overtaken()
-        put(tmp_path, self.plan(2, 2, 0))
+        put(tmp_path, plan(2, (0,), attempt=2))
         assert worker.is_overtaken()
         job.plan.write_text("{")
         assert not worker.is_overtaken(), "what cannot be read is no reason to lose a checkpoint"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +13,9 @@ import pytest
 from tests.tools.run.elastic.gang import Gang, assert_same_weights, plain
 
 pytestmark = pytest.mark.torch
-FAULTY = Path(__file__).with_name("faulty.py")
+SCRIPT = Path(__file__).with_name("faulty.py")
 EPOCHS, SAMPLES = 3, 47
 Make = Callable[..., Gang]
-
-
-@pytest.fixture
-def gang(tmp_path: Path) -> Iterator[Make]:
-    made: list[Gang] = []
-
-    def make(**options: Any) -> Gang:
-        made.append(Gang(tmp_path, script=FAULTY, **options))
-        made[-1].patience_s = 60
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.kill()
 
 
 def killed(job: Gang, number: int, **plan: Any) -> None:
@@ -40,7 +26,7 @@ def killed(job: Gang, number: int, **plan: Any) -> None:
 
 @pytest.mark.parametrize("unused", [False, True])
 def test_a_worker_killed_in_a_step_costs_no_step(gang: Make, tmp_path: Path, unused: bool) -> None:
-    plain(tmp_path / "alone", script=FAULTY, unused=unused)
+    plain(tmp_path / "alone", script=SCRIPT, unused=unused)
     job = gang(unused=unused, die=[2, 4])
     job.start(3)
     killed(job, 2)
@@ -114,9 +100,7 @@ def test_what_is_not_a_number_ends_no_training_and_is_recorded_as_null(gang: Mak
     job.start(2, checkpoint_s=1e-9)
     assert job.end() == [0, 0]
     assert job.outcomes() == ["done", "done"]
-    assert job.outcome(0).epoch == 1, (
-        "left with patience, after an epoch that is complete and one that is not"
-    )
+    assert job.outcome(0).epoch == 1, "left with patience, in the second epoch"
     [complete, left] = job.events("epoch")
     assert (complete.loss, complete.metric, left.metric) == (None, None, None)
     assert complete.detail == {
@@ -129,7 +113,6 @@ def test_what_is_not_a_number_ends_no_training_and_is_recorded_as_null(gang: Mak
 
 
 def rows(folder: Path, worker: int) -> list[dict[str, Any]]:
-    """What a worker wrote of its passes."""
     found = [json.loads(line) for path in folder.glob("seen-*") for line in path.read_text().splitlines()]
     return [row for row in found if row["worker"] == worker]
 
@@ -148,7 +131,7 @@ def test_a_worker_whose_model_differs_says_in_what(gang: Make) -> None:
 def test_a_worker_that_freezes_something_else_trains_what_the_others_train(
     gang: Make, tmp_path: Path
 ) -> None:
-    plain(tmp_path / "alone", script=FAULTY)
+    plain(tmp_path / "alone", script=SCRIPT)
     job = gang(unlike="frozen")
     assert job.run(2) == ["done", "done"]
     assert_same_weights(tmp_path, tmp_path / "alone")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,13 +15,13 @@ from tests.tools.run.elastic.gang import Gang, assert_same_weights, final, plain
 
 pytestmark = pytest.mark.torch
 EPOCHS, SAMPLES = 3, 47
+Make = Callable[..., Gang]
 EVERY_SAMPLE = {epoch: list(range(SAMPLES)) for epoch in range(EPOCHS)}
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One process, no plan."""
     folder = tmp_path_factory.mktemp("undisturbed")
     plain(folder, schedule="epoch")
     return folder
@@ -30,23 +29,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One process that clips gradients and steps its scheduler every batch."""
     folder = tmp_path_factory.mktemp("clipped")
     plain(folder, clip=True, schedule="step")
     return folder
-
-
-@pytest.fixture
-def gang(tmp_path: Path) -> Iterator[Any]:
-    made: list[Gang] = []
-
-    def make(**options: Any) -> Gang:
-        made.append(Gang(tmp_path, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.kill()
 
 
 def sorted_samples(folder: Path) -> dict[int, list[int]]:
@@ -54,7 +39,7 @@ def sorted_samples(folder: Path) -> dict[int, list[int]]:
 
 
 def test_resized_from_one_worker_to_two_and_back_it_ends_with_the_same_weights(
-    gang: Any, tmp_path: Path, undisturbed: Path
+    gang: Make, tmp_path: Path, undisturbed: Path
 ) -> None:
     job = gang(schedule="epoch", step_s=0.1, hold_at=3)
     assert job.run_and_stop(1) == ["stopped"]
@@ -68,24 +53,26 @@ def test_resized_from_one_worker_to_two_and_back_it_ends_with_the_same_weights(
     assert job.outcome(0).samples_done == EPOCHS * SAMPLES
 
 
-def test_ten_samples_on_three_workers_train_as_on_one(gang: Any, tmp_path: Path, undisturbed: Path) -> None:
+def test_ten_samples_on_three_workers_train_as_on_one(gang: Make, tmp_path: Path, undisturbed: Path) -> None:
     job = gang(schedule="epoch")
     assert job.run(3) == ["done"] * 3
     assert_same_weights(tmp_path, undisturbed)
 
     first = job.events("progress")[0]
-    assert first.detail["first_step"] is True
-    assert 0 < first.overhead_seconds < first.detail["ready_s"]
+    detail = first.detail or {}
+    assert detail["first_step"] is True
+    assert 0 < (first.overhead_seconds or 0) < detail["ready_s"]
     assert (first.samples_done, first.global_batch, first.gpus) == (10, 10, 3)
     epochs = job.events("epoch")
     assert [event.samples_done for event in epochs] == [47, 94, 141]
     assert [event.metric for event in epochs] == [0.0, 1.0, 2.0]
-    assert epochs[0].loss > epochs[1].loss > epochs[2].loss
+    losses = [event.loss or 0 for event in epochs]
+    assert losses[0] > losses[1] > losses[2]
     assert job.events("checkpoint")[-1].samples_done == 141
 
 
 def test_accumulation_does_not_show_in_clipping_or_schedulers(
-    gang: Any, tmp_path: Path, clipped: Path
+    gang: Make, tmp_path: Path, clipped: Path
 ) -> None:
     job = gang(clip=True, schedule="step")
     assert job.run(2, accum=2) == ["done"] * 2
@@ -122,7 +109,7 @@ def test_under_a_measurement_of_costs_the_workers_rehearse_a_change_in_place(tmp
     result = tmp_path / "outcome.json"
     request = MeasurementRequest(result=str(result), global_batches=(10,), least_seconds=0, costs=True)
     (tmp_path / "request.json").write_text(request.model_dump_json())
-    plain(tmp_path, *TORCHRUN, env={ENV_PROFILE: str(tmp_path / "request.json")})
+    plain(tmp_path, workers=2, env={ENV_PROFILE: str(tmp_path / "request.json")})
     outcome = Outcome.model_validate_json(result.read_bytes())
     assert outcome.done
     assert outcome.checkpoint_s is not None
@@ -131,7 +118,7 @@ def test_under_a_measurement_of_costs_the_workers_rehearse_a_change_in_place(tmp
 
 
 def test_a_torn_checkpoint_is_passed_over_for_the_one_before(
-    gang: Any, tmp_path: Path, undisturbed: Path
+    gang: Make, tmp_path: Path, undisturbed: Path
 ) -> None:
     job = gang(schedule="epoch", step_s=0.03, num_workers=1)
     job.start(1, checkpoint_s=0.05)
@@ -146,29 +133,13 @@ def test_a_torn_checkpoint_is_passed_over_for_the_one_before(
     assert older.name < newer.name
 
 
-def test_training_goes_on_when_checkpoints_cannot_be_written(gang: Any, tmp_path: Path) -> None:
-    job = gang(step_s=0.03, file_limit=8_000)
-    job.start(1, checkpoint_s=0.05)
-    job.wait_for("checkpoint", 1)
-    kept = sorted(job.dir.checkpoints.iterdir())
-    (tmp_path / "disk-full").touch()
-    assert job.end() == [0]
-    assert job.outcomes() == ["crashed"], "the final state is not on disk"
-    assert "file too large" in job.outcome(0).message
-    assert job.outcome(0).samples_done < EPOCHS * SAMPLES
-    assert len(job.events("epoch")) == EPOCHS
-    assert all("file too large" in text for text in job.warnings())
-    assert len(sorted(job.dir.checkpoints.iterdir())) == min(2, len(kept))
-
-
 def test_the_loss_of_an_epoch_is_that_of_all_workers_though_a_crash_divides_it(
-    gang: Any, tmp_path: Path
+    gang: Make, tmp_path: Path
 ) -> None:
     (tmp_path / "whole").mkdir()
     whole = Gang(tmp_path / "whole")
     assert whole.run(1) == ["done"]
     job = gang(step_s=0.1)
-    job.patience_s = 60
     job.start(2, checkpoint_s=0.05)
     job.wait_for("checkpoint", 2)
     for rank in (0, 1):  # a survivor would save the step of now, of which it knows its own part of the loss
@@ -180,7 +151,7 @@ def test_the_loss_of_an_epoch_is_that_of_all_workers_though_a_crash_divides_it(
     assert again == pytest.approx([event.loss for event in whole.events("epoch")][-len(again) :])
 
 
-def test_sigterm_to_one_worker_stops_all_after_the_same_step_with_a_checkpoint(gang: Any) -> None:
+def test_sigterm_to_one_worker_stops_all_after_the_same_step_with_a_checkpoint(gang: Make) -> None:
     job = gang(step_s=0.05, num_workers=1, hold_at=3)
     job.start(2)
     job.wait_for("progress")
@@ -196,8 +167,9 @@ def test_sigterm_to_one_worker_stops_all_after_the_same_step_with_a_checkpoint(g
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_after_kill_9_of_a_worker_the_other_ends_by_itself_and_says_so(gang: Any, victim: int) -> None:
+def test_after_kill_9_of_a_worker_the_other_ends_by_itself_and_says_so(gang: Make, victim: int) -> None:
     job = gang(step_s=0.05)
+    job.patience_s = 1
     job.start(2, checkpoint_s=0.05)
     job.wait_for("checkpoint")
     job.signal(victim, signal.SIGKILL)
@@ -209,16 +181,7 @@ def test_after_kill_9_of_a_worker_the_other_ends_by_itself_and_says_so(gang: Any
     assert not job.here.outcome(victim).exists()
 
 
-def test_an_author_s_mistake_is_a_crash_with_its_message(gang: Any) -> None:
-    job = gang(crash_at=4)
-    job.start(1)
-    assert job.end() == [1]
-    assert job.outcome(0).outcome == "crashed"
-    assert job.outcome(0).message == "ValueError: the author's mistake"
-    assert "Traceback" in job.errors()
-
-
-def test_a_new_plan_that_divides_the_work_the_same_way_stops_nothing(gang: Any, tmp_path: Path) -> None:
+def test_a_new_plan_that_divides_the_work_the_same_way_stops_nothing(gang: Make, tmp_path: Path) -> None:
     job = gang(step_s=0.05, hold_at=2)
     job.start(1)
     job.wait_for("progress")
@@ -229,7 +192,7 @@ def test_a_new_plan_that_divides_the_work_the_same_way_stops_nothing(gang: Any, 
     assert final(tmp_path)["used"] == pytest.approx([0.02])
 
 
-def test_a_stop_before_the_first_step_breaks_off_the_wait_for_others(gang: Any) -> None:
+def test_a_stop_before_the_first_step_breaks_off_the_wait_for_others(gang: Make) -> None:
     job = gang(step_s=0.05, hold_at=3)
     assert job.run_and_stop(1) == ["stopped"]
     trained = job.outcome(0).samples_done

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import io
 import json
-import subprocess
+import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from pliant.tools.run.statedir.contract.plan import WorkerOutcome
 from pliant.tools.run.statedir.state import read_log
 from tests.builders import job
 from tests.tools.run.elastic.alone import Alone
-from tests.tools.run.elastic.gang import BASE
+from tests.tools.run.elastic.nursery import CONTEXT
 from tests.tools.run.site import Site
 from tests.tools.run.test_training import pliant_run
 
@@ -59,13 +61,19 @@ def test_the_page_shows_the_change_as_it_is() -> None:
     ]
 
 
+def printed_by(script: str, words: Sequence[str]) -> str:
+    sys.argv = [script, *words]
+    with redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(script, run_name="__main__")
+    return printed.getvalue()
+
+
 @pytest.mark.parametrize("script", SMALLEST, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_script_of_the_guide_runs_under_plain_python(script: Path, tmp_path: Path) -> None:
     weights = tmp_path / "weights.pt"
-    command = [sys.executable, str(script), *SMALLEST[script], "--out", str(weights)]
-    done = subprocess.run(command, env=BASE, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["epoch 0", "epoch 1"]
+    with CONTEXT.Pool(1) as python:
+        printed = python.apply(printed_by, (str(script), (*SMALLEST[script], "--out", str(weights))))
+    assert [line.partition(":")[0] for line in printed.splitlines()] == ["epoch 0", "epoch 1"]
     assert torch.load(weights)
 
 
@@ -94,8 +102,6 @@ def nothing() -> tuple[torch.nn.Module, torch.optim.Optimizer, TensorDataset]:
 
 
 class Stream(IterableDataset[Any]):
-    """Samples without numbers."""
-
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
@@ -164,16 +170,18 @@ def test_a_script_that_trains_nothing_is_told_so(tmp_path: Path, monkeypatch: py
     assert (end.outcome, end.message in PAGE) == ("crashed", True)
 
 
-def test_a_script_that_does_not_use_the_library_is_told_so() -> None:
-    exited = [UnitStatus("exited", 0)]
-    verdict = judge({}, exited, ranks=1, elastic=True, stop_requested=False)
+@pytest.mark.parametrize(
+    ("code", "outcomes"),
+    [
+        (0, {}),
+        (1, {0: WorkerOutcome(outcome="crashed", message="NameError: name 'right' is not defined")}),
+    ],
+    ids=["it does not use the library", "it raises"],
+)
+def test_a_script_that_fails_is_told_why(code: int, outcomes: dict[int, WorkerOutcome]) -> None:
+    exited = [UnitStatus("exited", code)]
+    verdict = judge(outcomes, exited, ranks=1, elastic=True, stop_requested=False)
     assert (verdict.end, verdict.message in PAGE) == ("failed", True)
-
-
-def test_a_script_that_raises_is_quoted() -> None:
-    crashed = {0: WorkerOutcome(outcome="crashed", message="NameError: name 'right' is not defined")}
-    verdict = judge(crashed, [UnitStatus("exited", 1)], ranks=1, elastic=True, stop_requested=False)
-    assert verdict.message in PAGE
 
 
 def test_the_job_that_the_page_submits_states_what_its_script_does() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,33 +12,18 @@ from pliant.tools.run.statedir.contract.presence import life
 from tests.tools.run.elastic.gang import Gang, assert_same_weights, plain, seen
 
 pytestmark = pytest.mark.torch
-LOOPING = Path(__file__).with_name("looping.py")
+SCRIPT = Path(__file__).with_name("looping.py")
 Make = Callable[..., Gang]
-
-
-@pytest.fixture
-def gang(tmp_path: Path) -> Iterator[Make]:
-    made: list[Gang] = []
-
-    def make(**options: Any) -> Gang:
-        made.append(Gang(tmp_path, script=LOOPING, **options))
-        made[-1].patience_s = 60
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.kill()
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """What plain python trains."""
     known: dict[str, Path] = {}
 
     def trained(shape: str) -> Path:
         if shape not in known:
             known[shape] = tmp_path_factory.mktemp("alone")
-            plain(known[shape], script=LOOPING, shape=shape)
+            plain(known[shape], script=SCRIPT, shape=shape)
         return known[shape]
 
     return trained

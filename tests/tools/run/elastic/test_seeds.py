@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,13 +18,8 @@ pytestmark = pytest.mark.torch
 Begin = Callable[[], ElasticJob]
 
 
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Alone:
-    return Alone(tmp_path, monkeypatch)
-
-
 class Script:
-    """Trains a small net for two epochs, and keeps its weights and the order of its samples."""
+    """Trains a small net for two epochs, and keeps the order of its samples."""
 
     def __init__(self) -> None:
         self.net = nn.Linear(1, 1)
@@ -44,7 +38,6 @@ class Script:
 
     @property
     def weights(self) -> list[float]:
-        """Of the net as it is now."""
         return [float(parameter.detach().sum()) for parameter in self.net.parameters()]
 
 

@@ -28,14 +28,13 @@ from pliant.tools.run.elastic.state.training import mixed_seed
 
 @dataclass(frozen=True, slots=True)
 class BatchSplit:
-    """How a global batch is split over workers and micro-steps: the same on every worker."""
+    """How a global batch is split over workers and micro-steps."""
 
     global_batch: int
     workers: int = 1
     accum: int = 1
     """Micro-steps per step; fewer if the last step of an epoch has fewer samples."""
     drop_last: bool = False
-    """Leave out the samples at the end of an epoch that do not fill a global batch."""
 
     def steps_per_epoch(self, dataset_size: int) -> int:
         full, rest = divmod(dataset_size, self.global_batch)
@@ -77,8 +76,8 @@ def micro_batches(
 ) -> Iterator[MicroBatch]:
     """The remaining micro-batches of ``rank`` in the epoch.
 
-    A ``resumed`` epoch has at least one step, even if its remaining samples do not fill a batch that has
-    grown: the author's code after the loop may need one.
+    A ``resumed`` epoch has at least one step, even if the batch has grown beyond its remaining samples: the
+    author's code after the loop may need one.
     """
     left = max(0, dataset_size - trained)
     steps = split.steps_per_epoch(left)
@@ -158,8 +157,7 @@ class DataSource:
 def read_at_once(dataset: Dataset[Any]) -> Dataset[Any] | None:
     """A dataset of tensors, or a subset of one, that reads a batch by one look-up in each tensor.
 
-    The batches are those that PyTorch makes of single samples, in a fraction of the time. Returns None if
-    samples must be read one by one.
+    Returns None if that would not give the batches that PyTorch makes of single samples.
     """
     if type(dataset) is Subset and (inner := read_at_once(dataset.dataset)) is not None:
         return Subset(inner, dataset.indices)
@@ -169,13 +167,11 @@ def read_at_once(dataset: Dataset[Any]) -> Dataset[Any] | None:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether looking up rows gives what stacking them would: the same values in the same layout."""
+    """Whether looking up rows gives the same values and layout as stacking them."""
     return type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.is_contiguous()
 
 
 class _TensorsAtOnce(Dataset[list[torch.Tensor]]):
-    """Whole batches of a dataset of tensors, by the method for which PyTorch's loader looks."""
-
     def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
         self._tensors = tensors
 

@@ -1,32 +1,41 @@
-"""The gradients of a step: weighted, collected over micro-steps and averaged over the workers.
+"""The gradients of a step, and the objects that use them once per step.
 
-The result is the mean over the global batch, however it is divided. :class:`Gradients` weighs and collects
-on one worker. :class:`Averaging` averages over the workers, which come and go, and
-:class:`ElasticDataParallel` is the model as the author's script holds it. A worker that is lost in the middle
-of a step makes the step void: :class:`TolerantGroup` keeps the error from the author's backward pass, and
-:class:`StepStart` restores what the forward pass has changed.
+The gradients are weighted, collected over micro-steps and averaged over the workers. The result is the mean
+over the global batch, however it is divided. :class:`Gradients` weighs and collects on one worker.
+:class:`Averaging` averages over the workers, which come and go, and :class:`ElasticDataParallel` is the model
+as the author's script holds it. A worker that is lost in the middle of a step makes the step void:
+:class:`TolerantGroup` keeps the error from the author's backward pass, and :class:`StepStart` restores what
+the forward pass has changed. :func:`guard_optimizer` and :func:`guard_helper` make optimizers, schedulers and
+scalers act once per step, although the loop body calls them in every micro-step.
 """
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import wraps
+from types import MethodType
 from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp import GradScaler
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop.batches import MicroBatch
 from pliant.tools.run.elastic.membership.agreement import world
+
+Closure = Callable[[], Any]
 
 _not_compiled: Final = torch._disable_dynamo  # that of torch.compiler would import the compiler at once
 """For what ``torch.compile`` must not look into: it is about workers, which come and go."""
@@ -34,6 +43,12 @@ _left_out_of_compiling: Final = torch._disable_dynamo(recursive=False)
 """The same, but what is called inside is compiled: the author's model."""
 _NO_LIMIT: Final = timedelta(milliseconds=-1)
 _LARGE_BYTES: Final = 1 << 16
+_PER_STEP: Final = ("unscale_", "step", "update")
+_PER_STEP_OR_EPOCH: Final[tuple[tuple[type, str], ...]] = (
+    (LRScheduler, "step"),
+    (ReduceLROnPlateau, "step"),
+    (AveragedModel, "update_parameters"),
+)
 
 
 class Gradients:
@@ -60,7 +75,7 @@ class Gradients:
         self.bind(None, accumulates=accumulates)
 
     def bind(self, ddp: DistributedDataParallel | None, *, accumulates: bool) -> None:
-        """From now on ``ddp`` averages the workers' gradients; None for one worker."""
+        """:param ddp: what averages over the workers from now on; None for one worker."""
         self.forget()
         self._accumulates = accumulates
         self.follow(ddp)
@@ -70,7 +85,7 @@ class Gradients:
         return self._trained != [parameter.requires_grad for parameter in self._all]
 
     def follow(self, ddp: DistributedDataParallel | None) -> None:
-        """Weigh and collect the gradients of what is trained now; a step may be under way."""
+        """Weigh and collect what is trained now; a step may be under way."""
         self._ddp = ddp
         self._trained = [parameter.requires_grad for parameter in self._all]
         if ddp is not None:
@@ -85,7 +100,6 @@ class Gradients:
         self._hook(self._weigh if self._weighing else None)
 
     def begin(self, micro: MicroBatch) -> None:
-        """Prepare for the backward pass of a micro-batch."""
         self._weight, self._last = micro.weight, micro.last
         self._joining = False
         # setting an attribute of a module takes as long as a small layer
@@ -152,9 +166,8 @@ def at_end_of_backward(action: Callable[[], None]) -> None:
 class Averaging:
     """Averages gradients over the workers, one generation after the other.
 
-    If a worker is lost in the middle of a step, the step's gradients are void: ``error`` says so, the
-    backward pass ends as if nothing had happened, and the author's loop sees no exception. On GPUs the loss
-    of a worker is not survived in place, and the exception reaches the author's code.
+    If a worker is lost in the middle of a step, ``error`` says so and the author's loop sees no exception. On
+    GPUs the loss of a worker is not survived in place, and the exception reaches the author's code.
     """
 
     def __init__(self, gradients: Gradients | None = None, *, find_unused_parameters: bool = False) -> None:
@@ -173,11 +186,9 @@ class Averaging:
 
     @property
     def failed(self) -> bool:
-        """Whether the step's gradients are void."""
-        return self._group is not None and self._group.error is not None
+        return self.error is not None
 
     def void(self, error: RuntimeError) -> None:
-        """The step's gradients are void: a worker was lost."""
         if self._group is None:
             raise error
         self._group.error = self._group.error or error
@@ -267,7 +278,7 @@ class ElasticDataParallel(nn.Module):
     def no_sync(self) -> AbstractContextManager[None]:
         """As in DistributedDataParallel."""
         ddp = self.averaging.ddp
-        return contextlib.nullcontext() if ddp is None else ddp.no_sync()
+        return nullcontext() if ddp is None else ddp.no_sync()
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -277,7 +288,7 @@ class ElasticDataParallel(nn.Module):
 
 
 class _Tolerant(DistributedDataParallel):
-    """Survives the loss of a worker while it exchanges something before the forward pass."""
+    """Survives the loss of a worker in an exchange before the forward pass."""
 
     averaging: Averaging
 
@@ -313,7 +324,7 @@ class TolerantGroup(dist.ProcessGroup):
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.error: RuntimeError | None = None
         self._inner: Any = inner._get_backend(torch.device("cpu"))
-        """The backend to which the group would hand all this, without PyTorch's dispatcher."""
+        """The backend itself: calls skip PyTorch's dispatcher."""
         self._task: int | None = None
         """The backward pass at whose end everything awaited will be through."""
         self._awaited: list[dist.Work] = []
@@ -351,10 +362,9 @@ class TolerantGroup(dist.ProcessGroup):
         return work
 
     def _expect(self, work: dist.Work) -> None:
-        """An all-reduce has begun: wait for it once the backward pass has reached every parameter.
+        """Wait for an all-reduce once the backward pass has reached every parameter: then DDP needs it.
 
-        That is when DDP needs it. A callback at the end of the exchange would run in a thread of gloo, which
-        costs more than the exchange itself if the model is small.
+        A callback of the exchange would run in a thread of gloo, which costs more than a small exchange.
         """
         task = torch._C._current_graph_task_id()
         if task != self._task:
@@ -368,7 +378,6 @@ class TolerantGroup(dist.ProcessGroup):
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the end of every all-reduce that has begun."""
         self._task = None
         awaited, self._awaited = self._awaited, []
         for work in awaited:
@@ -394,7 +403,7 @@ class TolerantGroup(dist.ProcessGroup):
 
 
 class _Sum(dist.Work):
-    """The handle that a tolerant group returns for each all-reduce of a tensor."""
+    """A tolerant group's handle of an all-reduce."""
 
     def __init__(self, group: TolerantGroup, tensor: torch.Tensor) -> None:
         super().__init__()
@@ -405,8 +414,7 @@ class _Sum(dist.Work):
         self._future: Any = torch._C.fork(lambda: tensor)
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
-        """Wait for its end and that of all before it; the group limits the time."""
-        del timeout
+        del timeout  # the group limits the time
         if (group := self._group()) is not None:
             group.wait()
         return True
@@ -420,10 +428,9 @@ class _Sum(dist.Work):
 class _Held:
     """A buffer of a module, and the values that it held.
 
-    A large buffer that no step writes (a causal mask) is copied once. PyTorch counts the writes to a tensor,
-    including those under ``no_grad``, but not those through ``.data``, NumPy or its own batch normalization.
-    So the count is trusted only if the first step that left it unchanged left the values unchanged, too;
-    otherwise the buffer is copied at every step, as small ones always are.
+    A large buffer that no step writes (a causal mask) is copied once. PyTorch does not count writes through
+    ``.data``, NumPy or its own batch normalization. So the count is trusted only if the first step that left
+    it unchanged left the values unchanged, too; otherwise each step copies the buffer, as it does small ones.
     """
 
     owner: nn.Module
@@ -435,7 +442,6 @@ class _Held:
     """Whether steps that leave the count unchanged leave the values, too; None if not known yet."""
 
     def is_current(self, buffer: torch.Tensor) -> bool:
-        """Whether the values are those of the module's current buffer, as far as known."""
         if self.buffer is not buffer or not self._looks_untouched():
             return False
         if self.constant is None:
@@ -444,7 +450,6 @@ class _Held:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """Restore the module's values; a buffer that was not written is left alone."""
         owned = self.owner._buffers.get(self.name) is self.buffer
         if owned and self.constant and self._looks_untouched():
             return
@@ -475,7 +480,6 @@ class StepStart:
         self._held = {}
 
     def note(self) -> None:
-        """A step begins."""
         if self._watches:
             # what torch.get_rng_state does, without its wrapper, which takes longer
             self._generator = torch.default_generator.get_state()
@@ -506,8 +510,107 @@ class StepStart:
 
 
 def _writes(buffer: torch.Tensor) -> int:
-    """PyTorch's count of the writes to a large buffer; -1: it is small, or nothing is counted."""
+    """PyTorch's count of the writes to a large buffer; -1 if it is small, or nothing is counted."""
     size = buffer.numel() * buffer.itemsize
     if size < _LARGE_BYTES or buffer.is_inference() or buffer.layout != torch.strided:
         return -1
     return buffer._version
+
+
+class StepVoidError(Exception):
+    """A worker was lost while a closure ran: the optimizer must not use the gradients."""
+
+
+def checked(closure: Closure, *, accumulates: bool, workers: int, failed: Callable[[], bool]) -> Closure:
+    """The closure, for one step of an optimizer.
+
+    :param failed: whether the step's gradients are void.
+    :raises UsageError: the closure would train the last micro-step only; or, when it is called, several
+        workers would run it again, which each decides by the loss of its own samples.
+    """
+    if accumulates:
+        raise UsageError(
+            "optimizer.step(closure) would train the last micro-step only: "
+            "call backward in the loop body, and optimizer.step() without a closure"
+        )
+    evaluated = False
+
+    def run() -> Any:
+        nonlocal evaluated
+        if evaluated and workers > 1:
+            raise UsageError(
+                f"this optimizer runs its closure several times a step, which {workers} workers cannot do "
+                'alike: give the job one worker ("gpus": {"max": 1}), or use another optimizer'
+            )
+        evaluated = True
+        loss = closure()
+        if failed():
+            raise StepVoidError
+        return loss
+
+    return run
+
+
+def guard_optimizer(
+    optimizer: Optimizer,
+    names: Iterable[str],
+    quiet: Callable[[], bool],
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    checked: Callable[[Closure], Closure] = lambda closure: closure,
+) -> None:
+    """Make the named methods of an optimizer do nothing while ``quiet()``; else they act within ``around()``.
+
+    A closure that they are given is ``checked``. The instance is changed, not its class, so it stays what
+    schedulers and scalers expect; the ``step`` that an earlier scheduler has put into it is called inside.
+    """
+
+    def guarded(inner: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(inner)
+        def act(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if args or kwargs:
+                args = tuple(map(own, args))
+                kwargs = {name: own(value) for name, value in kwargs.items()}
+            if quiet():
+                return None
+            try:
+                with around():
+                    return inner(*args, **kwargs)
+            except StepVoidError:
+                return None
+
+        return act
+
+    def own(value: Any) -> Any:
+        return checked(value) if callable(value) else value
+
+    for name in names:
+        setattr(optimizer, name, MethodType(guarded(getattr(optimizer, name)), optimizer))
+
+
+def guard_helper(
+    helper: object, quiet: Callable[[], bool], after_loop: Callable[[], bool] = lambda: False
+) -> None:
+    """Make the per-step methods of a scheduler, a scaler or an averaged model do nothing while ``quiet()``.
+
+    The class becomes a subclass of the same name, because attributes of the instance would end up in a
+    scheduler's state dictionary. Other objects stay as they are.
+
+    :param after_loop: whether the quiet step was left by ``break``. A scheduler or an averaged model that
+        acts then does so for the epoch; a scaler acts for the step.
+    """
+    kind = type(helper)
+    names = _PER_STEP if isinstance(helper, GradScaler) else ()
+    methods = {name: _unless(quiet, getattr(kind, name)) for name in names}
+    for known, name in _PER_STEP_OR_EPOCH:
+        if isinstance(helper, known):
+            methods[name] = _unless(lambda: quiet() and not after_loop(), getattr(kind, name))
+    if methods:
+        helper.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
+
+
+def _unless(quiet: Callable[[], bool], method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def guarded(self: object, *args: Any, **kwargs: Any) -> Any:
+        return None if quiet() else method(self, *args, **kwargs)
+
+    return guarded

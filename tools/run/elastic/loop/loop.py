@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache
 from itertools import tee
 from typing import Any
@@ -78,7 +79,7 @@ class TrainingLoop:
         self._since_s = 0.0
         """When the step under way began (monotonic)."""
         self._trains = False
-        """The step trains: its batch is not only looked at."""
+        """The batch of the step is trained, not only looked at."""
         self._passes = 0
         """Loops over the loader that have begun; only the last may take batches."""
         self._touched = False
@@ -88,13 +89,11 @@ class TrainingLoop:
         self._begun_at = 0
         """Samples of the epoch that were trained before this process began its part."""
         self.asked_for_steps = False
-        """The script has asked how many steps of the epoch are done."""
         self._in_loop = False
         """The author's code is in the loop over the loader."""
         self._stepped = False
         """The optimizer has made the current step."""
         self._in_epoch = False
-        """The author's code is in an epoch."""
         self._passed = False
         """The loader has served the whole epoch."""
         self._catching_up = False
@@ -115,7 +114,6 @@ class TrainingLoop:
         return counters.epoch_samples > 0 and counters.step == self.training.batch[1]
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left of ``count``; see ``ElasticJob.epochs``."""
         self._start()
         try:
             while self.training.counters.epoch < count:
@@ -167,7 +165,7 @@ class TrainingLoop:
         return self._averaging.failed
 
     def whole_step(self) -> AbstractContextManager[None]:
-        """The context in which the optimizer makes its step, once all micro-steps are done."""
+        """The context in which the optimizer makes its step."""
         self._gradients.join_rest()
         self._stepped = True
         return self.training.scaled_lr()
@@ -222,7 +220,6 @@ class TrainingLoop:
         self._passed, self._in_loop = True, False
 
     def leave_loop(self, number: int) -> None:
-        """The author has left a loop over the loader by ``break`` or an exception."""
         if number == self._passes:
             self._in_loop = False
 
@@ -253,7 +250,7 @@ class TrainingLoop:
         self._take_part()
 
     def _take_part(self) -> None:
-        """The step is one that is trained: meanwhile all workers agree on what to do after it."""
+        """While the step is trained, all workers agree on what to do after it."""
         if self._micro is None or self._trains:
             return
         self._trains = True
@@ -283,7 +280,6 @@ class TrainingLoop:
             self._losses.add(loss, self._micro.samples)
 
     def agree(self, value: float | Callable[[], float]) -> float:
-        """Rank 0's value; see ``ElasticJob.agree``."""
         if not self.started or self.training.phase == BETWEEN_EPOCHS or self._micro is not None:
             raise UsageError(
                 "call job.agree in the loop over job.epochs, once that over the loader has ended by itself"
@@ -323,7 +319,6 @@ class TrainingLoop:
         return False
 
     def _let_go(self) -> None:
-        """Let go of everything that refers to the process group."""
         for parameter in self.training.model.parameters():
             parameter.grad = None
         self._averaging.end()
@@ -344,7 +339,6 @@ class TrainingLoop:
             seed_everything(training.seed, training.counters.step, self.context.rank)
 
     def _divide(self) -> None:
-        """Train with the workers of the process group, by the current plan."""
         self.split, several = self._split_now(), self.context.world_size > 1
         self.training.turn_to(self.split.global_batch)
         if several and self._averaging.ddp is None:
@@ -355,7 +349,6 @@ class TrainingLoop:
         self.division += 1
 
     def _split_now(self) -> BatchSplit:
-        """How the current plan splits a global batch."""
         plan, workers = self.context.plan, self.context.world_size
         batch = self._batch_size if plan is None or plan.global_batch is None else plan.global_batch
         if batch is None:
@@ -376,7 +369,6 @@ class TrainingLoop:
         self.started = True
 
     def _complete(self) -> None:
-        """Count the step, if the micro-batch ends one that is not void."""
         micro, self._micro = self._micro, None
         if micro is None or not micro.last:
             return
@@ -415,7 +407,6 @@ class TrainingLoop:
                 self._obey(self._membership.boundary())
 
     def _end_epoch(self) -> None:
-        """The whole epoch is done, including the author's code after its steps."""
         self._settle()
         epoch = self.training.counters.epoch
         self.training.phase = EPOCH_THROUGH
@@ -471,8 +462,7 @@ class TrainingLoop:
 class ElasticLoader:
     """The author's loader: iterating it starts the epoch, or goes on where an earlier attempt stopped.
 
-    Every batch is one micro-step. ``len`` is the number of optimizer steps of a whole epoch, as schedulers
-    expect.
+    Each batch is one micro-step. ``len`` is the number of optimizer steps of an epoch, as schedulers expect.
     """
 
     def __init__(self, source: DataSource, loop: TrainingLoop, *, shuffle: bool = True) -> None:
@@ -483,7 +473,7 @@ class ElasticLoader:
         self._generator = torch.Generator()
         self._read_ahead: Iterator[MicroBatch] = iter(())
         """The micro-batches of the current pass whose samples are not read yet."""
-        self._batches = source.loader(_Indices(self), self._generator)
+        self._batches = source.loader(_Indices(self._indices), self._generator)
 
     def __len__(self) -> int:
         return self._loop.split.steps_per_epoch(self._size)
@@ -534,22 +524,21 @@ class ElasticLoader:
                 break
         return True
 
-    def indices(self) -> Iterator[list[int]]:
-        """The samples of each remaining micro-batch of the epoch."""
+    def _indices(self) -> Iterator[list[int]]:
         counters, loop = self._loop.training.counters, self._loop
         order = epoch_order(self._size, counters.epoch, loop.training.seed, shuffle=self._shuffle).numpy()
         for micro in self._read_ahead:
             yield order[micro.loaded].tolist()
 
 
+@dataclass(frozen=True)
 class _Indices:
     """The batch sampler of PyTorch's loader."""
 
-    def __init__(self, loader: ElasticLoader) -> None:
-        self._loader = loader
+    of_pass: Callable[[], Iterator[list[int]]]
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._loader.indices()
+        return self.of_pass()
 
 
 def tensors_in(batch: object) -> Iterator[torch.Tensor]:

@@ -100,9 +100,8 @@ class PlanWatch:
         return (self._stop is not None and self._stop.received) or self.newest().abort
 
     def check_needed(self, *, fresh: bool) -> None:
-        """Check that this worker is to go on waiting for the others.
+        """:param fresh: this worker has no state yet, and may be too late.
 
-        :param fresh: it has no state yet, and may be too late.
         :raises NotNeededError: the others have trained to the end.
         :raises StopAskedError: this worker is asked to stop.
         """
@@ -197,16 +196,16 @@ class LeftEpochError(RuntimeError):
 
 
 def ballot(generation: int, *, save: bool) -> int:
-    """The number that a worker casts: the plan that it knows, and whether a checkpoint is due."""
+    """The number to cast: the plan that a worker knows, and whether a checkpoint is due."""
     return 2 * generation + save
 
 
 class Vote:
     """The largest number that any worker has cast, known to all workers at the same step.
 
-    ``cast`` starts an all-reduce of five numbers on the CPU and returns at once; ``result`` waits for it.
-    The step's own work lies between the two, so the vote costs no waiting. If steps are so short that even
-    starting a vote would show, the workers agree at each vote on how many steps have none.
+    ``cast`` starts an all-reduce on the CPU and returns at once; ``result`` waits for it after the step's own
+    work. If steps are so short that even starting a vote would show, the workers agree at each vote on how
+    many steps have none.
     """
 
     def __init__(self, *, alone: bool) -> None:
@@ -255,9 +254,7 @@ class Vote:
         return agreed
 
     def check_together(self, *, left: bool) -> None:
-        """Check that all workers are at the same place: they train on, or have left the epoch midway.
-
-        What other workers :meth:`cast` for a step is compared, too.
+        """Check that all workers train on, also those that :meth:`cast`, or that all have left the epoch.
 
         :raises LeftEpochError: some train on, and others have left.
         """
@@ -269,7 +266,7 @@ class Vote:
             raise LeftEpochError
 
     def meet(self, saved_step: int) -> None:
-        """Wait until all workers call this, and let them know which step is on disk."""
+        """Wait until all workers call this; afterwards they know which step is on disk."""
         value = torch.tensor([saved_step])
         if not self._alone:
             # on the CPU: a barrier of workers on GPUs is NCCL's, which does not notice a lost worker
@@ -277,7 +274,7 @@ class Vote:
         self.saved_step = int(value)
 
     def drop(self, *, alone: bool) -> None:
-        """Forget what was cast: the workers have changed."""
+        """The workers have changed: forget what was cast."""
         self._pending, self.is_open, self._alone, self._pause = None, False, alone, 0
         # an all-reduce under way may still write into the old tensor
         self._value = torch.zeros(_COLUMNS, dtype=torch.int64)

@@ -11,9 +11,9 @@ from typing import Literal
 from pliant.schemas.errors import PliantError
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership.agreement import StopSignal
-from pliant.tools.run.elastic.membership.checkpoint_schedule import Saving
 from pliant.tools.run.elastic.membership.process_group import cut_off
 from pliant.tools.run.elastic.report import Reporter
+from pliant.tools.run.elastic.state.checkpoint import Saving
 from pliant.tools.run.elastic.state.training import Training, TrainingCounters
 from pliant.tools.run.statedir.contract.plan import LOST_PEER, WorkerOutcome
 
@@ -39,14 +39,12 @@ class Exit:
         self.unsaved = ""
         """Why the final state is not on disk."""
         self.ended = False
-        """The outcome is written."""
         self._context, self._reporter, self._saving, self._stop = context, reporter, saving, stop
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_exception
         atexit.register(self._on_exit)
 
     def end(self, outcome: How, message: str = "") -> None:
-        """Write the outcome, unless one is written."""
         if self.ended:
             return
         self.ended = True
@@ -65,7 +63,6 @@ class Exit:
             _log.warning("the outcome %r is not written: %s", outcome, error)
 
     def _reached(self, outcome: How) -> TrainingCounters:
-        """What counts as trained: everything if the job is done, else what is saved."""
         if self.training is None:
             return self._saving.earlier()
         return self.training.counters if outcome == "done" else self._saving.counters

@@ -30,7 +30,6 @@ from pliant.tools.run.elastic.membership.agreement import (
     Vote,
     ballot,
 )
-from pliant.tools.run.elastic.membership.checkpoint_schedule import Saving
 from pliant.tools.run.elastic.membership.exit import Exit
 from pliant.tools.run.elastic.membership.process_group import (
     ProcessGroup,
@@ -40,8 +39,8 @@ from pliant.tools.run.elastic.membership.process_group import (
     released,
 )
 from pliant.tools.run.elastic.membership.rendezvous import CutOffError, LeftAloneError, Rendezvous
-from pliant.tools.run.elastic.membership.transfer import pass_on
 from pliant.tools.run.elastic.report import Reporter, WorkerChange
+from pliant.tools.run.elastic.state.checkpoint import Saving, check_training, pass_on
 from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor, Mean, Training
 from pliant.tools.run.statedir.contract.plan import LOST_PEER, Plan
 from pliant.tools.run.statedir.contract.presence import Presence
@@ -51,7 +50,7 @@ _log = logging.getLogger("pliant")
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Go on: what was asked is done."""
+    """What was asked is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +112,11 @@ class Membership:
     # Before training
 
     def note(self, text: str) -> None:
-        """Warn of something once the training begins."""
+        """Warn once the training begins."""
         self._notes = (*self._notes, text)
 
     def check_needed(self) -> Continue | Leave:
-        """Whether to begin: while this worker was starting, a stop may have been asked for.
-
-        Or the others have gone on or ended without it, and will never come.
-        """
+        """Whether to begin: while this worker started, the others may have stopped or gone on without it."""
         if self._context.left:
             return self._leave()
         try:
@@ -138,7 +134,7 @@ class Membership:
 
         :raises UsageError: the training could not be saved.
         """
-        training.check_storable()
+        check_training(training)
         self._training = training
         self._context.attempt.path.mkdir(parents=True, exist_ok=True)
         self._presence.begin()
@@ -233,11 +229,10 @@ class Membership:
         return self._together(partial(self._vote.check_together, left=True))
 
     def gather_loss(self) -> Continue | Regroup:
-        """Let all workers know the loss of the epoch so far."""
         return self._together(partial(self._training.gather_loss, self._context.world_size))
 
     def agree(self, value: float) -> Continue | Regroup:
-        """Let all workers know rank 0's value; the others pass 0."""
+        """Let all workers know rank 0's value; others pass 0."""
         return self._together(partial(self._training.agree, value, self._context.world_size))
 
     def epoch_ends(self, loss: float | None, metric: float | None) -> None:
@@ -245,13 +240,12 @@ class Membership:
         self._reporter.epoch_done(self._training.counters, loss, metric)
 
     def warn(self, text: str) -> None:
-        """Report what the script's author will not have meant."""
         self._reporter.warn(self._training.counters, text)
 
     # From one generation to the next
 
     def regroup(self) -> NewDivision | Leave:
-        """Leave the process group, meet the workers of the next generation, and get or give the state."""
+        """Leave the process group, meet the next generation, and get or give the state."""
         transition = self._transition
         self._vote.drop(alone=True)
         self._group.leave()
@@ -265,8 +259,7 @@ class Membership:
     def settle(self, global_batch: int) -> None:
         """The loop trains by the current plan, in the same state as all other workers.
 
-        :raises RuntimeError: the error that looked like the loss of a worker came twice at the same place,
-            and no worker was lost.
+        :raises RuntimeError: an error that looked like the loss of a worker is none; see :class:`Recurrence`.
         """
         transition, self._transition, plan = self._transition, _GenerationChange(), self._context.plan
         training = self._exit.training = self._training
@@ -321,7 +314,7 @@ class Membership:
 
     @property
     def _is_joined_midway(self) -> bool:
-        """Whether some workers have trained fewer steps of the epoch than others; all workers know it."""
+        """Whether some workers have trained fewer steps of the epoch; all know it."""
         return self._joined_epoch == self._training.counters.epoch
 
     def _lost(self, error: RuntimeError, since_s: float) -> Regroup:
@@ -418,7 +411,6 @@ class Membership:
 
     @property
     def over(self) -> bool:
-        """Whether the outcome of this worker is written."""
         return self._exit.ended
 
     def training_ends(self) -> Continue | Regroup:
@@ -436,9 +428,8 @@ class Membership:
     def left_early(self, metric: float | None) -> None:
         """The script left its training by ``break`` or on its way out; its exit code will tell which.
 
-        A metric of the epoch is reported, but not the loss: other workers may train on. Nothing is saved: the
-        body may be in the middle of a step, and another attempt should not go on from a state that made the
-        script give up.
+        The loss is not reported: other workers may train on. Nothing is saved: the body may be in the middle
+        of a step, and another attempt should not go on from a state that made the script give up.
         """
         self._exit.complete = self._exit.early = True
         if metric is not None:
@@ -449,7 +440,6 @@ class Membership:
         return Leave()
 
     def _stop_together(self) -> Regroup | Leave:
-        """Save and leave together."""
         training = self._training
         if isinstance(answer := self.gather_loss(), Regroup):
             return answer
@@ -479,7 +469,6 @@ class Membership:
     # Agreement
 
     def _cast(self, *, before_last: bool = False) -> None:
-        """Cast this worker's vote on the next boundary."""
         generation = self._watch.in_force().generation
         due = self._saving.due(self._context.plan.checkpoint_s, before_last=before_last)
         number = STOP if self._stop.received else ballot(generation, save=due)
@@ -514,11 +503,10 @@ class _GenerationChange:
 
 
 class Recurrence:
-    """Notices an error that no lost worker explains: it comes twice at the same place, and all workers live.
+    """Notices an error that comes twice at the same place although all workers live.
 
-    Workers that void a step meet before they train it again. If the same workers meet as trained before the
-    error, none was lost. Once, a connection may have failed. A second time at the same place, the cause is
-    the training or the machine, and another try would fail, too.
+    Workers that void a step meet before they train it again. If the same workers meet as before, none was
+    lost. Once, a connection may have failed; a second time, another try would fail, too.
     """
 
     def __init__(self) -> None:

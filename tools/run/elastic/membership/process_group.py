@@ -81,7 +81,7 @@ class ProcessGroup:
         self._connections = Connections()
 
     def check_room(self, folder: Path) -> None:
-        """Check that the disk has room for what the group writes to its store while it forms, in C++.
+        """Check that the disk has room for what C++ writes to the store while the group forms.
 
         :raises ServiceMissingError: it has not; workers would wait for half a record and could not stop.
         """
@@ -150,7 +150,7 @@ class ProcessGroup:
 
 
 def _exchange(device: torch.device, limit: timedelta) -> None:
-    """The first operation of a communicator on its device; it shows that the communicator works."""
+    """The first operation shows that a communicator works."""
     work = dist.all_reduce(torch.zeros(1, device=device), async_op=True)
     assert work is not None  # noqa: S101 it is asynchronous
     work.wait(limit)
@@ -172,8 +172,8 @@ def join_plainly(context: Context, backend: str | None) -> None:
 def leave_at_exit() -> None:
     """Give up the process group when the interpreter ends, after whatever is registered later for its end.
 
-    A gloo thread may still be freeing its last operation, for which it needs the interpreter lock. Without an
-    interpreter the process would abort. The model keeps that thread from being joined.
+    A gloo thread may still be freeing its last operation, for which it needs the interpreter lock: without an
+    interpreter the process would abort.
     """
     atexit.register(_leave_slowly)
 
@@ -194,7 +194,7 @@ def leave() -> None:
     _world.group_count = 0
 
 
-@contextlib.contextmanager
+@contextmanager
 def _end_if_stuck(limit: timedelta) -> Iterator[None]:
     """End the process if a library does not return: nothing else can break it off."""
     timer = threading.Timer(limit.total_seconds(), _end)
@@ -217,7 +217,6 @@ def lost_peer(error: BaseException) -> bool:
 
 
 def cut_off(error: BaseException) -> bool:
-    """Whether an error says that a connection to another worker has ended."""
     return isinstance(error, RuntimeError) and _tells(error, _CUT_OFF)
 
 
@@ -310,9 +309,9 @@ def shared_store(folder: Path, name: str) -> tuple[dist.FileStore, Path]:
     - All keys are in one file, appended by four writes under ``flock``. A worker that is killed between them,
       or a full disk, leaves half a record; then every reader spins inside C++ and cannot be interrupted. So
       workers do not meet over it.
-    - It also writes when it is made and when it is freed, to count its users. To survive a kill there, each
-      worker makes it on a file of its own. The first of these becomes the shared file, and the others give
-      their name to it. A store whose name is gone writes nothing when it is freed.
+    - It also writes when it is made and freed, to count its users. To survive a kill there, each worker makes
+      it on a file of its own. The first of these becomes the shared file, and the others give their name to
+      it. A store whose name is gone writes nothing when it is freed.
     - It holds the interpreter lock while it is made, and releases it while it waits.
     - It looks for a key every 10 ms, for 300 s unless ``set_timeout`` says otherwise (0: indefinitely),
       whatever the timeout of the group that asks.
@@ -346,7 +345,7 @@ def pause() -> None:
 
 
 def _beside(path: Path, value: bytes) -> Path:
-    """A file beside ``path`` that holds the value, under a name that no process on any host uses."""
+    """A file beside ``path`` with the value, under a name of its own on all hosts."""
     made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         made.touch(mode=0o600)
@@ -363,16 +362,15 @@ class Connections:
     """The connections that gloo has opened for a process group, closed while something still refers to it.
 
     Gloo closes them only when the group and every operation of it are freed; ``shutdown`` and ``abort`` do
-    nothing (PyTorch 2.13). A script that keeps the group in a variable, or an error that remembers an
-    operation, would leave the other workers waiting for this one.
+    nothing (PyTorch 2.13). A script that keeps the group in a variable would leave the others waiting.
 
-    Gloo polls its connections and its listening socket with an epoll instance of its own. So what it has
+    Gloo polls its connections and its listening socket with an epoll instance of its own, so what it has
     opened is known from the epoll instances that appear while a group forms. Where the system does not say
-    what an epoll instance watches, nothing is known and nothing is closed early.
+    what an epoll instance watches, nothing is closed early.
 
-    A host that loses its power or its network ends no connection. The system does, if asked to: it asks the
-    other host for a sign of life every few seconds and gives up after :data:`SILENCE_S`. That host's system
-    answers by itself, so a worker that computes or stands still has all the time it needs.
+    A host that loses its power or its network ends no connection. The system does, if asked to: it gives up
+    after :data:`SILENCE_S` without a sign of life. The other host's system answers by itself, so a worker
+    that computes or stands still has all the time it needs.
     """
 
     def __init__(self) -> None:
@@ -397,7 +395,6 @@ class Connections:
 
 
 def _for_each(inodes: frozenset[int], act: Callable[[socket.socket], None]) -> None:
-    """Call ``act`` with each of these sockets that is still open."""
     for number, _ in _descriptors() if inodes else ():
         with _borrowed(number) as found:
             if found is not None and os.fstat(found.fileno()).st_ino in inodes:
@@ -422,7 +419,6 @@ def _end_when_silent(connection: socket.socket) -> None:
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:
-    """Numbers of the open descriptors, and what each is."""
     with contextlib.suppress(OSError):
         for name in os.listdir(_PROCESS / "fd"):
             with contextlib.suppress(OSError):

@@ -61,9 +61,9 @@ SILENT_S: Final = 10.0
 REACH_S: Final = 3.0
 """For a connection to be completed: two tries if the first packet is lost."""
 LOOK_S: Final = 5.0
+"""Between two looks for lost workers while training goes on."""
 FORGOTTEN_S: Final = 30.0
 """An exchange that goes on for this long after its connections were ended is one that gloo has forgotten."""
-"""Between two looks for lost workers while training goes on."""
 _LOOK_S: Final = 0.25
 """Between two looks at whether missing workers live."""
 _VERDICT: Final = "verdict"
@@ -84,7 +84,7 @@ class CalledAwayError(Exception):
 
 
 class ApartError(RuntimeError):
-    """The workers have met, but some are cut off from the others and end."""
+    """Some workers are cut off from the others and end."""
 
 
 class CutOffError(Exception):
@@ -103,7 +103,6 @@ class Rendezvous:
 
     @property
     def shortage(self) -> str:
-        """What the worker waited for at the last rendezvous, other than workers."""
         return self._waiting.shortage
 
     def meet(self, cursor: Cursor | None) -> list[Cursor | None]:
@@ -233,7 +232,6 @@ class RendezvousWait:
         return [slot for path, slot in others.items() if life(path) != "alive" or self._is_silent(path)]
 
     def _others(self) -> dict[str, str]:
-        """Slots of the other workers, by the path of each one's presence."""
         context = self._context
         members = zip(context.plan.workers, context.plan.members, strict=True)
         return {
@@ -290,7 +288,6 @@ class Round:
 
     @property
     def folder(self) -> Path:
-        """What the workers of the round share until the next generation trains."""
         return self._context.attempt.meetings / f"{self._context.plan.generation}.{self.number}"
 
     def attend(self, cursor: Cursor | None) -> list[Cursor | None]:
@@ -395,14 +392,13 @@ def _remove(attempt: AttemptDir, now: tuple[int, int]) -> None:
 
 
 def _numbers(folder: Path) -> tuple[int, int]:
-    """Generation and round, from the folder's name."""
     generation, _, number = folder.name.partition(".")
     return int(generation), int(number)
 
 
 @dataclass(frozen=True, slots=True)
 class DoorAddress:
-    """Where a door is; as text, ``address port``."""
+    """Where a door is."""
 
     address: str
     port: int
@@ -419,10 +415,9 @@ class DoorAddress:
 class Door:
     """A listening socket at which the other workers check that they reach this one.
 
-    A host may share the folder and still be cut off from the others: its files say that its workers live, and
-    no connection to them can be made. So before workers of several hosts form a group, each opens a door and
-    knocks at those of the others. A door accepts nothing: the system completes a connection by itself, which
-    shows that the way is free. No data is sent.
+    A host may share the folder and still be cut off from the others. So before workers of several hosts form
+    a group, each opens a door and knocks at those of the others. A door accepts nothing: the system completes
+    a connection by itself, which shows that the way is free. No data is sent.
 
     :raises OSError: this machine has no such address at the moment.
     """
@@ -499,9 +494,8 @@ class Lookout:
     """A thread that breaks off exchanges with lost workers, and ends a worker that the others left behind.
 
     The end of a process closes its connections, and gloo notices. A machine that loses its power closes none,
-    nor does a process that stands still. The others would wait for the limit of an exchange, half an hour,
-    though the launcher has long written a plan without it. So this thread looks for that plan while the main
-    thread waits.
+    nor does a process that stands still, and the others would wait for half an hour. So this thread looks for
+    a plan without it while the main thread waits.
 
     A worker that the others have gone on without mostly returns from its exchange and leaves by itself. But
     gloo (PyTorch 2.13) forgets an operation whose first write fails, as happens if the connection was ended

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -25,7 +26,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.run.elastic.state.checkpoint import check_storable, plain
 
 _log = logging.getLogger("pliant")
 
@@ -37,6 +37,8 @@ IN_EPOCH: Final = 1
 """Between two steps of the epoch."""
 EPOCH_THROUGH: Final = 2
 """Its steps and the author's code after them are done; the loss over all workers is missing."""
+MAPPINGS: Final = (dict, OrderedDict)
+SEQUENCES: Final = (list, tuple)
 
 
 class Training:
@@ -77,7 +79,7 @@ class Training:
         """What is the same on all workers."""
         return {
             "model": self.model.state_dict(),
-            "trained": trained(self.model),
+            "trained": {name: parameter.requires_grad for name, parameter in self.model.named_parameters()},
             "groups": self._groups.names(),
             "optimizer": plain(self.optimizer.state_dict()),
             "helpers": {name: plain(helper.state_dict()) for name, helper in self.helpers.items()},
@@ -89,25 +91,11 @@ class Training:
         }
 
     def check_averaged(self) -> None:
-        """Refuse a training in which some parameters would not be averaged over the workers.
-
-        :raises UsageError: an optimizer has parameters that are not the model's.
-        """
+        """:raises UsageError: an optimizer has parameters that are not the model's."""
         refuse_training(self.helpers, self.model, self.optimizer)
         self._groups.check()
 
-    def check_storable(self) -> None:
-        """Refuse a training that could not be saved.
-
-        :raises UsageError: an object's state holds more than tensors and plain values.
-        """
-        check_storable("the model", self.model.state_dict())
-        check_storable("the optimizer", self.optimizer.state_dict())
-        for name, helper in self.helpers.items():
-            check_storable(f"registered object {name}", helper.state_dict())
-
     def resume(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a captured state, random generators included."""
         self.restore(saved)
         restore_generators(saved["generators"])
 
@@ -118,7 +106,8 @@ class Training:
         that the others never followed. The plan that all follow sets it afterwards.
         """
         self.model.load_state_dict(saved["model"])
-        restore_trained(self.model, saved["trained"])
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(saved["trained"].get(name, parameter.requires_grad))
         groups = saved["optimizer"]["param_groups"]
         self._groups.restore(saved["groups"], groups)
         self.optimizer.load_state_dict(saved["optimizer"])
@@ -133,7 +122,6 @@ class Training:
 
     @property
     def cursor(self) -> Cursor:
-        """How far this worker is."""
         return Cursor(self.counters.epoch, self.counters.step, self.phase, len(self.agreed))
 
     def parcel(self) -> dict[str, Any]:
@@ -156,7 +144,6 @@ class Training:
         self.batch = batch, since
 
     def turn_to(self, global_batch: int) -> None:
-        """Train with this global batch from now on."""
         if self.batch[0] != global_batch:
             self.batch = global_batch, self.counters.step
 
@@ -189,8 +176,7 @@ class Training:
 
     def gather_loss(self, world_size: int) -> None:
         """Add the loss of all workers to ``common_loss``; they call this together."""
-        own = self.own_loss.over_all_workers(world_size)
-        self.common_loss.include(own)
+        self.common_loss.include(self.own_loss.over_all_workers(world_size))
         self.own_loss = Mean()
 
     def agree(self, value: float, world_size: int) -> None:
@@ -219,21 +205,10 @@ class Training:
             self.helpers[name].load_state_dict(saved[name])
 
 
-def trained(model: nn.Module) -> dict[str, bool]:
-    return {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-
-
-def restore_trained(model: nn.Module, saved: Mapping[str, bool]) -> None:
-    """Train what was trained; parameters that are not in ``saved`` stay as they are."""
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(saved.get(name, parameter.requires_grad))
-
-
 class Groups:
     """The parameter groups of an optimizer, by the names of their parameters in the model.
 
     Groups that the script had added are restored before it adds them again; that second call does nothing.
-    A group with parameters that the model did not have from the start is refused.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -249,7 +224,7 @@ class Groups:
         refuse_strangers((one for group in groups for one in group["params"]), self._averaged)
 
     def names(self) -> list[list[str]] | None:
-        """The parameters of each group; None if some are not the model's: such groups are not restored."""
+        """The parameters of each group. Returns None if some are not the model's: those are not restored."""
         names = {parameter: name for name, parameter in self._model.named_parameters()}
         groups = [group["params"] for group in self._optimizer.param_groups]
         if not all(parameter in names for group in groups for parameter in group):
@@ -259,8 +234,7 @@ class Groups:
     def restore(self, saved: Sequence[Sequence[str]] | None, kept: Sequence[Mapping[str, Any]]) -> None:
         """Add the groups that the optimizer does not have yet.
 
-        :param saved: the names of each group.
-        :param kept: the settings of each group.
+        :param saved: the parameters of each group; ``kept``: its settings.
         """
         here = self.names()
         if saved is None or here is None or here != [list(names) for names in saved[: len(here)]]:
@@ -293,8 +267,7 @@ class Groups:
 def refuse_training(helpers: Mapping[str, object], model: nn.Module, optimizer: Optimizer) -> None:
     """Refuse registered optimizers at once, and registered modules as soon as a gradient reaches them.
 
-    Only the model given to ``job.prepare`` is averaged; each worker would train anything else for itself.
-    Frozen and averaged models get no gradients, so they may be registered.
+    Each worker would train them for itself. Frozen and averaged models get no gradients.
 
     :raises UsageError: an optimizer is registered that is not the job's own.
     """
@@ -347,7 +320,7 @@ def check_same(model: nn.Module, other: list[list[Any]]) -> None:
     """Refuse to train with workers whose model differs: gradients would be mixed up, or PyTorch would abort.
 
     :param other: the outline of their model.
-    :raises UsageError: this worker's model has another one.
+    :raises UsageError: it is not that of this worker's model.
     """
     for number, (here, there) in enumerate(zip_longest(outline(model), other)):
         if here != there:
@@ -397,7 +370,6 @@ class TrainingCounters:
         return replace(self)
 
     def as_dict(self) -> dict[str, int]:
-        """The counters by their names in checkpoints."""
         return {
             "epoch": self.epoch,
             "cursor": self.epoch_samples,
@@ -445,8 +417,7 @@ class Mean:
 class Cursor(NamedTuple):
     """How far a worker is: where its next collective operation lies. The larger cursor is further.
 
-    Workers differ by one operation at most, because none completes before all have begun it. After a
-    disturbance the worker that is furthest takes the others along.
+    Workers differ by one operation at most, because none completes before all have begun it.
     """
 
     epoch: int
@@ -465,6 +436,24 @@ def written(cursor: Cursor | None) -> str:
     return "-" if cursor is None else " ".join(map(str, cursor))
 
 
+def plain(state: Any) -> Any:
+    """The state with NumPy's numbers as Python's; they come from arguments of schedulers, for example."""
+    return mapped(state, lambda found: found.item() if isinstance(found, np.generic) else found)
+
+
+def mapped(state: Any, leaf: Callable[[Any], Any]) -> Any:
+    """A copy with ``leaf`` applied to whatever lies in its plain dictionaries, lists and tuples."""
+    kind = type(state)
+    if kind in MAPPINGS:
+        made = kind((name, mapped(value, leaf)) for name, value in state.items())
+        if kind is OrderedDict:
+            made.__dict__.update(state.__dict__)  # modules keep the versions of their states there
+        return made
+    if kind in SEQUENCES:
+        return kind(mapped(value, leaf) for value in state)
+    return leaf(state)
+
+
 def mixed_seed(*parts: int) -> int:
     """A 64-bit seed made from several non-negative numbers, such as a job's seed and an epoch."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
@@ -479,7 +468,6 @@ def seed_everything(*parts: int) -> None:
 
 
 def generator_states() -> dict[str, Any]:
-    """The states of all generators, as tensors and plain values."""
     kind, words, *rest = np.random.get_state()  # noqa: NPY002
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     numpy_state = (kind, torch.from_numpy(np.asarray(words).astype(np.int64)), *rest)

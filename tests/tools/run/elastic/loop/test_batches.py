@@ -82,6 +82,7 @@ def test_every_step_trains_the_next_samples_of_the_order_once(
 
 @given(size=st.integers(1, 120), split=splits)
 def test_the_workers_agree_on_every_micro_step_and_weigh_one_in_all(size: int, split: BatchSplit) -> None:
+    assert split.steps_per_epoch(size) == len(steps_of(size, 0, split, 0))
     by_rank = [list(micro_batches(size, 0, split, rank)) for rank in range(split.workers)]
     total = 0.0
     for together in zip(*by_rank, strict=True):
@@ -91,11 +92,6 @@ def test_the_workers_agree_on_every_micro_step_and_weigh_one_in_all(size: int, s
         if together[0].last:
             assert total == pytest.approx(1.0)
             total = 0.0
-
-
-@given(size=st.integers(1, 120), split=splits)
-def test_the_length_of_an_epoch_is_its_steps(size: int, split: BatchSplit) -> None:
-    assert split.steps_per_epoch(size) == len(steps_of(size, 0, split, 0))
 
 
 @given(size=st.integers(1, 120), first=splits, second=splits, stop=st.integers(0, 10))

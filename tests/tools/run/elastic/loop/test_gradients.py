@@ -26,8 +26,14 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from pliant.tools.run.elastic.loop.batches import BatchSplit, micro_batches
-from pliant.tools.run.elastic.loop.gradients import Gradients, StepStart, TolerantGroup, at_end_of_backward
-from pliant.tools.run.elastic.loop.guard import guard_helper, guard_optimizer
+from pliant.tools.run.elastic.loop.gradients import (
+    Gradients,
+    StepStart,
+    TolerantGroup,
+    at_end_of_backward,
+    guard_helper,
+    guard_optimizer,
+)
 from pliant.tools.run.elastic.state.training import DOUBLING_STEPS, Mean, Training
 
 pytestmark = pytest.mark.torch
@@ -149,8 +155,6 @@ def test_a_parameter_that_the_last_micro_step_misses_is_unscaled_and_clipped_wit
 
 
 class Step:
-    """A loop body's view of the step."""
-
     quiet = False
 
     def __call__(self) -> bool:
@@ -214,7 +218,6 @@ class Probe:
         self.scheduler = self.training.helpers["scheduler"] = make(self.optimizer)
 
     def rates(self, steps: int) -> list[float]:
-        """The learning rates of so many steps."""
         found = []
         for _ in range(steps):
             before = self.model.weight.item()
@@ -298,14 +301,6 @@ class Group:
             raise RuntimeError("at its end")
         return True
 
-    def get_future(self) -> torch.futures.Future[Any]:
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        if self.fails_at == "wait":
-            future.set_exception(RuntimeError("at its end"))
-        else:
-            future.set_result([])
-        return future
-
 
 @pytest.mark.parametrize("fails_at", ["begin", "wait"])
 @pytest.mark.parametrize("way", ["wait", "get_future"])
@@ -376,8 +371,6 @@ LARGE = 1 << 16
 
 
 class Masked(nn.Module):
-    """A large mask, and whatever a step does to it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(4)

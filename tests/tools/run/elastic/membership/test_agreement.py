@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -23,10 +22,8 @@ from pliant.tools.run.elastic.membership.agreement import (
     Vote,
     steps_between_votes,
 )
-from pliant.tools.run.service.commands import write_plan
-from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.plan import Plan
 from tests.tools.run.elastic.alone import Alone
+from tests.tools.run.elastic.gang import plan, put
 from tests.tools.run.site import until
 
 PRESENT = """
@@ -39,22 +36,7 @@ sys.stdin.read()
 """
 
 
-def plan(generation: int = 1, **fields: Any) -> Plan:
-    members = tuple({"slot": f"n{i}/0", "node": f"n{i}", "address": f"10.0.0.{i}"} for i in range(2))
-    record = {"job": "a", "generation": generation, "attempt": 1, "members": members, **fields}
-    return Plan.model_validate(record)
-
-
-def put(folder: Path, content: Plan) -> JobDir:
-    job = JobDir(folder)
-    job.attempt(content.attempt).path.mkdir(parents=True, exist_ok=True)
-    write_plan(job, content)
-    return job
-
-
 class TestPlans:
-    """Seen at once, never half."""
-
     def test_a_newer_plan_is_seen_and_an_older_one_is_not(self, tmp_path: Path) -> None:
         job = put(tmp_path, plan(3))
         watch = PlanWatch(WorkerContext(job, plan(3), 0))
@@ -87,8 +69,7 @@ class TestPlans:
         context = WorkerContext(job, plan(1), 0)
         context.settle()
         watch = PlanWatch(context)
-        three = (*plan().members, {"slot": "n2/0", "node": "n2", "address": "10.0.0.2"})
-        put(tmp_path, plan(2, members=three))
+        put(tmp_path, plan(2, range(3)))
         assert watch.in_force().generation == 1
         with subprocess.Popen(
             [sys.executable, "-c", PRESENT, str(job.attempt(1).presence(2))],
@@ -97,7 +78,7 @@ class TestPlans:
         ) as worker:
             until(lambda: watch.in_force().generation == 2)
             worker.kill()
-        put(tmp_path, plan(3, members=three))
+        put(tmp_path, plan(3, range(3)))
         time.sleep(0.02)  # longer than between two looks: it would be in force now
         assert watch.in_force().generation == 2, "that worker is dead"
 

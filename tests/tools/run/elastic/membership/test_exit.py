@@ -31,8 +31,6 @@ def test_the_reason_of_a_crash_is_one_line_that_says_something(error: Exception,
 
 
 class TestRecurrence:
-    """Twice at one place, and no worker died."""
-
     place, later = Cursor(0, 7, IN_EPOCH), Cursor(0, 8, IN_EPOCH)
     error = RuntimeError("gloo")
 

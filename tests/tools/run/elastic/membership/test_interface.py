@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 
 import psutil
 import pytest
@@ -13,14 +14,13 @@ from pliant.tools.profile.torchrun import start
 from pliant.tools.run.elastic.membership import process_group
 from pliant.tools.run.elastic.membership.process_group import own_address, stay_on_this_machine, use_interface
 from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS
-from tests.tools.run.elastic.membership.test_agreement import plan
+from tests.tools.run.elastic.gang import plan as plan_of
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+plan = partial(plan_of, apart=True)
 
 
 class TestInterface:
-    """What the connections of a job are kept on."""
-
     @pytest.fixture(autouse=True)
     def _unset(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(process_group, "_chosen_here", {})
@@ -71,8 +71,6 @@ class TestInterface:
 
 
 class TestAddresses:
-    """Never open to the world."""
-
     public = (
         {"slot": "m/0", "node": "m", "address": "8.8.8.8"},
         {"slot": "n/1", "node": "n", "address": "n"},

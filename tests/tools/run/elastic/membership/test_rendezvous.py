@@ -28,10 +28,9 @@ from pliant.tools.run.elastic.membership.rendezvous import (
     Round,
 )
 from pliant.tools.run.elastic.state.training import Cursor
-from pliant.tools.run.service.commands import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.contract.presence import FileClock
+from tests.tools.run.elastic.gang import plan, put
 from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch
@@ -57,21 +56,12 @@ class Disk:
 
 
 class TestRounds:
-    """What the members of a plan do when they have met and do not connect."""
-
-    def plan(self) -> Plan:
-        members = tuple({"slot": f"n/{one}", "node": "n", "address": "n", "worker": one} for one in range(2))
-        record = {"job": "a", "generation": 1, "attempt": 1, "members": members}
-        return Plan.model_validate(record)
-
     def meet(self, folder: Path, rank: int, cursor: Cursor | None) -> list[Cursor | None]:
-        return rendezvous_of(WorkerContext(JobDir(folder), self.plan(), rank)).meet(cursor)
+        return rendezvous_of(WorkerContext(JobDir(folder), plan(), rank)).meet(cursor)
 
     @pytest.fixture
     def job(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        plan = self.plan()
-        JobDir(tmp_path).attempt(1).path.mkdir(parents=True)
-        write_plan(JobDir(tmp_path), plan)
+        put(tmp_path, plan())
         monkeypatch.setattr(RendezvousWait, "missing", lambda self: [])
         return tmp_path
 
@@ -124,7 +114,7 @@ class TestRounds:
         return asked
 
     def meet_on_gpus(self, job: Path, cursor: Cursor | None) -> list[Cursor | None]:
-        context = WorkerContext(JobDir(job), self.plan(), 0, torch.device("cuda", 0))
+        context = WorkerContext(JobDir(job), plan(), 0, torch.device("cuda", 0))
         return rendezvous_of(context).meet(cursor)
 
     def test_a_group_on_gpus_is_formed_only_where_its_store_has_room(
@@ -209,10 +199,8 @@ def test_a_worker_whose_lock_a_file_server_keeps_is_missing_once_it_gives_no_sig
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its host is dead; those that wait for it without a launcher would else wait for half an hour."""
-    job, plan = JobDir(tmp_path), TestRounds().plan()
-    job.attempt(1).path.mkdir(parents=True)
-    write_plan(job, plan)
-    context = WorkerContext(job, plan, 0)
+    job = put(tmp_path, plan())
+    context = WorkerContext(job, plan(), 0)
     waiting = RendezvousWait(context, PlanWatch(context), fresh=False)
     monkeypatch.setattr(rendezvous, "life", lambda path: "alive")
     now_s = [0.0]
@@ -225,4 +213,4 @@ def test_a_worker_whose_lock_a_file_server_keeps_is_missing_once_it_gives_no_sig
         os.utime(other, (1000.0 + last_beat_s,) * 2)
         found.append(waiting.missing())
         now_s[0] += 4.0
-    assert found == [[], [], [], [], [], ["n/1"]]
+    assert found == [[], [], [], [], [], ["n0/1"]]

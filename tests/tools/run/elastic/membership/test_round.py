@@ -28,22 +28,18 @@ from pliant.tools.run.elastic.membership.rendezvous import (
 )
 from pliant.tools.run.elastic.state.training import Cursor
 from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.plan import Plan
+from tests.tools.run.elastic.gang import plan
 from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch
 
 
 HERE = Cursor(1, 7, 1)
-
-
 Attended = list[Cursor | None]
 
 
 def context(folder: Path, worker: int) -> WorkerContext:
-    members = tuple({"slot": f"n0/{i}", "node": "n0", "address": "n0", "worker": i} for i in range(2))
-    record = {"job": "a", "generation": 3, "attempt": 1, "members": members}
-    return WorkerContext(JobDir(folder), Plan.model_validate(record), worker)
+    return WorkerContext(JobDir(folder), plan(3), worker)
 
 
 def waiting() -> bool:
@@ -76,19 +72,13 @@ def pool() -> Any:
         yield made
 
 
-def test_all_learn_how_far_each_is(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    first, second = pool.submit(attend, tmp_path, 0, HERE), pool.submit(attend, tmp_path, 1, None)
-    assert first.result(60) == second.result(60) == [HERE, None]
-
-
-def test_only_the_user_can_enter_the_place_and_read_what_lies_there(
+def test_all_learn_how_far_each_is_and_only_the_user_can_read_what_lies_there(
     tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     first = pool.submit(attend, tmp_path, 0, HERE)
     assert place(tmp_path).stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in place(tmp_path).iterdir()} == {0o600}
-    pool.submit(attend, tmp_path, 1, HERE).result(60)
-    first.result(60)
+    assert attend(tmp_path, 1, None) == first.result(60) == [HERE, None]
 
 
 def test_a_newer_plan_calls_all_away_or_none(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
@@ -149,13 +139,11 @@ def test_what_earlier_rounds_have_left_goes_when_a_later_one_has_come_together(t
 
 
 class TestSeveralHosts:
-    """The workers knock at each other's doors before they go on."""
-
     @pytest.fixture
     def spread(self, monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
         """Three workers on as many hosts; whom each does not reach."""
         missed: dict[int, list[int]] = {}
-        monkeypatch.setattr(rendezvous, "own_address", lambda plan, rank: "127.0.0.1")
+        monkeypatch.setattr(rendezvous, "own_address", lambda _, rank: "127.0.0.1")
         monkeypatch.setattr(rendezvous, "unreached", self.knocking(missed))
         return missed
 
@@ -169,11 +157,8 @@ class TestSeveralHosts:
         return knock
 
     def attend(self, folder: Path, pool: ThreadPoolExecutor) -> list[BaseException | Attended]:
-        members = tuple(
-            {"slot": f"n{i}/0", "node": f"n{i}", "address": f"n{i}", "worker": i} for i in range(3)
-        )
-        plan = Plan.model_validate({"job": "a", "generation": 3, "attempt": 1, "members": members})
-        rounds = [Round(WorkerContext(JobDir(folder), plan, one), 0, waiting) for one in range(3)]
+        three = plan(3, range(3), apart=True)
+        rounds = [Round(WorkerContext(JobDir(folder), three, one), 0, waiting) for one in range(3)]
         ends = [pool.submit(one.attend, HERE) for one in rounds]
         return [end.exception(60) or end.result() for end in ends]
 

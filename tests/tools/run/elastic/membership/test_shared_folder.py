@@ -21,7 +21,7 @@ from pliant.tools.run.elastic.membership.process_group import FolderStore, pause
 from pliant.tools.run.elastic.membership.rendezvous import Round
 from pliant.tools.run.elastic.state.training import Cursor
 from pliant.tools.run.statedir.contract.folders import ask_server
-from tests.tools.run.elastic.membership.test_agreement import plan, put
+from tests.tools.run.elastic.gang import plan, put
 from tests.tools.run.elastic.membership.test_round import context, waiting
 
 pytestmark = pytest.mark.torch

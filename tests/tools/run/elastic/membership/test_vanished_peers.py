@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,31 +19,25 @@ from pliant.tools.run.elastic.membership.process_group import ProcessGroup, cut_
 from pliant.tools.run.elastic.membership.rendezvous import Lookout
 from pliant.tools.run.service.commands import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.contract.presence import Presence
+from tests.leftovers import PATIENCE_S
+from tests.tools.run.elastic.gang import plan, put
 from tests.tools.run.elastic.membership.test_process_group import LIMIT, in_processes, never
+from tests.tools.run.elastic.nursery import CONTEXT
 from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch
 
 
-def plan(generation: int, *workers: int) -> Plan:
-    members = [{"slot": f"n/{one}", "node": "n", "address": "n", "worker": one} for one in workers]
-    record = {"job": "a", "generation": generation, "attempt": 1, "members": members}
-    return Plan.model_validate_json(json.dumps(record))
-
-
 def site(folder: Path) -> JobDir:
     """Two workers train; the second one was there, and is gone."""
-    job = JobDir(folder)
-    job.attempt(1).path.mkdir(parents=True)
+    job = put(folder, plan())
     job.attempt(1).presence(1).touch()
-    write_plan(job, plan(1, 0, 1))
     return job
 
 
 def looking(job: JobDir, worker: int = 0, group: ProcessGroup | None = None, **more: Any) -> Lookout:
-    context = WorkerContext(job, plan(1, 0, 1), worker)
+    context = WorkerContext(job, plan(1), worker)
     return Lookout(context, PlanWatch(context), group or ProcessGroup(context, None), **more)
 
 
@@ -54,10 +45,10 @@ def test_a_worker_is_lost_when_it_is_gone_and_a_newer_plan_is_without_it(tmp_pat
     job = site(tmp_path)
     at_the_first, at_the_gone = looking(job), looking(job, worker=1)
     assert at_the_first.lost() == [], "there is no plan without it yet"
-    write_plan(job, plan(2, 0))
-    assert at_the_first.lost() == ["n/1"]
+    write_plan(job, plan(2, (0,)))
+    assert at_the_first.lost() == ["n0/1"]
     assert at_the_gone.lost() == [], "none looks at its own file"
-    write_plan(job, plan(3, 0, 1))
+    write_plan(job, plan(3))
     assert at_the_first.lost() == [], "a plan that counts on it is not for those that do without it"
 
 
@@ -76,7 +67,7 @@ def lives(rank: int, count: int, folder: Path) -> list[str]:
 
 def test_a_worker_that_has_yet_to_leave_is_not_lost(tmp_path: Path) -> None:
     job = site(tmp_path)
-    write_plan(job, plan(2, 0))
+    write_plan(job, plan(2, (0,)))
     assert in_processes(lives, 2, tmp_path) == [[], []]
 
 
@@ -100,8 +91,8 @@ def holds_its_lock(rank: int, count: int, folder: Path) -> list[str]:
 
 def test_a_worker_that_gives_no_sign_is_lost_though_its_file_is_locked(tmp_path: Path) -> None:
     job = site(tmp_path)
-    write_plan(job, plan(2, 0))
-    assert in_processes(holds_its_lock, 2, tmp_path) == [["n/1"], []], "not at the first look"
+    write_plan(job, plan(2, (0,)))
+    assert in_processes(holds_its_lock, 2, tmp_path) == [["n0/1"], []], "not at the first look"
 
 
 def exchanges(rank: int, count: int, folder: Path) -> str:
@@ -114,7 +105,7 @@ def exchanges(rank: int, count: int, folder: Path) -> str:
         return "silent"
     watching = looking(job, group=group, look_s=0.01)
     watching.begin()
-    write_plan(job, plan(2, 0))
+    write_plan(job, plan(2, (0,)))
     with pytest.raises(RuntimeError) as lost:
         world().allreduce([torch.ones(1)]).wait()
     watching.end()
@@ -130,7 +121,7 @@ def test_an_exchange_with_a_lost_worker_is_broken_off(tmp_path: Path) -> None:
 
 def test_one_look_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that leaves in good order may be gone before the others have read its last words."""
-    looks = iter([["n/1"], [], ["n/1"], ["n/2"], ["n/1"], [], []])
+    looks = iter([["n0/1"], [], ["n0/1"], ["n0/2"], ["n0/1"], [], []])
     broken_off: list[None] = []
     watching = looking(site(tmp_path), look_s=0.001)
 
@@ -150,11 +141,12 @@ def test_one_look_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def never_ends(folder: Path) -> None:
     """Worker 1 is lost; what worker 0 waits for was forgotten, so to break it off changes nothing."""
-    job = JobDir(folder)
+    sys.stderr = (folder / "errors").open("w", buffering=1)
     rendezvous.FORGOTTEN_S = 0.1  # type: ignore[misc]
     ProcessGroup.break_off = lambda self: None  # type: ignore[method-assign]
+    job = JobDir(folder)
     watching = looking(job, look_s=0.01)
-    write_plan(job, plan(2, 0))
+    write_plan(job, plan(2, (0,)))
     watching.begin()
     time.sleep(1.0)  # no exchange: a step that takes long is none of its business
     (folder / "waits").touch()
@@ -163,14 +155,9 @@ def never_ends(folder: Path) -> None:
 
 def test_a_worker_whose_exchange_was_forgotten_ends_and_one_that_computes_does_not(tmp_path: Path) -> None:
     site(tmp_path)
-    (tmp_path / "run.py").write_text(
-        "import sys\nfrom pathlib import Path\n"
-        "from tests.tools.run.elastic.membership.test_vanished_peers import never_ends\n"
-        "never_ends(Path(sys.argv[1]))\n"
-    )
-    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[5])}
-    argv = [sys.executable, str(tmp_path / "run.py"), str(tmp_path)]
-    done = subprocess.run(argv, env=path, capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert "does not end: this worker ends" in done.stderr
+    worker = CONTEXT.Process(target=never_ends, args=(tmp_path,))
+    worker.start()
+    worker.join(PATIENCE_S)
+    assert worker.exitcode == -signal.SIGKILL
+    assert "does not end: this worker ends" in (tmp_path / "errors").read_text()
     assert (tmp_path / "waits").exists()

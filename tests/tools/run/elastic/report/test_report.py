@@ -20,10 +20,10 @@ from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.report import NoiseMeter, Reporter, WorkerChange
 from pliant.tools.run.elastic.state.training import Mean, TrainingCounters
 from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.plan import Member, Plan, Progress, ProgressFile
+from pliant.tools.run.statedir.contract.plan import Progress, ProgressFile
+from tests.tools.run.elastic.gang import plan
 
 BATCH = 10
-PLAN = Plan(job="a", generation=1, attempt=1, members=(Member(slot="n0/0", node="n0", address="n0"),))
 
 
 class Training:
@@ -33,7 +33,7 @@ class Training:
         self.dir = JobDir(folder)
         self.now_s = 1000.0
         self.counters = TrainingCounters()
-        self.context = WorkerContext(self.dir, PLAN, 0)
+        self.context = WorkerContext(self.dir, plan(1, [0]), 0)
         self.reporter = Reporter(self.context)
         self.reporter.turn_to(BATCH)
 
@@ -79,6 +79,7 @@ def test_an_hour_of_training_is_a_few_events_and_one_small_file(training: Traini
         training.save()
     told = training.events("progress")
     assert [event.samples_done for event in told[:2]] == [10.0, 50.0]
+    assert (told[0].overhead_seconds, (told[0].detail or {})["ready_s"]) == (11.5, 12.0)
     assert told[0].detail == {**(told[0].detail or {}), "first_step": True, "generation": 1}
     assert told[1].detail == {"step_seconds": 0.5}
     assert len(told) == 1 + 1 + 11
@@ -88,12 +89,6 @@ def test_an_hour_of_training_is_a_few_events_and_one_small_file(training: Traini
     assert (found.samples_per_second, found.step_seconds) == (20.0, 0.5)
     assert found.memory is not None
     assert found.memory > 0
-
-
-def test_a_start_costs_the_age_of_its_process_whatever_the_time_of_day(training: Training) -> None:
-    training.train(1, step_s=0.5)
-    (first,) = training.events("progress")
-    assert (first.overhead_seconds, (first.detail or {})["ready_s"]) == (11.5, 12.0)
 
 
 def test_the_age_of_a_process_does_not_follow_the_time_of_day(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,21 +208,14 @@ def test_a_worker_that_is_not_rank_0_reports_nothing(training: Training) -> None
     assert not training.dir.progress.exists()
 
 
-def test_checkpoints_are_told_before_rank_0_may_leave(training: Training) -> None:
+def test_who_is_rank_0_no_more_writes_nothing_into_a_file_that_another_worker_writes(
+    training: Training,
+) -> None:
     for _ in range(2):
         training.train(120)
         training.save()
     training.reporter.before_change()
     assert [event.overhead_seconds for event in training.events("checkpoint")] == [2.0, 2.0]
-
-
-def test_who_is_rank_0_no_more_writes_nothing_into_a_file_that_another_worker_writes(
-    training: Training,
-) -> None:
-    """Each line of the file has the checksum of the one before."""
-    for _ in range(2):
-        training.train(120)
-        training.save()
     before = training.dir.attempt(1).progress.read_bytes()
     training.context.rank = -1
     training.reporter.close()

@@ -17,8 +17,6 @@ from pliant.tools.run.elastic.state.checkpoint import FORMAT, Checkpoints
 
 
 class TestCheckpoints:
-    """Whole or not there."""
-
     def test_the_bytes_of_a_checkpoint_are_in_memory_once(self, tmp_path: Path) -> None:
         state = {str(number): torch.zeros(1 << 18) for number in range(16)}
         tracemalloc.start()

@@ -25,11 +25,11 @@ from pliant.tools.run.elastic.state.checkpoint import (
     FORMAT,
     Checkpoints,
     check_storable,
+    check_training,
     loaded,
-    plain,
     stored,
 )
-from pliant.tools.run.elastic.state.training import Training
+from pliant.tools.run.elastic.state.training import Training, plain
 from tests.tools.run.elastic.alone import Alone
 
 pytestmark = pytest.mark.torch
@@ -57,7 +57,6 @@ class Keeper:
 
 @pytest.fixture
 def allowed() -> Iterator[None]:
-    """The author allows one class."""
     torch.serialization.add_safe_globals([Best])
     yield
     torch.serialization.clear_safe_globals()
@@ -134,7 +133,7 @@ def test_every_scheduler_scaler_and_average_of_pytorch_is_loaded_again(helper: i
 
 
 def goes_on_from_its_checkpoint(one: Training, other: Training, folder: Path) -> None:
-    one.check_storable()
+    check_training(one)
     kept = Checkpoints(folder)
     kept.save(one.capture(), 1)
     state = kept.load().state
@@ -182,37 +181,54 @@ class Calls:
         return self._how
 
 
-@pytest.mark.parametrize("old_format", [False, True])
-def test_a_hostile_checkpoint_executes_nothing(tmp_path: Path, old_format: bool) -> None:
-    trace = tmp_path / "trace"
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    buffer = io.BytesIO()
+def hostile(trace: Path) -> dict[str, bytes]:
+    """Bytes that write to a file if they are trusted."""
     state = {"model": Calls(trace.write_text, "executed")}
-    torch.save(state, buffer, _use_new_zipfile_serialization=not old_format)
-    for body in (buffer.getvalue(), pickle.dumps(state)):
-        head = {"format": FORMAT, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
-        (folder / f"step-{1:012}.ckpt").write_bytes(json.dumps(head).encode() + b"\n" + body)
-        with pytest.raises((UsageError, BadInputError), match=r"step-0.*\.ckpt"):
-            Checkpoints(folder).load()
+    new, old = io.BytesIO(), io.BytesIO()
+    torch.save(state, new)
+    torch.save(state, old, _use_new_zipfile_serialization=False)
+    noise = bytes(range(256))
+    return {
+        "torch": new.getvalue(),
+        "old torch": old.getvalue(),
+        "pickle": pickle.dumps(state),
+        "noise": noise,
+    }
+
+
+@pytest.mark.parametrize("kind", ["torch", "old torch", "pickle", "noise"])
+def test_a_hostile_checkpoint_executes_nothing(tmp_path: Path, kind: str) -> None:
+    trace, folder = tmp_path / "trace", tmp_path / "checkpoints"
+    folder.mkdir()
+    body = hostile(trace)[kind]
+    head = {"format": FORMAT, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+    (folder / f"step-{1:012}.ckpt").write_bytes(json.dumps(head).encode() + b"\n" + body)
+    with pytest.raises((UsageError, BadInputError), match=r"step-0.*\.ckpt"):
+        Checkpoints(folder).load()
     assert not trace.exists()
 
 
-def test_a_script_whose_state_cannot_be_saved_does_not_begin_to_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passes: list[Any] = []
+class Recorder:
+    """A script with a registered object; what happens to that in each pass."""
 
-    def script(job: ElasticJob) -> None:
+    def __init__(self, state: dict[str, Any], in_pass: Callable[[dict[str, Any]], object] = len) -> None:
+        self.keeper, self.in_pass, self.passes = Keeper(state), in_pass, 0
+
+    def __call__(self, job: ElasticJob) -> None:
         net = nn.Linear(1, 1)
         data = torch.utils.data.TensorDataset(torch.zeros(40, 1))
         *_, loader = job.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), data)
-        job.register(history=Keeper({"seen": collections.defaultdict(list)}))
+        job.register(history=self.keeper)
         for _ in job.epochs(1):
-            passes.extend(loader)
+            for _ in loader:
+                self.passes += 1
+                self.in_pass(self.keeper.state)
 
-    end = Alone(tmp_path, monkeypatch).run(script)
-    assert (end.outcome, passes) == ("crashed", [])
+
+def test_a_script_whose_state_cannot_be_saved_does_not_begin_to_train(job: Alone) -> None:
+    script = Recorder({"seen": collections.defaultdict(list)})
+    end = job.run(script)
+    assert (end.outcome, script.passes) == ("crashed", 0)
     assert end.message.startswith(
         "UsageError: the state of registered object history holds builtins.list, collections.defaultdict "
         "at seen: keep it to tensors and plain values"
@@ -220,21 +236,9 @@ def test_a_script_whose_state_cannot_be_saved_does_not_begin_to_train(
 
 
 def test_a_state_that_grows_out_of_what_can_be_saved_ends_the_training_at_the_next_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Alone,
 ) -> None:
-    passes: list[Any] = []
-    keeper = Keeper({})
-
-    def script(job: ElasticJob) -> None:
-        net = nn.Linear(1, 1)
-        data = torch.utils.data.TensorDataset(torch.zeros(40, 1))
-        *_, loader = job.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), data)
-        job.register(history=keeper)
-        for _ in job.epochs(1):
-            for batch in loader:
-                passes.append(batch)
-                keeper.state["best"] = Best()
-
-    end = Alone(tmp_path, monkeypatch).run(script, checkpoint_s=1e-9)
-    assert (end.outcome, len(passes)) == ("crashed", 1)
+    script = Recorder({}, lambda state: state.update(best=Best()))
+    end = job.run(script, checkpoint_s=1e-9)
+    assert (end.outcome, script.passes) == ("crashed", 1)
     assert "holds tests.tools.run.elastic.state.test_storable.Best" in end.message

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,8 +36,6 @@ def test_a_model_with_a_parameter_more_is_not_the_same() -> None:
 
 
 class TestGroups:
-    """An optimizer whose groups the state of another one has."""
-
     def net(self, *learning_rates: float, named: bool = False) -> Training:
         model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
         listed = [list(part.named_parameters() if named else part.parameters()) for part in model]
@@ -69,8 +66,6 @@ class TestGroups:
 
 
 class TestOutside:
-    """What is trained without being averaged is refused."""
-
     def script(self, **registered: Any) -> Callable[[ElasticJob], None]:
         def run(it: ElasticJob) -> None:
             net = nn.Linear(1, 1)
@@ -91,33 +86,27 @@ class TestOutside:
 
         return run
 
-    def test_a_registered_module_that_gets_gradients_is_refused(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        end = Alone(tmp_path, monkeypatch).run(self.script(critic=lambda _: nn.Linear(1, 1)))
+    def test_a_registered_module_that_gets_gradients_is_refused(self, job: Alone) -> None:
+        end = job.run(self.script(critic=lambda _: nn.Linear(1, 1)))
         assert end.outcome == "crashed"
         assert end.message.startswith(
             "UsageError: registered object critic gets gradients, which would train"
         )
 
-    def test_a_second_optimizer_is_refused_at_once(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_second_optimizer_is_refused_at_once(self, job: Alone) -> None:
         second = self.script(other=lambda _: torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
-        end = Alone(tmp_path, monkeypatch).run(second)
+        end = job.run(second)
         assert (end.outcome, end.samples_done) == ("crashed", 0)
         assert end.message.startswith("UsageError: registered object other is a second optimizer, which")
 
-    def test_an_optimizer_with_parameters_of_another_network_is_refused_at_once(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_optimizer_with_parameters_of_another_network_is_refused_at_once(self, job: Alone) -> None:
         def script(it: ElasticJob) -> None:
             net, head = nn.Linear(1, 1), nn.Linear(1, 1)
             optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
             it.prepare(net, optimizer, torch.utils.data.TensorDataset(torch.ones(20, 1)))
             next(it.epochs(1))
 
-        end = Alone(tmp_path, monkeypatch).run(script)
+        end = job.run(script)
         assert end.outcome == "crashed"
         assert end.message.startswith("UsageError: the optimizer has 2 parameters that the model for job.pre")
 
@@ -128,10 +117,8 @@ class TestOutside:
         with pytest.raises(UsageError, match="did not have: each worker would train them for itself"):
             training.optimizer.add_param_group({"params": model[1].parameters()})
 
-    def test_averages_and_parts_of_the_model_are_registered_as_before(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        end = Alone(tmp_path, monkeypatch).run(self.script(average=AveragedModel, part=lambda net: net))
+    def test_averages_and_parts_of_the_model_are_registered_as_before(self, job: Alone) -> None:
+        end = job.run(self.script(average=AveragedModel, part=lambda net: net))
         assert (end.outcome, end.samples_done, end.message) == ("done", 20, "")
 
 

@@ -12,27 +12,15 @@ import pytest
 
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership import checkpoint_schedule
-from pliant.tools.run.elastic.membership.checkpoint_schedule import Saving
 from pliant.tools.run.elastic.report import Reporter
 from pliant.tools.run.elastic.state import checkpoint
-from pliant.tools.run.elastic.state.checkpoint import Checkpoints
+from pliant.tools.run.elastic.state.checkpoint import Checkpoints, Saving
 from pliant.tools.run.elastic.state.training import TrainingCounters
 from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.plan import Member, Plan
-from tests.tools.run.elastic.alone import Alone, Author
+from tests.tools.run.elastic.alone import Alone, Author, Clock
+from tests.tools.run.elastic.gang import plan
 
 EVERY_S = 10.0
-
-
-class Clock:
-    """One host's time since its boot."""
-
-    def __init__(self, now_s: float) -> None:
-        self.now_s = now_s
-
-    def monotonic(self) -> float:
-        return self.now_s
 
 
 class Workers:
@@ -44,18 +32,14 @@ class Workers:
         self.dir.attempt(1).path.mkdir(parents=True)
 
     def new(self, rank: int) -> tuple[Saving, WorkerContext]:
-        members = tuple(Member(slot=f"n/{n}", node="n", address="127.0.0.1", worker=n) for n in range(2))
-        plan = Plan(job="a", generation=1, attempt=1, members=members)
-        context = WorkerContext(self.dir, plan, rank)
+        context = WorkerContext(self.dir, plan(), rank)
         return Saving(context, Reporter(context)), context
 
     def on(self, clock: Clock) -> None:
         """What follows happens on this host."""
-        self._patch.setattr(checkpoint_schedule, "time", clock)
+        self._patch.setattr(checkpoint, "time", clock)
 
     def fail(self) -> None:
-        """From now on nothing can be written."""
-
         def full(*_: Any, **__: Any) -> Path:
             raise ServiceMissingError("no space left")
 
@@ -78,14 +62,11 @@ def at_step(step: int) -> Any:
 
 
 class TestAge:
-    """Time that goes by without a checkpoint counts, whichever worker is rank 0."""
-
     def test_a_job_that_changes_more_often_than_it_saves_is_saved_as_often_as_any(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, job: Alone, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        clock = Clock(0.0)
-        monkeypatch.setattr(checkpoint_schedule, "time", clock)
-        job, author = Alone(tmp_path, monkeypatch), Author()
+        clock, author = Clock(), Author()
+        monkeypatch.setattr(checkpoint, "time", clock)
 
         def change() -> None:
             clock.now_s += 1.0
@@ -104,6 +85,7 @@ class TestAge:
         parcel = one.parcel()
         workers.on(there)
         other.unpack(parcel)
+        assert other.counters == one.counters
         context.rank = 0
         assert not other.due(EVERY_S, before_last=False)
         there.now_s += 1
@@ -111,8 +93,6 @@ class TestAge:
 
 
 class TestKnowledge:
-    """Saved is what is on disk."""
-
     def test_a_worker_counts_on_a_checkpoint_once_it_hears_of_it(self, workers: Workers) -> None:
         (first, _), (second, _) = workers.new(0), workers.new(1)
         for one in (first, second):
@@ -138,16 +118,8 @@ class TestKnowledge:
         assert second.due(EVERY_S, before_last=False), "as the next rank 0 it tries at once"
         assert not first.due(EVERY_S, before_last=False), "the same one waits"
 
-    def test_a_newcomer_knows_what_is_on_disk(self, workers: Workers) -> None:
-        (first, _), (second, _) = workers.new(0), workers.new(1)
-        first.save(at_step(7))
-        second.unpack(first.parcel())
-        assert second.counters == at_step(7).counters
-
 
 class TestAlone:
-    """Workers that lost each other save side by side."""
-
     def test_two_of_them_a_step_apart_leave_each_other_s_files(self, workers: Workers) -> None:
         workers.checkpoints.save({}, 3)
         workers.checkpoints.save({}, 6)
@@ -159,14 +131,6 @@ class TestAlone:
         other.unlink()
         loaded = workers.checkpoints.load().state
         assert loaded == {"counters": at_step(10).counters.as_dict()}
-
-    def test_damaged_newer_files_do_not_crowd_out_what_one_saves_alone(self, workers: Workers) -> None:
-        workers.checkpoints.save({}, 3)
-        for step in (7, 8):
-            (workers.dir.checkpoints / f"step-{step:012}.ckpt").write_bytes(b"torn")
-        assert workers.new(1)[0].save_alone(at_step(5)) == ""
-        loaded = workers.checkpoints.load().state
-        assert loaded == {"counters": at_step(5).counters.as_dict()}
 
     def test_of_those_at_one_step_one_writes_and_the_others_wait_for_it(
         self, workers: Workers, monkeypatch: pytest.MonkeyPatch
@@ -206,8 +170,6 @@ class TestAlone:
 
 
 class TestOvertaken:
-    """A worker that was away must not write over what the others have trained since."""
-
     def go_on(self, workers: Workers) -> None:
         """The others train under the next generation, and save."""
         workers.dir.attempt(1).reached.write_text("2\n")
