@@ -17,59 +17,20 @@ from pliant.schemas.errors import BadInputError, JobsFailedError, PliantError
 from pliant.schemas.io import read_profile, write_cluster, write_jobs
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.measuring import run as sweep
-from pliant.tools.profile.measuring.launch import Advance, LaunchEnd, PointsFile, Script
+from pliant.tools.profile.measuring.launch import PointsFile
 from pliant.tools.profile.measuring.plan import MeasuringOptions
 from pliant.tools.profile.measuring.request import (
     MeasurementRequest,
-    Outcome,
     Point,
     PointSearch,
     is_measured,
 )
 from tests.builders import cluster, job
+from tests.tools.profile.measuring.machine import Machine
 from tests.tools.run.site import until
 
 CPUS = cluster(2, slots="cpu", gpu_type="cpu")
 WIRED = str(Path(__file__).with_name("wired_by_hand.py"))
-
-
-class Machine:
-    """Answers at once; ``trouble`` is called before each point. Batches above ``limit`` run out of memory."""
-
-    def __init__(self, trouble: Callable[[str, int], None] | None = None, limit: int = 10**9) -> None:
-        self.trouble = trouble
-        self.limit = limit
-        self.measured: list[tuple[str, int, int]] = []
-        """(model, workers, local batch or weights) of every point."""
-
-    def __call__(
-        self, script: Script, workers: int, request: MeasurementRequest, advance: Advance
-    ) -> LaunchEnd:
-        outcome = Outcome(parameters=7, torch="2", device="cpu")
-        try:
-            for point in self._points(request, workers):
-                if self.trouble:
-                    self.trouble(script.name, point.local_batch)
-                self.measured.append((script.name, workers, point.local_batch or point.weights))
-                if point.local_batch > self.limit:
-                    return LaunchEnd(outcome.model_copy(update={"current": point}), out_of_memory=True)
-                outcome = outcome.model_copy(update={"points": (*outcome.points, point)})
-        finally:
-            advance(outcome)
-        costs = (1.0, 2.0) if request.costs and outcome.points else (None, None)
-        return LaunchEnd(outcome.model_copy(update={"done": True}), False, *costs)
-
-    def _points(self, request: MeasurementRequest, workers: int):
-        course = PointSearch(request, workers)
-        while (cut := course.next()) is not None:
-            local, accum = cut
-            compute_s = (0.01 * local * accum,) if workers > 1 else ()
-            yield Point(local_batch=local, accum=accum, step_s=(0.02 * local * accum,), compute_s=compute_s)
-            course.tell(cut, fits=local <= self.limit)
-        known = {point.weights for point in request.known}
-        yield from (
-            Point(local_batch=0, weights=each, step_s=(0.1,)) for each in request.weights if each not in known
-        )
 
 
 def ends_at(local_batch: int, error: BaseException, model: str = "net") -> Callable[[str, int], None]:
@@ -229,9 +190,8 @@ def test_another_file_or_a_damaged_one_is_refused_and_kept(
 
 
 def test_a_file_that_cannot_be_read_is_not_one_that_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "points").mkdir()
-    with pytest.raises(PliantError, match="points: cannot be read"):
-        PointsFile.read(tmp_path / "points")
+    with pytest.raises(PliantError, match="cannot be read"):
+        PointsFile.read(tmp_path)
     assert PointsFile.read(tmp_path / "missing").count({"a"}) == 0
 
 
