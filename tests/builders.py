@@ -71,7 +71,6 @@ def curves(**by_model: Mapping[int, float]) -> CurveThroughput:
 
 
 def session(policy: Policy, nodes: Cluster, throughput: Throughput | None = None) -> Session:
-    """A policy in use on a cluster."""
     return Session(policy, nodes, throughput or CurveThroughput())
 
 
