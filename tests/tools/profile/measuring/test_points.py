@@ -238,13 +238,8 @@ measure.Sweep._serve = held
 sys.argv = [{WIRED!r}]
 runpy.run_path({WIRED!r}, run_name="__main__")
 """
-SIGINT_IS = """
-import os, signal, sys
-signal.signal(signal.SIGINT, getattr(signal, sys.argv[1]))
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-"""Starts its arguments where SIGINT counts, or is ignored, however this process was started."""
 COMMAND = (
+    *("sh", "-c", "trap '' INT; exec \"$@\"", "sh"),  # as a script starts what runs in its background
     *(sys.executable, "-m", "pliant.cli", "profile", "jobs.jsonl", "--cluster", "cluster.json"),
     *("--iterations", "2", "--warmup", "1", "--batches", "2,4,8", "-o", "p.parquet"),
 )
@@ -257,19 +252,17 @@ def test_a_real_measurement_goes_on_where_it_ended_whatever_ended_it(tmp_path: P
     write_jobs([job("a", model="net", command=("train.py",), batch=8)], tmp_path / "jobs.jsonl")
     write_cluster(cluster(1, slots="cpu", gpu_type="cpu"), tmp_path / "cluster.json")
     hold, kept = tmp_path / "hold", tmp_path / "p.points.jsonl"
-    start, known = [sys.executable, "-c", SIGINT_IS], "2 of 3 points were already measured"
+    known = "2 of 3 points were already measured"
 
     def is_held(end: str) -> bool:
         return (tmp_path / f"held-{end}").exists() and kept.exists() and kept.read_bytes().count(b"\n") == 3
 
-    for end, code in {"SIGKILL": -9, "SIGINT": 130, "SIGTERM": 143}.items():
+    for end, code in {"SIGKILL": -9, "SIGTERM": 143}.items():
         hold.write_text(end)
-        sigint = "SIG_IGN" if end == "SIGTERM" else "SIG_DFL"
-        with subprocess.Popen([*start, sigint, *COMMAND], cwd=tmp_path, stderr=subprocess.PIPE) as ended:
+        with subprocess.Popen(COMMAND, cwd=tmp_path, stderr=subprocess.PIPE) as ended:
             until(lambda process=ended, end=end: is_held(end) or process.poll() is not None)
             started = psutil.Process(ended.pid).children(recursive=True)
-            if sigint == "SIG_IGN":
-                ended.send_signal(signal.SIGINT)  # as in the background of a script: it goes on
+            ended.send_signal(signal.SIGINT)  # it goes on
             ended.send_signal(getattr(signal, end))
             said = ended.communicate()[1].decode()
         assert ended.returncode == code, (end, said)
@@ -281,9 +274,7 @@ def test_a_real_measurement_goes_on_where_it_ended_whatever_ended_it(tmp_path: P
             psutil.wait_procs(started)
 
     hold.unlink()
-    again = subprocess.run(
-        [*start, "SIG_DFL", *COMMAND], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    again = subprocess.run(COMMAND, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert known in again.stderr
     assert {row.local_batch for row in read_profile(tmp_path / "p.parquet").rows} == {2, 4, 8}
     assert not kept.exists()
