@@ -84,7 +84,6 @@ class TimedSteps(CurveThroughput):
 
 
 def session(policy: Policy, nodes: Cluster, throughput: Throughput | None = None) -> Session:
-    """A policy in use on a cluster."""
     return Session(policy, nodes, throughput or CurveThroughput())
 
 

@@ -35,10 +35,10 @@ settings.load_profile("ci" if os.environ.get("CI") else "pliant")
 
 @pytest.fixture(autouse=True, scope="session")
 def heard_signals() -> Iterator[None]:
-    """Tests send SIGINT and SIGTERM to themselves and to processes that they start, and these must hear it.
+    """Let tests and the processes that they start hear SIGINT and SIGTERM.
 
-    For a command in the background of a script the shell ignores SIGINT, and so does what the command starts.
-    A handler that is installed becomes the usual disposition in a process that is started.
+    A shell ignores SIGINT for commands in the background of a script, and so do their children. A
+    handler that is installed becomes the usual disposition in a process that is started.
     """
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     ignored = [number for number in usual if signal.getsignal(number) is signal.SIG_IGN]
@@ -51,11 +51,10 @@ def heard_signals() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    """Code that a test calls in its own process sets up the logger, heeds SIGTERM, and sets variables.
+    """Give the next test the logger, the handler of SIGTERM and the environment as they were.
 
-    The next test gets all three as they were, and SIGTERM ends the tests. A variable that one test leaves
-    behind reaches the processes of another one: workers that are kept on the loopback interface never find
-    those on other hosts. A fixture of a whole module may have called such code before.
+    Code that a test calls in its own process changes all three; a fixture of a module may have done so
+    before. A variable left behind would reach processes of later tests.
     """
     environment = dict(os.environ)
     logger = logging.getLogger("pliant")
@@ -69,7 +68,7 @@ def as_it_was() -> Iterator[None]:
 
 
 def _set_environment(wanted: Mapping[str, str]) -> None:
-    """pytest keeps the name of the test, and of its phase, in a variable of its own."""
+    """pytest keeps the name and phase of the test in a variable of its own."""
     for name in os.environ.keys() - wanted.keys() - {PYTEST_S_OWN}:
         del os.environ[name]
     for name in wanted.keys() - {PYTEST_S_OWN}:
@@ -79,7 +78,7 @@ def _set_environment(wanted: Mapping[str, str]) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_outlives_it() -> Iterator[None]:
-    """A process, a thread, a handler or a folder that a test leaves behind fails it, and not a later test."""
+    """A process, thread, handler or folder that a test leaves behind fails it, not a later test."""
     before = Surroundings.now()
     yield
     left = before.left_behind()
@@ -88,7 +87,7 @@ def nothing_outlives_it() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def reference_data() -> Path:
-    """The folder of third-party traces; tests that need it skip where it is not."""
+    """The folder of third-party traces; without it, tests that need it skip."""
     beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
     folder = Path(os.environ.get("PLIANT_DATA", beside))
     if not folder.is_dir():
@@ -98,7 +97,7 @@ def reference_data() -> Path:
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[SlurmCluster]:
-    """A real Slurm with four nodes of four GPUs that compute nothing; skips where there can be none."""
+    """A real Slurm with four nodes of four GPUs; without one, its tests skip."""
     try:
         with slurm_cluster() as found:
             yield found

@@ -20,15 +20,15 @@ import psutil
 PATIENCE_S: Final = 600.0
 """For what must happen; a test that hangs would be ended soon after."""
 DYING_S: Final = 20.0
-"""For what was told to end to be gone; what was forgotten lives on."""
+"""For what must end; what was forgotten lives on."""
 RESTORED: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGALRM})
-"""Commands that a test calls set the first two, and fixtures set them back; the third is pytest-timeout's."""
+"""Commands that a test calls set the first two, and fixtures restore them; pytest-timeout has the third."""
 _TASKS: Final = Path("/proc/self/task")
 
 
 @contextmanager
 def started(argv: list[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
-    """A process that ends with the block, also where an assertion in it fails."""
+    """A process that ends with the block, even if an assertion in it fails."""
     with subprocess.Popen(argv, **options) as child:
         try:
             yield child
@@ -47,12 +47,11 @@ class Surroundings:
 
     @classmethod
     def now(cls) -> Surroundings:
-        """What there is at this moment."""
         handlers = {number: signal.getsignal(number) for number in signal.valid_signals() - RESTORED}
         return cls(_children(), frozenset(threading.enumerate()), handlers, _folder())
 
     def left_behind(self) -> list[str]:
-        """What has come since and stays, in words; all of it is put back."""
+        """What has come since and stays, in words; all of it is undone."""
         _wait(lambda: not any(map(_runs, self._new_children())) and not self._new_threads())
         children = self._new_children()
         found = [f"process {pid}: {_command(pid)}" for pid in sorted(filter(_runs, children))]
@@ -75,7 +74,7 @@ class Surroundings:
 
 
 def _children() -> frozenset[int]:
-    """The children of this process, also those whose end it has not taken note of."""
+    """The children of this process, zombies included."""
     found: set[int] = set()
     try:
         for thread in _TASKS.iterdir():
@@ -123,7 +122,7 @@ def _command(pid: int) -> str:
 
 
 def _end(children: frozenset[int]) -> None:
-    """Kill them, and let those that know them take note: else they warn in the midst of a later test."""
+    """Kill and reap them through the objects that know them: else these warn in a later test."""
     if not children:
         return
     for pid in children:

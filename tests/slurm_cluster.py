@@ -1,8 +1,7 @@
 """A real Slurm on this host, for tests: a controller and several node daemons, each in its own folder.
 
-Nothing of it touches a Slurm that the host may have: it has its own folder, key, ports and configuration. It
-runs as root or as a plain user, and beside others of its kind. Its GPUs are device files that compute
-nothing.
+It has its own folder, key, ports and configuration, so it touches no Slurm that the host may have. It runs as
+root or as a plain user, and beside others of its kind. Its GPUs are device files that compute nothing.
 
 Run as ``python -m tests.slurm_cluster [NODES [GPUS]]`` it prints the variable that leads Slurm's commands
 to it, and lives until its standard input ends.
@@ -34,7 +33,7 @@ SYSTEM_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin", "/sbin")
 """Where daemons are that a plain user's PATH does not name."""
 STARTING_S: Final = 30.0
 TRIES: Final = 5
-"""Another process may take a port between the moment that it was found free and its use."""
+"""Another process may take a port that was found free before it is used."""
 CONFIGURATION: Final = """\
 ClusterName=pliant
 SlurmctldHost={host}(127.0.0.1)
@@ -74,7 +73,7 @@ class NoSlurmError(Exception):
 class SlurmCluster:
     """One such Slurm.
 
-    :param gpus: of each node; so many nodes there are.
+    :param gpus: of each node.
     :param slurmd_timeout_s: after which a node whose daemon is silent is down.
     """
 
@@ -87,7 +86,6 @@ class SlurmCluster:
         self._slurmd_timeout_s = slurmd_timeout_s
         self._munged: subprocess.Popen[bytes] | None = None
         self.env = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
-        """The environment in which Slurm's commands find it."""
 
     # The whole.
 
@@ -112,7 +110,6 @@ class SlurmCluster:
                 raise NoSlurmError(f"it does not start: {said}")
 
     def stop(self) -> None:
-        """End everything, jobs and daemons, and remove the folder."""
         self.end_jobs()
         self._end_daemons()
         if self._munged is not None:
@@ -121,7 +118,6 @@ class SlurmCluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def end_jobs(self) -> None:
-        """End all jobs, the hard way."""
         if self.pid("slurmctld") is None:
             return
         for how in (("--full", "--signal=KILL"), ()):
@@ -129,37 +125,34 @@ class SlurmCluster:
         _happens(lambda: not self.command("squeue", "-h", "-o", "%i", check=False).strip(), 20.0)
 
     def command(self, *words: str, check: bool = True) -> str:
-        """Run one of Slurm's commands on it; returns what it prints."""
         done = subprocess.run(words, env=self.env, capture_output=True, text=True, check=False, timeout=60)
         assert not check or done.returncode == 0, f"{words}: {done.stderr}"
         return done.stdout
 
     def states(self) -> dict[str, str]:
-        """The state of each node, as sinfo names it; nothing while the controller does not answer."""
+        """As sinfo names them; nothing while the controller does not answer."""
         lines = self.command("sinfo", "-h", "-N", "-o", "%N %t", check=False).splitlines()
         return dict(line.split() for line in lines if len(line.split()) == 2)
 
     # Its parts.
 
     def start_controller(self) -> None:
-        """Start the controller; it knows the jobs that it knew before."""
         self._daemon("slurmctld")
 
     def end_controller(self, *, crash: bool = False) -> None:
-        """End the controller; where it crashes, it may forget what happened in the last seconds."""
+        """One that crashes may forget what happened in the last seconds."""
         self._end("slurmctld", signal.SIGKILL if crash else signal.SIGTERM)
 
     def start_node(self, name: str) -> None:
-        """Start the daemon of a node."""
         (self.folder / f"spool.{name}").mkdir(exist_ok=True)
         self._daemon("slurmd", "-N", name)
 
     def end_node(self, name: str) -> None:
-        """Kill the daemon of a node. What runs there runs on, as it does with a real Slurm."""
+        """Kill the daemon of a node; its jobs run on, as with a real Slurm."""
         self._end(f"slurmd.{name}", signal.SIGKILL)
 
     def pid(self, daemon: str) -> int | None:
-        """The process of ``slurmctld`` or ``slurmd.NODE``; None: it does not run."""
+        """The process of ``slurmctld`` or ``slurmd.NODE``; None if it does not run."""
         with suppress(OSError, ValueError):
             pid = int((self.folder / f"{daemon}.pid").read_text())
             return pid if lives(pid) else None
@@ -188,7 +181,7 @@ class SlurmCluster:
         (self.folder / "state").mkdir(exist_ok=True)
 
     def _devices(self, count: int) -> str:
-        """Device files for GPUs: Slurm takes nothing else. A user who may make none has the terminal's."""
+        """Slurm takes nothing but device files; a user who may make none gets the terminal's."""
         null = os.stat(os.devnull)
         for index in range(count):
             path = self.folder / f"gpu{index}"
@@ -200,7 +193,7 @@ class SlurmCluster:
         return f"{self.folder}/gpu[0-{count - 1}]"
 
     def _start_munge(self) -> None:
-        """munged does not answer where its folders could be written to by others."""
+        """munged does not answer if others could write to its folders."""
         private = self.folder / "munge"
         private.mkdir(mode=0o700)
         key = private / "key"
@@ -220,7 +213,6 @@ class SlurmCluster:
             raise NoSlurmError(f"munged does not start: {said}")
 
     def _daemon(self, name: str, *words: str) -> None:
-        """Start one; each puts itself into the background."""
         base = {key: value for key, value in self.env.items() if not key.startswith("SLURM_")}
         argv = [_path(name), *words, "-f", self.env["SLURM_CONF"]]
         out = self.folder / f"{name}.out"
@@ -255,14 +247,13 @@ class SlurmCluster:
         return self.states() == dict.fromkeys(self.gpus, "idle")
 
     def _fatal(self) -> list[str]:
-        """What the daemons said before they gave up."""
         logs = sorted(self.folder.glob("slurm*.log"))
         lines = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
         return [line for line in lines if "fatal" in line]
 
 
 def lives(pid: int) -> bool:
-    """Whether a process has not ended, be its end taken note of or not."""
+    """Whether a process has not ended, reaped or not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -270,7 +261,7 @@ def lives(pid: int) -> bool:
 
 
 def _children_of(folder: Path) -> list[psutil.Process]:
-    """What the node daemons started and left behind: each step has a process of Slurm's with its spool."""
+    """Each step of a node daemon has a slurmstepd with its spool."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -282,7 +273,7 @@ def _children_of(folder: Path) -> list[psutil.Process]:
 
 
 def _short_folder() -> str:
-    """Where names are short and plain: the path of a socket has 107 characters, and slurm.conf no quotes."""
+    """A short, plain path: that of a socket has 107 characters, and slurm.conf knows no quotes."""
     usual = tempfile.gettempdir()
     if re.fullmatch(r"[A-Za-z0-9_./-]{1,59}", usual):
         return usual
@@ -290,7 +281,6 @@ def _short_folder() -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that are free at the moment."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:
@@ -345,7 +335,6 @@ def slurm_cluster(
 
 
 def main(words: Sequence[str]) -> None:
-    """Let people, or another process, use one."""
     nodes, gpus = int(words[0]) if words else 4, int(words[1]) if len(words) > 1 else 4
     with slurm_cluster((gpus,) * nodes) as found:
         print(f"export SLURM_CONF={found.env['SLURM_CONF']}", flush=True)

@@ -42,7 +42,6 @@ json_objects = st.dictionaries(text, json_values, max_size=3)
 
 
 def maybe(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """The values, or None."""
     return st.none() | values
 
 
@@ -96,7 +95,7 @@ def traces(max_size: int = 4) -> st.SearchStrategy[tuple[Job, ...]]:
 
 @st.composite
 def clusters(draw: st.DrawFn) -> Cluster:
-    """A cluster of nodes with different names, one of them perhaps in the shorthand."""
+    """Nodes with different names, one of them perhaps in the shorthand."""
     listed = draw(st.lists(names.map("n-".__add__), min_size=1, max_size=3, unique=True))
     nodes = [
         Node(
@@ -124,7 +123,7 @@ placements = st.lists(st.tuples(names, counts), min_size=1, max_size=3).map(tupl
 
 @st.composite
 def allocations(draw: st.DrawFn, job: Job) -> Allocation:
-    """What a job holds, its placement adding up to its GPUs: as many as it requests where it is rigid."""
+    """A placement that adds up to the GPUs of the job: as many as it requests if it is rigid."""
     placement = draw(placements) if job.elastic != "none" else ((draw(names), job.gpus.requested),)
     gpus = sum(count for _, count in placement)
     batches = st.builds(plan_batch, st.integers(gpus, gpus + 9999), st.just(gpus), maybe(counts))
@@ -152,7 +151,7 @@ fits = st.builds(
 
 @st.composite
 def predictors(draw: st.DrawFn) -> Predictor:
-    """A progress predictor: its rows are of its jobs, none of them at the end of its work."""
+    """Its rows are of its jobs, none of them at the end of its work."""
     jobs, known = draw(st.integers(1, 9)), maybe(st.floats(-1e18, 1e18))
     rows = st.tuples(
         positive,
@@ -273,7 +272,6 @@ convergence_rows = st.lists(
 
 
 def _held(event: Event) -> Event:
-    """The event; a preempted job holds nothing."""
     return replace(event, gpus=0) if event.event == "preempt" else event
 
 

@@ -11,7 +11,7 @@ import math
 import signal
 import threading
 import time
-from collections import defaultdict, deque
+from collections import ChainMap, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -91,7 +91,8 @@ def predictions(
     found = {job_id: StartPrediction(end_s=end_s, source=sources[job_id]) for job_id, end_s in ends.items()}
     rests_on = max(sources.values(), key=_CERTAINTY.index, default=None)
     found |= {job_id: StartPrediction(needs_gpus=gpus) for job_id, gpus in starts.needs.items()}
-    order = {job_id: (at, session_arrival(session, job_id)) for job_id, (at, _) in starts.found.items()}
+    known = ChainMap(session.jobs, session.ended)
+    order = {job_id: (at, known[job_id].arrival) for job_id, (at, _) in starts.found.items()}
     for place, job_id in enumerate(sorted(order, key=order.__getitem__)):
         start_s = starts.found[job_id][1]
         found[job_id] = StartPrediction(start_s, None, place, starts.needs.get(job_id))
@@ -99,10 +100,6 @@ def predictions(
             between_s = (time_s + (start_s - time_s) / fast, time_s + (start_s - time_s) / slow)
             found[job_id] = replace(found[job_id], between_s=between_s, source=rests_on)
     return found
-
-
-def session_arrival(session: Session, job_id: str) -> tuple[float, str]:
-    return (session.jobs.get(job_id) or session.ended[job_id]).arrival
 
 
 def copy_of(session: Session) -> Session:

@@ -45,15 +45,17 @@ def test_appended_rows_replace_those_of_the_same_key(tmp_path: Path) -> None:
     assert [row.step_seconds for row in read_profile(out).rows] == [0.1, 0.3]
 
 
-def test_jobs_and_import_exclude_each_other(tmp_path: Path) -> None:
+def test_what_is_wrong_or_cannot_be_written_is_said_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    jobs, out = str(tmp_path / "no-such-file"), str(tmp_path / "p")
     with pytest.raises(UsageError, match="give one of the two"):
-        profile("jobs.jsonl", imported=imported(tmp_path, step(1, 8, 0.1)), out=str(tmp_path / "p"))
-
-
-def test_what_cannot_be_written_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        profile(jobs, imported=imported(tmp_path, step(1, 8, 0.1)), out=out)
+    with pytest.raises(BadInputError, match="no such file"):
+        profile(jobs, append=str(tmp_path / "old.parquet"), out=out)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     with pytest.raises(UsageError, match="not written to a terminal"):
-        profile(str(tmp_path / "no-such-file"))
+        profile(jobs)
 
 
 def test_what_was_measured_is_written_though_another_model_failed(
@@ -66,8 +68,3 @@ def test_what_was_measured_is_written_though_another_model_failed(
     with pytest.raises(JobsFailedError, match="KeyError: 7"):
         profile(str(jobs), out=str(out))
     assert len(read_profile(out).rows) == 1
-
-
-def test_a_bad_old_profile_is_found_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="no such file"):
-        profile(str(tmp_path / "jobs.jsonl"), append=str(tmp_path / "old.parquet"), out=str(tmp_path / "p"))

@@ -9,7 +9,7 @@ import pytest
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import profile_from_columns, profile_to_columns
 from pliant.schemas.profile import ProfileRow
-from pliant.tools.profile.throughput import UNKNOWN, Load, PairTable
+from pliant.tools.profile.throughput import UNKNOWN, Load, PairTable, Placement
 from tests.tools.profile.rows_builder import step
 
 A, B = Load("a", 8), Load("b", 4)
@@ -31,35 +31,28 @@ def rows(
     ]
 
 
-def test_each_keeps_the_part_of_its_speed_that_was_measured() -> None:
-    table = PairTable(rows())
-    assert table.measured(A, B, "gpu", (1,)) == (0.5, 0.25)
-    assert table.measured(B, A, "gpu", (1,)) == (0.25, 0.5)
+TWO_PLACES = [*rows(), *rows(2, 0.1, 0.4)]
 
 
-def test_a_pair_that_did_not_fit_does_not_share() -> None:
-    assert PairTable(rows(1, None, None)).measured(A, B, "gpu", (1,)) is None
-
-
-def test_another_batch_or_gpu_type_was_not_measured() -> None:
-    table = PairTable(rows())
-    assert table.measured(Load("a", 16), B, "gpu", (1,)) == UNKNOWN
-    assert table.measured(A, B, "other", (1,)) == UNKNOWN
-    assert table.measured(A, A, "gpu", (1,)) == UNKNOWN
-
-
-def test_another_placement_keeps_the_mean_of_those_measured() -> None:
-    table = PairTable([*rows(), *rows(2, 0.1, 0.4)])
-    assert table.measured(A, B, "gpu", (2,)) == (1.0, 0.5)
-    assert table.measured(A, B, "gpu", (2, 2)) == (0.75, 0.375)
-
-
-def test_what_did_not_fit_somewhere_does_not_share_elsewhere() -> None:
-    assert PairTable([*rows(), *rows(2, None, None)]).measured(A, B, "gpu", (4,)) is None
-
-
-def test_no_job_is_faster_for_company() -> None:
-    assert PairTable(rows(1, 0.09, 0.2)).measured(A, B, "gpu", (1,)) == (1.0, 1.0)
+@pytest.mark.parametrize(
+    ("known", "pair", "gpu_type", "place", "kept"),
+    [
+        pytest.param(rows(), (A, B), "gpu", (1,), (0.5, 0.25), id="measured"),
+        pytest.param(rows(), (B, A), "gpu", (1,), (0.25, 0.5), id="the other way round"),
+        pytest.param(rows(1, None, None), (A, B), "gpu", (1,), None, id="did not fit"),
+        pytest.param(rows(), (Load("a", 16), B), "gpu", (1,), UNKNOWN, id="another batch"),
+        pytest.param(rows(), (A, B), "other", (1,), UNKNOWN, id="another GPU type"),
+        pytest.param(rows(), (A, A), "gpu", (1,), UNKNOWN, id="two alike"),
+        pytest.param(TWO_PLACES, (A, B), "gpu", (2,), (1.0, 0.5), id="at that placement"),
+        pytest.param(TWO_PLACES, (A, B), "gpu", (2, 2), (0.75, 0.375), id="elsewhere: the mean"),
+        pytest.param([*rows(), *rows(2, None, None)], (A, B), "gpu", (4,), None, id="did not fit somewhere"),
+        pytest.param(rows(1, 0.09, 0.2), (A, B), "gpu", (1,), (1.0, 1.0), id="no job is faster for company"),
+    ],
+)
+def test_what_each_of_two_keeps(
+    known: list[ProfileRow], pair: tuple[Load, Load], gpu_type: str, place: Placement, kept: object
+) -> None:
+    assert PairTable(known).measured(*pair, gpu_type, place) == kept
 
 
 def test_memory_is_that_of_the_next_batch_measured() -> None:

@@ -37,12 +37,14 @@ def told(gpus: int, batch: int, question: PredictionQuery = QUESTION) -> StepPre
     return found
 
 
-def test_compute_and_all_reduce_add_up() -> None:
+def test_compute_and_all_reduce_add_up_between_two_sizes_too() -> None:
     found = told(2, 24)
     assert found.step_seconds == pytest.approx(0.140 + 0.030)
     assert found.samples_per_second == pytest.approx(24 / 0.170)
     assert found.finish_seconds == pytest.approx(10_000 * 0.170 / 24)
     assert found.source == "modelled"
+    assert told(3, 24).step_seconds == pytest.approx(0.100 + 0.045)
+    assert told(2, 24, PredictionQuery("a", "net", "gpu", samples=None)).finish_seconds is None
 
 
 def test_the_scaling_factor_is_relative_to_the_largest_batch_of_one_gpu() -> None:
@@ -51,16 +53,6 @@ def test_the_scaling_factor_is_relative_to_the_largest_batch_of_one_gpu() -> Non
     assert (base.local_batch, base.step_seconds, base.source) == (16, 0.180, "measured")
     assert told(1, 16).scaling_factor == 1.0
     assert told(4, 64).scaling_factor == pytest.approx((64 / 0.240) / (16 / 0.180))
-
-
-def test_between_two_sizes_an_all_reduce_is_interpolated() -> None:
-    assert told(3, 24).step_seconds == pytest.approx(0.100 + 0.045)
-
-
-def test_a_measured_size_wins_over_the_model() -> None:
-    rows = (*ROWS, step(2, 8, 0.150))
-    (found,) = predict(throughput(*rows), QUESTION, {2: (2,)}, [16])
-    assert (found.step_seconds, found.source) == (0.150, "measured")
 
 
 def test_what_does_not_fit_a_gpu_is_accumulated() -> None:
@@ -94,15 +86,8 @@ def test_what_is_infeasible_or_unknown_says_why_and_has_no_time(
     found = told(gpus, batch)
     assert (found.infeasible, found.unknown) == (infeasible, unknown)
     assert (found.step_seconds, found.finish_seconds, found.source) == (None, None, None)
-
-
-def test_without_a_batch_that_fits_everything_is_infeasible() -> None:
     (found,) = predict(throughput(step(1, 8, None)), QUESTION, {1: (1,)}, [8])
     assert found.infeasible == "no batch fits a GPU"
-
-
-def test_work_that_is_unknown_has_no_end() -> None:
-    assert told(2, 24, PredictionQuery("a", "net", "gpu", samples=None)).finish_seconds is None
 
 
 def files(folder: Path) -> tuple[str, str, str]:
@@ -208,13 +193,10 @@ def test_a_prediction_measures_nothing(tmp_path: Path, option: dict[str, Any]) -
         profile(jobs, predict=rows, **option)
 
 
-def test_a_row_held_out_is_predicted_from_the_others() -> None:
+def test_a_row_held_out_is_predicted_from_the_others_if_there_are_any() -> None:
     rows = (*ONE_GPU, step(2, 16, 0.20), step(2, 32, 0.35))
     first, second = holdout_errors(Profile(rows))
     assert first.predicted_s == pytest.approx(0.14 + 0.05)
     assert first.error == pytest.approx(0.19 / 0.20 - 1)
     assert second.predicted_s == pytest.approx(0.3 + 0.06)
-
-
-def test_the_only_row_beyond_one_gpu_cannot_be_held_out() -> None:
     assert holdout_errors(Profile((*ONE_GPU, step(2, 16, 0.2)))) == []

@@ -49,26 +49,26 @@ def test_an_elastic_job_is_described_up_to_the_whole_cluster():
     assert detail["samples"] == pytest.approx(90 / 3 * 24)
 
 
-def test_a_rigid_job_is_described_up_to_its_own_size():
-    assert detail_of(job("a", gpus=3))["curve"] == [[1, 1.0], [2, 2.0], [3, 3.0]]
+class NeedsTwo(type(curves())):
+    def step_seconds(self, model, gpu_type, placement, global_batch, per_gpu_max):
+        return None if sum(placement) < 2 else 1.0
 
 
-def test_measured_sizes_that_the_job_can_use_are_named_too():
-    detail = detail_of(job("a", gpus=2, low=1, high=6), measured_sizes=(5, 7))
-    assert [size for size, _ in detail["curve"]] == [1, 2, 4, 5, 6]
-
-
-def test_a_job_that_wants_more_than_the_cluster_has_is_described_up_to_the_cluster():
-    assert [size for size, _ in detail_of(job("a", gpus=16), nodes=(2, 1))["curve"]] == [1, 2, 3]
-
-
-def test_sizes_it_cannot_run_on_are_left_out():
-    class NeedsTwo(type(curves())):
-        def step_seconds(self, model, gpu_type, placement, global_batch, per_gpu_max):
-            return None if sum(placement) < 2 else 1.0
-
-    spec = job("a", gpus=4, low=2, work={"samples": 7.0})
-    assert [size for size, _ in detail_of(spec, NeedsTwo())["curve"]] == [2, 4, 8]
+@pytest.mark.parametrize(
+    ("spec", "more", "sizes"),
+    [
+        pytest.param(job("a", gpus=3), {}, [1, 2, 3], id="rigid: up to its own size"),
+        pytest.param(
+            job("a", gpus=2, low=1, high=6), {"measured_sizes": (5, 7)}, [1, 2, 4, 5, 6], id="measured"
+        ),
+        pytest.param(job("a", gpus=16), {"nodes": (2, 1)}, [1, 2, 3], id="up to the cluster"),
+        pytest.param(
+            job("a", gpus=4, low=2), {"throughput": NeedsTwo()}, [2, 4, 8], id="it cannot run on one"
+        ),
+    ],
+)
+def test_a_curve_has_the_sizes_that_a_job_can_use(spec, more, sizes):
+    assert [size for size, _ in detail_of(spec, **more)["curve"]] == sizes
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,6 @@ def test_the_demand_is_stated_where_a_gpu_type_can_run_the_job(spec, demand):
     assert detail.get("demand_gpu_s") == (None if demand is None else pytest.approx(demand))
 
 
-def test_unknown_work_stays_unknown():
-    assert "samples" not in detail_of(job("a"))
-
-
 def test_the_detail_survives_a_file():
     spec = job(
         "a", gpus=2, low=1, work={"samples": 7.0}, command=("train.py", "--fast"), labels={"team": "x"}
@@ -96,3 +92,4 @@ def test_the_detail_survives_a_file():
     found = SubmitDetail.model_validate_json(json.dumps(detail_of(spec)))
     assert found.job == spec
     assert (found.curve[0], found.samples) == ((1, 1.0), 7.0)
+    assert "samples" not in detail_of(job("a")), "unknown work stays unknown"

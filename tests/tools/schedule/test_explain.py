@@ -40,6 +40,6 @@ def test_a_job_that_arrives_later_says_when() -> None:
 
 
 @given(schedules(), st.integers(40, 200))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=15)
 def test_no_line_is_wider_than_the_terminal(schedule: object, width: int) -> None:
     assert max(map(width_of, table(schedule, width).splitlines())) <= width  # type: ignore[arg-type]

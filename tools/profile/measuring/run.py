@@ -157,7 +157,7 @@ class Bench:
         """All training rows of one model: one worker first, because its limit holds for the gangs."""
         wanted = self._wanted(plan)
         rows = self._rows(plan.script, 1, wanted, wanted)
-        fits = largest_that_fits(rows)
+        fits = max((row.local_batch for row in rows if row.feasible), default=0)
         if fits == 0:
             note(f'model "{plan.script.name}": no batch fits one worker; no gang was measured')
             return rows
@@ -228,11 +228,6 @@ class Bench:
     def _advance(self, log: LaunchLog, before: int, outcome: Outcome) -> None:
         log.take(outcome, before)
         self.meter.within(len(outcome.points))
-
-
-def largest_that_fits(rows: Iterable[ProfileRow]) -> int:
-    """Largest local batch among feasible rows; 0 without any."""
-    return max((row.local_batch for row in rows if row.feasible), default=0)
 
 
 def _sizes(node: MeasuredNode) -> tuple[int, ...]:

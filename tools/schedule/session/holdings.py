@@ -79,20 +79,13 @@ def in_net(transitions: Sequence[Transition]) -> list[Transition]:
     if len(first) == len(transitions):
         return list(transitions)
     last = {each.job.id: each for each in transitions}
-    return [_net(first[job_id], each) for job_id, each in last.items()]
+    return [each if each is first[job_id] else _net(first[job_id], each) for job_id, each in last.items()]
 
 
 def _net(first: Transition, last: Transition) -> Transition:
-    if first is last:
-        return last
-    return Transition(last.job, _net_step(last.job, first.before), first.before)
-
-
-def _net_step(job: JobState, before: NodeGpus) -> Step:
-    held = gpus_of(before)
-    if not job.gpus:
-        return "preempt"
-    return "move" if job.gpus == held else "grow" if job.gpus > held else "shrink"
+    held, gpus = gpus_of(first.before), last.job.gpus
+    step: Step = "move" if gpus == held else "grow" if gpus > held else "shrink"
+    return Transition(last.job, step if gpus else "preempt", first.before)
 
 
 def company_in(
@@ -108,7 +101,11 @@ def company_in(
     """
     moving = {each.job_id: jobs[each.job_id] for each in holdings}
     alone = _left_alone(holdings, moving, jobs)
-    freed = _on_nodes(job.placement for job in moving.values() if job.frees_gpus(moving))
+    freed = Counter[str]()
+    for job in moving.values():
+        if job.frees_gpus(moving):
+            for name, count in job.placement:
+                freed[name] += count
     company: dict[str, str] = {}
     for job_id, place, beside in ((each.job_id, each.placement, each.beside) for each in holdings):
         if beside is not None and place and alone.get(beside) == place:
@@ -131,11 +128,3 @@ def _left_alone(
     named = (jobs.get(each.beside or "") for each in holdings)
     stay = (job for job in named if job is not None and job.id not in moving)
     return {job.id: job.placement for job in stay if job.beside is None or job.beside in moving}
-
-
-def _on_nodes(placements: Iterable[NodeGpus]) -> Counter[str]:
-    found = Counter[str]()
-    for placement in placements:
-        for name, count in placement:
-            found[name] += count
-    return found

@@ -91,7 +91,7 @@ class Session(ClusterState):
         self.admissions: Mapping[str, Mapping[str, Any]] = {}
         """What the last decision said of jobs that it admitted or rejected."""
         self._rules = RuleBook(policy, self.nodes, self.speeds)
-        self._dwell = Dwell.of(cluster)
+        self._dwell = Dwell(cluster.min_run_seconds, cluster.cooldown_seconds)
         self._parted = policy.packs
         """Whether all jobs that share GPUs may do so under this policy."""
         self._refused: list[Change] = []
@@ -391,10 +391,6 @@ class Dwell:
     """A job that got GPUs is not preempted earlier."""
     cooldown_s: float = 0.0
     """A job whose GPUs or batch changed keeps them for this time."""
-
-    @classmethod
-    def of(cls, cluster: Cluster) -> Dwell:
-        return cls(cluster.min_run_seconds, cluster.cooldown_seconds)
 
     def kept_until_s(
         self, targets: Mapping[str, Target], jobs: Mapping[str, JobState], time_s: float

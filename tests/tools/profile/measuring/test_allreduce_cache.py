@@ -12,30 +12,12 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import read_profile, write_cluster, write_jobs, write_profile
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.measuring.launch import Advance, LaunchEnd, Script
-from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
 from pliant.tools.profile.measuring.run import AllReduceCache, cluster_label
 from tests.builders import cluster, job, mixed_cluster
+from tests.tools.profile.measuring.machine import Machine
 from tests.tools.profile.rows_builder import reduce, step
 
 CPUS = cluster(4, slots="cpu", gpu_type="cpu")
-
-
-class Machine:
-    """Every launch answers at once; an all-reduce takes ``seconds``."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.002
-        self.reduced_on: list[int] = []
-
-    def __call__(
-        self, script: Script, workers: int, request: MeasurementRequest, advance: Advance
-    ) -> LaunchEnd:
-        batches = [batch for batch in (*request.local_batches, *request.global_batches) if batch >= workers]
-        points = [Point(local_batch=batch, step_s=(0.1,)) for batch in batches]
-        points += [Point(local_batch=0, weights=each, step_s=(self.seconds,)) for each in request.weights]
-        self.reduced_on += [workers] if request.weights else []
-        return LaunchEnd(Outcome(parameters=7, points=tuple(points), done=True))
 
 
 @pytest.fixture
@@ -76,7 +58,7 @@ def test_the_first_profile_measures_and_the_second_one_uses_that(
 
 def test_refresh_measures_anew_and_keeps_the_new_times(machine: Machine, tmp_path: Path) -> None:
     measured(tmp_path, allreduce=True)
-    machine.seconds = 0.005
+    machine.allreduce_s = 0.005
     fresh = measured(tmp_path, refresh=True)
     assert {row.step_seconds for row in fresh} == {0.005}
     assert {row.step_seconds for row in measured(tmp_path, allreduce=True)} == {0.005}
@@ -113,7 +95,7 @@ def test_times_of_one_gpu_type_do_not_stand_for_another_of_the_cluster(
     assert read_profile(kept).rows == found
     assert measured(tmp_path, both, allreduce=True) == found
     assert machine.reduced_on == [2, 4], "both are known now"
-    machine.seconds = 0.005
+    machine.allreduce_s = 0.005
     anew = measured(tmp_path, both, refresh=True)
     assert old in anew
     assert {row.step_seconds for row in anew if row != old} == {0.005}

@@ -17,59 +17,20 @@ from pliant.schemas.errors import BadInputError, JobsFailedError, PliantError
 from pliant.schemas.io import read_profile, write_cluster, write_jobs
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.measuring import run as sweep
-from pliant.tools.profile.measuring.launch import Advance, LaunchEnd, PointsFile, Script
+from pliant.tools.profile.measuring.launch import PointsFile
 from pliant.tools.profile.measuring.plan import MeasuringOptions
 from pliant.tools.profile.measuring.request import (
     MeasurementRequest,
-    Outcome,
     Point,
     PointSearch,
     is_measured,
 )
 from tests.builders import cluster, job
+from tests.tools.profile.measuring.machine import Machine
 from tests.tools.run.site import until
 
 CPUS = cluster(2, slots="cpu", gpu_type="cpu")
 WIRED = str(Path(__file__).with_name("wired_by_hand.py"))
-
-
-class Machine:
-    """Answers at once; ``trouble`` is called before each point. Batches above ``limit`` run out of memory."""
-
-    def __init__(self, trouble: Callable[[str, int], None] | None = None, limit: int = 10**9) -> None:
-        self.trouble = trouble
-        self.limit = limit
-        self.measured: list[tuple[str, int, int]] = []
-        """(model, workers, local batch or weights) of every point."""
-
-    def __call__(
-        self, script: Script, workers: int, request: MeasurementRequest, advance: Advance
-    ) -> LaunchEnd:
-        outcome = Outcome(parameters=7, torch="2", device="cpu")
-        try:
-            for point in self._points(request, workers):
-                if self.trouble:
-                    self.trouble(script.name, point.local_batch)
-                self.measured.append((script.name, workers, point.local_batch or point.weights))
-                if point.local_batch > self.limit:
-                    return LaunchEnd(outcome.model_copy(update={"current": point}), out_of_memory=True)
-                outcome = outcome.model_copy(update={"points": (*outcome.points, point)})
-        finally:
-            advance(outcome)
-        costs = (1.0, 2.0) if request.costs and outcome.points else (None, None)
-        return LaunchEnd(outcome.model_copy(update={"done": True}), False, *costs)
-
-    def _points(self, request: MeasurementRequest, workers: int):
-        course = PointSearch(request, workers)
-        while (cut := course.next()) is not None:
-            local, accum = cut
-            compute_s = (0.01 * local * accum,) if workers > 1 else ()
-            yield Point(local_batch=local, accum=accum, step_s=(0.02 * local * accum,), compute_s=compute_s)
-            course.tell(cut, fits=local <= self.limit)
-        known = {point.weights for point in request.known}
-        yield from (
-            Point(local_batch=0, weights=each, step_s=(0.1,)) for each in request.weights if each not in known
-        )
 
 
 def ends_at(local_batch: int, error: BaseException, model: str = "net") -> Callable[[str, int], None]:
@@ -229,9 +190,8 @@ def test_another_file_or_a_damaged_one_is_refused_and_kept(
 
 
 def test_a_file_that_cannot_be_read_is_not_one_that_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "points").mkdir()
-    with pytest.raises(PliantError, match="points: cannot be read"):
-        PointsFile.read(tmp_path / "points")
+    with pytest.raises(PliantError, match="cannot be read"):
+        PointsFile.read(tmp_path)
     assert PointsFile.read(tmp_path / "missing").count({"a"}) == 0
 
 
@@ -278,13 +238,8 @@ measure.Sweep._serve = held
 sys.argv = [{WIRED!r}]
 runpy.run_path({WIRED!r}, run_name="__main__")
 """
-SIGINT_IS = """
-import os, signal, sys
-signal.signal(signal.SIGINT, getattr(signal, sys.argv[1]))
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-"""Starts its arguments where SIGINT counts, or is ignored, however this process was started."""
 COMMAND = (
+    *("sh", "-c", "trap '' INT; exec \"$@\"", "sh"),  # as a script starts what runs in its background
     *(sys.executable, "-m", "pliant.cli", "profile", "jobs.jsonl", "--cluster", "cluster.json"),
     *("--iterations", "2", "--warmup", "1", "--batches", "2,4,8", "-o", "p.parquet"),
 )
@@ -297,19 +252,17 @@ def test_a_real_measurement_goes_on_where_it_ended_whatever_ended_it(tmp_path: P
     write_jobs([job("a", model="net", command=("train.py",), batch=8)], tmp_path / "jobs.jsonl")
     write_cluster(cluster(1, slots="cpu", gpu_type="cpu"), tmp_path / "cluster.json")
     hold, kept = tmp_path / "hold", tmp_path / "p.points.jsonl"
-    start, known = [sys.executable, "-c", SIGINT_IS], "2 of 3 points were already measured"
+    known = "2 of 3 points were already measured"
 
     def is_held(end: str) -> bool:
         return (tmp_path / f"held-{end}").exists() and kept.exists() and kept.read_bytes().count(b"\n") == 3
 
-    for end, code in {"SIGKILL": -9, "SIGINT": 130, "SIGTERM": 143}.items():
+    for end, code in {"SIGKILL": -9, "SIGTERM": 143}.items():
         hold.write_text(end)
-        sigint = "SIG_IGN" if end == "SIGTERM" else "SIG_DFL"
-        with subprocess.Popen([*start, sigint, *COMMAND], cwd=tmp_path, stderr=subprocess.PIPE) as ended:
+        with subprocess.Popen(COMMAND, cwd=tmp_path, stderr=subprocess.PIPE) as ended:
             until(lambda process=ended, end=end: is_held(end) or process.poll() is not None)
             started = psutil.Process(ended.pid).children(recursive=True)
-            if sigint == "SIG_IGN":
-                ended.send_signal(signal.SIGINT)  # as in the background of a script: it goes on
+            ended.send_signal(signal.SIGINT)  # it goes on
             ended.send_signal(getattr(signal, end))
             said = ended.communicate()[1].decode()
         assert ended.returncode == code, (end, said)
@@ -321,9 +274,7 @@ def test_a_real_measurement_goes_on_where_it_ended_whatever_ended_it(tmp_path: P
             psutil.wait_procs(started)
 
     hold.unlink()
-    again = subprocess.run(
-        [*start, "SIG_DFL", *COMMAND], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    again = subprocess.run(COMMAND, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert known in again.stderr
     assert {row.local_batch for row in read_profile(tmp_path / "p.parquet").rows} == {2, 4, 8}
     assert not kept.exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -12,54 +11,11 @@ from pliant.schemas.errors import JobsFailedError
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.measuring.launch import Advance, LaunchEnd, Script
 from pliant.tools.profile.measuring.plan import MeasuringOptions
-from pliant.tools.profile.measuring.request import BatchSearch, MeasurementRequest, Outcome, Point
+from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
 from pliant.tools.profile.measuring.run import Launch, measure
-from pliant.tools.profile.throughput import plan_batch
 from tests.builders import cluster, job
+from tests.tools.profile.measuring.machine import Machine
 from tests.tools.profile.rows_builder import reduce
-
-
-@dataclass
-class Machine:
-    """Ten milliseconds a sample, five a synchronisation; batches above ``crash`` kill the launch."""
-
-    crash: int | None = None
-    launches: list[tuple[str, int, MeasurementRequest]] = field(default_factory=list)
-
-    def __call__(
-        self, script: Script, workers: int, request: MeasurementRequest, advance: Advance
-    ) -> LaunchEnd:
-        self.launches.append((script.name, workers, request))
-        points: list[Point] = []
-        for local, accum in self._points(workers, request):
-            if self.crash and local > self.crash:
-                outcome = Outcome(
-                    parameters=7, torch="2", points=tuple(points), current=Point(local_batch=local)
-                )
-                return LaunchEnd(outcome, out_of_memory=True)
-            points.append(self._point(workers, local, accum))
-            advance(Outcome(parameters=7, torch="2", points=tuple(points)))
-        points += [Point(local_batch=0, weights=weights, step_s=(0.002,)) for weights in request.weights]
-        return LaunchEnd(Outcome(parameters=7, torch="2", points=tuple(points), done=True))
-
-    def _points(self, workers: int, request: MeasurementRequest) -> list[tuple[int, int]]:
-        bracket = BatchSearch(request.local_batches, fits=request.fits, misfit=request.misfit)
-        found = []
-        while request.local_batches and (batch := bracket.next()) is not None:
-            found.append((batch, 1))
-            bracket.tell(batch, fits=self.crash is None or batch <= self.crash)
-            if self.crash and batch > self.crash:
-                return found
-        cap = min(limit for limit in (request.per_gpu_max, bracket.fits, 10**9) if limit)
-        plans = [plan_batch(size, workers, cap) for size in request.global_batches]
-        return [*found, *((plan.local, plan.accum) for plan in plans)]
-
-    def _point(self, workers: int, local: int, accum: int) -> Point:
-        compute = 0.01 * local * accum
-        if workers == 1:
-            return Point(local_batch=local, accum=accum, step_s=(compute,) * 3, peak_memory=100)
-        step = compute + 0.005
-        return Point(local_batch=local, accum=accum, step_s=(step,) * 3, compute_s=(compute,) * 3)
 
 
 def profiled(
@@ -97,7 +53,7 @@ def test_computing_and_synchronisation_are_told_apart() -> None:
 
 
 def test_running_out_of_memory_starts_again_below() -> None:
-    machine = Machine(crash=20)
+    machine = Machine(limit=20)
     rows = found(profiled(machine, CPUS, low=1, high=2, batch=64))
     fits = {local for (gpus, local, _), row in rows.items() if gpus == 1 and row.feasible}
     misfits = {local for (gpus, local, _), row in rows.items() if gpus == 1 and not row.feasible}
@@ -106,7 +62,7 @@ def test_running_out_of_memory_starts_again_below() -> None:
     assert rows[1, 32, 1].step_seconds is None
     assert rows[1, 16, 4].feasible
     assert rows[2, 16, 2].step_seconds == pytest.approx(0.325), "a gang accumulates, too"
-    no_batch = found(profiled(Machine(crash=20), CPUS, gpus=2, batch={"size": None}))
+    no_batch = found(profiled(Machine(limit=20), CPUS, gpus=2, batch={"size": None}))
     assert no_batch[2, 20, 1].feasible, "the largest that fits, on each worker"
 
 

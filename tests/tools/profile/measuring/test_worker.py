@@ -46,10 +46,7 @@ def load(time_s: float, **clocks: float) -> _Load:
     [
         (load(10.0, own_s=9.9, busy_s=10.0), 0.0),  # alone
         (load(10.0, own_s=7.0, waited_s=3.0, busy_s=7.0), 0.0),  # its own threads wait for each other
-        (
-            load(10.0, own_s=9.9, waited_s=0.1, busy_s=19.9),
-            0.01,
-        ),  # others work on other cores
+        (load(10.0, own_s=9.9, waited_s=0.1, busy_s=19.9), 0.01),  # others work on other cores
         (load(10.0, own_s=5.0, waited_s=5.0, busy_s=20.0), 0.5),
         (load(10.0, own_s=9.0, waited_s=4.0, busy_s=11.0), 0.2),  # half of what it waited was its own doing
         (load(10.0, own_s=6.0, busy_s=6.0, stolen_s=4.0), 0.4),  # a hypervisor took its core
@@ -156,16 +153,17 @@ def test_disturbed_points_are_measured_again_after_all_others(
     assert best == {1: 0.0, 2: 0.0, 4: 0.2}
 
 
-def test_on_a_machine_that_stays_busy_a_second_visit_is_the_last(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("shares", "visited"),
+    [
+        pytest.param({1: [0.0], 2: [BUSY]}, [1, 2], id="in peace each is measured once"),
+        pytest.param({1: [0.5, 0.6], 2: [0.9, 0.4]}, [1, 2, 1, 2], id="busy throughout: twice"),
+    ],
+)
+def test_a_whole_round_of_disturbed_points_is_the_last(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shares: dict[int, list[float]], visited: list[int]
 ) -> None:
-    points = swept(monkeypatch, tmp_path, {1: [0.5, 0.6], 2: [0.9, 0.4]})
-    assert [point.local_batch for point in points] == [1, 2, 1, 2]
-
-
-def test_in_peace_every_point_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    points = swept(monkeypatch, tmp_path, {1: [0.0], 2: [BUSY]})
-    assert [point.local_batch for point in points] == [1, 2]
+    assert [point.local_batch for point in swept(monkeypatch, tmp_path, shares)] == visited
 
 
 def test_a_batch_that_did_not_fit_stays_so_whatever_was_measured() -> None:

@@ -17,6 +17,7 @@ from tests.builders import job
 from tests.tools.profile.predictor.histories import history
 
 EPOCHS = {"epochs": 4.0, "dataset_size": 100}
+END = Event(2.0, "finish", "a", samples_done=150.0)
 
 
 def submitted(job_id: str, **stated: Any) -> Event:
@@ -29,22 +30,15 @@ def epoch(job_id: str, number: int, samples: float, loss: float | None = None) -
 
 
 def test_a_job_is_known_by_its_epochs_and_by_the_first_loss_that_it_reported() -> None:
-    (found,) = ended_jobs(
-        [
-            submitted("a"),
-            Event(0.5, "progress", "a", samples_done=10.0, loss=7.0),
-            epoch("a", 1, 50, 4.0),
-            epoch("a", 2, 100, 3.0),
-            Event(2.0, "finish", "a", samples_done=150.0),
-        ]
-    )
+    first = Event(0.5, "progress", "a", samples_done=10.0, loss=7.0)
+    (found,) = ended_jobs([submitted("a"), first, epoch("a", 1, 50, 4.0), epoch("a", 2, 100, 3.0), END])
     assert found.total_samples == 150
     assert [each[:4] for each in found.epochs] == [(50, 7, 50, 4), (50, 7, 100, 3)]
 
 
 def test_epochs_that_were_trained_again_after_a_failure_count_once() -> None:
-    events = [submitted("a"), epoch("a", 1, 50, 4.0), epoch("a", 2, 100, 3.0), epoch("a", 2, 100, 2.0)]
-    (found,) = ended_jobs([*events, Event(2.0, "finish", "a", samples_done=150.0)])
+    twice = [epoch("a", 2, 100, 3.0), epoch("a", 2, 100, 2.0)]
+    (found,) = ended_jobs([submitted("a"), epoch("a", 1, 50, 4.0), *twice, END])
     assert [(each.samples_done, each.loss) for each in found.epochs] == [(50, 4), (100, 2)]
 
 
@@ -52,8 +46,7 @@ def test_epochs_that_were_trained_again_after_a_failure_count_once() -> None:
 def test_an_epoch_without_a_number_counts_as_the_next(said: object) -> None:
     """The detail is what a script wrote."""
     odd = Event(1.0, "epoch", "a", samples_done=100.0, loss=3.0, detail={"epoch": said})
-    events = [submitted("a"), epoch("a", 1, 50, 4.0), odd, Event(2.0, "finish", "a", samples_done=150.0)]
-    (found,) = ended_jobs(events)
+    (found,) = ended_jobs([submitted("a"), epoch("a", 1, 50, 4.0), odd, END])
     assert [each[:3] for each in found.epochs][1:] == [(50, 4, 100)]
 
 

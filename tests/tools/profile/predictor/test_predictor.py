@@ -27,15 +27,17 @@ from tests.tools.profile.predictor.histories import history, progress_of
 NAN = math.nan
 
 
-def test_without_a_history_progress_is_uniform() -> None:
-    alpha, beta = ProgressPredictor().beta([Epoch(1000, NAN, 0, NAN, NAN), Epoch(1000, 2.0, 9000, 1.0, 0.5)])
-    assert alpha.tolist() == beta.tolist() == [1, 1]
-
-
-def test_with_too_few_jobs_it_waits_for_more() -> None:
+def learned(jobs: int, **how: float) -> ProgressPredictor:
     found = ProgressPredictor()
-    found.learn(history(FEWEST_JOBS - 1))
+    found.learn(history(jobs, **how))  # type: ignore[arg-type]
+    return found
+
+
+def test_with_too_few_jobs_progress_is_uniform_and_it_waits_for_more() -> None:
+    found = learned(FEWEST_JOBS - 1)
     assert found.fit is None
+    alpha, beta = found.beta([Epoch(1000, NAN, 0, NAN, NAN), Epoch(1000, 2.0, 9000, 1.0, 0.5)])
+    assert alpha.tolist() == beta.tolist() == [1, 1]
     found.learn(history(1, seed=1))
     assert found.fit is not None
 
@@ -50,26 +52,22 @@ def test_the_fit_finds_the_line_that_the_epochs_to_go_follow() -> None:
 
 
 def test_both_parameters_are_at_least_one_however_narrow() -> None:
-    found = ProgressPredictor()
-    found.learn(history(20))
     far = [Epoch(40_000, 7.0, 4e9, 1e-3, 0.99), Epoch(1e9, 1e9, 1, 1e12, -50.0), Epoch(NAN, NAN, 0, NAN, NAN)]
-    for values in found.beta(far):
+    for values in learned(20).beta(far):
         assert np.all(np.isfinite(values))
         assert np.all(values >= 1)
 
 
 def test_a_longer_job_is_predicted_to_be_less_far_after_as_many_epochs() -> None:
-    found = ProgressPredictor()
-    found.learn(history(40, noise=0.1))
-    alpha, beta = found.beta([Epoch(10_000, 1.0, 50_000, 0.8, 0.3), Epoch(40_000, 7.0, 200_000, 6.0, 0.3)])
+    alpha, beta = learned(40, noise=0.1).beta(
+        [Epoch(10_000, 1.0, 50_000, 0.8, 0.3), Epoch(40_000, 7.0, 200_000, 6.0, 0.3)]
+    )
     short, long = alpha / (alpha + beta)
     assert long < short
 
 
 def test_the_interval_covers_jobs_that_were_not_learned_from() -> None:
-    found = ProgressPredictor()
-    found.learn(history(60))
-    hits = []
+    found, hits = learned(60), []
     for job in history(60, seed=8):
         alpha, beta = found.beta(job.epochs)
         hits.extend(inside(alpha, beta, progress_of(job)))
@@ -142,8 +140,7 @@ def test_what_a_training_that_diverged_reports_counts_as_not_known(odd: dict[str
 
 
 def test_features_that_are_not_known_count_as_their_mean() -> None:
-    found = ProgressPredictor()
-    found.learn(history(30))
+    found = learned(30)
     assert found.fit is not None
     size, initial, done, gain, metric = found.fit.mean
     typical = Epoch(size, initial, done, initial * (1 - gain), metric)

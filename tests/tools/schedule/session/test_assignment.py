@@ -18,6 +18,8 @@ from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target, 
 from pliant.tools.schedule.registry import make_policy, policy_class, policy_names
 from pliant.tools.schedule.session.session import Session
 from tests.builders import job, mixed_cluster, session
+from tests.tools.schedule.session.test_session import opened as everyone
+from tests.tools.schedule.session.test_session import steps
 
 NAMES = "abcdef"
 SIZES = st.lists(st.integers(0, 6), min_size=len(NAMES), max_size=len(NAMES))
@@ -102,19 +104,6 @@ def started(*jobs: Job, on: Cluster) -> Session:
     return held
 
 
-class Wished(Policy):
-    """Gives what the test says."""
-
-    name = "wished"
-    elasticity = "size"
-
-    def __init__(self) -> None:
-        self.targets: dict[str, Target] = {}
-
-    def decide(self, snapshot, rng):
-        return Decision(dict(self.targets))
-
-
 @pytest.mark.parametrize(
     ("spec", "on", "place"),
     [
@@ -168,22 +157,19 @@ def test_a_job_whose_parameter_server_vanishes_waits_again():
 
 
 def test_a_place_that_lacks_memory_gives_way_to_another():
-    held = session(Wished(), nodes({"gpus": 2, "memory": 1}, {"gpus": 2, "memory": 9}))
-    held.submit(needy("a", 2, memory=4.0), 0)
-    held.policy.targets = {"a": Target(2, None, None, (("n0", 2),))}
-    held.decide(0)
+    on = nodes({"gpus": 2, "memory": 1}, {"gpus": 2, "memory": 9})
+    held = everyone(on, needy("a", 2, memory=4.0))
+    steps(held, 0, a=Target(2, None, None, (("n0", 2),)))
     assert held.jobs["a"].placement == (("n1", 2),)
 
 
 def test_a_policy_may_name_the_nodes_of_parameter_servers_and_must_name_enough():
-    held = session(Wished(), nodes({"gpus": 2}, {"gpus": 0}, {"gpus": 0}))
-    held.submit(needy("a", 2, ps={"bandwidth": 1.0}, bandwidth=1.0), 0)
-    held.policy.targets = {"a": Target(2, servers=(("n1", 1), ("n2", 1)))}
-    held.decide(0)
+    on = nodes({"gpus": 2}, {"gpus": 0}, {"gpus": 0})
+    held = everyone(on, needy("a", 2, ps={"bandwidth": 1.0}, bandwidth=1.0))
+    steps(held, 0, a=Target(2, servers=(("n1", 1), ("n2", 1))))
     assert held.jobs["a"].servers == (("n1", 1), ("n2", 1))
-    held.policy.targets = {"a": Target(2, servers=(("n1", 1),))}
     with pytest.raises(PolicyError, match='gives "a" 1 parameter servers, it needs 2'):
-        held.decide(1)
+        steps(held, 1, a=Target(2, servers=(("n1", 1),)))
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -54,12 +54,7 @@ def test_a_cooldown_does_not_keep_a_job_from_being_preempted_nor_a_minimum_run_f
     assert steps(held, 1, a=1) == [("a", "shrink")]
     assert steps(held, 59, a=0) == []
     assert steps(held, 60, a=0) == [("a", "preempt")]
-
-
-def test_a_job_that_resumes_runs_for_the_minimum_once_more() -> None:
-    held = opened(ruled(4, min_run=60), GROWS)
-    steps(held, 0, a=2)
-    steps(held, 60, a=0)
+    # once it resumes, it runs for the minimum again
     assert steps(held, 70, a=2) == [("a", "resume")]
     assert steps(held, 129, a=0) == []
     assert steps(held, 130, a=0) == [("a", "preempt")]
@@ -89,19 +84,12 @@ def test_ends_and_lost_nodes_wait_for_nothing() -> None:
     assert held.end("a", 3).gpus == 0
 
 
-def test_a_job_that_is_kept_says_so_and_until_when() -> None:
-    held = under("srtf", ruled(1, min_run=60), *(timed("a", 0, 1000), timed("b", 10, 20)))
+def test_a_job_that_is_kept_says_so_and_until_when_and_a_prediction_heeds_the_rules() -> None:
+    jobs = (job("a", gpu_seconds=1000), job("b", at=10, gpu_seconds=20))
+    held = under("srtf", ruled(1, min_run=60), *jobs)
     assert sizes(held) == {"a": 1}
     assert explanations(held, 10)["a"].reason.endswith("; kept for 50 s more, as the cluster rules")
-
-
-def test_a_prediction_heeds_the_rules() -> None:
-    held = under("srtf", ruled(1, min_run=60), *(timed("a", 0, 1000), timed("b", 10, 20)))
     assert predictions(held, 10)["b"].start_s == 60
-
-
-def timed(name: str, at: float, seconds: float):
-    return job(name, at=at, work={"gpu_seconds": seconds})
 
 
 def test_a_job_that_has_ended_since_it_was_kept_needs_no_explanation() -> None:

@@ -49,8 +49,8 @@ def adopt(held: Session, time: float, *holdings: Holding) -> list[str]:
     return [transition.step for transition in held.adopt(holdings, time)]
 
 
-def opened(nodes, *jobs, throughput=None) -> Session:
-    held = session(Says(), nodes, throughput)
+def opened(nodes, *jobs, throughput=None, policy: type[Says] = Says) -> Session:
+    held = session(policy(), nodes, throughput)
     for each in jobs:
         held.submit(each, each.submit_time)
     return held

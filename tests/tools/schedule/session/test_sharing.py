@@ -13,42 +13,24 @@ from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.testing.harness import CLUSTERS, check_ops, random_ops
-from tests.builders import cluster, job, session
+from tests.builders import cluster, job
+from tests.tools.schedule.session.test_session import Says, steps
+from tests.tools.schedule.session.test_session import opened as everyone
 
 TOGETHER = Sharing(unmeasured="together", speed=0.75)
 
 
-class Packs(Policy):
-    """Says what the test wants said."""
-
+class Packs(Says):
     name = "packs"
     packs = True
-    next: Decision
-
-    def decide(self, snapshot, rng):
-        return self.next
-
-
-class Plain(Packs):
-    """The same, and does not pack."""
-
-    packs = False
 
 
 def shared(*node_gpus: int, sharing: Sharing = TOGETHER, **more: Any) -> Cluster:
     return cluster(*node_gpus).model_copy(update={"sharing": sharing, **more})
 
 
-def opened(nodes: Cluster, *jobs: Job, policy: type[Packs] = Packs) -> Session:
-    held = session(policy(), nodes)
-    for each in jobs:
-        held.submit(each, 0.0)
-    return held
-
-
-def say(held: Session, time: float, **targets: Target | int) -> list[tuple[str, str]]:
-    held.policy.next = Decision({k: Target(v) if isinstance(v, int) else v for k, v in targets.items()})
-    return [(done.job.id, done.step) for done in held.decide(time)]
+def opened(nodes: Cluster, *jobs: Job, policy: type[Says] = Packs) -> Session:
+    return everyone(nodes, *jobs, policy=policy)
 
 
 def beside(other: str, gpus: int = 2) -> Target:
@@ -58,13 +40,13 @@ def beside(other: str, gpus: int = 2) -> Target:
 def pair(nodes: Cluster | None = None, **more: Any) -> Session:
     """Two jobs of two GPUs that train on the same two."""
     held = opened(nodes or shared(2), job("a", gpus=2, **more), job("b", gpus=2, **more))
-    say(held, 0, a=2, b=beside("a"))
+    steps(held, 0, a=2, b=beside("a"))
     return held
 
 
 def test_two_jobs_train_on_the_same_gpus_each_at_its_part_of_the_speed() -> None:
     held = opened(shared(4), job("a", gpus=2, gpu_seconds=100), job("b", gpus=2, gpu_seconds=100))
-    assert say(held, 0, b=beside("a"), a=2) == [("a", "start"), ("b", "start")]
+    assert steps(held, 0, b=beside("a"), a=2) == [("a", "start"), ("b", "start")]
     a, b = held.jobs["a"], held.jobs["b"]
     assert a.placement == b.placement == (("n0", 2),)
     assert (a.beside, b.beside) == ("b", "a")
@@ -91,18 +73,18 @@ def test_a_job_that_is_left_alone_goes_on_at_full_speed_from_then_on() -> None:
 def test_the_first_of_two_may_leave_and_a_third_may_come_in_its_place() -> None:
     held = pair()
     held.submit(job("c", gpus=2), 5.0)
-    assert say(held, 5, a=0, c=beside("b")) == [("a", "preempt"), ("c", "start")]
+    assert steps(held, 5, a=0, c=beside("b")) == [("a", "preempt"), ("c", "start")]
     assert (held.jobs["b"].beside, held.jobs["a"].beside) == ("c", None)
-    assert say(held, 6, b=0, c=0) == [("b", "preempt"), ("c", "preempt")]
+    assert steps(held, 6, b=0, c=0) == [("b", "preempt"), ("c", "preempt")]
     assert held.free.by_type == {"gpu": 2}
 
 
 def test_a_job_moves_away_from_its_company_and_back() -> None:
     held = pair(shared(2, 2))
-    assert say(held, 5, b=2) == [("b", "move")]
+    assert steps(held, 5, b=2) == [("b", "move")]
     assert held.jobs["b"].placement == (("n1", 2),)
     assert held.jobs["a"].samples_per_second == 2
-    assert say(held, 9, b=beside("a")) == [("b", "move")]
+    assert steps(held, 9, b=beside("a")) == [("b", "move")]
     assert held.free.by_type == {"gpu": 2}
 
 
@@ -117,7 +99,7 @@ def test_a_node_that_vanishes_takes_both_along() -> None:
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_a_node_that_is_drained_while_two_share_it_is_free_once_both_have_ended(first: str) -> None:
     held = opened(shared(2, 2), job("a", gpus=4), job("b", gpus=4))
-    say(held, 0, a=4, b=beside("a", 4))
+    steps(held, 0, a=4, b=beside("a", 4))
     held.drain("n0", 1, now=False)
     assert (held.free.by_type["gpu"], held.up_gpus) == (0, 0)
     held.resume("n0", 1)
@@ -134,10 +116,10 @@ def test_a_node_that_is_drained_while_two_share_it_is_free_once_both_have_ended(
 def test_jobs_leave_a_drained_node_together_and_one_that_is_held_leaves_the_other_alone() -> None:
     held = pair(shared(2, 4))
     held.drain("n0", 1, now=True)
-    assert say(held, 1, a=2, b=beside("a")) == [("a", "move"), ("b", "move")]
+    assert steps(held, 1, a=2, b=beside("a")) == [("a", "move"), ("b", "move")]
     assert held.jobs["b"].placement == (("n1", 2),)
     held.hold_back("a", 2, "its owner")
-    assert say(held, 2) == [("a", "preempt")]
+    assert steps(held, 2) == [("a", "preempt")]
     assert held.jobs["b"].samples_per_second == 2
 
 
@@ -161,30 +143,30 @@ def test_what_cannot_be_shared_is_refused(targets: dict[str, Target | int], wron
     held.submit(job("f"), 0)
     held.submit(job("g", gpus=2, shares_gpus=False), 0)
     with pytest.raises(PolicyError, match=wrong):
-        say(held, 1, **targets)
+        steps(held, 1, **targets)
 
 
 def test_a_policy_that_does_not_declare_to_pack_may_not() -> None:
-    held = opened(shared(2), job("a"), job("b"), policy=Plain)
+    held = opened(shared(2), job("a"), job("b"), policy=Says)
     with pytest.raises(PolicyError, match="declares not to pack"):
-        say(held, 0, a=1, b=beside("a", 1))
+        steps(held, 0, a=1, b=beside("a", 1))
 
 
 def test_jobs_whose_memory_is_not_known_stay_alone_unless_the_cluster_says_otherwise() -> None:
     held = opened(shared(2, sharing=Sharing()), job("a", gpus=2), job("b", gpus=2))
-    say(held, 0, a=2)
+    steps(held, 0, a=2)
     with pytest.raises(PolicyError, match="do not fit one GPU together"):
-        say(held, 1, b=beside("a"))
-    assert say(held, 2, a=0) == [("a", "preempt")]
-    assert say(held, 3, a=2, b=beside("a")) == [("a", "resume")], "b has no place, and waits on"
+        steps(held, 1, b=beside("a"))
+    assert steps(held, 2, a=0) == [("a", "preempt")]
+    assert steps(held, 3, a=2, b=beside("a")) == [("a", "resume")], "b has no place, and waits on"
 
 
 def test_another_policy_that_does_not_pack_parts_them_before_it_decides() -> None:
-    held = opened(shared(2), job("a", gpus=2), job("b", gpus=2), policy=Plain)
+    held = opened(shared(2), job("a", gpus=2), job("b", gpus=2), policy=Says)
     held.adopt([Holding("a", (("n0", 2),))], 0)
     held.adopt([Holding("b", (("n0", 2),), beside="a")], 1)
     assert held.jobs["a"].beside == "b"
-    assert say(held, 2) == [("b", "preempt")]
+    assert steps(held, 2) == [("b", "preempt")]
     assert held.jobs["a"].samples_per_second == 2
 
 
@@ -250,7 +232,7 @@ def test_what_a_decision_paired_is_parted_again_where_it_came_to_nothing() -> No
     held = pair()
     held.submit(job("c", gpus=2), 5.0)
     before = [Holding.of(each) for each in held.jobs.values()]
-    say(held, 5, a=0, c=beside("b"))
+    steps(held, 5, a=0, c=beside("b"))
     held.put_back(before, 6)
     assert {each.id: each.beside for each in held.jobs.values()} == {"a": "b", "b": "a", "c": None}
     assert held.free.by_type == {"gpu": 0}
@@ -269,7 +251,7 @@ def stands(held: Session) -> tuple[object, ...]:
 @pytest.mark.parametrize("drained", [False, True])
 def test_where_one_job_cannot_hold_what_a_log_says_nothing_changes(drained: bool) -> None:
     held = opened(shared(2, 2), job("a", gpus=2), job("b", gpus=2), job("c", gpus=2))
-    say(held, 0, a=2, b=beside("a"), c=2)
+    steps(held, 0, a=2, b=beside("a"), c=2)
     if drained:
         held.drain("n0", 1, now=False)
     before = stands(held)
@@ -290,7 +272,7 @@ def test_where_one_job_cannot_hold_what_a_log_says_nothing_changes(drained: bool
 
 def test_a_job_does_not_join_another_one_that_leaves_at_that_moment() -> None:
     held = opened(shared(2, 2), job("a", gpus=2), job("b", gpus=2))
-    say(held, 0, a=2)
+    steps(held, 0, a=2)
     held.adopt([Holding("b", (("n0", 2),), beside="a"), Holding("a", (("n1", 2),))], 1)
     assert [(each.placement, each.beside) for each in held.jobs.values()] == [
         ((("n1", 2),), None),
@@ -301,7 +283,7 @@ def test_a_job_does_not_join_another_one_that_leaves_at_that_moment() -> None:
 
 def test_two_jobs_swap_places_with_two_that_share() -> None:
     held = opened(shared(2, 2), *(job(name, gpus=2) for name in "abc"))
-    say(held, 0, a=2, b=beside("a"), c=2)
+    steps(held, 0, a=2, b=beside("a"), c=2)
     places = {"a": (("n1", 2),), "b": (("n1", 2),), "c": (("n0", 2),)}
     held.adopt(
         [Holding(name, place, beside="a" if name == "b" else None) for name, place in places.items()], 1

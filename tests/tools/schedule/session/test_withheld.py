@@ -43,20 +43,16 @@ def test_a_slot_is_out_of_service_once_until_the_latest_time_that_was_said() -> 
 
 
 def test_a_node_comes_back_without_the_slots_that_are_out_of_service() -> None:
-    held = opened(cluster(2, 1))
+    held = opened(cluster(2, 1), job("a"))
     held.node_down("n0", 1)
     held.withdraw("n0/1", 2, until_s=60)
     held.node_up("n0", 3)
     assert (held.up_gpus, held.free.free_on("n0")) == (2, 1)
     held.advance(60)
     assert (held.up_gpus, held.free.free_on("n0")) == (3, 2)
-
-
-def test_a_slot_in_use_cannot_go_out_of_service() -> None:
-    held = opened(cluster(1), job("a"))
-    steps(held, 0, a=1)
+    steps(held, 61, a=Target(1, placement=(("n1", 1),)))
     with pytest.raises(ValueError, match="would have -1 of 1 GPUs free"):
-        held.withdraw("n0/0", 1, until_s=60)
+        held.withdraw("n1/0", 62, until_s=90)
 
 
 def test_a_job_gets_another_node_where_a_slot_is_withheld_from_it_and_others_get_that_slot() -> None:
