@@ -38,12 +38,12 @@ def test_all_that_happens_years_later_is_the_same_years_later(policy: str):
 
 
 @pytest.mark.parametrize("policy", ["pollux", "ones"])
-def test_equal_claims_are_told_apart_alike_at_every_hour(policy: str):
+def test_ties_of_claims_are_broken_alike_at_every_hour(policy: str):
     """The last digit of an age, or of the service that several jobs have had alike, chose between equals."""
     assert not decisions_changed_by_translation(1, policies=[policy], shifts_s=SHIFTS_S[:1], jobs=45)
 
 
-def test_plans_of_equal_cost_are_told_apart_alike_at_every_hour():
+def test_ties_of_plans_are_broken_alike_at_every_hour():
     """What they cost differs by rounding, from hour to hour."""
     assert not decisions_changed_by_translation(1, policies=["oasis"], jobs=10, first=16)
 

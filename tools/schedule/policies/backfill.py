@@ -55,12 +55,10 @@ class _Block:
 class WaitingLine:
     """Jobs in order of turn. Adding, removing and finding one cost O(block + jobs / block)."""
 
-    def __init__(self, jobs: Iterable[JobState] = ()) -> None:
+    def __init__(self) -> None:
         self._blocks: list[_Block] = []
         self._lasts: list[_Turn] = []
         """The last turn of each block."""
-        for job in jobs:
-            self.add(job)
 
     def __bool__(self) -> bool:
         return bool(self._blocks)

@@ -42,7 +42,6 @@ WAITING_SEEN: Final = 24
 _UNKNOWN_S: Final = 600.0
 KIND: Final = "network"
 SHIPPED: Final = Path(__file__).with_name("drl_network.json")
-"""The weights that come with pliant."""
 _DIGITS: Final = 6
 """Of a weight in its file."""
 
@@ -339,7 +338,6 @@ class TrainedNetwork(Record):
     digest: str
     """SHA-256 of the weights."""
     features: tuple[str, ...]
-    """What a row of features holds, in order."""
     hidden: Annotated[tuple[_Row, ...], Field(min_length=1)]
     offsets: _Row
     out: _Row

@@ -281,7 +281,6 @@ class Kind(NamedTuple):
     gains: tuple[float, ...]
     """What all of the time on each GPU type would be worth; 0: they cannot run there."""
     gpus: int
-    """GPUs of each such job."""
 
 
 def max_min(

@@ -164,7 +164,8 @@ class Hosts:
             return None
         kind = best[-1]
         host = kinds[kind].popleft()
-        _drop_empty(kinds, kind)
+        if not kinds[kind]:
+            del kinds[kind]
         if not kinds:
             del self._free[host.gpus]
         return host
@@ -197,11 +198,6 @@ class _SharingKind(NamedTuple):
 
 def _kind(job: JobState, gpu_type: str, gpus: int) -> _SharingKind:
     return _SharingKind(JobKind.of(job), job.global_batch, gpu_type, gpus)
-
-
-def _drop_empty(kinds: dict[_SharingKind, deque[JobState]], kind: _SharingKind) -> None:
-    if not kinds[kind]:
-        del kinds[kind]
 
 
 # How long a job will take, from those like it that ended before.

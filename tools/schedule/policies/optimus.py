@@ -31,7 +31,6 @@ class _Share:
     job: JobState
     grant: Grant
     most: int
-    """The most GPUs it can use."""
     steps: float
     """Optimizer steps that are left."""
     drops: _Drops

@@ -35,7 +35,6 @@ class _Member:
     waits_since_s: float | None = None
     """None while it holds GPUs."""
     index: float = 0.0
-    """Gittins index, for the policy that has one."""
 
     @property
     def turn(self) -> tuple[int, float, float, tuple[float, str]]:

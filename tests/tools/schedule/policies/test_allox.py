@@ -89,9 +89,9 @@ def test_a_job_of_unknown_work_counts_as_half_done():
 def test_the_reason_names_type_turn_and_work():
     held = opened(Allox(), cluster(2), job("a", gpus=2, gpu_seconds=500), job("b", gpus=2, gpu_seconds=700))
     held.decide(0)
-    told = held.explain(0)
-    assert told["a"].reason == "matched to gpu, turn 1 with 500 GPU-seconds to go"
-    assert (told["b"].reason, told["b"].needs_gpus) == (
+    why = held.explain(0)
+    assert why["a"].reason == "matched to gpu, turn 1 with 500 GPU-seconds to go"
+    assert (why["b"].reason, why["b"].needs_gpus) == (
         "matched to gpu, turn 2 with 700 GPU-seconds to go",
         2,
     )

@@ -75,7 +75,7 @@ def test_shares_are_max_min_fair(limits: list[tuple[int, int]], spare: int):
     assert sum(sizes) == min(gpus, sum(high for _, high in limits))
     for size, (_, high) in zip(sizes, limits, strict=True):
         for other, (low, _) in zip(sizes, limits, strict=True):
-            # whoever could take more has at most one less than anybody who could give
+            # a job that could take more has at most one less than any that could give
             assert size == high or other == low or other - size <= 1
 
 

@@ -130,7 +130,7 @@ def test_skip_starts_all_that_fit():
     assert decided(held, 20) == {"b": 1, "c": 1}
 
 
-def test_an_elastic_job_that_requests_too_much_is_told_what_the_policy_gives():
+def test_an_elastic_job_that_requests_too_much_reads_what_the_policy_gives():
     held = opened(mixed_cluster(one=(4,), two=(4,)), job("a", gpus=6, low=2))
     transitions = held.decide(0)
     assert [(transition.step, transition.reason) for transition in transitions] == [
@@ -162,9 +162,9 @@ def test_a_decision_reads_only_the_head_while_it_waits():
 
 
 @pytest.mark.parametrize("backfill", ["none", "easy", "skip"])
-def test_every_job_is_told_what_it_waits_for(backfill: Backfill):
+def test_every_reason_says_what_a_job_waits_for(backfill: Backfill):
     held = opened(cluster(4), job("a", gpus=3), job("b", gpus=4), job("c", gpus=2), backfill=backfill)
     held.decide(0)
-    told = held.explain(0)
-    assert told["b"].reason == "first in line: waits until 4 GPUs of one type are free"
-    assert (told["c"].reason, told["c"].needs_gpus) == ("waits in line, 1 before it", 2)
+    why = held.explain(0)
+    assert why["b"].reason == "first in line: waits until 4 GPUs of one type are free"
+    assert (why["c"].reason, why["c"].needs_gpus) == ("waits in line, 1 before it", 2)

@@ -34,7 +34,7 @@ ROUND_S = 360.0
 
 
 def rounds(policy: Policy, nodes: Cluster, jobs: list[Job], count: int) -> Session:
-    """A session after so many rounds."""
+    """A session after ``count`` rounds."""
     held = session(policy, nodes)
     for each in jobs:
         held.submit(each, 0)
@@ -109,7 +109,7 @@ def test_finish_time_fairness_gives_more_to_the_job_that_was_promised_more():
 @pytest.mark.parametrize("policy", [Gavel, GavelFtf, GavelMakespan])
 def test_the_reason_is_the_fraction_and_what_came_of_it(policy: type[Policy]):
     held = rounds(policy(), cluster(2), [job(name, gpus=2, gpu_seconds=1e6) for name in "ab"], 2)
-    reasons = {job_id: told.reason for job_id, told in held.explain(ROUND_S).items()}
+    reasons = {job_id: why.reason for job_id, why in held.explain(ROUND_S).items()}
     assert reasons["a"] == "entitled to 50% of the time on gpu (360 s received), priority 0.67"
     assert reasons["b"] == "entitled to 50% of the time on gpu (0 s received), priority 2"
     assert policy.default_interval_s == ROUND_S

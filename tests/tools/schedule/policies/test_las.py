@@ -16,7 +16,7 @@ def test_jobs_that_are_level_take_turns():
     assert held.jobs["a"].attained_service_s(240) == held.jobs["b"].attained_service_s(240) == 120
 
 
-def test_a_newcomer_takes_the_gpus_of_whoever_had_most():
+def test_a_newcomer_takes_the_gpus_of_the_job_that_had_most():
     held = opened(Las(), cluster(4), job("wide", gpus=3), job("thin", gpus=1))
     held.decide(0)
     held.submit(job("new", at=60, gpus=1), 60)
@@ -36,6 +36,6 @@ def test_gpus_count_not_only_time():
 def test_the_reason_is_the_service():
     held = opened(Las(), cluster(2), job("a", gpus=2), job("b", gpus=2))
     held.decide(0)
-    told = held.explain(30)
-    assert told["a"].reason == "60 GPU-seconds received so far"
-    assert (told["b"].reason, told["b"].needs_gpus) == ("0 GPU-seconds received so far", 2)
+    why = held.explain(30)
+    assert why["a"].reason == "60 GPU-seconds received so far"
+    assert (why["b"].reason, why["b"].needs_gpus) == ("0 GPU-seconds received so far", 2)

@@ -1,4 +1,4 @@
-"""GPUs one by one to whoever saves most time."""
+"""GPUs one by one to the job that saves most time."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_rigid_jobs_and_unknown_work():
         job("unknown", model="good", batch=60, low=1, high=4),
     )  # fmt: skip
     assert decided(held, 0) == {"rigid": 2, "unknown": 1}
-    told = held.explain(0)
-    assert told["rigid"].reason == told["unknown"].reason == "one GPU more would save nothing"
+    why = held.explain(0)
+    assert why["rigid"].reason == why["unknown"].reason == "one GPU more would save nothing"
 
 
 def test_the_reason_is_what_the_next_gpu_would_save():

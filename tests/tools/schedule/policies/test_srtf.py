@@ -98,6 +98,6 @@ def test_sjf_counts_the_whole_job():
 def test_the_reason_is_the_service():
     held = opened(Srtf(), cluster(1), job("a", gpu_seconds=100), job("u"))
     held.decide(0)
-    told = held.explain(0)
-    assert told["a"].reason == "100 GPU-seconds to go"
-    assert (told["u"].reason, told["u"].needs_gpus) == ("work unknown, so last in order", 1)
+    why = held.explain(0)
+    assert why["a"].reason == "100 GPU-seconds to go"
+    assert (why["u"].reason, why["u"].needs_gpus) == ("work unknown, so last in order", 1)

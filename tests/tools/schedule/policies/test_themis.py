@@ -85,10 +85,10 @@ def test_only_the_worst_off_bid_and_holders_keep_the_rest():
 def test_the_reason_is_the_fairness_and_the_lease():
     held = opened(Themis(), cluster(1), job("a", gpu_seconds=720), job("b", gpu_seconds=7200))
     held.decide(0)
-    told = held.explain(0)
+    why = held.explain(0)
     # alone with half of the GPU they take 1440 and 14400 s; left out for a lease, 1080 and 7560 s
-    assert told["a"].reason == "finish-time fairness 0.75 if left out, leased until 360 s"
-    assert (told["b"].reason, told["b"].needs_gpus) == ("finish-time fairness 0.53 if left out", 1)
+    assert why["a"].reason == "finish-time fairness 0.75 if left out, leased until 360 s"
+    assert (why["b"].reason, why["b"].needs_gpus) == ("finish-time fairness 0.53 if left out", 1)
 
 
 @pytest.mark.parametrize(("name", "value"), [("fairness", "1"), ("fairness", "-0.1"), ("lease_s", "0")])

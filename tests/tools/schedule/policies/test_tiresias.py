@@ -17,7 +17,7 @@ from tests.builders import cluster, decided, job, mixed_cluster, opened, session
 HOUR = 3600.0
 
 
-def test_whoever_runs_goes_on_until_the_threshold():
+def test_a_running_job_goes_on_until_the_threshold():
     held = opened(Tiresias(queue_gpu_hours="1"), cluster(1), job("a"), job("b", at=1))
     ran = []
     for hour in (0.0, 0.5, 0.99, 1.0, 1.5, 2.0, 2.5):
@@ -59,14 +59,14 @@ def test_several_thresholds_make_more_queues():
     held = opened(Tiresias(queue_gpu_hours="1,2"), cluster(1), job("a"), job("b", at=1))
     for hour in range(8):
         held.decide(hour * HOUR)
-    told = held.explain(7 * HOUR)
-    assert told["a"].reason.startswith("queue 3 of 3, place 1, with ")
+    why = held.explain(7 * HOUR)
+    assert why["a"].reason.startswith("queue 3 of 3, place 1, with ")
     for wrong in ("", "x", "2,1", "1,1", "0", "1,inf"):
         with pytest.raises(UsageError, match="queue_gpu_hours"):
             make_policy("tiresias", {"queue_gpu_hours": wrong})
 
 
-def test_nobody_starves_where_promotion_is_on():
+def test_no_job_starves_where_promotion_is_on():
     held = opened(Tiresias(queue_gpu_hours="1", promote_after=2.0), cluster(1), job("old"))
     held.decide(0)
     held.submit(job("new0", at=HOUR), HOUR)
@@ -186,7 +186,7 @@ def test_the_index_is_the_chance_to_finish_over_the_service_it_takes():
         1 / (2 + 2),
         0,  # the one that took more than 4 took more than 6
         1 / 1,
-        0,  # nobody took more than 8
+        0,  # no job took more than 8
         0,
     ]
     assert Services().indices(np.array([0.0, 5]), 2.0).tolist() == [0, 0]
@@ -205,7 +205,7 @@ def test_services_that_come_later_count_as_if_known_before(before, after, attain
         assert index == pytest.approx(chance / cost, rel=1e-4)
 
 
-def test_whoever_is_about_to_finish_goes_first_and_whoever_is_not_goes_last():
+def test_jobs_about_to_finish_go_first_and_the_others_last():
     held = opened(TiresiasGittins(quantum_gpu_hours=1.0, history_gpu_hours="1,10,10"), cluster(1), job("a"))
     assert ran_at(held, 0, 0.5) == ["a", "a"]
     held.submit(job("b", at=0.5 * HOUR), 0.5 * HOUR)
@@ -245,20 +245,20 @@ def test_queues_come_before_the_index():
 
 
 def test_history_and_queues_are_carried():
-    told = {"quantum_gpu_hours": 2.0, "history_gpu_hours": "3"}
-    held = opened(TiresiasGittins(**told), cluster(1, 1), job("a"), job("b"), job("c", at=1))
+    parameters = {"quantum_gpu_hours": 2.0, "history_gpu_hours": "3"}
+    held = opened(TiresiasGittins(**parameters), cluster(1, 1), job("a"), job("b"), job("c", at=1))
     assert ran_at(held, 0.1) == ["a", "b"]
     held.end("a", HOUR)
     held.decide(HOUR)
     state = held.policy.dump_state()
     assert state["services"] == [0.9 * HOUR]
-    again = TiresiasGittins(**told)
+    again = TiresiasGittins(**parameters)
     again.load_state(state, held.jobs)
     assert again.dump_state() == state
     assert again.explain(held.snapshot(HOUR)) != {}
 
 
-def test_rounds_are_left_out_only_while_nobody_waits():
+def test_rounds_are_left_out_only_while_no_job_waits():
     held = opened(TiresiasGittins(queue_gpu_hours="1"), cluster(1), job("a"))
     held.decide(0)
     assert held.quiet_until_s == HOUR
@@ -276,10 +276,10 @@ def test_it_says_the_index():
     )
     held.decide(1)
     held.decide(HOUR + 1)
-    told = held.explain(HOUR + 1)
-    assert told["a"].reason.startswith("queue 1 of 2, place 2, with ")
-    assert told["b"].reason.endswith("Gittins index 0.286 per GPU-hour")
-    assert told["b"].needs_gpus is None
+    why = held.explain(HOUR + 1)
+    assert why["a"].reason.startswith("queue 1 of 2, place 2, with ")
+    assert why["b"].reason.endswith("Gittins index 0.286 per GPU-hour")
+    assert why["b"].needs_gpus is None
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,6 @@ from pliant.tools.schedule.policies.elastic_dp.optimizer import Optimizer
 from pliant.tools.schedule.policy import Explanation
 
 Batches = Callable[[JobState], BatchRange]
-"""The global batches that a policy chooses from."""
-
 MOST_PRIORITY: Final = 16.0
 """Priorities beyond it count as this: weights keep proportions that sums can hold."""
 
@@ -73,7 +71,6 @@ class Admission:
     members: dict[str, list[Participant]] = field(default_factory=dict)
     """By GPU type, in the order of its optimizer."""
     waiting: dict[str, Explanation] = field(default_factory=dict)
-    """By job id."""
 
     @property
     def full(self) -> bool:

@@ -26,7 +26,6 @@ from pliant.tools.schedule.rates import Speeds
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 BatchRange = tuple[int, int]
-"""Smallest and largest global batch that a policy may choose."""
 GRID: Final = 2.0**-32
 """Resolution of gains, in throughput scaling factors."""
 _NOTHING: Final = np.zeros(1)
@@ -149,9 +148,7 @@ class Gains:
     """
 
     least: int
-    """The smallest feasible size, in GPUs."""
     base: float
-    """What the smallest size is worth."""
     by_extra: Floats
     """[GPUs beyond ``least``] gain over ``base``, -inf where fewer GPUs are worth as much."""
     concave: bool

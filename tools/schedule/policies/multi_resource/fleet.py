@@ -125,7 +125,6 @@ class SlotPlan:
     """Where a job's workers and PS are, slot by slot."""
 
     first: int
-    """The slot of the first row."""
     workers: Ints
     """[slot from first, server]"""
     ps: Ints
@@ -185,7 +184,6 @@ class Active:
     requested: int
     """Workers for a scheduler that does not choose."""
     placed: PlacedWorkers | None = None
-    """What it holds now."""
 
     @property
     def order(self) -> tuple[int, str]:

@@ -64,15 +64,15 @@ class Market:
         found = schedules(bid, first, *places)
         return Quote(bid, first, found.by_end, found)
 
-    def is_hopeless(self, bid: Bid, now: int = 0) -> bool:
+    def is_hopeless(self, bid: Bid) -> bool:
         """Whether even the cheapest prices of all servers are too high: a quick look, without a schedule."""
-        first = max(bid.arrival, now)
+        first = bid.arrival
         cheapest = np.minimum.accumulate(self.workers.cheapest[first:] @ bid.worker)[bid.shortest - 1 :]
         return not np.any(bid.worth[first:][bid.shortest - 1 :] > bid.least_worker_slots * cheapest)
 
-    def offer(self, bid: Bid, now: int = 0) -> tuple[Quote, SlotPlan | None]:
+    def offer(self, bid: Bid) -> tuple[Quote, SlotPlan | None]:
         """Admit a job and commit its plan, or turn it away without one."""
-        quote = self.quote(bid, now)
+        quote = self.quote(bid)
         if not quote.is_worth_it:
             return quote, None
         plan = quote.plan

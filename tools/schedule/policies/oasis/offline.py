@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     Rows = csr_array[Any, tuple[int, int]]
 
+_GAP: Final = 1e-4
+"""Relative: a solution this near to the best counts as the best."""
 MOST_VARIABLES: Final = 100_000
 """Whole numbers of the largest problem that is tried."""
 
@@ -178,7 +180,6 @@ class Optimum:
     plans: tuple[SlotPlan | None, ...]
     """Of each bid; None if it is not admitted."""
     utility: float
-    """Of these plans."""
     bound: float
     """No plans have more."""
 
@@ -194,14 +195,12 @@ def solve(
     slots: int,
     limit_s: float = 60.0,
     *,
-    gap: float = 1e-4,
     used: Used | None = None,
 ) -> Optimum:
     """The plans of the largest total utility.
 
     :param bids: of those with one id at most one is admitted.
     :param limit_s: after this the best found so far is taken, which depends on the machine.
-    :param gap: relative; what is this near to the best is taken for it.
     :param used: what is not there for them.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -215,7 +214,7 @@ def solve(
         integrality=np.ones(layout.count, dtype=np.int64),
         bounds=Bounds(0, layout.most),
         constraints=LinearConstraint(rows, low, high),
-        options={"time_limit": limit_s, "mip_rel_gap": gap, "presolve": False},
+        options={"time_limit": limit_s, "mip_rel_gap": _GAP, "presolve": False},
     )
     bound = layout.best if found.mip_dual_bound is None else min(layout.best, -float(found.mip_dual_bound))
     if found.x is None:

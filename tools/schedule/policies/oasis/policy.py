@@ -54,7 +54,6 @@ class Answers(NamedTuple):
     said: dict[str, dict[str, Any]]
     """Of each that is admitted or turned away, what events keep."""
     rejected: dict[str, str]
-    """Why some are turned away for good."""
 
 
 class BooksSlots(Policy):

@@ -321,7 +321,6 @@ class _Known:
     pool: Pool
     limits: JobLimits
     observations: int
-    """How many there were."""
     candidates: BatchCandidates
     noise_scale: float | None
     goodput: GoodputTable

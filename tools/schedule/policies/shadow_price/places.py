@@ -32,7 +32,6 @@ class SeatedJob:
     """What it makes: those that lose least by a move make way."""
     held: NodeGpus = ()
     pinned: bool = False
-    """Whether it must stay where it is."""
     move_cost: float = 0.0
     """What a move costs it, in the unit of ``worth``, over the time in which it has to pay."""
 

@@ -24,7 +24,7 @@ def test_departures_on_the_way_speed_up_those_who_stay() -> None:
     assert gps.virtual == 12
 
 
-def test_virtual_time_stands_still_while_nobody_is_served() -> None:
+def test_virtual_time_stands_still_while_no_job_is_served() -> None:
     gps = VirtualTime()
     gps.advance(50, gpus=4)
     assert gps.virtual == 0

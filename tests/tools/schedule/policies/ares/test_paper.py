@@ -37,7 +37,7 @@ def equal_sharing(jobs: list[Job], demands: dict[str, float], gpus: int) -> dict
     return ends
 
 
-def test_figure_1_nobody_ends_later_than_under_equal_sharing_and_the_mean_falls_by_two_hours() -> None:
+def test_figure_1_no_job_ends_later_than_under_equal_sharing_and_the_mean_falls_by_two_hours() -> None:
     hours = {"a": 2, "b": 2, "c": 4}
     jobs = [job(i, gpus=1, low=1, high=4, gpu_seconds=4 * h * HOUR) for i, h in hours.items()]
     shared = equal_sharing(jobs, {i: 4 * h * HOUR for i, h in hours.items()}, 4)

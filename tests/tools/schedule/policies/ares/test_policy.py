@@ -143,7 +143,7 @@ def test_a_lost_node_shrinks_the_job_and_its_return_grows_it() -> None:
     assert sizes(held) == {}
 
 
-def test_a_job_that_came_and_went_between_two_decisions_is_nobody() -> None:
+def test_a_job_that_came_and_went_between_two_decisions_changes_nothing() -> None:
     held = session(Ares(), cluster(4))
     held.decide(0)
     held.submit(job("a", at=1, gpus=4, gpu_seconds=40), 1)
@@ -328,7 +328,7 @@ def test_a_running_job_stays_on_its_type_however_fast_another_one_gets_free() ->
     assert held.jobs["second"].gpu_type == "slow"
 
 
-def test_a_job_that_lost_its_gpus_chooses_its_type_anew() -> None:
+def test_a_job_that_lost_its_gpus_chooses_its_type_again() -> None:
     held = session(Ares(), mixed_cluster(slow=(4,), fast=(4,)), power(x_slow=1.0, x_fast=3.0))
     held.submit(job("first", gpus=4, model="x", work={"samples": 60}), 0)
     held.submit(job("second", gpus=4, model="x", work={"samples": 600}), 0)

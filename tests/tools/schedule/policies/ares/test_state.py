@@ -47,7 +47,7 @@ class TwoTypes(CurveThroughput):
 
 
 class Recorded(Ares):
-    """Ares that keeps what it was told and what it said last."""
+    """Ares that keeps all changes it saw and its last decision."""
 
     def __init__(self, compact_s: float | None = None) -> None:
         super().__init__(pool=0.25, compact_s=compact_s)
@@ -154,7 +154,7 @@ def test_gpus_that_would_slow_a_job_where_they_are_stay_free() -> None:
 
 
 def test_a_late_arrival_takes_virtual_time_as_the_log_has_it() -> None:
-    # Told at 60 of a job of time 10, after a cancellation at 50: V is that of 50, here and in a rebuild.
+    # A job of time 10 is seen at 60, after a cancellation at 50: V is that of 50, here and in a rebuild.
     policy = Ares()
     held = session(policy, cluster(4))
     held.submit(job("a", at=0, gpus=4, low=1, gpu_seconds=400), 0)

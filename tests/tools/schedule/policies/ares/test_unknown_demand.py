@@ -34,8 +34,8 @@ def test_a_number_is_cut_in_proportion(total: int, weights: list[int], parts: li
         pytest.param(8, [(5, 9), (1, 9), (1, 9)], [5, 2, 1], id="a minimum is whole"),
         pytest.param(4, [(3, 3), (2, 2), (1, 9)], [3, 0, 1], id="who does not fit waits, one behind it runs"),
         pytest.param(2, [(1, 9)] * 3, [1, 1, 0], id="first come"),
-        pytest.param(9, [(1, 2), (1, 2)], [2, 2], id="nobody wants the rest"),
-        pytest.param(3, [], [], id="nobody"),
+        pytest.param(9, [(1, 2), (1, 2)], [2, 2], id="no job takes the rest"),
+        pytest.param(3, [], [], id="no jobs"),
     ],
 )
 def test_gpus_are_split_equally(total: int, limits: list[tuple[int, int]], split: list[int]) -> None:
@@ -96,7 +96,7 @@ def test_a_running_job_that_the_pool_no_longer_holds_gives_its_gpus_back() -> No
     assert decided(held, 2) == {"known": 6, "y": 2}
 
 
-def test_on_mixed_types_each_type_gives_its_part_and_nobody_moves_for_a_newcomer() -> None:
+def test_on_mixed_types_each_type_gives_its_part_and_no_job_moves_for_a_newcomer() -> None:
     held = session(Ares(pool=6), mixed_cluster(one=(8,), two=(4,)))
     held.submit(job("known", gpus=1, low=1, gpu_seconds=800), 0)
     for name in "xyz":

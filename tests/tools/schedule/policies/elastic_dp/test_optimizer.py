@@ -15,7 +15,7 @@ from pliant.tools.schedule.policies.elastic_dp.curves import GRID, Gains
 from pliant.tools.schedule.policies.elastic_dp.optimizer import Optimizer
 
 Curve = list[float]
-"""[GPUs] what so many are worth; the first is for none and not looked at."""
+"""[GPUs] what they are worth; the first is for none and not read."""
 
 
 def gains_of(curve: Sequence[float]) -> Gains | None:
@@ -191,7 +191,7 @@ def test_no_job_and_no_gpu():
     assert optimizer(0, [[0, 1]]) is None
 
 
-def test_nobody_gets_a_gpu_that_gains_nothing():
+def test_no_job_gets_a_gpu_that_gains_nothing():
     assert sizes(20, [0, 1, 1, 2, 2, 1], [0, 3, 3, 3], [0, 1, 2, 2]) == [3, 1, 2]
 
 
@@ -223,7 +223,9 @@ def test_a_quota_holds_for_all_jobs_of_a_user_together():
     fast, slow = [0, 2, 4, 6, 8], [0, 1, 2, 3, 4]
     assert sizes(8, fast, fast, slow, users=["ann", "ann", "bob"]) == [4, 3, 1]
     assert sizes(8, fast, fast, slow, users=["ann", "ann", "bob"], quota=5) == [4, 1, 3]
-    assert sizes(8, fast, fast, slow, users=["", "", "bob"], quota=5) == [4, 3, 1], "nobody's jobs are free"
+    assert sizes(8, fast, fast, slow, users=["", "", "bob"], quota=5) == [4, 3, 1], (
+        "jobs without a user have no quota"
+    )
 
 
 def test_a_quota_with_no_room_for_one_more_refuses_it():

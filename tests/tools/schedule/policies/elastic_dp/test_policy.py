@@ -64,7 +64,7 @@ def test_jobs_join_in_order_of_arrival_while_the_smallest_sizes_fit():
     assert decided(held, 600) == {"b": 3, "c": 3, "d": 2}
 
 
-def test_strictly_nobody_passes_a_job_that_does_not_fit():
+def test_strictly_no_job_passes_one_that_does_not_fit():
     jobs = [elastic(name, at=at, low=3) for at, name in enumerate("abc")]
     held = opened(*jobs, elastic("d", at=3, low=2), strict=True)
     assert decided(held, 3) == {"a": 5, "b": 3}
@@ -132,7 +132,7 @@ def test_without_a_part_only_the_interval_counts():
     assert decided(held, 600) == {"b": 8}
 
 
-def test_on_an_idle_cluster_nobody_waits():
+def test_on_an_idle_cluster_no_job_waits():
     held = opened(elastic("a"), ended_part=None)
     held.decide(0)
     held.end("a", 10)
@@ -192,7 +192,7 @@ def test_a_quota_limits_each_named_user():
     assert decided(held, 0) == {"a": 3, "b": 1, "c": 4}
     assert held.explain(0)["d"].reason == "needs 3 GPUs, its user's quota has 2 left"
     assert "e" in held.ended, "it would never fit"
-    assert decided(opened(elastic("a"), quota=4), 0) == {"a": 8}, "nobody's jobs are free"
+    assert decided(opened(elastic("a"), quota=4), 0) == {"a": 8}, "jobs without a user have no quota"
 
 
 def test_priorities_are_weights():
@@ -248,16 +248,16 @@ def test_jobs_that_cannot_be_resized_get_what_they_requested():
 def test_explanations_say_what_a_gpu_more_would_add():
     held = opened(elastic("a", "slow", high=3), elastic("b", "jump", high=4), elastic("c", low=2), gpus=5)
     held.decide(0)
-    told = {name: why.reason for name, why in held.explain(0).items()}
-    assert told == {
+    reasons = {name: why.reason for name, why in held.explain(0).items()}
+    assert reasons == {
         "a": "1.00 times one GPU at batch 960, one GPU more would add 0.50",
         "b": "1.00 times one GPU at batch 960, one GPU more would add 0.10",
         "c": "3.00 times one GPU at batch 960, one GPU more would add 1.00",
     }
     held = opened(elastic("a", "slow", high=2), elastic("b", "slow"), elastic("c", low=7))
     held.decide(0)
-    told = {name: why.reason for name, why in held.explain(0).items()}
-    assert told == {
+    reasons = {name: why.reason for name, why in held.explain(0).items()}
+    assert reasons == {
         "a": "1.50 times one GPU at batch 960, its largest size",
         "b": "1.88 times one GPU at batch 960, one GPU more would add nothing",
         "c": "needs 7 GPUs, the smallest sizes of the jobs before it leave 6",
@@ -347,7 +347,7 @@ def test_no_more_jobs_count_than_there_are_gpus():
     interval_s=st.sampled_from([0.0, 0.1, 100.0, 600.0]),
     carried=st.booleans(),
 )
-def test_told_the_whole_history_or_there_all_along(steps, ended_part, interval_s, carried):
+def test_scaling_times_follow_from_the_history_of_changes_alone(steps, ended_part, interval_s, carried):
     now_s, history = 0.0, []
     for passes_s, kind in steps:
         now_s += passes_s

@@ -72,6 +72,6 @@ def test_a_job_takes_a_slot_a_worker_and_what_it_demands() -> None:
     assert (placed.workers.tolist(), placed.ps.tolist()) == ([3, 0], [2])
 
 
-def test_types_are_told_apart() -> None:
+def test_servers_of_one_type() -> None:
     nodes = ServerNodes(node_states(CLUSTER))
     np.testing.assert_array_equal(nodes.of_type("b"), [False, True])

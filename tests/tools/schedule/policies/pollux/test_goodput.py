@@ -241,17 +241,17 @@ def test_across_nodes_is_taken_to_be_a_little_worse_until_it_is_measured():
     assert seconds(found, (2, 2), 16) > seconds(found, (4,), 16)
 
 
-def test_times_that_are_not_told_apart_can_be_fitted_too():
+def test_step_times_without_a_part_for_synchronising_can_be_fitted_too():
     whole = [measured(TRUE, place, 64)._replace(sync_seconds=None) for place in PLACES]
     found = fit([measured(TRUE, (1,), 16), *whole])
     assert seconds(found, (4, 4), 64) == pytest.approx(seconds(TRUE, (4, 4), 64), rel=0.1)
 
 
 def test_the_order_of_equal_calls_does_not_matter_and_nothing_is_kept():
-    told = [measured(TRUE, place, 64) for place in PLACES]
-    first = fit(told)
-    fit(told[:3])
-    assert fit(told) == first
+    times = [measured(TRUE, place, 64) for place in PLACES]
+    first = fit(times)
+    fit(times[:3])
+    assert fit(times) == first
 
 
 def test_nothing_to_fit_is_said():

@@ -1,4 +1,4 @@
-"""Pollux as a policy: small clusters whose best allocation can be told by hand."""
+"""Pollux as a policy: small clusters whose best allocation can be found by hand."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ UP_TO_THREE = TimedSteps(lambda model, kind, place, batch: batch / sum(place) if
 
 
 @pytest.mark.parametrize("elastic", ["size", "size+batch"])
-def test_a_fit_is_not_trusted_where_nobody_knows_a_speed(elastic: str):
+def test_a_fit_is_not_trusted_where_no_speed_is_known(elastic: str):
     held = session(Pollux(knowledge="measured"), cluster(8), UP_TO_THREE)
     batch = {"size": 64, "min": 32, "max": 1024}
     held.submit(job("a", high=8, elastic=elastic, batch=batch, work={"samples": 1e9}), 0.0)
@@ -127,15 +127,15 @@ def test_nodes_are_never_overfull_and_jobs_of_several_nodes_never_meet(nodes, li
             assert sum(len(state.placement) > 1 for state in here) <= 1
 
 
-def test_every_job_is_told_what_its_fair_share_is():
+def test_every_reason_names_the_fair_share():
     held = session(Pollux(), cluster(4), FLAT)
     held.submit(job("a", gpus=4, model="fast"), 0.0)
     held.submit(job("b", gpus=4, model="fast"), 0.0)
     held.decide(0.0)
-    told = held.explain(0.0)
-    assert sorted(told) == ["a", "b"]
-    assert all("fair share" in each.reason for each in told.values())
-    assert sorted(each.needs_gpus or 0 for each in told.values()) == [0, 4]
+    why = held.explain(0.0)
+    assert sorted(why) == ["a", "b"]
+    assert all("fair share" in each.reason for each in why.values())
+    assert sorted(each.needs_gpus or 0 for each in why.values()) == [0, 4]
 
 
 @pytest.mark.parametrize("wrong", [{"restart_s": -1.0}, {"population": 0}, {"generations": -1}])

@@ -103,7 +103,7 @@ def test_repair_leaves_gangs_whole_or_out():
     assert repair(task, matrix([3], [4])).tolist() == [[[1], [0]]]
 
 
-def test_first_come_gives_everybody_the_least_in_turn():
+def test_first_come_gives_every_job_the_least_in_turn():
     task = problem([2, 4], [LINEAR] * 3, least=[1, 4, 2])
     assert first_come(task, task.held[0]).tolist() == [[1, 0], [0, 4], [0, 0]]
 

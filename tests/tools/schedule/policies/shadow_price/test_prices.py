@@ -128,7 +128,7 @@ def _curve(rng: np.random.Generator, gpus: int) -> np.ndarray:
 
 
 def _flow_time_by_prices(curves: list[np.ndarray], work: list[float], gpus: int) -> float:
-    """Prices anew whenever a job ends, and then the sizes of largest worth."""
+    """New prices whenever a job ends, and then the sizes of largest worth."""
     rates, left, alive, flow = np.array(curves), np.array(work), [*range(len(work))], 0.0
     while alive:
         jobs, sizes = [PricedJob.of(rates[job]) for job in alive], np.arange(gpus + 1)
