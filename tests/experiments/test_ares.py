@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.ares import traces
+from experiments.ares import traces, workloads
 from experiments.ares.experiment import EXPERIMENT
 from experiments.ares.facts import POLICIES, gain_over, jct_by_alpha, mean_of
 from experiments.ares.folds import fold
@@ -114,9 +114,9 @@ def test_without_the_published_workloads_it_says_so(tmp_path: Path, monkeypatch:
 
 
 def test_a_smoke_run_replays_the_published_jobs_and_keeps_what_they_cost(
-    tmp_path: Path, reference_data: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sources: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(traces, "DATA", reference_data)
+    monkeypatch.setattr(workloads, "Sources", lambda _folder: sources)
     outcomes = carry_out(EXPERIMENT, tmp_path / "out", sweeps=["testbed-360.json"], smoke=True)
     assert set(outcomes) == {f"testbed-0-{name}" for name in SIX_MINUTES}
     for each in outcomes.values():

@@ -113,7 +113,7 @@ def _settled(job: Job, gpus: int, batch: int) -> Job:
 def simulator_model(
     compat: Compat, inputs: Inputs, times: ThroughputByPlacement, round_s: float | None, *, stepwise: bool
 ) -> tuple[ProgressModel, Oracle]:
-    """How jobs train in the simulator, and what policies know in it; ``round_s`` is between decisions."""
+    """How jobs train in the simulator, and what policies know in it; ``round_s``: between decisions."""
     cut = SteppedCut(times, inputs.tables)
     model = SimulatorEpochs(inputs.tables, cut, compat.max_epochs, round_s=round_s, stepwise=stepwise)
     return model, Truth(model, cut, times, inputs.cluster, compat.most_gpus)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -223,14 +222,8 @@ def _column(log: EventLog, field: pa.Field, rows: range, known: dict[str, pa.Arr
     values = getattr(log, field.name, None)
     if values is None:
         return pa.nulls(len(rows), field.type)
-    numbers = _numbers(values[rows.start : rows.stop])
-    return compute("take", known[field.name], numbers) if field.name in known else numbers
-
-
-def _numbers(values: array[Any]) -> pa.Array:
-    """Arrow numbers with null for NaN and negative values."""
-    import pyarrow as pa
-
-    found = number_array(values)
+    found = number_array(values[rows.start : rows.stop])
+    # NaN and negative numbers, which are not their own absolute value, stand for null
     is_null = compute("not_equal", compute("abs", found), found)
-    return compute("if_else", is_null, pa.nulls(len(found), found.type), found)
+    numbers = compute("if_else", is_null, pa.nulls(len(found), found.type), found)
+    return compute("take", known[field.name], numbers) if field.name in known else numbers

@@ -272,7 +272,7 @@ class Pieces:
 
 
 class PieceTrajectory:
-    """The way of one job, which has ``done`` samples, to the end of the last piece."""
+    """One job's trajectory from ``done`` samples to the end of the last piece."""
 
     __slots__ = ("_done", "_first", "_offset_s", "_pieces", "seconds")
 

@@ -23,10 +23,10 @@ from pliant.schemas.errors import BadInputError, Problem, UsageError
 from pliant.schemas.file_io.documents import document_bytes, parse_document
 from pliant.schemas.file_io.files import atomic_write, read_bytes, source_name
 from pliant.schemas.file_io.limits import ROWS_BYTES
-from pliant.schemas.file_io.record import Identifier, NonNegativeInt, Record, problems_of
+from pliant.schemas.file_io.record import Identifier, NonNegativeInt, Record, broken_rule, problems_of
 from pliant.tools.replay.engine.costs import is_event_file
 from pliant.tools.replay.options import Conditions, ConvergenceFile, JobsFile, JobsLimit, ProfileFile
-from pliant.tools.replay.traces.recipe import BUILT_IN, parse_table, refuse
+from pliant.tools.replay.traces.recipe import BUILT_IN, parse_table
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import files_among, make_policy, policy_class, policy_names
 
@@ -67,7 +67,7 @@ class Trace(Record):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.jobs is None) == (self.synth is None):
-            refuse("/jobs", "expected exactly one of jobs and synth")
+            raise broken_rule("expected exactly one of jobs and synth", "/jobs")
         return self
 
 
@@ -95,7 +95,7 @@ class SweepRecipe(Record, Conditions):  # type: ignore[misc]  # pydantic freezes
     @model_validator(mode="after")
     def _conditions_hold(self) -> Self:
         for name, text in self.wrong():
-            refuse(f"/{name}", text)
+            raise broken_rule(text, f"/{name}")
         return self
 
     @model_validator(mode="after")
@@ -109,9 +109,9 @@ class SweepRecipe(Record, Conditions):  # type: ignore[misc]  # pydantic freezes
         for axis, names in axes.items():
             for name in names:
                 if names.count(name) > 1:
-                    refuse(f"/{axis}", f'"{name}" is there twice')
+                    raise broken_rule(f'"{name}" is there twice', f"/{axis}")
         for policy in sorted(set(self.parameters) - set(self.policies)):
-            refuse(f"/parameters/{policy}", "is not among the policies of this sweep")
+            raise broken_rule("is not among the policies of this sweep", f"/parameters/{policy}")
         return self
 
 
@@ -147,27 +147,22 @@ def parameter_grid(recipe: SweepRecipe, policy: str) -> Iterator[dict[str, Value
 
 
 def _beside(recipe: SweepRecipe, folder: Path) -> SweepRecipe:
-    def found(path: str | None) -> str | None:
-        return None if path is None else str(folder / path)
+    def found(record: Record, *names: str) -> dict[str, str]:
+        paths = {name: getattr(record, name) for name in names}
+        return {name: str(folder / path) for name, path in paths.items() if path is not None}
 
-    traces = tuple(
-        trace.model_copy(
-            update={
-                "jobs": found(trace.jobs),
-                "synth": trace.synth if trace.synth in BUILT_IN else found(trace.synth),
-                "profile": found(trace.profile),
-                "convergence": found(trace.convergence),
-            }
-        )
-        for trace in recipe.traces
-    )
-    clusters = tuple(one.model_copy(update={"path": found(one.path)}) for one in recipe.clusters)
-    named = {name: text for name in COSTS if is_event_file(text := getattr(recipe, name) or "")}
-    own = {"failures": recipe.failures, "predictor": recipe.predictor}
-    files = {name: found(path) for name, path in {**named, **own}.items()}
-    return recipe.model_copy(
-        update={"traces": traces, "clusters": clusters, "parameters": _files_beside(recipe, folder), **files}
-    )
+    traces = []
+    for trace in recipe.traces:
+        made_by = () if trace.synth in BUILT_IN else ("synth",)
+        traces.append(trace.model_copy(update=found(trace, "jobs", "profile", "convergence", *made_by)))
+    clusters = [one.model_copy(update=found(one, "path")) for one in recipe.clusters]
+    costs = [name for name in COSTS if is_event_file(getattr(recipe, name) or "")]
+    update = {
+        "traces": tuple(traces),
+        "clusters": tuple(clusters),
+        "parameters": _files_beside(recipe, folder),
+    }
+    return recipe.model_copy(update={**update, **found(recipe, "failures", "predictor", *costs)})
 
 
 def _files_beside(recipe: SweepRecipe, folder: Path) -> dict[str, dict[str, tuple[Value, ...]]]:

@@ -8,10 +8,9 @@ import tomllib
 from collections.abc import Iterator
 from datetime import date, time
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NoReturn, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
 
 from pliant.schemas.errors import BadInputError, Problem, UsageError
 from pliant.schemas.file_io.files import read_bytes, source_name
@@ -28,6 +27,7 @@ from pliant.schemas.file_io.record import (
     SampleCount,
     WorkAmount,
     as_pointer,
+    broken_rule,
     problems_of,
 )
 from pliant.schemas.job import Elasticity
@@ -64,11 +64,7 @@ Sizes = Annotated[dict[str, PositiveFloat], Field(min_length=1)]
 def _sizes_are_numbers(sizes: dict[str, float] | None) -> None:
     for size in sizes or ():
         if not 0 < (whole_number(size) or 0) <= MOST_GPUS:
-            refuse("/gpus", f'"{size}" is not a number of GPUs')
-
-
-def refuse(pointer: str, text: str) -> NoReturn:
-    raise PydanticCustomError("recipe", "{problem}", {"problem": text, "pointer": pointer})
+            raise broken_rule(f'"{size}" is not a number of GPUs', "/gpus")
 
 
 MOST_EPOCHS: Final = 1e9
@@ -109,13 +105,14 @@ class Model(Record):
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         if (self.epochs is None) != (self.dataset_size is None):
-            refuse("/epochs", "epochs and dataset_size come together")
+            raise broken_rule("epochs and dataset_size come together", "/epochs")
         if self.epochs and self.gpu_seconds:
-            refuse("/epochs", "epochs and gpu_seconds are both given, expected one kind of work")
-        if self.epochs and self.epochs[0] > self.epochs[1]:
-            refuse("/epochs", f"{self.epochs[1]:g} is below {self.epochs[0]:g}, expected [from, to]")
-        if self.epochs and self.epochs[1] > MOST_EPOCHS:
-            refuse("/epochs/1", f"{self.epochs[1]:g} is too large, expected at most {MOST_EPOCHS:g}")
+            raise broken_rule("epochs and gpu_seconds are both given, expected one kind of work", "/epochs")
+        low, high = self.epochs or (0.0, 0.0)
+        if low > high:
+            raise broken_rule(f"{high:g} is below {low:g}, expected [from, to]", "/epochs")
+        if high > MOST_EPOCHS:
+            raise broken_rule(f"{high:g} is too large, expected at most {MOST_EPOCHS:g}", "/epochs/1")
         _sizes_are_numbers(self.gpus)
         return self
 
@@ -179,13 +176,14 @@ class Recipe(Record):
     def _fields_agree(self) -> Self:
         _sizes_are_numbers(self.gpus)
         if self.count is None and self.window_h * self.rate_per_hour > MOST_JOBS:
-            refuse("/hours", f"more than {MOST_JOBS:,} jobs arrive in {self.window_h:g} h at this rate")
+            problem = f"more than {MOST_JOBS:,} jobs arrive in {self.window_h:g} h at this rate"
+            raise broken_rule(problem, "/hours")
         if (self.kind == "sample") != (self.trace is not None):
-            refuse("/trace", 'kind "sample" and trace come together')
+            raise broken_rule('kind "sample" and trace come together', "/trace")
         drawn = set(self.classes) if self.kind != "sample" and not self.gpu_time else set(CLASS_HOURS)
         for name in sorted(drawn):
             if not any(not model.classes or name in model.classes for model in self.models):
-                refuse("/models", f'no model is trained by jobs of class "{name}"')
+                raise broken_rule(f'no model is trained by jobs of class "{name}"', "/models")
         return self
 
 
