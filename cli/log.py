@@ -57,7 +57,9 @@ def log(
         if job is not None or follow or tail is not None:
             text = "--repair mends the log of the state directory: name no job, and leave -f and --tail out"
             raise UsageError(text)
-        _repair(state)
+        from pliant.tools.run.statedir.log.repair import repair as repaired
+
+        out_text("".join(f"{line}\n" for line in repaired(state)))
         return
     from pliant.tools.run.watch.output import events_to_come, job_output, last_events
 
@@ -77,9 +79,3 @@ def log(
             write_stdout(chunk if shown is None else shown.of(chunk))
         elif reader_left(sys.stdout):
             raise BrokenPipeError
-
-
-def _repair(state: Path) -> None:
-    from pliant.tools.run.statedir.log.repair import repair
-
-    out_text("".join(f"{line}\n" for line in repair(state)))

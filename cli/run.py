@@ -23,11 +23,11 @@ from pliant.cli.common import (
 from pliant.cli.console import is_screen, is_terminal, note, out_text, stderr
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.files import write_stdout
+from pliant.schemas.text import counted
 
 if TYPE_CHECKING:
     from pliant.schemas.event import Event
     from pliant.tools.run.service.options import RunOptions
-    from pliant.tools.run.statedir.log.fold import RunLog
     from pliant.tools.run.statedir.state import Sink
     from pliant.tools.run.watch.screen import Screen
     from pliant.tools.schedule.decide import Question
@@ -171,8 +171,10 @@ def run(
     elif follow:
         (_serve_in_background if detach else _serve)(options)
     else:
+        from pliant.tools.run.watch.screen import line
+
         log, failed = run_once(options)
-        _tell(log, options.state)
+        note(f"{line(log)}; state directory: {options.state}")
         check_failed(log, options.state, failed)
 
 
@@ -263,7 +265,8 @@ def _serve(options: RunOptions) -> None:
 
     with _screen(options) as screen:
         log, left_by = run_and_follow(replace(options, sinks=(*_sinks(), *_words())), screen)
-    note(f"left; {_running(log)} train on; go on with: pliant run --follow --state {options.state}")
+    running = counted(sum(job.phase == "running" for job in log.active.values()), "job")
+    note(f"left; {running} train on; go on with: pliant run --follow --state {options.state}")
     raise typer.Exit(128 + (left_by or 0))
 
 
@@ -313,14 +316,3 @@ def _say_trouble(events: Sequence[Event]) -> None:
 
     for line in trouble(events):
         note(line)
-
-
-def _running(log: RunLog) -> str:
-    count = sum(job.phase == "running" for job in log.active.values())
-    return "1 job" if count == 1 else f"{count} jobs"
-
-
-def _tell(log: RunLog, state: Path) -> None:
-    from pliant.tools.run.watch.screen import line
-
-    note(f"{line(log)}; state directory: {state}")

@@ -79,7 +79,8 @@ def _once(state: Path, job: str | None, output: Form, *, explain: bool) -> None:
     out_text(page.text(found, time.time(), width_for(sys.stdout)))
     if job is None:
         note(run_line(found, state))
-        _name_trouble(found)
+        for line in _trouble(found):
+            note(line)
 
 
 @dataclass(slots=True)
@@ -148,11 +149,6 @@ class _Page:
             known = ", ".join(known_ids(found)) or "none"
             raise UsageError(f"{self.state} has no job {job_id}; it has: {known}")
         return job
-
-
-def _name_trouble(found: Status) -> None:
-    for line in _trouble(found):
-        note(line)
 
 
 def _trouble(found: Status) -> list[str]:

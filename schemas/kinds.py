@@ -71,7 +71,8 @@ def check_kind(kind: str | None) -> None:
 
 def kind_of(data: bytes, source: str) -> str:
     """The kind that the content states or looks like, else that in the name."""
-    found = _stated(data, source) or _named(source)
+    name = Path(source).name
+    found = _stated(data, source) or next((kind for kind in KINDS if kind in name), None)
     if found is None:
         expected = f'expected a "schema" field, or give --kind ({"|".join(KINDS)})'
         raise BadInputError.one(source, f"its kind is unclear{_why_not(data)}: {expected}")
@@ -118,8 +119,3 @@ def _first_object(data: bytes) -> dict[str, Any]:
 def _kind_in(schema: object) -> str | None:
     match = re.match(r"pliant\.([a-z]+)/", schema) if isinstance(schema, str) else None
     return match[1] if match and match[1] in KINDS else None
-
-
-def _named(source: str) -> str | None:
-    name = Path(source).name
-    return next((kind for kind in KINDS if kind in name), None)

@@ -144,35 +144,26 @@ def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
     :raises UsageError: Parquet would go to a terminal, or the place cannot be written.
     :raises ServiceMissingError: the disk is full or broken; nothing is half-written.
     """
-    _write(path, (data,), mode)
+    write_chunks(path, (data,), mode=mode)
 
 
 def write_chunks(path: str | Path, chunks: Iterable[bytes], *, mode: int = 0o666) -> None:
     """As :func:`write_bytes`, without the whole product in memory."""
-    _write(path, chunks, mode)
-
-
-def _write(path: str | Path, chunks: Iterable[bytes], mode: int) -> None:
     if str(path) != PIPE:
         _write_file(path, chunks, mode)
         return
     try:
         for chunk in chunks:
-            _refuse_terminal(chunk)
-            write_stdout(_shown(chunk) if stdout().isatty() else chunk)
+            write_stdout(_for_a_terminal(chunk) if stdout().isatty() else chunk)
     except BrokenPipeError:
         raise
     except OSError as error:
         raise write_error(error, "<stdout>") from error
 
 
-def _refuse_terminal(data: bytes) -> None:
-    if data.startswith(PARQUET_MAGIC) and stdout().isatty():
+def _for_a_terminal(chunk: bytes) -> bytes:
+    if chunk.startswith(PARQUET_MAGIC):
         raise UsageError("Parquet is not written to a terminal: give -o FILE or pipe into the next command")
-
-
-def _shown(chunk: bytes) -> bytes:
-    """Nothing in it acts on the terminal."""
     return harmless(chunk.decode(errors="backslashreplace"), keeps="\n\t").encode()
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.cli.policies import entry, page, policies
@@ -11,6 +11,7 @@ from pliant.tools.schedule.registry import describe, policy_names
 NAMES = policy_names()
 
 
+@settings(max_examples=25)
 @given(st.integers(40, 200))
 def test_no_line_of_policies_is_wider_than_the_terminal(width: int) -> None:
     longest = max(map(len, NAMES))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from pliant.tools.report.records import JobRecord, Outcome, RunRecord, Usage
+from pliant.tools.report.records import Outcome, RunRecord, Usage
 from pliant.tools.report.references.equal_shares import equal_deal_finishes, fluid_finishes, gps_finishes
 from pliant.tools.report.references.isolated import ReferenceJob, isolated_finishes, reference_jobs
 
@@ -84,13 +84,9 @@ def _against(run: RunRecord, finishes: Mapping[str, float]) -> Fairness:
     ended = [(job, finish) for job, finish in finished if finish > job.submit_s and job.jct_s]
     return Fairness(
         finishes,
-        {job.id: _ratio(job, finish) for job, finish in ended},
+        {job.id: (job.jct_s or 0.0) / (finish - job.submit_s) for job, finish in ended},
         {job.id: (job.end_s or 0.0) - finish for job, finish in ended},
     )
-
-
-def _ratio(job: JobRecord, fair_finish_s: float) -> float:
-    return (job.jct_s or 0.0) / (fair_finish_s - job.submit_s)
 
 
 @dataclass(frozen=True, slots=True)

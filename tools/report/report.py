@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.json_lines import garbage_collection_paused
@@ -98,41 +98,35 @@ def read_report(
         raise UsageError("stdin (-) holds one event file, it cannot be named twice")
     found = [event_files(path) for path in paths]
     made = make_report(
-        [read_run(file) for files in found for file in files.events],
+        [read_run(file) for events, _ in found for file in events],
         reference=reference,
         baseline=baseline,
         wanted=wanted,
     )
-    skipped = (f"{path} is {a_file(kind)}: left out" for files in found for path, kind in files.others)
+    skipped = (f"{path} is {a_file(kind)}: left out" for _, others in found for path, kind in others)
     return replace(made, warnings=(*made.warnings, *skipped))
 
 
-class Files(NamedTuple):
-    """What a path of a report stands for."""
+def event_files(path: str | Path) -> tuple[Sequence[str | Path], Sequence[tuple[Path, str]]]:
+    """The event files that a path stands for, and Parquet files of other kinds beside them, with their kinds.
 
-    events: Sequence[str | Path]
-    others: Sequence[tuple[Path, str]] = ()
-    """Parquet files of other kinds beside them, with their kinds."""
-
-
-def event_files(path: str | Path) -> Files:
-    """The file itself, or of a folder ``events.jsonl`` (a state directory) or all Parquet files of events.
+    Of a folder it is ``events.jsonl`` (a state directory) or all Parquet files of events.
 
     :raises UsageError: a folder has neither.
     """
     folder = Path(path)
     if str(path) == "-" or not folder.is_dir():
-        return Files([path])
+        return [path], []
     live = folder / "events.jsonl"
     if live.exists():
-        return Files([live])
+        return [live], []
     kinds = {found: kind_of_parquet(found) for found in sorted(folder.glob("*.parquet"))}
     others = [(found, kind) for found, kind in kinds.items() if kind not in (None, "event")]
     events = [found for found in kinds if kinds[found] in (None, "event")]
     if not events:
         beside = f", only {a_file(others[0][1])}: {others[0][0].name}" if others else ""
         raise UsageError(f"{path}: the folder has no events.jsonl and no .parquet file of events{beside}")
-    return Files(events, others)
+    return events, others
 
 
 def make_report(
@@ -149,15 +143,13 @@ def make_report(
     references = References()
     named = zip(runs, labels(runs), strict=True)
     made = tuple(_run_report(run, label, references, wanted) for run, label in named)
-    base = None if baseline is None else find_run(made, baseline)
-    return Report(
-        made, tuple(differences(runs)), reference, base, {} if base is None else _paired(made, base)
-    )
-
-
-def _paired(runs: Sequence[RunReport], base: RunReport) -> dict[str, PairedJcts]:
-    others = [each for each in runs if each is not base and paired_jcts_s(each.run, base.run)]
-    return {each.label: compare_jcts(each.run, base.run) for each in others}
+    warnings = tuple(differences(runs))
+    if baseline is None:
+        return Report(made, warnings, reference)
+    base = find_run(made, baseline)
+    others = [each for each in made if each is not base and paired_jcts_s(each.run, base.run)]
+    paired = {each.label: compare_jcts(each.run, base.run) for each in others}
+    return Report(made, warnings, reference, base, paired)
 
 
 def _run_report(run: RunRecord, label: str, references: References, wanted: Wanted) -> RunReport:

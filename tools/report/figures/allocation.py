@@ -97,16 +97,6 @@ class Band:
     gpus: Sequence[float]
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """A rectangle of a band: from ``start_s`` to ``end_s``, ``gpus`` high on top of ``low``."""
-
-    start_s: float
-    end_s: float
-    low: float
-    gpus: float
-
-
 def _stack(plot: Axes, bands: Sequence[Band], unit: TimeUnit, *, edges: bool) -> None:
     line: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.8} if edges else {"linewidth": 0.0}
     x = [time / unit.seconds for time in bands[0].times_s]
@@ -140,13 +130,12 @@ def _name_bands(plot: Axes, bands: Sequence[Band], unit: TimeUnit, end_s: float)
     for band in bands:
         stretch = _longest_stretch(band, low)
         if stretch is not None:
-            wide = (stretch.end_s - stretch.start_s) / end_s
-            rotation = _rotation(len(band.name), wide, stretch.gpus / top)
+            first, last = stretch
+            start, end, gpus = band.times_s[first], band.times_s[last], band.gpus[first]
+            rotation = _rotation(len(band.name), (end - start) / end_s, gpus / top)
             if rotation is not None:
-                x = (stretch.start_s + stretch.end_s) / 2 / unit.seconds
-                text = plot.text(
-                    x, stretch.low + stretch.gpus / 2, band.name, rotation=rotation, fontsize=7.5
-                )
+                x, y = (start + end) / 2 / unit.seconds, low[first] + gpus / 2
+                text = plot.text(x, y, band.name, rotation=rotation, fontsize=7.5)
                 text.set(ha="center", va="center", color=ink(band.colour))
         low = [below + gpus for below, gpus in zip(low, band.gpus, strict=True)]
 
@@ -158,17 +147,18 @@ def _rotation(characters: int, wide: float, high: float) -> float | None:
     return 90.0 if high > _UPRIGHT * (characters + 1) / 2 and wide > 1.8 * _ACROSS else None
 
 
-def _longest_stretch(band: Band, low: Sequence[float]) -> Stretch | None:
-    """The longest time in which the band neither moves nor resizes."""
-    best: Stretch | None = None
+def _longest_stretch(band: Band, low: Sequence[float]) -> tuple[int, int] | None:
+    """The steps between which the band neither moves nor resizes for longest."""
+    best: tuple[int, int] | None = None
+    longest_s = 0.0
     start = 0
     for index in range(1, len(band.times_s)):
         same = band.gpus[index] == band.gpus[start] and low[index] == low[start]
         if same and index + 1 < len(band.times_s):
             continue
-        found = Stretch(band.times_s[start], band.times_s[index], low[start], band.gpus[start])
-        if found.gpus and (best is None or found.end_s - found.start_s > best.end_s - best.start_s):
-            best = found
+        seconds = band.times_s[index] - band.times_s[start]
+        if band.gpus[start] and (best is None or seconds > longest_s):
+            best, longest_s = (start, index), seconds
         start = index
     return best
 

@@ -180,7 +180,8 @@ def equal_deal_finishes(
 
     :param left_s: when jobs were stopped, by id; they take no share of later deals.
     """
-    coming = sorted((_entering(job, terms) for job in jobs), key=lambda each: each.enters_s, reverse=True)
+    entering = (_Sharer(job, job.arrival_s + terms.grace_s + terms.grace * job.alone_s) for job in jobs)
+    coming = sorted(entering, key=lambda each: each.enters_s, reverse=True)
     changes = [(time_s, gpus) for time_s, gpus in capacity[1:]]
     gone = left_s or {}
     there: list[_Sharer] = []
@@ -197,7 +198,8 @@ def equal_deal_finishes(
             gpus = changes.pop(0)[1]
         until = min(now + terms.deal_s, changes[0][0] if changes else inf)
         there = [each for each in there if gone.get(each.job.id, inf) > now]
-        if not changes and not coming and not _trains_ever(there, gpus, terms):
+        trains = terms.lost_s < terms.deal_s and any(each.job.least_gpus <= gpus for each in there)
+        if not changes and not coming and not trains:
             break
         _deal(there, gpus)
         for each in there:
@@ -207,14 +209,6 @@ def equal_deal_finishes(
         finishes |= dict.fromkeys(over, until)
         there, now = [each for each in there if each.job.id not in over], until
     return finishes
-
-
-def _entering(job: ReferenceJob, terms: EqualDeals) -> _Sharer:
-    return _Sharer(job, job.arrival_s + terms.grace_s + terms.grace * job.alone_s)
-
-
-def _trains_ever(there: Sequence[_Sharer], gpus: int, terms: EqualDeals) -> bool:
-    return terms.lost_s < terms.deal_s and any(each.job.least_gpus <= gpus for each in there)
 
 
 def _deal(there: Sequence[_Sharer], gpus: int) -> None:

@@ -53,13 +53,10 @@ def reference_jobs(run: RunRecord) -> list[ReferenceJob]:
             curve = usable(record.curve, record.job.max_gpus(cluster_gpus))
             demand = _demand_gpu_s(record, samples)
             least = max(record.job.min_gpus, int(record.curve[0][0]))
-            alone_s = _alone_s(record)
+            stated = record.samples
+            alone_s = _demand_gpu_s(record, stated) / record.job.gpus.requested if stated else 0.0
             found.append(ReferenceJob(record.id, record.submit_s, samples, curve, demand, least, alone_s))
     return found
-
-
-def _alone_s(record: JobRecord) -> float:
-    return 0.0 if not record.samples else _demand_gpu_s(record, record.samples) / record.job.gpus.requested
 
 
 def _demand_gpu_s(record: JobRecord, samples: float) -> float:
@@ -154,7 +151,8 @@ def isolated_finishes(run: RunRecord, jobs: Sequence[ReferenceJob]) -> dict[str,
         gpus = share.mean(record.submit_s, record.end_s)
         requested = record.job.gpus.requested
         if sizes_jobs and record.job.elastic != "none":
-            jct_s = _between(gpus, *(job.samples / rate(job.curve, n) for n in _around(gpus)))
+            low_s, high_s = (job.samples / rate(job.curve, max(1, n)) for n in (floor(gpus), ceil(gpus)))
+            jct_s = low_s / gpus if gpus < 1 else low_s + (gpus - floor(gpus)) * (high_s - low_s)
         else:
             jct_s = job.samples / rate_at(record.curve, requested) * max(1.0, requested / gpus)
         finishes[job.id] = job.arrival_s + jct_s
@@ -179,16 +177,6 @@ class _Shares:
     def mean(self, start_s: float, end_s: float) -> float:
         """Cluster GPUs over the mean number of active jobs; both times must be those of a job."""
         return self._gpus * (end_s - start_s) / (self._area[end_s] - self._area[start_s])
-
-
-def _around(gpus: float) -> tuple[int, int]:
-    return max(1, floor(gpus)), max(1, ceil(gpus))
-
-
-def _between(gpus: float, low_s: float, high_s: float) -> float:
-    if gpus < 1:
-        return low_s / gpus
-    return low_s + (gpus - floor(gpus)) * (high_s - low_s)
 
 
 def _best_rate(curve: tuple[Point, ...], gpus: int) -> float:

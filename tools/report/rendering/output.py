@@ -52,7 +52,8 @@ def render(report: Report, kind: ReportFormat, extras: Extras, *, width: int | N
     :raises UsageError: the format has no place for what is asked.
     """
     if kind == "json":
-        _refuse_in_json(extras)
+        if extras.simulated is not None:
+            raise UsageError("the metrics document has no place for --simulated: use --format csv")
         return document_bytes(document(report, extras), "metrics", with_defaults=True).decode()
     if kind == "csv":
         return as_csv(_csv_rows(report, extras))
@@ -109,11 +110,6 @@ def _csv_rows(report: Report, extras: Extras) -> list[dict[str, Any]]:
     if extras.jobs:
         return [row for each in report.runs for row in job_rows(each)]
     return metrics_rows(report)
-
-
-def _refuse_in_json(extras: Extras) -> None:
-    if extras.simulated is not None:
-        raise UsageError("the metrics document has no place for --simulated: use --format csv")
 
 
 def document(report: Report, extras: Extras = NO_EXTRAS) -> Metrics:

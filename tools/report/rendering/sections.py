@@ -101,12 +101,14 @@ FIGURES: Final = (
 def metrics_section(report: Report) -> Section:
     """The runs side by side; a figure that applies to none of them is left out."""
     shown = _shown(report)
-    times = [value for row in shown if row.kind == "time" for value in _values(report, row)]
-    unit = time_unit(times)
-    rows = [_jobs_row(report), *_completed_rows(report)]
+    metrics = [each.metrics for each in report.runs]
+    unit = time_unit(value_of(each, row.name) for row in shown if row.kind == "time" for each in metrics)
+    finished = (f"{each.jobs_finished} of {each.jobs_submitted}" for each in metrics)
+    rows: list[tuple[str, ...]] = [("jobs finished", "", *finished), *_completed_rows(report)]
+    unit_names = {"time": unit.name, "percent": "%", "ms": "ms"}
     for row in shown:
         cells = [_cell(row, each, report.baseline, unit) for each in report.runs]
-        rows.append((row.title, _unit_name(row.kind, unit), *cells))
+        rows.append((row.title, unit_names.get(row.kind, ""), *cells))
     notes = (f"{each.label}: {note}" for each in report.runs for note in (each.provenance, *each.caveats))
     compared = report.baseline is not None and len(report.runs) > 1
     base = (f"in brackets: relative to {report.baseline.label}",) if report.baseline and compared else ()
@@ -129,15 +131,6 @@ def _shown(report: Report) -> list[Figure]:
 def _shows(each: RunReport, name: str) -> bool:
     """Whether a run has the figure, or should have it and shows a dash."""
     return name in each.unknown or value_of(each.metrics, name) is not None
-
-
-def _values(report: Report, row: Figure) -> list[float | None]:
-    return [value_of(each.metrics, row.name) for each in report.runs]
-
-
-def _jobs_row(report: Report) -> tuple[str, ...]:
-    counts = (f"{m.jobs_finished} of {m.jobs_submitted}" for m in (each.metrics for each in report.runs))
-    return ("jobs finished", "", *counts)
 
 
 def _completed_rows(report: Report) -> list[tuple[str, ...]]:
@@ -163,10 +156,6 @@ def _writer(kind: Kind, unit: TimeUnit) -> Callable[[float | None], str]:
         "ms": partial(number, digits=3),
     }
     return writers[kind]
-
-
-def _unit_name(kind: Kind, unit: TimeUnit) -> str:
-    return {"time": unit.name, "percent": "%", "ms": "ms"}.get(kind, "")
 
 
 def value_of(metrics: RunMetrics, name: str) -> float | None:
@@ -276,7 +265,7 @@ def _row(each: RunReport) -> tuple[str, ...]:
     latest = sorted(past, key=lambda job_id: (-delays_s[job_id], job_id))
     named = [f"{job_id} {duration(delays_s[job_id])}" for job_id in latest[:_NAMED]]
     more = [f"{len(latest) - _NAMED} more"] if len(latest) > _NAMED else []
-    worst = "–" if worst_s is None else _signed(worst_s)
+    worst = NOTHING if worst_s is None else f"{'-' if worst_s < 0 else ''}{duration(abs(worst_s))}"
     return (
         each.label,
         duration(bound_s),
@@ -286,10 +275,6 @@ def _row(each: RunReport) -> tuple[str, ...]:
         number(len(delays_s), 0),
         ", ".join(named + more),
     )
-
-
-def _signed(value_s: float) -> str:
-    return f"{'-' if value_s < 0 else ''}{duration(abs(value_s))}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,12 +89,9 @@ def drawn(section: Section, width: int | None = None) -> str:
     for part in parts:
         lines += [*part, ""]
     for note in section.notes:
-        lines += [f"  {note}"] if width is None else _note(note, width)
+        broken = [note] if width is None else wrapped(note, width - 2, indent="  ")
+        lines += [f"  {line}" for line in broken]
     return "".join(f"{line.rstrip()}\n" for line in "\n".join(lines).rstrip().splitlines())
-
-
-def _note(note: str, width: int) -> list[str]:
-    return [f"  {line}" for line in wrapped(note, width - 2, indent="  ")]
 
 
 def _blocks(section: Section, width: int) -> list[list[int]]:
@@ -181,11 +178,8 @@ def _placed(text: str, width: int, *, right: bool) -> str:
 def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> str:
     """A table, without a last line end; the first columns are words, the others numbers."""
     rule = ["---" if index < text_columns else "---:" for index in range(len(headers))]
-    return "\n".join(map(_row, (headers, rule, *rows)))
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+    cells = ([cell.replace("|", r"\|") for cell in row] for row in (headers, rule, *rows))
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
 def wrapped_prose(text: str) -> str:
