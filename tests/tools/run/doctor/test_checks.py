@@ -162,20 +162,15 @@ def test_what_is_no_folder_is_a_problem(kind: str, tmp_path: Path) -> None:
     assert worst(examine(path)) == "problem"
 
 
+UNLOCKED = Mount("nfs", frozenset(["nolock"]))
+
+
 @pytest.mark.parametrize(
     ("mount", "backend", "said"),
     [
         (Mount("tmpfs"), "local", "warning: {place} is in memory (tmpfs): a reboot empties it"),
-        (
-            Mount("nfs", frozenset(["nolock"])),
-            "local",
-            "warning: nfs: other machines do not see its locks (nolock)",
-        ),
-        (
-            Mount("ext4"),
-            "slurm",
-            "warning: {place} is on ext4, and the nodes have to see it at the same path",
-        ),
+        (UNLOCKED, "local", "warning: nfs: other machines do not see its locks (nolock)"),
+        (Mount("ext4"), "slurm", "warning: {place} is on ext4, and the nodes have to see it at the same"),
         (Mount("nfs4"), "slurm", "ok: on nfs4, which machines can share"),
         (Mount(""), "local", "ok: on an unknown file system"),
     ],
