@@ -93,7 +93,6 @@ def test_a_submission_that_is_killed_is_there_as_a_whole_or_not_at_all(
 
 RUN_STEPS = [
     ("pliant.tools.run.statedir.state:State.record", "before", 2),
-    ("pliant.tools.run.statedir.state:State.record", "after", 1),
     ("pliant.tools.run.statedir.state:State.record", "after", 2),
     ("pliant.tools.run.statedir.state:State.record", "after", 3),
     ("pliant.tools.run.service.executor:Executor.apply", "before", 2),
