@@ -33,7 +33,6 @@ _DRIVER: Final = Path("/dev/nvidiactl")
 _LONGEST_HOST: Final = 64
 """Leaves room for a GPU type in the name of a node."""
 _MOST_SLOTS: Final = 1024
-"""Of one node in a cluster file."""
 Kind = Literal["slurm", "slurm-jobs"]
 _GPU: Final = "gpu"
 _FUTURE: Final = "FUTURE"

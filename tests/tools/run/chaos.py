@@ -66,17 +66,17 @@ class Storm:
     folder: Path
     seed: int
     elastic_every: int = 6
-    """Each so many-th job trains for real; the others are stand-ins that need no torch."""
+    """Every n-th job trains for real; the others are stand-ins that need no torch."""
     torchrun: bool = True
-    """Whether those are started as users' jobs are; else by Python alone."""
+    """Whether those are started as users' jobs are; otherwise by Python alone."""
     slurm: SlurmCluster | None = None
-    """What they run on; None: this machine."""
+    """What they run on; None for this machine."""
     wanted: dict[str, float | None] = field(default_factory=dict)
-    """Samples of every job that was acknowledged; None: it may also fail, for a reason."""
+    """Samples of every job that was acknowledged; None if it may also fail, for a reason."""
     cancelled: set[str] = field(default_factory=set)
     done: Counter[str] = field(default_factory=Counter)
     disk_was_full: bool = False
-    """While the loop lived that lives, or lived last."""
+    """During the life of the current or last loop."""
 
     def __post_init__(self) -> None:
         self.folder = self.folder.resolve()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +24,9 @@ from tests.builders import cluster, job
 from tests.leftovers import PATIENCE_S
 from tests.tools.run.scripts import script
 
+ROOT = Path(__file__).parents[3]
+PLIANT = (sys.executable, "-m", "tests.tools.run.runner_process")
+"""Commands that start jobs by Python where a user's would start torchrun."""
 QUICK = Timeouts(abort_s=5.0, term_s=5.0, kill_s=1.0, broken_s=1.0)
 
 
@@ -76,6 +82,18 @@ class Site:
 
     def of(self, job_id: str) -> list[str]:
         return [line for line in self.story() if line.split()[1] == job_id]
+
+
+def environment() -> dict[str, str]:
+    """Of processes that import the tests."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def call(site: Site, *argv: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a process in the folder of the site to its end."""
+    given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+    about = {"cwd": site.folder, "env": environment(), "capture_output": True, "text": True, **given}
+    return subprocess.run([*map(str, argv)], check=False, **about)
 
 
 def until(condition: Callable[[], object]) -> None:

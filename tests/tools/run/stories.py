@@ -66,10 +66,8 @@ class Story:
     """A run under a policy, and its log so far.
 
     :param seed: equal seeds give equal stories.
-    :param most_jobs: so many come at most.
-    :param most_active: so many are there at a time.
-    :param happenings: what happens, each as likely as another.
-    :param reports: what workers report, likewise.
+    :param most_active: jobs at a time.
+    :param happenings: what happens; all equally likely, as are ``reports``.
     """
 
     def __init__(

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.run.blows import (
-    BLOWS,
-)
+from tests.tools.run.blows import BLOWS
 from tests.tools.run.chaos import Storm
 
 
@@ -22,7 +20,7 @@ def storm(tmp_path: Path) -> Iterator[Storm]:
 
 @pytest.mark.torch
 def test_nothing_is_lost_in_a_storm(storm: Storm) -> None:
-    storm.rage(BLOWS, lambda blows: blows < 40, pause_s=0.2)
+    storm.rage(BLOWS, lambda blows: blows < 20, pause_s=0.1)
     storm.check()
     assert storm.done["submission"] >= 3, "one of them trains for real"
     assert min(storm.done[name] for name in ("cancellation", "kill of the loop")) >= 1

@@ -302,24 +302,23 @@ def with_a_slot_left_out(folder: Path) -> StateDir:
     return story.write(folder / "state")
 
 
-def test_a_slot_whose_line_that_freed_it_is_lost_stays_in_service(tmp_path: Path, told: Told) -> None:
+@pytest.mark.parametrize(
+    ("lost", "said", "is_told"),
+    [
+        ("shrink", "the line that freed it is lost; it stays in service", False),
+        ("slot_up", "the line that put it back into service is lost, and replaced", True),
+    ],
+)
+def test_a_slot_that_a_job_got_back_is_in_service_whichever_line_is_lost(
+    tmp_path: Path, told: Told, lost: str, said: str, is_told: bool
+) -> None:
     state = with_a_slot_left_out(tmp_path)
-    without(state, lambda event: event.event == "shrink")
-    assert "slot n0/3: the line that freed it is lost; it stays in service" in told(state)
-    assert "slot_down" not in {event.event for event in read_events(state.events)}
-    assert {job_id: found.gpus for job_id, found in read_log(state.path).jobs.items()} == {"a": 4, "b": 4}
-    assert ends(state) == FINE
-
-
-def test_a_slot_that_a_job_got_is_back_in_service_though_no_line_says_so(tmp_path: Path, told: Told) -> None:
-    state = with_a_slot_left_out(tmp_path)
-    without(state, lambda event: event.event == "slot_up")
-    assert "slot n0/3: the line that put it back into service is lost, and replaced" in told(state)
+    without(state, lambda event: event.event == lost)
+    assert f"slot n0/3: {said}" in told(state)
     log = read_log(state.path)
-    assert ({job_id: found.gpus for job_id, found in log.jobs.items()}, log.suspects.slots) == (
-        {"a": 4, "b": 4},
-        {},
-    )
+    assert {job_id: found.gpus for job_id, found in log.jobs.items()} == {"a": 4, "b": 4}
+    assert log.suspects.slots == {}
+    assert is_told == ("slot_down" in {event.event for event in read_events(state.events)})
     assert ends(state) == FINE
 
 

@@ -116,7 +116,7 @@ def test_a_drain_outlives_a_restart_and_the_cron_line_heeds_it(site: Site) -> No
     end_all(site, "a", "b")
 
 
-def test_unknown_nodes_and_directories_without_a_run_are_refused(site: Site) -> None:
+def test_nodes_that_are_unknown_are_refused_and_others_wait_in_the_spool(site: Site) -> None:
     ask(site, "a", samples=20)
     with pytest.raises(UsageError, match="no run has begun there, so its nodes are not known"):
         order_nodes(site.state, "drain", ["n0"])
@@ -124,27 +124,16 @@ def test_unknown_nodes_and_directories_without_a_run_are_refused(site: Site) -> 
     with pytest.raises(UsageError, match="has no node n7; it has: n0, n1"):
         order_nodes(site.state, "drain", ["n0", "n7"])
     assert Spool(StateDir(site.state)).requests() == []
+    ask(site, "n0", samples=20)
+    order_jobs(site.state, "hold", ["n0"])  # a job of the same name
     order_nodes(site.state, "resume", ["n0"])
     order_nodes(site.state, "drain", ["n1"])
     found = Watcher(site.state).look()
     assert [line.partition(" ")[2] for line in closed_lines(found, 0.0)] == [
         *("has ordered to resume node n0", "has ordered to drain node n1"),
     ]
-
-
-def test_a_job_and_a_node_of_one_name_are_ordered_each_for_itself(site: Site) -> None:
-    run_and_follow(
-        begin(site, "fifo"),
-        story((nothing, lambda: ask(site, "a", samples=20)), (phase("a", "finished"), lambda: None)),
-    )
-    ask(site, "n0", samples=20)
-    order_jobs(site.state, "hold", ["n0"])
-    order_nodes(site.state, "drain", ["n0"])
-    found = Watcher(site.state).look()
     (waiting,) = (each for each in statuses(found, found.log.last_s) if each.id == "n0")
     assert waiting.why.endswith("has ordered to hold it")
-    (line,) = closed_lines(found, found.log.last_s)
-    assert line.endswith("has ordered to drain node n0")
 
 
 def test_a_node_is_drained_though_the_schedule_that_is_run_next_is_of_other_nodes(site: Site) -> None:

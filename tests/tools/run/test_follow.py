@@ -209,22 +209,17 @@ def test_rounds_go_on_while_there_are_jobs_and_rest_while_there_are_none(
     assert looks[0] == looks[-1]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"cluster": "other.json"}, "brings its own cluster"), ({"schedule": "s.json"}, "name no schedule")],
-)
-def test_a_state_directory_that_holds_a_run_brings_its_own_inputs(
-    site: Site, options: dict[str, str], said: str
+def test_a_new_state_directory_needs_a_cluster_and_one_that_holds_a_run_brings_its_own_inputs(
+    site: Site,
 ) -> None:
-    run_and_follow(begin(site), story())
-    with pytest.raises(UsageError, match=said):
-        run_and_follow(RunOptions(site.state, **options), story())  # type: ignore[arg-type]
-
-
-def test_a_new_state_directory_needs_a_cluster(site: Site) -> None:
     with pytest.raises(UsageError, match="holds no run: name its --cluster"):
         run_and_follow(RunOptions(site.state, question=Question("fifo")), story())
     assert not site.state.exists()
+    run_and_follow(begin(site), story())
+    with pytest.raises(UsageError, match="brings its own cluster"):
+        run_and_follow(RunOptions(site.state, cluster="other.json"), story())
+    with pytest.raises(UsageError, match="name no schedule"):
+        run_and_follow(RunOptions(site.state, "s.json"), story())
 
 
 def test_a_loop_that_goes_on_passes_on_new_events_alone(site: Site) -> None:

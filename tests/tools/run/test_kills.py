@@ -24,27 +24,12 @@ from pliant.tools.schedule.decide import Question
 from tests.builders import cluster
 from tests.leftovers import started
 from tests.tools.run.conftest import left_running
-from tests.tools.run.site import QUICK, Site, until
+from tests.tools.run.site import PLIANT, QUICK, Site, call, environment, until
 from tests.tools.run.test_follow import begin, go_on
 
-ROOT = Path(__file__).parents[3]
-ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
-PLIANT = (sys.executable, "-m", "tests.tools.run.runner_process")
 DYING = (sys.executable, "-m", "tests.tools.run.dying_process")
 
 pytestmark = pytest.mark.usefixtures("plain_python")
-
-
-def call(site: Site, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*map(str, words)],
-        check=False,
-        cwd=site.folder,
-        env=ENV,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
 
 
 def give(site: Site) -> None:
@@ -108,7 +93,6 @@ def test_a_submission_that_is_killed_is_there_as_a_whole_or_not_at_all(
 
 RUN_STEPS = [
     ("pliant.tools.run.statedir.state:State.record", "before", 2),
-    ("pliant.tools.run.statedir.state:State.record", "after", 1),
     ("pliant.tools.run.statedir.state:State.record", "after", 2),
     ("pliant.tools.run.statedir.state:State.record", "after", 3),
     ("pliant.tools.run.service.executor:Executor.apply", "before", 2),
@@ -171,7 +155,7 @@ def test_a_loop_in_the_background_is_alone_and_what_it_runs_outlives_it(site: Si
 
     silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     waits = [*map(str, follow), "--wait", "600"]
-    with started(waits, cwd=site.folder, env=ENV, **silent) as waiting:
+    with started(waits, cwd=site.folder, env=environment(), **silent) as waiting:
         until(lambda: str(lock) in {file.path for file in psutil.Process(waiting.pid).open_files()})
         os.kill(pid, signal.SIGKILL)
         until(lambda: holder_of(lock) == waiting.pid)

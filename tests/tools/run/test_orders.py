@@ -113,6 +113,8 @@ def test_until_done_waits_for_jobs_that_are_held(site: Site) -> None:
 
 
 def test_an_order_waits_in_the_spool_where_nobody_runs_the_directory(site: Site) -> None:
+    with pytest.raises(UsageError, match="no state directory"):
+        order_jobs(site.state, "hold", ["a"])
     ask(site, "a", samples=20)
     ask(site, "b", samples=20)
     order_jobs(site.state, "hold", ["a"])
@@ -126,6 +128,10 @@ def test_an_order_waits_in_the_spool_where_nobody_runs_the_directory(site: Site)
     assert state_of(site, "a")[1].endswith("has ordered to release it")
     run_and_follow(go_on(site), story((phase("a", "finished"), lambda: None)))
     assert site.of("a")[1:] == ["hold a", "unhold a", "start a 1", "finish a 0"]
+    with pytest.raises(UsageError, match="has no job c, d: nothing was ordered"):
+        order_jobs(site.state, "hold", ["b", "c", "d"])
+    assert order_jobs(site.state, "hold", ["a"]) == ["a"]
+    assert spool(site).requests() == [], "a job that has ended stays as it is"
 
 
 def cron(site: Site) -> None:
@@ -185,18 +191,6 @@ def test_an_order_is_executed_once_wherever_a_run_is_killed(
     ]
     assert spool(site).requests() == []
     end_all(site, "a")
-
-
-def test_unknown_jobs_and_folders_are_refused_and_jobs_that_have_ended_stay_as_they_are(site: Site) -> None:
-    with pytest.raises(UsageError, match="no state directory"):
-        order_jobs(site.state, "hold", ["a"])
-    ask(site, "a", samples=20)
-    ask(site, "b", samples=20)
-    run_and_follow(begin(site, "fifo"), story((phase("a", "finished"), lambda: None)))
-    with pytest.raises(UsageError, match="has no job c, d: nothing was ordered"):
-        order_jobs(site.state, "hold", ["b", "c", "d"])
-    assert order_jobs(site.state, "hold", ["a"]) == ["a"]
-    assert spool(site).requests() == []
 
 
 def test_a_cancelled_job_takes_its_orders_with_it(site: Site) -> None:

@@ -30,7 +30,7 @@ def site(tmp_path: Path) -> Site:
     return found
 
 
-def test_a_run_learns_from_the_epochs_that_its_jobs_report(site: Site) -> None:
+def test_a_run_learns_from_the_epochs_that_its_jobs_report_and_keeps_it_when_it_goes_on(site: Site) -> None:
     schedule = site.schedule("srtf", demand="predicted")
     run_until_done(RunOptions(site.state, schedule, timeouts=QUICK), silent)
     assert len(ended_jobs(site.events())) == 6
@@ -41,6 +41,8 @@ def test_a_run_learns_from_the_epochs_that_its_jobs_report(site: Site) -> None:
     rows = kept.forecast.predictor.rows
     assert {row[4] for row in rows} == {0.5}, "the metric that the scripts report"
     assert all(row[3] is not None and 0 < row[3] < 1 for row in rows), "their losses, against the first one"
+    run_until_done(RunOptions(site.state, timeouts=QUICK), silent)
+    assert read_schedule(site.state / "schedule.json").forecast == kept.forecast
 
 
 def test_the_log_of_a_run_says_that_work_was_predicted_and_what_was(site: Site) -> None:
@@ -56,11 +58,3 @@ def test_the_log_of_a_run_says_that_work_was_predicted_and_what_was(site: Site) 
     assert sum(len(job.forecasts) for job in found.jobs) == sum(
         len((event.detail or {})["forecasts"]) for event in noted
     )
-
-
-def test_a_run_that_goes_on_has_learned_what_it_had_learned(site: Site) -> None:
-    schedule = site.schedule("srtf", demand="predicted")
-    run_until_done(RunOptions(site.state, schedule, timeouts=QUICK), silent)
-    before = read_schedule(site.state / "schedule.json").forecast
-    run_until_done(RunOptions(site.state, timeouts=QUICK), silent)
-    assert read_schedule(site.state / "schedule.json").forecast == before

@@ -28,13 +28,14 @@ def ends(folder: Path, code: int, elastic: str) -> tuple[str, str]:
 
 
 @pytest.mark.torch
-def test_a_rigid_one_that_ends_well_has_ended_well(tmp_path: Path) -> None:
-    assert ends(tmp_path, 0, "none") == ("finished", "")
-
-
-@pytest.mark.torch
-def test_a_rigid_one_that_fails_has_its_exit_code_as_its_reason(tmp_path: Path) -> None:
-    assert ends(tmp_path, 3, "none") == ("failed", "exit code 3; its folder was removed while it ran")
+@pytest.mark.parametrize(
+    ("code", "phase", "reason"),
+    [(0, "finished", ""), (3, "failed", "exit code 3; its folder was removed while it ran")],
+)
+def test_a_rigid_one_has_ended_as_its_exit_code_says(
+    tmp_path: Path, code: int, phase: str, reason: str
+) -> None:
+    assert ends(tmp_path, code, "none") == (phase, reason)
 
 
 def test_an_elastic_one_says_nothing_of_its_end_any_more(tmp_path: Path) -> None:

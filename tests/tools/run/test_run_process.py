@@ -21,28 +21,10 @@ from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.watch.output import job_output
 from tests.builders import job
 from tests.tools.run.conftest import left_running
-from tests.tools.run.site import QUICK, Site, until
+from tests.tools.run.site import PLIANT, QUICK, Site, call, environment, until
 
-ROOT = Path(__file__).parents[3]
 IN_THE_BACKGROUND = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
 """Starts a command as a script starts one that it does not wait for: with SIGINT ignored."""
-
-
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "tests.tools.run.runner_process", *map(str, words)]
-
-
-def pliant(site: Site, *words: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command(*words),
-        check=False,
-        cwd=site.folder,
-        env=env,
-        input=stdin or "",
-        capture_output=True,
-        text=True,
-    )
 
 
 @pytest.fixture
@@ -57,9 +39,9 @@ def started(site: Site) -> Iterator[list[subprocess.Popen[str]]]:
 
 def start(site: Site, *words: object, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*before, *command("run", "--until-done", *words)],
+        [*before, *PLIANT, "run", "--until-done", *map(str, words)],
         cwd=site.folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -77,7 +59,7 @@ def test_a_schedule_comes_through_a_pipe_and_events_go_on_through_the_next(
 ) -> None:
     site.job("a", samples=50)
     schedule = Path(site.schedule("fifo")).read_text()
-    done = pliant(site, "run", "--until-done", stdin=schedule)
+    done = call(site, *PLIANT, "run", "--until-done", stdin=schedule)
     assert done.returncode == 0, done.stderr
     piped = tmp_path / "piped.jsonl"
     piped.write_text(done.stdout)
@@ -87,7 +69,7 @@ def test_a_schedule_comes_through_a_pipe_and_events_go_on_through_the_next(
     assert "finished" in done.stderr
     said = b"".join(job_output(state, "a")).decode().splitlines()
     assert said == ["==> jobs/a/attempts/1/logs/launcher-0.log", "hello from rank"]
-    again = pliant(site, "run", "--until-done", "--quiet", stdin=schedule)
+    again = call(site, *PLIANT, "run", "--until-done", "--quiet", stdin=schedule)
     assert (again.returncode, again.stderr) == (0, "")
     assert (site.folder / "pliant-state-2" / "events.jsonl").exists()
 
@@ -98,7 +80,7 @@ def test_failed_jobs_are_named_once_and_the_exit_code_is_5(site: Site) -> None:
     options = site.options("fifo", retries=0)
     assert run_once(options)[1] == []
     until(lambda: left_running(site.folder) == [])
-    done = pliant(site, "run", options.schedule, "--state", site.state, "--retries", 0)
+    done = call(site, *PLIANT, "run", options.schedule, "--state", site.state, "--retries", 0)
     assert done.returncode == 5
     assert "pliant: job a failed: rank 0 crashed: as told" in done.stderr
     assert "1 of 1 job failed; its output: pliant log a --state" in done.stderr
@@ -124,7 +106,7 @@ def test_a_signal_stops_jobs_with_checkpoints_and_until_then_no_other_run_is_let
     run = start(site, schedule, "--state", site.state)
     started.append(run)
     until(lambda: training(site))
-    second = pliant(site, "run", schedule, "--state", site.state)
+    second = call(site, *PLIANT, "run", schedule, "--state", site.state)
     assert second.returncode == 75
     assert f"in use by process {run.pid}: try again later" in second.stderr
     run.send_signal(signal.SIGINT)
@@ -177,30 +159,32 @@ def test_workers_outlive_a_killed_runner_and_the_next_one_takes_them_over(
     assert told == [10.0 * count for count in range(1, len(told) + 1)]
 
 
+@pytest.mark.usefixtures("plain_python")
 def test_cron_decides_from_the_state_directory_and_runs_the_decision(site: Site) -> None:
     site.job("a", samples=1e6, high=2)
     site.job("b", samples=20, high=1)
-    assert pliant(site, "run", site.schedule(), "--state", site.state).returncode == 0
-    until(lambda: len(list(site.state.rglob("jobs/b/attempts/1/exit-0"))) == 1)
-    for turn in range(2):
-        words = ("schedule", "--state", str(site.state), "--policy", "fair-share")
-        decide = [sys.executable, "-m", "pliant.cli", *words]
-        schedule = subprocess.run(decide, check=True, capture_output=True, text=True).stdout
-        done = pliant(site, "run", "--state", site.state, stdin=schedule)
-        assert done.returncode == 0, (turn, done.stderr)
+    options = site.options()
+    run_once(options)
+    until((site.state / "jobs/b/attempts/1/exit-0").exists)
+    run_once(options)
+    words = ("schedule", "--state", str(site.state), "--policy", "fair-share")
+    decide = [sys.executable, "-m", "pliant.cli", *words]
+    schedule = subprocess.run(decide, check=True, capture_output=True, text=True).stdout
+    done = call(site, *PLIANT, "run", "--state", site.state, stdin=schedule)
+    assert done.returncode == 0, done.stderr
     assert site.of("a") == ["submit a", "start a 1", "grow a 2"]
     assert site.of("b") == ["submit b", "start b 1", "finish b 0"]
     site.jobs.clear()
-    assert pliant(site, "run", site.schedule(), "--state", site.state).returncode == 0
+    run_once(site.options())
     assert left_running(site.folder) == []
 
 
 def test_a_reader_that_has_had_enough_does_not_end_the_run(site: Site) -> None:
     site.job("a", samples=300)
     run = subprocess.Popen(
-        command("run", site.schedule("fifo"), "--until-done", "--state", site.state),
+        [*PLIANT, "run", site.schedule("fifo"), "--until-done", "--state", str(site.state)],
         cwd=site.folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -219,9 +203,9 @@ def test_a_full_disk_behind_the_events_or_a_closed_stderr_stops_no_job(site: Sit
     os.close(reader)
     with Path("/dev/full").open("wb") as full, os.fdopen(writer, "wb") as closed:
         run = subprocess.Popen(
-            command("run", site.schedule("fifo"), "--until-done", "--state", site.state),
+            [*PLIANT, "run", site.schedule("fifo"), "--until-done", "--state", str(site.state)],
             cwd=site.folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=full,
             stderr=closed,

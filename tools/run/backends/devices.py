@@ -38,7 +38,6 @@ class GpuListing:
     """What the driver says."""
 
     driver: str
-    """Version."""
     gpus: tuple[Gpu, ...]
     faults: tuple[str, ...] = ()
     """GPUs that cannot be used, with reasons."""

@@ -129,7 +129,7 @@ class LocalBackend:
 
     def _spawn(self, handle: Handle, index: int, unit: Unit, record: StartedUnit) -> StartedUnit:
         code_file = str(handle.files.exit_code(index))
-        argv = [sys.executable, "-I", "-S", KEEPER, code_file, unit.cwd, *unit.argv]
+        argv = (sys.executable, "-I", "-S", KEEPER, code_file, unit.cwd, *unit.argv)
         env = child_environment(os.environ, unit.env)
         pid = spawn(argv, env, handle.files.launcher_log(index))
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -22,14 +22,13 @@ _ENDED: Final = frozenset(("Z", "X", ""))
 """States of a process that has ended, whether or not it was reaped."""
 _STOPPED: Final = "T"
 _STAT_BYTES: Final = 4096
-"""More than ``stat`` has."""
 _LOOK_S: Final = 1.0
 """Between two looks at whether a launcher is stopped."""
 _SURE_S: Final = 1.0
 """How long a pid is trusted after its process was recognised."""
 
 
-def spawn(argv: Sequence[str], env: Mapping[str, str], log: Path) -> int:
+def spawn(argv: tuple[str, ...], env: Mapping[str, str], log: Path) -> int:
     """Start a process in a session of its own, with its output appended to a log; returns its pid."""
     with open_log(log) as output, open(os.devnull, "rb") as nothing:
         descriptors = ((nothing.fileno(), 0), (output.fileno(), 1), (output.fileno(), 2))

@@ -104,7 +104,6 @@ class Site:
 
     backend: str
     dirs: StateDir | None = None
-    """The state directory, if one was named."""
     refused: Exception | None = None
     """Why the state directory or its log cannot be used."""
     log: RunLog | None = None
@@ -112,7 +111,6 @@ class Site:
     """How the snapshot of the log does not fit it."""
     cluster: Cluster | None = None
     unread: Exception | None = None
-    """Why the cluster cannot be read."""
     began: Began = field(default_factory=Began)
 
     @property

@@ -56,7 +56,6 @@ SOURCES: Final[Mapping[Source, str]] = {
     "profile": "at speeds of the profile",
     "stated": "by the GPU time that jobs state",
 }
-"""Where predictions come from, in words."""
 _LABEL: Final = 10
 SCHEMA: Final = "pliant.status/1.2"
 """1.1 adds what jobs are to hold later (``reserved``); 1.2 how certain predictions are, and how far the log

@@ -35,12 +35,10 @@ class JobStatus:
     """One job; times are UTC seconds."""
 
     log: JobLog
-    """With the newest that its workers report."""
     state: str
     """One of :data:`STATES`."""
     why: str = ""
     brief: str = ""
-    """A shorter ``why``; empty if there is none."""
     policy_says: str = ""
     expected: StartPrediction = field(default=_NOTHING)
     reserved: tuple[Reserved, ...] = ()

@@ -70,9 +70,7 @@ class Status:
     submitted: tuple[tuple[Job, float], ...] = ()
     """Jobs that no run has taken up yet, with their submission times by the system's clock."""
     cancelled: frozenset[str] = frozenset()
-    """Jobs that are to be cancelled."""
     holder: int | None = None
-    """The process that runs the directory, if there is one."""
     outlook: Mapping[str, StartPrediction] | None = None
     """When jobs start and end; None if no prediction was made."""
     ordered: Mapping[str, Order] = field(default_factory=dict)
@@ -278,7 +276,6 @@ class BetweenRuns:
     requests: tuple[Request, ...]
     view: LogView
     quiet_s: float
-    """Since the log was written."""
 
 
 def decide_between_runs(

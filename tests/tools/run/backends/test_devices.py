@@ -75,29 +75,27 @@ def test_instances_are_named_by_their_own_uuid(monkeypatch: pytest.MonkeyPatch) 
     assert named(gpus, "MIG-") is None
 
 
-def test_gpus_are_given_out_in_order_and_no_more_than_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("visible", "counts", "devices", "has"),
+    [
+        (None, (2, 2), [("GPU-aa11", "GPU-ab22"), ("GPU-cc33", "GPU-dd44")], 4),
+        ("3, GPU-aa", (1, 1), [("GPU-dd44",), ("GPU-aa11",)], 2),
+    ],
+)
+def test_gpus_that_the_caller_may_use_are_given_out_in_order_and_no_more_than_there_are(
+    visible: str | None,
+    counts: tuple[int, ...],
+    devices: list[tuple[str, ...]],
+    has: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     install(monkeypatch, *PLAIN)
-    assert [node.devices for node in LocalBackend(cluster(2, 2), tmp_path).nodes()] == [
-        ("GPU-aa11", "GPU-ab22"),
-        ("GPU-cc33", "GPU-dd44"),
-    ]
-    with pytest.raises(BadInputError, match="6 GPUs on the local backend, this machine has 4"):
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [node.devices for node in LocalBackend(cluster(*counts), tmp_path).nodes()] == devices
+    with pytest.raises(BadInputError, match=f"6 GPUs on the local backend, this machine has {has}"):
         LocalBackend(cluster(4, 2), tmp_path).nodes()
-
-
-def test_only_the_gpus_that_the_caller_was_given_are_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(monkeypatch, *PLAIN)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-aa")
-    assert [node.devices for node in LocalBackend(cluster(1, 1), tmp_path).nodes()] == [
-        ("GPU-dd44",),
-        ("GPU-aa11",),
-    ]
-    with pytest.raises(BadInputError, match="4 GPUs on the local backend, this machine has 2 to use"):
-        LocalBackend(cluster(2, 2), tmp_path).nodes()
 
 
 def test_a_node_gets_the_devices_that_it_names_and_others_what_is_left(

@@ -61,21 +61,6 @@ def test_following_shows_each_line_once_and_ends_with_the_job(
     ]
 
 
-def test_following_reads_the_log_once(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[Path] = []
-    look = logs.Watcher
-
-    def counted(path: Path) -> object:
-        looks.append(path)
-        return look(path)
-
-    monkeypatch.setattr(logs, "Watcher", counted)
-    end = Event(3.0, "finish", "a", gpus=0)
-    meanwhile(monkeypatch, lambda: None, lambda: None, lambda: state.record([end]))
-    assert b"".join(job_output(state.dirs.path, "a", follow=True)) == b""
-    assert len(looks) == 1
-
-
 def test_a_job_that_no_run_has_taken_up_yet_is_waited_for(
     state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

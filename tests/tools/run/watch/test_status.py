@@ -201,10 +201,12 @@ def test_one_job_is_described_with_what_happened_to_it_and_its_last_words(
     assert text.endswith("  ValueError: \\x1b[2J no data\n")
 
 
-def test_a_job_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path: Path) -> None:
+def test_what_is_not_there_is_an_error_that_says_what_is(tmp_path: Path) -> None:
     dirs = running(tmp_path / "state")
     with pytest.raises(UsageError, match="has no job z; it has: a, b, c"):
         status("z", state=dirs.path)
+    with pytest.raises(UsageError, match=r"no state directory .*: name the folder that pliant run or"):
+        Watcher(tmp_path)
 
 
 def test_every_field_is_in_the_documentation(tmp_path: Path, at_once: None) -> None:
@@ -449,10 +451,10 @@ def test_a_clock_that_was_set_back_is_named(
 def test_a_predicted_start_is_an_interval_that_holds_while_the_speed_goes_up_and_down(
     tmp_path: Path, at_once: None
 ) -> None:
-    """Over the last second it is between 0.5 and 1.5 samples/s, by the time of a step it is 1."""
+    """By the time of a step it is 1 sample/s; over the last second it is more, less, or next to none."""
     dirs = running(tmp_path / "state")
     likely, spans = [], []
-    for speed in (0.5, 1.5, 0.8, 1.2):
+    for speed in (0.5, 1.5, 0.8, 1.2, 0.001):
         measured = report(*(100.0,), samples_per_second=speed, step_seconds=960.0, gpus=4, global_batch=960)
         write_progress(dirs.job("a").progress, measured)
         found = (Watcher(dirs.path).look(ahead=True).outlook or {})["b"]
@@ -461,23 +463,12 @@ def test_a_predicted_start_is_an_interval_that_holds_while_the_speed_goes_up_and
         assert found.source == "measured"
         likely.append(found.start_s - NOW_S)
         spans.append([at_s - NOW_S for at_s in found.between_s])
+    *usual, stalled = likely
     alone = [300 / speed for speed in (0.5, 1.5, 0.8, 1.2)]
-    assert max(likely) / min(likely) < 0.6 * max(alone) / min(alone), "it jumps less than the speed does"
-    assert all(first <= 300.0 <= last for first, last in spans), "at the speed that it has on average"
-
-
-def test_a_second_in_which_a_job_hardly_trains_does_not_make_hours_of_minutes(
-    tmp_path: Path, at_once: None
-) -> None:
-    """It evaluates, or its disk is busy; by the time of a step it trains 1 sample/s."""
-    dirs = running(tmp_path / "state")
-    stalls = report(100.0, samples_per_second=0.001, step_seconds=960.0, gpus=4, global_batch=960)
-    write_progress(dirs.job("a").progress, stalls)
-    found = (Watcher(dirs.path).look(ahead=True).outlook or {})["b"]
-    assert found.start_s is not None
-    assert found.between_s is not None
-    first_s, last_s = (at_s - NOW_S for at_s in found.between_s)
-    assert first_s <= found.start_s - NOW_S <= last_s <= 2 * (found.start_s - NOW_S)
+    assert max(usual) / min(usual) < 0.6 * max(alone) / min(alone), "it jumps less than the speed does"
+    assert all(first <= 300.0 <= last for first, last in spans[:-1]), "at the speed that it has on average"
+    first_s, last_s = spans[-1]
+    assert first_s <= stalled <= last_s <= 2 * stalled, "it evaluates, or its disk is busy"
 
 
 def test_the_source_and_the_interval_of_a_predicted_start_are_shown(
@@ -498,11 +489,6 @@ def test_the_source_and_the_interval_of_a_predicted_start_are_shown(
     assert [each["event"] for each in fields["history"]] == ["submit"]
     assert fields["predicted_from"] == "measured"
     assert fields["predicted_start_between"] == [iso_time(at_s) for at_s in found.between_s]
-
-
-def test_a_folder_where_nothing_was_run_says_what_to_name(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no state directory .*: name the folder that pliant run or"):
-        Watcher(tmp_path)
 
 
 def test_where_all_jobs_run_at_a_measured_speed_no_policy_is_asked(

@@ -105,7 +105,7 @@ def test_for_programs_every_field_is_there_and_unknown_ones_are_null(
 
 
 @given(st.integers(8, 120), st.floats(0, 1e300), st.text(max_size=40))
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_line_is_wider_than_the_terminal(dirs: StateDir, width: int, speed: float, user: str) -> None:
     reports(dirs, "a", NOW_S, samples_per_second=speed, loss=-speed, step_seconds=1e-9)
     uses = seen(dirs)

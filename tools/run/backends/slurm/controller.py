@@ -49,7 +49,6 @@ class Controller:
         self.view: ControllerView | None = None
         """The newest, until another look succeeds."""
         self.failure = ""
-        """Why the last look failed."""
         self._nodes = tuple(nodes)
         self._nodes_s = float("-inf")
         self._look_s = float("-inf")
@@ -117,9 +116,7 @@ class Later:
     def __init__(self, argv: Sequence[str], base: Mapping[str, str] | None = None) -> None:
         self.done = False
         self.text = ""
-        """What it printed."""
         self.failure = ""
-        """Why it failed."""
         self.ended_s = float("inf")
         """On the clock of this process."""
         self._argv, self._base = argv, base

@@ -32,14 +32,6 @@ from pliant.tools.run.backends.protocol import (
     write_record,
 )
 from pliant.tools.run.backends.slurm import commands as command_lines
-from pliant.tools.run.backends.slurm.commands import (
-    job_name,
-    request_of,
-    sbatch,
-    script,
-    script_file,
-    show_job,
-)
 from pliant.tools.run.backends.slurm.controller import Controller, ControllerView, Later
 from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmStep, job_state
 from pliant.tools.run.backends.slurm.units import CODES, SlurmUnit, UnitReport, no_orders, units_of
@@ -112,11 +104,13 @@ class SlurmJobsBackend:
         ]
 
     def shown(self, handle: Handle, units: Sequence[Unit]) -> Sequence[str]:
-        """The submission, its script, and what each of its tasks starts."""
-        request, options = request_of(self._cluster, units, self._name_of(handle)), self._cluster.slurm
-        text = script(request, options, handle.files, os.environ.get("LC_ALL"))
+        request, options = (
+            command_lines.request_of(self._cluster, units, self._name_of(handle)),
+            self._cluster.slurm,
+        )
+        text = command_lines.script(request, options, handle.files, os.environ.get("LC_ALL"))
         return [
-            shlex.join(sbatch(request, options, handle.files)),
+            shlex.join(command_lines.sbatch(request, options, handle.files)),
             *(f"  {line}" for line in text.splitlines()),
             *(f"task {number}: {unit.in_a_shell}" for number, unit in enumerate(units)),
         ]
@@ -130,15 +124,17 @@ class SlurmJobsBackend:
             raise OSError(errno.ENOTSUP, "an attempt is one job of Slurm, which does not change")
         make_log_folder(handle.files.logs)
         no_orders(handle, range(len(units)))
-        request = request_of(self._cluster, units, self._name_of(handle))
-        text = script(request, self._cluster.slurm, handle.files, os.environ.get("LC_ALL"))
-        atomic_write(script_file(handle.files), text.encode(), mode=PRIVATE)
+        options = self._cluster.slurm
+        request = command_lines.request_of(self._cluster, units, self._name_of(handle))
+        text = command_lines.script(request, options, handle.files, os.environ.get("LC_ALL"))
+        atomic_write(command_lines.script_file(handle.files), text.encode(), mode=PRIVATE)
         started = tuple(StartedUnit.of(unit) for unit in units)
         record = LaunchRecord(job=handle.job, attempt=handle.attempt, backend=self.name, units=started)
         write_record(handle, record)
         self._attempts.pop(handle)
         self._attempt(handle).submission = Later(
-            sbatch(request, self._cluster.slurm, handle.files), child_environment(os.environ, {})
+            command_lines.sbatch(request, self._cluster.slurm, handle.files),
+            child_environment(os.environ, {}),
         )
 
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
@@ -205,7 +201,7 @@ class SlurmJobsBackend:
         return self._attempts[handle]
 
     def _name_of(self, handle: Handle) -> str:
-        return job_name(handle, self._dirs.path)
+        return command_lines.job_name(handle, self._dirs.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +211,6 @@ class JobListing:
     asked_s: float
     """Long ago if Slurm does not answer."""
     job: SlurmJob | None
-    """None if it is not listed."""
 
 
 @dataclass(slots=True)
@@ -224,7 +219,6 @@ class Attempt:
 
     handle: Handle
     name: str
-    """Of the Slurm job."""
     units: list[SlurmUnit]
     folder: FolderCache
     since_s: float
@@ -295,7 +289,7 @@ class Attempt:
             return
         self._absent_s = now_s
         if self._job_id:
-            self._end = Later(show_job(self._job_id))
+            self._end = Later(command_lines.show_job(self._job_id))
 
     def _give_up(self, unit: SlurmUnit) -> UnitStatus:
         """Give up the start of a unit; the reason goes where its own last words would be."""
@@ -309,7 +303,6 @@ class Attempt:
         return UnitStatus("exited", 1)
 
     def _why(self) -> str:
-        """Why nothing has begun."""
         if self.submission is not None and self.submission.failure:
             return f"Slurm does not take the job: {self.submission.failure}"
         ended = why_ended(job_state(self._end.text)) if self._end is not None else ""
@@ -343,6 +336,5 @@ def unusual(job: SlurmJob) -> str:
 
 
 def why_ended(state: str) -> str:
-    """Why Slurm has ended a job, by its last state."""
     word = state.split(maxsplit=1)[0] if state.split() else ""
     return _ENDS.get(word, f"it is {word.lower().replace('_', ' ')}" if word else "")

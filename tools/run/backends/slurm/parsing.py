@@ -54,7 +54,6 @@ class SlurmNode:
     """(type, count) of its GPUs; the type is empty if Slurm names none."""
     partitions: tuple[str, ...]
     reason: str = ""
-    """Why it is out of service."""
     version: str = ""
     features: tuple[str, ...] = ()
     threads_per_core: int = 1
@@ -87,7 +86,6 @@ class SlurmPartition:
     name: str
     default: bool
     up: bool
-    """Whether it starts jobs."""
     limit: str
     """Of the running time of jobs, in Slurm's words; empty if there is none."""
 
@@ -101,7 +99,6 @@ class SlurmJob:
     """PENDING, RUNNING, COMPLETING, …"""
     nodes: str
     reason: str
-    """Why it waits."""
     name: str
 
 

@@ -68,7 +68,6 @@ class UnitReport:
     asked_s: float
     """Long ago if Slurm did not answer."""
     step: SlurmStep | None
-    """The step that the unit runs in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,6 @@ class SlurmUnit:
         self.name = command_lines.step_name(handle.job, handle.attempt, number)
         self.order = _read_order(handle.files.orders(number))
         self.srun: int | None = None
-        """Its process while it runs."""
         self._files, self._started = handle.files, started
         self._tries = 0
         self._since_s = self._ended_s = float("-inf")

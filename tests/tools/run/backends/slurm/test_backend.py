@@ -7,11 +7,12 @@ import os
 import shlex
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.schemas.errors import BadInputError
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
 from pliant.tools.run.backends.slurm import backend as leases
 from pliant.tools.run.backends.slurm import units
@@ -19,7 +20,8 @@ from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.backends.slurm.commands import lease_prefix
 from pliant.tools.run.statedir.directory import StateDir
 from tests.slurm_cluster import SlurmCluster
-from tests.tools.run.backends.slurm.conftest import Launcher, ended, slurm_nodes
+from tests.tools.run.backends.conftest import ended
+from tests.tools.run.backends.slurm.conftest import Launcher, slurm_nodes
 from tests.tools.run.site import until
 
 RUNNING = UnitStatus("running")
@@ -31,13 +33,23 @@ def lease_names(slurm: SlurmCluster) -> list[str]:
     return sorted(slurm.command("squeue", "-h", "-o", "%j").split())
 
 
-def test_units_run_on_their_nodes_and_leave_their_exit_codes(launcher: Launcher) -> None:
+def test_units_run_on_their_nodes_and_leave_nothing_but_their_files(launcher: Launcher) -> None:
+    """A service sees thousands of attempts: none may leave a process or a record in memory."""
     script = "echo $CUDA_VISIBLE_DEVICES on $(env | grep -c ^SLURM); exit {}"
     job = launcher.start("a", ("n0", script.format(0)), ("n1", script.format(7)))
     assert launcher.until(job, ended) == (UnitStatus("exited", 0), UnitStatus("exited", 7))
     for unit in (0, 1):
         assert job.files.launcher_log(unit).read_text() == "on 1\n"  # where Slurm is configured
         assert f'"node": "n{unit}"' in job.files.keeper(unit).read_text()
+    launcher.backend.stop(job, "kill")
+    assert not launcher.backend._attempts
+
+    def reaped() -> bool:
+        launcher.backend.poll([])
+        return not any(child.name() == "srun" for child in psutil.Process().children())
+
+    until(reaped)
+    assert not launcher.backend._ended
 
 
 def test_a_worker_gets_the_gpus_of_its_slots(live: SlurmCluster, tmp_path: Path) -> None:
@@ -68,22 +80,6 @@ def test_where_slurm_chooses_no_two_workers_get_the_same_gpu(
         launcher.until(job, ended)
 
 
-def test_nothing_is_left_of_attempts_that_have_ended(launcher: Launcher) -> None:
-    """A service sees thousands of them: no process that nothing waits for, and no record in memory."""
-    for name in "abc":
-        job = launcher.start(name, ("n0", "exit 0"), ("n1", "exit 1"))
-        launcher.until(job, ended)
-        launcher.backend.stop(job, "kill")
-    assert not launcher.backend._attempts
-
-    def reaped() -> bool:
-        launcher.backend.poll([])
-        return not any(child.name() == "srun" for child in psutil.Process().children())
-
-    until(reaped)
-    assert not launcher.backend._ended
-
-
 def test_who_is_asked_to_end_saves_first(launcher: Launcher) -> None:
     job = launcher.start("a", ("n0", SAVES), ("n1", SAVES.replace("up", "up1").replace("saved", "saved1")))
     launcher.until_file("up", job)
@@ -95,30 +91,33 @@ def test_who_is_asked_to_end_saves_first(launcher: Launcher) -> None:
     assert launcher.until(job, ended)[1] == UnitStatus("exited", 0)
 
 
-def test_what_does_not_heed_is_killed_with_all_that_it_started(launcher: Launcher) -> None:
+def test_what_does_not_heed_is_killed_with_all_that_it_started_if_need_be_through_slurm(
+    launcher: Launcher,
+) -> None:
     script = "trap '' TERM; (exec sleep 600) & echo $! > pid; echo up > up; while :; do sleep 0.05; done"
-    job = launcher.start("a", ("n0", script))
+    job = launcher.start("a", ("n0", script), ("n1", "echo $PPID > keeper; sleep 600"))
     launcher.until_file("up", job)
-    launcher.backend.stop(job, "kill")
-    assert launcher.until(job, ended) == (UnitStatus("exited", -9),)
-    assert not psutil.pid_exists(int((launcher.dirs.path / "pid").read_text()))
-
-
-def test_a_keeper_that_stands_still_is_ended_through_slurm(launcher: Launcher) -> None:
-    job = launcher.start("a", ("n0", "echo $PPID > pid; sleep 600"))
-    keeper = launcher.until_pid("pid", job)
-    os.kill(keeper, signal.SIGSTOP)
+    os.kill(int(launcher.until_file("keeper", job)), signal.SIGSTOP)
 
     def gone() -> bool:
         launcher.backend.stop(job, "kill")
-        return launcher.poll(job) == (UnitStatus("lost"),)
+        return launcher.poll(job) == (UnitStatus("exited", -9), UnitStatus("lost"))
 
     until(gone)
+    assert not psutil.pid_exists(int((launcher.dirs.path / "pid").read_text()))
 
 
-def test_another_process_finds_what_runs_and_starts_nothing_twice(launcher: Launcher) -> None:
+def test_a_step_outlives_its_srun_and_another_process_finds_it_and_starts_nothing_twice(
+    launcher: Launcher,
+) -> None:
     job = launcher.start("a", ("n0", WAITS))
     launcher.until_file("up", job)
+    sruns = [process for process in psutil.Process().children(recursive=True) if process.name() == "srun"]
+    assert sruns
+    for process in sruns:  # both of its processes at once, as when their host dies: one would end the step
+        process.suspend()
+    for process in sruns:
+        process.kill()
     names = lease_names_of(launcher)
     second = launcher.again()
     assert second.backend.adopt() == [job]
@@ -138,8 +137,8 @@ def test_what_was_to_be_started_is_started_by_the_next_process(
     launcher: Launcher, live: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(leases, "LEASE_AGAIN_S", 1e9)  # the first process dies before it gets its lease
-        patch.setattr(leases.Leases, "_submit", lambda *_: None)
+        # the first process dies before it gets its lease
+        patch.setattr(leases, "Later", lambda _argv: SimpleNamespace(done=False, failure=""))
         job = launcher.start("a", ("n0", WAITS))
         assert launcher.poll(job) == (RUNNING,)
     second = launcher.again()
@@ -156,20 +155,6 @@ def test_what_is_stopped_before_it_starts_never_runs(launcher: Launcher) -> None
     launcher.backend.stop(job, "term")
     launcher.until(job, ended)
     assert not (launcher.dirs.path / "runs").exists()
-
-
-def test_a_step_outlives_its_srun(launcher: Launcher) -> None:
-    job = launcher.start("a", ("n0", WAITS))
-    launcher.until_file("up", job)
-    sruns = [process for process in psutil.Process().children(recursive=True) if process.name() == "srun"]
-    assert sruns
-    for process in sruns:  # both of its processes at once, as where their host dies: one would end the step
-        process.suspend()
-    for process in sruns:
-        process.kill()
-    assert launcher.poll(job) == (RUNNING,)
-    (launcher.dirs.path / "gate").touch()
-    assert launcher.until(job, ended) == (UnitStatus("exited", 5),)
 
 
 def test_while_slurm_does_not_answer_all_is_as_before(
@@ -210,19 +195,16 @@ def test_two_directories_have_leases_of_their_own(live: SlurmCluster, tmp_path: 
     assert launchers[1].poll(jobs[1]) == (RUNNING,)
 
 
-def test_a_second_lease_of_a_node_is_given_back(launcher: Launcher, live: SlurmCluster) -> None:
+def test_a_node_has_one_lease_and_gets_another_one_if_it_loses_that(
+    launcher: Launcher, live: SlurmCluster
+) -> None:
     job = launcher.start("a", ("n0", WAITS))
     launcher.until_file("up", job)
     name = f"{lease_prefix(launcher.dirs.path)}n0"
     live.command("sbatch", f"--job-name={name}", "--output=/dev/null", "--wrap", "sleep 600")
     until(lambda: (launcher.poll(job), lease_names(live).count(name) == 1)[1])
     assert launcher.poll(job) == (RUNNING,)
-
-
-def test_a_node_that_loses_its_lease_gets_another_one(launcher: Launcher, live: SlurmCluster) -> None:
-    job = launcher.start("a", ("n0", WAITS))
-    launcher.until_file("up", job)
-    live.command("scancel", f"--name={lease_prefix(launcher.dirs.path)}n0")
+    live.command("scancel", f"--name={name}")
     (status,) = launcher.until(job, ended)
     assert status == UnitStatus("exited", -15), "Slurm asks all processes to end"
     assert status.displaced == "Slurm has ended what ran on node n0"
@@ -261,14 +243,6 @@ def test_a_node_that_slurm_gives_up_is_down_and_comes_back(launcher: Launcher, l
     assert launcher.until(second, ended) == (UnitStatus("exited", 3),)
 
 
-def test_a_node_that_is_drained_is_down_for_that_reason(launcher: Launcher, live: SlurmCluster) -> None:
-    live.command("scontrol", "update", "nodename=n1", "state=drain", "reason=new disks")
-    until(lambda: not launcher.backend.nodes()[1].up)
-    assert launcher.backend.nodes()[1].reason == "Slurm says DRAIN+IDLE: new disks"
-    live.command("scontrol", "update", "nodename=n1", "state=resume")
-    until(lambda: launcher.backend.nodes()[1].up)
-
-
 @pytest.mark.parametrize(
     ("names", "more", "problem"),
     [
@@ -281,12 +255,6 @@ def test_the_cluster_file_says_what_slurm_says(
 ) -> None:
     with pytest.raises(BadInputError, match=problem):
         SlurmBackend(slurm_nodes(*names, **more), StateDir(tmp_path)).nodes()  # type: ignore[arg-type]
-
-
-def test_without_slurm_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ServiceMissingError, match="Slurm's squeue is not here"):
-        SlurmBackend(slurm_nodes("n0"), StateDir(tmp_path)).nodes()
 
 
 def test_a_dry_run_shows_each_lease_and_each_step(live: SlurmCluster, tmp_path: Path) -> None:
@@ -307,19 +275,6 @@ def test_a_dry_run_shows_each_lease_and_each_step(live: SlurmCluster, tmp_path: 
     assert live.command("squeue", "-h") == ""
 
 
-def test_a_node_that_does_not_see_the_directory_is_the_reason(
-    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There a keeper could leave no file, however well its step ends."""
-    monkeypatch.setattr(units, "SHOWS_S", 0.5)
-    monkeypatch.setattr(units, "keeper_argv", lambda *_: ("true",))
-    job = launcher.start("a", ("n0", WAITS))
-    assert launcher.until(job, ended) == (UnitStatus("exited", 1),)
-    assert job.files.launcher_log(0).read_text() == (
-        f"pliant: no step on node n0: node n0 does not see {job.folder}: it must be shared\n"
-    )
-
-
 def test_a_step_that_cannot_be_started_is_tried_again_and_then_says_why(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,7 +292,7 @@ def test_a_node_that_is_not_heard_of_has_lost_its_units(
     """Before Slurm knows: its keepers are silent. What comes back finds the order to end."""
     monkeypatch.setattr(units, "DEAD_S", 4.0)
     job = launcher.start("a", ("n0", "echo $PPID > pid; sleep 600"))
-    keeper = launcher.until_pid("pid", job)
+    keeper = int(launcher.until_file("pid", job))
     os.kill(keeper, signal.SIGSTOP)
     assert launcher.until(job, ended) == (UnitStatus("lost"),)
     assert [node.reason for node in launcher.backend.nodes()] == ["nothing is heard of it", ""]

@@ -30,7 +30,6 @@ class SaidSlurm:
     def __init__(self) -> None:
         self.states = {"n0": "IDLE", "n1": "IDLE"}
         self.jobs: dict[str, str] = {}
-        """Names by id."""
         self.submitted: list[str] = []
         self.looks = 0
         self.gate = threading.Event()
@@ -106,8 +105,12 @@ def test_a_look_alone_gives_back_nothing(said: SaidSlurm, dirs: StateDir) -> Non
     said.jobs["9"] = f"{lease_prefix(dirs.path)}n1"
     said.states["n1"] = "IDLE+DRAIN"
     found, looks = backend(dirs), said.looks
+    assert found.adopt() == []
     until(lambda: (found.nodes(), said.looks >= looks + 3)[1])
     assert list(said.jobs) == ["7", "8", "9"]
+    said.jobs.clear()
+    until(lambda: (found.nodes(), said.looks >= looks + 6)[1])
+    assert not said.submitted, "without jobs no node is asked for"
 
 
 def test_a_unit_that_was_lost_holds_no_node_once_its_job_is_over(said: SaidSlurm, dirs: StateDir) -> None:
@@ -155,13 +158,6 @@ def test_a_lease_that_ends_at_once_is_asked_for_less_and_less_often(
         now_s[0] += 1.0
         found.look(ControllerView(now_s[0], (), {}, {"n0": node}))
     assert len(made) == 3, "one that has run for long is replaced soon"
-
-
-def test_without_jobs_no_node_is_asked_for(said: SaidSlurm, dirs: StateDir) -> None:
-    found, looks = backend(dirs), said.looks
-    assert found.adopt() == []
-    until(lambda: (found.nodes(), said.looks >= looks + 3)[1])
-    assert not said.submitted
 
 
 def test_a_lease_that_waits_is_held_too(dirs: StateDir) -> None:

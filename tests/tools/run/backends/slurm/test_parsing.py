@@ -43,14 +43,11 @@ def test_a_reason_may_hold_anything() -> None:
         *[("22.05", "n0", True), ("22.05", "n1", False), ("22.05", "n2", False), ("22.05", "n3", True)],
         *[("20.11", "gpu01", True), ("20.11", "gpu02", False), ("23.11", "a100-01", True)],
         *[("24.05", "queue-dy-1", True), ("24.05", "queue-dy-2", False), ("25.05", "h100-1", True)],
+        ("23.11", "a100-02", None),  # the controller was just started
     ],
 )
-def test_a_node_serves_or_it_does_not(release: str, name: str, serves: bool) -> None:
+def test_a_node_serves_or_it_does_not(release: str, name: str, serves: bool | None) -> None:
     assert node(release, name).serves is serves
-
-
-def test_a_controller_that_was_just_started_knows_nothing_of_a_node() -> None:
-    assert node("23.11", "a100-02").serves is None
 
 
 def test_signs_behind_a_state_are_words() -> None:

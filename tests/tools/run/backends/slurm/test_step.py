@@ -38,17 +38,13 @@ def code(attempt: Path) -> int:
     ],
 )
 def test_a_slot_is_a_place_in_slurms_list(given: str, slots: str, own: str) -> None:
-    found = step.environment({**WHERE, "CUDA_VISIBLE_DEVICES": given, "ROCR_VISIBLE_DEVICES": given}, slots)
+    visible = {"CUDA_VISIBLE_DEVICES": given, "ROCR_VISIBLE_DEVICES": given}
+    found = step.environment({**WHERE, "SLURM_JWT": "token", **visible}, slots)
     assert found == {"SLURM_CONF": "/etc/slurm.conf", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": own}
 
 
 def test_where_slurm_knows_of_no_gpus_a_slot_is_a_number() -> None:
     assert step.environment(WHERE, "2")["CUDA_VISIBLE_DEVICES"] == "2"
-
-
-def test_no_worker_gets_a_token_of_slurm() -> None:
-    found = step.environment({**WHERE, "SLURM_JWT": "token"}, "none")
-    assert found == {"SLURM_CONF": "/etc/slurm.conf", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.parametrize("given", ["0,1", "NoDevFiles", ""])
@@ -99,15 +95,6 @@ def test_a_signal_of_slurm_is_noted_and_an_order_is_not(tmp_path: Path) -> None:
     (ordered / "orders-0").write_text("term")
     start(ordered, "sleep", "600").wait()
     assert not (ordered / "unit-0.displaced").exists()
-
-
-def test_who_does_not_listen_is_killed(tmp_path: Path) -> None:
-    keeper = start(tmp_path, "sh", "-c", "trap '' TERM; echo up > up; while :; do sleep 0.05; done")
-    until((tmp_path / "up").exists)
-    for order in ("term", "kill"):
-        (tmp_path / "orders-0").write_text(order)
-    keeper.wait()
-    assert code(tmp_path) == -9
 
 
 def test_a_unit_that_shall_end_before_it_is_started_does_not_start(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ import os
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from pliant.tools.run.backends.protocol import StartedUnit, StopLevel, UnitStatus
+from pliant.tools.run.backends.protocol import Handle, StartedUnit, StopLevel, UnitStatus
 from pliant.tools.run.backends.slurm import units
 from pliant.tools.run.backends.slurm.units import SlurmUnit, StepPlace, UnitReport
 from pliant.tools.run.statedir.directory import StateDir
@@ -18,10 +19,15 @@ from tests.tools.run.backends.slurm.conftest import kept_attempt
 WANTED = StartedUnit(node="n0", argv=("true",), cwd="/", env={})
 
 
+@pytest.fixture
+def handle(tmp_path: Path) -> Handle:
+    """An attempt with one unit that a keeper has taken over."""
+    return kept_attempt(StateDir(tmp_path), "a", "n0")
+
+
 def test_who_takes_over_after_a_kill_was_ordered_ends_a_step_through_slurm_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    handle: Handle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle = kept_attempt(StateDir(tmp_path), "a", "n0")
     handle.files.orders(0).write_text("kill\n")
     unit = SlurmUnit(handle, 0, WANTED)
     assert not unit.give_order("kill")
@@ -31,25 +37,22 @@ def test_who_takes_over_after_a_kill_was_ordered_ends_a_step_through_slurm_too(
 
 @pytest.mark.parametrize("tried", [False, True])
 def test_files_of_a_node_that_this_host_does_not_know_of_are_asked_for_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried: bool
+    handle: Handle, monkeypatch: pytest.MonkeyPatch, tried: bool
 ) -> None:
     """A host may remember for a minute that a file was not there. The unit runs all the same."""
-    handle = kept_attempt(StateDir(tmp_path), "a", "n0")
     asked: list[Path] = []
     monkeypatch.setattr(units, "ask_server", asked.append)
     monkeypatch.setattr(units, "look_again", lambda path: Path(path).stat() if asked else None)
     monkeypatch.setattr(SlurmUnit, "_start", lambda *_: pytest.fail("it is started a second time"))
     unit = SlurmUnit(handle, 0, WANTED)
     unit._tries = int(tried)
-    assert unit.starting(StepPlace("8", "", "none"), UnitReport(0.0, None), {}, 100.0) == UnitStatus(
-        "running"
-    )
+    found = unit.starting(StepPlace("8", "", "none"), UnitReport(0.0, None), {}, 100.0)
+    assert found == UnitStatus("running")
     assert unit.order == ""
 
 
 @pytest.mark.parametrize("order", ["", "term"])
-def test_what_slurm_has_ended_is_displaced_and_what_was_ordered_is_not(tmp_path: Path, order: str) -> None:
-    handle = kept_attempt(StateDir(tmp_path), "a", "n0")
+def test_what_slurm_has_ended_is_displaced_and_what_was_ordered_is_not(handle: Handle, order: str) -> None:
     handle.files.orders(0).write_text(order)
     handle.files.exit_code(0).write_text("-15\n")
     handle.files.displaced(0).touch()
@@ -59,9 +62,8 @@ def test_what_slurm_has_ended_is_displaced_and_what_was_ordered_is_not(tmp_path:
 
 
 @pytest.mark.parametrize("level", ["term", "kill"])
-def test_what_slurm_has_ended_stays_displaced_when_an_order_follows(tmp_path: Path, level: StopLevel) -> None:
-    """Its peer fails for want of it, and all units are asked to end, those that have ended already too."""
-    handle = kept_attempt(StateDir(tmp_path), "a", "n0")
+def test_what_slurm_has_ended_stays_displaced_when_an_order_follows(handle: Handle, level: StopLevel) -> None:
+    """Its peer fails without it, and all units are asked to end, even those that have ended."""
     unit = SlurmUnit(handle, 0, WANTED)
     handle.files.displaced(0).touch()
     unit.give_order(level)
@@ -83,9 +85,8 @@ REFUSED = "srun: error: Task launch for StepId=2.1 failed on node n0: Communicat
     ],
 )
 def test_a_node_on_which_nothing_starts_is_no_fault_of_the_unit(
-    tmp_path: Path, said: str, hangs: bool, displaced: bool
+    handle: Handle, said: str, hangs: bool, displaced: bool
 ) -> None:
-    handle = kept_attempt(StateDir(tmp_path), "a", "n0")
     handle.files.keeper(0).unlink()
     (handle.files.logs / "srun-0.log").write_text(said)
     unit = SlurmUnit(handle, 0, WANTED)
@@ -97,37 +98,48 @@ def test_a_node_on_which_nothing_starts_is_no_fault_of_the_unit(
     assert unit.order == "kill", "should it start after all, its keeper finds that others went on"
 
 
-def test_srun_gets_no_token_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_does_not_see_the_directory_is_the_reason(handle: Handle) -> None:
+    """A step there could leave no file, however well it ends."""
+    handle.files.keeper(0).unlink()
+    unit = SlurmUnit(handle, 0, WANTED)
+    unit._tries, unit._since_s, unit._ended_s = 1, 0.0, 1.0
+    place = StepPlace("8", "", "none")
+    assert unit.starting(place, UnitReport(0.0, None), {}, units.SHOWS_S) == UnitStatus("running")
+    assert unit.starting(place, UnitReport(0.0, None), {}, 2 * units.SHOWS_S) == UnitStatus("exited", 1)
+    said = f"node n0 does not see {handle.folder}: it must be shared"
+    assert handle.files.launcher_log(0).read_text() == f"pliant: no step on node n0: {said}\n"
+
+
+def test_srun_gets_no_token_of_slurm(handle: Handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It supports none, and its environment is that of the keeper, which others may read."""
     seen = shlex.quote(str(tmp_path / "seen"))
     (tmp_path / "srun").write_text(f'#!/bin/sh\necho "$SLURM_CONF,${{SLURM_JWT-none}}" > {seen}\n')
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    unit = SlurmUnit(kept_attempt(StateDir(tmp_path), "a", "n0"), 0, WANTED)
+    unit = SlurmUnit(handle, 0, WANTED)
     unit._start(StepPlace("8", "", "none"), {"SLURM_CONF": "/etc/other.conf", "SLURM_JWT": "token"}, 0.0)
     assert unit.srun is not None
     os.waitpid(unit.srun, 0)
     assert (tmp_path / "seen").read_text() == "/etc/other.conf,none\n"
 
 
-def test_who_was_killed_after_slurm_has_asked_it_to_end_is_displaced(tmp_path: Path) -> None:
-    handle = kept_attempt(StateDir(tmp_path), "a", "n0")
+SILENT: Any = SimpleNamespace(silence_s=lambda _path, limit_s: limit_s)
+
+
+def test_who_was_killed_after_slurm_has_asked_it_to_end_is_displaced(handle: Handle) -> None:
     handle.files.displaced(0).touch()
-    silent = SimpleNamespace(silence_s=lambda _path, limit_s: limit_s)
-    found = SlurmUnit(handle, 0, WANTED).kept(silent, UnitReport(0.0, None), 100.0)  # type: ignore[arg-type]
+    found = SlurmUnit(handle, 0, WANTED).kept(SILENT, UnitReport(0.0, None), 100.0)
     assert (found.state, bool(found.displaced)) == ("lost", True)
 
 
 def test_who_ended_well_is_not_lost_where_this_host_learns_of_it_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    handle: Handle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its keeper is silent because it has ended, and has left a file that says so."""
-    handle = kept_attempt(StateDir(tmp_path), "a", "n0")
     handle.files.exit_code(0).write_text("0\n")
     asked: list[Path] = []
     monkeypatch.setattr(units, "ask_server", asked.append)
     monkeypatch.setattr(units, "read_file", lambda path: path.read_bytes() if asked else None)
-    silent = SimpleNamespace(silence_s=lambda _path, limit_s: limit_s)
     unit = SlurmUnit(handle, 0, WANTED)
-    assert unit.kept(silent, UnitReport(0.0, None), 100.0) == UnitStatus("exited", 0)  # type: ignore[arg-type]
+    assert unit.kept(SILENT, UnitReport(0.0, None), 100.0) == UnitStatus("exited", 0)
     assert unit.order == ""

@@ -24,8 +24,6 @@ SILENT = JobListing(float("-inf"), None)
 
 @dataclass
 class Answer:
-    """What a command of Slurm says."""
-
     done: bool = True
     failure: str = ""
     ended_s: float = 0.0
@@ -34,7 +32,6 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """As ``scontrol show job`` prints it."""
         return f"JobId=7 JobName=a JobState={self.state} Reason=None" if self.state else ""
 
 
@@ -137,12 +134,11 @@ def test_while_slurm_does_not_answer_nothing_is_concluded(scene: Scene) -> None:
     assert scene.shown(SILENT, 10 * UNKNOWN_S).queued
 
 
-def test_what_was_told_to_end_before_it_began_has_ended(scene: Scene) -> None:
+def test_an_order_to_end_before_the_beginning_and_an_exit_code_count_whatever_slurm_says(
+    scene: Scene,
+) -> None:
     scene.attempt.units[0].give_order("term")
     assert scene.at(1.0, "PENDING") == UnitStatus("exited", -15)
-
-
-def test_an_exit_code_counts_whatever_slurm_says(scene: Scene) -> None:
     scene.handle.files.exit_code(0).write_text("3\n")
     assert scene.at(1.0, "RUNNING") == UnitStatus("exited", 3)
 

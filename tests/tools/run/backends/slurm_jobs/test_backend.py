@@ -7,10 +7,10 @@ import shlex
 import pytest
 
 from pliant.tools.run.backends.protocol import Unit, UnitStatus
-from pliant.tools.run.backends.slurm import jobs as attempts
 from pliant.tools.run.backends.slurm.commands import job_name
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
-from tests.tools.run.backends.slurm_jobs.conftest import Launcher, ended
+from tests.tools.run.backends.conftest import ended
+from tests.tools.run.backends.slurm_jobs.conftest import Launcher
 from tests.tools.run.site import until
 
 WAITS = "trap 'exit 7' TERM; echo > began; while :; do sleep 0.05; done"
@@ -26,6 +26,10 @@ def test_units_run_with_gpus_of_their_own_and_leave_their_exit_codes(launcher: L
     said = [(launcher.folder / f"said-{unit}").read_text().split() for unit in range(3)]
     assert sorted(gpus for gpus, _, _ in said) == ["0", "1", "2"]
     assert {(address, job) for _, address, job in said} == {("127.0.0.1", "none")}
+    with pytest.raises(OSError, match="one job of Slurm"):
+        on_gpus.backend.start(handle, [])
+    assert on_gpus.backend.in_place is False
+    assert on_gpus.backend.release() == 0
 
 
 def test_what_waits_in_the_queue_counts_as_running_and_is_cancelled_at_once(launcher: Launcher) -> None:
@@ -48,36 +52,23 @@ def test_another_process_takes_over_what_waits_and_what_runs(launcher: Launcher)
     handle = launcher.start(WAITS)
     second = launcher.again()
     assert second.backend.adopt() == [handle]
-    second.until_file(handle, "began")
+    second.until_file("began", handle)
     third = launcher.again()
     assert third.poll(handle) == (UnitStatus("running"),)
     third.backend.stop(handle, "term")
     assert third.until(handle, ended) == (UnitStatus("exited", 7),)
 
 
-def test_a_kill_ends_all_of_it(launcher: Launcher) -> None:
+def test_one_unit_may_be_killed_while_the_others_go_on_or_all_of_them(launcher: Launcher) -> None:
     handle = launcher.start("trap '' TERM; echo > began; while :; do sleep 0.05; done", "sleep 600")
-    launcher.until_file(handle, "began")
+    launcher.until_file("began", handle)
+    launcher.backend.stop(handle, "kill", [1])
+    found = launcher.until(handle, lambda found: found[1].state != "running")
+    assert (found[0].state, found[1]) == ("running", UnitStatus("exited", -9))
     launcher.backend.stop(handle, "term")
     launcher.backend.stop(handle, "kill")
     assert {status.state for status in launcher.until(handle, ended)} <= {"exited", "lost"}
     until(lambda: (launcher.poll(handle), launcher.queue() == {})[1])
-
-
-def test_one_unit_may_be_ended_and_the_others_go_on(launcher: Launcher) -> None:
-    handle = launcher.start(WAITS, "sleep 600")
-    launcher.until_file(handle, "began")
-    launcher.backend.stop(handle, "kill", [1])
-    found = launcher.until(handle, lambda found: found[1].state != "running")
-    assert (found[0].state, found[1]) == ("running", UnitStatus("exited", -9))
-
-
-def test_a_job_that_somebody_cancels_is_lost(launcher: Launcher, caplog: pytest.LogCaptureFixture) -> None:
-    handle = launcher.start("sleep 600")
-    launcher.until(handle, lambda _found: handle.files.keeper(0).exists())
-    launcher.slurm.end_jobs()
-    (status,) = launcher.until(handle, ended)
-    assert status.code in (None, -9, -15, 143, 137)
 
 
 def test_a_job_that_slurm_refuses_says_why_where_its_last_words_would_be(launcher: Launcher) -> None:
@@ -95,35 +86,6 @@ def test_a_job_that_slurm_cannot_place_is_named(launcher: Launcher, caplog: pyte
     assert caplog.messages == ["job a waits in Slurm's queue: PartitionConfig"]
     assert launcher.poll(handle)[0].queued
     launcher.backend.stop(handle, "kill")
-
-
-def test_a_job_that_ends_before_its_workers_begin_says_why(
-    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attempts, "SHOWS_S", 1.0)
-    launcher.slurm.command(
-        "sbatch", "--exclusive", "--nodes=4", "--output=/dev/null", "--wrap", "exec sleep 600"
-    )
-    until(lambda: "RUNNING" in launcher.queue().values())
-    handle = launcher.start("true")
-    name = job_name(handle, launcher.dirs.path)
-    launcher.until(handle, lambda found: launcher.queue().get(name) == "PENDING" and found[0].queued)
-    until(lambda: (launcher.poll(handle), launcher.backend._attempt(handle)._job_id)[1])
-    launcher.slurm.command("scancel", f"--name={name}")
-    assert launcher.until(handle, ended) == (UnitStatus("exited", 1),)
-    assert (
-        "Slurm's job ended before its workers began: somebody cancelled it"
-        in handle.files.launcher_log(0).read_text()
-    )
-
-
-def test_an_attempt_does_not_grow(launcher: Launcher) -> None:
-    handle = launcher.start("sleep 600")
-    with pytest.raises(OSError, match="one job of Slurm"):
-        launcher.backend.start(handle, [])
-    assert launcher.backend.in_place is False
-    assert launcher.backend.release() == 0
-    until(launcher.queue)  # it is submitted meanwhile, and the next test would find it
 
 
 def test_a_dry_run_shows_the_submission_its_script_and_what_each_task_starts(launcher: Launcher) -> None:

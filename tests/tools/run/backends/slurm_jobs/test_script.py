@@ -26,7 +26,6 @@ def cluster(slots: str = "gpu", **node: object) -> Cluster:
 
 
 def planned(*slots: str, elastic: bool = True, on_gpus: bool = True) -> list[Unit]:
-    """The units of a job on these slots, as they are handed to a backend."""
     places = tuple(Slot.parse(slot) for slot in slots)
     spec = job("a", gpus=1 if elastic else len(slots), high=8 if elastic else None, command=("t.py",))
     devices = tuple("0123") if on_gpus else None
