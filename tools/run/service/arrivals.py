@@ -63,10 +63,7 @@ class Arrivals:
         return self._awaited or bool(self.ahead)
 
     def hear(self, until_s: float) -> Heard:
-        """Record what was submitted, cancelled and ordered.
-
-        :param until_s: jobs with a later ``submit_time`` (UTC) wait (see :meth:`Request.is_due`).
-        """
+        """Record what was submitted, cancelled and ordered; jobs not due at ``until_s`` (UTC) wait."""
         requests = self._spool.requests()
         if not requests:
             self._awaited = False
@@ -94,10 +91,7 @@ class Arrivals:
         return Heard(len(events), tuple(cancelled))
 
     def arrive(self, holding: Container[str] = ()) -> list[Event]:
-        """The schedule's jobs whose time has come.
-
-        :param holding: jobs that are given GPUs already: they arrive whatever their time is.
-        """
+        """The schedule's jobs whose time has come, and those that are given GPUs already."""
         now_s = self._clock() - self._origin_s
         if not self.ahead or (not holding and self.ahead[0].submit_time > now_s):
             return []
@@ -149,10 +143,7 @@ class Arrivals:
         return [self._event(job), reject_event(job.id, now, reason)]
 
     def _order(self, given: Numbered, now: float) -> Event:
-        """The event of an order; a schedule may cover a part of the cluster, the log gets all orders.
-
-        :param now: one time for all orders that are executed together.
-        """
+        """The event of an order; a schedule may cover a part of the cluster, the log gets all orders."""
         event = order_event(*given, now)
         if given.order.node is None or any(node.name == given.order.node for node in self._session.nodes):
             apply_events(self._session, [replace(event, time=now - self._origin_s)])

@@ -323,10 +323,7 @@ class Loop:
     def _change_to(
         self, schedule: Schedule, wanted: Mapping[str, Allocation], now: float, before: Iterable[Event] = ()
     ) -> _Change:
-        """What to record and to do so that jobs hold what is wanted; ``before`` is recorded first.
-
-        :raises InfeasibleError: the nodes have too few slots for them.
-        """
+        """:raises InfeasibleError: the nodes have too few slots for what is wanted."""
         reasons = _reasons(schedule)
         jobs = {job.id: job for job in schedule.jobs}
         steps = self.executor.steps_to(wanted, jobs, self.state.log)

@@ -247,7 +247,7 @@ class World:
             order_nodes(self.dirs.path, "resume", [f"n{number}" for number in range(len(NODES))])
         for unit in self.nodes.running():
             unit.dies_in_s = 0.0
-            if unit.stands_still and not unit.is_ready:  # nobody can know that it should not
+            if unit.stands_still and not unit.is_ready:  # no file shows that it should not
                 unit.stands_still = False
         for _ in range(MOST_TURNS):
             self.turn()
