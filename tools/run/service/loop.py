@@ -270,10 +270,10 @@ class Loop:
 
     def _hear(self, until_s: float) -> bool:
         """Take up what was submitted, cancelled and ordered; returns whether the policy shall be asked."""
-        heard = self._arrivals.hear(until_s)
-        for job_id in heard.cancelled:
+        happened, cancelled = self._arrivals.hear(until_s)
+        for job_id in cancelled:
             self._stop(job_id)
-        return heard.events > 0
+        return happened
 
     # What shall run.
 
