@@ -128,7 +128,9 @@ def plan_steps(
     for job_id, allocation in sorted(given.items(), key=lambda item: item[0] in lead):
         before = held.get(job_id)
         if job_id in lead:
-            slots = _in_order(placed[lead[job_id]], before)
+            slots = placed[lead[job_id]]
+            if before is not None and set(before.slots) == set(slots):
+                slots = before.slots  # in its own order
         else:
             slots = filled(survivors[job_id], allocation.placement, node_gpus, taken, doubt)
         placed[job_id] = slots
@@ -164,10 +166,6 @@ def _leaders(given: Mapping[str, Allocation], held: Mapping[str, Assignment]) ->
 def _stays(before: Assignment | None, given: Allocation) -> bool:
     """Whether a job holds exactly as many slots on each node as it shall have."""
     return before is not None and len(kept(before.slots, given.placement)) == len(before.slots) == given.gpus
-
-
-def _in_order(slots: tuple[Slot, ...], before: Assignment | None) -> tuple[Slot, ...]:
-    return before.slots if before is not None and set(before.slots) == set(slots) else slots
 
 
 def kept(held: Sequence[Slot], placement: NodeGpus) -> tuple[Slot, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pliant.schemas.event import Event
@@ -16,15 +16,6 @@ from pliant.tools.schedule.demand import JobCheck, submit_detail
 from pliant.tools.schedule.from_log import apply_events
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session.session import Session
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """Requests that the log has now."""
-
-    events: int = 0
-    cancelled: tuple[str, ...] = ()
-    """Jobs that shall hold nothing any more."""
 
 
 class Arrivals:
@@ -62,15 +53,15 @@ class Arrivals:
         """Whether there are jobs that have not arrived, or requests that the log lacks."""
         return self._awaited or bool(self.ahead)
 
-    def hear(self, until_s: float) -> Heard:
-        """Record what was submitted, cancelled and ordered.
+    def hear(self, until_s: float) -> tuple[bool, list[str]]:
+        """Record what was submitted, cancelled and ordered; jobs not due at ``until_s`` (UTC) wait.
 
-        :param until_s: jobs with a later ``submit_time`` (UTC) wait (see :meth:`Request.is_due`).
+        Returns whether anything was recorded, and the jobs that shall hold nothing any more.
         """
         requests = self._spool.requests()
         if not requests:
             self._awaited = False
-            return Heard()
+            return False, []
         log = self._state.log
         if any(request.order for request in requests):  # the log names the last orders only
             self._spool.settle(log, {job.id for job in self.ahead})
@@ -91,13 +82,10 @@ class Arrivals:
         self._state.record(events)
         self._spool.settle(log, ahead)
         self._awaited = bool(self._spool.requests())
-        return Heard(len(events), tuple(cancelled))
+        return bool(events), cancelled
 
     def arrive(self, holding: Container[str] = ()) -> list[Event]:
-        """The schedule's jobs whose time has come.
-
-        :param holding: jobs that are given GPUs already: they arrive whatever their time is.
-        """
+        """The schedule's jobs whose time has come, and those that are given GPUs already."""
         now_s = self._clock() - self._origin_s
         if not self.ahead or (not holding and self.ahead[0].submit_time > now_s):
             return []
@@ -149,10 +137,7 @@ class Arrivals:
         return [self._event(job), reject_event(job.id, now, reason)]
 
     def _order(self, given: Numbered, now: float) -> Event:
-        """The event of an order; a schedule may cover a part of the cluster, the log gets all orders.
-
-        :param now: one time for all orders that are executed together.
-        """
+        """The event of an order; a schedule may cover a part of the cluster, the log gets all orders."""
         event = order_event(*given, now)
         if given.order.node is None or any(node.name == given.order.node for node in self._session.nodes):
             apply_events(self._session, [replace(event, time=now - self._origin_s)])

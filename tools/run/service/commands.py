@@ -131,10 +131,7 @@ def _rendezvous(target: Assignment, index: int, nodes: Mapping[str, NodeInfo], p
 def make_plan(
     target: Assignment, generation: int, attempt: int, nodes: Mapping[str, NodeInfo], reason: str = ""
 ) -> Plan:
-    """The plan of a new attempt; members are in order of rank.
-
-    :param reason: why the attempt before had to be left.
-    """
+    """The plan of a new attempt, members in order of rank; ``reason``: why the attempt before was left."""
     job, (global_batch, accum, lr_scale) = target.job, target.allocation.cut
     return Plan(
         job=job.id,
@@ -157,10 +154,7 @@ def make_member(slot: Slot, node: NodeInfo, worker: int) -> Member:
 
 
 def next_plan(plan: Plan, members: Iterable[Member], cut: Cut) -> Plan:
-    """The next generation of an attempt.
-
-    :param members: in order of rank, workers that train already before those that are added.
-    """
+    """The next generation of an attempt; members in order of rank, those that train already first."""
     batch, accum, lr_scale = cut
     changed = {"members": tuple(members), "global_batch": batch, "accum": accum, "lr_scale": lr_scale}
     return plan.model_copy(update={"generation": plan.generation + 1, **changed})
@@ -216,7 +210,7 @@ def generation_of(path: Path) -> int:
 def read_reached(attempt: AttemptDir, known: Mapping[int, Plan]) -> Plan | None:
     """The plan that the workers of an attempt train under. Returns None if they do not train yet.
 
-    :param known: plans of the attempt by generation. Plans never change, so these are not read again.
+    :param known: plans of the attempt by generation, which never change.
     :raises UnreadableError: it cannot be read at the moment.
     """
     text = read_file(attempt.reached)

@@ -120,10 +120,7 @@ class Decisions:
         return schedule_of(self.session, done, now_s, forgive=lambda error: self._report(error, _LEFT_OUT))
 
     def check_hope(self) -> None:
-        """To be called when jobs wait, none runs and none is to come.
-
-        :raises InfeasibleError: the policy leaves them waiting indefinitely.
-        """
+        """:raises InfeasibleError: jobs wait, none runs or is to come, and the policy leaves them waiting."""
         if self.idle_limit.is_reached or self.ask_at_s() == float("inf"):
             left = sorted(self.session.in_play.values(), key=lambda job: job.arrival)
             name = self.session.policy.name

@@ -74,8 +74,7 @@ def judge(
     :param outcomes: what each rank wrote as its last act.
     :param elastic: the script uses the elastic library, so outcomes are expected.
     :param stop_requested: a stop was asked for, so the job is not at fault.
-    :param at_break: the units when the first of them was found gone; those that ended later were ended for
-        that.
+    :param at_break: the units when the first of them was found gone; the launcher ended the others.
     :param words: the last words on stderr of a unit, by its place in ``units``.
     :param trace: the end of what workers wrote on stderr.
     :param sent: the signal that a slow stop sent in the end; empty if none.

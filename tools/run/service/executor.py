@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
@@ -22,7 +22,7 @@ from typing import Final
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Allocation
-from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit
+from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
 from pliant.tools.run.service.allocation import (
     Assignment,
     ChangeStep,
@@ -90,7 +90,7 @@ class Executor:
         self.gangs: dict[str, Gang] = {}
         self.suspects = Suspects()
         """The log's evidence against slots: of free ones those with the least are taken."""
-        self._backend = backend
+        self.backend = backend
         self._dirs = dirs
         self._clock = clock
         timeouts = timeouts or Timeouts()
@@ -128,18 +128,12 @@ class Executor:
     def steps_to(
         self, wanted: Mapping[str, Allocation], jobs: Mapping[str, Job], log: RunLog
     ) -> list[ChangeStep]:
-        """The steps for :meth:`apply` after which jobs hold what is wanted.
-
-        :param jobs: those of ``wanted`` that hold nothing, at least.
-        """
+        """The steps for :meth:`apply` to what is wanted; ``jobs`` has those that hold nothing, at least."""
         started = {job_id for job_id, job in log.active.items() if job.started_s is not None}
         node_gpus = {node.name: node.gpus for node in self.nodes.values()}
         return plan_steps(
             self.targets, wanted, jobs, node_gpus, started=started, doubt=self.suspects.deaths_on
         )
-
-    def shown(self, handle: Handle, commands: Sequence[Unit]) -> Sequence[str]:
-        return self._backend.shown(handle, commands)
 
     def apply(self, steps: Iterable[ChangeStep]) -> None:
         """Make the outcome of the steps the targets."""
@@ -152,7 +146,7 @@ class Executor:
     def adopt(self, log: RunLog) -> None:
         """Take over what runs in the directory; the log says what jobs shall hold."""
         self.suspects, self._log = log.suspects, log
-        for handle in self._backend.adopt(log.over):
+        for handle in self.backend.adopt(log.over):
             self._take_up(handle)
         self.targets = {job_id: gang.target for job_id, gang in self.gangs.items() if job_id in log.active}
         wanted = {job_id: job.allocation for job_id, job in log.active.items()}
@@ -183,12 +177,12 @@ class Executor:
 
     def _adopt(self, handle: Handle, log: RunLog) -> None:
         job, plan = log.jobs.get(handle.job), read_plan(self._dirs.job(handle.job))
-        statuses = self._backend.poll([handle])[handle]
+        statuses = self.backend.poll([handle])[handle]
         if job is None:
             return
         if plan is None or plan.attempt != handle.attempt or not statuses:  # lost, or never written
             if not job.ended or any(status.state != "exited" for status in statuses):
-                self._backend.stop(handle, "kill")
+                self.backend.stop(handle, "kill")
             return
         if all(status.state != "running" for status in statuses) and (
             job.ended or handle.attempt <= job.over_attempt
@@ -206,14 +200,11 @@ class Executor:
         if 0 <= now_s < self._nodes_due_s:
             return None
         self._nodes_due_s = now_s + NODES_S
-        self.nodes = {node.name: node for node in self._backend.nodes()}
+        self.nodes = {node.name: node for node in self.backend.nodes()}
         return {node.name: node.reason or "down" for node in self.nodes.values() if not node.up}
 
     def leave(self, down: Mapping[str, str]) -> Iterator[Report]:
-        """Take all jobs off nodes that are down: they go on with the rest, or not at all.
-
-        Of two jobs that share slots the first gives up all of them.
-        """
+        """Take all jobs off nodes that are down. Of two jobs that share slots the first gives up all."""
         company = companions(self.targets)
         for job_id, target in sorted(self.targets.items()):
             gone = tuple(slot for slot in target.slots if slot.node in down)
@@ -241,7 +232,7 @@ class Executor:
         for job_id, gang in sorted(self.gangs.items()):
             if job_id not in self._condemned.jobs:
                 with self._faults.of(job_id, tries_again=True):
-                    gang.statuses = self._backend.poll([gang.handle])[gang.handle]
+                    gang.statuses = self.backend.poll([gang.handle])[gang.handle]
                     reports += self._look(job_id, gang)
         return reports
 
@@ -326,7 +317,7 @@ class Executor:
 
     def _slot_use(self, asked: Iterable[Slot]) -> SlotUse:
         """Which jobs run, or may run, on these slots."""
-        use = SlotUse(asked, companions(self.targets) if self._backend.shares_slots else {})
+        use = SlotUse(asked, companions(self.targets) if self.backend.shares_slots else {})
         for job_id, gang in self.gangs.items():
             busy: Collection[Slot] = gang.target.slots
             with self._faults.of(job_id):
@@ -348,7 +339,7 @@ class Executor:
         job_id = gang.handle.job
         others = use.taken_from(job_id, target.slots)
         (trains, reports), busy = gang.training(), others | gang.leaving
-        in_place = self._backend.in_place
+        in_place = self.backend.in_place
         way = way_to(target, gang.plan, trains, busy, reports=reports, in_place=in_place)
         if isinstance(way, Relaunch):
             _log.warning("job %s is launched again: %s", job_id, way.reason)
@@ -365,18 +356,10 @@ class Executor:
             self._launching.publish(gang, plan)
         gang.stop(self._clock())
 
-    @property
-    def shares_slots(self) -> bool:
-        return self._backend.shares_slots
-
-    @property
-    def held_nodes(self) -> int:
-        return self._backend.held_nodes
-
     def release(self, log: RunLog) -> None:
         """Give back the nodes on which nothing runs; a failure is only warned of."""
         try:
-            self._backend.release(log.over)
+            self.backend.release(log.over)
         except ServiceMissingError as error:
             _log.warning("nodes are not given back: %s", error)
 

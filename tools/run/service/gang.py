@@ -142,14 +142,11 @@ class Gang:
         return found
 
     def losses(self, now_s: float) -> list[tuple[tuple[Slot, ...], str]]:
-        """The slots of workers that trained and are gone, with the reason; each worker once.
-
-        An exit code is known a little later than the end of its process, so it is waited for.
-        """
+        """The slots of workers that trained and are gone, with the reason; each worker once."""
         why: dict[str, list[Slot]] = {}
         for worker, since_s in [*self._gone.items()]:
             status = self.statuses[worker]
-            if status.state == "running" and now_s - since_s < EXIT_CODE_S:
+            if status.state == "running" and now_s - since_s < EXIT_CODE_S:  # its exit code is still to come
                 continue
             del self._gone[worker]
             if worker in self._silenced:
@@ -179,10 +176,7 @@ class Gang:
         return next_plan(self.plan, members, cut), setback
 
     def plan_to_stop(self, reason: str = "") -> Plan | None:
-        """A plan to save and leave. Returns None if it has one.
-
-        :param reason: why it is launched again, if it will be.
-        """
+        """A plan to save and leave, with the reason for a relaunch. Returns None if it has one."""
         if self.plan.abort:
             return None
         self._members.look()
@@ -191,10 +185,7 @@ class Gang:
         return aborted(self.plan.model_copy(update={"members": members}), reason)
 
     def take_up(self, plan: Plan, setback: Setback | None = None) -> None:
-        """Go on under a plan that its workers can read now.
-
-        :param setback: slots that it does without.
-        """
+        """Go on under a plan that its workers can read now, without the slots of the setback."""
         self.plan, self._workers = plan, plan.workers
         if not plan.abort:
             self.target = assignment_of(plan, self.target.job)
@@ -203,10 +194,7 @@ class Gang:
             self._setback = setback if self._setback is None else self._setback.and_also(setback)
 
     def stop(self, now_s: float) -> None:
-        """Wait for the workers to save and leave.
-
-        A script that does not read plans gets SIGTERM now, and so does what has not begun.
-        """
+        """Wait for the workers to save and leave; what reads no plans, or has not begun, gets SIGTERM now."""
         reads_plans = self.target.job.elastic != "none" or self.handle.files.progress.exists()
         waits = bool(self.statuses) and all(status.queued for status in self.statuses)
         self._enter("abort" if reads_plans and not waits else "term", now_s)

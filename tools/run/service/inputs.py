@@ -117,10 +117,7 @@ class PreparedRun:
         return cls(options, schedule, dirs, executor, clock, trace_hash(found.jobs), there, view)
 
     def open(self, *, past: bool = True) -> State:
-        """Lock the state directory.
-
-        :param past: pass what its log holds already to the sinks, too.
-        """
+        """Lock the state directory; ``past``: pass what its log holds already to the sinks, too."""
         state = State(
             self.options.state,
             wait_s=self.options.wait_s,
@@ -150,7 +147,7 @@ class PreparedRun:
         else:
             session = session_from_schedule(found, policy, throughput)
             self._begin(state, policy.default_interval_s, policy.bounds)
-        if policy.packs and not self.executor.shares_slots:
+        if policy.packs and not self.executor.backend.shares_slots:
             _log.warning(
                 'policy "%s" packs jobs, and this backend gives a GPU to one: none share', policy.name
             )
@@ -176,16 +173,13 @@ class PreparedRun:
     def _loop(
         self, state: State, session: Session, known: Set[str], *, asks: bool = True, follow: bool = False
     ) -> Loop:
-        """A loop with this session; snapshots are made of it from now on.
-
-        :param known: jobs that have arrived.
-        """
+        """A loop with this session, of which snapshots are made from now on; ``known`` jobs have arrived."""
         found = self.schedule
         origin_s = origin(found.time, self.clock(), state.log.origin_s)
         basis = Basis.of(found.cluster, _profile(found), origin_s)
         new = partial(Session, session.policy, found.cluster, session.speeds.throughput)
         state.rebuilding = Rebuilding(basis, new)
-        if not self.executor.shares_slots:
+        if not self.executor.backend.shares_slots:
             session.give_gpus_to_one_job()
         return Loop(
             *(state, found, session, self.executor),

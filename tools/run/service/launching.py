@@ -82,27 +82,18 @@ class Launching:
         return self.gang(handle, plan, target)
 
     def gang(self, handle: Handle, plan: Plan, target: Assignment, seen: int = 0) -> Gang:
-        """The gang of an attempt that was started.
-
-        :param seen: how many of its workers' events were read before.
-        """
+        """The gang of an attempt that was started, ``seen`` events of whose workers were read before."""
         gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts, seen=seen)
         gang.statuses = self._backend.poll([handle])[handle]
         return gang
 
     def publish(self, gang: Gang, plan: Plan, setback: Setback | None = None) -> None:
-        """Give the workers of an attempt a newer plan. If it cannot be written, the plan before stays.
-
-        :param setback: slots that the plan does without.
-        """
+        """Give the workers of an attempt a newer plan. If it cannot be written, the plan before stays."""
         write_plan(self._dirs.job(gang.handle.job), plan)
         gang.take_up(plan, setback)
 
     def rescale(self, gang: Gang, target: Assignment, way: InPlace, nodes: Nodes) -> None:
-        """Change the workers of an attempt while it trains.
-
-        The plan comes first: workers that are not in it would leave as soon as they start.
-        """
+        """Change the workers of an attempt while it trains; new ones leave at once if no plan names them."""
         first = len(gang.statuses)
         joining = [
             make_member(slot, nodes[slot.node], worker) for worker, slot in enumerate(way.joining, first)
@@ -158,10 +149,7 @@ def at_home(job: Job, folder: Path) -> Job:
 
 
 def job_problems(job: Job, source: str, pointer: str = "") -> list[Problem]:
-    """What keeps one job from being started here.
-
-    :param pointer: where the job stands in its source.
-    """
+    """What keeps one job from being started here; ``pointer`` is where it stands in its source."""
     return [
         Problem(source, None, f"{pointer}/{field}", f'job "{job.id}"{text}')
         for field, text in (_obstacles(job) | _unserved(job)).items()

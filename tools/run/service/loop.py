@@ -270,10 +270,10 @@ class Loop:
 
     def _hear(self, until_s: float) -> bool:
         """Take up what was submitted, cancelled and ordered; returns whether the policy shall be asked."""
-        heard = self._arrivals.hear(until_s)
-        for job_id in heard.cancelled:
+        happened, cancelled = self._arrivals.hear(until_s)
+        for job_id in cancelled:
             self._stop(job_id)
-        return heard.events > 0
+        return happened
 
     # What shall run.
 
@@ -323,10 +323,7 @@ class Loop:
     def _change_to(
         self, schedule: Schedule, wanted: Mapping[str, Allocation], now: float, before: Iterable[Event] = ()
     ) -> _Change:
-        """What to record and to do so that jobs hold what is wanted; ``before`` is recorded first.
-
-        :raises InfeasibleError: the nodes have too few slots for them.
-        """
+        """:raises InfeasibleError: the nodes have too few slots for what is wanted."""
         reasons = _reasons(schedule)
         jobs = {job.id: job for job in schedule.jobs}
         steps = self.executor.steps_to(wanted, jobs, self.state.log)

@@ -99,10 +99,8 @@ class GangMembers:
     def lost(self, trained: Set[int], running: Set[int], newcomers: Set[int] = frozenset()) -> set[int]:
         """Workers that are gone without a word, silent, cut off, or crashed before they trained.
 
-        A crash in training is the script's fault and would hit the others, too, unless the worker is one of
-        the ``newcomers``.
-
-        :param running: units that run.
+        A crash in training is the script's fault and would hit the others, too, unless the worker is a
+        newcomer.
         """
         said = {self._workers[rank]: found.outcome for rank, found in self.outcomes().items()}
         parted = {
@@ -188,10 +186,7 @@ class GangMembers:
         return silence_s >= timeouts.silent_s or keeper_s >= timeouts.dead_s
 
     def overdue(self, limits_s: Callable[[], Mapping[int, float]], now_s: float) -> list[int]:
-        """Units that have been idle for longer than each may, each once in that time.
-
-        :param limits_s: of the idle ones; called once in :data:`LOOK_S`.
-        """
+        """Units that have been idle for longer than they may, each once in that time."""
         if 0 <= now_s - self._counted_s < LOOK_S:
             return []
         self._counted_s, limits = now_s, limits_s()
@@ -213,9 +208,8 @@ class Setback:
         return Setback(slots, f"{self.reason}; {other.reason}")
 
     def without(self, target: Assignment, cut: Cut, *, shared: bool) -> Assignment:
-        """What is left of a target.
+        """What is left of a target, with the cut of the plan that the others train under.
 
-        :param cut: that of the plan that the others train under.
         :param shared: another job has the same slots. Two jobs share all slots or none, so nothing is left.
         """
         slots = tuple(slot for slot in target.slots if slot not in self.slots)
@@ -247,10 +241,7 @@ class Lifetimes:
                 self._young[slot] = 0
 
     def newcomers(self, trained: Set[int], now_s: float) -> frozenset[int]:
-        """Workers that joined a training gang a short time ago; the others have got past what these fail by.
-
-        :param trained: the workers that train together.
-        """
+        """Workers that joined a training gang a short time ago; the others got past what these fail by."""
         since_s = {worker: self._since_s.get(worker, now_s) for worker in trained}
         first_s = min(since_s.values(), default=now_s)
         return frozenset(one for one, at_s in since_s.items() if first_s < at_s and now_s - at_s < YOUNG_S)

@@ -100,10 +100,7 @@ Report = Said | Progressed | AttemptEnded | Hindered | Displaced | Proven | Lost
 
 
 def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
-    """The first report of each job, then the second of those that have two, and so on.
-
-    What a report means may depend on earlier reports of the same job, not on those of others.
-    """
+    """The first report of each job, then the second, and so on: later ones may depend on earlier ones."""
     by_job: dict[str, list[Report]] = {}
     for report in reports:
         by_job.setdefault(report.job_id, []).append(report)
@@ -136,7 +133,7 @@ def report_events(
     if isinstance(report, Displaced):
         return [_without(report, job, time_s, {"reason": report.reason})]
     if isinstance(report, Proven):
-        return proof_events(report, time_s)
+        return [Event(time_s, "slot_up", report.job_id, detail={"slot": str(slot)}) for slot in report.slots]
     if isinstance(report, Lost):
         lost = {"attempt": report.attempt, "lost_workers": [str(slot) for slot in report.slots]}
         return [Event(time_s, "progress", report.job_id, detail={**lost, "reason": report.reason})]
@@ -146,18 +143,12 @@ def report_events(
             return [finish_event(report.job_id, time_s, report.attempt, report.verdict.samples_done)]
         case "failed":
             return [failure_event(job, time_s, report.attempt, report.verdict.message, retries=retries)]
+        case "displaced" if not report.verdict.began:  # a place that never existed was not taken away
+            return [missing_place_event(report.job_id, time_s, report.attempt, report.verdict.message)]
         case "displaced":
-            return [_displaced_event(report, job, time_s, retries)]
+            return [displaced_event(job, time_s, report.attempt, report.verdict.message, retries=retries)]
         case "stopped":
             return []
-
-
-def _displaced_event(report: AttemptEnded, job: JobLog, time_s: float, retries: int) -> Event:
-    """The event of a lost place; a place that never existed does not count as a displacement."""
-    attempt, reason = report.attempt, report.verdict.message
-    if not report.verdict.began:
-        return missing_place_event(report.job_id, time_s, attempt, reason)
-    return displaced_event(job, time_s, attempt, reason, retries=retries)
 
 
 def change_event(step: ChangeStep, time_s: float, reason: str = "") -> Event:
@@ -181,7 +172,7 @@ def _division(held: Allocation) -> dict[str, Any]:
 
 
 def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) -> list[Event]:
-    """New workers died: the job goes on without their slots, or waits if the rest are too few for it.
+    """New workers died: the job goes on without their slots, or waits if the rest are too few.
 
     A slot that another job has stays with that job.
     """
@@ -214,11 +205,7 @@ def _slot_down(report: Hindered, slot: str, suspects: Suspects, time_s: float, *
     job_id, reason = report.job_id, report.setback.reason
     follows = suspects.next_death(job_id, slot)
     detail = {"slot": slot, "seconds": follows.seconds, "by": job_id, "reason": reason}
-    return Event(time_s, "slot_down", None if follows.everybody and not held else job_id, detail=detail)
-
-
-def proof_events(report: Proven, time_s: float) -> list[Event]:
-    return [Event(time_s, "slot_up", report.job_id, detail={"slot": str(slot)}) for slot in report.slots]
+    return Event(time_s, "slot_down", None if follows.for_all and not held else job_id, detail=detail)
 
 
 def stamped(event: Event, job: JobLog, since_s: float, now_s: float) -> Event:
@@ -273,10 +260,7 @@ def _number(value: object) -> float | None:
 
 
 def progress_event(report: Progressed, job: JobLog, time_s: float) -> Event:
-    """What workers measured last, for the policy alone, not for the log.
-
-    :param time_s: when it was read, on the clock of the policy.
-    """
+    """What workers measured last, for the policy alone, on its clock."""
     found, detail = report.progress, dict[str, Any]()
     if found.noise_scale is not None:
         detail["noise_scale"] = found.noise_scale
@@ -288,12 +272,7 @@ def progress_event(report: Progressed, job: JobLog, time_s: float) -> Event:
 
 
 def _observed(job: JobLog, gpus: int | None, step_seconds: float | None) -> dict[str, Any]:
-    """The configuration that a step was measured in, in the form of the policies' observations.
-
-    Empty if it is not that of the job, or nothing was measured.
-
-    :param gpus: how many the step was measured on.
-    """
+    """The configuration that a step was measured in, for policies; empty if it is not the job's."""
     if step_seconds is None or gpus != job.gpus or job.global_batch is None:
         return {}
     observed = {

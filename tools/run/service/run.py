@@ -93,7 +93,7 @@ def _run(options: RunOptions, view: View, turn: Turn, *, follow: bool) -> tuple[
         view(state.log, prepared.clock())
         if not follow:
             loop.executor.release(state.log)
-        elif held := loop.executor.held_nodes:
+        elif held := loop.executor.backend.held_nodes:
             kept, give = counted(held, "node"), f"pliant cluster release --state {options.state}"
             _log.warning("%s are kept for the next run; to give them back: %s", kept, give)
         return state.log, interrupts.received[0] if interrupts.received else None
@@ -165,7 +165,7 @@ def _lines(step: ChangeStep, dirs: StateDir, executor: Executor) -> list[str]:
         return [head]
     attempt = next_handle(dirs, step.job_id)
     commands = units(step.after, dirs.job(step.job_id).path, attempt.files, executor.nodes, PORT)
-    shown = (f"  {line}" for line in executor.shown(attempt, commands))
+    shown = (f"  {line}" for line in executor.backend.shown(attempt, commands))
     return [f"{head} (attempt {attempt.attempt})", _plan(step.after), *shown]
 
 

@@ -63,10 +63,7 @@ def passed_since(path: Path) -> float:
 
 
 def origin(schedule_time_s: float, now_s: float, known_s: float | None = None) -> float:
-    """UTC seconds at which the clock of a schedule shows 0.
-
-    :param known_s: the origin of the earlier schedules of the log; None if the decision takes effect now.
-    """
+    """UTC seconds at which the clock of a schedule shows 0; ``known_s`` is that of the log, if it has one."""
     if schedule_time_s >= EPOCH_LIKE_S:
         return 0.0
     return now_s - schedule_time_s if known_s is None else known_s

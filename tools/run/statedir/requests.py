@@ -98,10 +98,7 @@ class Numbered(NamedTuple):
 
 
 def order_event(number: int, order: Order, time_s: float) -> Event:
-    """The event that executes an order.
-
-    :param number: of the order's file.
-    """
+    """The event that executes an order; ``number`` is that of its file."""
     said = order.model_dump(include={"user", "node", "priority", "reason", "now"}, exclude_defaults=True)
     detail: dict[str, Any] = {**said, "order": number}
     return Event(time_s, _EVENTS[order.action], order.job, detail=detail)

@@ -126,10 +126,7 @@ class State:
             self._tell(sink, batch)
 
     def add_sink(self, sink: Sink, *, past: bool = True) -> None:
-        """Pass all further events to a sink, until it fails.
-
-        :param past: pass on the events that are there already first.
-        """
+        """Pass all further events to a sink until it fails; ``past`` ones first."""
         self._sinks.append(sink)
         for events in LogReader(self.dirs.events).read_all() if past else ():
             if sink in self._sinks:

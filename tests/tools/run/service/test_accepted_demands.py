@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pliant.schemas.io import read_events
 from pliant.schemas.resources import Capacities
 from pliant.tools.run.service import launching as runnable
 from tests.builders import cluster, job
@@ -48,4 +47,4 @@ def test_a_restart_ends_no_job_that_was_accepted(
 
 
 def told(world: World, *names: str) -> list[str]:
-    return [f"{each.event} {each.job}" for each in read_events(world.dirs.events) if each.event in names]
+    return [f"{each.event} {each.job}" for each in world.events(*names)]

@@ -7,7 +7,7 @@ import pytest
 
 from pliant.schemas.job import Job
 from pliant.tools.profile.torchrun.start import ONE_WORKER, RUN_TORCHRUN, child_environment
-from pliant.tools.run.backends.protocol import NodeInfo
+from pliant.tools.run.backends.protocol import NodeInfo, Unit
 from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import make_plan, ranked, units
 from pliant.tools.run.statedir.contract.folders import AttemptDir
@@ -32,12 +32,16 @@ def elastic(**more: object) -> Job:
     return job("a", gpus=1, high=4, command=("train.py", "--lr", "1"), workdir="/work dir", **more)
 
 
-def rigid(gpus: int) -> Job:
-    return job("a", gpus=gpus, command=("train.py",), workdir="/w")
+def rigid(gpus: int, *command: str) -> Job:
+    return job("a", gpus=gpus, command=command or ("train.py",), workdir="/w")
+
+
+def made(spec: Job, *slots: str, nodes: dict[str, NodeInfo] = GPU, port: int = 1) -> list[Unit]:
+    return units(target(spec, *slots), FOLDER, ATTEMPT, nodes, port)
 
 
 def test_an_elastic_job_gets_one_process_per_slot() -> None:
-    first, second = units(target(elastic(), "n0/1", "n0/0"), FOLDER, ATTEMPT, CPU, 1)
+    first, second = made(elastic(), "n0/1", "n0/0", nodes=CPU)
     logs = "/state/jobs/a/attempts/1/logs/0/worker/attempt_0/0"
     assert first.argv == (sys.executable, "-I", "-S", ONE_WORKER, logs, "train.py", "--lr", "1")
     assert (first.env["RANK"], first.env["WORLD_SIZE"], first.env["LOCAL_RANK"]) == ("0", "1", "0")
@@ -47,27 +51,21 @@ def test_an_elastic_job_gets_one_process_per_slot() -> None:
     assert "/state/jobs/a/attempts/1/logs/1/worker/attempt_0/0" in second.argv
 
 
-def test_a_cpu_slot_is_one_thread_and_sees_no_gpu() -> None:
-    (unit,) = units(target(elastic(), "n0/0"), FOLDER, ATTEMPT, CPU, 1)
-    assert unit.env["OMP_NUM_THREADS"] == "1"
-    assert unit.env["CUDA_VISIBLE_DEVICES"] == ""
-
-
-def test_a_gpu_slot_sees_its_gpu_by_the_number_it_has_on_the_machine() -> None:
-    (unit,) = units(target(elastic(), "n1/2"), FOLDER, ATTEMPT, GPU, 1)
-    assert unit.env["CUDA_VISIBLE_DEVICES"] == "6"
-    assert "OMP_NUM_THREADS" not in unit.env
+def test_a_slot_is_one_thread_and_no_gpu_or_a_gpu_by_the_number_it_has_on_the_machine() -> None:
+    (cpu,), (gpu,) = made(elastic(), "n0/0", nodes=CPU), made(elastic(), "n1/2")
+    assert (cpu.env["OMP_NUM_THREADS"], cpu.env["CUDA_VISIBLE_DEVICES"]) == ("1", "")
+    assert (gpu.env.get("OMP_NUM_THREADS"), gpu.env["CUDA_VISIBLE_DEVICES"]) == (None, "6")
 
 
 def test_the_job_may_set_variables_but_not_take_over_its_slot() -> None:
     spec = elastic(env={"OMP_NUM_THREADS": "2", "PLIANT_SLOT": "n9/9", "DATA": "/data"})
-    (unit,) = units(target(spec, "n0/0"), FOLDER, ATTEMPT, CPU, 1)
+    (unit,) = made(spec, "n0/0", nodes=CPU)
     assert (unit.env["OMP_NUM_THREADS"], unit.env["DATA"]) == ("2", "/data")
     assert unit.env["PLIANT_SLOT"] == "n0/0"
 
 
 def test_a_rigid_job_gets_one_torchrun_with_a_worker_per_slot() -> None:
-    (unit,) = units(target(rigid(2), "n0/0", "n0/3"), FOLDER, ATTEMPT, GPU, 1)
+    (unit,) = made(rigid(2), "n0/0", "n0/3")
     assert unit.argv == (
         *TORCHRUN,
         *("--nnodes=1", "--rdzv-backend=one-node", "--rdzv-endpoint=none", "--rdzv-id=pliant"),
@@ -78,24 +76,19 @@ def test_a_rigid_job_gets_one_torchrun_with_a_worker_per_slot() -> None:
     assert unit.env["CUDA_VISIBLE_DEVICES"] == "0,3"
 
 
-def test_a_rigid_job_on_one_slot_is_one_process_without_torchrun_s_variables() -> None:
-    (unit,) = units(target(rigid(1), "n0/3"), FOLDER, ATTEMPT, GPU, 1)
+def test_a_rigid_job_on_one_slot_has_no_torchrun_unless_its_command_begins_with_it() -> None:
+    (unit,) = made(rigid(1), "n0/3")
     logs = "/state/jobs/a/attempts/1/logs/0/worker/attempt_0/0"
     assert unit.argv == (sys.executable, "-I", "-S", ONE_WORKER, logs, "train.py")
     assert not [name for name in unit.env if "RANK" in name or "WORLD_SIZE" in name]
     assert (unit.env["PLIANT_SLOT"], unit.env["CUDA_VISIBLE_DEVICES"]) == ("rank", "3")
-
-
-def test_a_rigid_job_on_one_slot_has_a_torchrun_if_its_command_begins_with_it() -> None:
-    asks = rigid(1).model_copy(update={"command": ("torchrun", "train.py")})
-    (unit,) = units(target(asks, "n0/3"), FOLDER, ATTEMPT, GPU, 1)
-    assert unit.argv[:3] == TORCHRUN
-    assert unit.argv[-2:] == ("--", "train.py")
+    (unit,) = made(rigid(1, "torchrun", "train.py"), "n0/3")
+    assert (unit.argv[:3], unit.argv[-2:]) == (TORCHRUN, ("--", "train.py"))
 
 
 def test_a_rigid_job_on_two_nodes_meets_at_the_first() -> None:
     nodes = {"n0": NodeInfo("n0", 4, address="10.0.0.1"), "n1": NodeInfo("n1", 4, address="10.0.0.2")}
-    first, second = units(target(rigid(3), "n0/0", "n1/0", "n1/1"), FOLDER, ATTEMPT, nodes, 4711)
+    first, second = made(rigid(3), "n0/0", "n1/0", "n1/1", nodes=nodes, port=4711)
     meeting = ("--rdzv-backend=static", "--master-addr=10.0.0.1", "--master-port=4711")
     assert first.argv[3:9] == ("--nnodes=2", "--node-rank=0", *meeting, "--local-addr=10.0.0.1")
     assert second.argv[3:9] == ("--nnodes=2", "--node-rank=1", *meeting, "--local-addr=10.0.0.2")

@@ -32,7 +32,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def errors(world: World) -> list[str]:
     """What failed decisions have left in the log."""
-    details = (event.detail or {} for event in read_events(world.dirs.events) if event.event == "decision")
+    details = (event.detail or {} for event in world.events("decision"))
     return [detail["error"] for detail in details if "error" in detail]
 
 

@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.watch.job_page import status_document
 from pliant.tools.run.watch.status import Watcher, closed_lines
 from tests.builders import cluster, job
 from tests.tools.run.simulated.world import World, trains
-
-MOST_TURNS = 60
 
 
 @pytest.fixture
@@ -38,16 +35,12 @@ def log(world: World) -> RunLog:
 
 def until(world: World, name: str, value: object) -> None:
     """Turn the loop until a job of the log is placed so, or a node is down or not."""
-    for _ in range(MOST_TURNS):
+
+    def is_so() -> bool:
         found = log(world)
-        if (dict(found.jobs[name].placement) if name in found.jobs else name in found.down) == value:
-            return
-        world.turn()
-    pytest.fail(f"{name} never became {value}")
+        return (dict(found.jobs[name].placement) if name in found.jobs else name in found.down) == value
 
-
-def events(world: World, *names: str) -> list[Event]:
-    return [event for event in read_events(world.dirs.events) if event.event in names]
+    world.turn_until(is_so)
 
 
 def test_an_elastic_job_shrinks_and_grows_again(world: World) -> None:
@@ -60,7 +53,7 @@ def test_an_elastic_job_shrinks_and_grows_again(world: World) -> None:
     world.nodes.lost.clear()
     until(world, "a", {"n0": 2, "n1": 2})
     assert not log(world).down
-    down, up = events(world, "node_down", "node_up")
+    down, up = world.events("node_down", "node_up")
     assert (down.detail, up.detail) == ({"node": "n1", "reason": "down"}, {"node": "n1"})
 
 
@@ -69,7 +62,7 @@ def test_a_job_that_cannot_be_resized_waits_and_is_not_at_fault(world: World) ->
     until(world, "a", {"n0": 2, "n1": 2})
     world.nodes.lost.add("n1")  # it is drained: what runs there still does
     until(world, "a", {})
-    (requeue,) = events(world, "requeue")
+    (requeue,) = world.events("requeue")
     assert requeue.detail == {"reason": "node n1 is down: down"}
     world.nodes.lost.clear()
     until(world, "a", {"n0": 2, "n1": 2})
@@ -82,7 +75,7 @@ def test_the_next_process_knows_which_nodes_are_down(world: World) -> None:
     world.end_loop(0)
     give(world, "a", 4)
     until(world, "a", {"n0": 2})
-    assert len(events(world, "node_down")) == 1
+    assert len(world.events("node_down")) == 1
 
 
 def test_the_status_names_the_nodes_that_are_down(world: World) -> None:
@@ -99,4 +92,4 @@ def test_no_job_is_started_on_a_node_that_is_down(world: World) -> None:
     until(world, "n0", True)
     give(world, "a", 2, "none")
     until(world, "a", {"n1": 2})
-    assert not events(world, "requeue", "fail", "slot_down")
+    assert not world.events("requeue", "fail", "slot_down")

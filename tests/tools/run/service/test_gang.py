@@ -163,8 +163,7 @@ def test_what_waits_in_a_queue_has_nothing_to_save_and_is_ended_at_once(tmp_path
 def test_a_worker_that_stopped_by_itself_takes_the_other_along(scene: Scene) -> None:
     scene.says(1, "stopped")
     scene.gang.statuses = (RUNNING, CLEAN)
-    assert scene.watch(0.0, 59.0) == []
-    assert scene.watch(60.0) == ["term"]
+    assert (scene.watch(0.0, 59.0).copy(), scene.watch(60.0)) == ([], ["term"])
 
 
 def test_a_gang_that_lost_a_worker_is_ended_for_the_reason_of_the_first(scene: Scene) -> None:
@@ -276,11 +275,12 @@ def test_a_worker_that_crashed_by_its_script_takes_the_attempt_down(training: Sc
     assert training.watch(1.0) == ["term"]
 
 
-def test_a_new_worker_that_dies_before_it_trains_leaves_the_others_at_their_size(
+def test_a_new_worker_that_dies_before_it_trains_leaves_the_others_at_their_size_and_batch(
     training: Scene, lives: Lives
 ) -> None:
     before = training.target
-    training.grows()
+    training.grows(cut=(32, 1, 4.0))
+    assert training.gang.plan.cut == (32, 1, 4.0)
     lives.of[2] = "gone"
     training.watch(1.0)
     assert (training.gang.plan.generation, members(training)) == (3, [0, 1])
@@ -289,6 +289,7 @@ def test_a_new_worker_that_dies_before_it_trains_leaves_the_others_at_their_size
     )
     assert training.gang.setback() is None, "it is reported once"
     assert training.gang.serves(before)
+    assert training.gang.plan.cut == training.gang.target.allocation.cut == (8, 1, 1.0)
 
 
 def test_a_new_worker_whose_script_fails_leaves_the_others_training(training: Scene, lives: Lives) -> None:
@@ -301,16 +302,6 @@ def test_a_new_worker_whose_script_fails_leaves_the_others_training(training: Sc
     found = training.gang.setback()
     assert found is not None
     assert found.reason == "the new workers on n1/1 ended before they trained: out of memory"
-
-
-def test_a_failed_grow_goes_back_to_the_batch_that_the_others_train_with(
-    training: Scene, lives: Lives
-) -> None:
-    training.grows(cut=(32, 1, 4.0))
-    assert training.gang.plan.cut == (32, 1, 4.0)
-    lives.of[2] = "gone"
-    training.watch(1.0)
-    assert training.gang.plan.cut == training.gang.target.allocation.cut == (8, 1, 1.0)
 
 
 def test_of_two_new_workers_the_one_that_lives_is_kept(training: Scene, lives: Lives) -> None:

@@ -5,7 +5,7 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -241,19 +241,25 @@ def test_a_second_signal_does_not_wait_for_checkpoints(site: Site) -> None:
     assert left_running(site.folder) == []
 
 
-def test_a_full_disk_ends_the_run_but_not_the_training(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.job("a", "--gate", site.gate, samples=300)
+def fills_up(patch: pytest.MonkeyPatch, when_full: Callable[[RunLog, Sequence[Event]], bool]) -> None:
+    """The disk is full for some events."""
     record = State.record
 
-    def full(self: State, events: object) -> None:
-        if trains("a")(self.log):
+    def recorded(self: State, events: Iterable[Event]) -> None:
+        batch = list(events)
+        if when_full(self.log, batch):
             raise ServiceMissingError("events.jsonl: cannot be written: no space left on device")
-        record(self, events)  # type: ignore[arg-type]
+        record(self, batch)
 
-    monkeypatch.setattr(State, "record", full)
-    with pytest.raises(ServiceMissingError, match="no space left on device; 1 jobs train on: run again"):
-        run_until_done(site.options("fifo"), silent)
-    monkeypatch.setattr(State, "record", record)
+    patch.setattr(State, "record", recorded)
+
+
+def test_a_full_disk_ends_the_run_but_not_the_training(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.job("a", "--gate", site.gate, samples=300)
+    with monkeypatch.context() as patch:
+        fills_up(patch, lambda log, events: trains("a")(log))
+        with pytest.raises(ServiceMissingError, match="no space left on device; 1 jobs train on: run again"):
+            run_until_done(site.options("fifo"), silent)
     site.gate.touch()
     run_until_done(site.options(None), silent)
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
@@ -265,15 +271,7 @@ def test_a_stop_on_a_full_disk_stops_the_jobs_all_the_same(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.job("a", samples=1e6)
-    record = State.record
-
-    def full(self: State, events: Iterable[Event]) -> None:
-        batch = list(events)
-        if any(event.event == "requeue" for event in batch):
-            raise ServiceMissingError("events.jsonl: cannot be written: no space left on device")
-        record(self, batch)
-
-    monkeypatch.setattr(State, "record", full)
+    fills_up(monkeypatch, lambda log, events: any(event.event == "requeue" for event in events))
     with pytest.raises(ServiceMissingError, match=r"no space left on device$"):
         run_until_done(site.options("fifo"), when(trains("a"), interrupt))
     assert left_running(site.folder) == []
@@ -373,10 +371,14 @@ def test_once_starts_what_the_schedule_says_and_leaves_it_running(site: Site) ->
     assert log.jobs["a"].samples_done == 600
 
 
-def test_once_resizes_what_an_earlier_call_started(site: Site) -> None:
+def test_once_resizes_what_an_earlier_call_started_as_a_dry_run_says(site: Site) -> None:
     site.job("a", samples=1e6, high=2)
     run_once(site.options())
     site.job("b", samples=1e6, high=2)
+    lines = runner.dry_run_text(site.options(), resume=False).splitlines()
+    assert lines[0] == "shrink a: n0/0 n0/1 -> n0/0 (attempt 2)"
+    assert lines[3] == "start b: nothing -> n0/1 (attempt 1)"
+    assert read_log(site.state).jobs.keys() == {"a"}
     run_once(site.options())
     assert site.story() == ["submit a", "start a 2", "submit b", "shrink a 1", "start b 1"]
     site.jobs.clear()
@@ -546,18 +548,6 @@ def test_a_dry_run_names_the_steps_as_the_log_will(site: Site) -> None:
     run_once(site.options("fifo"))
 
 
-def test_a_dry_run_on_a_live_state_directory_tells_the_difference(site: Site) -> None:
-    site.job("a", samples=1e6, high=2)
-    run_once(site.options())
-    site.job("b", samples=50, high=1)
-    lines = runner.dry_run_text(site.options(), resume=False).splitlines()
-    assert lines[0] == "shrink a: n0/0 n0/1 -> n0/0 (attempt 2)"
-    assert lines[3] == "start b: nothing -> n0/1 (attempt 1)"
-    assert read_log(site.state).jobs.keys() == {"a"}
-    site.jobs.clear()
-    run_once(site.options())
-
-
 REPORTS = '''
 """Trains until the gate is there, and reports as rank 0 does: newest progress in a file, little history."""
 import json, os, pathlib, sys, time
@@ -626,14 +616,15 @@ def test_the_log_says_how_far_a_job_was_when_it_failed(site: Site) -> None:
     assert (failed.samples_done or 0.0) >= 400.0
 
 
-@pytest.mark.parametrize("at", [0.0, 1e6])
-def test_a_job_larger_than_the_cluster_is_out_and_the_others_run(site: Site, at: float) -> None:
+def test_a_job_larger_than_the_cluster_is_out_and_the_others_run(site: Site) -> None:
     site.job("a", samples=20)
-    site.job("big", gpus=9, at=at)
-    log, _ = run_until_done(site.options("fifo"), lambda *_: None)
-    assert site.of("big") == ["submit big", "reject big 0"]
-    assert (log.jobs["a"].phase, log.jobs["big"].phase) == ("finished", "rejected")
-    assert log.jobs["big"].reason == "needs 9 GPUs, the cluster has 2"
+    site.job("big", gpus=9)
+    site.job("later", gpus=9, at=1e6)
+    log, _ = run_until_done(site.options("fifo"), silent)
+    assert log.jobs["a"].phase == "finished"
+    for name in ("big", "later"):
+        assert site.of(name) == [f"submit {name}", f"reject {name} 0"]
+        assert log.jobs[name].reason == "needs 9 GPUs, the cluster has 2"
 
 
 @pytest.mark.parametrize("closed", [{"down": {"n1": "no answer"}}, {"drained": {"n1": Drain("alice", 1.0)}}])

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
 from pliant.tools.run.service.executor import STARTING_S
@@ -31,7 +30,6 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def test_a_tick_starts_jobs_for_a_while_and_the_next_one_goes_on(world: World) -> None:
-    """Meanwhile nobody looks at what runs."""
     world.nodes.before_each = lambda: world.clock.advance(STARTING_S / 2)  # twice for each start
     seen = []
     for _ in range(JOBS):
@@ -64,17 +62,3 @@ def test_what_one_job_says_stays_in_order(world: World) -> None:
     said = [Said("a", 1, (), settled=True), Said("b", 1, (), settled=True), Said("a", 2, (), settled=True)]
     assert list(in_turns(said)) == [said[:2], said[2:]]
     assert list(in_turns([])) == []
-
-
-def test_the_nodes_are_not_counted_again_for_every_job_that_comes(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for _ in range(JOBS):
-        world.submit(SMALL)
-    counted: list[Cluster] = []
-    expanded = Cluster.expanded
-    monkeypatch.setattr(Cluster, "expanded", lambda nodes: (counted.append(nodes), expanded(nodes))[1])
-    world.turn()
-    assert len(counted) <= 1  # by the backend, once in a while
-    assert world.loop is not None
-    assert len(world.loop.state.log.jobs) == 2 * JOBS

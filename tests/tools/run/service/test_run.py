@@ -19,7 +19,7 @@ def gives_up(_ready: Callable[[], None]) -> int:
 def test_how_a_loop_ended_that_could_not_begin_is_known_whatever_is_done_about_sigchld(
     tmp_path: Path, handling: signal.Handlers
 ) -> None:
-    """Whoever starts the command may have it ignore SIGCHLD."""
+    """A parent process may have it ignore SIGCHLD."""
     before = signal.signal(signal.SIGCHLD, handling)
     try:
         started = in_background(gives_up, tmp_path / "run.log")

@@ -77,7 +77,7 @@ class SimulatedUnit:
         return self.lock >= 0
 
     def end(self, code: int | None) -> None:
-        """It ends; without a code: and nobody learns how."""
+        """It ends; without a code if how it ended is not known."""
         self.status = UnitStatus("lost") if code is None else UnitStatus("exited", code)
         if self.lock >= 0:
             os.close(self.lock)
@@ -228,7 +228,7 @@ class SimulatedWorkers:
             self._reported_s, self._checkpoint_s = float("-inf"), now_s
 
     def _meet(self, plan: Plan, now_s: float) -> None:
-        """Who is ready at the start waits for the others, but not for ever."""
+        """Workers that are ready at the start wait for the others, up to a limit."""
         waiting = [number for number, one in enumerate(self.units) if one.is_ready and not one.stands_still]
         self._met_s = min(self._met_s, now_s) if waiting else float("inf")
         if now_s - self._met_s >= plan.timeout_s:
@@ -266,7 +266,7 @@ class SimulatedWorkers:
             self._reported_s = now_s
 
     def _wait_for_a_plan(self, plan: Plan, now_s: float) -> None:
-        """Somebody is gone. Who stands still is waited for, as long as it takes."""
+        """A worker is gone. One that stands still is waited for indefinitely."""
         if all(self.units[worker].runs for worker in plan.workers):
             return
         self._alone_s = min(self._alone_s, now_s)

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.errors import ServiceMissingError
+from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_cluster
 from pliant.schemas.job import Job
 from pliant.tools.run.service.inputs import PreparedRun
@@ -89,6 +90,18 @@ class World:
                 if not self.hazard.disk_was_full:
                     raise
                 self._end()
+
+    def turn_until(self, condition: Callable[[], bool], most: int = 90) -> None:
+        """:raises AssertionError: it does not happen."""
+        for _ in range(most):
+            if condition():
+                return
+            self.turn()
+        raise AssertionError("it did not happen")
+
+    def events(self, *names: str) -> list[Event]:
+        """The events of these names in the log."""
+        return [event for event in read_events(self.dirs.events) if event.event in names]
 
     def _begin(self) -> None:
         begun = self.dirs.events.exists() and read_log(self.dirs.path).info is not None
@@ -247,7 +260,7 @@ class World:
             order_nodes(self.dirs.path, "resume", [f"n{number}" for number in range(len(NODES))])
         for unit in self.nodes.running():
             unit.dies_in_s = 0.0
-            if unit.stands_still and not unit.is_ready:  # nobody can know that it should not
+            if unit.stands_still and not unit.is_ready:  # no file shows that it should not
                 unit.stands_still = False
         for _ in range(MOST_TURNS):
             self.turn()

@@ -36,7 +36,7 @@ def test_a_schedule_is_in_utc_or_on_the_clock_of_the_first(
 
 
 class Machine:
-    """Two clocks: one that people set, one that nobody sets."""
+    """Two clocks: one that is set, and one that is not."""
 
     def __init__(self) -> None:
         self.wall_s, self.steady_s = 2e9, 50.0

@@ -1,4 +1,4 @@
-"""A state directory is its owner's alone, whoever else is on the machine."""
+"""A state directory is its owner's alone."""
 
 from __future__ import annotations
 

@@ -80,10 +80,7 @@ def decision_event(
 
 
 def submit_event(job: Job, time_s: float, detail: Mapping[str, Any] | None = None) -> Event:
-    """A job arrived; its submit_time becomes UTC.
-
-    :param detail: what else a SubmitDetail holds.
-    """
+    """A job arrived; its submit_time becomes UTC. ``detail``: what else a SubmitDetail holds."""
     moved = {**job.model_dump(mode="json", exclude_defaults=True), "submit_time": time_s}
     return Event(time_s, "submit", job.id, detail={**(detail or {}), "job": moved})
 
@@ -95,10 +92,7 @@ def give_up_event(job_id: str, time_s: float, reason: str) -> Event:
 def reject_event(
     job_id: str, time_s: float, reason: str, admission: Mapping[str, Any] | None = None
 ) -> Event:
-    """A job is turned away, by the policy or because it cannot be served.
-
-    :param admission: what the policy says of it beside the reason.
-    """
+    """A job is turned away. ``admission``: what the policy says of it beside the reason."""
     detail = {"reason": reason} | ({"admission": dict(admission)} if admission else {})
     return Event(time_s, "reject", job_id, gpus=0, placement=(), detail=detail)
 
@@ -112,10 +106,7 @@ def release_event(job_id: str, time_s: float) -> Event:
 
 
 def node_event(name: str, time_s: float, down: str | None) -> Event:
-    """A node came up or went down.
-
-    :param down: why it went down; None if it came up.
-    """
+    """A node came up, or is ``down`` for a reason."""
     if down is None:
         return Event(time_s, "node_up", detail={"node": name})
     return Event(time_s, "node_down", detail={"node": name, "reason": down})

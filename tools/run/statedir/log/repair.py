@@ -266,10 +266,7 @@ def _begun(events: list[Event], dirs: StateDir) -> tuple[list[Event], list[str]]
 
 
 def fit_together(events: Iterable[Event], node_gpus: Mapping[str, int]) -> tuple[list[Event], list[str]]:
-    """The events without those that contradict others, with those that resolve the rest; and what was done.
-
-    :param node_gpus: GPUs of every node; empty if unknown, then nothing is said about GPUs.
-    """
+    """The events without contradictions, and what was done for that. No nodes: nothing is known of GPUs."""
     fitting = _Fitting(node_gpus)
     numbered = enumerate(events)
     groups = groupby(numbered, key=lambda each: (each[1].time, -1 if each[1].event in HOLDS else each[0]))

@@ -77,7 +77,7 @@ class Consequence:
 
     seconds: float
     """For how long the slot is withheld."""
-    everybody: bool
+    for_all: bool
     """From all jobs, not from that job alone."""
 
 

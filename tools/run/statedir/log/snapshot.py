@@ -230,10 +230,7 @@ def is_past_of(log: RunLog, known: RunLog) -> bool:
 
 
 def restoring(events: Iterable[Event], known: RunLog) -> list[Event]:
-    """The events that lead a log of these events to ``known``; empty if they lead there already.
-
-    :param known: a log that this one is a past of (see :func:`is_past_of`).
-    """
+    """The events that lead a log, a past of ``known``, to that; empty if its own do so already."""
     before = [*events]
     log, at_s = fold(before), known.last_s
     found: list[Event] = []

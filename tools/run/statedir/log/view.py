@@ -67,7 +67,7 @@ class LogView:
         self._until: int | None = None
         self.log = RunLog()
         self.misfit: Misfit | None = None
-        """How the snapshot does not go with the log; None: it does, or there is none."""
+        """How the snapshot differs from the log; None if it does not, or there is none."""
         self.stale = False
         """Whether the snapshot is of no use any more, with this log."""
         self._lost: list[Event] = []
@@ -151,10 +151,7 @@ class LogView:
         return None if fits else found
 
     def _compare(self, other: LogSnapshot | None) -> None:
-        """See how the snapshot and the log differ, and take from it what the log has lost.
-
-        :param other: the snapshot; None if it goes with the log, or cannot be used.
-        """
+        """See how the snapshot and the log differ; take what the log has lost from ``other``."""
         before, self.misfit = self.misfit, None
         behind, size = bytes_behind(self._dirs), self._dirs.events.stat().st_size
         if other is not None and is_past_of(self.log, other.log):

@@ -86,10 +86,7 @@ def with_progress(event: Event, log: RunLog) -> Event:
 
 
 def measured_speeds(log: RunLog) -> dict[str, float]:
-    """Samples per second of the running jobs that have measured it at their present size.
-
-    The median of the measurements, since the speed of the last second fluctuates.
-    """
+    """Median of the measured speeds of each running job at its present size, in samples per second."""
     return {job_id: median(speeds) for job_id, speeds in _measured(log).items()}
 
 

@@ -100,7 +100,7 @@ def test_looking_at_many_workers_leaves_half_of_the_descriptors_free(
     assert [sighting.life() for sighting in sightings * 2] == ["alive"] * 40
     assert psutil.Process().num_fds() <= before + 4
     sightings.clear()
-    assert psutil.Process().num_fds() == before, "what nobody looks at any more is closed"
+    assert psutil.Process().num_fds() == before, "what is not looked at any more is closed"
 
 
 LONG_AGO_S = 1000.0

@@ -42,21 +42,21 @@ def of(*events: Event) -> JobLog:
 START = event(
     11.0, "start", gpus=2, placement=(("n0", 2),), global_batch=8, detail={"accum": 2, "lr_scale": 1.5}
 )
+CANCEL = event(12.0, "cancel", gpus=0, placement=())
 
 
 def progress(time: float, samples: float, attempt: int = 1, **detail: Any) -> Event:
     return event(time, "progress", samples_done=samples, loss=0.5, detail={"attempt": attempt, **detail})
 
 
-def test_a_submitted_job_waits() -> None:
+def test_a_job_waits_runs_and_waits_again() -> None:
     found = of()
     assert (found.phase, found.submitted_s, found.gpus, found.total_samples) == ("waiting", 10.0, 0, 1000.0)
-
-
-def test_a_started_job_holds_what_the_event_says() -> None:
-    found = of(START)
+    found.add(START)
     assert (found.phase, found.gpus, found.started_s) == ("running", 2, 11.0)
     assert (found.allocation.placement, found.allocation.cut) == ((("n0", 2),), (8, 2, 1.5))
+    found.add(event(12.0, "preempt", gpus=0, placement=()))
+    assert (found.phase, found.gpus, found.placement, found.ended) == ("preempted", 0, (), False)
 
 
 def test_a_change_is_open_until_its_first_step_was_measured() -> None:
@@ -75,11 +75,6 @@ def test_speed_is_measured_between_the_newest_two_reports_of_one_allocation() ->
     assert of(START, progress(12.0, 8.0)).samples_per_second is None
     grown = event(15.0, "grow", gpus=3, placement=(("n0", 3),))
     assert of(START, progress(12.0, 8.0), progress(14.0, 28.0), grown).samples_per_second is None
-
-
-def test_a_preempted_job_holds_nothing_and_waits() -> None:
-    found = of(START, event(12.0, "preempt", gpus=0, placement=()))
-    assert (found.phase, found.gpus, found.placement, found.ended) == ("preempted", 0, (), False)
 
 
 def failed(time: float, attempt: int) -> Event:
@@ -314,20 +309,21 @@ def test_a_worker_with_a_wrong_clock_moves_no_time_of_the_log() -> None:
     assert told(1.0) == START.time
 
 
-def test_something_may_be_left_of_a_job_that_is_broken_off_until_its_release() -> None:
-    cancelled = [START, event(12.0, "cancel", gpus=0, placement=())]
-    assert list(log(*cancelled).may_be_there()) == ["a"]
-    assert list(log(*cancelled, release_event("a", 13.0)).may_be_there()) == []
-    assert list(log(event(12.0, "cancel", gpus=0)).may_be_there()) == [], "it was never started"
-    failed = event(12.0, "fail", gpus=0, detail={"reason": "internal error"})
-    assert list(log(START, failed).may_be_there()) == ["a"], "nothing says that its attempt has ended"
-    ended = event(12.0, "fail", gpus=0, detail={"attempt": 1, "reason": "exit code 1"})
-    assert list(log(START, ended).may_be_there()) == []
-
-
-def test_a_release_changes_nothing_else_of_a_job() -> None:
-    cancelled = [START, event(12.0, "cancel", gpus=0, placement=())]
-    assert of(*cancelled, release_event("a", 13.0)) == of(*cancelled)
+@pytest.mark.parametrize(
+    ("events", "left"),
+    [
+        ([START, CANCEL], ["a"]),
+        ([START, CANCEL, release_event("a", 13.0)], []),
+        ([CANCEL], []),  # it was never started
+        ([START, event(12.0, "fail", gpus=0, detail={"reason": "internal error"})], ["a"]),
+        ([START, event(12.0, "fail", gpus=0, detail={"attempt": 1, "reason": "exit code 1"})], []),
+    ],
+)
+def test_something_may_be_left_of_a_job_that_is_broken_off_until_its_release(
+    events: list[Event], left: list[str]
+) -> None:
+    assert list(log(*events).may_be_there()) == left
+    assert of(*events, release_event("a", 14.0)) == of(*events), "a release changes nothing else"
 
 
 def test_the_first_event_is_small_however_large_the_profile_is() -> None:

@@ -8,18 +8,18 @@ from pliant.tools.run.statedir.log.retries import FIRST_S, LONGEST_SUSPICION_S, 
 def test_one_death_keeps_one_job_from_one_slot_and_each_further_one_for_twice_as_long() -> None:
     known = Suspects()
     for times in (1, 2, 4, 8):
-        assert known.next_death("a", "n0/1") == Consequence(FIRST_S * times, everybody=False)
+        assert known.next_death("a", "n0/1") == Consequence(FIRST_S * times, for_all=False)
         known.died("a", "n0/1")
-    assert known.next_death("a", "n0/2") == Consequence(FIRST_S, everybody=False)
+    assert known.next_death("a", "n0/2") == Consequence(FIRST_S, for_all=False)
     for _ in range(20):
         known.died("a", "n0/1")
     assert known.next_death("a", "n0/1").seconds == LONGEST_SUSPICION_S
 
 
-def test_a_slot_on_which_two_jobs_failed_is_bad_for_everybody() -> None:
+def test_a_slot_on_which_two_jobs_failed_is_bad_for_all() -> None:
     known = Suspects()
     known.died("a", "n0/1")
-    assert known.next_death("b", "n0/1") == Consequence(2 * FIRST_S, everybody=True)
+    assert known.next_death("b", "n0/1") == Consequence(2 * FIRST_S, for_all=True)
 
 
 def test_a_job_that_fails_on_one_slot_after_the_other_keeps_its_size() -> None:

@@ -38,7 +38,7 @@ from tests.tools.run.stories import BASIS, BEGAN_S, NODES, Story, rebuilding
 
 
 def written(folder: Path, events: list[Event], *cuts: int, basis: Basis = BASIS) -> StateDir:
-    """A state directory whose snapshots were made after so many events, the last one of which is there."""
+    """A state directory whose last snapshot was made after that many events."""
     begin = 0
     for cut in (*cuts, len(events)):
         with State(folder) as state:
