@@ -27,7 +27,7 @@ from pliant.tools.run.statedir.contract.plan import Member, Plan
 
 
 class Measurement:
-    """Training loop and loader of a script that is measured; nothing is counted, saved or reported."""
+    """Loop and loader of a script that is measured; nothing is counted, saved or reported."""
 
     started = False
     failed = False
