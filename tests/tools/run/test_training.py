@@ -311,7 +311,9 @@ def test_a_live_run_tells_policies_what_jobs_measure_and_ends_one_that_reaches_i
     site: Site,
 ) -> None:
     """Speed by configuration, the noise of the gradients, the loss and the metric of every epoch."""
-    text = ELASTIC.replace("loss=loss", "loss=loss, metric=0.5")
+    # quick at first: the noise of some gradients is known before the first measurement is due
+    text = ELASTIC.replace("step_s if alone() else 0.01", "step_s if epoch > 1 else 0.0")
+    text = text.replace("loss=loss", "loss=loss, metric=0.5")
     train(site, "a", text, (12, 0.1), samples=768, high=1, elastic="size+batch")
     text = ELASTIC.replace(
         "for epoch", "stopping = elastic.EarlyStopping(target=3.0)\njob.register(stopping)\nfor epoch"
@@ -324,7 +326,7 @@ def test_a_live_run_tells_policies_what_jobs_measure_and_ends_one_that_reaches_i
     details = [event.detail or {} for event in site.events() if (event.event, event.job) == ("progress", "a")]
     seen = [detail["observed"] for detail in details if "observed" in detail]
     assert {(tuple(one["placement"]), one["local_batch"], one["accum"]) for one in seen} == {((1,), 8, 1)}
-    assert all(one["step_seconds"] >= 0.1 for one in seen)
+    assert all(one["step_seconds"] > 0 for one in seen)
     assert any(detail.get("noise_scale", 0) > 0 for detail in details)
     epochs = {
         name: [e for e in site.events() if (e.event, e.job) == ("epoch", name)] for name in ("a", "early")

@@ -59,7 +59,6 @@ class Measurement:
 
     @property
     def accumulates(self) -> bool:
-        """Not known in the last micro-step."""
         return self.quiet()
 
     def agree(self, value: float | Callable[[], float]) -> float:

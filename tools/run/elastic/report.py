@@ -86,7 +86,6 @@ class Reporter:
         self._noise = NoiseMeter() if ENV_NOISE in os.environ else None
 
     def turn_to(self, global_batch: int, change: WorkerChange | None = None) -> None:
-        """Report about the current plan from now on."""
         self._batch, self._change, self._steps = global_batch, change, Mean()
         if self._noise is not None:
             self._noise.forget()
@@ -137,7 +136,6 @@ class Reporter:
         return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
     def last_words(self, counters: TrainingCounters) -> None:
-        """Report the rest before leaving."""
         if self._loss.samples:
             self._progress(counters)
         self._history.flush()

@@ -112,7 +112,6 @@ class Membership:
     # Before training
 
     def note(self, text: str) -> None:
-        """Warn once the training begins."""
         self._notes = (*self._notes, text)
 
     def check_needed(self) -> Continue | Leave:
@@ -506,7 +505,6 @@ class _GenerationChange:
     """What was wrong with checkpoints."""
 
     def timed(self, part: str, began_s: float, ended_s: float | None = None) -> None:
-        """Count the time of a part; without an end, it ends now."""
         if self.change is not None:
             took_s = (time.monotonic() if ended_s is None else ended_s) - began_s
             self.change.parts[part] = self.change.parts.get(part, 0.0) + took_s

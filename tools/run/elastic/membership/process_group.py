@@ -157,7 +157,6 @@ def _exchange(device: torch.device, limit: timedelta) -> None:
 
 
 def default_backend(context: Context) -> str:
-    """Gloo on CPU slots; on GPUs gloo for tensors in main memory and NCCL for those on the device."""
     return "cpu:gloo,cuda:nccl" if context.device.type == "cuda" else "gloo"
 
 
@@ -378,7 +377,6 @@ class Connections:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Remember what gloo opens in the block."""
         before = _connected()
         yield
         # by inode: the descriptors of a group that is freed meanwhile may serve the new one

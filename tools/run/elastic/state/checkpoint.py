@@ -347,7 +347,6 @@ def loaded(body: bytes, source: str) -> dict[str, Any]:
 
 
 def _others(buffer: io.BytesIO) -> str:
-    """Names of the classes and functions that would not be loaded."""
     buffer.seek(0)
     return ", ".join(sorted(get_unsafe_globals_in_checkpoint(buffer)))
 
