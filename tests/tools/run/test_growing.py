@@ -14,7 +14,7 @@ from benchmarks.parts.training_job import running
 from pliant.tools.run.service.commands import read_plan, write_plan
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.statedir.contract.plan import PROTOCOL
-from tests.tools.run.elastic.gang import SCRIPT, Gang
+from tests.tools.run.elastic.gang import ENDLESS, SCRIPT, Gang
 from tests.tools.run.elastic.test_in_place import trained_as_alone
 
 pytestmark = pytest.mark.torch
@@ -26,7 +26,7 @@ def test_two_three_two_workers_change_as_planned_and_none_is_taken_for_dead(
 ) -> None:
     """A worker looks at what it has open when it leaves a group; to close a copy would free its lock."""
     caplog.set_level(logging.WARNING, "pliant")
-    options = {"out": str(tmp_path), "schedule": "epoch", "clip": True, "epochs": 100_000, "step_s": 0.02}
+    options = {**ENDLESS, "out": str(tmp_path), "step_s": 0.02}
     with running(Executor, SCRIPT.read_text(), json.dumps(options), BATCH) as training:
         changes = [training.go_to(workers).detail or {} for workers in (2, 3, 2)]
         assert training.gang.plan.workers == (0, 1), "those that were there stay"
@@ -46,7 +46,7 @@ def test_workers_that_a_former_version_started_are_launched_again_instead_of_joi
 ) -> None:
     """An upgrade while a job trains: new workers and former ones do not understand each other."""
     caplog.set_level(logging.WARNING, "pliant")
-    options = {"out": str(tmp_path), "schedule": "epoch", "clip": True, "epochs": 100_000, "step_s": 0.02}
+    options = {**ENDLESS, "out": str(tmp_path), "step_s": 0.02}
     with running(Executor, SCRIPT.read_text(), json.dumps(options), BATCH) as training:
         training.go_to(2)
         folder = training.gang.handle.job_files

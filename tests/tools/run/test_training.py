@@ -81,6 +81,12 @@ def trained(site: Site, job_id: str) -> float:
     return 0.0
 
 
+def slow_until_the_gate(site: Site) -> str:
+    """However late the gate is made, there is something left to train."""
+    gate = f"import pathlib\ngate = pathlib.Path({str(site.gate)!r})\n"
+    return gate + ELASTIC.replace("if alone()", "if not gate.exists()")
+
+
 def outputs(site: Site, job_id: str) -> list[str]:
     return [path.read_text() for path in StateDir(site.state).job(job_id).path.rglob("stdout.log")]
 
@@ -94,9 +100,8 @@ def test_a_job_grows_when_a_rigid_one_ends_and_both_learn(site: Site) -> None:
     assert run.returncode == 0, errors
     assert site.of("short") == ["submit short", "start short 1", "finish short 0"]
     assert site.of("long") == ["submit long", "start long 1", "grow long 2", "finish long 0"]
-    log = read_log(site.state)
-    assert log.jobs["long"].samples_done == 24 * 64
-    assert log.jobs["short"].samples_done == 2 * 64
+    assert trained(site, "long") == 24 * 64
+    assert trained(site, "short") == 2 * 64
     losses = [event.loss for event in site.events() if event.job == "long" and event.event == "epoch"]
     assert len(losses) == 24
     assert (losses[-1] or 0.0) < (losses[0] or 0.0) / 4
@@ -142,10 +147,7 @@ def test_rigid_scripts_run_as_without_pliant_beside_an_elastic_one_and_the_state
 
 
 def test_a_worker_that_is_killed_or_stands_still_is_replaced_while_the_other_trains_on(site: Site) -> None:
-    # slow until both have been replaced: however late that is, there is something left to train
-    text = f"import pathlib\ngate = pathlib.Path({str(site.gate)!r})\n{ELASTIC}"
-    text = text.replace("if alone()", "if not gate.exists()")
-    train(site, "a", text, (80, 0.5), samples=80 * 64, high=2)
+    train(site, "a", slow_until_the_gate(site), (80, 0.5), samples=80 * 64, high=2)
 
     def workers() -> list[psutil.Process]:
         script = str(site.folder / "a.py")
@@ -174,35 +176,52 @@ def test_a_worker_that_is_killed_or_stands_still_is_replaced_while_the_other_tra
     assert still.startswith("it stood still")
 
 
-def test_a_new_worker_that_fails_leaves_the_job_training_at_its_size(site: Site) -> None:
-    """Its slot is left out for a while, by the log too, and the attempt goes on to its end."""
-    failed = site.folder / "failed"
-    broken = f"""
-import os, pathlib, sys
-failed = pathlib.Path({str(failed)!r})
-if os.environ["PLIANT_SLOT"] == "n0/1":
-    failed.touch()
-    sys.exit("no memory on this device")
-"""
-    # slow until the new worker has failed: however late that is, there is something left to train
-    text = broken + ELASTIC.replace("if alone()", "if not failed.exists()")
+def grows_and_fails(site: Site, text: str) -> list[str]:
+    """The story of a job that gets another slot, where a worker of it fails and makes the gate."""
     train(site, "long", text, (60, 0.5), samples=60 * 64, high=2)
     train(site, "short", ELASTIC, (2, 0.02), samples=2 * 64)
-    with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
+    with pliant_run(site, site.schedule("fair-share"), "--state", site.state, "--retries", 0) as run:
         _, errors = run.communicate()
     assert run.returncode == 0, errors
-    assert site.of("long") == [
-        *("submit long", "start long 1", "grow long 2", "shrink long 1", "slot_down long"),
-        "finish long 0",
-    ]
+    story = site.of("long")
+    assert story[:4] == ["submit long", "start long 1", "grow long 2", "shrink long 1"]
+    assert story[-1] == "finish long 0"
     assert not StateDir(site.state).job("long").attempt(2).path.exists(), "it was launched again"
+    assert trained(site, "long") == 60 * 64
+    return story
+
+
+def test_a_new_worker_that_fails_leaves_the_job_training_at_its_size(site: Site) -> None:
+    """Its slot is left out for a while, by the log too, and the attempt goes on to its end."""
+    broken = """
+import os, sys
+if os.environ["PLIANT_SLOT"] == "n0/1":
+    gate.touch()
+    sys.exit("no memory on this device")
+"""
+    gate, rest = slow_until_the_gate(site).split("\n\n", 1)
+    assert grows_and_fails(site, f"{gate}{broken}{rest}")[4:] == ["slot_down long", "finish long 0"]
     (down,) = [event.detail or {} for event in site.events() if event.event == "slot_down"]
     assert (down["slot"], down["by"]) == ("n0/1", "long")
     (shrink,) = [event.detail or {} for event in site.events() if event.event == "shrink"]
     assert shrink["reason"] == (
         "the new workers on n0/1 ended before they trained; n0/1 is left out for 60 s"
     )
-    assert read_log(site.state).jobs["long"].samples_done == 60 * 64
+
+
+def test_a_newcomer_that_fails_in_its_first_step_says_why_and_is_not_tried_again_at_once(site: Site) -> None:
+    """The worker that trains goes on alone, and is disturbed once."""
+    first, rest = slow_until_the_gate(site).split("    for inputs, wanted in loader:")
+    broken = """    for inputs, wanted in loader:
+        if job.rank == 1:
+            gate.touch()
+            raise FileNotFoundError("no such cache: /scratch/tokens")"""
+    grows_and_fails(site, f"{first}{broken}{rest}")
+    shrunk, *later = [event for event in site.events() if event.event in {"grow", "shrink"}][1:]
+    reason = (shrunk.detail or {})["reason"]
+    assert "FileNotFoundError: no such cache: /scratch/tokens" in reason
+    assert "is left out for 60 s" in reason
+    assert not later or later[0].time - shrunk.time >= 60, "a slow machine gets to another try"
 
 
 def test_a_keeper_that_stands_still_costs_its_job_nothing(site: Site) -> None:
@@ -227,40 +246,14 @@ def test_interrupted_training_goes_on_from_its_checkpoint(site: Site) -> None:
         run.communicate()
     assert run.returncode == 130
     assert left_running(site.folder) == []
-    saved = read_log(site.state).jobs["a"].samples_done
+    saved = trained(site, "a")
     with pliant_run(site, "--state", site.state) as run:
         _, errors = run.communicate()
     assert run.returncode == 0, errors
     assert site.of("a") == ["submit a", "start a 2", "requeue a 0", "resume a 2", "finish a 0"]
     resumed = [e.samples_done or 0 for e in site.events() if (e.detail or {}).get("after") == "resume"]
     assert 0 < saved < resumed[0]
-    assert read_log(site.state).jobs["a"].samples_done == 80 * 64
-
-
-def test_a_newcomer_that_fails_in_its_first_step_says_why_and_is_not_tried_again_at_once(site: Site) -> None:
-    """The worker that trains goes on alone, and is disturbed once."""
-    failed = site.folder / "failed"
-    first, rest = ELASTIC.replace("if alone()", "if not failed.exists()").split(
-        "    for inputs, wanted in loader:"
-    )
-    text = f"""import pathlib
-failed = pathlib.Path({str(failed)!r}){first}    for inputs, wanted in loader:
-        if job.rank == 1:
-            failed.touch()
-            raise FileNotFoundError("no such cache: /scratch/tokens"){rest}"""
-    train(site, "long", text, (60, 0.5), samples=60 * 64, high=2)
-    train(site, "short", ELASTIC, (2, 0.02), samples=2 * 64)
-    with pliant_run(site, site.schedule("fair-share"), "--state", site.state, "--retries", 0) as run:
-        _, errors = run.communicate()
-    assert run.returncode == 0, errors
-    story = site.of("long")
-    assert story[:4] == ["submit long", "start long 1", "grow long 2", "shrink long 1"]
-    assert story[-1] == "finish long 0"
-    shrunk, *later = [event for event in site.events() if event.event in {"grow", "shrink"}][1:]
-    reason = (shrunk.detail or {})["reason"]
-    assert "FileNotFoundError: no such cache: /scratch/tokens" in reason
-    assert "is left out for 60 s" in reason
-    assert not later or later[0].time - shrunk.time >= 60, "a slow machine gets to another try"
+    assert trained(site, "a") == 80 * 64
 
 
 OWN_GROUP = 'import os, torch\n{}torch.distributed.init_process_group("gloo")\n'
@@ -318,7 +311,9 @@ def test_a_live_run_tells_policies_what_jobs_measure_and_ends_one_that_reaches_i
     site: Site,
 ) -> None:
     """Speed by configuration, the noise of the gradients, the loss and the metric of every epoch."""
-    text = ELASTIC.replace("loss=loss", "loss=loss, metric=0.5")
+    # quick at first: the noise of some gradients is known before the first measurement is due
+    text = ELASTIC.replace("step_s if alone() else 0.01", "step_s if epoch > 1 else 0.0")
+    text = text.replace("loss=loss", "loss=loss, metric=0.5")
     train(site, "a", text, (12, 0.1), samples=768, high=1, elastic="size+batch")
     text = ELASTIC.replace(
         "for epoch", "stopping = elastic.EarlyStopping(target=3.0)\njob.register(stopping)\nfor epoch"
@@ -331,7 +326,7 @@ def test_a_live_run_tells_policies_what_jobs_measure_and_ends_one_that_reaches_i
     details = [event.detail or {} for event in site.events() if (event.event, event.job) == ("progress", "a")]
     seen = [detail["observed"] for detail in details if "observed" in detail]
     assert {(tuple(one["placement"]), one["local_batch"], one["accum"]) for one in seen} == {((1,), 8, 1)}
-    assert all(one["step_seconds"] >= 0.1 for one in seen)
+    assert all(one["step_seconds"] > 0 for one in seen)
     assert any(detail.get("noise_scale", 0) > 0 for detail in details)
     epochs = {
         name: [e for e in site.events() if (e.event, e.job) == ("epoch", name)] for name in ("a", "early")

@@ -27,7 +27,7 @@ from pliant.tools.run.statedir.contract.plan import Member, Plan
 
 
 class Measurement:
-    """Training loop and loader of a script that is measured; nothing is counted, saved or reported."""
+    """Loop and loader of a script that is measured; nothing is counted, saved or reported."""
 
     started = False
     failed = False
@@ -59,7 +59,6 @@ class Measurement:
 
     @property
     def accumulates(self) -> bool:
-        """Not known in the last micro-step."""
         return self.quiet()
 
     def agree(self, value: float | Callable[[], float]) -> float:

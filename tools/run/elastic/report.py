@@ -88,7 +88,6 @@ class Reporter:
         """Measurements that the log has; the first of its kind does not wait for ``history_s``."""
 
     def turn_to(self, global_batch: int, change: WorkerChange | None = None) -> None:
-        """Report about the current plan from now on."""
         self._batch, self._change, self._steps = global_batch, change, Mean()
         if self._noise is not None:
             self._noise.forget()
@@ -141,14 +140,13 @@ class Reporter:
         return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
     def last_words(self, counters: TrainingCounters) -> None:
-        """Report the rest before leaving; later checkpoints are part of the leaving."""
         if self._loss.samples:
             self._progress(counters)
         self._history.flush()
         self._history.leaving = True
 
     def before_change(self) -> None:
-        """Write what another worker, rank 0 after the change, could not. The loss is not yet agreed on."""
+        """Write what another worker, rank 0 after the change, could not."""
         if self._context.rank == 0:
             self._history.flush()
 
@@ -166,10 +164,7 @@ class Reporter:
         self._history.warn(counters, text)
 
     def close(self) -> None:
-        """Report the rest, if this is still rank 0, and close the file.
-
-        One worker writes at a time: a worker that the others go on without is silent.
-        """
+        """Report the rest, if this is still rank 0: one worker writes at a time."""
         if self._context.rank == 0:
             if self._reached is not None and self._reached.step != self._reported_at:
                 self._progress(self._reached)
@@ -289,7 +284,7 @@ def _first(plan: Plan, ready_s: float) -> dict[str, Any]:
 def _cost_of(change: WorkerChange, plan: Plan, now_s: float, step_s: float) -> tuple[dict[str, Any], float]:
     """The detail of the first step after a change, and the change's cost: all time beyond a usual step.
 
-    The cost is at least the parts before the step: the step itself may be shorter than usual.
+    At least the parts before the step: the step itself may be shorter than usual.
     """
     parts = {name: round(seconds, 4) for name, seconds in change.parts.items()}
     detail = {
@@ -306,8 +301,8 @@ def _cost_of(change: WorkerChange, plan: Plan, now_s: float, step_s: float) -> t
 class EventHistory:
     """Writes events while this worker is rank 0. A file that cannot be written stops nothing.
 
-    Checkpoints are recorded every ``history_s`` seconds: one event has the ``count`` and the total time of
-    all since the last one. The checkpoint before leaving has no time: that is part of the cost of leaving.
+    An event about checkpoints, every ``history_s`` seconds, has the ``count`` and the total time of all since
+    the last one. The checkpoint before leaving has no time: that is part of the cost of leaving.
     """
 
     def __init__(self, context: WorkerContext) -> None:

@@ -20,9 +20,9 @@ options = {
     "die": None,  # [worker, pass]: it kills itself between the forward and the backward pass
     "broken": None,  # [worker, pass]: from then on what it exchanges fails there
     "unlike": None,  # "wider" or "frozen": the model of worker 1
-    "breaks": None,  # out of the loop over the loader, in each epoch after so many passes
+    "breaks": None,  # out of the loop over the loader, in each epoch after this number of passes
     "decays": False,  # the learning rate, by a scheduler that acts at the end of each epoch
-    "leaves": None,  # the loop over the loader after so many passes, and begins it again
+    "leaves": None,  # the loop over the loader after this number of passes, and begins it again
     "nan": False,  # as loss, as metric and as what rank 0 tells
     "noisy": False,  # batch normalization and dropout; tells how each pass begins
     "unused": False,  # no gradient for a part of the model, in turns

@@ -1,4 +1,4 @@
-"""A job's workers as real processes, told by plan files as the launcher would, without a launcher."""
+"""A job's workers as real processes, directed by plan files, without a launcher."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.tools.run.elastic.nursery import Worker
 
 SCRIPT = Path(__file__).with_name("script.py")
 ENDLESS = {"schedule": "epoch", "clip": True, "epochs": 100_000}
-"""Options of a job that trains until it is told to stop."""
+"""Options of a job that trains until it is asked to stop."""
 OURS = ("PLIANT_", "RANK", "WORLD_SIZE")
 BASE = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
 
@@ -88,7 +88,7 @@ class Gang:
         self.go()
 
     def go(self) -> None:
-        """Let workers go on that the option ``hold_at`` holds after so many steps."""
+        """Let workers go on that the option ``hold_at`` holds after that number of steps."""
         (self.out / "go").touch()
 
     def end(self) -> list[int]:

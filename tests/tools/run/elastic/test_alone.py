@@ -1,4 +1,4 @@
-"""Where a job may be stopped, saved or left: told by a job of one worker in this process."""
+"""Where a job may be stopped, saved or left, by a job of one worker in this process."""
 
 from __future__ import annotations
 

@@ -159,13 +159,15 @@ def test_a_mistake_has_the_message_that_the_page_gives(message: str) -> None:
     assert message in PAGE
 
 
-def test_a_script_without_a_batch_size_is_told_so() -> None:
+def test_a_script_without_a_batch_size_gets_a_message_of_the_page() -> None:
     with pytest.raises(UsageError) as found:
         elastic.init().prepare(*nothing())
     assert str(found.value) in PAGE
 
 
-def test_a_script_that_trains_nothing_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_that_trains_nothing_gets_a_message_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     end = Alone(tmp_path, monkeypatch).run(lambda _: None)
     assert (end.outcome, end.message in PAGE) == ("crashed", True)
 
@@ -178,7 +180,9 @@ def test_a_script_that_trains_nothing_is_told_so(tmp_path: Path, monkeypatch: py
     ],
     ids=["it does not use the library", "it raises"],
 )
-def test_a_script_that_fails_is_told_why(code: int, outcomes: dict[int, WorkerOutcome]) -> None:
+def test_a_script_that_fails_gets_a_message_of_the_page(
+    code: int, outcomes: dict[int, WorkerOutcome]
+) -> None:
     exited = [UnitStatus("exited", code)]
     verdict = judge(outcomes, exited, ranks=1, elastic=True, stop_requested=False)
     assert (verdict.end, verdict.message in PAGE) == ("failed", True)

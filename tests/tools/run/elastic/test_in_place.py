@@ -1,4 +1,4 @@
-"""Workers come, go and die while training goes on, told by plan files as the launcher would."""
+"""Workers come, go and die while training goes on, directed by plan files as by the launcher."""
 
 from __future__ import annotations
 

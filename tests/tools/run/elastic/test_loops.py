@@ -99,7 +99,10 @@ class TestLeavingTheLoader:
         assert job.run(script).samples_done == 40
         assert sorted(seen) == list(range(40)), "each sample once"
 
-    def test_epochs_left_while_a_variable_holds_them_are_the_end_of_training(self, job: Alone) -> None:
+    @pytest.mark.parametrize("gives_up", [False, True])
+    def test_epochs_left_while_a_variable_holds_them_are_the_end_of_training(
+        self, job: Alone, gives_up: bool
+    ) -> None:
         held: list[Iterator[int]] = []
 
         def script(it: ElasticJob) -> None:
@@ -109,26 +112,14 @@ class TestLeavingTheLoader:
                 for (x,) in loader:
                     usual(model, optimizer, x)
                 it.log(metric=epoch / 10)
+                if epoch == 1 and gives_up:
+                    sys.exit("diverged")
                 if epoch == 1:
                     break
 
         end = job.run(script)
-        assert (end.outcome, end.samples_done, end.message) == ("done", 80, "")
+        assert (end.outcome, end.samples_done, end.message, end.exit_counts) == ("done", 80, "", True)
         assert [event.metric for event in job.events("epoch")] == [0.0, 0.1]
-
-    def test_giving_up_while_a_variable_holds_the_epochs_leaves_the_word_to_the_exit_code(
-        self, job: Alone
-    ) -> None:
-        held: list[Iterator[int]] = []
-
-        def script(it: ElasticJob) -> None:
-            prepared(it)
-            held.append(it.epochs(5))
-            next(held[0])
-            sys.exit("diverged")
-
-        end = job.run(script)
-        assert (end.outcome, end.exit_counts) == ("done", True)
 
 
 class TestClosures:

@@ -156,16 +156,13 @@ class TrainingLoop:
 
     @property
     def accumulates(self) -> bool:
-        """Whether steps have several micro-steps."""
         return self.split.accum > 1
 
     @property
     def failed(self) -> bool:
-        """Whether the current step is void: a worker was lost."""
         return self._averaging.failed
 
     def whole_step(self) -> AbstractContextManager[None]:
-        """The context in which the optimizer makes its step."""
         self._gradients.join_rest()
         self._stepped = True
         return self.training.scaled_lr()
@@ -542,7 +539,6 @@ class _Indices:
 
 
 def tensors_in(batch: object) -> Iterator[torch.Tensor]:
-    """The tensors in tuples, lists and dictionaries of a batch."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, Mapping):

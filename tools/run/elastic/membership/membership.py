@@ -92,7 +92,7 @@ class Membership:
         self._rendezvous = Rendezvous(context, self._group, self._watch)
         self._vote = Vote(alone=True)
         self._reporter = Reporter(context)
-        self._saving = Saving(context, self._reporter)
+        self._saving = Saving(context)
         self._exit = Exit(context, self._reporter, self._saving, stop)
         self._presence = Presence(context.attempt.presence(context.worker))
         self._training: Training
@@ -112,7 +112,6 @@ class Membership:
     # Before training
 
     def note(self, text: str) -> None:
-        """Warn once the training begins."""
         self._notes = (*self._notes, text)
 
     def check_needed(self) -> Continue | Leave:
@@ -210,7 +209,7 @@ class Membership:
             if isinstance(answer := self.gather_loss(), Regroup):
                 return answer
             self._step_since_s = None
-            self._saving.save(self._training)
+            self._save()
         return CONTINUE if newer is None else self._switch(newer)
 
     def between_epochs(self) -> Continue | Regroup:
@@ -417,7 +416,7 @@ class Membership:
         """Every epoch is complete: save, and let no worker leave before it is done."""
         training, end = self._training, self._exit
         if training.counters != self._saving.counters:
-            end.unsaved = self._saving.save(training)
+            end.unsaved = self._save()
         if isinstance(answer := self._together(self._wait_for_all), Regroup):
             return answer
         if training.counters != self._saving.counters and not end.unsaved:
@@ -435,6 +434,16 @@ class Membership:
         if metric is not None:
             self._reporter.epoch_done(self._training.counters, None, metric)
 
+    def _save(self) -> str:
+        """Write and report a checkpoint if this is rank 0; returns why it failed."""
+        counters = self._training.counters
+        problem = self._saving.save(self._training)
+        if problem:
+            self._reporter.warn(counters, problem)
+        elif self._context.rank == 0:
+            self._reporter.checkpoint_done(counters, self._saving.took_s)
+        return problem
+
     def _stop_before_start(self) -> Leave:
         self._exit.end("stopped", "asked to stop before the first step")
         return Leave()
@@ -444,7 +453,7 @@ class Membership:
         if isinstance(answer := self.gather_loss(), Regroup):
             return answer
         self._reporter.last_words(training.counters)
-        problem = self._saving.save(training)
+        problem = self._save()
         try:
             self._wait_for_all()
         except RuntimeError as error:
@@ -496,7 +505,6 @@ class _GenerationChange:
     """What was wrong with checkpoints."""
 
     def timed(self, part: str, began_s: float, ended_s: float | None = None) -> None:
-        """Count the time of a part; without an end, it ends now."""
         if self.change is not None:
             took_s = (time.monotonic() if ended_s is None else ended_s) - began_s
             self.change.parts[part] = self.change.parts.get(part, 0.0) + took_s

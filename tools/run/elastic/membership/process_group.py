@@ -71,7 +71,7 @@ _log = logging.getLogger("pliant")
 
 
 class ProcessGroup:
-    """The process group of each generation in turn, and the stores that it needs while it lives."""
+    """The process group of each generation in turn."""
 
     def __init__(self, context: Context, backend: str | None) -> None:
         self._context = context
@@ -104,7 +104,7 @@ class ProcessGroup:
         store.set_timeout(COLLECTIVE)
 
     def break_off(self) -> None:
-        """Let exchanges with the others end in an error, on CPU slots. Any thread may call it."""
+        """Let exchanges end in an error, on CPU slots. Any thread may call it."""
         self._connections.close()
 
     def leave(self) -> None:
@@ -157,12 +157,11 @@ def _exchange(device: torch.device, limit: timedelta) -> None:
 
 
 def default_backend(context: Context) -> str:
-    """Gloo on CPU slots; on GPUs gloo for tensors in main memory and NCCL for those on the device."""
     return "cpu:gloo,cuda:nccl" if context.device.type == "cuda" else "gloo"
 
 
 def join_plainly(context: Context, backend: str | None) -> None:
-    """Form the process group of workers that plain torchrun has started; does nothing for one worker."""
+    """Form the process group of workers that plain torchrun has started, if there are several."""
     if context.world_size > 1:
         leave_at_exit()
         stay_on_this_machine()
@@ -378,7 +377,6 @@ class Connections:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Remember what gloo opens in the block."""
         before = _connected()
         yield
         # by inode: the descriptors of a group that is freed meanwhile may serve the new one
@@ -473,9 +471,8 @@ def _borrowed(number: int) -> Iterator[socket.socket | None]:
 def own_address(plan: Plan, rank: int) -> str:
     """The IP address that this worker may listen on: the loopback interface if all are on one machine.
 
-    Connections between workers are not authenticated. Gloo listens on the first address of an interface; so
-    does NCCL, for its bootstrap and for data between nodes. NCCL reads its variable once in a process, so
-    workers that have used it on one machine need a relaunch when a later generation spans several.
+    Connections between workers are not authenticated. NCCL reads its variable once in a process, so workers
+    that have used it on one machine need a relaunch when a later generation spans several.
 
     On several nodes it is the plan's address, unless only the node itself knew it. A literal address is used
     without asking a name service. A machine's own name often means its loopback interface, which others do

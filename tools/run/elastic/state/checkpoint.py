@@ -38,7 +38,6 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
 from pliant.schemas.file_io.files import remove_temporaries, write_chunks
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.report import Reporter
 from pliant.tools.run.elastic.state.training import (
     MAPPINGS,
     SEQUENCES,
@@ -141,12 +140,12 @@ class Checkpoints:
 class Saving:
     """When a worker saves, and what it knows to be on disk. Rank 0 writes."""
 
-    def __init__(self, context: WorkerContext, reporter: Reporter) -> None:
-        self._context, self._reporter = context, reporter
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self._checkpoints = Checkpoints(context.folder.checkpoints)
         self._at_s = time.monotonic()
         """When the last checkpoint was written, or training began."""
-        self._took_s = 0.0
+        self.took_s = 0.0
         """Seconds that writing it took."""
         self.counters = TrainingCounters()
         """Where training stands on disk, as far as this worker knows."""
@@ -189,12 +188,12 @@ class Saving:
         It is due earlier before the last step of an epoch: there is no checkpoint in the author's code after
         it, which may take long. Such early ones may take only a small share of the time.
         """
-        early_s = max(checkpoint_s * _BEFORE_LAST, self._took_s / _MOST_OF_TIME)
+        early_s = max(checkpoint_s * _BEFORE_LAST, self.took_s / _MOST_OF_TIME)
         within_s = min(checkpoint_s, early_s) if before_last else checkpoint_s
         return self._context.rank == 0 and time.monotonic() - self._at_s >= within_s
 
     def save(self, training: Training) -> str:
-        """Write a checkpoint if this is rank 0. A failure is reported and returned, and training goes on.
+        """Write a checkpoint if this is rank 0; returns why it failed. Training goes on.
 
         The other workers know that it is written once they :meth:`hear` of it.
         """
@@ -204,11 +203,8 @@ class Saving:
             return ""
         self._at_s = began_s
         problem = self._write(training)
-        if problem:
-            self._reporter.warn(training.counters, problem)
-        else:
-            self._took_s = time.monotonic() - began_s
-            self._reporter.checkpoint_done(training.counters, self._took_s)
+        if not problem:
+            self.took_s = time.monotonic() - began_s
         return problem
 
     def save_alone(self, training: Training) -> str:
@@ -351,7 +347,6 @@ def loaded(body: bytes, source: str) -> dict[str, Any]:
 
 
 def _others(buffer: io.BytesIO) -> str:
-    """Names of the classes and functions that would not be loaded."""
     buffer.seek(0)
     return ", ".join(sorted(get_unsafe_globals_in_checkpoint(buffer)))
 

@@ -454,21 +454,19 @@ def test_a_buffer_that_was_constant_until_now_is_put_back_and_copied_again(
     assert made.count(LARGE) == 1
 
 
-def test_a_buffer_with_uncounted_writes_after_it_was_constant_gets_no_values_of_long_ago() -> None:
+@pytest.mark.parametrize(("replaced", "left"), [(True, 0), (False, LARGE)])
+def test_a_buffer_that_a_step_replaces_is_put_back_and_uncounted_writes_get_no_values_of_long_ago(
+    replaced: bool, left: int
+) -> None:
     model = Masked()
     start = noted(model)
-    add_uncounted(model.mask)
-    start.note()
+    if replaced:
+        model.mask = torch.ones(LARGE)
+    else:
+        add_uncounted(model.mask)
+        start.note()
     start.put_back_buffers()
-    assert model.mask.count_nonzero() == LARGE
-
-
-def test_a_buffer_that_a_step_replaces_is_put_back() -> None:
-    model = Masked()
-    start = noted(model)
-    model.mask = torch.ones(LARGE)
-    start.put_back_buffers()
-    assert model.mask.count_nonzero() == 0
+    assert model.mask.count_nonzero() == left
 
 
 def test_running_statistics_and_the_generator_are_put_back() -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import signal
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from pliant.schemas.errors import ServiceMissingError
-from pliant.tools.run import elastic
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership import agreement
 from pliant.tools.run.elastic.membership.agreement import (
@@ -22,18 +18,16 @@ from pliant.tools.run.elastic.membership.agreement import (
     Vote,
     steps_between_votes,
 )
-from tests.tools.run.elastic.alone import Alone
+from pliant.tools.run.statedir.contract.presence import Presence
+from tests.tools.run.elastic.alone import Clock
 from tests.tools.run.elastic.gang import plan, put
+from tests.tools.run.elastic.nursery import CONTEXT
 from tests.tools.run.site import until
 
-PRESENT = """
-import sys
-from pathlib import Path
-from pliant.tools.run.statedir.contract.presence import Presence
 
-Presence(Path(sys.argv[1])).begin()
-sys.stdin.read()
-"""
+def is_present(path: Path) -> None:
+    Presence(path).begin()
+    signal.pause()
 
 
 class TestPlans:
@@ -71,13 +65,11 @@ class TestPlans:
         watch = PlanWatch(context)
         put(tmp_path, plan(2, range(3)))
         assert watch.in_force().generation == 1
-        with subprocess.Popen(
-            [sys.executable, "-c", PRESENT, str(job.attempt(1).presence(2))],
-            stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        ) as worker:
-            until(lambda: watch.in_force().generation == 2)
-            worker.kill()
+        worker = CONTEXT.Process(target=is_present, args=(job.attempt(1).presence(2),))
+        worker.start()
+        until(lambda: watch.in_force().generation == 2)
+        worker.kill()
+        worker.join()
         put(tmp_path, plan(3, range(3)))
         time.sleep(0.02)  # longer than between two looks: it would be in force now
         assert watch.in_force().generation == 2, "that worker is dead"
@@ -87,19 +79,15 @@ def test_a_worker_that_waits_looks_seldom_at_whether_the_others_are_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[None] = []
-    now_s = [1000.0]
-    monkeypatch.setattr(agreement, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    clock = Clock(1000.0)
+    monkeypatch.setattr(agreement, "time", clock)
     monkeypatch.setattr(WorkerContext, "is_done", lambda _: looks.append(None))
-
-    def script(job: elastic.ElasticJob) -> None:
-        assert job._membership is not None
-        for expected in (1, 2, 3):
-            for _ in range(100):
-                job._membership.check_needed()
-            assert len(looks) == expected, "the first one when it starts"
-            now_s[0] += 1
-
-    assert Alone(tmp_path, monkeypatch).run(script).message == "the script ended before its training did"
+    watch = PlanWatch(WorkerContext(put(tmp_path, plan()), plan(), 0))
+    for expected in (1, 2, 3):
+        for _ in range(100):
+            watch.check_needed(fresh=True)
+        assert len(looks) == expected
+        clock.now_s += 1
 
 
 @pytest.mark.parametrize(
@@ -139,14 +127,14 @@ def test_workers_of_different_speed_vote_at_the_same_steps_as_often_as_the_slowe
     assert found == [8, None, None, 8, None, None, 8]
 
 
-def test_a_vote_that_must_be_is_held_out_of_turn_and_the_count_begins_anew() -> None:
+def test_a_vote_that_must_be_is_held_out_of_turn_and_the_count_starts_again() -> None:
     both, quick = Pair(), BETWEEN_VOTES_S / 3
     assert [both.step(quick, quick) for _ in range(2)] == [8, None]
     assert both.step(quick, quick, forced=True) == 8
     assert [both.step(quick, quick) for _ in range(3)] == [None, None, 8]
 
 
-def test_workers_that_meet_anew_vote_at_their_first_step() -> None:
+def test_workers_that_have_met_vote_at_their_first_step() -> None:
     both = Pair()
     assert both.step(1e-6, 1e-6) == 8
     for vote in both.votes:

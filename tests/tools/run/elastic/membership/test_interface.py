@@ -71,17 +71,8 @@ class TestInterface:
 
 
 class TestAddresses:
-    public = (
-        {"slot": "m/0", "node": "m", "address": "8.8.8.8"},
-        {"slot": "n/1", "node": "n", "address": "n"},
-    )
-
     def test_workers_of_one_node_meet_on_the_loopback_address(self) -> None:
-        members = tuple({**member, "node": "n"} for member in self.public)
-        assert own_address(plan(members=members), 0) == "127.0.0.1"
-
-    def test_several_nodes_use_their_private_addresses(self) -> None:
-        assert own_address(plan(), 1) == "10.0.0.1"
+        assert own_address(plan_of(), 0) == "127.0.0.1"
 
     def test_an_address_is_taken_as_it_is_and_no_name_service_is_asked(
         self, monkeypatch: pytest.MonkeyPatch
@@ -117,7 +108,7 @@ class TestAddresses:
 
     @pytest.mark.parametrize("address", ["8.8.8.8", "100.64.0.1"])
     def test_an_address_that_others_reach_is_refused(self, address: str) -> None:
-        members = ({**self.public[0], "address": address}, self.public[1])
+        members = ({**plan().members[0].model_dump(), "address": address}, plan().members[1].model_dump())
         with pytest.raises(UsageError, match="not a loopback or private address"):
             own_address(plan(members=members), 0)
 

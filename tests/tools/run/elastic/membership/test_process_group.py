@@ -83,10 +83,10 @@ def test_waiting_ends_with_the_key_with_a_newer_plan_or_with_the_time(tmp_path: 
         return len(asked) > 3
 
     with pytest.raises(RuntimeError, match="did not connect"):
-        FolderStore(tmp_path, called_away).get("nobody")
+        FolderStore(tmp_path, called_away).get("missing")
     assert len(asked) == 4
     with pytest.raises(RuntimeError, match="did not connect"):
-        FolderStore(tmp_path, never).wait(["nobody"], timedelta(0))
+        FolderStore(tmp_path, never).wait(["missing"], timedelta(0))
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(FolderStore(tmp_path, never).get, "later")
         FolderStore(tmp_path, never).set("later", "here")
@@ -276,7 +276,7 @@ def uses_the_default_store(rank: int, count: int, folder: Path) -> list[str]:
     store.set(f"from-{rank}", f"value {rank}")
     found = [store.get(f"from-{one}").decode() for one in range(count)]
     assert store.check(["from-0"])
-    assert not store.check(["from-nobody"])
+    assert not store.check(["from-none"])
     total = torch.ones(1)
     dist.all_reduce(total, group=dist.new_group())
     mine = psutil.Process().net_connections()

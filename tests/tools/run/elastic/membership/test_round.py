@@ -150,7 +150,7 @@ class TestSeveralHosts:
     @staticmethod
     def knocking(missed: dict[int, list[int]]) -> Callable[[dict[int, DoorAddress]], list[int]]:
         def knock(doors: dict[int, DoorAddress]) -> list[int]:
-            assert unreached(doors) == [], "every door is open while somebody may knock"
+            assert unreached(doors) == [], "every door is open while others may knock"
             (own,) = {0, 1, 2} - doors.keys()
             return missed.get(own, [])
 
@@ -180,7 +180,7 @@ class TestSeveralHosts:
 LOCALHOST = "127.0.0.1"
 
 
-def test_an_open_door_is_reached_though_nobody_accepts_there() -> None:
+def test_an_open_door_is_reached_though_no_one_accepts_there() -> None:
     with ExitStack() as opened:
         doors = {rank: opened.enter_context(Door(LOCALHOST)).place for rank in range(3)}
         for _ in range(3):

@@ -24,17 +24,12 @@ def test_the_noise_scale_is_found_whatever_the_batch(batch: int) -> None:
     assert meter.noise_scale == pytest.approx(9.0, rel=0.05)
 
 
-def test_nothing_is_said_of_noise_alone_or_before_the_first_pair() -> None:
-    meter = NoiseMeter()
-    steps(meter, 8, 1)
-    assert meter.noise_scale is None
-
-
-def test_no_pair_reaches_over_a_change_of_the_batch() -> None:
+def test_nothing_is_said_before_a_first_pair_and_no_pair_reaches_over_a_change_of_the_batch() -> None:
     meter, model = NoiseMeter(), nn.Linear(1, 1)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     meter.look(model, 0, 8)
+    assert meter.noise_scale is None
     meter.forget()
     meter.look(model, 1, 16)
     assert meter.noise_scale is None

@@ -108,7 +108,7 @@ def test_the_age_of_a_process_does_not_follow_the_time_of_day(monkeypatch: pytes
         report.process_age_s(child.pid)
 
 
-def test_checkpoints_that_are_told_together_cost_what_they_cost(training: Training) -> None:
+def test_checkpoints_that_are_recorded_together_cost_what_they_cost(training: Training) -> None:
     for _ in range(13):
         training.train(120)
         training.save(took_s=2.0)
@@ -138,14 +138,14 @@ def test_history_ends_where_training_does(training: Training) -> None:
     assert [event.samples_done for event in training.events("progress")] == [10.0, 50.0, 2000.0]
 
 
-def test_an_epoch_that_was_the_last_thing_to_tell_is_not_told_twice(training: Training) -> None:
+def test_an_epoch_that_was_the_last_thing_to_report_is_not_reported_twice(training: Training) -> None:
     training.train(200)
     training.reporter.epoch_done(training.counters, 0.25, None)
     training.reporter.close()
     assert training.events("progress")[-1].samples_done == 50.0
 
 
-def test_a_change_is_told_with_its_cost_and_the_first_measurement_after_it(training: Training) -> None:
+def test_a_change_is_recorded_with_its_cost_and_the_first_measurement_after_it(training: Training) -> None:
     training.train(20)
     training.reporter.turn_to(2 * BATCH, WorkerChange(training.now_s, 0.5))
     training.train(20, step_s=0.25)
@@ -180,9 +180,9 @@ def test_a_loss_that_is_no_number_is_left_out(training: Training) -> None:
     assert training.newest.samples_done > 0
 
 
-def test_what_goes_wrong_again_and_again_is_counted_but_not_told_each_time(training: Training) -> None:
+def test_what_goes_wrong_again_and_again_is_counted_but_not_recorded_each_time(training: Training) -> None:
     for _ in range(60):
-        training.train(120)
+        training.train(12, step_s=5.0)
         training.reporter.warn(training.counters, "the disk is full")
     told = [event for event in training.events("progress") if "warning" in (event.detail or {})]
     assert report.MOST_WARNINGS < len(told) < 25

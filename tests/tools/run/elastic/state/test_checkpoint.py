@@ -67,10 +67,10 @@ class TestCheckpoints:
         with pytest.raises(BadInputError, match=rf"is pliant\.checkpoint/1, expected {FORMAT}"):
             kept.load()
 
-    def test_without_a_checkpoint_training_starts_anew(self, tmp_path: Path) -> None:
+    def test_without_a_checkpoint_training_starts_at_the_beginning(self, tmp_path: Path) -> None:
         assert Checkpoints(tmp_path / "none").load().state is None
 
-    def test_with_damaged_checkpoints_only_nothing_starts_anew_in_silence(self, tmp_path: Path) -> None:
+    def test_with_damaged_checkpoints_only_nothing_starts_again_in_silence(self, tmp_path: Path) -> None:
         kept = Checkpoints(tmp_path)
         for step in (1, 2):
             kept.save({"step": step}, step).write_bytes(b"torn")

@@ -12,7 +12,6 @@ import pytest
 
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.report import Reporter
 from pliant.tools.run.elastic.state import checkpoint
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints, Saving
 from pliant.tools.run.elastic.state.training import TrainingCounters
@@ -33,7 +32,7 @@ class Workers:
 
     def new(self, rank: int) -> tuple[Saving, WorkerContext]:
         context = WorkerContext(self.dir, plan(), rank)
-        return Saving(context, Reporter(context)), context
+        return Saving(context), context
 
     def on(self, clock: Clock) -> None:
         """What follows happens on this host."""

@@ -86,18 +86,23 @@ class TestOutside:
 
         return run
 
-    def test_a_registered_module_that_gets_gradients_is_refused(self, job: Alone) -> None:
-        end = job.run(self.script(critic=lambda _: nn.Linear(1, 1)))
-        assert end.outcome == "crashed"
-        assert end.message.startswith(
-            "UsageError: registered object critic gets gradients, which would train"
-        )
-
-    def test_a_second_optimizer_is_refused_at_once(self, job: Alone) -> None:
-        second = self.script(other=lambda _: torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
-        end = job.run(second)
+    @pytest.mark.parametrize(
+        ("registered", "message"),
+        [
+            ({"critic": lambda _: nn.Linear(1, 1)}, "critic gets gradients, which would train"),
+            (
+                {"other": lambda _: torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)},
+                "other is a second optimizer, which",
+            ),
+        ],
+        ids=["a module that gets gradients", "a second optimizer"],
+    )
+    def test_what_is_registered_and_trained_is_refused_before_it_trains(
+        self, job: Alone, registered: dict[str, Any], message: str
+    ) -> None:
+        end = job.run(self.script(**registered))
         assert (end.outcome, end.samples_done) == ("crashed", 0)
-        assert end.message.startswith("UsageError: registered object other is a second optimizer, which")
+        assert end.message.startswith(f"UsageError: registered object {message}")
 
     def test_an_optimizer_with_parameters_of_another_network_is_refused_at_once(self, job: Alone) -> None:
         def script(it: ElasticJob) -> None:
