@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -160,6 +160,7 @@ def following(folder: Path) -> Iterator[tuple[psutil.Process, StateDir]]:
         yield psutil.Process(loop.pid), dirs
     finally:
         for job_process in psutil.Process(loop.pid).children(recursive=True):
-            job_process.kill()
+            with suppress(psutil.NoSuchProcess):  # it ended since the list was made
+                job_process.kill()
         loop.terminate()
         loop.wait(PATIENCE_S)
