@@ -74,6 +74,22 @@ def test_the_batch_is_cut_for_the_gpus_and_their_memory():
     assert ask(job("a", batch={"size": None})).allocations[0].batch is None, "it is left to the script"
 
 
+def test_the_learning_rate_follows_the_batch():
+    rows = Profile(tuple(row(gpus, local, 0.1) for gpus in (1, 2) for local in (8, 16)))
+    limits = {
+        "gpus": 2,
+        "low": 1,
+        "high": 2,
+        "work": {"samples": 1e6},
+        "batch": {"size": 8, "min": 8, "max": 32},
+        "elastic": "size+batch",
+    }
+    (found,) = decide([job("a", model="m", **limits)], cluster(2), rows, Question("max-bs")).allocations
+    assert found.batch is not None
+    assert found.batch.global_ > 8
+    assert found.lr_scale == found.batch.global_ / 8
+
+
 def test_equal_inputs_give_equal_bytes_but_for_the_timing_and_the_order_of_lines_does_not_count():
     jobs = [job("a", gpus=3), job("b", gpus=2), job("c", at=5)]
     assert ask(*jobs).model_dump_json() == ask(*jobs[::-1]).model_dump_json()

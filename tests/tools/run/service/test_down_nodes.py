@@ -24,8 +24,8 @@ def world(tmp_path: Path) -> Iterator[World]:
     found.close()
 
 
-def give(world: World, job_id: str, gpus: int, elastic: str = "size") -> None:
-    limits = {} if elastic == "none" else {"low": 1, "high": gpus}
+def give(world: World, job_id: str, gpus: int, elastic: str = "size", low: int = 1) -> None:
+    limits = {} if elastic == "none" else {"low": low, "high": gpus}
     world.give(job(job_id, gpus=gpus, elastic=elastic, **limits, **trains(4000.0)))
 
 
@@ -43,8 +43,8 @@ def until(world: World, name: str, value: object) -> None:
     world.turn_until(is_so)
 
 
-def test_an_elastic_job_shrinks_and_grows_again(world: World) -> None:
-    give(world, "a", 4)
+def test_an_elastic_job_shrinks_to_its_smallest_size_and_grows_again(world: World) -> None:
+    give(world, "a", 4, low=2)
     until(world, "a", {"n0": 2, "n1": 2})
     world.turn(20.0)
     world.nodes.lose("n1")
@@ -53,6 +53,7 @@ def test_an_elastic_job_shrinks_and_grows_again(world: World) -> None:
     world.nodes.lost.clear()
     until(world, "a", {"n0": 2, "n1": 2})
     assert not log(world).down
+    assert [event.event for event in world.events("start", "preempt", "shrink")] == ["start", "shrink"]
     down, up = world.events("node_down", "node_up")
     assert (down.detail, up.detail) == ({"node": "n1", "reason": "down"}, {"node": "n1"})
 

@@ -62,6 +62,16 @@ def test_on_two_types_jobs_spread_and_even_out():
     assert decided(held, 1) == {name: 4 for name in "abcd" if name not in on_x}
 
 
+def test_jobs_move_from_a_crowded_type_to_one_with_fewer_jobs():
+    held = opened(
+        FairShare(), mixed_cluster(x=(4,), y=(4,)), *(job(name, low=1, high=8) for name in "abcdef")
+    )
+    decided(held, 0)
+    for name in [state.id for state in held.jobs.values() if state.gpu_type == "x"][:2]:
+        held.end(name, 1)
+    assert sorted(decided(held, 1).values()) == [2, 2, 2, 2]
+
+
 LIMITS = st.lists(
     st.tuples(st.integers(1, 4), st.integers(0, 8)).map(lambda x: (x[0], x[0] + x[1])), max_size=8
 )

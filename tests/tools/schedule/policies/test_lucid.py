@@ -163,6 +163,15 @@ def pair(one: str, other: str, part: float, other_part: float) -> list[ProfileRo
     ]
 
 
+def test_a_pair_of_which_one_keeps_too_little_waits() -> None:
+    rows = (*(step(1, 8, 0.1, model=model) for model in "xz"), *pair("x", "z", 0.9, 0.5))
+    held = opened(cluster(1), job("a", model="x", batch=8), throughput=ThroughputBySize(Profile(rows)))
+    assert decided(held, 0) == {"a": 1}
+    submit(held, job("b", at=1, model="z", batch=8))
+    assert decided(held, 60) == {"a": 1}
+    assert company(held) == {}
+
+
 def test_of_several_the_one_is_joined_with_which_both_keep_most() -> None:
     alone = [step(1, 8, 0.1, model=model) for model in "xyz"]
     rows = (*alone, *pair("x", "z", 0.9, 0.8), *pair("y", "z", 0.95, 0.9))

@@ -35,6 +35,11 @@ def test_one_job_is_worth_what_all_gpus_take():
     assert priced([PricedJob.of(rates)], ExactWorth(K)) == pytest.approx([1 / rates[K]])
 
 
+def test_a_weight_counts_like_that_many_jobs_in_large_pools():
+    jobs = [PricedJob.of(LINEAR, weight) for weight in (1.0, 3.0)]
+    assert priced(jobs, SlopeWorth(K, SIZES)) == pytest.approx([1 / K, 4 / K])
+
+
 def test_a_job_that_cannot_use_all_gpus_is_worth_what_its_best_size_takes():
     rates = np.minimum(LINEAR, 3.0)
     rates[5:] = 2.5
