@@ -40,6 +40,13 @@ def test_two_gangs_on_two_gpus_one_runs_one_waits() -> None:
     ]
 
 
+def test_the_order_of_the_trace_does_not_matter() -> None:
+    trace = [job(i, gpu_seconds=10) for i in "abc"]
+    engine = play(Fifo(), trace, cluster(1))
+    assert ends(engine) == {"a": 10, "b": 20, "c": 30}
+    assert play(Fifo(), trace[::-1], cluster(1)).log.json_lines() == engine.log.json_lines()
+
+
 def test_a_decision_sees_everything_that_happens_at_its_moment() -> None:
     policy = Told({0: {"a": 1}})
     trace = [job("a", gpu_seconds=10), job("b", at=10, gpu_seconds=1), job("c", at=10, gpu_seconds=1)]
