@@ -113,6 +113,14 @@ def test_a_pai_job_is_joined_with_its_gpu_tasks(tmp_path: Path) -> None:
     assert result.dropped == {"are tasks without GPUs": 1, "never started": 1, unfinished: 1}
 
 
+def test_tenths_of_a_gpu_that_add_up_to_one_are_no_share(tmp_path: Path) -> None:
+    tenth = "j1,worker,1.0,Terminated,1010.0,1020.0,600.0,29.3,10.0,V100"
+    folder = pai(tmp_path / "pai", ("j1,i1,ann,Terminated,1000.0,9000.0",), (tenth,) * 10)
+    (found,) = run(tmp_path, "pai", folder).jobs
+    assert found.gpus.requested == 1
+    assert "gpu_share" not in found.labels
+
+
 def test_pai_needs_both_tables_and_their_headers(tmp_path: Path) -> None:
     folder = Path(pai(tmp_path / "pai", ("j1,i1,ann,Terminated,1000.0,9000.0",), ()))
     with pytest.raises(UsageError, match=r"0 files pai_task_table.csv are given, expected one"):

@@ -114,15 +114,16 @@ def _job(demands: dict[str, Demand], conversion: Conversion, row: InputRow) -> J
     if demand is None:
         raise DroppedRowError(Reason.NO_GPU)
     seconds = executed_seconds(demand.start_s, demand.end_s)
-    gpus = math.ceil(round(demand.gpus, 6))
-    shared = demand.gpus < gpus
+    held = round(demand.gpus, 6)  # tenths add up to a little less
+    gpus = math.ceil(held)
+    shared = held < gpus
     if shared:
         conversion.summary.assume_here(_SHARED)
     labels = {
         "trace": "pai",
         "status": row.optional_text("status"),
         "gpu_type": demand.gpu_type,
-        "gpu_share": f"{demand.gpus:g}" if shared else None,
+        "gpu_share": f"{held:g}" if shared else None,
     }
     job_id = conversion.new_id(row.text("job_name"))
     return executed_job(
