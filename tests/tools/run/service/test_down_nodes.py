@@ -43,8 +43,8 @@ def until(world: World, name: str, value: object) -> None:
     world.turn_until(is_so)
 
 
-def test_an_elastic_job_shrinks_to_its_smallest_size_and_grows_again(world: World) -> None:
-    give(world, "a", 4, low=2)
+def test_an_elastic_job_shrinks_and_grows_again(world: World) -> None:
+    give(world, "a", 4)
     until(world, "a", {"n0": 2, "n1": 2})
     world.turn(20.0)
     world.nodes.lose("n1")
@@ -53,9 +53,21 @@ def test_an_elastic_job_shrinks_to_its_smallest_size_and_grows_again(world: Worl
     world.nodes.lost.clear()
     until(world, "a", {"n0": 2, "n1": 2})
     assert not log(world).down
-    assert [event.event for event in world.events("start", "preempt", "shrink")] == ["start", "shrink"]
     down, up = world.events("node_down", "node_up")
     assert (down.detail, up.detail) == ({"node": "n1", "reason": "down"}, {"node": "n1"})
+
+
+def test_an_elastic_job_trains_on_at_its_smallest_size_beside_a_node_that_is_drained(world: World) -> None:
+    give(world, "a", 4, low=2)
+    until(world, "a", {"n0": 2, "n1": 2})
+    world.turn(20.0)
+    world.nodes.lost.add("n1")  # what runs there still does
+    until(world, "a", {"n0": 2})
+    world.turn(20.0)
+    world.nodes.lost.clear()
+    until(world, "a", {"n0": 2, "n1": 2})
+    changes = world.events("start", "shrink", "grow", "preempt", "requeue", "resume")
+    assert [event.event for event in changes] == ["start", "shrink", "grow"]
 
 
 def test_a_job_that_cannot_be_resized_waits_and_is_not_at_fault(world: World) -> None:
