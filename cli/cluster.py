@@ -37,7 +37,7 @@ def cluster_discover(
     ] = None,
     output: Annotated[str, typer.Option("-o", "--output", help="The cluster (JSON); - is stdout.")] = "-",
 ) -> None:
-    """Look what there is, and write it as a cluster file.
+    """Write what this machine or Slurm has as a cluster file.
 
     Of this machine, GPUs are those that the NVIDIA driver lists and
     CUDA_VISIBLE_DEVICES leaves; of a GPU in MIG mode, its instances. CPU

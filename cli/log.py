@@ -18,7 +18,7 @@ def log(
     *,
     state: Annotated[Path, typer.Option("--state", help="State directory.")],
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what it prints from now on, until it ends.")
+        bool, typer.Option("--follow", "-f", help="Follow new output until the job ends.")
     ] = False,
     tail: Annotated[
         int | None,

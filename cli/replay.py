@@ -58,7 +58,7 @@ class CommandOptions(SweepOptions, ReplayOptions, PolicyOptions):
     timing: Annotated[
         bool | None,
         Option(
-            "Write how long decisions took into the event file, too; or nowhere.",
+            "Also write how long decisions took into the event file.",
             default="into the summary",
             names=("--timing/--no-timing",),
         ),

@@ -38,7 +38,7 @@ def status(
     watch: Annotated[
         bool,
         typer.Option(
-            "--watch", help="Show changes as they come; q or Ctrl-C leaves. In a pipe: once a change."
+            "--watch", help="Show changes as they come; q or Ctrl-C leaves. In a pipe: print at each change."
         ),
     ] = False,
     every: EVERY = None,

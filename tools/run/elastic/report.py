@@ -85,10 +85,11 @@ class Reporter:
         self._steps = Mean()
         self._noise = NoiseMeter() if ENV_NOISE in os.environ else None
         self._kept: set[str] = set()
-        """Measurements that the log has; the first of its kind does not wait for ``history_s``."""
+        """What the log has since the last change; the first of its kind does not wait for ``history_s``."""
 
     def turn_to(self, global_batch: int, change: WorkerChange | None = None) -> None:
         self._batch, self._change, self._steps = global_batch, change, Mean()
+        self._kept.clear()
         if self._noise is not None:
             self._noise.forget()
         if self._context.rank != 0:

@@ -1,8 +1,8 @@
 """The state directory in use: one writer at a time, and a log that holds whatever was acknowledged.
 
 :class:`State` appends events to the log, keeps its snapshot and passes events on. :class:`ScheduleFile`
-    keeps ``schedule.json``, a copy of the last decision, which may lag behind the log for a moment.
-    :func:`read_log` is for bystanders: it needs no lock.
+keeps ``schedule.json``, a copy of the last decision, which may lag behind the log for a moment.
+:func:`read_log` is for bystanders: it needs no lock.
 """
 
 from __future__ import annotations

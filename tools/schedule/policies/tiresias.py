@@ -45,11 +45,13 @@ class Tiresias(Policy):
     """Discretised two-dimensional LAS: jobs that received much GPU-time queue behind those that did not.
 
     Tiresias (NSDI '19), sections 3.1 to 3.3. Attained service is GPUs × seconds held. Every queue but the
-    last has a threshold of service; a job that reaches it goes to the end of the next one. Within a queue,
-    first in, first out. Each round all GPUs are dealt out in that order: every job gets what it requested, or
-    nothing where that is not left. Preemptive, needs no knowledge of the work. ``promote_after`` r (0: never)
-    puts a job that has waited r times as long as it has run back into the first queue. Models in ``skewed``
-    start only on as few nodes as their GPUs need.
+    last has a threshold of service, in ``queue_gpu_hours``; a job that reaches it goes to the end of the next
+    one. Within a queue, first in, first out. Each round all GPUs are dealt out in that order: every job gets
+    what it requested, or nothing where that is not left. Preemptive, needs no knowledge of the work.
+    ``promote_after`` r (0: never) puts a job that has waited r times as long as it has run back into the
+    first queue. Models in ``skewed`` start only on as few nodes as their GPUs need; other jobs go where
+    ``placement`` says: to the node that they fill best (compact), or to the one with most free GPUs
+    (emptiest).
 
     Departures from the paper: which models are skewed is stated and not profiled. Without its saved state the
     policy knows the queue of each job from its service; jobs within one queue are then in order of arrival.
@@ -246,14 +248,14 @@ class TiresiasGittins(Tiresias):
     """Discretised two-dimensional Gittins index: in every queue, first who is likely to finish soon.
 
     Tiresias (NSDI '19), section 3.3. As ``tiresias``, but within a queue jobs go by Gittins index, largest
-    first: the probability that a job finishes within the next quantum of service, over the expected service
-    of it that it takes. Ties go by entry into the queue. The index is computed again each round, so jobs of
-    one queue may take turns.
+    first: given the service that a job has had, the probability that it finishes within the next quantum,
+    over the part of that quantum that it is expected to use. Ties go by entry into the queue. The index is
+    computed again each round, so jobs of one queue may take turns.
 
-    The distribution of service is that of the jobs that finished so far, together with ``history_gpu_hours``:
-    services of earlier jobs in GPU-hours, with commas between them. Before there is any, the order is that of
-    ``tiresias``. A job that had more service than all of them goes last in its queue. ``quantum_gpu_hours``
-    is the quantum; none: the first threshold.
+    The distribution of service is that of the jobs that finished so far (cancelled and failed ones are left
+    out), together with ``history_gpu_hours``: services of earlier jobs in GPU-hours, with commas between
+    them. Before there is any, the order is that of ``tiresias``. A job that had more service than all of them
+    goes last in its queue. ``quantum_gpu_hours`` is the quantum; none: the first threshold.
 
     Departure from the paper: its distribution is given beforehand and stays.
     """

@@ -174,6 +174,38 @@ class HalfSpeedFromTheMiddle(ProgressModel):
         return Segment(job.samples_per_second / 2)
 
 
+class FastThenSlow(ProgressModel):
+    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
+        if samples_done < 100:
+            return Segment(job.samples_per_second, until_samples=100)
+        return Segment(job.samples_per_second / 10)
+
+
+def test_checkpoints_keep_their_time_while_the_rate_changes_on_the_way() -> None:
+    failures = (NodeEvent(115, "n0", up=False),)
+    simulated = SimulatedCluster(progress=FastThenSlow, node_events=failures)
+    engine = play(Fifo(), [job("a", gpu_seconds=200)], cluster(1), simulated=simulated)
+    # Saved at 60 s with 60 samples; at 120 s it would have been saved next.
+    requeued = next(event for event in engine.log.events() if event.event == "requeue")
+    assert requeued.samples_done == 60
+
+
+def test_jobs_that_can_never_run_are_left_and_the_others_finish() -> None:
+    trace = [
+        job("fits", gpu_seconds=10),
+        job("large", gpus=16, gpu_seconds=10),
+        job("ignored", gpu_seconds=10),
+        job("slow", gpu_seconds=10, model="slow"),
+    ]
+    policy = Told({0: {"fits": 1, "slow": 1}})
+    engine = play(policy, trace, cluster(4), curves(slow={1: 0.1, 2: 0.1}))
+    assert set(ends(engine)) == {"fits", "slow"}
+    assert reasons(engine) == {
+        "ignored": 'policy "told" never starts it',
+        "large": "needs at least 16 GPUs of one type, the cluster has 4",
+    }
+
+
 @pytest.mark.parametrize("start_s", [120, 60 * IDLE_ROUNDS])
 def test_a_round_policy_may_take_its_time_to_start_the_last_job(start_s: float) -> None:
     engine = play(Told({start_s: {"a": 1}}), [job("a", gpu_seconds=10)], cluster(1), interval_s=60)

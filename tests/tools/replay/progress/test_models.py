@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
 from pliant.schemas.profile import ConvergenceRow, Profile, ProfileRow
-from pliant.tools.replay.compat import WholeSecondPieces
+from pliant.tools.replay.compat import SimulatorEpochs, WholeSecondPieces
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.options import Conditions, parse_noise_scales
@@ -61,6 +61,15 @@ def test_an_epoch_is_as_many_steps_as_the_validation_run_took():
     assert trained(epochs_job(8), EpochProgress({"m": TABLE})) == 20  # 20 steps of 8 samples at 8 a second
     assert trained(epochs_job(16), EpochProgress({"m": TABLE})) == 20  # 10 steps of 2 s
     assert trained(epochs_job(12), EpochProgress({"m": TABLE})) == pytest.approx(15 * 1.5)
+
+
+def simulator_epochs(**max_epochs: int) -> SimulatorEpochs:
+    return SimulatorEpochs({"m": TABLE}, EpochProgress({"m": TABLE}).cut, max_epochs)
+
+
+def test_whole_seconds_round_each_epoch_and_max_epochs_wins():
+    assert trained(epochs_job(16), simulator_epochs()) == 12 + 13  # 12.0 and 13.33
+    assert trained(epochs_job(8), simulator_epochs(m=1)) == 10
 
 
 def test_part_of_an_epoch_may_be_a_jobs_work():

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.torch
 SAMPLES = 47
 CHANGES = 100
 KILLS = 8
+FORGOTTEN = "an exchange with a lost worker does not end"
+"""What a worker says that ends itself because gloo lost its exchange, which it rarely does."""
 Make = Callable[..., Gang]
 
 
@@ -175,10 +177,17 @@ def test_a_storm_of_kills_while_training_joining_and_changing_loses_nothing(
     gang: Make, tmp_path: Path
 ) -> None:
     job = gang(**ENDLESS, step_s=0.005, look_s=0.5)
-    job.start(2)
-    job.wait_for("progress")
     rng = np.random.default_rng(20211115)
-    members = [0, 1]
+
+    def begun() -> list[int]:
+        job.start(2)
+        job.wait_for("progress")
+        return [0, 1]
+
+    def is_reached() -> bool:
+        return job.here.reached.read_text() == f"{job.generation}\n"
+
+    members = begun()
     for _ in range(KILLS):
         joiner = len(job.workers)
         joining = [*members, joiner]
@@ -190,7 +199,10 @@ def test_a_storm_of_kills_while_training_joining_and_changing_loses_nothing(
         job.signal(victim, signal.SIGKILL)
         members = [number for number in joining if number != victim][-2:]
         job.publish(members)
-        job.until(lambda: job.here.reached.read_text() == f"{job.generation}\n", "change")
+        job.until(lambda: is_reached() or FORGOTTEN in job.errors(), "change")
+        if not is_reached():  # then a launcher begins another attempt
+            job.kill()
+            members = begun()
     job.publish(members, abort=True)
     for number in members:
         job.workers[number].wait(PATIENCE_S)

@@ -82,6 +82,17 @@ def test_only_the_worst_off_bid_and_holders_keep_the_rest():
     assert decided(held, 0) == {"d": 1, "a": 1}  # ρ without GPUs is largest for short jobs: d and a bid
 
 
+def test_a_lease_survives_a_restart_of_the_scheduler():
+    kept = Themis(lease_s=1000)
+    held = session(kept, cluster(1))
+    held.submit(job("a", gpu_seconds=10_000), 0)
+    held.decide(0)
+    again = Themis(lease_s=1000)
+    again.load_state(kept.dump_state(), held.jobs)
+    assert again.dump_state() == kept.dump_state()
+    assert again.dump_state()["leases"] == {"a": 1000}
+
+
 def test_the_reason_is_the_fairness_and_the_lease():
     held = opened(Themis(), cluster(1), job("a", gpu_seconds=720), job("b", gpu_seconds=7200))
     held.decide(0)

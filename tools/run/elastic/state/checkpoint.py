@@ -72,7 +72,7 @@ class Checkpoints:
     """The checkpoints of one job, in a folder of its own; rank 0 writes, every worker reads."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._damaged: set[Path] = set()
 
     def save(
@@ -93,10 +93,10 @@ class Checkpoints:
         :raises UsageError: the state holds what could not be loaded again.
         :raises PliantError: it could not be written (a full disk); older checkpoints are untouched.
         """
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not alone:
-            remove_temporaries(self._folder)
-        path = self._folder / f"step-{step:012}.ckpt"
+            remove_temporaries(self.folder)
+        path = self.folder / f"step-{step:012}.ckpt"
         write_chunks(path, _packed(state), mode=0o600)
         self._damaged.discard(path)
         if not alone and not overtaken():
@@ -129,12 +129,12 @@ class Checkpoints:
         if problems:
             found = "; ".join(problems)
             raise BadInputError.one(
-                str(self._folder), f"no checkpoint is whole, remove them to start again: {found}"
+                str(self.folder), f"no checkpoint is whole, remove them to start again: {found}"
             )
         return Loaded(None, ())
 
     def _newest_first(self) -> list[Path]:
-        return sorted(self._folder.glob("step-*.ckpt"), reverse=True)
+        return sorted(self.folder.glob("step-*.ckpt"), reverse=True)
 
 
 class Saving:
@@ -173,10 +173,15 @@ class Saving:
         """Go on from the newest whole checkpoint, if there is one.
 
         :returns: what was wrong with newer ones.
-        :raises BadInputError: there are checkpoints, but none is whole.
+        :raises BadInputError: there are checkpoints, but none is whole, or the newest lacks a part.
         """
         loaded = self._checkpoints.load()
         if loaded.state is not None:
+            if lacking := sorted(training.capture().keys() - loaded.state.keys()):
+                raise BadInputError.one(
+                    str(self._checkpoints.folder),
+                    f"the newest checkpoint is of another version, without {', '.join(lacking)}",
+                )
             training.resume(loaded.state)
         self.counters = training.counters.copy()
         self._at_s = time.monotonic()

@@ -69,7 +69,8 @@ class Ones(Policy):
     "steps", those of its warm-up, if no job waits for GPUs; "epochs", one, as above that batch.
     idle_gpus: "start": GPUs that no job holds go to waiting jobs at once; "hold": with the next update.
     unknown_epoch_s: seconds that stand for an epoch of a job whose epochs are not known.
-    longest_epoch_s: seconds after which an epoch counts as done; none: no such limit.
+    longest_epoch_s: seconds after which an epoch counts as done; none: no limit, and updates wait for the
+        slowest job.
     """
 
     name: ClassVar[str] = "ones"

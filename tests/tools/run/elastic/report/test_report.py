@@ -166,6 +166,12 @@ def test_noise_that_is_known_only_after_the_first_speed_is_told_at_once(
         {"step_seconds": 0.5},
         {"step_seconds": 0.5, "noise_scale": 64.0},
     ]
+    monkeypatch.setattr(NoiseMeter, "noise_scale", None)
+    training.reporter.turn_to(2 * BATCH)  # noise is of one batch
+    training.train(20)
+    monkeypatch.setattr(NoiseMeter, "noise_scale", 32.0)
+    training.train(120)
+    assert training.events("progress")[-1].detail == {"step_seconds": 0.5, "noise_scale": 32.0}
 
 
 def test_long_steps_are_measured_too(training: Training) -> None:

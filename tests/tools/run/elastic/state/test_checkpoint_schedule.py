@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pliant.schemas.errors import ServiceMissingError
+from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.state import checkpoint
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints, Saving
@@ -58,6 +58,14 @@ def at_step(step: int) -> Any:
     counters = TrainingCounters(step=step, samples_done=10 * step, epoch_samples=10 * step)
     state = {"counters": counters.as_dict()}
     return SimpleNamespace(counters=counters, capture=lambda: state, resume=lambda _: None)
+
+
+def test_a_checkpoint_that_lacks_a_part_is_refused_by_its_name(workers: Workers) -> None:
+    training = at_step(3)
+    workers.checkpoints.save(training.capture(), 3)
+    training.capture = lambda: {"counters": {}, "seed": 1}
+    with pytest.raises(BadInputError, match="the newest checkpoint is of another version, without seed"):
+        workers.new(0)[0].load(training)
 
 
 class TestAge:
