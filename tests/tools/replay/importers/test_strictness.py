@@ -141,7 +141,7 @@ def test_the_account_goes_to_stderr_and_the_jobs_to_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = text(tmp_path, "jobs.csv", TIRESIAS, "1,2,30,606,vgg19,164,30", "2,0,30,606,vgg19,164,30")
-    trace_import("tiresias", [path], out=str(tmp_path / "jobs.jsonl"))
+    trace_import("tiresias", [path], output=str(tmp_path / "jobs.jsonl"))
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
