@@ -141,6 +141,8 @@ def replay(context: typer.Context, **given: Any) -> None:
 
 def _replay(options: CommandOptions) -> None:
     """One trace, read and checked once for all policies."""
+    if options.jobs is not None and options.jobs.endswith(".toml"):
+        raise UsageError(f"{options.jobs}: a trace is JSON Lines; the recipe of a sweep goes with --recipe")
     if options.jobs is None or options.cluster is None or not options.policy:
         given = {"the trace": options.jobs, "--cluster": options.cluster, "--policy": options.policy}
         missing = " and ".join(name for name, value in given.items() if not value)

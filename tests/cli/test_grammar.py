@@ -169,6 +169,9 @@ def test_a_decision_is_asked_for_at_a_date(here: Path) -> None:
         ("schema jbo", 'there is no kind "jbo"; did you mean "job"?'),
         ("trace import phily x", 'there is no format "phily"; did you mean "philly"?'),
         ("policies shadow-prise", 'unknown policy "shadow-prise"; did you mean "shadow-price"?'),
+        ("trace synth posson", 'nor a file (TOML or JSON); did you mean "poisson"?'),
+        ("replay sweep.toml", "sweep.toml: a trace is JSON Lines; the recipe of a sweep goes with --recipe"),
+        (f"replay jobs.jsonl {CLUSTER} --param fiffo.x=1", "policies of this replay; did you mean"),
         ("policies qqq", 'unknown policy "qqq"; pliant policies lists the '),
         (
             "schedule jobs.jsonl --cluster cluster.json --policy fifo --param bakfill=1",

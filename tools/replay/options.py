@@ -27,7 +27,7 @@ DEFAULT_COST_S: Final = 30.0
 What the simulator of Pollux charges for both. A relaunch takes 6 to 8 s here with the smallest of models, and
 most of its time is of loading and of imports; real models took the authors of Ares 1 to 73 s.
 """
-_UNSTATED: Final = f"what the profile measured, else {DEFAULT_COST_S:g}"
+_UNSTATED: Final = f"what the profile measured, else {DEFAULT_COST_S:g} s"
 
 ProgressName = Literal["samples", "goodput", "epochs"]
 SpeedsName = Literal["additive", "placement"]

@@ -74,7 +74,7 @@ def test_a_file_that_gives_no_job_says_why(tmp_path: Path, content: bytes, messa
 def test_a_missing_file_and_an_unknown_format_are_one_line(tmp_path: Path) -> None:
     assert problems(tmp_path, "helios", str(tmp_path / "no.csv")) == ["no.csv: no such file"]
     assert problems(tmp_path, "helios", str(tmp_path)) == [f"{tmp_path}: is a folder, expected a file"]
-    with pytest.raises(UsageError, match=r"no format 'borg', expected one of philly, helios, pai"):
+    with pytest.raises(UsageError, match=r'no format "borg"; expected one of philly, helios, pai'):
         import_trace("borg", [])
 
 
