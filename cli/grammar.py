@@ -148,7 +148,7 @@ def spelled(parameter: inspect.Parameter) -> str:
     if isinstance(shown, type(typer.Argument())):
         return f"the argument {shown.metavar or parameter.name.upper()}"
     names = (shown.default, *shown.param_decls)  # in an annotation Typer takes the first name for the default
-    return max(filter(lambda name: isinstance(name, str), names), key=len)
+    return max((name for name in names if isinstance(name, str)), key=len)
 
 
 def note_old(old: str, new: str) -> None:
