@@ -32,7 +32,7 @@ def figures(runs: int = RUNS, commands: Sequence[str] = ALL) -> list[Figure]:
     """Median over fresh processes of user plus system time; byte code is cached, as after installing."""
     with tempfile.TemporaryDirectory() as folder:
         jobs, cluster = _inputs(Path(folder))
-        schedule = ["schedule", "--jobs", str(jobs), "--cluster", str(cluster), "--policy", "fifo"]
+        schedule = ["schedule", str(jobs), "--cluster", str(cluster), "--policy", "fifo"]
         events = str(Path(folder) / "fifo.parquet")
         free = ["--start-cost", "0", "--rescale-cost", "0"]
         subprocess.run(

@@ -45,7 +45,7 @@ def smallest() -> list[Figure]:
         out = Path(folder)
         jobs, schedule = out / "jobs.jsonl", str(out / "schedule.json")
         jobs.write_text(json.dumps(_SMALL_JOB) + "\n")
-        inputs = ("--jobs", str(jobs), "--cluster", "examples/cluster.json", "--policy", "fifo")
+        inputs = (str(jobs), "--cluster", "examples/cluster.json", "--policy", "fifo")
         started = time.monotonic()
         _pliant("schedule", *inputs, "-o", schedule)
         _pliant("run", schedule, "--state", str(out / "state"), "--until-done")

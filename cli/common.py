@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pliant.cli.console import LINES, note, say, settings, terminal_left
+from pliant.cli.grammar import DURATION_SHOWN, duration, hidden_options, take_old
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError
 from pliant.schemas.file_io.files import abandon
-from pliant.schemas.text import harmless, without_long_words
+from pliant.schemas.text import did_you_mean, harmless, without_long_words
 
 if TYPE_CHECKING:
     from pliant.schemas.runinfo import Assumption
@@ -32,8 +33,8 @@ TIME_BUDGET = Annotated[
     float | None,
     typer.Option(
         "--time-budget",
-        metavar="SECONDS",
-        min=0,
+        parser=duration(),
+        metavar=DURATION_SHOWN,
         help="Let a policy that searches do so this long for each decision: its parameter time_budget_s.",
     ),
 ]
@@ -45,8 +46,9 @@ def _demand(value: str) -> Literal["stated", "predicted"]:
         case "stated" | "predicted":
             return value
         case "oracle":
-            raise typer.BadParameter("oracle: only a replay knows when jobs will end")
-    raise typer.BadParameter(f'"{value}" is not one of stated, predicted')
+            raise ValueError("only a replay knows when jobs will end; expected stated or predicted")
+    hint = did_you_mean(value, ("stated", "predicted"))
+    raise ValueError(f"expected stated or predicted{hint and '; '}{hint}")
 
 
 DEMAND = Annotated[
@@ -82,7 +84,12 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         settings.debug, settings.quiet = debug, quiet
         _log_to_stderr(quiet=quiet, debug=debug)
         signal.signal(signal.SIGTERM, _terminate)
-        code = run_command(lambda: function(*args, **kwargs))
+
+        def body() -> None:
+            take_old(kwargs, signature)
+            function(*args, **kwargs)
+
+        code = run_command(body)
         if code:
             raise typer.Exit(code)
 
@@ -92,7 +99,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         for name, annotation in (("debug", DEBUG), ("quiet", QUIET))
     ]
     wrapped.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*signature.parameters.values(), *common]
+        parameters=[*signature.parameters.values(), *hidden_options(signature).values(), *common]
     )
     return wrapped
 
@@ -122,12 +129,13 @@ def policy_parameters(param: list[str] | None, time_budget: float | None) -> dic
 
 
 def stated(context: typer.Context) -> list[str]:
-    """Long names of the options on the command line, also those that repeat a default."""
+    """What is on the command line, by the long names of options and what the help calls arguments."""
     found = []
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "COMMANDLINE":
-            found.append(max(parameter.opts, key=len))
+            is_option = any(name.startswith("-") for name in parameter.opts)
+            found.append(max(parameter.opts, key=len) if is_option else str(parameter.metavar))
     return found
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from pliant.cli.console import note, out_text, width_for
-from pliant.cli.status import Form
+from pliant.cli.console import note, width_for
+from pliant.cli.grammar import FORM, TO_FILE, Form, form_and_file, out_or_file
 from pliant.schemas.errors import ServiceMissingError
 
 
@@ -27,7 +27,8 @@ def doctor(
         str | None,
         typer.Option("--cluster", help="The cluster (JSON).", show_default="that of the state directory"),
     ] = None,
-    output: Annotated[Form, typer.Option("--output", "-o", help="For people, or for programs.")] = Form.table,
+    format: FORM = Form.table,
+    output: TO_FILE = "-",
 ) -> None:
     """Check that everything is there that runs need, and say what to do where it is not.
 
@@ -40,12 +41,15 @@ def doctor(
     """
     import time
 
+    from pliant.schemas.file_io.files import check_output
     from pliant.schemas.text import counted
     from pliant.tools.run.doctor.checks import document, examine, page
 
+    form, output = form_and_file(format, output)
+    check_output(output)
     checks = examine(state, cluster, backend)
-    as_json = output is Form.json
-    out_text(document(checks, time.time()) if as_json else page(checks, width_for(sys.stdout)))
+    width = width_for(sys.stdout) if output == "-" else None
+    out_or_file(document(checks, time.time()) if form is Form.json else page(checks, width), output)
     problems = sum(check.verdict == "problem" for check in checks)
     warnings = sum(check.verdict == "warning" for check in checks)
     text = f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}"

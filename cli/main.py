@@ -16,9 +16,10 @@ from typer.main import get_command
 
 from pliant.cli.common import BROKEN_PIPE, DISK_FULL, command
 from pliant.cli.console import LINES, say
-from pliant.schemas.errors import ServiceMissingError
+from pliant.cli.grammar import epilog
+from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import abandon
-from pliant.schemas.text import harmless
+from pliant.schemas.text import harmless, without_long_words
 
 TOOLS: Final = "The tools"
 LIVE: Final = "Live state"
@@ -80,12 +81,17 @@ class _OnDemand(TyperGroup):
 
 @contextmanager
 def _harmless_errors() -> Iterator[None]:
-    """Errors quote the command line, which must not act on the terminal."""
+    """A mistake is said in one line, which quotes the command line and must not act on the terminal."""
     try:
         yield
     except typer.TyperException as error:
-        error.message = harmless(error.message, keeps=LINES)
-        raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # it is help, not a mistake
+            error.message = harmless(error.message, keeps=LINES)
+            raise
+        from pliant.cli.mistakes import one_line
+
+        say(harmless(without_long_words(one_line(error))))
+        raise typer.Exit(getattr(error, "exit_code", UsageError.exit_code)) from None
 
 
 app = typer.Typer(
@@ -121,13 +127,21 @@ def _made(name: str) -> Any:
     for each, panel in COMMANDS:
         if each == name:
             made.command(name, rich_help_panel=panel)(command(getattr(module, name)))
-            return get_command(made)
+            return _explained(get_command(made))
     made.callback()(lambda: None)  # a group also where it has a single command
     for sub in module.SUBCOMMANDS:
         made.command(sub.__name__.removeprefix(f"{name}_"))(command(sub))
     found: Any = get_command(made)
+    for sub in found.commands.values():
+        _explained(sub)
     found.rich_help_panel, found.help = next((panel, text) for each, panel, text in GROUPS if each == name)
     return found
+
+
+def _explained(made: Any) -> Any:
+    """The command; its help ends with what DURATION and the like stand for."""
+    made.epilog = epilog(made.params)
+    return made
 
 
 def main() -> None:

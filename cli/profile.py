@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pliant.cli.console import is_terminal, named_or_piped, note, progress, reader_left, stderr, width_for
+from pliant.cli.grammar import Formerly
 from pliant.cli.profile_predict import PredictionFormat, PredictionScope, predictions_text
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 from pliant.schemas.file_io.files import PIPE
@@ -106,7 +107,11 @@ def profile(
     format: Annotated[
         PredictionFormat, typer.Option("--format", "-f", help="Form of --predict.")
     ] = PredictionFormat.table,
-    out: Annotated[str, typer.Option("--out", "-o", help="Profile to write (Parquet); - is stdout.")] = "-",
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", help="Profile to write (Parquet); - is stdout."),
+        Formerly("--out"),
+    ] = "-",
 ) -> None:
     """Measure real training steps of the jobs' scripts and write a profile.
 
@@ -128,7 +133,7 @@ def profile(
     from pliant.tools.profile.throughput import merged
 
     wanted = (numbers(gpus, "--gpus"), numbers(batches, "--batches"))
-    check_output(out)
+    check_output(output)
     if predict is not None:
         measures = costs or (iterations, warmup) != (ITERATIONS, WARMUP)
         if imported or append or points or allreduce or allreduce_file or refresh or measures:
@@ -137,27 +142,29 @@ def profile(
             )
         found = read_profile(predict)
         asked = PredictionScope(tuple(model or ()), *wanted)
-        width = width_for(sys.stdout) if out == "-" else None
+        width = width_for(sys.stdout) if output == "-" else None
         text = predictions_text(found, named_or_piped(jobs, NO_JOBS), cluster, asked, format, width=width)
-        write_bytes(out, text.encode())
+        write_bytes(output, text.encode())
         _show_errors(found)
         return
     options = MeasuringOptions(
         tuple(model or ()), *wanted, iterations, warmup, allreduce or bool(allreduce_file) or refresh, costs
     )
-    refuse_terminal(out)
+    refuse_terminal(output)
     old = read_profile(append) if append else None
-    keeper = Keeper(allreduce_file or _beside(out), refresh)
+    keeper = Keeper(allreduce_file or _beside(output), refresh)
     if options.allreduce and keeper.path is not None:
         check_output(keeper.path)
     if imported:
         new = _imported(imported, jobs)
-        write_profile(replace(new, rows=merged(old.rows if old else (), new.rows)), out)
+        write_profile(replace(new, rows=merged(old.rows if old else (), new.rows)), output)
         return
-    with kept_points(points or points_beside(out)) as kept:
-        made = _measured(named_or_piped(jobs, NO_JOBS), cluster, options, keeper, kept, into_pipe=out == "-")
+    with kept_points(points or points_beside(output)) as kept:
+        made = _measured(
+            named_or_piped(jobs, NO_JOBS), cluster, options, keeper, kept, into_pipe=output == "-"
+        )
         rows = merged(old.rows if old else (), made.profile.rows)
-        write_profile(replace(made.profile, rows=rows), out)
+        write_profile(replace(made.profile, rows=rows), output)
         if made.failures:
             raise JobsFailedError("\n".join(made.failures))
 
@@ -168,7 +175,7 @@ def numbers(text: str, option: str) -> tuple[int, ...] | None:
         return None
     found = {whole_number(part.strip()) or 0 for part in text.split(",")}
     if 0 in found:
-        raise UsageError(f"{option}: {text!r}, expected numbers above 0 separated by commas, or auto")
+        raise UsageError(f'{option} "{text}": expected numbers above 0 separated by commas, or auto')
     return tuple(sorted(found))
 
 

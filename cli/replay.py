@@ -13,9 +13,11 @@ from annotated_types import Ge
 
 from pliant.cli.common import heed, stated
 from pliant.cli.console import note, note_sentence, progress
+from pliant.cli.grammar import DURATION_SHOWN, Formerly, duration
 from pliant.cli.replay_sweep import SWEEPS, SweepOptions, check_sweep_options, replay_sweep, replay_task
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.json_lines import garbage_collection_paused
+from pliant.schemas.quantities import Duration
 from pliant.tools.replay.options import (
     CLUSTER,
     INPUTS,
@@ -97,26 +99,33 @@ def options_of(record: type, panels: Sequence[str]) -> Callable[[Command], Comma
 def _option(field: Field[Any], hint: object) -> tuple[str | None, Parameter]:
     kind, *notes = get_args(hint)
     option = next(note for note in notes if isinstance(note, Option))
-    shown = typer.Option(
-        *(option.names or (f"--{field.name.replace('_', '-')}",)),
-        help=option.help,
-        metavar=option.metavar,
-        min=next((note.ge for note in notes if isinstance(note, Ge)), None),  # type: ignore[arg-type]
-        show_default=option.default or True,
-        rich_help_panel=option.panel,
-    )
-    annotation = Annotated[option.given_as or kind, shown]  # type: ignore[valid-type]
+    shown = _shown(field.name, option, notes)
+    annotation = Annotated[option.given_as or kind, shown, Formerly(*option.formerly)]  # type: ignore[valid-type]
     return option.panel, Parameter(
         field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation
     )
+
+
+def _shown(name: str, option: Option, notes: Sequence[object]) -> Any:
+    """The field as Typer knows it."""
+    least: Any = next((note.ge for note in notes if isinstance(note, Ge)), None)
+    span = next((note for note in notes if isinstance(note, Duration)), None)
+    how: dict[str, Any] = {"metavar": option.metavar, "min": least}
+    if span is not None:
+        how = {"metavar": DURATION_SHOWN, "parser": duration(least=least or 0, unit=span.unit)}
+    how |= {"help": option.help, "rich_help_panel": option.panel}
+    if option.is_argument:
+        return typer.Argument(show_default=option.default or False, **how)
+    names = option.names or (f"--{name.replace('_', '-')}",)
+    return typer.Option(*names, show_default=option.default or True, **how)
 
 
 @options_of(CommandOptions, (INPUTS, POLICIES, CLUSTER, SWEEPS))
 def replay(context: typer.Context, **given: Any) -> None:
     """Replay a trace under one or more policies, by discrete events; equal inputs give equal files.
 
-    Example: pliant replay --jobs trace.jsonl --cluster cluster.json --profile profile.parquet
-    --policy fifo,ares --rescale-cost 30 -o replays && pliant report replays/*.parquet
+    Example: pliant replay trace.jsonl --cluster cluster.json --profile profile.parquet
+    --policy fifo,ares --rescale-cost 30s -o replays && pliant report replays/*.parquet
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # idle threads of numpy would cost more than a replay
     noise_scale = parse_noise_scales(given.pop("noise_scale"))
@@ -132,10 +141,12 @@ def replay(context: typer.Context, **given: Any) -> None:
 
 def _replay(options: CommandOptions) -> None:
     """One trace, read and checked once for all policies."""
+    if options.jobs is not None and options.jobs.endswith(".toml"):
+        raise UsageError(f"{options.jobs}: a trace is JSON Lines; the recipe of a sweep goes with --recipe")
     if options.jobs is None or options.cluster is None or not options.policy:
-        given = {"--jobs": options.jobs, "--cluster": options.cluster, "--policy": options.policy}
+        given = {"the trace": options.jobs, "--cluster": options.cluster, "--policy": options.policy}
         missing = " and ".join(name for name, value in given.items() if not value)
-        raise UsageError(f"{missing} missing: a replay needs --jobs, --cluster and --policy, or --recipe")
+        raise UsageError(f"{missing} missing: a replay needs a trace, --cluster and --policy, or --recipe")
     for name, text in options.wrong():
         raise UsageError(f"--{name} {text}")
     with garbage_collection_paused():  # imports leave none

@@ -43,8 +43,9 @@ def report(
         str | None,
         typer.Option(
             "--completed-at",
-            metavar="HOURS,…",
-            help="Count the jobs that finished within these hours of the first submission.",
+            metavar="DURATION,…",
+            help="Count the jobs that finished within these times from the first submission, like 90m,8h,2d; "
+            "plain numbers are hours.",
         ),
     ] = None,
     expect: Annotated[
@@ -65,7 +66,7 @@ def report(
     \b
     Examples:
       pliant report out/fifo.parquet out/ares.parquet --baseline fifo --figures figures/
-      pliant replay --jobs jobs.jsonl --cluster cluster.json --policy ares | pliant report
+      pliant replay jobs.jsonl --cluster cluster.json --policy ares | pliant report
       pliant report state/events.jsonl --simulated out/ares.parquet --jobs
       pliant report out/ --format json --expect published.json
     """  # noqa: D301 - keeps the lines of the examples apart
@@ -124,15 +125,14 @@ def report(
     refuse_missed(extras.checked)
 
 
-def _seconds(hours: str | None) -> tuple[float, ...]:
-    from math import isfinite
-
+def _seconds(times: str | None) -> tuple[float, ...]:
     from pliant.schemas.errors import UsageError
+    from pliant.schemas.quantities import duration_words, read_duration
 
-    try:
-        found = tuple(3600 * float(text) for text in hours.split(",")) if hours is not None else ()
-    except ValueError:
-        found = (-1.0,)
-    if not all(isfinite(time_s) and time_s >= 0 for time_s in found):
-        raise UsageError(f"--completed-at {hours}: expected hours of 0 or more, like 4,8.5")
-    return found
+    found: list[float] = []
+    for text in [] if times is None else times.split(","):
+        try:
+            found.append(3600 * read_duration(text, "h"))
+        except ValueError:
+            raise UsageError(f'--completed-at "{text}": expected {duration_words("h")}') from None
+    return tuple(found)

@@ -21,6 +21,7 @@ from pliant.cli.common import (
     run_command,
 )
 from pliant.cli.console import is_screen, is_terminal, note, out_text, stderr
+from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.files import write_stdout
 from pliant.schemas.text import counted
@@ -90,8 +91,8 @@ def run(
         float,
         typer.Option(
             "--wait",
-            metavar="SECONDS",
-            min=0,
+            parser=duration(),
+            metavar=DURATION_SHOWN,
             help="Wait for a state directory that another process writes to.",
         ),
     ] = 0.0,
@@ -108,13 +109,19 @@ def run(
     ] = 3,
     stop_timeout: Annotated[
         float,
-        typer.Option("--stop-timeout", min=0.1, help="Seconds for a checkpoint before SIGTERM is sent."),
+        typer.Option(
+            "--stop-timeout",
+            parser=duration(least=0.1),
+            metavar=DURATION_SHOWN,
+            help="Time for a checkpoint before SIGTERM is sent.",
+        ),
     ] = 60.0,
     log_bytes: Annotated[
         int | None,
         typer.Option(
             "--log-bytes",
-            min=1 << 17,
+            parser=size(least=1 << 17),
+            metavar=SIZE_SHOWN,
             help="Most bytes on disk for each output stream of a worker; the oldest are dropped.",
             show_default="64 MiB",
         ),
@@ -134,7 +141,7 @@ def run(
 
     Example: pliant run --follow --state live --policy fair-share --cluster cluster.json
 
-    Example: pliant schedule --jobs jobs.jsonl --cluster cluster.json --policy fifo | pliant run --until-done
+    Example: pliant schedule jobs.jsonl --cluster cluster.json --policy fifo | pliant run --until-done
     """
     from pliant.tools.run.service.members import Timeouts
     from pliant.tools.run.service.options import RunOptions, free_state_name

@@ -10,6 +10,7 @@ import typer
 
 from pliant.cli.common import DEMAND, PARAM, PREDICTOR, SEED, TIME_BUDGET, heed, policy_parameters
 from pliant.cli.console import note, stderr, width_for
+from pliant.cli.grammar import DURATION_SHOWN, TIME_SHOWN, duration, moment, note_old
 from pliant.schemas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,16 +28,21 @@ REJECTED_SHOWN: Final = 20
 
 
 def schedule(
-    profile: Annotated[
+    jobs: Annotated[
         str | None,
-        typer.Argument(
-            help="Measured speeds (Parquet); - is stdin. Default: stdin if one is piped in, else none.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="JOBS", help="Jobs to schedule (JSON Lines); - is stdin.", show_default=False),
     ] = None,
     *,
     policy: Annotated[str, typer.Option("--policy", help="The policy that decides; see `pliant policies`.")],
-    jobs: Annotated[str | None, typer.Option("--jobs", help="Jobs to schedule (JSON Lines).")] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile",
+            help="Measured speeds (Parquet); - is stdin.",
+            show_default="stdin if one is piped in, else none",
+        ),
+    ] = None,
+    jobs_before: Annotated[str | None, typer.Option("--jobs", hidden=True)] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help="The cluster (JSON).")] = None,
     state: Annotated[
         str | None,
@@ -50,13 +56,20 @@ def schedule(
     now: Annotated[
         float | None,
         typer.Option(
-            "--now", help="Decide at this time, s.", show_default="first arrival; the clock with --state"
+            "--now",
+            parser=moment,
+            metavar=TIME_SHOWN,
+            help="Decide at this time.",
+            show_default="first arrival; the clock with --state",
         ),
     ] = None,
     wait: Annotated[
         float,
         typer.Option(
-            "--wait", metavar="SECONDS", min=0, help="Wait for a state directory that a run writes to."
+            "--wait",
+            parser=duration(),
+            metavar=DURATION_SHOWN,
+            help="Wait for a state directory that a run writes to.",
         ),
     ] = 0.0,
     seed: SEED = 0,
@@ -83,26 +96,25 @@ def schedule(
     With --state it decides for a run that is not in progress. For one that is,
     pliant status --explain shows the decisions and their reasons.
 
-    Example: pliant schedule profile.parquet --jobs jobs.jsonl --cluster cluster.json --policy ares -o s.json
+    Example: pliant schedule jobs.jsonl --profile profile.parquet --cluster cluster.json --policy ares
     """
     from pliant.schemas.file_io.files import check_output
     from pliant.schemas.io import read_predictor, write_schedule
     from pliant.tools.schedule.decide import Question
 
-    if now is not None and not 0 <= now < float("inf"):
-        raise UsageError(f"--now {now:g}: expected seconds, 0 or more")
+    jobs, profile = _as_before(jobs, profile, jobs_before, between_runs=state is not None)
     check_output(output)
     start = None if predictor is None else read_predictor(predictor)
     parameters = policy_parameters(param, time_budget)
     question = Question(policy, parameters, seed, explain, timing, demand, start)
     if state is not None:
         if jobs is not None:
-            raise UsageError("--state brings its own jobs: leave --jobs out")
+            raise UsageError(f"--state brings its own jobs: leave {jobs} out")
         from pliant.tools.run.watch.status import decide_between_runs
 
         found = decide_between_runs(state, question, now, wait_s=wait, cluster=cluster, profile=profile)
     elif jobs is None or cluster is None:
-        raise UsageError("name --jobs and --cluster, or a --state directory")
+        raise UsageError("name the jobs and --cluster, or a --state directory")
     else:
         found = _from_files(profile, jobs, cluster, question, now)
     heed(_assumed(found), strict=strict)
@@ -112,6 +124,25 @@ def schedule(
         stderr().print(table(found, width_for(sys.stderr)), end="", markup=False, soft_wrap=True)
     _name_rejected(found)
     write_schedule(found, output)
+
+
+def _as_before(
+    jobs: str | None, profile: str | None, jobs_before: str | None, *, between_runs: bool
+) -> tuple[str | None, str | None]:
+    """The jobs and the profile, also where ``--jobs`` names the jobs and the argument the profile, as before.
+
+    :param between_runs: the jobs come from a state directory.
+    :raises UsageError: a file is named in both spellings.
+    """
+    if jobs_before is not None:
+        note_old("--jobs", "the argument JOBS")
+    elif jobs is None or not (between_runs and (jobs == "-" or jobs.endswith(".parquet"))):
+        return jobs, profile
+    if jobs is not None and profile is not None:
+        raise UsageError(f"{jobs}: the jobs and the profile are named by other options: leave it out")
+    if jobs is not None:
+        note_old(f"the argument {jobs}", f"--profile {jobs}")
+    return jobs_before, jobs if profile is None else profile
 
 
 def _name_rejected(found: Schedule) -> None:

@@ -6,27 +6,20 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pliant.cli.console import is_screen, note, out_text, width_for
-from pliant.cli.watching import EVERY, LOOK_S, Shown, check_every, repeat, show
+from pliant.cli.console import is_screen, note, width_for
+from pliant.cli.grammar import FORM, TO_FILE, Form, form_and_file, out_or_file
+from pliant.cli.watching import EVERY, LOOK_S, Shown, check_every, refuse_watched, repeat, show
 from pliant.schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from pliant.tools.run.watch.job_page import Happened
     from pliant.tools.run.watch.job_status import JobStatus
     from pliant.tools.run.watch.status import Status, Watcher
-
-
-class Form(StrEnum):
-    """For whom it is written."""
-
-    table = "table"
-    json = "json"
 
 
 def status(
@@ -43,7 +36,8 @@ def status(
     ] = False,
     every: EVERY = None,
     explain: Annotated[bool, typer.Option("--explain", help="Add what the policy says.")] = False,
-    output: Annotated[Form, typer.Option("--output", "-o", help="For people, or for programs.")] = Form.table,
+    format: FORM = Form.table,
+    output: TO_FILE = "-",
 ) -> None:
     """Show the jobs of a state directory and whether a run is in progress, or describe one job.
 
@@ -55,28 +49,31 @@ def status(
     """
     from pliant.schemas.file_io.json_lines import garbage_collection_paused
 
-    if watch and output is Form.json:
-        raise UsageError("--watch shows a table: leave -o json out")
+    form, output = form_and_file(format, output)
     check_every(every, watch=watch)
     if not watch:
         with garbage_collection_paused(to_the_end=True):
-            _once(state, job, output, explain=explain)
+            _once(state, job, form, output, explain=explain)
         return
+    refuse_watched(form, output)
     from pliant.tools.run.watch.status import Watcher
 
     page = _Page(Watcher(state), state, job, explain=explain)
     _show(page, every)
 
 
-def _once(state: Path, job: str | None, output: Form, *, explain: bool) -> None:
+def _once(state: Path, job: str | None, form: Form, output: str, *, explain: bool) -> None:
+    from pliant.schemas.file_io.files import check_output
     from pliant.tools.run.watch.status import Watcher, run_line
 
+    check_output(output)
     page = _Page(Watcher(state), state, job, explain=explain)
     found = page.look()
-    if output is Form.json:
-        out_text(page.document(found, time.time()))
+    if form is Form.json:
+        out_or_file(page.document(found, time.time()), output)
         return
-    out_text(page.text(found, time.time(), width_for(sys.stdout)))
+    width = width_for(sys.stdout) if output == "-" else None
+    out_or_file(page.text(found, time.time(), width), output)
     if job is None:
         note(run_line(found, state))
         for line in _trouble(found):

@@ -10,10 +10,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from pliant.cli.console import is_screen, note, out_text, width_for
-from pliant.cli.status import Form
-from pliant.cli.watching import EVERY, LOOK_S, Shown, check_every, repeat, show
-from pliant.schemas.errors import UsageError
+from pliant.cli.console import is_screen, note, width_for
+from pliant.cli.grammar import FORM, TO_FILE, Form, form_and_file, out_or_file
+from pliant.cli.watching import EVERY, LOOK_S, Shown, check_every, refuse_watched, repeat, show
 
 
 def top(
@@ -25,7 +24,8 @@ def top(
     ] = "gpus",
     watch: Annotated[bool, typer.Option("--watch", help="Go on; q or Ctrl-C leaves.")] = False,
     every: EVERY = None,
-    output: Annotated[Form, typer.Option("--output", "-o", help="For people, or for programs.")] = Form.table,
+    format: FORM = Form.table,
+    output: TO_FILE = "-",
 ) -> None:
     """Show what each job that runs uses: GPUs, speed, step time, batch, loss, and when it was heard of last.
 
@@ -34,18 +34,22 @@ def top(
 
     Example: pliant top --state live --watch
     """
+    from pliant.schemas.file_io.files import check_output
     from pliant.tools.run.watch.top import UseMeter, sorted_uses, summary_line, top_document, top_text
 
+    form, output = form_and_file(format, output)
     check_every(every, watch=watch)
-    if watch and output is Form.json:
-        raise UsageError("--watch shows a table: leave -o json out")
+    if watch:
+        refuse_watched(form, output)
     by, meter = sort, UseMeter(state)
     if not watch:
+        check_output(output)
         log, uses = meter.look()
-        if output is Form.json:
-            out_text(top_document(log, sorted_uses(uses, by)))
+        if form is Form.json:
+            out_or_file(top_document(log, sorted_uses(uses, by)), output)
             return
-        out_text(top_text(sorted_uses(uses, by), time.time(), width_for(sys.stdout)))
+        width = width_for(sys.stdout) if output == "-" else None
+        out_or_file(top_text(sorted_uses(uses, by), time.time(), width), output)
         note(summary_line(log, uses))
         return
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pliant.cli.console import note, progress
+from pliant.cli.grammar import DURATION_SHOWN, Formerly, duration
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted, whole_number
 
@@ -26,11 +27,12 @@ def trace_import(
         ),
     ],
     *,
-    out: Annotated[
+    output: Annotated[
         str,
         typer.Option(
-            "--out", "-o", help="Jobs to write, or the folder for formats with measurements; - is stdout."
+            "--output", "-o", help="Jobs to write, or the folder for formats with measurements; - is stdout."
         ),
+        Formerly("--out"),
     ] = "-",
     lenient: Annotated[
         bool, typer.Option("--lenient", help="Drop malformed rows and count them instead of failing.")
@@ -63,7 +65,7 @@ def trace_import(
         summary = import_trace(
             format_name,
             paths,
-            out,
+            output,
             lenient=lenient,
             workload=workload,
             cluster_out=cluster_out,
@@ -86,7 +88,10 @@ def synth(
         float | None,
         typer.Option(
             "--hours",
-            help="Arrivals end after this many hours; without --jobs, as many come as the rate brings.",
+            parser=duration(unit="h"),
+            metavar=DURATION_SHOWN,
+            help="Arrivals end after this time (plain numbers are hours); without --jobs, as many come as "
+            "the rate brings.",
             show_default="no limit",
         ),
     ] = None,
@@ -161,9 +166,9 @@ def synth(
 
 def _model(name: str, weight: float) -> dict[str, Any]:
     """``NAME[:BATCH]`` as a model of a recipe."""
-    model, _, batch = name.partition(":")
+    model, colon, batch = name.partition(":")
     size = whole_number(batch)
-    if batch and size is None:
+    if not model or (colon and size is None):
         raise UsageError(f'--models "{name}": expected NAME or NAME:BATCH')
     return {"name": model, "weight": weight, "batch": size}
 
@@ -172,11 +177,13 @@ def _weights(option: str, text: str) -> dict[str, float]:
     """``NAME[=WEIGHT],…`` as a mapping; the default weight is 1."""
     found: dict[str, float] = {}
     for part in text.split(","):
-        name, _, weight = part.partition("=")
+        name, equals, weight = part.partition("=")
         try:
-            found[name] = float(weight or 1)
+            found[name] = float(weight if equals else 1)
         except ValueError:
-            raise UsageError(f'{option} "{part}": expected NAME or NAME=WEIGHT') from None
+            name = ""
+        if not name:
+            raise UsageError(f'{option} "{part}": expected NAME or NAME=WEIGHT')
     return found
 
 

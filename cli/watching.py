@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Self
 import typer
 
 from pliant.cli.console import note, nothing_comes_in, out_text, reader_left, width_for
+from pliant.cli.grammar import DURATION_SHOWN, Form, duration
 from pliant.schemas.errors import UsageError
 
 LOOK_S: Final = 0.5
@@ -22,9 +23,8 @@ EVERY = Annotated[
     float | None,
     typer.Option(
         "--every",
-        metavar="SECONDS",
-        min=0.1,
-        max=86400,
+        parser=duration(least=0.1, most=86400),
+        metavar=DURATION_SHOWN,
         help="With --watch: look this often, and in a pipe print each time.",
         show_default="0.5",
     ),
@@ -37,6 +37,14 @@ def check_every(every_s: float | None, *, watch: bool) -> None:
     """:raises UsageError: ``--every`` without ``--watch``."""
     if every_s is not None and not watch:
         raise UsageError("--every goes with --watch")
+
+
+def refuse_watched(form: Form, output: str) -> None:
+    """:raises UsageError: ``--watch`` with something else than a table on stdout."""
+    if form is Form.json:
+        raise UsageError("--watch shows a table: leave -f json out")
+    if output != "-":
+        raise UsageError(f"--watch shows a table here: leave -o {output} out")
 
 
 def show(look: Callable[[int | None], Shown], every_s: float) -> None:

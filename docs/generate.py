@@ -17,17 +17,33 @@ HERE = Path(__file__).parent
 HEADER = "<!-- Written by `make docs` from the code and its results; edit those instead. -->\n\n"
 
 
+_GRAMMAR = """
+The main file of a command has no option before it, and `-` is stdin or stdout. On every command `-o FILE`
+says where the product goes, and `-f FORMAT` in which form it is written; only `log -f` means follow, as
+with `tail`.
+
+- DURATION: {duration}. `1h30m` works, too. Where the help says that plain numbers are hours, they are.
+- TIME: {time}, local time unless it ends with `Z` or an offset.
+- SIZE: {size}. GB counts in thousands, GiB in 1024s.
+
+Parameters of policies (`--param dwell_s=5m`) and recipes of sweeps (`interval = "2m"`) take times like these.
+"""
+
+
 def cli_page() -> str:
     """Reference of all commands, from the command line's own help."""
     import typer
     from typer.cli import get_docs_for_click
 
     from pliant.cli.main import app
+    from pliant.schemas.quantities import SIZE, TIME, duration_words
 
     group = typer.main.get_command(app)
     context = typer.Context(group, info_name="pliant")
     text: str = get_docs_for_click(obj=group, ctx=context, name="pliant", title="Command line")
     text = text.replace("\b\n", "")  # what keeps lines apart on a terminal
+    title, rest = text.split("\n", 1)
+    text = f"{title}\n{_GRAMMAR.format(duration=duration_words(), time=TIME, size=SIZE)}{rest}"
     return "\n".join(line.rstrip() for line in text.splitlines()).rstrip() + "\n"
 
 

@@ -10,10 +10,10 @@ mkdir -p "$out"
 say() { printf '\n\033[1m$ %s\033[0m\n' "$*" >&2; }
 do_() { say "$@"; "$@"; }
 
-jobs=(--jobs examples/jobs.jsonl --cluster examples/cluster.json)
+jobs=(examples/jobs.jsonl --cluster examples/cluster.json)
 
 do_ pliant profile examples/jobs.jsonl --cluster examples/cluster.json -o "$out/profile.parquet"
-do_ pliant schedule "$out/profile.parquet" "${jobs[@]}" --policy ares --explain -o "$out/schedule.json"
+do_ pliant schedule "${jobs[@]}" --profile "$out/profile.parquet" --policy ares --explain -o "$out/schedule.json"
 # Events also go to stdout where that is no terminal; here the state directory keeps them.
 do_ pliant run "$out/schedule.json" --state "$out/state" --until-done > "$out/events.jsonl"
 do_ pliant report "$out/state/events.jsonl" --jobs --figures "$out/figures"

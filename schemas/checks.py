@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from pliant.schemas.cluster import Cluster, UserLimit
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.job import Job
 from pliant.schemas.resources import Capacities
-from pliant.schemas.text import in_gpus
+from pliant.schemas.text import in_gpus, similar
 
 
 class Room(NamedTuple):
@@ -76,7 +75,7 @@ def _refuse(problems: Iterable[str], source: str) -> None:
 
 
 def _hint(model: str, known: frozenset[str]) -> str:
-    near = difflib.get_close_matches(model, sorted(known), n=1)
+    near = similar(model, sorted(known), 1)
     if near:
         return f'expected something like "{near[0]}"'
     shown = sorted(known)[:5]

@@ -20,7 +20,7 @@ from pliant.schemas.metrics import Metrics
 from pliant.schemas.predictor import Predictor
 from pliant.schemas.profile import CONVERGENCE, PROFILE
 from pliant.schemas.schedule import Schedule
-from pliant.schemas.text import counted
+from pliant.schemas.text import counted, did_you_mean
 
 _READERS: Final[dict[str, Callable[[bytes, str], Sequence[Any]]]] = {
     "job": parse_jobs,
@@ -66,7 +66,8 @@ def read_kind(path: str | Path, kind: str | None = None) -> tuple[str, Sequence[
 
 def check_kind(kind: str | None) -> None:
     if kind is not None and kind not in KINDS:
-        raise UsageError(f"there is no kind {kind!r}, expected one of {', '.join(KINDS)}")
+        hint = did_you_mean(kind, KINDS) or f"expected one of {', '.join(KINDS)}"
+        raise UsageError(f'there is no kind "{kind}"; {hint}')
 
 
 def kind_of(data: bytes, source: str) -> str:

@@ -26,6 +26,8 @@ _CUT: Final = "…"
 _BREAKS: Final = re.compile(r"\d+(?:[.,:]\d+)*|\D")
 """Parts of a long word that stay whole: numbers, and single characters."""
 GAP: Final = "  "
+_LONGEST_NAME: Final = 100
+"""Characters of a mistyped name that are compared with the known ones."""
 
 
 def shortened(text: str, limit: int = 60) -> str:
@@ -52,6 +54,29 @@ def listed(names: Sequence[str], shown: int = 3) -> str:
     """``"a", "b", "c" and 2 more``."""
     text = ", ".join(f'"{name}"' for name in names[:shown])
     return text if len(names) <= shown else f"{text} and {len(names) - shown} more"
+
+
+def did_you_mean(name: str, known: Iterable[str], most: int = 3) -> str:
+    """``did you mean "ares"?``, with up to ``most`` similar names, the nearest first; empty without any."""
+    near = similar(name, known, most)
+    *others, last = [f'"{each}"' for each in near] or [""]
+    if not near:
+        return ""
+    return f"did you mean {', '.join(others)} or {last}?" if others else f"did you mean {last}?"
+
+
+def similar(name: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """Up to ``most`` of the known names that a mistyped or shortened one may stand for, the nearest first."""
+    from difflib import get_close_matches
+
+    by_lower: dict[str, str] = {}
+    for each in known:
+        by_lower.setdefault(each.lower(), each)
+    typed = name.lower()
+    near = get_close_matches(typed[:_LONGEST_NAME], by_lower, n=most)
+    if len(typed) > 1:
+        near += [each for each in sorted(by_lower) if each.startswith(typed) and each not in near]
+    return [by_lower[each] for each in near[:most]]
 
 
 def whole_number(text: str) -> int | None:

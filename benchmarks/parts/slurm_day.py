@@ -235,7 +235,7 @@ class _Site:
         ]
         write_jobs(as_they_came, self._folder / "jobs.jsonl")
         events, replayed = self._dirs.events, self._folder / "replay.parquet"
-        asked = ("--jobs", self._folder / "jobs.jsonl", *self._world(), "--policy", POLICY)
+        asked = (self._folder / "jobs.jsonl", *self._world(), "--policy", POLICY)
         self._pliant("replay", *asked, "--start-cost", events, "--rescale-cost", events, "-o", replayed)
         return Day(
             lost=len(jobs) - len(finished),

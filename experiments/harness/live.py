@@ -71,9 +71,9 @@ def run_and_replay(
     write_jobs(jobs, trace)
     node = {"name": "local", "gpus": slots, "gpu_type": "cpu"}
     write_cluster(Cluster.model_validate({"slots": "cpu", "backend": "local", "nodes": (node,)}), cluster)
-    world = ("--jobs", trace, "--cluster", cluster, *asked)
+    world = (trace, "--cluster", cluster, *asked)
     pliant("profile", trace, "--cluster", cluster, "--iterations", str(steps), "-o", profile)
-    pliant("schedule", profile, *world, "-o", str(folder / "schedule.json"))
+    pliant("schedule", *world, "--profile", profile, "-o", str(folder / "schedule.json"))
     pliant("run", str(folder / "schedule.json"), "--state", state, "--until-done")
     events, replayed = f"{state}/events.jsonl", str(folder / "replay.parquet")
     costs = ("--start-cost", events, "--rescale-cost", events)

@@ -79,7 +79,7 @@ def run_live(
         _until_ended(service, events, len(jobs))
     costs = ("--start-cost", str(events), "--rescale-cost", str(events))
     pliant(
-        *("replay", "--jobs", jobs_file, *world, "--interval", "0", *costs),
+        *("replay", jobs_file, *world, "--interval", "0", *costs),
         *("-o", str(folder / REPLAYED)),
     )
     return compared(name, folder, slots)

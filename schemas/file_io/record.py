@@ -6,7 +6,6 @@ Each validation error becomes one line: where it is, what is wrong, what was exp
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.text import shortened
+from pliant.schemas.text import did_you_mean, shortened
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -211,8 +210,8 @@ def _hint(found: ErrorDetails, title: str) -> str:
         inner = [each.model_fields[part].annotation for each in records if part in each.model_fields]
         records = {record for kind in inner for record in _records_in(kind)} or records
     names = sorted({name for record in records for name in record.model_fields})
-    near = difflib.get_close_matches(str(found["loc"][-1]), names, n=1, cutoff=0.75)
-    return f'; did you mean "{near[0]}"?' if near else ""
+    hint = did_you_mean(str(found["loc"][-1]), names, 1)
+    return f"; {hint}" if hint else ""
 
 
 def _kinds_of(record: type[Record]) -> Iterator[type[Record]]:

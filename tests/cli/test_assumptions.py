@@ -14,7 +14,7 @@ from tests.builders import cluster, job
 from tests.cli.calling import call
 from tests.tools.profile.rows_builder import step
 
-FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
+FILES = ["jobs.jsonl", "--cluster", "cluster.json"]
 PROFILE = ["--profile", "profile.parquet"]
 NO_PROFILE = "no profile: every GPU is taken to train 1 sample per second"
 NO_TABLE = 'there is no --convergence table for "run-1": 2 jobs train by samples instead'
@@ -106,11 +106,11 @@ def test_inputs_that_leave_nothing_open_pass_strictly_and_in_silence(here: Path)
 
 
 def test_a_schedule_says_what_it_assumes_and_with_strict_is_not_written(here: Path) -> None:
-    for arguments, text in ([], NO_PROFILE), (["profile.parquet"], OTHER_TYPE):
-        done = call("schedule", *arguments, *FILES, "--policy", "fifo", "-o", "s.json")
+    for arguments, text in ([], NO_PROFILE), (PROFILE, OTHER_TYPE):
+        done = call("schedule", *FILES, *arguments, "--policy", "fifo", "-o", "s.json")
         assert (done.exit_code, done.stderr) == (0, f"pliant: {text}\n")
         (here / "s.json").unlink()
-        done = call("schedule", *arguments, *FILES, "--policy", "fifo", "--strict", "-o", "s.json")
+        done = call("schedule", *FILES, *arguments, "--policy", "fifo", "--strict", "-o", "s.json")
         assert (done.exit_code, done.stderr) == (3, f"pliant: --strict: {text}\n")
         assert not (here / "s.json").exists()
 

@@ -28,7 +28,7 @@ def test_one_line_a_check_in_a_pipe_and_80_columns_on_a_terminal() -> None:
 
 
 def test_it_is_the_same_for_programs(tmp_path: Path) -> None:
-    done = doctor("--state", str(tmp_path / "live"), "-o", "json")
+    done = doctor("--state", str(tmp_path / "live"), "-f", "json")
     document = json.loads(done.stdout)
     assert document["schema"] == "pliant.doctor/1"
     assert {"area", "verdict", "text", "advice"} == set(document["checks"][0])
@@ -47,6 +47,6 @@ def test_a_problem_is_exit_69_and_counted_on_stderr(tmp_path: Path) -> None:
     assert "none.json: no such file; mend the file" in done.stdout
 
 
-@pytest.mark.parametrize("words", [["--backend", "kubernetes"], ["-o", "xml"], ["extra"]])
+@pytest.mark.parametrize("words", [["--backend", "kubernetes"], ["-f", "xml"], ["extra"]])
 def test_wrong_words_are_a_usage_error(words: list[str]) -> None:
     assert doctor(*words).exit_code == 2

@@ -88,7 +88,7 @@ def test_what_is_data_in_a_pipe_does_not_act_on_a_terminal(
     write_state(here, spec.model)
     (here / "cluster.json").write_text('{"nodes": [{"name": "n0", "gpus": 1}], "slots": "cpu"}')
     (here / "jobs.jsonl").write_text(spec.model_dump_json() + "\n")
-    where = "--jobs jobs.jsonl --cluster cluster.json" if words.startswith("schedule") else "--state state"
+    where = "jobs.jsonl --cluster cluster.json" if words.startswith("schedule") else "--state state"
     assert b'"m\\x9b31m"' in on_a_terminal(*words.split(), *where.split())
 
 

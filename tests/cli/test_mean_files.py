@@ -19,7 +19,7 @@ from pliant.schemas.profile import ConvergenceRow, Profile, ProfileRow
 from tests.builders import cluster, job
 from tests.cli.calling import call, sweep
 
-TRACE = ("--jobs", "jobs.jsonl", "--cluster", "cluster.json", "--policy", "fifo")
+TRACE = ("jobs.jsonl", "--cluster", "cluster.json", "--policy", "fifo")
 SWEEP = {
     "policies": ["fifo"],
     "interval": 3,
@@ -49,7 +49,7 @@ EXPECTED = {"figures": [{"policy": "fifo", "metric": "mean_jct_s", "value": 5, "
 READERS = {
     "jobs.jsonl": ("schedule", *TRACE),
     "cluster.json": ("replay", *TRACE),
-    "profile.parquet": ("schedule", "profile.parquet", *TRACE),
+    "profile.parquet": ("schedule", *TRACE, "--profile", "profile.parquet"),
     "convergence.parquet": ("replay", *TRACE, "--convergence", "convergence.parquet"),
     "schedule.json": ("run", "schedule.json", "--dry-run"),
     "events.jsonl": ("report", "events.jsonl"),
@@ -143,8 +143,8 @@ def test_a_damaged_file_is_read_or_refused_in_a_line(here: Path, good: Path, nam
     ("command", "name"),
     [
         ("report jobs.jsonl", "jobs.jsonl"),
-        ("schedule --jobs cluster.json --cluster cluster.json --policy fifo", "cluster.json"),
-        ("replay --jobs jobs.jsonl --cluster jobs.jsonl --policy fifo", "jobs.jsonl"),
+        ("schedule cluster.json --cluster cluster.json --policy fifo", "cluster.json"),
+        ("replay jobs.jsonl --cluster jobs.jsonl --policy fifo", "jobs.jsonl"),
         ("run cluster.json", "cluster.json"),
         ("profile cluster.json", "cluster.json"),
     ],

@@ -33,7 +33,7 @@ def test_all_submitted_jobs_are_held_before_the_first_run_and_status_says_who_or
     done = call(f"hold --state live {call(SUBMIT).stdout}")
     assert done.exit_code == 0, done.stderr
     assert "it takes effect with the next pliant run --state live" in done.stderr
-    found = json.loads(call("status --state live -o json").stdout)
+    found = json.loads(call("status --state live -f json").stdout)
     assert [each["state"] for each in found["jobs"]] == ["submitted", "submitted"]
     assert all("has ordered to hold it" in each["why"] for each in found["jobs"])
     decided = json.loads(call(f"{SCHEDULE} fifo").stdout)
@@ -47,7 +47,7 @@ def test_all_submitted_jobs_are_held_before_the_first_run_and_status_says_who_or
         ("release a c --state live", "live has no job c: nothing was"),
         ("hold --state live", "Missing argument 'ID…'"),
         ("submit jobs.jsonl --state live --priority nan", "priority nan: expected a number from -1e+18"),
-        ("priority a high --state live", "Invalid value for 'N'"),
+        ("priority a high --state live", 'N "high": expected a number'),
     ],
 )
 def test_what_is_not_there_is_named_and_nothing_is_ordered(here: Path, line: str, said: str) -> None:

@@ -11,7 +11,7 @@ from tests.builders import cluster, job
 from tests.cli.calling import call
 from tests.tools.report.runs import first_come
 
-FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json", "--policy", "fifo"]
+FILES = ["jobs.jsonl", "--cluster", "cluster.json", "--policy", "fifo"]
 WORK = (
     "pliant.tools.profile.measuring.run.measure",
     "pliant.tools.replay.batch.replay_all",

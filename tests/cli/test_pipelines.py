@@ -15,7 +15,7 @@ from pliant.tools.profile.measuring import run as sweep
 from tests.builders import cluster, job
 
 CAUSE = "nothing came in: the command before this one wrote nothing; what it says is the cause"
-FILES = "--jobs jobs.jsonl --cluster cluster.json"
+FILES = "jobs.jsonl --cluster cluster.json"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.cli.calling import call, sweep
 from tests.tools.run.stories import Story
 from tests.tools.schedule.foreign import Foreign
 
-FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
+FILES = ["jobs.jsonl", "--cluster", "cluster.json"]
 
 
 @pytest.fixture

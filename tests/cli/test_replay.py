@@ -23,7 +23,7 @@ from pliant.tools.replay.run import Run
 from tests.builders import cluster, job
 from tests.cli.calling import call
 
-FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
+FILES = ["jobs.jsonl", "--cluster", "cluster.json"]
 FREE = ["--start-cost", "0", "--rescale-cost", "0"]
 
 
@@ -125,7 +125,7 @@ def test_costs_come_from_options_or_from_what_a_run_measured(here: Path) -> None
 
 
 def test_the_trace_may_come_from_a_pipe(here: Path) -> None:
-    options = ["--jobs", "-", "--cluster", "cluster.json", "--policy", "fifo"]
+    options = ["-", "--cluster", "cluster.json", "--policy", "fifo"]
     done = call("replay", *options, stdin=(here / "jobs.jsonl").read_bytes())
     named = call("replay", *FILES, "--policy", "fifo").stdout_bytes
     assert done.stdout_bytes == named.replace(b'"trace":"jobs",', b"")  # a pipe has no name
@@ -161,8 +161,13 @@ def test_neighbours_slow_each_other_down_where_it_is_asked_for(here: Path) -> No
         (["--policy", "fofi"], 2, 'unknown policy "fofi"'),
         (["--policy", "fifo", "--param", "x=1"], 2, 'policy "fifo" has no parameter "x"'),
         (["--policy", "fifo", "--rescale-cost", "x"], 2, '--rescale-cost "x": expected seconds'),
+        (["--policy", "fifo", "--start-cost", "=5"], 2, '--start-cost "=5": expected seconds'),
         (["--policy", "fifo", "--interval", "-1"], 2, "--interval"),
-        (["--policy", "fifo", "--interval", "inf"], 2, "--interval inf: expected 0, or 0.001 s or more"),
+        (
+            ["--policy", "fifo", "--interval", "inf"],
+            2,
+            '--interval "inf": expected seconds, or a time like 30s',
+        ),
         (["--policy", "fifo", "--interval", "nan"], 2, "--interval"),
         (["--policy", "fifo", "--interval", "1e-300"], 2, "--interval 1e-300: expected"),
         (["--policy", "fifo", "--interference", "1"], 2, "--interference 1: expected a part"),
@@ -218,6 +223,8 @@ def test_classes_replace_the_distribution_of_a_recipe(here: Path) -> None:
         (["poisson", "--jobs", "0"], 3, "/jobs: 0 is not above 0"),
         (["poisson", "--gpus", "1=x"], 2, '--gpus "1=x": expected'),
         (["poisson", "--models", "net:x"], 2, '--models "net:x": expected'),
+        (["poisson", "--models", "=2"], 2, '--models "=2": expected'),
+        (["poisson", "--gpus", "1="], 2, '--gpus "1=": expected'),
         (["poisson", "--elastic", "rubber"], 3, '/elastic: "rubber" is unknown'),
     ],
 )

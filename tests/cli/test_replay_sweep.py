@@ -79,7 +79,7 @@ def test_a_job_array_without_slurm_leaves_its_files_and_exits_with_69(
         (("--recipe", "sweep.toml", "-o", "jobs.jsonl/x"), "jobs.jsonl/x: cannot be written"),
         (
             ("--policy", "fifo"),
-            "--jobs and --cluster missing: a replay needs --jobs, --cluster and --policy, or",
+            "the trace and --cluster missing: a replay needs a trace, --cluster and --policy, or",
         ),
     ],
 )

@@ -29,7 +29,7 @@ def here(here: Path) -> Path:
     return here
 
 
-FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
+FILES = ["jobs.jsonl", "--cluster", "cluster.json"]
 
 
 def test_a_schedule_goes_to_stdout_and_words_to_stderr(here: Path):
@@ -57,7 +57,7 @@ def test_a_time_budget_is_a_parameter_of_the_policy_that_says_what_it_made_of_it
 
 
 def test_the_profile_comes_from_a_file_and_the_schedule_goes_to_one(here: Path):
-    done = call("schedule", "profile.parquet", *FILES, "--policy", "ares", "-o", "out.json")
+    done = call("schedule", *FILES, "--profile", "profile.parquet", "--policy", "ares", "-o", "out.json")
     assert (done.exit_code, done.stdout) == (0, "")
     assert done.stderr == (
         'pliant: job "b" is rejected: model "m" at batch 960 does not run on 3 GPUs of any type\n'
@@ -74,16 +74,16 @@ def test_explaining_prints_a_table_for_people(here: Path):
 @pytest.mark.parametrize(
     ("args", "code", "complaint"),
     [
-        (["--policy", "fifo"], 2, "name --jobs and --cluster, or a --state directory"),
+        (["--policy", "fifo"], 2, "name the jobs and --cluster, or a --state directory"),
         ([*FILES, "--policy", "fifo", "--state", "s"], 2, "--state brings its own"),
         ([*FILES, "--policy", "nope"], 2, 'unknown policy "nope"'),
         ([*FILES, "--policy", "fifo", "--param", "x"], 2, "expected KEY=VALUE"),
         ([*FILES, "--policy", "fifo", "--param", "x=1"], 2, 'has no parameter "x"; its parameters: backfill'),
-        ([*FILES, "--policy", "fifo", "--now", "nan"], 2, "--now nan: expected seconds"),
-        ([*FILES, "--policy", "fifo", "--now", "-1"], 2, "--now -1: expected seconds"),
-        (["-", "--jobs", "-", "--cluster", "cluster.json", "--policy", "fifo"], 2, "only one input"),
-        (["--jobs", "none", "--cluster", "cluster.json", "--policy", "fifo"], 3, "none: no such file"),
-        (["none", *FILES, "--policy", "fifo"], 3, "none: no such file"),
+        ([*FILES, "--policy", "fifo", "--now", "nan"], 2, '--now "nan": expected seconds'),
+        ([*FILES, "--policy", "fifo", "--now", "-1"], 2, '--now "-1": expected seconds'),
+        (["-", "--profile", "-", "--cluster", "cluster.json", "--policy", "fifo"], 2, "only one input"),
+        (["none", "--cluster", "cluster.json", "--policy", "fifo"], 3, "none: no such file"),
+        ([*FILES, "--profile", "none", "--policy", "fifo"], 3, "none: no such file"),
         (["--state", "none", "--policy", "fifo"], 2, "none holds no run: name its --cluster to begin one"),
     ],
 )
@@ -196,7 +196,7 @@ def test_waiting_for_a_silent_pipe_is_said(here: Path, stdin, monkeypatch: pytes
 
 def test_jobs_can_be_piped_in_instead(here: Path, stdin):
     stdin(piped((here / "jobs.jsonl").read_bytes()))
-    found = run_here("schedule", "--jobs", "-", "--cluster", "cluster.json", "--policy", "fifo")
+    found = run_here("schedule", "-", "--cluster", "cluster.json", "--policy", "fifo")
     assert "profile" not in found
 
 

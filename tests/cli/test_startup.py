@@ -13,7 +13,7 @@ from pliant.schemas.io import write_cluster, write_jobs, write_profile
 from pliant.schemas.profile import Profile, ProfileRow
 from tests.builders import cluster, job
 
-FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
+FILES = ["jobs.jsonl", "--cluster", "cluster.json"]
 
 
 def imports(*arguments: str) -> set[str]:

@@ -57,8 +57,8 @@ def test_each_time_or_only_what_has_changed_is_printed(
 def test_an_interval_goes_with_watch_and_json_does_not(command, state: Path) -> None:
     with pytest.raises(UsageError, match="--every goes with --watch"):
         command(state=state, every=1.0)
-    with pytest.raises(UsageError, match="leave -o json out"):
-        command(state=state, watch=True, output=Form.json)
+    with pytest.raises(UsageError, match="leave -f json out"):
+        command(state=state, watch=True, format=Form.json)
 
 
 @pytest.mark.parametrize("words", [["status", "--watch", "--every", "0.1"], ["log", "-f", "--tail", "1"]])

@@ -13,7 +13,7 @@ import pytest
 from tests.leftovers import started
 from tests.pipeline.conftest import Shell
 
-FILES = "--jobs jobs.jsonl --cluster cluster.json"
+FILES = "jobs.jsonl --cluster cluster.json"
 
 
 def test_a_replay_flows_into_a_report(sh: Shell) -> None:
@@ -56,7 +56,7 @@ def test_words_that_find_no_room_on_the_disk_change_no_exit_code(sh: Shell, line
 def test_ctrl_c_ends_a_replay_with_130_and_leaves_no_half_file(sh: Shell, inputs: Path) -> None:
     many = "pliant trace synth poisson --jobs 20000 --seed 1 -o many.jsonl"
     assert sh(many).returncode == 0
-    words = ["--jobs", "many.jsonl", "--cluster", "cluster.json", "--policy", "las", "-o", "big.parquet"]
+    words = ["many.jsonl", "--cluster", "cluster.json", "--policy", "las", "-o", "big.parquet"]
     line = [sys.executable, "-m", "pliant.cli", "replay", *words]
     with started(line, cwd=inputs, stderr=subprocess.PIPE, text=True) as replay:
         assert replay.stderr is not None

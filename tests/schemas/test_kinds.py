@@ -92,7 +92,7 @@ def test_a_file_that_cannot_be_told_asks_for_its_kind() -> None:
         validate_file("x")
     with pytest.raises(BadInputError, match="x:1: not valid JSON"):
         validate_file("x", "job")
-    with pytest.raises(UsageError, match="there is no kind 'jobs', expected one of job, cluster"):
+    with pytest.raises(UsageError, match='there is no kind "jobs"; did you mean "job"'):
         validate_file("x", "jobs")
 
 
@@ -101,7 +101,7 @@ def test_schema_lists_the_kinds_and_prints_each(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.split() == list(KINDS)
     schema("job")
     assert json.loads(capsys.readouterr().out)["required"] == ["id", "submit_time", "model", "gpus"]
-    with pytest.raises(UsageError, match="there is no kind 'x'"):
+    with pytest.raises(UsageError, match='there is no kind "x"; expected one of job, cluster'):
         schema("x")
 
 

@@ -15,6 +15,7 @@ from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingE
 from pliant.schemas.file_io.files import PIPE
 from pliant.schemas.file_io.json_lines import spared_by_garbage_collection
 from pliant.schemas.runinfo import Assumption
+from pliant.schemas.text import did_you_mean
 from pliant.tools.replay.engine.engine import Advance
 from pliant.tools.replay.engine.simulated_cluster import simulated_cluster
 from pliant.tools.replay.inputs import Inputs, Sources, assumed
@@ -73,7 +74,9 @@ def parameters_by_policy(policies: Sequence[str], pairs: Sequence[str]) -> dict[
         if not dot and len(policies) > 1:
             raise UsageError(f'--param "{key}={value}": say whose it is, as in {policies[0]}.{key}={value}')
         if dot and name not in found:
-            raise UsageError(f'--param "{key}={value}": "{name}" is not among the policies of this replay')
+            hint = did_you_mean(name, found)
+            text = f'"{name}" is not among the policies of this replay{hint and "; "}{hint}'
+            raise UsageError(f'--param "{key}={value}": {text}')
         found[name if dot else policies[0]][rest] = value
     return found
 

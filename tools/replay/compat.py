@@ -95,7 +95,7 @@ def preset(name: str | None) -> Compat:
     if name is None:
         return NONE
     if name not in PRESETS:
-        raise UsageError(f'--compat "{name}": expected one of {", ".join(PRESETS)}')
+        raise UsageError(f'--compat "{name}": expected {", ".join(PRESETS)}')
     return PRESETS[name]
 
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import inf, isfinite, nan
+from math import inf
 from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Gt
 
 from pliant.schemas.errors import UsageError
+from pliant.schemas.quantities import Duration
 
 SHORTEST_INTERVAL_S: Final = 0.001
 """Seconds between rounds; a shorter interval would hardly move the clock."""
 _SHORTEST_H: Final = 0.001
-_COST: Final = "SECONDS, MODEL=SECONDS,…, profile for its costs, or a run's event file for the run's."
+_COST: Final = "a DURATION, MODEL=DURATION,…, profile for its costs, or a run's event file for the run's."
 
 DEFAULT_COST_S: Final = 30.0
 """Seconds of a start, and of a change, where neither an option nor the profile says more.
@@ -26,7 +27,7 @@ DEFAULT_COST_S: Final = 30.0
 What the simulator of Pollux charges for both. A relaunch takes 6 to 8 s here with the smallest of models, and
 most of its time is of loading and of imports; real models took the authors of Ares 1 to 73 s.
 """
-_UNSTATED: Final = f"what the profile measured, else {DEFAULT_COST_S:g}"
+_UNSTATED: Final = f"what the profile measured, else {DEFAULT_COST_S:g} s"
 
 ProgressName = Literal["samples", "goodput", "epochs"]
 SpeedsName = Literal["additive", "placement"]
@@ -51,9 +52,18 @@ class Option:
     """On the command line; empty: the field's name."""
     given_as: object = None
     """Type on the command line; None: that of the field."""
+    is_argument: bool = False
+    """Whether it is given without a name: the main file of a command."""
+    formerly: tuple[str, ...] = ()
+    """Older spellings of the option, which still work."""
 
 
-JobsFile = Annotated[str | None, Option("The trace (JSON Lines); - is stdin.", INPUTS)]
+JobsFile = Annotated[
+    str | None,
+    Option(
+        "The trace (JSON Lines); - is stdin.", INPUTS, metavar="JOBS", is_argument=True, formerly=("--jobs",)
+    ),
+]
 ProfileFile = Annotated[str | None, Option("Measured speeds (Parquet).", INPUTS, default="1 sample/s a GPU")]
 ConvergenceFile = Annotated[
     str | None,
@@ -69,9 +79,8 @@ class Conditions:
     interval: Annotated[
         float | None,
         Ge(0),
-        Option(
-            "Seconds between decisions; 0: at every change.", POLICIES, default="what each policy prefers"
-        ),
+        Duration(),
+        Option("Time between decisions; 0: at every change.", POLICIES, default="what each policy prefers"),
     ] = None
     demand: Annotated[
         DemandName,
@@ -148,15 +157,18 @@ class Conditions:
     mtbf: Annotated[
         float | None,
         Ge(_SHORTEST_H),
+        Duration("h"),
         Option(
-            "Mean time between failures of a node; they are drawn with --seed.",
+            "Mean time between failures of a node; they are drawn with --seed. A plain number is in hours.",
             CLUSTER,
-            metavar="HOURS",
             default="no failures",
         ),
     ] = None
     repair: Annotated[
-        float, Ge(_SHORTEST_H), Option("Mean time until a failed node is back.", CLUSTER, metavar="HOURS")
+        float,
+        Ge(_SHORTEST_H),
+        Duration("h"),
+        Option("Mean time until a failed node is back. A plain number is in hours.", CLUSTER, default="1h"),
     ] = 1.0
     interference: Annotated[
         float,
@@ -198,23 +210,31 @@ class ReplayOptions(Conditions):
 def parse_noise_scales(text: str | None) -> dict[str, float]:
     """Noise scales by model from ``SAMPLES`` or ``MODEL=SAMPLES,…``; "" stands for all other models."""
     expected = "expected samples above 0, or MODEL=SAMPLES"
-    parts = stated_numbers(text, "--noise-scale", lambda samples: samples > 0, expected) if text else ()
+    parts = stated_numbers(text, "--noise-scale", _samples, expected) if text else ()
     return {model or "": samples for model, samples in parts}
 
 
+def _samples(text: str) -> float:
+    samples = float(text)
+    if not 0 < samples < inf:
+        raise ValueError
+    return samples
+
+
 def stated_numbers(
-    text: str, option: str, fits: Callable[[float], bool], expected: str
+    text: str, option: str, read: Callable[[str], float], expected: str
 ) -> Iterator[tuple[str | None, float]]:
     """(model, number) of each part of ``NUMBER`` or ``MODEL=NUMBER,…``; the model of a bare number is None.
 
-    :raises UsageError: a number is missing, infinite, or does not fit.
+    :param read: raises ValueError for what does not fit.
+    :raises UsageError: a number is missing or does not fit, or a model has no name.
     """
     for part in text.split(","):
         model, equals, number = part.rpartition("=")
         try:
-            value = float(number)
+            value = read(number)
         except ValueError:
-            value = nan
-        if not (isfinite(value) and fits(value)):
+            value = None
+        if value is None or (equals and not model.strip()):
             raise UsageError(f'{option} "{part}": {expected}')
         yield model if equals else None, value

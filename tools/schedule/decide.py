@@ -251,7 +251,9 @@ def policy_for(question: Question, profile: Profile | None) -> Policy:
     """:raises UsageError: the policy or a parameter is unknown, or the policy needs a profile."""
     policy = make_policy(question.policy, question.parameters)
     if profile is None and "profile" in policy.needs:
-        raise UsageError(f'policy "{question.policy}" needs a profile: name one, or pipe one in')
+        raise UsageError(
+            f'policy "{question.policy}" needs a profile: name one with --profile, or pipe one in'
+        )
     return policy
 
 

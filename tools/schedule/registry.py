@@ -6,7 +6,6 @@ imported before it is asked for.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import math
@@ -14,11 +13,14 @@ import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.errors import UsageError
+from pliant.schemas.quantities import read_duration, read_size
+from pliant.schemas.text import did_you_mean
 from pliant.tools.schedule.policy import Knows, Policy, blaming, in_words, parameter_names, raised_at
 
 if TYPE_CHECKING:
@@ -124,8 +126,9 @@ def make_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Polic
     annotations = parameter_types(policy)
     unknown = sorted(set(parameters or {}) - set(annotations))
     if unknown:
-        known = ", ".join(annotations) or "none"
-        raise UsageError(f'policy "{name}" has no parameter "{unknown[0]}"; its parameters: {known}')
+        hint = did_you_mean(unknown[0], annotations)
+        known = f"its parameters: {', '.join(annotations) or 'none'}"
+        raise UsageError(f'policy "{name}" has no parameter "{unknown[0]}"; {hint or known}')
     values = {key: _read(name, key, value, annotations[key]) for key, value in (parameters or {}).items()}
     values |= {key: os.path.abspath(values[key]) for key in files_among(policy, values)}
     required = [key for key, default in parameter_defaults(policy).items() if default is _REQUIRED]
@@ -163,7 +166,9 @@ def describe(name: str) -> Description:
         interval_parameter=own,
         parameters=tuple(
             Parameter(
-                key, _in_words(kind), "required" if defaults[key] is _REQUIRED else json.dumps(defaults[key])
+                key,
+                _in_words(kind, key),
+                "required" if defaults[key] is _REQUIRED else json.dumps(defaults[key]),
             )
             for key, kind in annotations.items()
         ),
@@ -222,9 +227,9 @@ def _foreign() -> dict[str, EntryPoint]:
 
 def _load_foreign(name: str, points: Mapping[str, EntryPoint]) -> type[Policy]:
     if name not in points:
-        near = difflib.get_close_matches(name.lower(), [*BUILT_IN, *points], n=1)
-        hint = f'did you mean "{near[0]}"? ' if near else ""
-        raise UsageError(f'unknown policy "{name}"; {hint}policies: {", ".join(policy_names())}')
+        known = policy_names()
+        hint = did_you_mean(name, known) or f"pliant policies lists the {len(known)} that there are"
+        raise UsageError(f'unknown policy "{name}"; {hint}')
     where = points[name].value
     try:
         found = points[name].load()
@@ -267,8 +272,14 @@ def union_members(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
-def _in_words(annotation: Any) -> str:
+def _in_words(annotation: Any, name: str = "") -> str:
+    """:param name: of the parameter; its last part states the unit of a number."""
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "none"}
+    for kind in (int, float):
+        if _is_duration(name):
+            words[kind] = "a time (seconds, 5m, 2h)"
+        elif _is_size(name):
+            words[kind] = "a size (bytes, 64GB)"
     parts = []
     for option in union_members(annotation):
         choices = get_args(option) if get_origin(option) is Literal else ()
@@ -276,14 +287,34 @@ def _in_words(annotation: Any) -> str:
     return " or ".join(parts)
 
 
+def _is_duration(name: str) -> bool:
+    """Whether a number of that name is a length of time: ``interval_s``, but not ``forgiven_gpu_s``."""
+    return name.endswith(("_s", "_seconds")) and not name.endswith(("_gpu_s", "_gpu_seconds"))
+
+
+def _is_size(name: str) -> bool:
+    return name.endswith("_bytes")
+
+
 def _read(policy: str, key: str, value: Any, annotation: Any) -> Any:
     for option in union_members(annotation):
-        fits, found = _read_as(option, value)
+        fits, found = _read_as(option, _in_plain_units(key, option, value))
         if fits:
             return found
     several = "one of " if any(get_origin(each) is Literal for each in union_members(annotation)) else ""
-    expected = f"{several}{_in_words(annotation)}"
+    expected = f"{several}{_in_words(annotation, key)}"
     raise UsageError(f'policy "{policy}": parameter {key}: {value!r} is not {expected}')
+
+
+def _in_plain_units(key: str, option: Any, value: Any) -> Any:
+    """``5m`` and ``64GB`` as numbers, where a parameter of that name takes them. Other values stay."""
+    if option in (int, float) and isinstance(value, str):
+        with suppress(ValueError):
+            if _is_duration(key):
+                return f"{read_duration(value):.15g}" if value[-1:].isalpha() else value
+            if _is_size(key):
+                return str(read_size(value))
+    return value
 
 
 def _read_as(option: Any, value: Any) -> tuple[bool, Any]:

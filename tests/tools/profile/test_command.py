@@ -32,7 +32,7 @@ def test_lists_of_numbers() -> None:
 
 def test_imported_rows_become_a_profile(tmp_path: Path) -> None:
     out = tmp_path / "profile.parquet"
-    profile(imported=imported(tmp_path, step(1, 8, 0.1)), out=str(out))
+    profile(imported=imported(tmp_path, step(1, 8, 0.1)), output=str(out))
     made = read_profile(out)
     assert [row.source for row in made.rows] == ["imported"]
     assert "imported_from" in dict(made.metadata)
@@ -41,7 +41,7 @@ def test_imported_rows_become_a_profile(tmp_path: Path) -> None:
 def test_appended_rows_replace_those_of_the_same_key(tmp_path: Path) -> None:
     old, out = tmp_path / "old.parquet", tmp_path / "new.parquet"
     write_profile(Profile((step(1, 8, 0.1), step(1, 16, 0.2))), old)
-    profile(imported=imported(tmp_path, step(1, 16, 0.3)), append=str(old), out=str(out))
+    profile(imported=imported(tmp_path, step(1, 16, 0.3)), append=str(old), output=str(out))
     assert [row.step_seconds for row in read_profile(out).rows] == [0.1, 0.3]
 
 
@@ -50,9 +50,9 @@ def test_what_is_wrong_or_cannot_be_written_is_said_before_anything_is_measured(
 ) -> None:
     jobs, out = str(tmp_path / "no-such-file"), str(tmp_path / "p")
     with pytest.raises(UsageError, match="give one of the two"):
-        profile(jobs, imported=imported(tmp_path, step(1, 8, 0.1)), out=out)
+        profile(jobs, imported=imported(tmp_path, step(1, 8, 0.1)), output=out)
     with pytest.raises(BadInputError, match="no such file"):
-        profile(jobs, append=str(tmp_path / "old.parquet"), out=out)
+        profile(jobs, append=str(tmp_path / "old.parquet"), output=out)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     with pytest.raises(UsageError, match="not written to a terminal"):
         profile(jobs)
@@ -66,5 +66,5 @@ def test_what_was_measured_is_written_though_another_model_failed(
     jobs, out = tmp_path / "jobs.jsonl", tmp_path / "profile.parquet"
     write_jobs([job("a")], jobs)
     with pytest.raises(JobsFailedError, match="KeyError: 7"):
-        profile(str(jobs), out=str(out))
+        profile(str(jobs), output=str(out))
     assert len(read_profile(out).rows) == 1

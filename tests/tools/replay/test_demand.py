@@ -225,7 +225,7 @@ def call(*args: str) -> str:
     return done.output
 
 
-BEGIN = ("replay", "--jobs", "jobs.jsonl", "--cluster", "cluster.json", "--policy", "srtf")
+BEGIN = ("replay", "jobs.jsonl", "--cluster", "cluster.json", "--policy", "srtf")
 
 
 def test_the_event_file_and_the_report_name_what_was_known(

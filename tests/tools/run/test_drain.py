@@ -55,7 +55,7 @@ def test_a_job_finishes_on_a_drained_node_and_no_other_job_comes_there_until_it_
     def look() -> None:
         found = Watcher(site.state).look()
         said.append(closed_lines(found, found.log.last_s))
-        status(state=site.state, output=Form.json)
+        status(state=site.state, format=Form.json)
         order_nodes(site.state, "resume", ["n0"])
 
     run_and_follow(

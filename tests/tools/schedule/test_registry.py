@@ -106,6 +106,7 @@ def test_text_is_read_as_the_parameter_says(typed: str, read: object):
         ({"word": 3}, "parameter word: 3 is not text"),
         ({"mode": "c"}, "parameter mode: 'c' is not one of a, b"),
         ({"limit": "x"}, "parameter limit: 'x' is not a number or none"),
+        ({"stps": "1"}, 'has no parameter "stps"; did you mean "steps"?'),
         ({"speed": "1"}, 'has no parameter "speed"; its parameters: steps, alpha, on, word, mode, limit'),
         ({"steps": "-1"}, "steps: -1 is below 0"),
     ],
@@ -134,10 +135,10 @@ def test_a_file_is_found_from_the_working_directory_and_stays_the_same_file_else
 
 
 @pytest.mark.parametrize(("name", "meant"), [("fiffo", "fifo"), ("ARES", "ares")])
-def test_an_unknown_policy_is_a_usage_error_that_names_the_known(name: str, meant: str):
-    with pytest.raises(UsageError, match=f'unknown policy "{name}"; did you mean "{meant}"') as caught:
+def test_an_unknown_policy_is_a_usage_error_that_names_the_similar(name: str, meant: str):
+    with pytest.raises(UsageError, match=rf'unknown policy "{name}"; did you mean "{meant}"') as caught:
         policy_class(name)
-    assert "elastic-dp, fair-share, fifo" in str(caught.value)
+    assert str(caught.value).count('"') <= 2 * 4, "three names at most, not all of them"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pliant.schemas.event import RESCALES, Event
 from pliant.schemas.file_io.files import PIPE
 from pliant.schemas.io import read_events, read_profile
 from pliant.schemas.profile import Profile
+from pliant.schemas.quantities import read_duration
 from pliant.tools.profile.throughput import by_model, rescales
 from pliant.tools.replay.options import DEFAULT_COST_S, stated_numbers
 
@@ -70,8 +71,8 @@ def parse_costs(
 
 
 def _stated(text: str, option: str) -> Cost:
-    expected = "expected seconds, MODEL=SECONDS, profile or an event file (.jsonl, .parquet)"
-    found = dict(stated_numbers(text, option, lambda seconds: seconds >= 0, expected))
+    expected = "expected seconds or a time like 30s, MODEL=30s, profile or an event file (.jsonl, .parquet)"
+    found = dict(stated_numbers(text, option, read_duration, expected))
     default_s = found.pop(None, 0.0)
     return Cost(default_s, {model: seconds for model, seconds in found.items() if model is not None}, option)
 

@@ -18,6 +18,7 @@ from pliant.schemas.file_io.files import PIPE, check_folder, check_output, write
 from pliant.schemas.file_io.json_lines import encode, header
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
+from pliant.schemas.text import did_you_mean
 from pliant.tools.profile.throughput_model import with_triangulations
 from pliant.tools.replay.importers.conversion import (
     Conversion,
@@ -83,7 +84,8 @@ def import_trace(
     :raises UsageError: the format is unknown, or the paths are not what it takes. Nothing is written then.
     """
     if name not in FORMATS:
-        raise UsageError(f"there is no format {name!r}, expected one of {', '.join(FORMATS)}")
+        hint = did_you_mean(name, FORMATS) or f"expected one of {', '.join(FORMATS)}"
+        raise UsageError(f'there is no format "{name}"; {hint}')
     found = FORMATS[name]
     summary = ImportSummary(name)
     conversion = Conversion(summary, lenient=lenient, progress=progress)

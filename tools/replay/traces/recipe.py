@@ -31,7 +31,7 @@ from pliant.schemas.file_io.record import (
     problems_of,
 )
 from pliant.schemas.job import Elasticity
-from pliant.schemas.text import TOO_MANY, whole_number
+from pliant.schemas.text import TOO_MANY, did_you_mean, whole_number
 from pliant.tools.replay.traces.oasis import OasisRanges
 
 GpuTimeClass = Literal["S", "M", "L", "XL"]
@@ -192,7 +192,9 @@ def read_recipe(name: str, overrides: dict[str, Any]) -> Recipe:
     if name in BUILT_IN:
         return _checked({"kind": name, **overrides}, "options")
     if not Path(name).exists() and name != "-":
-        raise UsageError(f'"{name}" is neither a recipe ({", ".join(BUILT_IN)}) nor a file (TOML or JSON)')
+        hint = did_you_mean(name, BUILT_IN)
+        known = f"neither a recipe ({', '.join(BUILT_IN)}) nor a file (TOML or JSON)"
+        raise UsageError(f'"{name}" is {known}{hint and "; "}{hint}')
     source = source_name(name)
     return _checked({**parse_table(read_bytes(name), source), **overrides}, source)
 

@@ -1,6 +1,6 @@
 """One job described, for people and for programs: why it waits or runs, until when, and what happened to it.
 
-docs/running-json.md lists the fields of :func:`status_document`, which is ``pliant status -o json``.
+docs/running-json.md lists the fields of :func:`status_document`, which is ``pliant status -f json``.
 """
 
 from __future__ import annotations

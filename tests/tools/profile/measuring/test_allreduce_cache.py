@@ -38,7 +38,7 @@ def measured(folder: Path, nodes: Cluster = CPUS, **options: Any) -> tuple[Profi
     jobs, machines, out = folder / "jobs.jsonl", folder / "cluster.json", folder / "profile.parquet"
     write_jobs([job("a", model="net", command=("train.py",), batch=8)], jobs)
     write_cluster(nodes, machines)
-    profile(str(jobs), cluster=str(machines), out=str(out), **options)
+    profile(str(jobs), cluster=str(machines), output=str(out), **options)
     return tuple(row for row in read_profile(out).rows if row.kind == "allreduce")
 
 

@@ -57,7 +57,7 @@ def measure_with(machine: Machine, monkeypatch: pytest.MonkeyPatch, **options: o
         patched.setattr(
             sweep, "measure", lambda *args, **named: measure(*args, **{**named, "start": machine})
         )
-        profile("jobs.jsonl", **{"cluster": "cluster.json", "out": "p.parquet", **options})  # type: ignore[arg-type]
+        profile("jobs.jsonl", **{"cluster": "cluster.json", "output": "p.parquet", **options})  # type: ignore[arg-type]
 
 
 def rows(made: Profile) -> list[tuple[object, ...]]:
@@ -77,7 +77,7 @@ def test_the_same_command_measures_the_rest_alone(
     costs: bool,
 ) -> None:
     whole = Machine()
-    measure_with(whole, monkeypatch, out="whole.parquet", costs=costs)
+    measure_with(whole, monkeypatch, output="whole.parquet", costs=costs)
     cut, rest = Machine(ends_at(8, error)), Machine()
     with pytest.raises(type(error)):
         measure_with(cut, monkeypatch, costs=costs)
@@ -201,7 +201,7 @@ def test_a_profile_into_a_pipe_keeps_points_where_it_is_told(
     trouble = ends_at(8, KeyboardInterrupt())
     for options, left in (({}, []), ({"points": "here.jsonl"}, ["here.jsonl"])):
         with pytest.raises(KeyboardInterrupt):
-            measure_with(Machine(trouble), monkeypatch, out="/dev/null", **options)
+            measure_with(Machine(trouble), monkeypatch, output="/dev/null", **options)
         assert sorted(path.name for path in here.glob("*.jsonl") if path.name != "jobs.jsonl") == left
 
 

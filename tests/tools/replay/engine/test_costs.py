@@ -77,6 +77,7 @@ def test_costs_are_named_as_seconds_by_model_or_as_a_file(tmp_path: Path) -> Non
     write_events(LIVE, events)
     assert parse_costs(None, "30", None, None)[1] == Cost(30.0)
     assert parse_costs(None, "bert=73,1", None, None)[1] == Cost(1.0, {"bert": 73.0})
+    assert parse_costs(None, "bert=2m,30s", None, None)[1] == Cost(30.0, {"bert": 120.0})
     start, rescale, _ = parse_costs(events, events, None, None)
     assert start is not None
     assert rescale is not None
@@ -94,7 +95,7 @@ def test_a_resume_costs_what_is_stated_or_what_the_source_of_the_rescales_measur
     assert parse_costs(None, events, "8", None)[2] == Cost(8.0)
 
 
-@pytest.mark.parametrize("text", ["", "x", "bert=", "-1", "nan", "inf", "1,,2"])
+@pytest.mark.parametrize("text", ["", "x", "bert=", "=5", "-1", "nan", "inf", "1,,2"])
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--start-cost"):
         parse_costs(text, None, None, None)

@@ -74,7 +74,7 @@ def test_a_file_that_gives_no_job_says_why(tmp_path: Path, content: bytes, messa
 def test_a_missing_file_and_an_unknown_format_are_one_line(tmp_path: Path) -> None:
     assert problems(tmp_path, "helios", str(tmp_path / "no.csv")) == ["no.csv: no such file"]
     assert problems(tmp_path, "helios", str(tmp_path)) == [f"{tmp_path}: is a folder, expected a file"]
-    with pytest.raises(UsageError, match=r"no format 'borg', expected one of philly, helios, pai"):
+    with pytest.raises(UsageError, match=r'no format "borg"; expected one of philly, helios, pai'):
         import_trace("borg", [])
 
 
@@ -141,7 +141,7 @@ def test_the_account_goes_to_stderr_and_the_jobs_to_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = text(tmp_path, "jobs.csv", TIRESIAS, "1,2,30,606,vgg19,164,30", "2,0,30,606,vgg19,164,30")
-    trace_import("tiresias", [path], out=str(tmp_path / "jobs.jsonl"))
+    trace_import("tiresias", [path], output=str(tmp_path / "jobs.jsonl"))
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [

@@ -206,7 +206,7 @@ def test_the_event_file_says_by_which_model_jobs_advanced():
 def test_noise_scales_are_read_by_model():
     assert parse_noise_scales(None) == {}
     assert parse_noise_scales("100,bert=20.5") == {"": 100.0, "bert": 20.5}
-    for wrong in ("x", "bert=", "0", "-1", "inf", "a=nan"):
+    for wrong in ("x", "bert=", "=5", "0", "-1", "inf", "a=nan"):
         with pytest.raises(UsageError, match="--noise-scale"):
             parse_noise_scales(wrong)
 

@@ -162,7 +162,7 @@ def test_programs_read_what_jobs_are_to_hold_later(
         )
     write_cluster(nodes, dirs.cluster)
     write_schedule(decided, dirs.schedule)
-    status(state=dirs.path, output=Form.json)
+    status(state=dirs.path, format=Form.json)
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "pliant.status/1.2"
     spans = sorted(
@@ -306,7 +306,7 @@ def test_a_policy_that_fails_is_named_with_its_place(
     assert f"the policy fails: {error}; what runs goes on as it is" in said.err
     status("b", state=dirs.path)
     assert error in capsys.readouterr().out
-    status(state=dirs.path, output=Form.json)
+    status(state=dirs.path, format=Form.json)
     assert json.loads(capsys.readouterr().out)["policy_error"] == error
     with State(dirs.path) as held:
         held.record([decision_event(NOW_S + 2, 0.0, "mine", 0.1)])
@@ -318,7 +318,7 @@ def test_what_a_policy_prints_spoils_no_document(
     mine: Foreign, tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     body = "def decide(self, snapshot, rng):\n    print('thinking')\n    return Decision()"
-    status(state=under(mine, body, tmp_path / "state").path, output=Form.json)
+    status(state=under(mine, body, tmp_path / "state").path, format=Form.json)
     said = capsys.readouterr()
     assert [each["id"] for each in json.loads(said.out)["jobs"]] == ["a", "b", "c"]
     assert "thinking" in said.err
@@ -444,7 +444,7 @@ def test_a_clock_that_was_set_back_is_named(
     monkeypatch.setattr("time.time", lambda: NOW_S - 86400.0)
     status(state=dirs.path)
     assert "the log is 1 d ahead of this machine's clock, which was set back" in capsys.readouterr().err
-    status(state=dirs.path, output=Form.json)
+    status(state=dirs.path, format=Form.json)
     assert json.loads(capsys.readouterr().out)["log_ahead_seconds"] == 86400.0
 
 
@@ -482,7 +482,7 @@ def test_the_source_and_the_interval_of_a_predicted_start_are_shown(
     shown = re.search("(?m)^starts +(.*)$", capsys.readouterr().out)
     assert shown is not None
     assert re.fullmatch(r"in 5 to 9 min \(\d\d:\d\d\), at measured speeds", shown[1])
-    status("b", state=dirs.path, output=Form.json)
+    status("b", state=dirs.path, format=Form.json)
     (fields,) = json.loads(capsys.readouterr().out)["jobs"]
     assert (fields["id"], fields["state"], fields["jobs_ahead"]) == ("b", "waiting", 0)
     assert fields["predicted_start_at"] == "2023-11-14T22:19:35.000Z"

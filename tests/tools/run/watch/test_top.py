@@ -95,7 +95,7 @@ def test_for_programs_every_field_is_there_and_unknown_ones_are_null(
     dirs: StateDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reports(dirs, "a", NOW_S + 5, samples_per_second=120.0)
-    top(state=dirs.path, output=Form.json, sort="job")
+    top(state=dirs.path, format=Form.json, sort="job")
     first, second = json.loads(capsys.readouterr().out)["jobs"]
     assert first.keys() == second.keys()
     assert (first["id"], first["share"], first["samples_per_second"]) == ("a", 0.25, 120.0)

@@ -228,7 +228,7 @@ def test_a_replay_labels_it_as_an_oracle_and_a_run_refuses_it(tmp_path, monkeypa
     write_jobs(early_and_late(), "jobs.jsonl")
     write_cluster(cluster(4), "cluster.json")
     inputs = ["--policy", "oasis-offline", "--param", f"slot_seconds={SLOT_S:g}", "--cluster", "cluster.json"]
-    done = CliRunner().invoke(app, ["replay", "--jobs", "jobs.jsonl", *inputs, "-o", "found.jsonl", "-q"])
+    done = CliRunner().invoke(app, ["replay", "jobs.jsonl", *inputs, "-o", "found.jsonl", "-q"])
     assert done.exit_code == 0, done.stderr
     found = read_run("found.jsonl")
     assert found.info.oracle

@@ -1,0 +1,156 @@
+"""How values and options are spelled: times, sizes, dates, forms of output, and the spellings of before."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+from typing import Annotated, Any, Final, get_args
+
+import typer
+
+from pliant.cli.console import note, out_text
+from pliant.schemas.errors import UsageError
+from pliant.schemas.quantities import (
+    SIZE,
+    TIME,
+    Unit,
+    duration_words,
+    read_duration,
+    read_size,
+    read_time,
+)
+
+DURATION_SHOWN: Final = "DURATION"
+TIME_SHOWN: Final = "TIME"
+SIZE_SHOWN: Final = "SIZE"
+_SHOWN: Final = {
+    DURATION_SHOWN: "30s, 5m, 2h or 1d; a plain number is seconds, unless the option says hours",
+    TIME_SHOWN: TIME,
+    SIZE_SHOWN: SIZE,
+}
+
+
+def duration(*, least: float = 0.0, most: float = inf, unit: Unit = "s") -> Callable[[Any], float]:
+    """The parser of an option that takes a length of time.
+
+    :param unit: of a plain number, of the bounds and of the result.
+    """
+
+    def read(value: Any) -> float:
+        found = read_duration(value, unit) if isinstance(value, str) else float(value)
+        if not least <= found <= most:
+            range_text = f"{least:g} {unit}" + (" or more" if most == inf else f" to {most:g} {unit}")
+            raise ValueError(f"expected {range_text}: {duration_words(unit)}")
+        return found
+
+    return read
+
+
+def size(*, least: int = 0) -> Callable[[Any], int]:
+    """The parser of an option that takes a number of bytes."""
+
+    def read(value: Any) -> int:
+        found = read_size(value) if isinstance(value, str) else int(value)
+        if found < least:
+            raise ValueError(f"expected {least} bytes or more, or a size like 64MB or 64MiB")
+        return found
+
+    return read
+
+
+def moment(value: Any) -> float:
+    """The parser of an option that takes a time."""
+    return read_time(value) if isinstance(value, str) else float(value)
+
+
+def epilog(parameters: Iterable[Any]) -> str | None:
+    """What DURATION, TIME and SIZE stand for, as far as the help of a command uses them."""
+    texts = [f"{each.metavar or ''} {getattr(each, 'help', '') or ''}" for each in parameters]
+    used = [name for name in _SHOWN if any(name in text for text in texts)]
+    return " ".join(f"{name}: {_SHOWN[name]}." for name in used) or None
+
+
+class Form(StrEnum):
+    """For whom it is written."""
+
+    table = "table"
+    json = "json"
+
+
+FORM = Annotated[Form, typer.Option("--format", "-f", help="For people, or for programs.")]
+TO_FILE = Annotated[str, typer.Option("--output", "-o", help="File to write; - is stdout.")]
+
+
+def form_and_file(form: Form, output: str) -> tuple[Form, str]:
+    """The form and the file of an output, also where ``-o`` names the form, as it did."""
+    if output not in Form.__members__:
+        return form, output
+    note_old(f"-o {output}", f"-f {output}")
+    return Form[output], "-"
+
+
+def out_or_file(text: str, output: str) -> None:
+    """Write the product to stdout or to a file."""
+    from pliant.schemas.file_io.files import write_bytes
+
+    if output == "-":
+        out_text(text)
+    else:
+        write_bytes(output, text.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Formerly:
+    """Beside an option: older spellings, hidden from the help. A note says which one is used now."""
+
+    names: tuple[str, ...]
+
+    def __init__(self, *names: str) -> None:
+        object.__setattr__(self, "names", names)
+
+
+def hidden_options(signature: inspect.Signature) -> dict[str, inspect.Parameter]:
+    """An option for the older spellings of each parameter that has some, by the parameter's name."""
+    found = {}
+    for name, parameter in signature.parameters.items():
+        notes = get_args(parameter.annotation)
+        for old in (each for each in notes if isinstance(each, Formerly) and each.names):
+            annotation = Annotated[str | None, typer.Option(*old.names, hidden=True)]
+            found[name] = inspect.Parameter(
+                f"formerly_{name}", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+            )
+    return found
+
+
+def take_old(given: dict[str, Any], signature: inspect.Signature) -> None:
+    """Move the values of older spellings to the parameters that they stand for, with a note.
+
+    :raises UsageError: both spellings are given.
+    """
+    for name, hidden in hidden_options(signature).items():
+        value = given.pop(hidden.name, None)
+        if value is None:
+            continue
+        parameter = signature.parameters[name]
+        old, new = spelled(hidden), spelled(parameter)
+        if given.get(name) != parameter.default:
+            raise UsageError(f"{old} {value}: {new} {given[name]} says the same: give one of the two")
+        note_old(old, new)
+        given[name] = value
+
+
+def spelled(parameter: inspect.Parameter) -> str:
+    """An option's longest name; what the help calls an argument."""
+    shown = next(each for each in get_args(parameter.annotation) if hasattr(each, "param_decls"))
+    if isinstance(shown, type(typer.Argument())):
+        return f"the argument {shown.metavar or parameter.name.upper()}"
+    names = (shown.default, *shown.param_decls)  # in an annotation Typer takes the first name for the default
+    return max((name for name in names if isinstance(name, str)), key=len)
+
+
+def note_old(old: str, new: str) -> None:
+    """One line about a spelling that the next version drops."""
+    note(f"{old} is now {new}; this version still takes the old spelling")

@@ -1,0 +1,104 @@
+"""Lengths of time, sizes and dates as people type them: ``5m``, ``64GiB``, ``2026-03-01T08:30``.
+
+The command line, parameters of policies and recipes of sweeps read them here. A plain number is in the unit
+that the option states: seconds, hours or bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from math import inf, isfinite
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+
+Unit = Literal["s", "h"]
+
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ms|min|[smhdw])", re.ASCII)
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)([kmgtp])(i?)b", re.ASCII | re.IGNORECASE)
+_PREFIXES: Final = "kmgtp"
+_UNITS: Final[dict[Unit, str]] = {"s": "seconds", "h": "hours"}
+
+TIME: Final = "seconds, or a date like 2026-03-01 or 2026-03-01T08:30"
+SIZE: Final = "bytes, or a size like 64GB or 64GiB"
+
+
+def duration_words(unit: Unit = "s") -> str:
+    """What :func:`read_duration` accepts."""
+    return f"{_UNITS[unit]}, or a time like 30s, 5m, 2h or 1d"
+
+
+def read_duration(text: str, unit: Unit = "s") -> float:
+    """A length of time in ``unit``: a plain number, or ``30s``, ``5m``, ``2h``, ``1d``, ``1h30m``.
+
+    :raises ValueError: it is something else, negative or infinite.
+    """
+    typed = text.strip().lower()
+    number = _number(typed)
+    if number is None and _PART.sub("", typed) == "" and typed:
+        seconds = sum(float(count) * _SECONDS[name] for count, name in _PART.findall(typed))
+        number = seconds / _SECONDS[unit]
+    if number is None or not (isfinite(number) and number >= 0):
+        raise ValueError(f"expected {duration_words(unit)}")
+    return number
+
+
+def read_size(text: str) -> int:
+    """Bytes: a whole number, or with a unit: ``64GB`` (powers of 1000), ``64GiB`` (powers of 1024).
+
+    :raises ValueError: it is something else.
+    """
+    typed = text.strip()
+    if typed.isascii() and typed.isdigit() and len(typed) <= 18:
+        return int(typed)
+    found = _SIZE.fullmatch(typed.replace(" ", ""))
+    if found is None or len(found[1]) > 18:
+        raise ValueError(f"expected {SIZE}")
+    power = 1 + _PREFIXES.index(found[2].lower())
+    return round(float(found[1]) * float((1024 if found[3] else 1000) ** power))
+
+
+def read_time(text: str) -> float:
+    """A moment: a number of seconds, or an ISO 8601 date, which gives UTC seconds since the epoch.
+
+    A date without an offset is local time, as ``status`` prints times.
+
+    :raises ValueError: it is something else, negative or infinite.
+    """
+    typed = text.strip()
+    seconds = _number(typed)
+    if seconds is None:
+        try:
+            seconds = datetime.fromisoformat(typed).timestamp()
+        except (ValueError, OverflowError, OSError):
+            seconds = -1.0
+    if not 0 <= seconds < inf:
+        raise ValueError(f"expected {TIME}")
+    return seconds
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """Marks a number, as in ``Annotated[float, Duration()]``: text is read as a length of time."""
+
+    unit: Unit = "s"
+
+    def read(self, value: Any) -> Any:
+        return read_duration(value, self.unit) if isinstance(value, str) else value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(self.read, handler(source))

@@ -1,0 +1,200 @@
+"""One grammar for all commands: which spelling is which, what the old ones do, and what a mistake is told."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from pliant.cli.main import app
+from pliant.schemas.io import read_events, write_cluster, write_jobs, write_profile
+from tests.builders import cluster, job
+from tests.cli import calling
+from tests.tools.schedule.test_decide import PROFILE
+
+CLUSTER = "--cluster cluster.json --policy fifo"
+NOW = f"{CLUSTER} --now 9e9 --no-timing"
+OLD = "this version still takes the old spelling"
+
+
+def call(line: str) -> Any:
+    return calling.call(*shlex.split(line))
+
+
+@pytest.fixture
+def here(here: Path) -> Path:
+    (here / "train.py").write_text("print('done')\n")
+    more: Any = {"model": "m", "gpu_seconds": 20, "command": ("train.py",)}
+    write_jobs([job("a", gpus=2, **more), job("b", **more)], "jobs.jsonl")
+    write_cluster(cluster(4), "cluster.json")
+    write_profile(PROFILE, "profile.parquet")
+    return here
+
+
+@pytest.fixture
+def live(here: Path) -> str:
+    """A state directory with both jobs."""
+    assert call("submit jobs.jsonl --state live").exit_code == 0
+    return "live"
+
+
+def commands() -> list[Any]:
+    group: Any = get_command(app)
+    made = [group.get_command(None, name) for name in group.commands]
+    return [sub for each in made for sub in getattr(each, "commands", {"": each}).values()]
+
+
+@pytest.mark.parametrize("command", commands(), ids=lambda each: each.name)
+def test_o_is_a_file_and_f_a_format_on_every_command(command: Any) -> None:
+    shown = [each for each in command.params if not getattr(each, "hidden", False)]
+    for each in shown:
+        names = {*each.opts}
+        assert names & {"-o", "--output", "--out"} in (set(), {"-o", "--output"}), each.opts
+        if command.name != "log":  # -f follows, as tail and journalctl do, and there is no form to choose
+            assert names & {"-f", "--format"} in (set(), {"-f", "--format"}), each.opts
+        assert "-o" not in names or each.type_descriptor.choices is None
+
+
+@pytest.mark.usefixtures("live")
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (f"replay --jobs jobs.jsonl {CLUSTER}", f"replay jobs.jsonl {CLUSTER}"),
+        (f"schedule --jobs jobs.jsonl {NOW}", f"schedule jobs.jsonl {NOW}"),
+        (
+            f"schedule profile.parquet --jobs jobs.jsonl {NOW}",
+            f"schedule jobs.jsonl {NOW} --profile profile.parquet",
+        ),
+        (
+            f"schedule profile.parquet --state live {NOW}",
+            f"schedule --state live {NOW} --profile profile.parquet",
+        ),
+        ("status --state live -o json", "status --state live -f json"),
+        ("top --state live --output json", "top --state live --format json"),
+        ("doctor -o table", "doctor -f table"),
+    ],
+)
+def test_an_old_spelling_does_the_same_and_says_the_new_one(old: str, new: str) -> None:
+    before, now = call(old), call(new)
+    assert (before.exit_code, without_times(before.stdout)) == (now.exit_code, without_times(now.stdout))
+    assert OLD in before.stderr
+    assert OLD not in now.stderr
+    assert OLD not in call(f"{old} --quiet").stderr
+
+
+def without_times(text: str) -> object:
+    """What is printed, less the moment at which it was."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    return {name: value for name, value in found.items() if name != "time"}
+
+
+def test_out_is_now_output_and_both_at_once_are_refused(here: Path) -> None:
+    rows = "profile --import profile.parquet"
+    done = call(f"{rows} --out made.parquet")
+    assert (done.exit_code, done.stderr) == (0, f"pliant: --out is now --output; {OLD}\n")
+    assert (here / "made.parquet").exists()
+    both = call(f"{rows} --out one.parquet -o two.parquet")
+    assert both.exit_code == 2
+    assert "--out one.parquet: --output two.parquet says the same" in both.stderr
+    twice = call(f"replay jobs.jsonl --jobs jobs.jsonl {CLUSTER}")
+    assert (twice.exit_code, "give one of the two" in twice.stderr) == (2, True)
+
+
+@pytest.mark.usefixtures("live")
+def test_what_status_and_doctor_print_goes_to_a_file(here: Path) -> None:
+    done = call("status --state live -f json -o status.json")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert len(json.loads((here / "status.json").read_text())["jobs"]) == 2
+    assert call("doctor -o doctor.txt").stdout == ""
+    assert (here / "doctor.txt").read_text()
+    watched = call("status --state live --watch -o status.json")
+    assert (watched.exit_code, watched.stderr.count("\n")) == (2, 1)
+
+
+def test_times_of_any_unit_mean_the_same_to_a_replay(here: Path) -> None:
+    seconds = "--interval 120 --rescale-cost 90 --start-cost m=3600 --mtbf 48 --repair 0.5"
+    units = "--interval 2m --rescale-cost 1m30s --start-cost m=1h --mtbf 2d --repair 30m"
+    for name, options in (("s.jsonl", seconds), ("u.jsonl", units)):
+        assert call(f"replay jobs.jsonl {CLUSTER} {options} -o {name}").exit_code == 0
+    assert read_events("s.jsonl") == read_events("u.jsonl")
+
+
+def test_a_recipe_and_a_parameter_take_times_too(here: Path) -> None:
+    world = '[[traces]]\nname = "t"\njobs = "jobs.jsonl"\n[[clusters]]\nname = "c"\npath = "cluster.json"\n'
+    recipe = 'policies = ["shadow-price"]\ninterval = "2m"\n[parameters.shadow-price]\ndwell_s = ["5m"]\n'
+    (here / "sweep.toml").write_text(recipe + world)
+    assert call("replay --recipe sweep.toml -o out --workers 1").exit_code == 0
+    (found,) = (here / "out").glob("*.parquet")
+    detail = read_events(found)[0].detail or {}
+    assert (detail["interval_s"], detail["parameters"]["dwell_s"]) == (120.0, 300.0)
+    (here / "sweep.toml").write_text(recipe.replace("2m", "2 fortnights") + world)
+    refused = call("replay --recipe sweep.toml -o out --workers 1")
+    assert refused.exit_code == 3
+    assert "sweep.toml: /interval: " in refused.stderr
+    assert "expected seconds, or a time like 30s, 5m, 2h or 1d" in refused.stderr
+
+
+def test_a_decision_is_asked_for_at_a_date(here: Path) -> None:
+    found = json.loads(call(f"schedule jobs.jsonl {CLUSTER} --now 2026-03-01T12:00Z").stdout)
+    assert found["time"] == 1_772_366_400.0
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("replay --interval abc", '--interval "abc": expected seconds, or a time like 30s, 5m, 2h or 1d'),
+        ("replay --mtbf 0", '--mtbf "0": expected 0.001 h or more'),
+        ("replay --jobs-limit 0", '--jobs-limit "0": expected a whole number, 1 or more'),
+        (
+            "replay --progress sample",
+            '--progress "sample": expected samples, goodput or epochs; did you mean',
+        ),
+        ("report -f tabel", '--format "tabel": expected table, json, csv, md or html; did you mean "table"?'),
+        ("report x --completed-at 4,y", '--completed-at "y": expected hours, or a time like'),
+        ("schedule --now soon --policy fifo", '--now "soon": expected seconds, or a date like 2026-03-01'),
+        ("schedule --demand oracle --policy fifo", "only a replay knows when jobs will end"),
+        ("run --log-bytes 64XB", '--log-bytes "64XB": expected bytes, or a size like 64GB or 64GiB'),
+        ("run --log-bytes 64kB", '--log-bytes "64kB": expected 131072 bytes or more'),
+        ("status --state live --watch --every 1ms", '--every "1ms": expected 0.1 s to 86400 s'),
+        ("replay --intervl 5", "No such option: --intervl; did you mean --interval or --interference?"),
+        ("replay --zzz", "No such option: --zzz; see pliant replay --help"),
+        ("status", "Missing option '--state'; see pliant status --help"),
+        ("schema jbo", 'there is no kind "jbo"; did you mean "job"?'),
+        ("trace import phily x", 'there is no format "phily"; did you mean "philly"?'),
+        ("policies shadow-prise", 'unknown policy "shadow-prise"; did you mean "shadow-price"?'),
+        ("trace synth posson", 'nor a file (TOML or JSON); did you mean "poisson"?'),
+        ("replay sweep.toml", "sweep.toml: a trace is JSON Lines; the recipe of a sweep goes with --recipe"),
+        (f"replay jobs.jsonl {CLUSTER} --param fiffo.x=1", "policies of this replay; did you mean"),
+        ("policies qqq", 'unknown policy "qqq"; pliant policies lists the '),
+        (
+            "schedule jobs.jsonl --cluster cluster.json --policy fifo --param bakfill=1",
+            'policy "fifo" has no parameter "bakfill"; did you mean "backfill"?',
+        ),
+        (
+            "schedule jobs.jsonl --cluster cluster.json --policy shadow-price --param dwell_s=5x",
+            "parameter dwell_s: '5x' is not a time (seconds, 5m, 2h)",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_option_the_value_and_what_is_accepted(
+    here: Path, line: str, said: str
+) -> None:
+    done = call(line)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("pliant: ")
+
+
+def test_the_help_of_a_command_says_what_its_times_and_sizes_look_like() -> None:
+    text = " ".join(call("run --help").stdout.split())
+    assert "DURATION: 30s, 5m, 2h or 1d; a plain number is seconds" in text
+    assert "SIZE: bytes, or a size like 64GB or 64GiB." in text
+    assert "DURATION" not in call("submit --help").stdout
