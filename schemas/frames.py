@@ -61,7 +61,7 @@ def frame(kind: str, content: Sequence[Any], table: str | None = None, source: s
     :raises UsageError: a file of this kind has no such table.
     """
     tables = TABLES.get(kind, {})
-    table = table or next(iter(tables), None)
+    table = table or next(iter(tables), "")
     if table not in tables:
         named = f"no table {table!r}, expected one of {', '.join(tables)}" if tables else "no tables"
         raise UsageError(": ".join(part for part in (source, f"{kind} files have {named}") if part))
