@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, overload
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -245,8 +245,8 @@ class ReportResult:
         :param jobs: add the jobs.
         :param width: columns for a table; default: as many as it takes.
         """
-        if format not in _FORMATS.values():
-            raise UsageError(f"format: {format!r} is not one of {', '.join(_FORMATS.values())}")
+        if format not in get_args(ReportFormat):
+            raise UsageError(f"format: {format!r} is not one of {', '.join(get_args(ReportFormat))}")
         return render(self.made, format, Extras(jobs=jobs), width=width)
 
     def write(self, path: AnyPath, *, jobs: bool = False) -> None:
