@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,7 @@ def test_records_are_what_the_other_functions_take(here: Path) -> None:
     [
         ({"policy": "fifoo"}, 'unknown policy "fifoo"'),
         ({"policy": []}, "policy: expected a name"),
+        ({"policy": 5}, "policy: expected a name"),
         ({"policy": ["fifo", "fifo"]}, 'policy "fifo" is named twice'),
         ({"rescale_costs": 3}, 'replay has no option "rescale_costs"; did you mean "rescale_cost"?'),
         ({"interval": -1}, "interval: -1 is below 0, expected 0 or more"),
@@ -162,6 +164,24 @@ def test_each_mistake_is_an_error_of_pliant_in_one_line(
         pliant.replay(arguments.pop("jobs"), arguments.pop("cluster"), **arguments)
     assert str(caught.value).startswith(problem)
     assert "\n" not in str(caught.value)
+
+
+def test_choices_and_numbers_of_the_other_functions_are_checked(here: Path) -> None:
+    result = pliant.replay("jobs.jsonl", NODES, policy="fifo")
+    wrong: list[tuple[Callable[[], object], str]] = [
+        (lambda: result.frame("job"), "table: 'job' is not one of events, runs, jobs"),  # type: ignore[arg-type]
+        (lambda: result.report(reference="gp"), "reference: 'gp' is not one of fair-share, gps"),  # type: ignore[arg-type]
+        (lambda: result.report(completed_at_hours=-1), "completed_at_hours: -1 is not a number of 0"),
+        (lambda: result.report().text("pdf"), "format: 'pdf' is not one of table, json"),  # type: ignore[arg-type]
+        (pliant.report, "report: no runs"),
+        (lambda: pliant.report(7), "report: expected files, folders or replays, got int"),  # type: ignore[arg-type]
+        (lambda: pliant.schedule(JOBS, NODES, policy="fifo", seed=-1), "seed: -1 is below 0"),
+        (lambda: pliant.schedule(JOBS, NODES, policy="fifo", now_s=float("nan")), "now_s: nan is not a"),
+    ]
+    for call_it, problem in wrong:
+        with pytest.raises(UsageError) as caught:
+            call_it()
+        assert str(caught.value).startswith(problem)
 
 
 def test_a_row_of_a_frame_that_is_wrong_is_named(here: Path) -> None:

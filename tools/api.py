@@ -11,6 +11,7 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from math import inf
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, overload
@@ -127,6 +128,7 @@ class ReplayResult:
             its JCT, waiting time, fairness and changes. Times are seconds.
         :raises UsageError: there is no such table.
         """
+        _one_of("table", table, ("events", "runs", "jobs"))
         if table != "events":
             return self.report().frame(table)
         from pliant.schemas import frames
@@ -139,7 +141,7 @@ class ReplayResult:
         reference: Reference = "fair-share",
         baseline: str | None = None,
         bound: bool = False,
-        completed_at_hours: Sequence[float] = (),
+        completed_at_hours: float | Sequence[float] = (),
     ) -> ReportResult:
         """The figures of these replays side by side; parameters and errors are those of :func:`report`."""
         return report(
@@ -198,8 +200,8 @@ def replay(
         called by their row, ``jobs:3`` for the third.
     :raises UsageError: a policy, a parameter or an option is unknown, or its value is not one that it takes.
     """
-    names = [policy] if isinstance(policy, str) else list(policy)
-    if not names:
+    names = [policy] if isinstance(policy, str) or not isinstance(policy, Iterable) else list(policy)
+    if not names or not all(isinstance(name, str) for name in names):
         raise UsageError("policy: expected a name of `pliant policies`, or several")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -236,6 +238,7 @@ class ReportResult:
         """
         from pliant.schemas import frames
 
+        _one_of("table", table, ("runs", "jobs"))
         return frames.frame("metrics", (self.metrics,), table)
 
     def text(self, format: ReportFormat = "table", *, jobs: bool = False, width: int | None = None) -> str:  # noqa: A002
@@ -245,8 +248,7 @@ class ReportResult:
         :param jobs: add the jobs.
         :param width: columns for a table; default: as many as it takes.
         """
-        if format not in get_args(ReportFormat):
-            raise UsageError(f"format: {format!r} is not one of {', '.join(get_args(ReportFormat))}")
+        _one_of("format", format, get_args(ReportFormat))
         return render(self.made, format, Extras(jobs=jobs), width=width)
 
     def write(self, path: AnyPath, *, jobs: bool = False) -> None:
@@ -292,7 +294,7 @@ def report(
     reference: Reference = "fair-share",
     baseline: str | None = None,
     bound: bool = False,
-    completed_at_hours: Sequence[float] = (),
+    completed_at_hours: float | Sequence[float] = (),
 ) -> ReportResult:
     """Metrics of runs side by side, as ``pliant report`` computes them.
 
@@ -306,12 +308,12 @@ def report(
     """
     if not runs:
         raise UsageError("report: no runs: name event files, folders or results of replay")
-    if reference not in ("fair-share", "gps", "isolated"):
-        raise UsageError(f"reference: {reference!r} is not one of fair-share, gps, isolated")
-    times_s = tuple(3600.0 * hours for hours in completed_at_hours)
-    if not all(0 <= time_s < float("inf") for time_s in times_s):
-        raise UsageError("completed_at_hours: expected hours of 0 or more")
-    wanted = Wanted(bound, times_s)
+    for each in runs:
+        if not isinstance(each, str | PathLike | ReplayResult):
+            raise UsageError(f"report: expected files, folders or replays, got {type(each).__name__}")
+    _one_of("reference", reference, get_args(Reference))
+    hours = completed_at_hours if isinstance(completed_at_hours, Iterable) else (completed_at_hours,)
+    wanted = Wanted(bound, tuple(3600 * _number("completed_at_hours", hour) for hour in hours))
     paths = [fspath(each) for each in runs if not isinstance(each, ReplayResult)]
     if len(paths) == len(runs):
         return ReportResult(read_report(paths, reference=reference, baseline=baseline, wanted=wanted))
@@ -384,17 +386,16 @@ def schedule(
     :raises InfeasibleError: every job is rejected.
     :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
     """
-    if now_s is not None and not 0 <= now_s < float("inf"):
-        raise UsageError(f"now_s: {now_s!r}: expected seconds, 0 or more")
-    if demand not in ("stated", "predicted"):
-        raise UsageError(f"demand: {demand!r} is not one of stated, predicted")
+    _one_of("demand", demand, ("stated", "predicted"))
+    _options({"seed": seed})
+    at_s = None if now_s is None else _number("now_s", now_s)
     start = None if predictor is None else read_predictor(fspath(predictor))
     question = Question(
         policy, parameters or {}, seed, explain=True, timing=False, demand=demand, predictor=start
     )
     found, source = _jobs(jobs)
     return ScheduleResult(
-        decide(found, _cluster(cluster), _profile(profile), question, now_s=now_s, source=source)
+        decide(found, _cluster(cluster), _profile(profile), question, now_s=at_s, source=source)
     )
 
 
@@ -471,6 +472,23 @@ def _plain(value: object) -> object:
     if hasattr(value, "item"):
         return value.item()
     raise TypeError(f"{type(value).__name__} is not a JSON value")
+
+
+def _one_of(name: str, value: object, choices: Sequence[str]) -> None:
+    """:raises UsageError: the value is not among the choices."""
+    if value not in choices:
+        raise UsageError(f"{name}: {value!r} is not one of {', '.join(choices)}")
+
+
+def _number(name: str, value: object) -> float:
+    """:raises UsageError: the value is not a finite number, 0 or more."""
+    try:
+        found = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        found = -1.0
+    if not 0 <= found < inf:
+        raise UsageError(f"{name}: {value!r} is not a number of 0 or more")
+    return found
 
 
 def _by_policy(names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
