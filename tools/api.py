@@ -35,6 +35,7 @@ from pliant.schemas.io import (
 from pliant.schemas.job import Job
 from pliant.schemas.kinds import read_kind
 from pliant.schemas.metrics import CheckedFigure, Metrics
+from pliant.schemas.predictor import Predictor
 from pliant.schemas.profile import ConvergenceRow, Profile
 from pliant.schemas.schedule import Schedule
 from pliant.tools.replay.engine.log import EventLog
@@ -87,8 +88,8 @@ def read(
     :param table: the table of a file that holds several: ``allocations``, ``waiting``, ``rejected`` or
         ``jobs`` of a schedule; ``runs``, ``jobs`` or ``expectations`` of metrics. Default: the first.
     :param kind: one of the eight kinds, where the content does not tell.
-    :param records: return what the other functions take instead of a DataFrame: a tuple of jobs, of events or
-        of convergence rows; a ``Profile``, ``Cluster``, ``Schedule``, ``Metrics`` or ``Predictor``.
+    :param records: return checked records, which the other functions take as well: a tuple of jobs, events or
+        convergence rows; a ``Profile``, ``Cluster``, ``Schedule``, ``Metrics`` or ``Predictor``.
     :returns: a DataFrame with a row for each job, node, measurement, epoch, event, allocation or run. Columns
         and their units are those of docs/schemas.md, a field within a field like ``gpus.requested``; each has
         the same type in every file.
@@ -367,7 +368,7 @@ def schedule(
     seed: int = 0,
     now_s: float | None = None,
     demand: Literal["stated", "predicted"] = "stated",
-    predictor: AnyPath | None = None,
+    predictor: AnyPath | Predictor | None = None,
 ) -> ScheduleResult:
     """Decide which job gets which GPUs on an idle cluster, as ``pliant schedule`` does.
 
@@ -381,7 +382,7 @@ def schedule(
     :param seed: of policies that decide at random.
     :param now_s: decide at this time, seconds on the clock of the jobs. Default: the first submission.
     :param demand: what the policy sees of jobs that state no work: nothing, or predictions.
-    :param predictor: the file that predictions begin from.
+    :param predictor: what predictions begin from, a file or a record.
     :raises BadInputError: an input is wrong, with every problem in a line.
     :raises InfeasibleError: every job is rejected.
     :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
@@ -389,7 +390,7 @@ def schedule(
     _one_of("demand", demand, ("stated", "predicted"))
     _options({"seed": seed})
     at_s = None if now_s is None else _number("now_s", now_s)
-    start = None if predictor is None else read_predictor(fspath(predictor))
+    start = read_predictor(fspath(predictor)) if isinstance(predictor, str | PathLike) else predictor
     question = Question(
         policy, parameters or {}, seed, explain=True, timing=False, demand=demand, predictor=start
     )

@@ -32,7 +32,7 @@ from pliant.schemas.file_io.record import NonNegativeFloat, Record, broken_rule,
 from pliant.schemas.metrics import CheckedFigure, RunMetrics, better
 from pliant.schemas.text import shortened
 from pliant.tools.report.records import kind
-from pliant.tools.report.rendering.sections import FIGURES, NOTHING, Section, percent, value_of
+from pliant.tools.report.rendering.sections import FIGURES, NOTHING, Section, percent, ratio_to, value_of
 from pliant.tools.report.report import Report, RunReport, find_run
 
 _NOT_NUMBERS = ("policy", "trace_hash", "parameters", "simulated", "oracle", "demand", "jobs_completed_at")
@@ -43,6 +43,8 @@ WRITTEN: Final = (
 )
 """Figures that ``--write-expected`` writes where they apply. Each has a better direction, and none depends on
 the speed of the machine that replays."""
+RELATIVE: Final = "mean_jct_s"
+"""Figure that it also writes relative to the baseline."""
 SLACK_OF_REPLAYS: Final = 0.05
 """How much worse than found a written limit is. A replay gives the same figures on every machine: the slack
 is for changes of no interest."""
@@ -247,11 +249,12 @@ def expectations_of(report: Report) -> Expectations:
     """What runs like those of this report are expected to show: each figure limited on its worse side.
 
     Counts may not be worse at all, other figures by 5 % in a replay and 20 % in a live run. Figures of zero,
-    where a share of them says nothing, are left out.
+    where a share of them says nothing, are left out. With a baseline, mean JCTs relative to it are limited,
+    too.
 
     :raises UsageError: no figure of these runs can be expected, because no job finished.
     """
-    figures = tuple(each for run in report.runs for each in _expected(run))
+    figures = tuple(each for run in report.runs for each in _expected(run, report.baseline))
     if not figures:
         raise UsageError("--write-expected: no job finished, so there are no figures to expect")
     return Expectations(figures=figures, source="; ".join(dict.fromkeys(map(_origin, report.runs))))
@@ -263,22 +266,24 @@ def _origin(run: RunReport) -> str:
     return f"{kind(run.run)}, trace {trace}, seed {info.seed}, pliant {info.pliant_version}"
 
 
-def _expected(run: RunReport) -> Iterator[Expected]:
+def _expected(run: RunReport, baseline: RunReport | None) -> Iterator[Expected]:
     slack = SLACK_OF_REPLAYS if run.metrics.simulated else SLACK_OF_LIVE_RUNS
     for name in WRITTEN:
-        exact = getattr(run.metrics, name)
-        if exact:
-            upwards = better(name) == "lower"
-            limit = _outwards(exact + abs(exact) * slack * (1 if upwards else -1), upwards=upwards)
-            limit = float(exact) if isinstance(exact, int) else limit
-            value = float(f"{exact:.6g}")
-            yield Expected(
-                policy=run.label,
-                metric=name,
-                value=value,
-                max=limit if upwards else None,
-                min=None if upwards else limit,
-            )
+        if found := getattr(run.metrics, name):
+            yield _limited(run.label, name, found, 0 if isinstance(found, int) else slack)
+    if baseline is not None and baseline is not run:
+        ratio = ratio_to(run.metrics, baseline.metrics, RELATIVE)
+        if ratio:
+            yield _limited(run.label, RELATIVE, ratio, slack, over=baseline.label)
+
+
+def _limited(run: str, metric: str, found: float, slack: float, over: str | None = None) -> Expected:
+    """A figure that may be worse by a share of it, ``slack``."""
+    worse = 1 if better(metric) == "lower" else -1
+    limit = _outwards(found + worse * slack * abs(found), upwards=worse > 0) if slack else float(found)
+    value = float(f"{found:.6g}") if slack else float(found)
+    most, least = (limit, None) if worse > 0 else (None, limit)
+    return Expected(policy=run, over=over, metric=metric, value=value, max=most, min=least)
 
 
 def _outwards(number: float, *, upwards: bool) -> float:

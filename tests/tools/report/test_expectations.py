@@ -189,6 +189,14 @@ def test_written_expectations_hold_and_forbid_only_what_is_worse(report, tmp_pat
     assert "trace abababababab, seed 0" in expected.source
 
 
+def test_a_written_file_holds_runs_to_their_baseline():
+    beside = make_report([fold(first_come()), fold(shared())], baseline="fifo")
+    ratios = [each for each in expectations_of(beside).figures if each.over]
+    assert [(each.policy, each.over, each.metric, each.value, each.max) for each in ratios] == [
+        ("ares", "fifo", "mean_jct_s", 0.88, 0.924)
+    ]
+
+
 def test_a_live_run_may_vary_more():
     live = make_report([fold(first_come(simulated=False))])
     assert {each.metric: each.max for each in expectations_of(live).figures}["mean_jct_s"] == 210.0
