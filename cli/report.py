@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from pliant.cli.console import UNKNOWN_WIDTH, note, nothing_comes_in, out_text, stderr, width_for
 from pliant.schemas.file_io.json_lines import garbage_collection_paused
+
+if TYPE_CHECKING:
+    from pliant.schemas.metrics import CheckedFigure
+    from pliant.tools.report.report import Report
 
 
 @garbage_collection_paused(to_the_end=True)
@@ -52,6 +57,16 @@ def report(
         str | None,
         typer.Option(metavar="FILE", help="Compare with expected figures; exit 5 where one is out of range."),
     ] = None,
+    write_expected: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a file for --expect: what these runs show, limited on the worse side of each figure.",
+        ),
+    ] = None,
+    junit: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write what --expect found as JUnit XML, for CI.")
+    ] = None,
     simulated: Annotated[
         str | None,
         typer.Option(metavar="EVENTS", help="Put this simulated run beside the measured one, job by job."),
@@ -68,10 +83,11 @@ def report(
       pliant report out/fifo.parquet out/ares.parquet --baseline fifo --figures figures/
       pliant replay jobs.jsonl --cluster cluster.json --policy ares | pliant report
       pliant report state/events.jsonl --simulated out/ares.parquet --jobs
-      pliant report out/ --format json --expect published.json
+      pliant report out/ --write-expected expected.json
+      pliant report out/ --expect expected.json --junit junit.xml
     """  # noqa: D301 - keeps the lines of the examples apart
     from pliant.schemas.errors import UsageError
-    from pliant.schemas.file_io.files import check_folder, check_output, source_name, write_bytes
+    from pliant.schemas.file_io.files import check_folder, source_name, write_bytes
     from pliant.tools.report.comparisons import compare_runs
     from pliant.tools.report.expectations import (
         check_expectations,
@@ -87,7 +103,9 @@ def report(
 
     if not events and nothing_comes_in():
         raise UsageError("no events: name event files, or pipe one in")
-    check_output(output)
+    _check_files(output, junit, write_expected)
+    if junit and not expect:
+        raise UsageError("--junit writes what --expect found: name a file with --expect")
     if figures is not None:
         check_folder(figures)
     expectations = None if expect is None else read_expectations(expect)
@@ -116,6 +134,7 @@ def report(
         from pliant.tools.report.figures import write_figures
 
         note(f"{len(write_figures(made, figures))} figures in {figures}")
+    _write_for_ci(made, extras.checked, write_expected, junit)
     if not shows_expectations(format):
         for warning in made.warnings:
             note(f"warning: {warning}")
@@ -123,6 +142,33 @@ def report(
             table = as_table([expectations_section(extras.checked)], width_for(sys.stderr))
             stderr().print(table, end="", soft_wrap=True, markup=False)
     refuse_missed(extras.checked)
+
+
+def _check_files(*paths: str | None) -> None:
+    """Refuse products that could not be written, before the work begins."""
+    from pliant.schemas.errors import UsageError
+    from pliant.schemas.file_io.files import PIPE, check_output
+
+    if paths.count(PIPE) > 1:
+        raise UsageError("stdout holds one product: name files with -o, --junit and --write-expected")
+    for path in paths:
+        if path is not None:
+            check_output(path)
+
+
+def _write_for_ci(
+    made: Report, checked: Sequence[CheckedFigure], write_expected: str | None, junit: str | None
+) -> None:
+    from pliant.schemas.file_io.files import write_bytes
+    from pliant.tools.report.expectations import expectations_bytes, expectations_of
+    from pliant.tools.report.rendering.junit import junit_bytes
+
+    if write_expected is not None:
+        written = expectations_of(made)
+        write_bytes(write_expected, expectations_bytes(written))
+        note(f"{len(written.figures)} expected figures in {write_expected}")
+    if junit is not None:
+        write_bytes(junit, junit_bytes(checked))
 
 
 def _seconds(times: str | None) -> tuple[float, ...]:

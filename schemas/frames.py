@@ -50,10 +50,21 @@ def read(path: str | Path, table: str | None = None, *, kind: str | None = None)
     :raises UsageError: there is no such kind, or a file of this kind has no such table.
     """
     kind, content = read_kind(path, kind)
-    table = table or next(iter(TABLES[kind]))
-    if table not in TABLES[kind]:
-        expected = ", ".join(TABLES[kind])
-        raise UsageError(f"{path}: {kind} files have no table {table!r}, expected one of {expected}")
+    return frame(kind, content, table, source_name(path))
+
+
+def frame(kind: str, content: Sequence[Any], table: str | None = None, source: str = "") -> pd.DataFrame:
+    """The records of a file of this kind, or its document in a sequence of one, as a DataFrame.
+
+    :param source: what messages call it.
+    :raises BadInputError: a whole number has more than 64 bits.
+    :raises UsageError: a file of this kind has no such table.
+    """
+    tables = TABLES.get(kind, {})
+    table = table or next(iter(tables), "")
+    if table not in tables:
+        named = f"no table {table!r}, expected one of {', '.join(tables)}" if tables else "no tables"
+        raise UsageError(": ".join(part for part in (source, f"{kind} files have {named}") if part))
     if (kind, table) == ("metrics", "jobs"):
         return _jobs_of_runs(content[0])
     if kind == "cluster":
@@ -61,9 +72,28 @@ def read(path: str | Path, table: str | None = None, *, kind: str | None = None)
     elif kind in ("schedule", "metrics"):
         content = getattr(content[0], table) or ()
     try:
-        return _frame(content, TABLES[kind][table])
+        return _frame(content, tables[table])
     except (OverflowError, TypeError):  # pandas raises the one or the other
-        raise BadInputError.one(source_name(path), "holds a whole number beyond 64 bits") from None
+        raise BadInputError.one(source or kind, "holds a whole number beyond 64 bits") from None
+
+
+def events_of_runs(policies: Sequence[str], runs: Sequence[Sequence[Event]]) -> pd.DataFrame:
+    """The events of several runs, one below the other, after a column that says under which policy."""
+    found = [frame("event", events) for events in runs]
+    for policy, each in zip(policies, found, strict=True):
+        each.insert(0, "policy", pd.Series([policy] * len(each), dtype="string"))
+    return pd.concat(found, ignore_index=True)
+
+
+def fields_of(rows: Any) -> Iterator[dict[str, Any]]:
+    """The fields of each row of a DataFrame, as a file of records has them: those with a value, nested."""
+    names = [str(name).split(".") for name in rows.columns]
+    for row in rows.itertuples(index=False, name=None):
+        record: dict[str, Any] = {}
+        for path, value in zip(names, row, strict=True):
+            if not pd.api.types.is_scalar(value) or not pd.isna(value):
+                reduce(lambda inner, name: inner.setdefault(name, {}), path[:-1], record)[path[-1]] = value
+        yield record
 
 
 def _jobs_of_runs(metrics: Metrics) -> pd.DataFrame:

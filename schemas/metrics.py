@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
 from pliant.schemas.file_io.record import NonNegativeFloat, NonNegativeInt, Record
 
 Number = float | None
+Better = Literal["lower", "higher"]
+_LOWER: Final = frozenset(
+    (
+        *("mean_jct_s", "median_jct_s", "p90_jct_s", "p99_jct_s", "makespan_s", "mean_queueing_delay_s"),
+        *("mean_ftf", "worst_ftf", "unfair_fraction"),
+        *("mean_ftf_gps", "worst_ftf_gps", "unfair_fraction_gps"),
+        *("mean_ftf_isolated", "worst_ftf_isolated", "unfair_fraction_isolated"),
+        *("worst_gps_delay_s", "jobs_past_gps_bound", "worst_bound_used", "median_late_s", "stdev_late_s"),
+        *("preemptions_per_job", "rescales_per_job", "moves_per_job", "rescales_per_hour"),
+        *("jobs_rejected", "jobs_failed", "drop_ratio", "mean_decision_ms"),
+    )
+)
+_HIGHER: Final = frozenset(
+    ("jobs_finished", "jobs_admitted", "jobs_on_time", "total_utility", "sjs_efficiency")
+)
 
 
 class RunMetrics(Record):
@@ -174,3 +189,13 @@ class Metrics(Record):
     """What must be known before the runs are compared."""
     expectations: tuple[CheckedFigure, ...] | None = None
     """Null: nothing was expected."""
+
+
+def better(metric: str) -> Better | None:
+    """Which direction of a figure is better, other figures being equal.
+
+    Returns None where neither is: ``utilization`` rises when GPUs do more work and when they waste more.
+    """
+    if metric in _LOWER:
+        return "lower"
+    return "higher" if metric in _HIGHER else None

@@ -1,22 +1,26 @@
 """Figures compared with published or golden ones: for ``--expect``, the experiments and the benchmarks.
 
-The file that ``--expect`` reads::
+The file that ``--expect`` reads and ``--write-expected`` writes::
 
     {"figures": [
-        {"policy": "ares", "metric": "mean_jct_s", "value": 5400.0, "tolerance": 0.05, "source": "table 2"},
-        {"policy": "ares", "over": "fifo", "metric": "mean_jct_s", "value": 0.7, "high": 0.8},
-        {"policy": "ares", "metric": "jobs_finished", "low": 160}
+        {"policy": "ares", "metric": "mean_jct_s", "value": 5400.0, "max": 5670},
+        {"policy": "ares", "metric": "jobs_finished", "min": 160},
+        {"policy": "ares", "over": "fifo", "metric": "mean_jct_s", "value": 0.7, "max": 0.8},
+        {"policy": "ares", "metric": "utilization", "value": 0.9, "tolerance": 0.05, "source": "table 2"}
     ]}
+
+``max`` and ``min`` accept every value on their other side, so that an improvement never fails; ``tolerance``
+limits both sides. Older files say ``high`` and ``low``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from math import inf, isfinite, nextafter
+from math import ceil, floor, inf, isfinite, log10, nextafter
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -24,12 +28,26 @@ from pliant.schemas.errors import BadInputError, JobsFailedError, Problem, Usage
 from pliant.schemas.file_io.files import read_bytes, source_name
 from pliant.schemas.file_io.json_lines import parse_json
 from pliant.schemas.file_io.record import NonNegativeFloat, Record, broken_rule, problems_of
-from pliant.schemas.metrics import CheckedFigure, RunMetrics
-from pliant.schemas.text import shortened
-from pliant.tools.report.rendering.sections import NOTHING, Section, percent, value_of
-from pliant.tools.report.report import Report, find_run
+from pliant.schemas.metrics import CheckedFigure, RunMetrics, better
+from pliant.schemas.text import shortened, similar
+from pliant.tools.report.records import kind
+from pliant.tools.report.rendering.sections import FIGURES, NOTHING, Section, percent, ratio_to, value_of
+from pliant.tools.report.report import Report, RunReport, find_run
 
 _NOT_NUMBERS = ("policy", "trace_hash", "parameters", "simulated", "oracle", "demand", "jobs_completed_at")
+_MISSES_SHOWN: Final = 20
+WRITTEN: Final = (
+    *("jobs_finished", "mean_jct_s", "p99_jct_s", "makespan_s", "mean_queueing_delay_s", "worst_ftf"),
+    *("jobs_on_time", "total_utility"),
+)
+"""Figures that ``--write-expected`` writes where they apply. Each has a better direction, and none depends on
+the speed of the machine that replays."""
+RELATIVE: Final = "mean_jct_s"
+"""Figure that it also writes relative to the baseline."""
+SLACK_OF_REPLAYS: Final = 0.05
+"""How much worse than found a written limit is. A replay gives the same figures on every machine: the slack
+is for changes of no interest."""
+SLACK_OF_LIVE_RUNS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +108,19 @@ class ExpectedFigure(Record):
     @model_validator(mode="after")
     def _is_known(self) -> Self:
         if self.metric not in self.known():
-            raise broken_rule(f'"{shortened(self.metric)}" is not a figure of a report', "/metric")
+            hint = _meant(self.metric, self.known())
+            raise broken_rule(f'"{shortened(self.metric)}" is not a figure of a report{hint}', "/metric")
         return self
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    """The figures that an unknown name may be meant for: by its title in reports, by spelling, by a part."""
+    plain = name.strip().lower()
+    titles = [figure.name for figure in FIGURES if figure.title.lower() == plain and figure.name in known]
+    alike = similar(plain, [each for each in known if each != "seed"], 1)
+    found = titles or alike or [each for each in known if len(plain) > 2 and plain in each][:3]
+    words = " or ".join(f'"{each}"' for each in found)
+    return f"; did you mean {words}?" if found else "; docs/schemas.md lists them (ReportedRun)"
 
 
 class Expected(ExpectedFigure):
@@ -99,30 +128,45 @@ class Expected(ExpectedFigure):
 
     policy: str
     value: float | None = None
-    """The published or golden figure; low or high may stand alone instead."""
+    """The published or golden figure; a limit may stand alone instead."""
+    max: float | None = None
+    """Largest figure that is accepted."""
+    min: float | None = None
+    """Smallest figure that is accepted."""
     tolerance: NonNegativeFloat | None = None
-    """Largest relative deviation from value. Without it, low and high say what is accepted."""
-    low: float | None = None
+    """Largest relative deviation from value, to both sides; instead of max and min."""
     high: float | None = None
+    """Older name of max."""
+    low: float | None = None
+    """Older name of min."""
     source: str = ""
     """Where the figure is published."""
 
     @model_validator(mode="after")
     def _is_checkable(self) -> Self:
-        if (self.tolerance is None) == (self.low is None and self.high is None):
-            raise broken_rule(
-                "expected either tolerance, or low and high (one of them is enough)", "/tolerance"
-            )
+        for old, new in (("high", "max"), ("low", "min")):
+            if getattr(self, old) is not None and getattr(self, new) is not None:
+                raise broken_rule(f"is the older name of {new}, expected one of them", f"/{old}")
+        most, least = self._limits
+        if (self.tolerance is None) == (most is None and least is None):
+            raise broken_rule("expected max, min or both, or else tolerance", "/tolerance")
         if self.tolerance is not None and self.value is None:
             raise broken_rule("is missing, expected the figure that tolerance is about", "/value")
-        if self.low is not None and self.high is not None and self.high < self.low:
-            raise broken_rule(f"{self.high:g} is below low {self.low:g}", "/high")
+        if most is not None and least is not None and most < least:
+            upper, lower = ("high" if self.max is None else "max"), ("low" if self.min is None else "min")
+            raise broken_rule(f"{most:g} is below {lower} {least:g}", f"/{upper}")
         return self
+
+    @property
+    def _limits(self) -> tuple[float | None, float | None]:
+        """The largest and the smallest figure accepted."""
+        return (self.high if self.max is None else self.max, self.low if self.min is None else self.min)
 
     @property
     def expectation(self) -> Expectation:
         if self.tolerance is None or self.value is None:
-            return Expectation(self.value, self.low, self.high)
+            most, least = self._limits
+            return Expectation(self.value, least, most)
         return Expectation.within(self.value, self.tolerance)
 
 
@@ -130,6 +174,8 @@ class Expectations(Record):
     """The file that ``--expect`` reads."""
 
     figures: tuple[Expected, ...] = Field(min_length=1)
+    source: str = ""
+    """What the figures are from."""
 
 
 def read_expectations(path: str | Path) -> Expectations:
@@ -166,12 +212,104 @@ def check_expectations(
 
 
 def refuse_missed(checked: tuple[CheckedFigure, ...]) -> None:
-    """:raises JobsFailedError: naming the figures that are out of their range."""
+    """:raises JobsFailedError: with a line for each figure that is out of its range."""
     missed = [each for each in checked if not each.holds]
     if missed:
-        names = ", ".join(f"{_name(each)} {each.metric}" for each in missed[:5])
-        more = f" and {len(missed) - 5} more" if len(missed) > 5 else ""
-        raise JobsFailedError(f"{len(missed)} of {len(checked)} figures are out of range: {names}{more}")
+        lines = [f"{len(missed)} of {len(checked)} figures are out of range", *map(outcome, missed)]
+        more = len(lines) - 1 - _MISSES_SHOWN
+        if more > 0:
+            lines[_MISSES_SHOWN + 1 :] = [f"… and {more} more"]
+        raise JobsFailedError("\n".join(lines))
+
+
+def outcome(checked: CheckedFigure) -> str:
+    """A figure in a line, with its limit: ``fifo mean_jct_s is 175, above max 170 (lower is better)``.
+
+    An improvement that fails, as one beyond a tolerance does, says how to accept it.
+    """
+    name, wanted = f"{_name(checked)} {checked.metric}", better(checked.metric)
+    direction = "" if wanted is None else f"{wanted} is better"
+    if checked.found is None:
+        return f"{name} has no value, expected {_range(checked.low, checked.high)}"
+    if checked.high is not None and checked.found > checked.high:
+        side, limit, improved = "above max", checked.high, wanted == "higher"
+    elif checked.low is not None and checked.found < checked.low:
+        side, limit, improved = "below min", checked.low, wanted == "lower"
+    else:
+        return f"{name} is {_text(checked.found)}, {_range(checked.low, checked.high)}"
+    if improved:
+        direction += f", to accept it give {'min' if wanted == 'higher' else 'max'} alone"
+    shown = [_text(checked.found), _text(limit)]
+    found, bound = shown if shown[0] != shown[1] else (repr(checked.found), repr(limit))
+    return f"{name} is {found}, {side} {bound}" + (f" ({direction})" if direction else "")
+
+
+def expectations_of(report: Report) -> Expectations:
+    """What runs like those of this report are expected to show: each figure limited on its worse side.
+
+    Counts may not be worse at all, other figures by 5 % in a replay and 20 % in a live run. Figures of zero,
+    where a share of them says nothing, are left out. With a baseline, mean JCTs relative to it are limited,
+    too.
+
+    :raises UsageError: no figure of these runs can be expected, because no job finished.
+    """
+    figures = tuple(each for run in report.runs for each in _expected(run, report.baseline))
+    if not figures:
+        raise UsageError("--write-expected: no job finished, so there are no figures to expect")
+    return Expectations(figures=figures, source="; ".join(dict.fromkeys(map(_origin, report.runs))))
+
+
+def _origin(run: RunReport) -> str:
+    info = run.run.info
+    trace = " ".join(part for part in (info.trace, info.trace_hash[:12]) if part)
+    return f"{kind(run.run)}, trace {trace}, seed {info.seed}, pliant {info.pliant_version}"
+
+
+def _expected(run: RunReport, baseline: RunReport | None) -> Iterator[Expected]:
+    slack = SLACK_OF_REPLAYS if run.metrics.simulated else SLACK_OF_LIVE_RUNS
+    for name in WRITTEN:
+        if found := getattr(run.metrics, name):
+            yield _limited(run.label, name, found, 0 if isinstance(found, int) else slack)
+    if baseline is not None and baseline is not run:
+        ratio = ratio_to(run.metrics, baseline.metrics, RELATIVE)
+        if ratio:
+            yield _limited(run.label, RELATIVE, ratio, slack, over=baseline.label)
+
+
+def _limited(run: str, metric: str, found: float, slack: float, over: str | None = None) -> Expected:
+    """A figure that may be worse by a share of it, ``slack``."""
+    worse = 1 if better(metric) == "lower" else -1
+    limit = _outwards(found + worse * slack * abs(found), upwards=worse > 0) if slack else float(found)
+    value = float(f"{found:.6g}") if slack else float(found)
+    most, least = (limit, None) if worse > 0 else (None, limit)
+    return Expected(policy=run, over=over, metric=metric, value=value, max=most, min=least)
+
+
+def _outwards(number: float, *, upwards: bool) -> float:
+    """Rounded to four digits, away from the figures that are accepted."""
+    unit = 3 - floor(log10(abs(number)))
+    rounded = (ceil if upwards else floor)(number * 10.0**unit)
+    return float(f"{rounded / 10.0**unit:.4g}")
+
+
+def expectations_bytes(expectations: Expectations) -> bytes:
+    """The file of these expectations, a line for each figure."""
+    names = dict.fromkeys(("policy", "over", *Expected.model_fields))
+    lines = []
+    for each in expectations.figures:
+        stated = each.model_dump(exclude_defaults=True)
+        fields = {name: _whole(stated[name]) for name in names if name in stated}
+        lines.append(f"  {json.dumps(fields, ensure_ascii=False)}")
+    source = (
+        f' "source": {json.dumps(expectations.source, ensure_ascii=False)},\n' if expectations.source else ""
+    )
+    figures = ",\n".join(lines)
+    return f'{{\n{source} "figures": [\n{figures}\n ]\n}}\n'.encode()
+
+
+def _whole(value: object) -> object:
+    """A number without its decimal point where it is whole."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value
 
 
 def expectations_section(checked: tuple[CheckedFigure, ...]) -> Section:

@@ -70,6 +70,35 @@ def test_figures_that_are_missed_are_shown_first(runs, tmp_path, capsys):
     assert "OUT OF RANGE" in capsys.readouterr().out
 
 
+def test_a_written_file_expects_what_was_found(runs, tmp_path, capsys):
+    expected, junit = tmp_path / "expected.json", tmp_path / "junit.xml"
+    report(list(runs), write_expected=str(expected))
+    assert f"expected figures in {expected}" in capsys.readouterr().err
+    report(list(runs), expect=str(expected), junit=str(junit))
+    assert 'failures="0"' in junit.read_text()
+
+
+def test_junit_is_written_where_figures_are_missed(runs, tmp_path):
+    junit = tmp_path / "junit.xml"
+    with pytest.raises(JobsFailedError):
+        report(list(runs), expect=expect(tmp_path, 100.0), junit=str(junit))
+    assert 'failures="1"' in junit.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"junit": "j.xml"}, "--junit writes what --expect found"),
+        ({"write_expected": "-"}, "stdout holds one product"),
+        ({"write_expected": "none/e.json"}, "the folder none is missing"),
+    ],
+)
+def test_files_for_ci_that_cannot_be(runs, tmp_path, monkeypatch, options, problem):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=problem):
+        report(list(runs), **options)
+
+
 def test_the_product_alone_is_on_stdout(runs, tmp_path, capsys):
     report([runs[0]], format="json", expect=expect(tmp_path, 175.0), figures=str(tmp_path / "figures"))
     out, err = capsys.readouterr()

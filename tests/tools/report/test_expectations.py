@@ -2,21 +2,28 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from xml.etree import ElementTree as ET
 
 import pytest
 
-from pliant.schemas.errors import BadInputError, JobsFailedError
+from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
+from pliant.schemas.metrics import RunMetrics, better
 from pliant.tools.report.expectations import (
     Expectation,
     Expectations,
     check_expectations,
+    expectations_bytes,
+    expectations_of,
     expectations_section,
     read_expectations,
     refuse_missed,
 )
 from pliant.tools.report.read_run import fold
+from pliant.tools.report.rendering.junit import junit_bytes
+from pliant.tools.report.rendering.sections import FIGURES
 from pliant.tools.report.report import make_report
-from tests.tools.report.runs import first_come, shared
+from tests.builders import job
+from tests.tools.report.runs import begin, first_come, shared, submit
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +49,7 @@ def checked(report, **figure):
 def test_a_figure_out_of_its_range_fails(report, figure, holds):
     found = checked(report, **figure)
     assert found[0].holds is holds
-    failure = pytest.raises(JobsFailedError, match="1 of 1 figures are out of range: fifo")
+    failure = pytest.raises(JobsFailedError, match="1 of 1 figures are out of range\nfifo")
     with nullcontext() if holds else failure:
         refuse_missed(found)
 
@@ -53,6 +60,9 @@ def test_a_figure_out_of_its_range_fails(report, figure, holds):
         ({"low": 170.0}, True, "at least 170"),
         ({"high": 170.0}, False, "at most 170"),
         ({"low": 100.0, "high": 200.0}, True, "100 to 200"),
+        ({"min": 170.0}, True, "at least 170"),
+        ({"max": 170.0}, False, "at most 170"),
+        ({"min": 100.0, "high": 200.0}, True, "100 to 200"),
     ],
 )
 def test_a_limit_may_stand_without_a_published_figure(report, limits, holds, shown):
@@ -86,9 +96,11 @@ def test_an_expected_run_that_is_not_there(report):
     [
         ({"metric": "speed"}, '/figures/0/metric: "speed" is not a figure of a report'),
         ({"metric": "policy"}, '/figures/0/metric: "policy" is not a figure of a report'),
-        ({}, "/figures/0/tolerance: expected either tolerance, or low and high (one of them is enough)"),
-        ({"tolerance": 0.1, "low": 1}, "/figures/0/tolerance: expected either tolerance, or low and high"),
+        ({}, "/figures/0/tolerance: expected max, min or both, or else tolerance"),
+        ({"tolerance": 0.1, "low": 1}, "/figures/0/tolerance: expected max, min or both, or else tolerance"),
         ({"low": 2, "high": 1}, "/figures/0/high: 1 is below low 2"),
+        ({"min": 2, "max": 1}, "/figures/0/max: 1 is below min 2"),
+        ({"max": 2, "high": 2}, "/figures/0/high: is the older name of max, expected one of them"),
         ({"value": None, "tolerance": 0.1}, "/figures/0/value: is missing, expected the figure that tol"),
         ({"tolerance": -0.1}, "/figures/0/tolerance: -0.1 is below 0, expected 0 or more"),
         ({"tolerance": 0.1, "colour": 1}, "/figures/0/colour: is not a field that this version knows"),
@@ -103,6 +115,120 @@ def test_expectations_that_make_no_sense(tmp_path, figure, problem):
         read_expectations(path)
     assert str(caught.value).startswith(f"{path}: {problem}")
     assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("mean_jct", '; did you mean "mean_jct_s"?'),
+        ("JCT, mean", '; did you mean "mean_jct_s"?'),
+        ("Makespan", '; did you mean "makespan_s"?'),
+        ("jct", '; did you mean "mean_jct_s" or "median_jct_s" or "p90_jct_s"?'),
+        ("queueing", '; did you mean "mean_queueing_delay_s"?'),
+        ("glamour", "; docs/schemas.md lists them (ReportedRun)"),
+    ],
+)
+def test_an_unknown_figure_suggests_the_nearest(tmp_path, name, meant):
+    path = tmp_path / "expect.json"
+    path.write_text(json.dumps({"figures": [{"policy": "a", "metric": name, "max": 1}]}))
+    with pytest.raises(BadInputError) as caught:
+        read_expectations(path)
+    assert str(caught.value).endswith(f'"{name}" is not a figure of a report{meant}')
+
+
+# The mean JCT of fifo is 175.
+@pytest.mark.parametrize(
+    ("figure", "line"),
+    [
+        ({"max": 170}, "fifo mean_jct_s is 175, above max 170 (lower is better)"),
+        (
+            {"value": 210.0, "tolerance": 0.1},
+            "fifo mean_jct_s is 175, below min 189 (lower is better, to accept it give max alone)",
+        ),
+        ({"metric": "jobs_finished", "min": 3}, "fifo jobs_finished is 2, below min 3 (higher is better)"),
+        ({"metric": "utilization", "min": 2}, "fifo utilization is 0.75, below min 2"),
+        ({"metric": "mean_decision_ms", "max": 5}, "fifo mean_decision_ms has no value, expected at most 5"),
+        (
+            {"max": 174.99999999},
+            "fifo mean_jct_s is 175.0, above max 174.99999999 (lower is better)",
+        ),
+        (
+            {"policy": "ares", "over": "fifo", "max": 0.8},
+            "ares / fifo mean_jct_s is 0.88, above max 0.8 (lower is better)",
+        ),
+    ],
+)
+def test_a_miss_says_figure_value_limit_and_direction(report, figure, line):
+    text = json.dumps({"figures": [{"policy": "fifo", "metric": "mean_jct_s", **figure}]})
+    with pytest.raises(JobsFailedError) as caught:
+        refuse_missed(check_expectations(report, Expectations.model_validate_json(text)))
+    assert str(caught.value).splitlines() == ["1 of 1 figures are out of range", line]
+
+
+def test_only_so_many_misses_are_listed(report):
+    figures = [{"policy": "fifo", "metric": "mean_jct_s", "max": each} for each in range(25)]
+    expected = Expectations.model_validate_json(json.dumps({"figures": figures}))
+    with pytest.raises(JobsFailedError) as caught:
+        refuse_missed(check_expectations(report, expected))
+    assert len(str(caught.value).splitlines()) == 22
+    assert str(caught.value).endswith("max 19 (lower is better)\n… and 5 more")
+
+
+def test_written_expectations_hold_and_forbid_only_what_is_worse(report, tmp_path):
+    path = tmp_path / "expected.json"
+    path.write_bytes(expectations_bytes(expectations_of(report)))
+    expected = read_expectations(path)
+    assert all(each.holds for each in check_expectations(report, expected))
+    by_name = {(each.policy, each.metric): each for each in expected.figures}
+    jct, finished = by_name["fifo", "mean_jct_s"], by_name["fifo", "jobs_finished"]
+    assert (jct.value, jct.max, jct.min, jct.tolerance) == (175.0, 183.8, None, None)
+    assert (finished.value, finished.max, finished.min) == (2.0, None, 2.0)
+    for each in expected.figures:
+        assert (each.max is None) == (better(each.metric) == "higher"), each.metric
+    assert '{"policy": "fifo", "metric": "jobs_finished", "value": 2, "min": 2}' in path.read_text()
+    assert "trace abababababab, seed 0" in expected.source
+
+
+def test_a_written_file_holds_runs_to_their_baseline():
+    beside = make_report([fold(first_come()), fold(shared())], baseline="fifo")
+    ratios = [each for each in expectations_of(beside).figures if each.over]
+    assert [(each.policy, each.over, each.metric, each.value, each.max) for each in ratios] == [
+        ("ares", "fifo", "mean_jct_s", 0.88, 0.924)
+    ]
+
+
+def test_a_live_run_may_vary_more():
+    live = make_report([fold(first_come(simulated=False))])
+    assert {each.metric: each.max for each in expectations_of(live).figures}["mean_jct_s"] == 210.0
+
+
+def test_a_run_in_which_no_job_finished_has_nothing_to_expect():
+    with pytest.raises(UsageError, match="no job finished"):
+        expectations_of(make_report([fold([begin(), submit(job())])]))
+
+
+def test_every_figure_with_a_direction_is_one_of_a_report():
+    directed = {name for name in RunMetrics.model_fields if better(name)}
+    assert directed <= {figure.name for figure in FIGURES} | {"jobs_finished", "jobs_rejected", "jobs_failed"}
+    assert better("utilization") is better("gps_bound_s") is better("bound_jct_s") is None
+
+
+def test_junit_has_a_case_for_each_figure_and_a_failure_for_each_miss(report):
+    figures = [
+        {"policy": "fifo", "metric": "mean_jct_s", "max": 180},
+        {"policy": "fifo", "metric": "mean_jct_s", "max": 170, "source": "<table> 2"},
+        {"policy": "ares", "over": "fifo", "metric": "mean_jct_s", "max": 1},
+    ]
+    expected = Expectations.model_validate_json(json.dumps({"figures": figures}))
+    suite = ET.fromstring(junit_bytes(check_expectations(report, expected)))[0]  # noqa: S314 - our own
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "1", "0")
+    named = [(case.get("classname"), case.get("name")) for case in suite]
+    assert named == [("fifo", "mean_jct_s"), ("fifo", "mean_jct_s (2)"), ("ares", "mean_jct_s over fifo")]
+    assert [case.find("failure") is None for case in suite] == [True, False, True]
+    failure = suite[1].find("failure")
+    assert failure.get("message") == "fifo mean_jct_s is 175, above max 170 (lower is better)"
+    assert failure.text.endswith("from <table> 2")
+    assert suite[0].findtext("system-out") == "fifo mean_jct_s is 175, at most 180"
 
 
 @pytest.mark.parametrize(
