@@ -122,6 +122,7 @@ def profile(
     """  # noqa: D301 - keeps the lines of the examples apart
     from dataclasses import replace
 
+    from pliant.schemas.extras import require
     from pliant.schemas.file_io.files import check_output, write_bytes
     from pliant.schemas.io import read_profile, write_profile
     from pliant.tools.profile.measuring.plan import MeasuringOptions
@@ -154,6 +155,7 @@ def profile(
         new = _imported(imported, jobs)
         write_profile(replace(new, rows=merged(old.rows if old else (), new.rows)), out)
         return
+    require("torch", "measuring trains with torch")
     with kept_points(points or points_beside(out)) as kept:
         made = _measured(named_or_piped(jobs, NO_JOBS), cluster, options, keeper, kept, into_pipe=out == "-")
         rows = merged(old.rows if old else (), made.profile.rows)
