@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pliant.schemas.io import read_events, write_cluster, write_jobs
+from pliant.schemas.io import read_events, read_schedule, write_cluster, write_jobs
 from pliant.tools.schedule.registry import policy_class
 from pliant.tools.schedule.testing.conformance import check_all
 from tests.builders import cluster, job
@@ -102,35 +102,34 @@ def test_a_file_is_a_policy_in_schedule_run_and_replay_from_any_folder(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cli("new", "policy", "important", "mine")
-    jobs = [
-        job("a", gpus=1, gpu_seconds=9, command=("a.py",)),
-        job("b", gpus=2, gpu_seconds=9, priority=2.0, command=("a.py",)),
-    ]
-    write_jobs([each.model_copy(update={"elastic": "none"}) for each in jobs], "jobs.jsonl")
-    write_cluster(cluster(2, slots="cpu", gpu_type="cpu"), "cluster.json")
+    ours = [job(name, gpu_seconds=9, priority=at, command=("a.py",)) for name, at in (("a", 0.0), ("b", 2.0))]
+    write_jobs([each.model_copy(update={"elastic": "none"}) for each in ours], "jobs.jsonl")
+    write_cluster(cluster(1, slots="cpu", gpu_type="cpu"), "cluster.json")
     Path("a.py").touch()
     files = ("--jobs", "jobs.jsonl", "--cluster", "cluster.json")
-    done = cli(
-        "schedule", *files, "--policy", "mine/pliant_important.py", "--param", "floor=1", "-o", "s.json"
-    )
+    named = ("--policy", "mine/pliant_important.py", "--param", "floor=-1")
+    done = cli("schedule", *files, *named, "-o", "s.json")
     assert (done.exit_code, "priorit" in done.stderr) == (0, False), done.stderr
-    found = json.loads(Path("s.json").read_text())
+    found = read_schedule("s.json")
     where = f"{here}/mine/pliant_important.py:important"
-    assert found["policy"] == {"name": where, "parameters": {"floor": 1.0}}
-    assert [given["job"] for given in found["allocations"]] == ["b"]
+    assert (found.policy.name, found.policy.parameters) == (where, {"floor": -1.0})
+    assert [given.job for given in found.allocations] == ["b"]
+
     both = "fifo,mine/pliant_important.py:Important"
-    done = cli(
-        "replay", *files, "--policy", both, "--param", "important.floor=0", "-o", "out", "--workers", "2"
-    )
+    more = ("--param", "important.floor=0", "-o", "out", "--workers", "2")
+    done = cli("replay", *files, "--policy", both, *more)
     assert done.exit_code == 0, done.stderr
     assert {path.name for path in Path("out").glob("*.parquet")} == {"fifo.parquet", "important.parquet"}
-    first = read_events("out/important.parquet")[0]
-    assert (first.detail or {})["policy"] == "important"
+
+    ran = call("pliant run s.json --state state --until-done", here)
+    assert ran.returncode == 0, ran.stderr
+    assert [event.job for event in read_events("state/events.jsonl") if event.event == "start"] == ["b", "a"]
+    for path in ("out/important.parquet", "state/events.jsonl"):
+        assert (read_events(path)[0].detail or {})["policy"] == "important"
+    assert read_schedule("state/schedule.json").policy.name == where
     (here / "elsewhere").mkdir()
-    shown = cli("run", "s.json", "--state", "s", "--dry-run")
-    assert shown.stdout.startswith("start b:"), shown.stderr
     monkeypatch.chdir("elsewhere")
-    assert cli("policies", where).exit_code == 0
+    assert cli("schedule", "--state", "../state", "--policy", where).exit_code == 0
 
 
 @pytest.mark.parametrize(
