@@ -64,6 +64,7 @@ def demo(
     code = subprocess.run(["bash", str(script)], env=environment, check=False).returncode
     if code:
         raise typer.Exit(128 - code if code < 0 else code)
+    note(f"all of it is in {folder}, where these commands ran")
 
 
 def copy_examples(folder: Path) -> list[Path]:

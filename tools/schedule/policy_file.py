@@ -12,7 +12,7 @@ import sys
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
-from typing import Final
+from typing import Final, TypeGuard
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.schedule.policy import Policy, in_words, raised_at
@@ -71,7 +71,7 @@ def policy_in_file(name: str) -> type[Policy]:
     raise UsageError(f'{path} holds no policy "{wanted}"; it holds: {listed}')
 
 
-def _is_policy_of(found: object, module: ModuleType) -> bool:
+def _is_policy_of(found: object, module: ModuleType) -> TypeGuard[type[Policy]]:
     return (
         isinstance(found, type)
         and issubclass(found, Policy)
