@@ -108,6 +108,21 @@ def test_the_demo_says_what_it_needs(here: Path, monkeypatch: pytest.MonkeyPatch
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.parametrize("code", [0, 5])
+def test_the_demo_calls_this_pliant_in_its_folder_and_ends_as_its_commands_do(
+    code: int, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = here / "a python"
+    python.write_text(f'#!/bin/sh\necho "$PWD $*" >> "{here}/called"\nexit {code}\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    done = call("demo", "--replay", "my demo")
+    assert done.exit_code == code
+    first, *more = (here / "called").read_text().splitlines()
+    assert first.startswith(f"{here}/my demo -m pliant trace synth poisson")
+    assert len(more) == (0 if code else 2)
+
+
 def test_the_base_replays_schedules_reports_and_runs_plain_scripts_without_its_extras(here: Path) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
