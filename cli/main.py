@@ -14,14 +14,15 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from pliant.cli.common import BROKEN_PIPE, DISK_FULL, command
-from pliant.cli.console import LINES, say
+from pliant.cli.common import BROKEN_PIPE, DISK_FULL, command, run_command
+from pliant.cli.console import LINES, UNKNOWN_WIDTH, out_text, say, width_for
 from pliant.cli.grammar import epilog
 from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import abandon
 from pliant.schemas.text import harmless, without_long_words
 
 TOOLS: Final = "The tools"
+START: Final = "First steps"
 LIVE: Final = "Live state"
 FILES: Final = "Files"
 
@@ -31,6 +32,8 @@ COMMANDS: Final = (
     ("run", TOOLS),
     ("replay", TOOLS),
     ("report", TOOLS),
+    ("demo", START),
+    ("examples", START),
     ("submit", LIVE),
     ("cancel", LIVE),
     ("hold", LIVE),
@@ -45,17 +48,30 @@ COMMANDS: Final = (
     ("validate", FILES),
     ("schema", FILES),
     ("policies", FILES),
+    ("man", FILES),
 )
 MODULES: Final = {
     **dict.fromkeys(("cancel", "hold", "release", "priority", "drain", "resume"), "orders"),
+    "demo": "examples",
     "validate": "schema",
 }
 """Modules of commands that share one; others are named like their command."""
 GROUPS: Final = (
+    ("new", FILES, "Make files to begin with: the package of a policy of your own."),
     ("trace", FILES, "Make job traces: import published ones, or generate."),
     ("cluster", FILES, "Make cluster files: find out what there is."),
     ("predictor", FILES, "Predict how far jobs are that do not state their work."),
 )
+
+
+ASKS_COMPLETION: Final = "_PLIANT_COMPLETE"
+"""The variable by which a shell asks what completes a word."""
+NEXT: Final = """\
+Next:
+  pliant demo --replay    three policies on a simulated cluster, compared
+  pliant demo             real training on two CPU slots, measured and simulated
+  pliant --help           all commands; each has --help with an example
+"""
 
 
 class _OnDemand(TyperGroup):
@@ -68,6 +84,10 @@ class _OnDemand(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in self.commands and self.commands[cmd_name] is None:
             self.commands[cmd_name] = _made(cmd_name)
+            if ASKS_COMPLETION in os.environ:
+                from pliant.cli.completion import complete
+
+                complete(self.commands[cmd_name])
         return super().get_command(ctx, cmd_name)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
@@ -98,7 +118,7 @@ app = typer.Typer(
     name="pliant",
     help="Elastic deep-learning scheduling as Unix tools: profile | schedule | run, replay, report.",
     cls=_OnDemand,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -114,11 +134,35 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Elastic deep-learning scheduling as Unix tools: profile | schedule | run, replay, report."""
+    if context.invoked_subcommand is None and run_command(lambda: out_text(first_page(context))):
+        raise typer.Exit(1)
+
+
+def first_page(context: typer.Context) -> str:
+    """What ``pliant`` alone prints: the five tools, and what to type next."""
+    from pliant.cli.policies import entry
+
+    group: Any = context.command
+    tools = [name for name, panel in COMMANDS if panel == TOOLS]
+    width = width_for(sys.stdout) or UNKNOWN_WIDTH
+    found = [(name, group.get_command(context, name).get_short_help_str(limit=200)) for name in tools]
+    longest = max(map(len, tools))
+    lines = [line for name, text in found for line in entry(name, text, longest, width - 2)]
+    return "\n".join(
+        [
+            "pliant: elastic deep-learning scheduling as Unix tools",
+            "",
+            *(f"  {line}" for line in lines),
+            "",
+            NEXT,
+        ]
+    )
 
 
 def _made(name: str) -> Any:

@@ -127,6 +127,7 @@ def profile(
     """  # noqa: D301 - keeps the lines of the examples apart
     from dataclasses import replace
 
+    from pliant.schemas.extras import require
     from pliant.schemas.file_io.files import check_output, write_bytes
     from pliant.schemas.io import read_profile, write_profile
     from pliant.tools.profile.measuring.plan import MeasuringOptions
@@ -159,6 +160,7 @@ def profile(
         new = _imported(imported, jobs)
         write_profile(replace(new, rows=merged(old.rows if old else (), new.rows)), output)
         return
+    require("torch", "measuring trains with torch")
     with kept_points(points or points_beside(output)) as kept:
         made = _measured(
             named_or_piped(jobs, NO_JOBS), cluster, options, keeper, kept, into_pipe=output == "-"

@@ -298,6 +298,50 @@ def bound_table() -> str:
     return made()
 
 
+README_COMMANDS = re.compile(r"^```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_SHOWN = re.compile(
+    r"(?<=```\n\n)(<!-- Output of the block above, written by `make docs` -->\n```text\n).*?(?=```\n)",
+    re.DOTALL,
+)
+
+
+def readme() -> str:
+    """The README, with the output of the commands whose table it shows."""
+    text = (HERE.parent / "README.md").read_text()
+    found = _SHOWN.search(text)
+    if found is None:
+        raise ValueError("README.md has no output that `make docs` writes")
+    commands = README_COMMANDS.findall(text[: found.start()])[-1]
+    return text[: found.end(1)] + _first_table(_printed(commands)) + text[found.end() :]
+
+
+def _printed(commands: str) -> str:
+    """What the last of these commands prints, each called in an empty folder and this process."""
+    import contextlib
+    import shlex
+    import tempfile
+
+    from typer.testing import CliRunner
+
+    from pliant.cli.main import app
+
+    printed = ""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for line in commands.splitlines():
+            done = CliRunner(env={"COLUMNS": "80"}).invoke(app, shlex.split(line)[1:])
+            if done.exit_code:
+                raise ValueError(f"{line}: {done.stderr}")
+            printed = done.stdout
+    return printed
+
+
+def _first_table(printed: str) -> str:
+    """As far as the end of the first table."""
+    parts = printed.split("\n\n")
+    last = next(number for number, part in enumerate(parts) if "──" in part)
+    return "\n\n".join(parts[: last + 1]).strip("\n") + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "choosing-a-policy.md": choosing_page,
     "cli.md": cli_page,
@@ -326,6 +370,7 @@ def _pages() -> dict[str, str]:
     from pliant.tools.report.rendering.text import wrapped_prose
 
     whole = {name: HEADER + wrapped_prose(page()) for name, page in PAGES.items()}
+    whole["../README.md"] = readme()
     return whole | {name: with_table((HERE / name).read_text(), table()) for name, table in TABLES.items()}
 
 

@@ -7,6 +7,8 @@ out=${1:-demo}
 rm -rf "$out"
 mkdir -p "$out"
 
+# What `pliant demo` sets: the command may not be on the path of the shell.
+[ -z "${PLIANT_PYTHON:-}" ] || pliant() { "$PLIANT_PYTHON" -m pliant "$@"; }
 say() { printf '\n\033[1m$ %s\033[0m\n' "$*" >&2; }
 do_() { say "$@"; "$@"; }
 

@@ -14,18 +14,24 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-import pandas as pd
 from pydantic import BaseModel
 
 from pliant.schemas.cluster import Node
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
+from pliant.schemas.extras import missing
 from pliant.schemas.file_io.files import source_name
 from pliant.schemas.job import Job
 from pliant.schemas.kinds import read_kind
 from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, ReportedRun
 from pliant.schemas.profile import ConvergenceRow, ProfileRow
 from pliant.schemas.schedule import Allocation, Verdict
+
+try:
+    import pandas as pd
+except ModuleNotFoundError:
+    text = f"frames are pandas DataFrames, but {missing('pandas')}"
+    raise ModuleNotFoundError(text, name="pandas") from None
 
 TABLES: Final[Mapping[str, Mapping[str, type]]] = {
     "job": {"jobs": Job},

@@ -37,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_files_and_reports_are_those_of_the_commands(here: Path) -> None:
-    inputs = ("--jobs", "jobs.jsonl", "--cluster", "cluster.json", "--policy", "fifo,las")
+    inputs = ("jobs.jsonl", "--cluster", "cluster.json", "--policy", "fifo,las")
     done = call("replay", *inputs, "--rescale-cost", "5", "--seed", "3", "-o", "commands/")
     assert done.exit_code == 0, done.stderr
     result = pliant.replay("jobs.jsonl", Path("cluster.json"), policy=["fifo", "las"], rescale_cost=5, seed=3)

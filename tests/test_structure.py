@@ -148,7 +148,9 @@ def test_packaging_names_every_package() -> None:
         for package in PACKAGES
         for path in (ROOT / package).rglob("__init__.py")
     }
-    assert set(listed) == found | {"pliant"}
+    scripts = {path.parent for path in (ROOT / "examples").rglob("*") if "__pycache__" not in path.parts}
+    found |= {".".join(("pliant", *path.relative_to(ROOT).parts)) for path in (ROOT, *scripts)}
+    assert set(listed) == found
     assert sorted(listed) == listed
 
 

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from pliant.schemas.io import write_cluster, write_jobs
+from pliant.schemas.io import read_events, read_schedule, write_cluster, write_jobs
+from pliant.tools.schedule.registry import policy_class
+from pliant.tools.schedule.testing.conformance import check_all
 from tests.builders import cluster, job
+from tests.cli.calling import call as cli
 
 PAGE = Path(__file__).parents[1] / "docs" / "writing-a-policy.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -41,6 +44,21 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
+TWO = """
+from pliant.tools.schedule.policy import Policy
+class One(Policy):
+    name = "one"
+class Two(Policy):
+    name = "two"
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 def commands() -> list[str]:
     [shell] = [text for language, text in BLOCK.findall(PAGE.read_text()) if language == "sh"]
     return shell.splitlines()
@@ -64,6 +82,74 @@ def call(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_it_takes_less_than_sixty_lines():
     files = dict(FILE.findall(PAGE.read_text()))
     assert sum(len(text.splitlines()) for text in files.values()) < 60
+
+
+@pytest.mark.parametrize("name", ["important", "my-2nd-policy"])
+def test_pliant_new_policy_makes_the_package_of_the_page(name: str, here: Path) -> None:
+    made = cli("new", "policy", name)
+    assert made.exit_code == 0, made.stderr
+    files = {Path(path).name: Path(path).read_text() for path in made.stdout.splitlines()}
+    if name == "important":
+        assert files == dict(FILE.findall(PAGE.read_text()))
+    [source] = [path for path in made.stdout.splitlines() if "/pliant_" in path]
+    check_all(policy_class(source))
+    assert cli("policies", source).stdout.startswith(f"{name} (")
+    again = cli("new", "policy", name)
+    assert (again.exit_code, "is there" in again.stderr) == (2, True)
+
+
+def test_a_file_is_a_policy_in_schedule_run_and_replay_from_any_folder(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli("new", "policy", "important", "mine")
+    ours = [job(name, gpu_seconds=9, priority=at, command=("a.py",)) for name, at in (("a", 0.0), ("b", 2.0))]
+    write_jobs([each.model_copy(update={"elastic": "none"}) for each in ours], "jobs.jsonl")
+    write_cluster(cluster(1, slots="cpu", gpu_type="cpu"), "cluster.json")
+    Path("a.py").touch()
+    files = ("--jobs", "jobs.jsonl", "--cluster", "cluster.json")
+    named = ("--policy", "mine/pliant_important.py", "--param", "floor=-1")
+    done = cli("schedule", *files, *named, "-o", "s.json")
+    assert (done.exit_code, "priorit" in done.stderr) == (0, False), done.stderr
+    found = read_schedule("s.json")
+    where = f"{here}/mine/pliant_important.py:important"
+    assert (found.policy.name, found.policy.parameters) == (where, {"floor": -1.0})
+    assert [given.job for given in found.allocations] == ["b"]
+
+    both = "fifo,mine/pliant_important.py:Important"
+    more = ("--param", "important.floor=0", "-o", "out", "--workers", "2")
+    done = cli("replay", *files, "--policy", both, *more)
+    assert done.exit_code == 0, done.stderr
+    assert {path.name for path in Path("out").glob("*.parquet")} == {"fifo.parquet", "important.parquet"}
+
+    ran = call("pliant run s.json --state state --until-done", here)
+    assert ran.returncode == 0, ran.stderr
+    assert [event.job for event in read_events("state/events.jsonl") if event.event == "start"] == ["b", "a"]
+    for path in ("out/important.parquet", "state/events.jsonl"):
+        assert (read_events(path)[0].detail or {})["policy"] == "important"
+    assert read_schedule("state/schedule.json").policy.name == where
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert cli("schedule", "--state", "../state", "--policy", where).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "p.py: no such file"),
+        (
+            "x = 1",
+            "p.py holds no policy: expected a subclass of pliant.tools.schedule.policy.Policy with a name",
+        ),
+        ("import math\n1 / 0", "p.py cannot be loaded: p.py:2: ZeroDivisionError: division by zero"),
+        ("def f(:", "p.py cannot be loaded: p.py:1: SyntaxError: invalid syntax"),
+        (TWO, "p.py holds several policies (one, two): say which, as in p.py:one"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_one_line(text: str | None, said: str, here: Path) -> None:
+    if text is not None:
+        Path("p.py").write_text(text)
+    done = cli("policies", "p.py")
+    assert (done.exit_code, done.stderr) == (2, f"pliant: {said}\n")
 
 
 def test_the_page_works_as_typed(package: Path):

@@ -23,6 +23,7 @@ from pliant.tools.replay.options import ReplayOptions
 from pliant.tools.replay.output import Summary, check_paths, output_paths, write
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.assumptions import refuse
+from pliant.tools.schedule.policy_file import canonical, label_of
 from pliant.tools.schedule.registry import make_policy, parse_pairs, policy_class
 
 
@@ -58,11 +59,16 @@ def tasks_of(
     read = (options.jobs, options.cluster, options.profile, options.convergence, options.failures)
     if read.count(PIPE) > 1:
         raise UsageError("only one input can come from stdin")
-    parameters = parameters_by_policy(policies, pairs)
+    places = [canonical(name) for name in policies]
+    names = [label_of(place) for place in places]
+    parameters = parameters_by_policy(names, pairs)
     simulated = simulated_cluster(options, options.profile)
-    paths = output_paths(output, policies)
+    paths = output_paths(output, names)
     check_paths(paths)
-    runs = [Run(name, parameters[name], options.seed, options, simulated) for name in policies]
+    runs = [
+        Run(place, parameters[name], options.seed, options, simulated)
+        for place, name in zip(places, names, strict=True)
+    ]
     return [Task(run, path, timing) for run, path in zip(runs, paths, strict=True)]
 
 

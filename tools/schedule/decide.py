@@ -39,6 +39,7 @@ from pliant.tools.schedule.forecast import Demand
 from pliant.tools.schedule.from_log import CarriedOver, arrivals_until, session_from_events
 from pliant.tools.schedule.jobs import JobState, gpus_of
 from pliant.tools.schedule.policy import Explanation, Policy, PolicyError, Reserved
+from pliant.tools.schedule.policy_file import name_of
 from pliant.tools.schedule.predict_start import StartPrediction, copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.holdings import Transition
@@ -333,7 +334,7 @@ def schedule_of(
     return Schedule(
         time=time_s,
         policy=PolicyUse(
-            name=session.policy.name, parameters=dict(session.policy.parameters), seed=session.seed
+            name=name_of(type(session.policy)), parameters=dict(session.policy.parameters), seed=session.seed
         ),
         allocations=tuple(
             _allocation(

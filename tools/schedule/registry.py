@@ -1,7 +1,8 @@
-"""Policies by name: the built-in table, and whatever other packages register.
+"""Policies by name: the built-in table, whatever other packages register, and files that users name.
 
-A package adds policies through the entry-point group ``pliant.policies``, name = "module:Class". Nothing is
-imported before it is asked for.
+A package adds policies through the entry-point group ``pliant.policies``, name = "module:Class". A name that
+ends in ``.py`` is a file (:mod:`~pliant.tools.schedule.policy_file`). Nothing is imported before it is asked
+for.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.quantities import read_duration, read_size
 from pliant.schemas.text import did_you_mean
 from pliant.tools.schedule.policy import Knows, Policy, blaming, in_words, parameter_names, raised_at
+from pliant.tools.schedule.policy_file import is_file, name_of, policy_in_file
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -113,6 +115,8 @@ def policy_class(name: str) -> type[Policy]:
         module, _, attribute = BUILT_IN[name].partition(":")
         found: type[Policy] = getattr(import_module(module), attribute)
         return found
+    if is_file(name):
+        return policy_in_file(name)
     return _load_foreign(name, _foreign())
 
 
@@ -154,7 +158,7 @@ def describe(name: str) -> Description:
     annotations, defaults = parameter_types(policy), parameter_defaults(policy)
     own = policy.interval_parameter
     return Description(
-        name=name,
+        name=policy.name,
         summary=text.splitlines()[0] if text else "",
         text=text,
         elasticity=policy.elasticity,
@@ -172,7 +176,7 @@ def describe(name: str) -> Description:
             )
             for key, kind in annotations.items()
         ),
-        source=f"{policy.__module__}:{policy.__qualname__}",
+        source=name_of(policy) if is_file(name) else f"{policy.__module__}:{policy.__qualname__}",
     )
 
 

@@ -28,6 +28,7 @@ from pliant.tools.replay.engine.costs import is_event_file
 from pliant.tools.replay.options import Conditions, ConvergenceFile, JobsFile, JobsLimit, ProfileFile
 from pliant.tools.replay.traces.recipe import BUILT_IN, parse_table
 from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.policy_file import is_file
 from pliant.tools.schedule.registry import files_among, make_policy, policy_class, policy_names
 
 Value = bool | int | float | str
@@ -131,6 +132,10 @@ def read_sweep(path: str) -> SweepRecipe:
 def _check_policies(recipe: SweepRecipe, source: str) -> None:
     problems: list[Problem] = []
     for index, policy in enumerate(recipe.policies):
+        if is_file(policy):
+            text = "is a file: a sweep takes policies that are installed"
+            problems.append(Problem(source, None, f"/policies/{index}", f'"{policy}" {text}'))
+            continue
         for parameters in parameter_grid(recipe, policy):
             try:
                 make_policy(policy, parameters)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pliant.schemas.extras import require
 from pliant.schemas.file_io.files import atomic_write, write_error
 from pliant.tools.report.figures.allocation import allocation, gpu_use
 from pliant.tools.report.figures.curves import completed_over_time, ftf_cdf, jct_cdf, progress
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def draw(report: Report) -> dict[str, Figure]:
-    """All figures by file name (without its ending); those that would be empty are left out."""
+    """All figures by file name (without its ending); those that would be empty are left out.
+
+    :raises ServiceMissingError: matplotlib is not installed.
+    """
+    require("matplotlib", "figures are drawn with matplotlib")
     drawn = {
         "jct-cdf": jct_cdf(report),
         "ftf-cdf": ftf_cdf(report),

@@ -227,7 +227,7 @@ def versions(_site: Site, constraints: Path = CONSTRAINTS) -> Iterator[Check]:
     yield ok(f"pliant {version('pliant')}, Python {platform.python_version()}")
     needed = needed_versions(requires("pliant") or ())
     found = {name: _installed(name) for name in needed}
-    yield _torch(found.get("torch"), constraints)
+    yield _torch(_installed("torch"), constraints)
     bad = [_fault(name, found[name], least) for name, least in needed.items()]
     faults = [each for each in bad if each]
     if faults:
@@ -245,7 +245,7 @@ def needed_versions(requirements: Mapping[str, str] | tuple[str, ...] | list[str
 
 def _torch(found: str | None, constraints: Path) -> Check:
     if found is None:
-        return problem("torch is not installed, so no job can train", "pip install torch")
+        return problem("torch is not installed, so no job can train", "pip install 'pliant[run]'")
     try:
         pinned = dict(_PINNED.findall(constraints.read_text())).get("torch")
     except OSError:

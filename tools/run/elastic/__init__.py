@@ -38,6 +38,14 @@ docs/elastic-training.md says what a script must keep to, how it ends early, and
 change, when one is lost and at a stop.
 """
 
-from pliant.tools.run.elastic.job import EarlyStopping, ElasticJob, init
+from pliant.schemas.extras import missing
+
+try:
+    from pliant.tools.run.elastic.job import EarlyStopping, ElasticJob, init
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    text = f"the elastic library trains with torch, but {missing('torch')}"
+    raise ModuleNotFoundError(text, name="torch") from None
 
 __all__ = ["EarlyStopping", "ElasticJob", "init"]

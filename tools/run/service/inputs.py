@@ -6,13 +6,14 @@ import logging
 import os
 import stat
 import sys
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, LockedError, UsageError
+from pliant.schemas.extras import require
 from pliant.schemas.file_io.files import PIPE, source_name
 from pliant.schemas.io import (
     profile_from_columns,
@@ -47,6 +48,7 @@ from pliant.tools.schedule.decide import Question, policy_for, throughput_for
 from pliant.tools.schedule.demand import check_demand
 from pliant.tools.schedule.from_log import CarriedOver, session_from_events, session_from_schedule
 from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.policy_file import name_of
 from pliant.tools.schedule.registry import make_policy, policy_class
 from pliant.tools.schedule.session.saved import Basis
 from pliant.tools.schedule.session.session import Session
@@ -106,6 +108,8 @@ class PreparedRun:
         _refuse_oracle(found.policy.name)
         schedule = runnable(found, source_name(name), Path.cwd(), accepted)
         backend_name = options.backend or schedule.cluster.backend
+        if backend_name == "local" and not dry:
+            _require_torch(job for job in schedule.jobs if job.id not in accepted)
         backend = open_backend(backend_name, schedule.cluster, dirs)
         decided = () if there and resume else schedule.allocations  # jobs of a log are parted
         if not backend.shares_slots and any(given.beside for given in decided):
@@ -260,6 +264,16 @@ def _check_policy(found: Schedule, source: str) -> None:
         raise BadInputError.one(source, str(error), pointer="/policy") from error
 
 
+def _require_torch(jobs: Iterable[Job]) -> None:
+    """A rigid job on one GPU is any Python script; others train with torch, which is not always installed.
+
+    :raises ServiceMissingError: it is not, and one of the jobs does.
+    """
+    for job in jobs:
+        if job.elastic != "none" or job.gpus.requested > 1 or job.names_torchrun:
+            require("torch", f'job "{job.id}" trains with torch')
+
+
 def _refuse_oracle(name: str) -> None:
     if policy_class(name).knows_future:
         raise UsageError(f'policy "{name}" knows the jobs to come: it is for replays, not for a run')
@@ -297,7 +311,7 @@ def _profile(schedule: Schedule) -> Profile | None:
 
 
 def _use(question: Question, policy: Policy) -> PolicyUse:
-    return PolicyUse(name=question.policy, parameters=dict(policy.parameters), seed=question.seed)
+    return PolicyUse(name=name_of(type(policy)), parameters=dict(policy.parameters), seed=question.seed)
 
 
 def _input(schedule: str | None) -> str:

@@ -45,6 +45,7 @@ from pliant.tools.run.statedir.log.events import (
 from pliant.tools.run.statedir.log.snapshot import spec_on_clock
 from pliant.tools.run.statedir.state import ScheduleFile, State
 from pliant.tools.schedule.from_log import apply_events
+from pliant.tools.schedule.policy_file import label_of
 from pliant.tools.schedule.session.saved import states_kept_small
 from pliant.tools.schedule.session.session import Session
 
@@ -348,7 +349,7 @@ class Loop:
 
     def _schedules_decision(self, now: float) -> Event:
         found = self._schedule
-        name, once = found.policy.name, self._decisions is None
+        name, once = label_of(found.policy.name), self._decisions is None
         return decision_event(now, self._origin_s, name, found.decision_seconds, once=once)
 
     def _now(self) -> float:

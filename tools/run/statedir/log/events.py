@@ -17,6 +17,7 @@ from pliant.schemas.runinfo import PromisedBounds, RunInfo
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.statedir.log.retries import BELIEVED, given_up, wait_s
+from pliant.tools.schedule.policy_file import label_of
 
 
 def run_event(
@@ -32,7 +33,7 @@ def run_event(
     :param bounds: what the policy promises.
     """
     info = RunInfo(
-        policy=schedule.policy.name,
+        policy=label_of(schedule.policy.name),
         parameters=schedule.policy.parameters,
         seed=schedule.policy.seed,
         simulated=False,

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# A day of synthetic jobs on 32 GPUs, replayed under three policies and compared. Nothing trains.
+# Everything is written to replay/.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-replay}
+rm -rf "$out"
+mkdir -p "$out"
+
+# What `pliant demo` sets: the command may not be on the path of the shell.
+[ -z "${PLIANT_PYTHON:-}" ] || pliant() { "$PLIANT_PYTHON" -m pliant "$@"; }
+say() { printf '\n\033[1m$ %s\033[0m\n' "$*" >&2; }
+do_() { say "$@"; "$@"; }
+
+do_ pliant trace synth poisson --jobs 100 --rate 60 --seed 1 -o "$out/trace.jsonl"
+do_ pliant replay --jobs "$out/trace.jsonl" --cluster examples/gpus.json --policy fifo,las,shadow-price \
+  -o "$out/events"
+do_ pliant report "$out/events" --baseline fifo
+say "trace: $out/trace.jsonl   events: $out/events"
