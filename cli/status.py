@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import is_screen, note, out_text, width_for
 from pliant.cli.watching import EVERY, LOOK_S, Shown, check_every, repeat, show
 from pliant.schemas.errors import UsageError
@@ -34,7 +35,9 @@ def status(
         str | None, typer.Argument(help="Describe this job.", show_default="a line for each job")
     ] = None,
     *,
-    state: Annotated[Path, typer.Option("--state", help="State directory.")],
+    state: Annotated[
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP)
+    ] = None,
     watch: Annotated[
         bool,
         typer.Option(
@@ -58,13 +61,14 @@ def status(
     if watch and output is Form.json:
         raise UsageError("--watch shows a table: leave -o json out")
     check_every(every, watch=watch)
+    directory = state_directory(state)
     if not watch:
         with garbage_collection_paused(to_the_end=True):
-            _once(state, job, output, explain=explain)
+            _once(directory, job, output, explain=explain)
         return
     from pliant.tools.run.watch.status import Watcher
 
-    page = _Page(Watcher(state), state, job, explain=explain)
+    page = _Page(Watcher(directory), directory, job, explain=explain)
     _show(page, every)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import is_screen, note, out_text, width_for
 from pliant.cli.status import Form
 from pliant.cli.watching import EVERY, LOOK_S, Shown, check_every, repeat, show
@@ -18,7 +19,9 @@ from pliant.schemas.errors import UsageError
 
 def top(
     *,
-    state: Annotated[Path, typer.Option("--state", help="State directory.")],
+    state: Annotated[
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP)
+    ] = None,
     sort: Annotated[
         Literal["gpus", "speed", "job", "heard"],
         typer.Option("--sort", help="Most GPUs, fastest, by id, or longest silent first."),
@@ -39,7 +42,7 @@ def top(
     check_every(every, watch=watch)
     if watch and output is Form.json:
         raise UsageError("--watch shows a table: leave -o json out")
-    by, meter = sort, UseMeter(state)
+    by, meter = sort, UseMeter(state_directory(state))
     if not watch:
         log, uses = meter.look()
         if output is Form.json:
