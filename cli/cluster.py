@@ -54,7 +54,7 @@ def cluster_discover(
     from pliant.schemas.io import write_cluster
 
     check_output(output)
-    found = _look(backend, slots, partition or [], gres)
+    found = look_for(backend, slots, partition or [], gres)
     for text in found.notes:
         note_sentence(text)
     write_cluster(found.cluster, output)
@@ -63,7 +63,7 @@ def cluster_discover(
     note_sentence(f"{count} on {nodes}")
 
 
-def _look(
+def look_for(
     backend: Literal["local", "slurm", "slurm-jobs"],
     slots: Literal["gpu", "cpu"] | None,
     partitions: list[str],

@@ -41,6 +41,7 @@ COMMANDS: Final = (
     ("top", LIVE),
     ("log", LIVE),
     ("doctor", LIVE),
+    ("init", FILES),
     ("validate", FILES),
     ("schema", FILES),
     ("policies", FILES),

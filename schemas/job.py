@@ -73,8 +73,9 @@ class Gpus(Record):
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
-        if self.requested is None:
-            self.__dict__["requested"] = self.min or 1
+        values = self.__dict__
+        if values["requested"] is None:
+            values["requested"] = self.min or 1
         _refuse_crossed("gpus", "requested", self.requested, self.min, self.max)
         return self
 
