@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import note_sentence
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted
@@ -53,7 +54,7 @@ def cluster_discover(
     from pliant.schemas.io import write_cluster
 
     check_output(output)
-    found = _look(backend, slots, partition or [], gres)
+    found = look_for(backend, slots, partition or [], gres)
     for text in found.notes:
         note_sentence(text)
     write_cluster(found.cluster, output)
@@ -62,7 +63,7 @@ def cluster_discover(
     note_sentence(f"{count} on {nodes}")
 
 
-def _look(
+def look_for(
     backend: Literal["local", "slurm", "slurm-jobs"],
     slots: Literal["gpu", "cpu"] | None,
     partitions: list[str],
@@ -84,7 +85,9 @@ def _look(
 
 def cluster_release(
     *,
-    state: Annotated[Path, typer.Option("--state", help="State directory.")],
+    state: Annotated[
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP)
+    ] = None,
     backend: Annotated[
         str | None, typer.Option("--backend", help="Where its jobs ran.", show_default="as the cluster says")
     ] = None,
@@ -98,7 +101,7 @@ def cluster_release(
     """
     from pliant.tools.run.service.run import release_nodes
 
-    note_sentence(f"gave back {counted(release_nodes(state, backend), 'node')}")
+    note_sentence(f"gave back {counted(release_nodes(state_directory(state), backend), 'node')}")
 
 
 SUBCOMMANDS = (cluster_discover, cluster_release)

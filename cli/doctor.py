@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from pliant.cli.config import FILE, STATE_HELP, STATE_VARIABLE, Config, configuration
 from pliant.cli.console import note, width_for
 from pliant.cli.grammar import FORM, TO_FILE, Form, form_and_file, out_or_file
-from pliant.schemas.errors import ServiceMissingError
+from pliant.schemas.errors import PliantError, ServiceMissingError
+
+if TYPE_CHECKING:
+    from pliant.tools.run.doctor.checks import Check
+
+_AREA: Final = "settings"
 
 
 def doctor(
     *,
     state: Annotated[
         Path | None,
-        typer.Option("--state", help="State directory; it need not be there.", show_default="none"),
+        typer.Option("--state", help="State directory; it need not be there.", show_default=STATE_HELP),
     ] = None,
     backend: Annotated[
         Literal["local", "slurm", "slurm-jobs"] | None,
@@ -34,7 +40,8 @@ def doctor(
 
     A line for each check: ok, warning (runs work, worse than they could) or
     problem (they fail, or lose something). It looks at versions, the state
-    directory and its file system, clocks, GPUs, Slurm and the loop, and
+    directory and its file system, clocks, GPUs, Slurm and the loop, then at the
+    settings of pliant.toml and PLIANT_STATE and where each comes from, and
     changes nothing. Exits with 69 if there is a problem.
 
     Example: pliant doctor --state live --cluster cluster.json
@@ -44,10 +51,16 @@ def doctor(
     from pliant.schemas.file_io.files import check_output
     from pliant.schemas.text import counted
     from pliant.tools.run.doctor.checks import document, examine, page
+    from pliant.tools.run.statedir.directory import StateDir
 
     form, output = form_and_file(format, output)
     check_output(output)
-    checks = examine(state, cluster, backend)
+    settings, config = _settings()
+    if state is None and config.state is not None:
+        state = Path(config.state)
+    if cluster is None and not (state is not None and StateDir(state).cluster.exists()):
+        cluster = config.cluster
+    checks = [*examine(state, cluster, backend), *settings]
     width = width_for(sys.stdout) if output == "-" else None
     out_or_file(document(checks, time.time()) if form is Form.json else page(checks, width), output)
     problems = sum(check.verdict == "problem" for check in checks)
@@ -56,3 +69,15 @@ def doctor(
     if problems:
         raise ServiceMissingError(text)
     note(text)
+
+
+def _settings() -> tuple[list[Check], Config]:
+    """What pliant.toml and the environment say, or why that cannot be read."""
+    from pliant.tools.run.doctor.checks import Check
+
+    try:
+        config = configuration()
+    except PliantError as error:
+        return [Check("problem", str(error), "mend the file", _AREA)], Config()
+    found = list(config.lines()) or [f"no {FILE} here or above, and no {STATE_VARIABLE}"]
+    return [Check("ok", line, area=_AREA) for line in found], config

@@ -29,7 +29,7 @@ def examples(
 
     Files that are there and the same stay. If one differs, none is written.
 
-    Example: pliant examples . && pliant replay --jobs examples/jobs.jsonl --cluster examples/cluster.json
+    Example: pliant examples . && pliant replay examples/jobs.jsonl --cluster examples/cluster.json
     --policy fifo -o fifo.parquet
     """
     written = copy_examples(folder)

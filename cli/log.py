@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import Shown, is_terminal, out_text, reader_left
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.files import write_stdout
@@ -16,7 +17,9 @@ from pliant.schemas.file_io.files import write_stdout
 def log(
     job: Annotated[str | None, typer.Argument(metavar="ID", help="Job.", show_default=False)] = None,
     *,
-    state: Annotated[Path, typer.Option("--state", help="State directory.")],
+    state: Annotated[
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP)
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow new output until the job ends.")
     ] = False,
@@ -53,27 +56,28 @@ def log(
 
     Example: pliant log --repair --state pliant-state
     """
+    directory = state_directory(state)
     if repair:
         if job is not None or follow or tail is not None:
             text = "--repair mends the log of the state directory: name no job, and leave -f and --tail out"
             raise UsageError(text)
         from pliant.tools.run.statedir.log.repair import repair as repaired
 
-        out_text("".join(f"{line}\n" for line in repaired(state)))
+        out_text("".join(f"{line}\n" for line in repaired(directory)))
         return
     from pliant.tools.run.watch.output import events_to_come, job_output, last_events
 
     shown = Shown(sys.stdout.encoding) if is_terminal(sys.stdout) else None
     if job is None and tail is not None and not follow:
-        for line in last_events(state, tail):
+        for line in last_events(directory, tail):
             write_stdout(line if shown is None else shown.of(line))
         return
     if job is None and not follow:
         raise UsageError("name the job whose output to print, or give --tail N, -f or --repair")
     if job is None:
-        chunks = events_to_come(state, tail or 0)
+        chunks = events_to_come(directory, tail or 0)
     else:
-        chunks = job_output(state, job, follow=follow, lines=tail)
+        chunks = job_output(directory, job, follow=follow, lines=tail)
     for chunk in chunks:
         if chunk:
             write_stdout(chunk if shown is None else shown.of(chunk))

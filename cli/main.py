@@ -45,6 +45,7 @@ COMMANDS: Final = (
     ("top", LIVE),
     ("log", LIVE),
     ("doctor", LIVE),
+    ("init", FILES),
     ("validate", FILES),
     ("schema", FILES),
     ("policies", FILES),

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import note
 from pliant.schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from pliant.tools.run.statedir.requests import JobAction
 
-STATE = Annotated[Path, typer.Option("--state", help="State directory.")]
+STATE = Annotated[Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP)]
 NODES = Annotated[
     list[str], typer.Argument(metavar="NODE…", help="Nodes of the cluster.", show_default=False)
 ]
@@ -28,7 +29,7 @@ def _ids(help_text: str) -> Any:
     return typer.Argument(metavar="ID…", help=help_text, show_default=False)
 
 
-def cancel(jobs: Annotated[list[str], _ids("Jobs to end.")], state: STATE) -> None:
+def cancel(jobs: Annotated[list[str], _ids("Jobs to end.")], state: STATE = None) -> None:
     """End jobs, running or waiting: all that are named, or none if one is unknown.
 
     Workers stop at a step boundary with a checkpoint. Without a run in progress
@@ -38,11 +39,12 @@ def cancel(jobs: Annotated[list[str], _ids("Jobs to end.")], state: STATE) -> No
     """
     from pliant.tools.run.service.submit import cancel as ask
 
-    ask(state, jobs)
-    _say_when(state)
+    directory = state_directory(state)
+    ask(directory, jobs)
+    _say_when(directory)
 
 
-def hold(jobs: Annotated[list[str], _ids("Jobs to hold.")], state: STATE) -> None:
+def hold(jobs: Annotated[list[str], _ids("Jobs to hold.")], state: STATE = None) -> None:
     """Keep jobs from running until pliant release: all that are named, or none if one is unknown.
 
     A running job stops with a checkpoint at the next decision and keeps its
@@ -51,10 +53,10 @@ def hold(jobs: Annotated[list[str], _ids("Jobs to hold.")], state: STATE) -> Non
 
     Example: pliant hold char-lm --state live
     """
-    _order(state, "hold", jobs)
+    _order(state_directory(state), "hold", jobs)
 
 
-def release(jobs: Annotated[list[str], _ids("Jobs to let go.")], state: STATE) -> None:
+def release(jobs: Annotated[list[str], _ids("Jobs to let go.")], state: STATE = None) -> None:
     """Let jobs run again that pliant hold stopped: all that are named, or none if one is unknown.
 
     They wait for GPUs again and go on from their last checkpoint. Nothing
@@ -62,7 +64,7 @@ def release(jobs: Annotated[list[str], _ids("Jobs to let go.")], state: STATE) -
 
     Example: pliant release char-lm --state live
     """
-    _order(state, "release", jobs)
+    _order(state_directory(state), "release", jobs)
 
 
 def priority(
@@ -73,7 +75,7 @@ def priority(
             metavar="N", help="Larger is more important; put -- before a negative one.", show_default=False
         ),
     ],
-    state: STATE,
+    state: STATE = None,
 ) -> None:
     """Give a job another priority, whether it runs or waits.
 
@@ -84,13 +86,14 @@ def priority(
     Example: pliant priority char-lm 10 --state live
     """
     check_priority(value)
-    _order(state, "priority", [job], value)
-    say_unheeded(state)
+    directory = state_directory(state)
+    _order(directory, "priority", [job], value)
+    say_unheeded(directory)
 
 
 def drain(
     nodes: NODES,
-    state: STATE,
+    state: STATE = None,
     reason: Annotated[str, typer.Option("--reason", help="Why; status shows it.", show_default=False)] = "",
     now: Annotated[
         bool, typer.Option("--now", help="Let the jobs that run there leave at the next decision.")
@@ -107,11 +110,12 @@ def drain(
     """
     from pliant.tools.run.service.submit import order_nodes
 
-    order_nodes(state, "drain", nodes, reason=reason, now=now)
-    _say_when(state)
+    directory = state_directory(state)
+    order_nodes(directory, "drain", nodes, reason=reason, now=now)
+    _say_when(directory)
 
 
-def resume(nodes: NODES, state: STATE) -> None:
+def resume(nodes: NODES, state: STATE = None) -> None:
     """Give nodes work again that pliant drain has taken out: all that are named, or none if one is unknown.
 
     Nothing happens to a node that is not drained.
@@ -120,8 +124,9 @@ def resume(nodes: NODES, state: STATE) -> None:
     """
     from pliant.tools.run.service.submit import order_nodes
 
-    order_nodes(state, "resume", nodes)
-    _say_when(state)
+    directory = state_directory(state)
+    order_nodes(directory, "resume", nodes)
+    _say_when(directory)
 
 
 def _order(state: Path, action: JobAction, jobs: Sequence[str], priority: float | None = None) -> None:

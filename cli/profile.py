@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pliant.cli.config import configuration
 from pliant.cli.console import is_terminal, named_or_piped, note, progress, reader_left, stderr, width_for
 from pliant.cli.grammar import Formerly
 from pliant.cli.profile_predict import PredictionFormat, PredictionScope, predictions_text
@@ -278,7 +279,7 @@ def _measured(
                 raise BrokenPipeError
 
         measured = measure(
-            read_jobs(jobs),
+            read_jobs(jobs, configuration().job),
             nodes,
             options,
             clock=time.time,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from pliant.cli.config import configuration
 from pliant.schemas.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ def predictions_text(
     from pliant.tools.schedule.jobs import node_states
     from pliant.tools.schedule.rates import Speeds
 
-    specs = [job for job in read_jobs(jobs) if not wanted.models or job.model in wanted.models]
+    specs = [
+        job for job in read_jobs(jobs, configuration().job) if not wanted.models or job.model in wanted.models
+    ]
     if not specs:
         missing = f"no job has the model {' or '.join(wanted.models)}" if wanted.models else "holds no job"
         raise BadInputError.one(source_name(jobs), missing)

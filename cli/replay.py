@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
@@ -12,6 +12,7 @@ import typer
 from annotated_types import Ge
 
 from pliant.cli.common import heed, stated
+from pliant.cli.config import configuration
 from pliant.cli.console import note, note_sentence, progress
 from pliant.cli.grammar import DURATION_SHOWN, Formerly, duration
 from pliant.cli.replay_sweep import SWEEPS, SweepOptions, check_sweep_options, replay_sweep, replay_task
@@ -143,6 +144,7 @@ def _replay(options: CommandOptions) -> None:
     """One trace, read and checked once for all policies."""
     if options.jobs is not None and options.jobs.endswith(".toml"):
         raise UsageError(f"{options.jobs}: a trace is JSON Lines; the recipe of a sweep goes with --recipe")
+    options = _configured(options)
     if options.jobs is None or options.cluster is None or not options.policy:
         given = {"the trace": options.jobs, "--cluster": options.cluster, "--policy": options.policy}
         missing = " and ".join(name for name, value in given.items() if not value)
@@ -159,6 +161,19 @@ def _replay(options: CommandOptions) -> None:
     with progress("replay", "jobs") as advance:
         summaries = replay_all(sources, tasks, workers=options.workers or 1, advance=advance, heed=heed)
     _show(tasks, summaries)
+
+
+def _configured(options: CommandOptions) -> CommandOptions:
+    """With cluster and policy of pliant.toml, where the command line names none."""
+    config = configuration()
+    cluster = options.cluster or config.cluster
+    if options.policy or config.policy is None:
+        return replace(options, cluster=cluster)
+    given = options.param or []
+    named = {pair.partition("=")[0].rpartition(".")[2] for pair in given}
+    own = [f"{key}={value}" for key, value in config.parameters.items() if key not in named]
+    note(f"policy {config.policy}, as {config.origins['policy']} says")
+    return replace(options, cluster=cluster, policy=[config.policy], param=[*own, *given])
 
 
 def _show(tasks: Sequence[Task], summaries: Sequence[Summary]) -> None:

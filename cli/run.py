@@ -20,6 +20,7 @@ from pliant.cli.common import (
     policy_parameters,
     run_command,
 )
+from pliant.cli.config import STATE_HELP, configuration
 from pliant.cli.console import is_screen, is_terminal, note, out_text, stderr
 from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size
 from pliant.schemas.errors import UsageError
@@ -42,7 +43,9 @@ def run(
     *,
     state: Annotated[
         Path | None,
-        typer.Option("--state", help="State directory.", show_default="a new ./pliant-state"),
+        typer.Option(
+            "--state", help="State directory.", show_default=f"{STATE_HELP}, else a new ./pliant-state"
+        ),
     ] = None,
     backend: Annotated[
         str | None,
@@ -63,7 +66,9 @@ def run(
     policy: Annotated[
         str | None,
         typer.Option(
-            "--policy", help="The policy that decides, with --follow.", show_default="the one before"
+            "--policy",
+            help="The policy that decides, with --follow.",
+            show_default="policy in pliant.toml, else the one before",
         ),
     ] = None,
     param: PARAM = None,
@@ -72,7 +77,12 @@ def run(
     demand: DEMAND = None,
     predictor: PREDICTOR = None,
     cluster: Annotated[
-        str | None, typer.Option("--cluster", help="The cluster (JSON), where --follow begins a run.")
+        str | None,
+        typer.Option(
+            "--cluster",
+            help="The cluster (JSON), where --follow begins a run.",
+            show_default="cluster in pliant.toml",
+        ),
     ] = None,
     profile: Annotated[
         str | None, typer.Option("--profile", help="Measured speeds (Parquet), where --follow begins a run.")
@@ -147,6 +157,9 @@ def run(
     from pliant.tools.run.service.options import RunOptions, free_state_name
     from pliant.tools.run.service.run import check_failed, dry_run_text, run_once
 
+    config = configuration()
+    if state is None and config.state is not None:
+        state = Path(config.state)
     _refuse_contradictions(until_done=until_done, follow=follow, detach=detach, policy=policy, state=state)
     parameters = policy_parameters(param, time_budget)
     if not follow and (cluster or profile or parameters):
@@ -154,8 +167,15 @@ def run(
             "--cluster, --profile, --param and --time-budget go with --follow: "
             "elsewhere the schedule says them"
         )
+    begins = follow and state is not None and not _holds_run(state)
     if follow and policy is None and schedule is None:
-        _refuse_to_follow_without_policy(state)
+        if config.policy is not None and not (begins and _something_is_piped_in()):
+            policy, parameters = config.policy_of(None, parameters)
+            note(f"policy {policy}, as {config.origins['policy']} says")
+        else:
+            _refuse_to_follow_without_policy(state)
+    if begins and policy is not None and cluster is None:
+        cluster = config.cluster
     options = RunOptions(
         state=state or free_state_name(Path()),
         schedule=schedule,
@@ -169,7 +189,7 @@ def run(
         timeouts=Timeouts(abort_s=stop_timeout),
         log_bytes=log_bytes,
     )
-    if follow and cluster is not None and not _holds_run(options.state):
+    if begins and cluster is not None:
         _name_assumptions(cluster, profile)
     if dry_run:
         out_text(dry_run_text(options, resume=until_done or follow))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
 from pliant.cli.common import DEMAND, PARAM, PREDICTOR, SEED, TIME_BUDGET, heed, policy_parameters
+from pliant.cli.config import STATE_HELP, configuration
 from pliant.cli.console import note, stderr, width_for
 from pliant.cli.grammar import DURATION_SHOWN, TIME_SHOWN, duration, moment, note_old
 from pliant.schemas.errors import UsageError
@@ -33,7 +35,14 @@ def schedule(
         typer.Argument(metavar="JOBS", help="Jobs to schedule (JSON Lines); - is stdin.", show_default=False),
     ] = None,
     *,
-    policy: Annotated[str, typer.Option("--policy", help="The policy that decides; see `pliant policies`.")],
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            help="The policy that decides; see `pliant policies`.",
+            show_default="policy in pliant.toml",
+        ),
+    ] = None,
     profile: Annotated[
         str | None,
         typer.Option(
@@ -43,12 +52,16 @@ def schedule(
         ),
     ] = None,
     jobs_before: Annotated[str | None, typer.Option("--jobs", hidden=True)] = None,
-    cluster: Annotated[str | None, typer.Option("--cluster", help="The cluster (JSON).")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", help="The cluster (JSON).", show_default="cluster in pliant.toml"),
+    ] = None,
     state: Annotated[
         str | None,
         typer.Option(
             "--state",
             help="Take the inputs from this state directory; before its first run name a --cluster.",
+            show_default=f"without --jobs: {STATE_HELP}",
         ),
     ] = None,
     param: PARAM = None,
@@ -104,19 +117,25 @@ def schedule(
 
     jobs, profile = _as_before(jobs, profile, jobs_before, between_runs=state is not None)
     check_output(output)
+    config = configuration()
+    policy, parameters = config.policy_of(policy, policy_parameters(param, time_budget))
     start = None if predictor is None else read_predictor(predictor)
-    parameters = policy_parameters(param, time_budget)
     question = Question(policy, parameters, seed, explain, timing, demand, start)
+    if jobs is None and state is None:
+        state = config.state
     if state is not None:
         if jobs is not None:
             raise UsageError(f"--state brings its own jobs: leave {jobs} out")
+        from pliant.tools.run.statedir.directory import StateDir
         from pliant.tools.run.watch.status import decide_between_runs
 
+        if cluster is None and not StateDir(Path(state)).cluster.exists():
+            cluster = config.cluster
         found = decide_between_runs(state, question, now, wait_s=wait, cluster=cluster, profile=profile)
-    elif jobs is None or cluster is None:
+    elif jobs is None or (cluster := cluster or config.cluster) is None:
         raise UsageError("name the jobs and --cluster, or a --state directory")
     else:
-        found = _from_files(profile, jobs, cluster, question, now)
+        found = _from_files(profile, jobs, cluster, question, now, defaults=config.job)
     heed(_assumed(found), strict=strict)
     if explain:
         from pliant.tools.schedule.explain import table
@@ -182,15 +201,23 @@ def _assumed(found: Schedule) -> Sequence[Assumption]:
 
 
 def _from_files(
-    profile: str | None, jobs: str, cluster: str, question: Question, now: float | None
+    profile: str | None,
+    jobs: str,
+    cluster: str,
+    question: Question,
+    now: float | None,
+    *,
+    defaults: Mapping[str, Any],
 ) -> Schedule:
     from pliant.schemas.io import read_cluster, read_jobs
+    from pliant.schemas.job import arriving_at
     from pliant.tools.schedule.decide import decide
 
     if [profile, jobs, cluster].count("-") > 1:
         raise UsageError("only one input can come from stdin")
+    found = read_jobs(jobs, defaults)
     return decide(
-        read_jobs(jobs),
+        found if now is None else arriving_at(found, now),
         read_cluster(cluster),
         _profile(profile, stdin_is_taken="-" in (jobs, cluster)),
         question,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import is_screen, note, width_for
 from pliant.cli.grammar import FORM, TO_FILE, Form, form_and_file, out_or_file
 from pliant.cli.watching import EVERY, LOOK_S, Shown, check_every, refuse_watched, repeat, show
@@ -27,7 +28,9 @@ def status(
         str | None, typer.Argument(help="Describe this job.", show_default="a line for each job")
     ] = None,
     *,
-    state: Annotated[Path, typer.Option("--state", help="State directory.")],
+    state: Annotated[
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP)
+    ] = None,
     watch: Annotated[
         bool,
         typer.Option(
@@ -51,14 +54,15 @@ def status(
 
     form, output = form_and_file(format, output)
     check_every(every, watch=watch)
+    directory = state_directory(state)
     if not watch:
         with garbage_collection_paused(to_the_end=True):
-            _once(state, job, form, output, explain=explain)
+            _once(directory, job, form, output, explain=explain)
         return
     refuse_watched(form, output)
     from pliant.tools.run.watch.status import Watcher
 
-    page = _Page(Watcher(state), state, job, explain=explain)
+    page = _Page(Watcher(directory), directory, job, explain=explain)
     _show(page, every)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
 
 
@@ -16,7 +17,10 @@ def submit(
         typer.Argument(help="Jobs (JSON Lines); - is stdin, also the default in a pipe.", show_default=False),
     ] = None,
     *,
-    state: Annotated[Path, typer.Option("--state", help="State directory; made if it is not there.")],
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", help="State directory; made if it is not there.", show_default=STATE_HELP),
+    ] = None,
     priority: Annotated[
         float | None,
         typer.Option("--priority", help="Of all these jobs, instead of what they state.", show_default=False),
@@ -30,7 +34,8 @@ def submit(
     A run in progress (pliant run --follow, --until-done) takes them up at
     once; otherwise they wait for the next one. When an id is printed, the job
     is on disk. submit_time counts from now. A job is refused if its script is
-    missing or is not Python, seen from the job's workdir.
+    missing or is not Python, seen from the job's workdir. Fields that jobs do
+    not state come from [job] of pliant.toml.
 
     Example: pliant submit jobs.jsonl --state live
     """
@@ -43,12 +48,13 @@ def submit(
     from pliant.tools.run.statedir.directory import StateDir, holder_of
 
     path = named_or_piped(jobs, "no jobs to submit: name a file, or pipe one in")
-    found = read_jobs(path)
+    directory = state_directory(state)
+    found = read_jobs(path, configuration().job)
     if priority is not None:
         check_priority(priority)
         found = tuple(job.model_copy(update={"priority": priority}) for job in found)
     ids = ask(
-        state,
+        directory,
         found,
         source_name(path),
         folder=Path.cwd(),
@@ -57,7 +63,7 @@ def submit(
     )
     out_text("".join(f"{job_id}\n" for job_id in ids))
     if any(job.priority for job in found):
-        say_unheeded(state)
-    if holder_of(StateDir(state).lock) is None:
-        by = f"from cron, or pliant run --follow --state {state}"
-        note(f"no run uses {state} now: they wait for the next one, {by}")
+        say_unheeded(directory)
+    if holder_of(StateDir(directory).lock) is None:
+        by = f"from cron, or pliant run --follow --state {directory}"
+        note(f"no run uses {directory} now: they wait for the next one, {by}")

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import is_screen, note, width_for
 from pliant.cli.grammar import FORM, TO_FILE, Form, form_and_file, out_or_file
 from pliant.cli.watching import EVERY, LOOK_S, Shown, check_every, refuse_watched, repeat, show
@@ -17,7 +18,9 @@ from pliant.cli.watching import EVERY, LOOK_S, Shown, check_every, refuse_watche
 
 def top(
     *,
-    state: Annotated[Path, typer.Option("--state", help="State directory.")],
+    state: Annotated[
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP)
+    ] = None,
     sort: Annotated[
         Literal["gpus", "speed", "job", "heard"],
         typer.Option("--sort", help="Most GPUs, fastest, by id, or longest silent first."),
@@ -41,7 +44,7 @@ def top(
     check_every(every, watch=watch)
     if watch:
         refuse_watched(form, output)
-    by, meter = sort, UseMeter(state)
+    by, meter = sort, UseMeter(state_directory(state))
     if not watch:
         check_output(output)
         log, uses = meter.look()

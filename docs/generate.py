@@ -141,10 +141,16 @@ def _record_table(model: type[BaseModel]) -> str:
     required = set(schema.get("required", ()))
     rows = []
     for name, rule in schema["properties"].items():
-        default = "required" if name in required else f"`{_compact(rule.get('default', {}))}`"
+        default = "required" if name in required else _default(rule)
         rows.append((f"`{name}`", _type(rule), default, str(rule.get("description", "")).replace("\n", " ")))
     title = f"### {model.__name__}\n\n{(model.__doc__ or '').splitlines()[0]}\n\n"
     return title + _table(("field", "type", "default", "meaning"), rows)
+
+
+def _default(rule: dict[str, Any]) -> str:
+    """An object has an empty one; another field without one is filled in as its meaning says."""
+    of_object = "$ref" in rule or rule.get("type") == "object"
+    return f"`{_compact(rule.get('default', {}))}`" if "default" in rule or of_object else "filled in"
 
 
 def _compact(value: Any) -> str:

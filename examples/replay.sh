@@ -13,7 +13,7 @@ say() { printf '\n\033[1m$ %s\033[0m\n' "$*" >&2; }
 do_() { say "$@"; "$@"; }
 
 do_ pliant trace synth poisson --jobs 100 --rate 60 --seed 1 -o "$out/trace.jsonl"
-do_ pliant replay --jobs "$out/trace.jsonl" --cluster examples/gpus.json --policy fifo,las,shadow-price \
+do_ pliant replay "$out/trace.jsonl" --cluster examples/gpus.json --policy fifo,las,shadow-price \
   -o "$out/events"
 do_ pliant report "$out/events" --baseline fifo
 say "trace: $out/trace.jsonl   events: $out/events"

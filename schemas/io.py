@@ -31,8 +31,9 @@ from pliant.schemas.profile import CONVERGENCE, OF_PAIRS, PROFILE, ConvergenceRo
 from pliant.schemas.schedule import Schedule
 
 
-def read_jobs(path: str | Path) -> tuple[Job, ...]:
-    return parse_jobs(read_bytes(path, most=ROWS_BYTES), source_name(path))
+def read_jobs(path: str | Path, defaults: Mapping[str, Any] | None = None) -> tuple[Job, ...]:
+    """:param defaults: JSON values of fields for jobs that do not state them."""
+    return parse_jobs(read_bytes(path, most=ROWS_BYTES), source_name(path), defaults)
 
 
 def write_jobs(jobs: Iterable[Job], path: str | Path, *, mode: int = 0o666) -> None:

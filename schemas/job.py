@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable
 from functools import cache
 from json.encoder import encode_basestring_ascii
-from typing import Annotated, Final, Literal, Self
+from pathlib import PurePath
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.fields import FieldInfo
@@ -54,11 +55,17 @@ def _refuse_crossed(field: str, name: str, value: int | None, low: int | None, h
     raise broken_rule(text, f"/{name}")
 
 
+def _filled_in() -> Any:
+    """Default of a field that validation fills in; no value equals it, so the field is always written."""
+    return None
+
+
 class Gpus(Record):
     """How many GPUs (or CPU slots) a job asks for and can use."""
 
-    requested: GpuCount
-    """The default size: what a scheduler that does not resize jobs gives, and the base of the demand."""
+    requested: GpuCount = Field(default_factory=_filled_in)
+    """The default size: what a scheduler that does not resize jobs gives, and the base of the demand.
+    Default: min, else 1."""
     min: GpuCount | None = None
     """Smallest size that runs. Default: requested for a job that is not elastic, else 1."""
     max: GpuCount | None = None
@@ -66,6 +73,9 @@ class Gpus(Record):
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
+        values = self.__dict__
+        if values["requested"] is None:
+            values["requested"] = self.min or 1
         _refuse_crossed("gpus", "requested", self.requested, self.min, self.max)
         return self
 
@@ -98,7 +108,8 @@ class EpochWork(Record):
     """Total work as passes over a data set."""
 
     epochs: WorkAmount
-    dataset_size: SampleCount
+    dataset_size: SampleCount | None = None
+    """Samples of the data set; null = not known, so that all the work is not known either."""
 
 
 class IterationWork(Record):
@@ -192,16 +203,18 @@ _NO_DEMAND: Final = ResourceDemand()
 class Job(Record):
     """One training job: what it is, what it needs, and when it was submitted.
 
-    Only ``id``, ``submit_time``, ``model`` and ``gpus.requested`` are required.
+    Only ``id`` is required, and ``model`` of a job without a command.
     """
 
     id: Identifier
     """Unique name of the job, also its folder's name in a state directory."""
-    submit_time: Annotated[float, Field(ge=0, le=MOST)]
-    """Seconds since the start of the trace (UTC seconds since the epoch in a live state directory)."""
-    model: Annotated[str, Field(min_length=1)]
-    """Key into the profile."""
-    gpus: Gpus
+    submit_time: Annotated[float, Field(ge=0, le=MOST)] = Field(default_factory=_filled_in)
+    """Seconds since the start of the trace (UTC seconds since the epoch in a live state directory). Default:
+    the moment of ``submit`` or of ``schedule``; in a trace the earliest time that its file states, else 0."""
+    model: Annotated[str, Field(min_length=1)] = Field(default_factory=_filled_in)
+    """Key into the profile. Default: the name of the command's script, as ``train`` of ``src/train.py``."""
+    gpus: Gpus = Field(default_factory=_filled_in)
+    """Default: one."""
     user: str = ""
     """Who submitted it; empty if not stated."""
     priority: BoundedFloat = 0.0
@@ -234,6 +247,19 @@ class Job(Record):
     """Free map, carried through untouched."""
 
     @model_validator(mode="after")
+    def _fill_in(self) -> Self:
+        values = self.__dict__
+        if values["submit_time"] is None:
+            values["submit_time"] = 0.0
+        if values["gpus"] is None:
+            values["gpus"] = Gpus()
+        if values["model"] is None:
+            if not (name := _script_name(self.script)):
+                raise broken_rule("is missing, expected a key into the profile, or a command", "/model")
+            values["model"] = name
+        return self
+
+    @model_validator(mode="after")
     def _can_be_passed_on(self) -> Self:
         """The system limits the bytes of the arguments and variables of a process."""
         if not self.env and 4 * sum(map(len, (*(self.command or ()), self.workdir or ""))) < LONGEST_TEXT:
@@ -252,8 +278,17 @@ class Job(Record):
 
     @property
     def minor(self) -> int:
-        """1: it refuses to share its GPUs."""
-        return int(not self.shares_gpus)
+        """1: it refuses to share its GPUs; 2: its epochs are of a data set of unknown size."""
+        unsized = self.work is not None and self.work_gap is not None
+        return 2 if unsized else int(not self.shares_gpus)
+
+    @property
+    def work_gap(self) -> str | None:
+        """What it does not say of its work, as a clause; None if all its work is stated."""
+        if self.work is None:
+            return "states no work"
+        unsized = isinstance(self.work, EpochWork) and self.work.dataset_size is None
+        return "states its epochs without work.dataset_size" if unsized else None
 
     @property
     def names_torchrun(self) -> bool:
@@ -283,6 +318,22 @@ class Job(Record):
             text = "'none' contradicts gpus.min and gpus.max, expected them to equal gpus.requested"
             raise broken_rule(text, "/elastic")
         return self
+
+
+def _script_name(script: tuple[str, ...]) -> str:
+    """``train`` of ``src/train.py``, ``pkg.train`` of ``-m pkg.train``; empty if no script is named."""
+    if script[:1] == ("-m",):
+        return "".join(script[1:2])
+    name = PurePath(script[0]) if script else PurePath()
+    return name.stem if name.suffix == ".py" else name.name
+
+
+def arriving_at(jobs: Iterable[Job], time_s: float) -> tuple[Job, ...]:
+    """The jobs; those that state no ``submit_time`` get this one."""
+    return tuple(
+        job if "submit_time" in job.model_fields_set else job.model_copy(update={"submit_time": time_s})
+        for job in jobs
+    )
 
 
 def trace_hash(jobs: Iterable[Job]) -> str:

@@ -34,14 +34,15 @@ _READERS: Final[dict[str, Callable[[bytes, str], Sequence[Any]]]] = {
     "metrics": lambda data, source: (parse_document(data, source, "metrics", Metrics),),
     "predictor": lambda data, source: (parse_document(data, source, "predictor", Predictor),),
 }
-_KEYS: Final = {
-    "job": {"id", "model", "gpus"},
-    "cluster": {"nodes"},
-    "event": {"time", "event"},
-    "schedule": {"allocations"},
-    "metrics": {"runs"},
-    "predictor": {"rows_seen"},
-}
+_KEYS: Final = (
+    ("job", {"id", "model"}),
+    ("job", {"id", "command"}),
+    ("cluster", {"nodes"}),
+    ("event", {"time", "event"}),
+    ("schedule", {"allocations"}),
+    ("metrics", {"runs"}),
+    ("predictor", {"rows_seen"}),
+)
 """Fields by which a file without a schema is recognised."""
 
 
@@ -102,7 +103,7 @@ def _stated(data: bytes, source: str) -> str | None:
     if data.startswith(PARQUET_MAGIC):
         return _kind_in(file_metadata(read_arrow(data, source, "pliant")).get("schema"))
     fields = _first_object(data)
-    looks = (kind for kind, keys in _KEYS.items() if keys <= fields.keys())
+    looks = (kind for kind, keys in _KEYS if keys <= fields.keys())
     return _kind_in(fields.get("schema")) or next(looks, None)
 
 

@@ -174,7 +174,11 @@ class Schedule(Record):
 
     @property
     def minor(self) -> int:
-        """2 where work is predicted, 3 where jobs have more than GPUs or share them, else its cluster's."""
+        """4 where jobs train on data of unknown size, 3 where they have more than GPUs or share them, 2 where
+        work is predicted, else its cluster's.
+        """
+        if any(job.minor > 1 for job in self.jobs):
+            return 4
         if self.cluster.minor > 1 or any(job.minor for job in self.jobs):
             return 3
         if any(given.servers or given.reserved or given.beside for given in self.allocations):

@@ -61,7 +61,11 @@ def anchors(text: str) -> set[str]:
 def missing_modules(text: str, *, files: bool) -> list[str]:
     """Modules in backticks that are not there; with ``files`` names without a folder count, too."""
     names = re.findall(r"`([\w/.]+)`", text)
-    return [name for name in names if "NAME" not in name and not _is_there(name, files=files)]
+    return [
+        name
+        for name in names
+        if "NAME" not in name and name != "pliant.toml" and not _is_there(name, files=files)
+    ]
 
 
 def _is_there(name: str, *, files: bool) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from pydantic_core import ValidationError
@@ -160,16 +160,46 @@ def _skip(text: str, at: int) -> int:
     return at if found is None else found.end()
 
 
-def parse_jobs(data: bytes, source: str) -> tuple[Job, ...]:
-    """All jobs of a file, in order. A file without a schema is read as version 1."""
+def parse_jobs(data: bytes, source: str, defaults: Mapping[str, Any] | None = None) -> tuple[Job, ...]:
+    """All jobs of a file, in order. A file without a schema is read as version 1.
+
+    Jobs that state no ``submit_time`` arrive with the first that does, else at 0.
+
+    :param defaults: JSON values of fields for jobs that do not state them. Of ``env`` and ``labels`` each key
+        counts by itself.
+    """
     share = _Sharing().share
-    lines, problems = read_lines(
-        data, source, "job", lambda line: share(Job.model_validate_json(line)), written_by_people=True
-    )
+
+    def job_of(line: bytes) -> Job:
+        return share(Job.model_validate_json(_completed(line, defaults) if defaults else line))
+
+    lines, problems = read_lines(data, source, "job", job_of, written_by_people=True)
     problems = sorted(problems + _duplicates(lines, source), key=lambda problem: problem.line or 0)
     if problems:
         raise BadInputError(problems)
-    return tuple(job for _, job in lines)
+    jobs = tuple(job for _, job in lines)
+    stated = [job.submit_time for job in jobs if "submit_time" in job.model_fields_set]
+    if stated and len(stated) < len(jobs):
+        for job in jobs:
+            if "submit_time" not in job.model_fields_set:
+                job.__dict__["submit_time"] = min(stated)
+    return jobs
+
+
+def _completed(line: bytes, defaults: Mapping[str, Any]) -> bytes:
+    """The line with what it does not state; one that is not a JSON object stays as it is."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+    if not isinstance(value, dict):
+        return line
+    maps = {
+        name: {**defaults[name], **value[name]}
+        for name in ("env", "labels")
+        if isinstance(defaults.get(name), dict) and isinstance(value.get(name), dict)
+    }
+    return json.dumps({**defaults, **value, **maps}, default=str).encode()
 
 
 def job_fields(job: Job) -> dict[str, object]:

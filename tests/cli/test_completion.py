@@ -51,7 +51,7 @@ def test_jobs_of_the_state_directory_complete_where_an_order_makes_sense(here: P
     write_jobs([job("done", gpu_seconds=9, command=("a.py",))], "jobs.jsonl")
     Path("a.py").touch()
     Path("live").mkdir(0o700)
-    files = ("--jobs", "jobs.jsonl", "--cluster", "cluster.json")
+    files = ("jobs.jsonl", "--cluster", "cluster.json")
     call("replay", *files, "--policy", "fifo", "-o", str(StateDir(Path("live")).events))
     write_jobs([job(each, command=("a.py",)) for each in ("new", "newer")], "jobs.jsonl")
     assert call("submit", "jobs.jsonl", "--state", "live").stdout.split() == ["new", "newer"]

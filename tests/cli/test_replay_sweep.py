@@ -44,7 +44,7 @@ def test_a_failed_replay_is_told_at_the_end_with_exit_code_5(here: Path) -> None
     write_jobs([job("a", gpu_seconds=10).model_copy(update={"work": None})], "jobs.jsonl")
     done = call("--recipe", "sweep.toml", "-o", "out")
     assert done.exit_code == 5
-    assert 't-fifo: jobs.jsonl: job "a": its work is null' in done.stderr.replace(f"{here}/", "")
+    assert 't-fifo: jobs.jsonl: job "a" states no work' in done.stderr.replace(f"{here}/", "")
     assert "the same command does what is missing" in done.stderr
 
 

@@ -430,7 +430,7 @@ def _stated_size(event: Event) -> float:
         work = SubmitDetail.model_validate(event.detail, strict=False).job.work
     except ValidationError:
         return math.nan
-    return work.dataset_size if isinstance(work, EpochWork) else math.nan
+    return (isinstance(work, EpochWork) and work.dataset_size) or math.nan
 
 
 def _number(value: float | None) -> float:

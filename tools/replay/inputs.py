@@ -131,9 +131,9 @@ def _unknown_work(jobs: Sequence[Job], cluster: Cluster, throughput: Throughput)
     speeds = Speeds(throughput, node_states(cluster))
     good: set[tuple[object, ...]] = set()
     for job in jobs:
-        if job.work is None:
-            needed = "samples, epochs, iterations or gpu_seconds"
-            yield f'job "{job.id}": its work is null, a replay needs {needed}'
+        if job.work is None or job.work_gap is not None:
+            needed = "samples, epochs with dataset_size, iterations or gpu_seconds"
+            yield f'job "{job.id}" {job.work_gap}, a replay needs {needed}'
             continue
         kind = (job.model, job.batch.size, job.batch.per_gpu_max, job.gpus.requested, _magnitude(job.work))
         if kind in good:
@@ -152,7 +152,7 @@ def _magnitude(work: Work) -> object:
         case SampleWork(samples=amount) | IterationWork(iterations=amount) | GpuTimeWork(gpu_seconds=amount):
             pass
         case EpochWork(epochs=epochs, dataset_size=size):
-            amount = epochs * size
+            amount = epochs * (size or 0)
     return type(work), amount if not 1e-3 < amount < 1e12 else None
 
 

@@ -203,7 +203,7 @@ def _check(conditions: Conditions, compat: Compat, inputs: Inputs) -> None:
 
 
 def _check_work(progress: ProgressName, inputs: Inputs) -> None:
-    silent = next((job.id for job in inputs.jobs if job.work is None), None)
+    silent = next((job.id for job in inputs.jobs if job.work_gap is not None), None)
     if silent is not None:
         raise UsageError(
             f'--progress {progress}: job "{silent}" states no work, and only epochs take it from the '

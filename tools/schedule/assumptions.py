@@ -67,7 +67,7 @@ def order_assumed(jobs: Iterable[Job], policy: type[Policy], *, profiled: bool) 
     """An assumption if the policy goes by the work of jobs and cannot tell how long theirs takes."""
     if profiled or policy.trusts_guesses or policy.knows not in ("work", "profile"):
         return []
-    stating = [job.id for job in jobs if job.work is not None and not isinstance(job.work, GpuTimeWork)]
+    stating = [job.id for job in jobs if job.work_gap is None and not isinstance(job.work, GpuTimeWork)]
     if not stating:
         return []
     who = f'job "{stating[0]}"' if len(stating) == 1 else f"{len(stating)} jobs"

@@ -86,7 +86,7 @@ def _total_samples(state: JobState, speeds: Speeds) -> float | None:
         case SampleWork(samples=samples):
             return samples
         case EpochWork(epochs=epochs, dataset_size=size):
-            return epochs * size
+            return None if size is None else epochs * size
         case IterationWork(iterations=iterations):
             return iterations * state.reference_batch
         case GpuTimeWork(gpu_seconds=gpu_seconds):
@@ -151,10 +151,12 @@ class JobCheck:
 def check_demand(jobs: Iterable[Job], policy: Policy, source: str, demand: Demand = "stated") -> None:
     """:raises BadInputError: jobs state no work, the policy needs it and nothing predicts it."""
     needed = "demand" in policy.needs and demand == "stated"
-    silent = [job.id for job in jobs if job.work is None] if needed else []
+    silent = [(job.id, job.work_gap) for job in jobs if job.work_gap is not None] if needed else []
     if silent:
-        text = f'states no work, which policy "{policy.name}" needs'
-        raise BadInputError([Problem(source, None, "", f'job "{job_id}" {text}') for job_id in silent])
+        need = f'which policy "{policy.name}" needs'
+        raise BadInputError(
+            [Problem(source, None, "", f'job "{job_id}" {gap}, {need}') for job_id, gap in silent]
+        )
 
 
 def submit_detail(state: JobState, speeds: Speeds, measured_sizes: Iterable[int] = ()) -> dict[str, Any]:

@@ -193,7 +193,7 @@ class JobState:
     def epoch_samples(self) -> float | None:
         """Samples of one epoch, as stated or reported; None: unknown."""
         work = self.spec.work
-        if isinstance(work, EpochWork):
+        if isinstance(work, EpochWork) and work.dataset_size is not None:
             return work.dataset_size
         last = self.epochs[-1] if self.epochs else None
         return last.samples_done / last.epoch if last and last.epoch and last.samples_done else None

@@ -128,10 +128,10 @@ def test_the_first_event_states_what_the_policy_promises() -> None:
 def test_a_job_of_unknown_work_is_refused_and_all_of_them_are_named() -> None:
     with pytest.raises(BadInputError) as caught:
         inputs([job("a"), job("b", gpu_seconds=1), job("c")], NODES, source="trace.jsonl")
-    needs = "a replay needs samples, epochs, iterations or gpu_seconds"
+    needs = "a replay needs samples, epochs with dataset_size, iterations or gpu_seconds"
     assert str(caught.value).splitlines() == [
-        f'trace.jsonl: job "a": its work is null, {needs}',
-        f'trace.jsonl: job "c": its work is null, {needs}',
+        f'trace.jsonl: job "a" states no work, {needs}',
+        f'trace.jsonl: job "c" states no work, {needs}',
     ]
 
 

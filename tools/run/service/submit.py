@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pliant.schemas.errors import BadInputError, PliantError, Problem, UsageError
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
-from pliant.schemas.job import Job
+from pliant.schemas.job import Job, arriving_at
 from pliant.schemas.text import EPOCH_LIKE_S, counted
 from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle
 from pliant.tools.run.statedir.directory import StateDir
@@ -24,7 +24,8 @@ def submit(
 ) -> list[str]:
     """Ask for jobs to be run, all of them or none; durable when this returns. Returns their ids.
 
-    A ``submit_time`` counts from now unless it is UTC already, as it counts from the start of a run.
+    A ``submit_time`` counts from now unless it is UTC already, as it counts from the start of a run. A job
+    without one arrives now.
 
     :param source: what messages call the jobs.
     :param folder: where a job starts that names no folder.
@@ -32,7 +33,7 @@ def submit(
     :raises BadInputError: an id is in use, the run of the directory could not serve a job, or its log is
         damaged.
     """
-    listed = [at_home(job, folder) for job in jobs]
+    listed = [at_home(job, folder) for job in arriving_at(jobs, 0.0)]
     problems = [found for job in listed for found in _problems(job, source, check_script=check_scripts)]
     if problems:
         raise BadInputError(problems)

@@ -1,0 +1,90 @@
+"""``pliant init``: its files and the command that it says next, on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pliant.cli import starter
+from pliant.schemas.io import read_cluster, read_jobs
+from tests.builders import cluster
+from tests.cli.calling import call
+
+INIT = ("init", "--backend", "local", "--slots", "cpu")
+FILES = ["cluster.json", "pliant.toml", "train.py", "jobs.jsonl"]
+
+
+def run_next(said: str, folder: Path) -> str:
+    """Run what ``init`` says next, as a user would. Returns the state of its job."""
+    (line,) = [line for line in said.splitlines() if line.startswith("pliant: next: ")]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    shell = {"cwd": folder, "env": {**os.environ, "PATH": path}, "stdin": subprocess.DEVNULL}
+    command = line.removeprefix("pliant: next: ")
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{command} >&2 && pliant status -f json"],
+        **shell,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (job,) = json.loads(done.stdout)["jobs"]
+    return str(job["state"])
+
+
+@pytest.mark.torch
+def test_the_next_command_trains_the_first_job_to_its_end(here: Path) -> None:
+    done = call(*INIT)
+    assert (done.exit_code, done.stdout.split()) == (0, FILES)
+    assert read_jobs("jobs.jsonl")[0].elastic == "size"
+    assert run_next(done.stderr, here) == "finished"
+
+
+def test_without_torch_the_first_job_is_the_smallest_and_runs_too(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starter, "find_spec", lambda _name: None)
+    done = call(*INIT, "a project")
+    assert json.loads((here / "a project" / "jobs.jsonl").read_text()) == {
+        "id": "first",
+        "command": ["train.py"],
+    }
+    assert run_next(done.stderr, here) == "finished"
+
+
+def test_files_that_are_there_stay_as_they_are(here: Path) -> None:
+    call(*INIT)
+    before = {name: (here / name).read_bytes() for name in FILES}
+    (here / "train.py").write_text("print('mine')\n")
+    (here / "pliant.toml").unlink()
+    done = call(*INIT)
+    assert done.stdout == "pliant.toml\n"
+    assert "train.py is there already and stays as it is" in done.stderr
+    after = {name: (here / name).read_bytes() for name in FILES}
+    assert after == {**before, "train.py": b"print('mine')\n"}
+
+
+def test_the_cluster_is_what_discovery_finds(here: Path) -> None:
+    call(*INIT)
+    call("cluster", "discover", "--slots", "cpu", "-o", "found.json")
+    assert read_cluster("cluster.json") == read_cluster("found.json")
+
+
+def test_a_slurm_that_was_named_and_is_not_there_is_an_error_and_writes_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(here))
+    assert call("init", "--backend", "slurm").exit_code == 69
+    assert list(here.iterdir()) == []
+    assert call("init", "--slots", "cpu").exit_code == 0
+
+
+def test_the_first_job_asks_for_no_more_workers_than_a_node_has() -> None:
+    for gpus, most in ((1, 1), (2, 2), (64, 4)):
+        _, line = starter.first_job(cluster(gpus), elastic=True)
+        assert json.loads(line)["gpus"]["max"] == most
