@@ -138,7 +138,7 @@ def jct_difference(group: Group, base: Group) -> Difference | None:
         (sum(left for left, _ in pairs) / len(pairs), sum(right for _, right in pairs) / len(pairs))
         for pairs in by_unit.values()
     ]
-    return difference(units, fewest=2)
+    return difference(units, independent=True)
 
 
 def _partners(each: RunReport, others: list[RunReport]) -> list[RunReport]:

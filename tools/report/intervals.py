@@ -13,10 +13,11 @@ from itertools import pairwise
 from math import exp, log, sqrt
 from typing import Final
 
-MOST_BATCHES: Final = 30
+MOST_BATCHES: Final = 10
 """More would be too short to be independent of each other."""
-FEWEST_JOBS: Final = 6
-"""Fewer pairs tell nothing: even if all of them point one way, that is chance in more than 1 of 20 cases."""
+LEAST_BATCH: Final = 3
+FEWEST_JOBS: Final = 12
+"""Four batches. Fewer tell nothing: they would call luck a difference."""
 _Z: Final = 1.959963984540054
 _T: Final = (
     *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
@@ -79,10 +80,11 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     return Estimate(middle, middle - slack, middle + slack, count)
 
 
-def difference(pairs: Sequence[tuple[float, float]], *, fewest: int = FEWEST_JOBS) -> Difference | None:
-    """Mean of the first values / mean of the second, the pairs in order of submission.
+def difference(pairs: Sequence[tuple[float, float]], *, independent: bool = False) -> Difference | None:
+    """Mean of the first values / mean of the second.
 
-    :param fewest: pairs from which on there is an interval.
+    :param pairs: of jobs, in order of submission.
+    :param independent: each pair is an observation of its own: a seed or a trace, not a job.
 
     Returns None if there are no pairs, or a mean is 0.
     """
@@ -91,11 +93,11 @@ def difference(pairs: Sequence[tuple[float, float]], *, fewest: int = FEWEST_JOB
     if first <= 0 or second <= 0:
         return None
     ratio = first / second
-    if count < max(2, fewest):
+    if count < (2 if independent else FEWEST_JOBS):
         return Difference(ratio, None, None, count)
+    batches = count if independent else min(MOST_BATCHES, count // LEAST_BATCH)
     # to first order, log(mean a / mean b) errs by the sum over pairs of (a / mean a − b / mean b) / count
     deviations = [left / first - right / second for left, right in pairs]
-    batches = min(count, MOST_BATCHES)
     cuts = [number * count // batches for number in range(batches + 1)]
     squares = sum(sum(deviations[low:high]) ** 2 for low, high in pairwise(cuts))
     error = sqrt(squares * batches / (batches - 1)) / count

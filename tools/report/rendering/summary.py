@@ -15,7 +15,6 @@ from pliant.tools.report.answer import Answer, answer, comparable
 from pliant.tools.report.groups import Group, groups
 from pliant.tools.report.intervals import Difference
 from pliant.tools.report.rendering.readable import (
-    NOTHING,
     paragraph,
     percents,
     readable,
@@ -26,6 +25,7 @@ from pliant.tools.report.rendering.readable import (
 )
 from pliant.tools.report.rendering.sections import (
     FIGURES,
+    NOTHING,
     OF_ONE_REFERENCE,
     Figure,
     Section,
