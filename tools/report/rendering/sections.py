@@ -14,7 +14,7 @@ from pliant.tools.report.fairness import REFERENCES, promise
 from pliant.tools.report.report import Report, RunReport
 
 Kind = Literal["time", "percent", "ratio", "count", "ms"]
-_OF_ONE_REFERENCE: Final = {
+OF_ONE_REFERENCE: Final = {
     "fair-share": ("mean_ftf", "worst_ftf", "unfair_fraction"),
     "gps": ("mean_ftf_gps", "worst_ftf_gps", "unfair_fraction_gps"),
     "isolated": ("mean_ftf_isolated", "worst_ftf_isolated", "unfair_fraction_isolated"),
@@ -117,7 +117,7 @@ def metrics_section(report: Report) -> Section:
 
 
 def _shown(report: Report) -> list[Figure]:
-    others = (names for reference, names in _OF_ONE_REFERENCE.items() if reference != report.reference)
+    others = (names for reference, names in OF_ONE_REFERENCE.items() if reference != report.reference)
     hidden = {name for names in others for name in names}
     if not any(each.metrics.jobs_rejected for each in report.runs):
         hidden.add("drop_ratio")
