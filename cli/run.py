@@ -62,7 +62,9 @@ def run(
     policy: Annotated[
         str | None,
         typer.Option(
-            "--policy", help="The policy that decides, with --follow.", show_default="the one before"
+            "--policy",
+            help="The policy that decides, with --follow; or its file.",
+            show_default="the one before",
         ),
     ] = None,
     param: PARAM = None,

@@ -35,7 +35,12 @@ def schedule(
         ),
     ] = None,
     *,
-    policy: Annotated[str, typer.Option("--policy", help="The policy that decides; see `pliant policies`.")],
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy", help="The policy that decides (`pliant policies`), or its file: ./policy.py."
+        ),
+    ],
     jobs: Annotated[str | None, typer.Option("--jobs", help="Jobs to schedule (JSON Lines).")] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help="The cluster (JSON).")] = None,
     state: Annotated[
