@@ -39,7 +39,11 @@ class PolicyOptions:
 
     policy: Annotated[
         list[str] | None,
-        Option("One policy or several; see `pliant policies`.", POLICIES, metavar="NAME[,NAME…]"),
+        Option(
+            "One policy or several (`pliant policies`), or files: ./policy.py.",
+            POLICIES,
+            metavar="NAME[,NAME…]",
+        ),
     ] = None
     param: Annotated[
         list[str] | None,

@@ -67,7 +67,7 @@ def run(
         str | None,
         typer.Option(
             "--policy",
-            help="The policy that decides, with --follow.",
+            help="The policy that decides, with --follow; or its file.",
             show_default="policy in pliant.toml, else the one before",
         ),
     ] = None,

@@ -39,7 +39,7 @@ def schedule(
         str | None,
         typer.Option(
             "--policy",
-            help="The policy that decides; see `pliant policies`.",
+            help="The policy that decides (`pliant policies`), or its file: ./policy.py.",
             show_default="policy in pliant.toml",
         ),
     ] = None,

@@ -65,7 +65,7 @@ def _gpu_seconds(jobs: list[Job], speeds: Speeds) -> list[float]:
 def _amount(job: Job) -> float:
     match job.work:
         case EpochWork(epochs=epochs, dataset_size=size):
-            return epochs * size
+            return epochs * (size or 0)
         case SampleWork(samples=amount) | IterationWork(iterations=amount) | GpuTimeWork(gpu_seconds=amount):
             return amount
     return 0.0

@@ -203,5 +203,5 @@ def test_a_log_that_does_not_name_its_run(events, problem):
 def test_a_parquet_file_is_refused_in_the_words_of_the_careful_reader(tmp_path):
     path = tmp_path / "events.parquet"
     write_events([begin(), Event(0, "submit", "a", detail={"job": {"id": "a"}})], path)
-    with pytest.raises(BadInputError, match="event 2: /detail/job/gpus: is missing"):
+    with pytest.raises(BadInputError, match="event 2: /detail/job/model: is missing"):
         read_run(path)

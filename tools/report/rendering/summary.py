@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pliant.schemas.metrics import better
 from pliant.schemas.text import counted
 from pliant.tools.report.answer import Answer, answer, comparable
 from pliant.tools.report.groups import Group, groups
