@@ -57,9 +57,7 @@ class Config:
         if given is not None:
             return given, dict(parameters)
         if self.policy is None:
-            raise UsageError(
-                f"name the policy: --policy NAME, or policy in {FILE} (pliant policies lists them)"
-            )
+            raise UsageError(f"--policy missing: name one, or in {FILE} (pliant policies lists them)")
         return self.policy, {**self.parameters, **parameters}
 
 

@@ -95,12 +95,14 @@ def _look(
     if shutil.which("scontrol") is None and not partitions and gres is None:
         return look_for("local", slots, [], None)
     try:
-        return look_for("slurm", slots, partitions, gres)
+        found = look_for("slurm", slots, partitions, gres)
     except (ServiceMissingError, InfeasibleError, UsageError) as error:
         if partitions or gres:
             raise
         note_sentence(f"this machine alone, not Slurm: {error}")
         return look_for("local", slots, [], None)
+    note_sentence("jobs run on the nodes of Slurm; with --backend local on this machine alone")
+    return found
 
 
 def _write_new(path: Path, data: bytes) -> bool:

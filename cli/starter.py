@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Final
 
@@ -111,5 +112,5 @@ def first_job(cluster: Cluster, *, elastic: bool | None = None) -> tuple[str, st
     return _ELASTIC_SCRIPT, _line(job)
 
 
-def _line(job: dict[str, object]) -> str:
+def _line(job: Mapping[str, object]) -> str:
     return json.dumps(job) + "\n"

@@ -247,7 +247,8 @@ class Job(Record):
     """Free map, carried through untouched."""
 
     @model_validator(mode="after")
-    def _fill_in(self) -> Self:
+    def _is_whole(self) -> Self:
+        """One validator for all rules: pydantic's way into each takes as long as a rule."""
         values = self.__dict__
         if values["submit_time"] is None:
             values["submit_time"] = 0.0
@@ -257,13 +258,17 @@ class Job(Record):
             if not (name := _script_name(self.script)):
                 raise broken_rule("is missing, expected a key into the profile, or a command", "/model")
             values["model"] = name
+        self._refuse_what_cannot_be_passed_on()
+        gpus = self.gpus
+        if self.elastic == "none" and {gpus.min, gpus.max} - {None, gpus.requested}:
+            text = "'none' contradicts gpus.min and gpus.max, expected them to equal gpus.requested"
+            raise broken_rule(text, "/elastic")
         return self
 
-    @model_validator(mode="after")
-    def _can_be_passed_on(self) -> Self:
+    def _refuse_what_cannot_be_passed_on(self) -> None:
         """The system limits the bytes of the arguments and variables of a process."""
         if not self.env and 4 * sum(map(len, (*(self.command or ()), self.workdir or ""))) < LONGEST_TEXT:
-            return self  # a character has four bytes at most
+            return  # a character has four bytes at most
         found = {
             "command": self.command or (),
             "env": [f"{name}={value}" for name, value in self.env.items()],
@@ -274,7 +279,6 @@ class Job(Record):
             if sum(sizes) > MOST_TEXT or max(sizes, default=0) > LONGEST_TEXT:
                 text = f"is too long, expected at most {LONGEST_TEXT:,} bytes each and {MOST_TEXT:,} in all"
                 raise broken_rule(text, f"/{field}")
-        return self
 
     @property
     def minor(self) -> int:
@@ -310,14 +314,6 @@ class Job(Record):
         """The largest size in a cluster of ``cluster_gpus``, defaults applied."""
         default = self.gpus.requested if self.elastic == "none" else cluster_gpus
         return min(self.gpus.max or default, cluster_gpus)
-
-    @model_validator(mode="after")
-    def _elasticity_agrees(self) -> Self:
-        gpus = self.gpus
-        if self.elastic == "none" and {gpus.min, gpus.max} - {None, gpus.requested}:
-            text = "'none' contradicts gpus.min and gpus.max, expected them to equal gpus.requested"
-            raise broken_rule(text, "/elastic")
-        return self
 
 
 def _script_name(script: tuple[str, ...]) -> str:

@@ -125,7 +125,7 @@ def test_without_any_setting_a_command_says_where_one_can_stand(here: Path) -> N
         "pliant: name the state directory: --state DIR, PLIANT_STATE, or state in pliant.toml\n"
     )
     done = call("schedule", "a.jsonl", "--cluster", "cluster.json")
-    assert (done.exit_code, "policy in pliant.toml" in done.stderr) == (2, True)
+    assert (done.exit_code, "--policy missing" in done.stderr) == (2, True)
 
 
 def test_doctor_says_where_each_setting_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,22 @@ def test_a_slurm_that_was_named_and_is_not_there_is_an_error_and_writes_nothing(
     assert call("init", "--slots", "cpu").exit_code == 0
 
 
+def test_where_slurm_answers_the_cluster_is_its_default_partition(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = Path(__file__).parents[1] / "tools/run/backends/slurm/recorded"
+    scontrol = here / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\ncat '{recorded}/22.05-'$4s.txt\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}{os.pathsep}{os.environ['PATH']}")
+    done = call("init")
+    assert done.exit_code == 0, done.stderr
+    assert read_cluster("cluster.json").backend == "slurm"
+    assert "with --backend local on this machine alone" in " ".join(
+        done.stderr.replace("pliant:", "").split()
+    )
+
+
 def test_the_first_job_asks_for_no_more_workers_than_a_node_has() -> None:
     for gpus, most in ((1, 1), (2, 2), (64, 4)):
         _, line = starter.first_job(cluster(gpus), elastic=True)

@@ -34,7 +34,7 @@ def shell(line: str) -> subprocess.CompletedProcess[str]:
     ("line", "said"),
     [
         (f"pliant replay {FILES} | pliant report", "pliant: --policy missing: a replay needs"),
-        (f"pliant schedule {FILES} </dev/null | pliant run --state s", "name the policy: --policy NAME"),
+        (f"pliant schedule {FILES} </dev/null | pliant run --state s", "pliant: --policy missing: name one"),
     ],
 )
 def test_the_cause_is_said_first_and_what_follows_points_to_it(here: Path, line: str, said: str) -> None:

@@ -59,13 +59,13 @@ def test_validate_says_what_every_file_is(capsys: pytest.CaptureFixture[str]) ->
 
 def test_validate_looks_at_all_files_before_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
     write_all()
-    Path("bad").write_text('{"id": "a", "model": "m", "gpus": {"requested": 0}}\n')
+    Path("bad").write_text('{"id": 3, "model": "m", "gpus": {"requested": 0}}\n')
     with pytest.raises(BadInputError) as caught:
         validate(["none", "1", "bad", "2"])
     assert capsys.readouterr().out.splitlines() == ["1: job, 2 records", "2: cluster, 1 record"]
     assert str(caught.value).splitlines() == [
         "none: no such file",
-        "bad:1: /submit_time: is missing",
+        "bad:1: /id: 3 has the wrong type, expected a string",
         "bad:1: /gpus/requested: 0 is not above 0, expected more than 0",
     ]
 
@@ -100,7 +100,7 @@ def test_schema_lists_the_kinds_and_prints_each(capsys: pytest.CaptureFixture[st
     schema()
     assert capsys.readouterr().out.split() == list(KINDS)
     schema("job")
-    assert json.loads(capsys.readouterr().out)["required"] == ["id", "submit_time", "model", "gpus"]
+    assert json.loads(capsys.readouterr().out)["required"] == ["id"]
     with pytest.raises(UsageError, match='there is no kind "x"; expected one of job, cluster'):
         schema("x")
 

@@ -26,7 +26,7 @@ def offered_load(inputs: Inputs) -> float | None:
     """
     speeds = Speeds(inputs.throughput, node_states(inputs.cluster))
     largest = max(speeds.gpu_types.values(), default=0)
-    jobs = [job for job in inputs.jobs if job.work is not None and job.min_gpus <= largest]
+    jobs = [job for job in inputs.jobs if _amount(job) and job.min_gpus <= largest]
     if len(jobs) < _FEWEST:
         return None
     arriving_s = inputs.jobs[-1].submit_time - inputs.jobs[0].submit_time
