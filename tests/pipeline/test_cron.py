@@ -117,7 +117,7 @@ def test_the_timer_of_the_examples_runs_a_turn_that_leaves_jobs_alone(sh: Shell,
     fine = {0, *map(int, service["Service"]["SuccessExitStatus"].split())}
     with (inputs / "live" / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        busy = sh(f"export STATE=live CLUSTER=cluster.json POLICY=ares; {line.replace('--wait 30', '')}")
+        busy = sh(f"export STATE=live CLUSTER=cluster.json POLICY=ares; {line.replace('--wait 30s', '')}")
     assert busy.returncode in fine, "another run serves the directory: nothing to be told of"
 
 
