@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from pliant.cli.console import UNKNOWN_WIDTH, note, nothing_comes_in, out_text, stderr, width_for
+from pliant.cli.console import UNKNOWN_WIDTH, note, nothing_comes_in, out_text, progress, stderr, width_for
 from pliant.schemas.file_io.json_lines import garbage_collection_paused
 
 
@@ -91,7 +91,10 @@ def report(
         check_folder(figures)
     expectations = None if expect is None else read_expectations(expect)
     wanted = Wanted(bound, _seconds(completed_at))
-    made = read_report(events or ["-"], reference=reference, baseline=baseline, wanted=wanted)
+    with progress("report", "steps") as advance:
+        made = read_report(
+            events or ["-"], reference=reference, baseline=baseline, wanted=wanted, advance=advance
+        )
     twin = None if simulated is None else read_run(simulated)
     if twin is not None and len(made.runs) > 1:
         raise UsageError("--simulated goes with one measured run")

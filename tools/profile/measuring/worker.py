@@ -38,13 +38,11 @@ import torch.distributed as dist
 from pliant.tools.profile.measuring.device import Device, OtherLoad, device_of, world
 from pliant.tools.profile.measuring.request import (
     ENV_PROFILE,
-    VISITS,
     MeasurementRequest,
     Outcome,
     Point,
     PointSearch,
-    best_visits,
-    is_disturbed,
+    Rounds,
     out_of_memory_mark,
 )
 
@@ -110,14 +108,11 @@ class Sweep:
         raise SystemExit(0)
 
     def _serve_again(self) -> Iterator[Any]:
-        """Serve disturbed points again, until a whole round of them is disturbed, too."""
-        for _ in range(VISITS - 1):
-            disturbed = [point for point in best_visits(self._record.points) if is_disturbed(point)]
-            for point in disturbed:
+        """Serve points again until their times are settled."""
+        rounds = Rounds(self._request)
+        while due := rounds.next(self._record.points):
+            for point in due:
                 yield from self._serve(point.local_batch, point.accum)
-            again = self._record.points[len(self._record.points) - len(disturbed) :]
-            if all(is_disturbed(point) for point in again):
-                return
 
     def _serve(self, local: int, accum: int) -> Iterator[Any]:
         """Serve one point; the first in a new process warms up for as long as it measures."""

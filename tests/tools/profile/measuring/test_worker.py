@@ -15,7 +15,13 @@ import torch
 from pliant.tools.profile.measuring import device, worker
 from pliant.tools.profile.measuring.device import OtherLoad, _Load, device_of
 from pliant.tools.profile.measuring.launch import read_outcome
-from pliant.tools.profile.measuring.request import MeasurementRequest, Point, best_visits
+from pliant.tools.profile.measuring.request import (
+    MeasurementRequest,
+    Point,
+    best_visits,
+    is_settled,
+    spread,
+)
 from pliant.tools.profile.measuring.worker import Recorder, Sweep
 from pliant.tools.profile.throughput import BUSY
 
@@ -124,6 +130,7 @@ def swept(monkeypatch: pytest.MonkeyPatch, folder: Path, shares: dict[int, list[
             yield torch.zeros(len(indices), 1)
 
     monkeypatch.setattr(worker, "OtherLoad", Told)
+    monkeypatch.setattr(device.CpuDevice, "seconds", lambda _self, marks: [0.01] * len(marks))
     request = MeasurementRequest(
         result=str(folder / "outcome.json"),
         local_batches=tuple(shares),
@@ -140,14 +147,16 @@ def swept(monkeypatch: pytest.MonkeyPatch, folder: Path, shares: dict[int, list[
     return list(found.points)
 
 
-def test_disturbed_points_are_measured_again_after_all_others(
+def test_disturbed_points_are_measured_again_round_by_round(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    points = swept(monkeypatch, tmp_path, {1: [0.5, 0.0], 2: [0.0], 4: [0.3, 0.2, 0.25]})
+    shares = {1: [0.5, 0.0, 0.0], 2: [0.0, 0.0], 4: [0.3, 0.2, 0.25, 0.22]}
+    points = swept(monkeypatch, tmp_path, shares)
     assert [(point.local_batch, point.busy_share) for point in points] == [
         *((1, 0.5), (2, 0.0), (4, 0.3)),
-        *((1, 0.0), (4, 0.2)),
-        (4, 0.25),
+        *((1, 0.0), (2, 0.0), (4, 0.2)),
+        *((1, 0.0), (4, 0.25)),
+        (4, 0.22),
     ]
     best = {point.local_batch: point.busy_share for point in best_visits(points)}
     assert best == {1: 0.0, 2: 0.0, 4: 0.2}
@@ -156,14 +165,33 @@ def test_disturbed_points_are_measured_again_after_all_others(
 @pytest.mark.parametrize(
     ("shares", "visited"),
     [
-        pytest.param({1: [0.0], 2: [BUSY]}, [1, 2], id="in peace each is measured once"),
-        pytest.param({1: [0.5, 0.6], 2: [0.9, 0.4]}, [1, 2, 1, 2], id="busy throughout: twice"),
+        pytest.param({1: [0.0] * 2, 2: [BUSY] * 2}, [1, 2, 1, 2], id="in peace each is measured twice"),
+        pytest.param({1: [0.5, 0.6], 2: [0.9, 0.4]}, [1, 2, 1, 2], id="busy throughout: no more"),
     ],
 )
 def test_a_whole_round_of_disturbed_points_is_the_last(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shares: dict[int, list[float]], visited: list[int]
 ) -> None:
     assert [point.local_batch for point in swept(monkeypatch, tmp_path, shares)] == visited
+
+
+def visits(*steps: float, busy_share: float | None = None) -> list[Point]:
+    return [Point(local_batch=4, step_s=(step_s,), busy_share=busy_share) for step_s in steps]
+
+
+def test_the_fastest_visit_counts_once_a_second_one_confirms_it() -> None:
+    assert not is_settled(visits(1.0))
+    assert not is_settled(visits(1.77, 1.0))
+    assert is_settled(visits(1.77, 1.0, 1.09))
+    (best,) = best_visits(visits(1.77, 1.0, 1.09))
+    assert best.step_s == (1.0,)
+    assert spread(visits(1.77, 1.0, 1.25)) == pytest.approx(0.25)
+
+
+def test_a_visit_beside_others_is_no_confirmation_however_fast() -> None:
+    disturbed = visits(0.9, 0.9, busy_share=0.5)
+    assert not is_settled([*visits(1.0, busy_share=0.0), *disturbed])
+    assert best_visits([*disturbed, *visits(1.0, busy_share=0.0)])[0].step_s == (1.0,)
 
 
 def test_a_batch_that_did_not_fit_stays_so_whatever_was_measured() -> None:
