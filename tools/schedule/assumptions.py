@@ -128,7 +128,9 @@ def order_assumed(jobs: Iterable[Job], policy: type[Policy], *, profiled: bool) 
     if not stating:
         return []
     who = f'job "{stating[0]}"' if len(stating) == 1 else f"{len(stating)} jobs"
-    text = f"no profile says how long the work of {who} takes: policy {policy.name!r} goes by submission"
+    text = (
+        f"no profile says how long the work of {who} takes: policy {policy.name!r} {policy.of_unknown_work}"
+    )
     return [Assumption(kind="speed", text=text.replace("'", '"'))]
 
 

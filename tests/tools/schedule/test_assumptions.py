@@ -17,6 +17,7 @@ from pliant.tools.schedule.assumptions import (
     speeds_assumed,
     speeds_doubted,
 )
+from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policies.fair_share import FairShare
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.lucid import Lucid
@@ -139,6 +140,8 @@ def test_a_policy_that_goes_by_work_says_for_which_jobs_it_goes_by_submission() 
     assert found.text == (
         'no profile says how long the work of job "a" takes: policy "srtf" goes by submission'
     )
+    (shared,) = order_assumed(jobs, Ares, profiled=False)
+    assert shared.text.endswith('"ares" gives such jobs equal shares of its pool, whichever came first')
     assert order_assumed(jobs, Srtf, profiled=True) == []
     assert order_assumed(jobs, Fifo, profiled=False) == []
     assert order_assumed(jobs[1:], Srtf, profiled=False) == []

@@ -9,6 +9,7 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError
 from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.profile.measuring import run
 from pliant.tools.profile.measuring.launch import Advance, LaunchEnd, Script
 from pliant.tools.profile.measuring.plan import MeasuringOptions
 from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
@@ -176,3 +177,24 @@ def test_what_could_not_be_measured_again_says_how_far_it_is_off(patience_s: flo
     assert [workers for _, workers, _ in machine.launches] == [1, 2]
     assert (rows[1, 4, 1].spread, rows[1, 4, 1].visits) == (0.0, 2)
     assert (rows[2, 4, 1].spread or 0.0) > APART
+
+
+@pytest.mark.parametrize(
+    ("workers", "busy", "is_quiet"),
+    [(1, [100.0, 50.0], True), (2, [60.0, 20.0], True), (2, [100.0] * 4, False)],
+    ids=["one core is enough for one worker", "two need both", "never"],
+)
+def test_what_is_waited_for_is_as_many_free_cores_as_workers(
+    monkeypatch: pytest.MonkeyPatch, workers: int, busy: list[float], is_quiet: bool
+) -> None:
+    left, now_s = iter(busy), [0.0]
+
+    def percent(interval: float) -> float:
+        now_s[0] += interval
+        return next(left)
+
+    monkeypatch.setattr(run.psutil, "cpu_count", lambda: 2)
+    monkeypatch.setattr(run.psutil, "cpu_percent", percent)
+    monkeypatch.setattr(run.time, "monotonic", lambda: now_s[0])
+    assert run.wait_for_quiet(workers, 3.5) is is_quiet
+    assert next(left, None) is None
