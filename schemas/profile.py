@@ -99,7 +99,7 @@ class ProfileRow:
     busy_share: Annotated[
         float | None,
         About(
-            "part of the measured time in which other processes kept the workers from their cores; above 0.1 the step is that of a busy machine; null: not known",
+            "part of the measured time in which other processes kept the workers from their cores; on CPU slots it is taken off the times; above 0.1 the step is that of a busy machine; null: not known",
             least=0,
             added=True,
         ),

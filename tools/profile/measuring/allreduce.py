@@ -13,7 +13,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from pliant.tools.profile.measuring.device import Device, OtherLoad, device_of
+from pliant.tools.profile.measuring.device import Device, OtherLoad, device_of, own_share
 from pliant.tools.profile.measuring.request import (
     MeasurementRequest,
     Point,
@@ -59,8 +59,9 @@ def _visit(weights: int, meter: Device, request: MeasurementRequest, record: Rec
     meter.reset_peak()
     load = OtherLoad(meter.torch_device)
     step_s = _times(partial(dist.all_reduce, gradients), meter, request, record.is_fresh)
-    measured = {"step_s": step_s, "peak_memory": meter.peak(), "busy_share": load.share()}
-    record.end(point.model_copy(update=measured))
+    share = load.share()
+    measured = {"step_s": step_s, "peak_memory": meter.peak(), "busy_share": share}
+    record.end(point.model_copy(update={**measured, "own_share": own_share(meter, load)}))
 
 
 def _times(

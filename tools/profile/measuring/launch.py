@@ -458,8 +458,8 @@ def _row(found: MeasuredPoint, point: Point, model: str, gpu_type: str, workers:
         placement=str(workers),
         local_batch=point.local_batch,
         accum_steps=point.accum,
-        step_seconds=statistics.fmean(point.step_s) if point.feasible else None,
-        stdev_seconds=statistics.pstdev(point.step_s) if point.feasible else None,
+        step_seconds=point.mean_s if point.feasible else None,
+        stdev_seconds=point.own_share * statistics.pstdev(point.step_s) if point.feasible else None,
         iterations=len(point.step_s),
         peak_memory=point.peak_memory if point.feasible else None,
         parameters=found.parameters,
@@ -474,8 +474,8 @@ def _row(found: MeasuredPoint, point: Point, model: str, gpu_type: str, workers:
     step_s, compute_s = row.step_seconds, None
     if workers == 1:
         compute_s = step_s
-    elif point.compute_s:
-        compute_s = min(step_s, statistics.fmean(point.compute_s))
+    elif (alone_s := point.mean_compute_s) is not None:
+        compute_s = min(step_s, alone_s)
     return replace(
         row,
         compute_seconds=compute_s,

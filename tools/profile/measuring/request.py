@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from pliant.schemas.file_io.record import NonNegativeFloat, NonNegativeInt, PositiveInt, Record
+from pliant.schemas.file_io.record import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Record
 from pliant.tools.profile.throughput import APART, BUSY, plan_batch
 
 ENV_PROFILE: Final = "PLIANT_PROFILE"
@@ -49,6 +49,9 @@ class Point(Record):
     """Bytes, the largest over the workers."""
     busy_share: NonNegativeFloat | None = None
     """Part of the time in which other processes kept a worker from a core; null if unknown."""
+    own_share: PositiveFloat = 1.0
+    """Part of the times that is left without that. On a GPU it is 1: there a worker that waits for a core
+    does not always wait for its step."""
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -57,8 +60,13 @@ class Point(Record):
 
     @property
     def mean_s(self) -> float:
-        """Seconds of a step."""
-        return fmean(self.step_s) if self.step_s else 0.0
+        """Seconds of a step, without those in which others held the workers' cores."""
+        return self.own_share * fmean(self.step_s) if self.step_s else 0.0
+
+    @property
+    def mean_compute_s(self) -> float | None:
+        """The same without gradient synchronisation; None where that was not timed."""
+        return self.own_share * fmean(self.compute_s) if self.compute_s else None
 
 
 class MeasurementRequest(Record):
@@ -155,7 +163,7 @@ def best_visits(points: Iterable[Point]) -> list[Point]:
 
 
 def best_visit(visits: Sequence[Point]) -> Point:
-    """The fastest undisturbed visit, else the least disturbed one.
+    """The fastest undisturbed visit, else the fastest: others only make a step slower.
 
     A configuration that did not fit once does not fit.
     """
@@ -165,7 +173,7 @@ def best_visit(visits: Sequence[Point]) -> Point:
     quiet = [point for point in visits if not is_disturbed(point)]
     if quiet:
         return min(quiet, key=lambda point: point.mean_s)
-    return min(visits, key=lambda point: (point.busy_share or 0.0, point.mean_s))
+    return min(visits, key=lambda point: (point.mean_s, point.busy_share or 0.0))
 
 
 def spread(visits: Iterable[Point]) -> float | None:

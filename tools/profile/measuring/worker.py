@@ -35,7 +35,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from pliant.tools.profile.measuring.device import Device, OtherLoad, device_of, world
+from pliant.tools.profile.measuring.device import Device, OtherLoad, device_of, own_share, world
 from pliant.tools.profile.measuring.request import (
     ENV_PROFILE,
     MeasurementRequest,
@@ -131,7 +131,7 @@ class Sweep:
         if self._device.over_limit():  # the second batch is read while the first is still held
             self._record.end(Point(local_batch=local, accum=accum, feasible=False))
         else:
-            self._record.end(self._point(local, accum, self._device.seconds(marks), load.share()))
+            self._record.end(self._point(local, accum, self._device.seconds(marks), load))
 
     def _rounds(self, data: Iterator[Any], accum: int, count: int, marks: list[Marks]) -> Iterator[Any]:
         """Steps with synchronised gradients; with several workers, every other step without."""
@@ -142,7 +142,8 @@ class Sweep:
             self._record.stepped()
             marks.append((begin, self._device.mark()))
 
-    def _point(self, local: int, accum: int, seconds: list[float], busy_share: float | None) -> Point:
+    def _point(self, local: int, accum: int, seconds: list[float], load: OtherLoad) -> Point:
+        busy_share = load.share()
         return Point(
             local_batch=local,
             accum=accum,
@@ -150,6 +151,7 @@ class Sweep:
             compute_s=tuple(seconds[1::2]) if self._kinds == 2 else (),
             peak_memory=self._device.peak(),
             busy_share=busy_share,
+            own_share=own_share(self._device, load),
         )
 
     def _step(self, data: Iterator[Any], accum: int, *, synchronise: bool) -> Iterator[Any]:

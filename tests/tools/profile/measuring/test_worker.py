@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pliant.tools.profile.measuring import device, worker
-from pliant.tools.profile.measuring.device import OtherLoad, _Load, device_of
+from pliant.tools.profile.measuring.device import OtherLoad, _Load, device_of, own_share
 from pliant.tools.profile.measuring.launch import read_outcome
 from pliant.tools.profile.measuring.request import (
     MeasurementRequest,
@@ -43,7 +43,7 @@ def test_nothing_more_is_measured_for_a_launcher_that_was_killed(tmp_path: Path)
 
 
 def load(time_s: float, **clocks: float) -> _Load:
-    names = ("own_s", "waited_s", "busy_s", "stolen_s")
+    names = ("own_s", "waited_s", "trainer_s", "busy_s", "stolen_s")
     return _Load(time_s, **dict.fromkeys(names, 0.0) | clocks)
 
 
@@ -78,11 +78,26 @@ def test_all_workers_come_to_the_same_share_though_each_reads_the_clocks_at_its_
 
     def largest(values: list[float], _device: torch.device) -> list[float]:
         asked.extend(values)
-        return [0.12] if len(asked) == 3 else values  # another worker has read more
+        return [0.12, 0.0] if len(asked) == 5 else values  # another worker has read more
 
     monkeypatch.setattr(device, "largest", largest)
     assert OtherLoad(torch.device("cpu")).share() == 0.12
-    assert asked[2] == pytest.approx(0.1)
+    assert asked[3] == pytest.approx(0.1)
+
+
+def test_the_time_that_others_took_from_the_training_thread_is_taken_off_its_steps_on_cpu_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its other threads waited, too, but no step for them."""
+    monkeypatch.setattr(device.os, "cpu_count", lambda: 1)
+    ended = load(10.0, own_s=4.0, waited_s=9.0, trainer_s=6.0, busy_s=20.0)
+    times = iter([load(0.0), ended])
+    monkeypatch.setattr(_Load, "now", lambda: next(times))
+    seen = OtherLoad(torch.device("cpu"))
+    assert seen.share() == pytest.approx(0.9)
+    assert own_share(device_of(torch.device("cpu"), None), seen) == pytest.approx(0.4)
+    point = Point(local_batch=4, step_s=(0.25, 0.25), compute_s=(0.2, 0.2), own_share=0.4)
+    assert (point.mean_s, point.mean_compute_s) == (pytest.approx(0.1), pytest.approx(0.08))
 
 
 def test_where_the_system_keeps_no_count_other_load_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +133,8 @@ def swept(monkeypatch: pytest.MonkeyPatch, folder: Path, shares: dict[int, list[
     left = {batch: iter(each) for batch, each in shares.items()}
 
     class Told:
+        of_steps = 0.0
+
         def __init__(self, _device: torch.device) -> None:
             pass
 
@@ -192,6 +209,7 @@ def test_a_visit_beside_others_is_no_confirmation_however_fast() -> None:
     disturbed = visits(0.9, 0.9, busy_share=0.5)
     assert not is_settled([*visits(1.0, busy_share=0.0), *disturbed])
     assert best_visits([*disturbed, *visits(1.0, busy_share=0.0)])[0].step_s == (1.0,)
+    assert best_visits([*visits(1.2, busy_share=0.3), *disturbed])[0].step_s == (0.9,)
 
 
 def test_a_batch_that_did_not_fit_stays_so_whatever_was_measured() -> None:
