@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.files import PIPE, abandon, stdout, write_stdout
-from pliant.schemas.text import harmless
+from pliant.schemas.text import harmless, span_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +29,8 @@ _WITHOUT_CURSOR: Final = frozenset(("dumb", "unknown"))
 UNKNOWN_WIDTH: Final = 80
 """Columns of a terminal that does not state its width."""
 UNKNOWN_LINES: Final = 24
+SLOWEST_SHOWN: Final = 0.1
+"""Steps a second; below, only the time that is left says something."""
 _CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0))
 _DIRECTIONS: Final = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """These turn the direction of writing, so that a line reads differently."""
@@ -128,6 +130,12 @@ def lines_for(stream: TextIO) -> int:
         return UNKNOWN_LINES
 
 
+def page_width(stream: TextIO | None) -> int:
+    """As :func:`width_for`; in a pipe $COLUMNS, or else 80."""
+    stated = os.environ.get("COLUMNS", "")
+    return width_for(stream) or (int(stated) if stated.isdecimal() and int(stated) else UNKNOWN_WIDTH)
+
+
 def reader_left(stream: TextIO | None) -> bool:
     """Whether it is a pipe whose other end is closed."""
     if stream is None:
@@ -211,8 +219,9 @@ def _lines(label: str, unit: str, every_s: float = 10.0) -> Advance:
         last = now
         rate = done / (now - started)
         of = "" if total is None else f" of {total}"
-        left = "" if total is None or not rate else f", {(total - done) / rate:.0f} s left"
-        note(f"{label}: {done}{of} {unit}, {rate:.1f}/s{left}")
+        speed = f", {rate:.1f}/s" if rate >= SLOWEST_SHOWN else ""
+        left = "" if total is None or not rate else f", {span_text((total - done) / rate)} left"
+        note(f"{label}: {done}{of} {unit}{speed}{left}")
 
     return advance
 

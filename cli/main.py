@@ -50,11 +50,15 @@ COMMANDS: Final = (
     ("schema", FILES),
     ("policies", FILES),
     ("man", FILES),
+    ("profile merge", FILES),
+    ("profile diff", FILES),
+    ("profile prune", FILES),
 )
 MODULES: Final = {
     **dict.fromkeys(("cancel", "hold", "release", "priority", "drain", "resume"), "orders"),
     "demo": "examples",
     "validate": "schema",
+    **dict.fromkeys(("profile merge", "profile diff", "profile prune"), "profile_files"),
 }
 """Modules of commands that share one; others are named like their command."""
 GROUPS: Final = (
@@ -90,6 +94,13 @@ class _OnDemand(TyperGroup):
 
                 complete(self.commands[cmd_name])
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Commands of two words, too."""
+        words = " ".join(args[:2])
+        if len(args) > 1 and words in self.commands:
+            return words, self.get_command(ctx, words), args[2:]
+        return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with _harmless_errors():
@@ -171,7 +182,7 @@ def _made(name: str) -> Any:
     made = typer.Typer(name=name, no_args_is_help=True, add_completion=False)
     for each, panel in COMMANDS:
         if each == name:
-            made.command(name, rich_help_panel=panel)(command(getattr(module, name)))
+            made.command(name, rich_help_panel=panel)(command(getattr(module, name.replace(" ", "_"))))
             return _explained(get_command(made))
     made.callback()(lambda: None)  # a group also where it has a single command
     for sub in module.SUBCOMMANDS:

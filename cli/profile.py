@@ -32,8 +32,7 @@ AUTO = "auto"
 NO_JOBS = "no jobs to measure: name a file, pipe one in, or give --import ROWS"
 ITERATIONS = 10
 WARMUP = 3
-ERROR_SAID = 0.1
-"""Median error on held-out rows above which a warning is printed."""
+PATIENCE_S = 60.0
 
 
 def profile(
@@ -92,6 +91,14 @@ def profile(
             show_default="NAME.points.jsonl beside the profile",
         ),
     ] = None,
+    patience: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Wait for a quiet machine and measure disturbed points again for up to this long.",
+        ),
+    ] = PATIENCE_S,
     append: Annotated[
         str | None, typer.Option(help="Keep the rows of this profile that are not measured again.")
     ] = None,
@@ -132,12 +139,13 @@ def profile(
     from pliant.schemas.file_io.files import check_output, write_bytes
     from pliant.schemas.io import read_profile, write_profile
     from pliant.tools.profile.measuring.plan import MeasuringOptions
+    from pliant.tools.profile.predict import with_model_errors
     from pliant.tools.profile.throughput import merged
 
     wanted = (numbers(gpus, "--gpus"), numbers(batches, "--batches"))
     check_output(output)
     if predict is not None:
-        measures = costs or (iterations, warmup) != (ITERATIONS, WARMUP)
+        measures = costs or (iterations, warmup, patience) != (ITERATIONS, WARMUP, PATIENCE_S)
         if imported or append or points or allreduce or allreduce_file or refresh or measures:
             raise UsageError(
                 "--predict measures nothing: it goes with --cluster, --model, --gpus and --batches"
@@ -150,7 +158,13 @@ def profile(
         _show_errors(found)
         return
     options = MeasuringOptions(
-        tuple(model or ()), *wanted, iterations, warmup, allreduce or bool(allreduce_file) or refresh, costs
+        tuple(model or ()),
+        *wanted,
+        iterations,
+        warmup,
+        allreduce or bool(allreduce_file) or refresh,
+        costs,
+        patience,
     )
     refuse_terminal(output)
     old = read_profile(append) if append else None
@@ -159,14 +173,15 @@ def profile(
         check_output(keeper.path)
     if imported:
         new = _imported(imported, jobs)
-        write_profile(replace(new, rows=merged(old.rows if old else (), new.rows)), output)
+        rows = with_model_errors(merged(old.rows if old else (), new.rows))
+        write_profile(replace(new, rows=rows), output)
         return
     require("torch", "measuring trains with torch")
     with kept_points(points or points_beside(output)) as kept:
         made = _measured(
             named_or_piped(jobs, NO_JOBS), cluster, options, keeper, kept, into_pipe=output == "-"
         )
-        rows = merged(old.rows if old else (), made.profile.rows)
+        rows = with_model_errors(merged(old.rows if old else (), made.profile.rows))
         write_profile(replace(made.profile, rows=rows), output)
         if made.failures:
             raise JobsFailedError("\n".join(made.failures))
@@ -271,7 +286,7 @@ def _measured(
 
     nodes = read_cluster(cluster) if cluster else None
     known = keeper.known(nodes) if options.allreduce else ()
-    with progress("profile", "points") as show:
+    with progress("profile", "measurements") as show:
 
         def advance(done: int, total: int | None) -> None:
             show(done, total)
@@ -294,16 +309,16 @@ def _measured(
     ):
         keeper.keep(measured.profile, nodes)
     _show_errors(measured.profile)
-    _name_disturbed(measured.profile)
+    _name_doubts(measured.profile)
     return measured
 
 
-def _name_disturbed(measured: Profile) -> None:
-    """Name rows that were measured beside other processes."""
-    from pliant.tools.schedule.assumptions import shares_busy, speeds_disturbed
+def _name_doubts(measured: Profile) -> None:
+    """Say which rows were disturbed or disagree."""
+    from pliant.tools.schedule.assumptions import speeds_doubted, trust_of
 
-    rows = list(shares_busy(measured.rows))
-    for found in speeds_disturbed({model for model, _ in rows}, rows):
+    rows = list(trust_of(measured.rows))
+    for found in speeds_doubted({row.model for row in rows}, rows):
         note(f"warning: {found.text}")
 
 
@@ -312,6 +327,7 @@ def _show_errors(measured: Profile) -> None:
     from pliant.tools.profile.predict import holdout_errors
     from pliant.tools.report.rendering.sections import Section
     from pliant.tools.report.rendering.text import as_table
+    from pliant.tools.schedule.assumptions import ERROR_SAID
 
     errors = holdout_errors(measured)
     if not errors:

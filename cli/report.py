@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pliant.cli.console import UNKNOWN_WIDTH, lines_for, note, nothing_comes_in, out_text, stderr, width_for
+from pliant.cli.console import (
+    UNKNOWN_WIDTH,
+    lines_for,
+    note,
+    nothing_comes_in,
+    out_text,
+    progress,
+    stderr,
+    width_for,
+)
 from pliant.schemas.file_io.json_lines import garbage_collection_paused
 
 if TYPE_CHECKING:
@@ -124,7 +133,10 @@ def report(
         check_folder(figures)
     expectations = None if expect is None else read_expectations(expect)
     wanted = Wanted(bound, _seconds(completed_at))
-    made = read_report(events or ["-"], reference=reference, baseline=baseline, wanted=wanted)
+    with progress("report", "steps") as advance:
+        made = read_report(
+            events or ["-"], reference=reference, baseline=baseline, wanted=wanted, advance=advance
+        )
     twin = None if simulated is None else read_run(simulated)
     if twin is not None and len(made.runs) > 1:
         raise UsageError("--simulated goes with one measured run")

@@ -245,16 +245,16 @@ def _name_assumptions(cluster: str, profile: str | None) -> None:
     from pliant.schemas.io import read_cluster, read_profile
     from pliant.tools.schedule.assumptions import (
         kinds_measured,
-        shares_busy,
         speeds_assumed,
-        speeds_disturbed,
+        speeds_doubted,
+        trust_of,
     )
 
     rows = () if profile is None else read_profile(profile).rows
     kinds = None if profile is None else list(kinds_measured(rows))
     models = {model for model, _ in kinds or ()}
-    disturbed = speeds_disturbed(models, shares_busy(rows))
-    heed([*speeds_assumed(models, read_cluster(cluster), kinds), *disturbed])
+    doubted = speeds_doubted(models, trust_of(rows))
+    heed([*speeds_assumed(models, read_cluster(cluster), kinds), *doubted])
 
 
 def _question(

@@ -178,22 +178,20 @@ def _assumed(found: Schedule) -> Sequence[Assumption]:
         order_assumed,
         priorities_ignored,
         speeds_assumed,
-        speeds_disturbed,
+        speeds_doubted,
+        trust_of_columns,
     )
     from pliant.tools.schedule.registry import policy_class
 
-    profile, measured, shares = found.profile, None, []
+    profile, measured = found.profile, None
     if profile is not None:
         rows = zip(profile["kind"], profile["model"], profile["gpu_type"], strict=True)
         measured = [(model, gpu_type) for kind, model, gpu_type in rows if kind == "train"]
-        if "busy_share" in profile:
-            rows = zip(profile["kind"], profile["model"], profile["busy_share"], strict=True)
-            shares = [(model, share) for kind, model, share in rows if kind == "train"]
     policy = policy_class(found.policy.name)
     models = {job.model for job in found.jobs}
     return [
         *speeds_assumed(models, found.cluster, measured),
-        *speeds_disturbed(models, shares),
+        *speeds_doubted(models, () if profile is None else trust_of_columns(profile)),
         *order_assumed(found.jobs, policy, profiled=profile is not None),
         *priorities_ignored(found.jobs, policy),
         *nothing_to_resize(found.jobs, policy),

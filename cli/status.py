@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pliant.cli.config import STATE_HELP, state_directory
-from pliant.cli.console import is_screen, note, width_for
+from pliant.cli.console import is_screen, note, page_width, width_for
 from pliant.cli.grammar import FORM, TO_FILE, Form, form_and_file, out_or_file
 from pliant.cli.watching import EVERY, LOOK_S, Shown, check_every, refuse_watched, repeat, show
 from pliant.schemas.errors import UsageError
+from pliant.schemas.text import did_you_mean
 
 if TYPE_CHECKING:
     from pliant.tools.run.watch.job_page import Happened
-    from pliant.tools.run.watch.job_status import JobStatus
+    from pliant.tools.run.watch.job_status import JobFilter, JobStatus
     from pliant.tools.run.watch.status import Status, Watcher
 
 
@@ -39,6 +40,29 @@ def status(
     ] = False,
     every: EVERY = None,
     explain: Annotated[bool, typer.Option("--explain", help="Add what the policy says.")] = False,
+    user: Annotated[
+        list[str] | None,
+        typer.Option("--user", "-u", metavar="NAME,…", help="Only jobs of these users.", show_default=False),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            metavar="STATE,…",
+            help="Only jobs in these states, like running,waiting.",
+            show_default=False,
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--columns",
+            metavar="NAME,…",
+            help="Columns to show, uncut in a pipe: job, user, state, gpus, nodes, model, priority, "
+            "progress, speed, loss, failures, submitted, until, why.",
+            show_default="job,state,gpus,progress,until,why",
+        ),
+    ] = None,
     format: FORM = Form.table,
     output: TO_FILE = "-",
 ) -> None:
@@ -46,40 +70,81 @@ def status(
 
     For each job: state, GPUs and global batch, progress, until when (at its
     measured speed), and why. For one job also its history and its last error
-    lines. It only reads, so it works while a run holds the directory.
+    lines. It only reads, so it works while a run holds the directory. A pipe
+    gets lines of 80 columns, or of $COLUMNS.
 
-    Example: pliant status --state live --watch, or pliant status char-lm --state live
-    """
+    \b
+    Examples:
+      pliant status --state live --watch
+      pliant status char-lm --state live
+      pliant status --state live --user ada --only running,waiting
+    """  # noqa: D301 - keeps the lines of the examples apart
     from pliant.schemas.file_io.json_lines import garbage_collection_paused
 
     form, output = form_and_file(format, output)
     check_every(every, watch=watch)
     directory = state_directory(state)
+    if job is not None and (user or only or columns):
+        raise UsageError("--user, --only and --columns show a table of jobs: leave the job out")
+    chosen, shown = _filter(user, only), _columns(columns)
+
+    def page() -> _Page:
+        from pliant.tools.run.watch.status import Watcher
+
+        return _Page(Watcher(directory), directory, job, chosen, shown, explain=explain)
+
     if not watch:
         with garbage_collection_paused(to_the_end=True):
-            _once(directory, job, form, output, explain=explain)
+            _once(page(), form, output)
         return
     refuse_watched(form, output)
-    from pliant.tools.run.watch.status import Watcher
-
-    page = _Page(Watcher(directory), directory, job, explain=explain)
-    _show(page, every)
+    _show(page(), every)
 
 
-def _once(state: Path, job: str | None, form: Form, output: str, *, explain: bool) -> None:
+def _names(given: list[str] | None) -> list[str]:
+    return [name for part in given or () for name in part.split(",") if name]
+
+
+def _filter(users: list[str] | None, states: list[str] | None) -> JobFilter:
+    from pliant.tools.run.watch.job_status import STATES, JobFilter
+
+    wanted = _names(states)
+    _check("--only", wanted, STATES)
+    return JobFilter(frozenset(_names(users)), frozenset(wanted))
+
+
+def _columns(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    from pliant.tools.run.watch.screen import CELLS
+
+    wanted = _names([text])
+    _check("--columns", wanted, CELLS)
+    if not wanted:
+        raise UsageError("--columns names no column")
+    return tuple(dict.fromkeys(wanted))
+
+
+def _check(option: str, names: Iterable[str], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"expected {', '.join(known)}"
+            raise UsageError(f"{option} {name}: {hint}")
+
+
+def _once(page: _Page, form: Form, output: str) -> None:
     from pliant.schemas.file_io.files import check_output
-    from pliant.tools.run.watch.status import Watcher, run_line
+    from pliant.tools.run.watch.status import run_line
 
     check_output(output)
-    page = _Page(Watcher(state), state, job, explain=explain)
     found = page.look()
     if form is Form.json:
         out_or_file(page.document(found, time.time()), output)
         return
-    width = width_for(sys.stdout) if output == "-" else None
+    width = page.width() if output == "-" else None
     out_or_file(page.text(found, time.time(), width), output)
-    if job is None:
-        note(run_line(found, state))
+    if page.job is None:
+        note(run_line(found, page.state))
         for line in _trouble(found):
             note(line)
 
@@ -91,6 +156,9 @@ class _Page:
     watcher: Watcher
     state: Path
     job: str | None
+    only: JobFilter
+    columns: tuple[str, ...] | None
+    """None: the usual ones."""
     explain: bool
     _history: tuple[float, list[Happened]] = (-1.0, [])
     """The time of the log's last event, and what had happened to the job by then."""
@@ -98,12 +166,18 @@ class _Page:
     def look(self) -> Status:
         return self.watcher.look(ahead=True)
 
+    def width(self) -> int | None:
+        """Columns to fill. Returns None for columns that were asked for, in a pipe."""
+        return width_for(sys.stdout) if self.columns else page_width(sys.stdout)
+
     def text(self, found: Status, now_s: float, width: int | None) -> str:
         from pliant.tools.run.watch.job_page import error_lines, job_page
-        from pliant.tools.run.watch.screen import status_text
+        from pliant.tools.run.watch.screen import USUAL, status_text
 
         if self.job is None:
-            return status_text(found, now_s, width, explain=self.explain)
+            return status_text(
+                *(found, now_s, width), explain=self.explain, only=self.only, columns=self.columns or USUAL
+            )
         job = self._one(self.job, found, now_s)
         happened, errors = self._happened(found, self.job), error_lines(self.watcher.dirs, job)
         return job_page(
@@ -115,7 +189,7 @@ class _Page:
         from pliant.tools.run.watch.job_status import statuses
 
         if self.job is None:
-            return status_document(found, map(job_fields, statuses(found, now_s)), now_s)
+            return status_document(found, map(job_fields, self.only.of(statuses(found, now_s))), now_s)
         job = self._one(self.job, found, now_s)
         errors = error_lines(self.watcher.dirs, job)
         return status_document(found, [described_fields(job, self._happened(found, self.job), errors)], now_s)
@@ -129,7 +203,7 @@ class _Page:
             (found.log.policy_error, tuple(found.log.drained), tuple(found.ordered)),
             *(
                 (job.id, job.state, job.log.placement, job.log.global_batch, job.log.failures, progress(job))
-                for job in statuses(found, found.log.last_s)
+                for job in self.only.of(statuses(found, found.log.last_s))
                 if self.job in (None, job.id)
             ),
         ]
@@ -170,7 +244,7 @@ def _show(page: _Page, every_s: float | None) -> None:
 
     def changed() -> tuple[object, Callable[[], Shown]]:
         found = page.look()
-        return page.mark(found), lambda: (page.text(found, time.time(), None), _trouble(found))
+        return page.mark(found), lambda: (page.text(found, time.time(), page.width()), _trouble(found))
 
     if is_screen(sys.stdout):
         show(look, every_s or LOOK_S)

@@ -208,7 +208,8 @@ Take another where something else counts:
 
 Without a profile, `schedule` and `run` do not know how long iterations, samples or epochs take. Policies that
 go by the work of jobs then take those whose work is not stated in GPU-seconds in order of submission, and
-`schedule` says so; `oasis`, which admits jobs by what they are worth, counts one second for a sample.
+`schedule` says so; `ares` gives such jobs equal shares of a pool; `oasis`, which admits jobs by what they are
+worth, counts one second for a sample.
 
 """
 _GROUPS: dict[str, str] = {

@@ -27,7 +27,15 @@ from pliant.schemas.file_io.parquet import columns_hash, parquet_bytes, parse_pa
 from pliant.schemas.job import Job
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.predictor import Predictor
-from pliant.schemas.profile import CONVERGENCE, OF_PAIRS, PROFILE, ConvergenceRow, Profile, ProfileRow
+from pliant.schemas.profile import (
+    CONVERGENCE,
+    OF_PAIRS,
+    OF_TRUST,
+    PROFILE,
+    ConvergenceRow,
+    Profile,
+    ProfileRow,
+)
 from pliant.schemas.schedule import Schedule
 
 
@@ -112,6 +120,9 @@ def profile_to_columns(rows: Sequence[ProfileRow]) -> dict[str, list[Any]]:
     columns = to_columns(rows, PROFILE)
     if all(row.kind != "pair" for row in rows):
         for name in OF_PAIRS:
+            del columns[name]
+    for name in OF_TRUST:
+        if all(value is None for value in columns[name]):
             del columns[name]
     return columns
 

@@ -18,6 +18,8 @@ MEASURED: Final = (
 """The columns that a row which did not fit leaves null."""
 _RATE_TOLERANCE: Final = 0.01
 """Between samples_per_second and the rest of its row: files from elsewhere round their numbers."""
+OF_TRUST: Final = ("visits", "spread", "model_error")
+"""The columns that say how far a row can be trusted; profiles of earlier versions lack them."""
 OF_PAIRS: Final = ("beside_model", "beside_batch")
 """The columns that rows of pairs have, and no others."""
 
@@ -97,7 +99,7 @@ class ProfileRow:
     busy_share: Annotated[
         float | None,
         About(
-            "part of the measured time in which other processes kept the workers from their cores; above 0.1 the step is that of a busy machine; null: not known",
+            "part of the measured time in which other processes kept the workers from their cores; on CPU slots it is taken off the times; above 0.1 the step is that of a busy machine; null: not known",
             least=0,
             added=True,
         ),
@@ -108,6 +110,29 @@ class ProfileRow:
     beside_batch: Annotated[
         int | None,
         About("pair: samples per GPU per micro-step of the other job; else null", least=1, added=True),
+    ] = None
+    visits: Annotated[
+        int | None,
+        About(
+            "how often it was measured, at different times; the row is the fastest undisturbed visit; null: not known",
+            least=1,
+            added=True,
+        ),
+    ] = None
+    spread: Annotated[
+        float | None,
+        About(
+            "how much longer a step took in the second fastest visit, as a fraction; above 0.1 the step is uncertain; null: not known",
+            least=0,
+            added=True,
+        ),
+    ] = None
+    model_error: Annotated[
+        float | None,
+        About(
+            "what the throughput model, made without this row, predicts for it: 0.1 means 10 % slower than measured; null: not known",
+            added=True,
+        ),
     ] = None
 
 

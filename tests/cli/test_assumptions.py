@@ -130,3 +130,29 @@ def test_a_strict_sweep_fails_replays_that_would_assume_something(here: Path) ->
     (here / "sweep.toml").write_text(sweep.format("false"))
     done = call("replay", "--recipe", "sweep.toml", "-o", "out", "--workers", "1")
     assert (done.exit_code, done.stderr.count(f"pliant: {NO_PROFILE} (2 of 2 replays)\n")) == (0, 1)
+
+
+def test_a_profile_that_says_how_far_it_is_off_is_doubted_by_every_reader(here: Path) -> None:
+    trained = [job("a", model="net", gpus=1, batch=8, work={"samples": 80})]
+    write_jobs(trained, "jobs.jsonl")
+    gang = replace(step(2, 16, 0.1, gpu_type="new"), visits=4, spread=0.77, model_error=-0.35)
+    write_profile(Profile((step(1, 8, 0.1, gpu_type="new"), gang)), "profile.parquet")
+    apart = "measured another time; measure them again when the machine is quiet"
+    held_out = '1 row of the profile held out ("net"): expect predictions to be, too'
+    doubts = [
+        f'pliant: 1 of 2 rows of the profile ("net") took up to 77% longer when {apart}',
+        f"pliant: the throughput model is 35% off in the median of {held_out}",
+    ]
+    replayed = call("replay", *FILES, *PROFILE, *FREE, "--policy", "fifo", "-o", "x.parquet")
+    assert replayed.stderr.splitlines()[:2] == doubts
+    scheduled = call("schedule", PROFILE[1], *FILES, "--policy", "fifo", "-o", "schedule.json")
+    assert scheduled.stderr.splitlines()[:2] == doubts
+    assert call("schedule", PROFILE[1], *FILES, "--policy", "fifo", "--strict").exit_code == 3
+    embedded = json.loads(Path("schedule.json").read_text())["profile"]
+    assert (embedded["visits"], embedded["spread"]) == ([None, 4], [None, 0.77])
+
+
+def test_a_profile_of_an_earlier_version_is_read_and_embedded_as_it_was(here: Path) -> None:
+    call("schedule", PROFILE[1], *FILES, "--policy", "fifo", "-o", "schedule.json")
+    embedded = json.loads(Path("schedule.json").read_text())["profile"]
+    assert not {"visits", "spread", "model_error"} & set(embedded)

@@ -8,7 +8,7 @@ shows its use: a user with a deadline drops the batches that do not meet it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pliant.schemas.profile import Profile, ProfileRow
@@ -190,6 +190,12 @@ def holdout_errors(profile: Profile) -> list[HoldOut]:
                 predicted = _without(row, group, allreduce)
                 found += [] if predicted is None else [HoldOut(row, predicted)]
     return found
+
+
+def with_model_errors(rows: Sequence[ProfileRow]) -> tuple[ProfileRow, ...]:
+    """The rows, each with its own error; those that cannot be held out have none."""
+    errors = {id(found.row): found.error for found in holdout_errors(Profile(tuple(rows)))}
+    return tuple(replace(row, model_error=errors.get(id(row))) for row in rows)
 
 
 def spreads(profile: Profile) -> dict[tuple[str, str], Spread]:

@@ -18,6 +18,8 @@ Placement = tuple[int, ...]
 Key = tuple[str, str, str, Placement, int, int, int, str, int]
 BUSY: Final = 0.1
 """A row with a greater ``busy_share`` is that of a busy machine."""
+APART: Final = 0.1
+"""A row with a greater ``spread`` was measured differently each time."""
 Unknown = Literal["unknown"]
 UNKNOWN: Final[Unknown] = "unknown"
 

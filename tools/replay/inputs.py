@@ -32,10 +32,10 @@ from pliant.tools.replay.progress.convergence import Validation, validations
 from pliant.tools.schedule.assumptions import (
     kinds_measured,
     nothing_to_resize,
-    shares_busy,
     sharing_assumed,
     speeds_assumed,
-    speeds_disturbed,
+    speeds_doubted,
+    trust_of,
 )
 from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.demand import job_state
@@ -163,7 +163,7 @@ def assumed(
     measured = None if inputs.profile is None else kinds_measured(rows)
     return (
         *speeds_assumed(inputs.models, inputs.cluster, measured),
-        *speeds_disturbed(inputs.models, shares_busy(rows)),
+        *speeds_doubted(inputs.models, trust_of(rows)),
         *sharing_assumed(inputs.cluster, policy),
         *nothing_to_resize(inputs.jobs, policy),
         *_costs(inputs, conditions, simulated),

@@ -6,7 +6,7 @@ jobs fare differently than under the baseline, by Wilcoxon's signed-rank test on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
@@ -95,16 +95,26 @@ def read_report(
     reference: Reference = "fair-share",
     baseline: str | None = None,
     wanted: Wanted = NOTHING_MORE,
+    advance: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Report:
-    """Read event files (or folders of them) and compute their figures; see :func:`make_report`."""
+    """Read event files (or folders of them) and compute their figures; see :func:`make_report`.
+
+    :param advance: called with the steps done and the steps there are, two for each file.
+    """
     if sum(str(path) == "-" for path in paths) > 1:
         raise UsageError("stdin (-) holds one event file, it cannot be named twice")
     found = [event_files(path) for path in paths]
+    files = [file for events, _ in found for file in events]
+    runs = []
+    for done, file in enumerate(files):
+        advance(done, 2 * len(files))
+        runs.append(read_run(file))
     made = make_report(
-        [read_run(file) for events, _ in found for file in events],
+        runs,
         reference=reference,
         baseline=baseline,
         wanted=wanted,
+        advance=lambda done, of: advance(of + done, 2 * of),
     )
     skipped = (f"{path} is {a_file(kind)}: left out" for _, others in found for path, kind in others)
     return replace(made, warnings=(*made.warnings, *skipped))
@@ -138,15 +148,19 @@ def make_report(
     reference: Reference = "fair-share",
     baseline: str | None = None,
     wanted: Wanted = NOTHING_MORE,
+    advance: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Report:
     """Compute the figures of folded runs.
 
     :param baseline: a label; or a policy, of one run or of runs that differ in seed or trace.
+    :param advance: called with the runs done and the runs there are.
     :raises UsageError: no run is called ``baseline``.
     """
     references = References()
-    named = zip(runs, labels(runs), strict=True)
-    made = tuple(_run_report(run, label, references, wanted) for run, label in named)
+    made: tuple[RunReport, ...] = ()
+    for run, label in zip(runs, labels(runs), strict=True):
+        advance(len(made), len(runs))
+        made = (*made, _run_report(run, label, references, wanted))
     warnings = tuple(differences(runs))
     if baseline is None:
         return Report(made, warnings, reference)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, Final, NamedTuple
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
@@ -11,11 +13,12 @@ from pliant.schemas.job import GpuTimeWork, Job
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text import counted, listed
-from pliant.tools.profile.throughput import BUSY, stand_in
+from pliant.tools.profile.throughput import APART, BUSY, stand_in
 from pliant.tools.schedule.policy import Policy
 
 Kind = tuple[str, str]
-BusyShare = tuple[str, float | None]
+ERROR_SAID: Final = 0.1
+"""Median error of the throughput model on held-out rows above which it is said."""
 
 
 def kinds_measured(rows: Iterable[ProfileRow]) -> Iterator[Kind]:
@@ -43,24 +46,78 @@ def speeds_assumed(
     return [_of_another_type(*types, names, cluster.speeds) for types, names in found.items()]
 
 
-def shares_busy(rows: Iterable[ProfileRow]) -> Iterator[BusyShare]:
-    return ((row.model, row.busy_share) for row in rows if row.kind == "train")
+class RowTrust(NamedTuple):
+    """How far a training row of a profile can be trusted; None: not known."""
+
+    model: str
+    busy_share: float | None = None
+    spread: float | None = None
+    model_error: float | None = None
 
 
-def speeds_disturbed(models: Collection[str], rows: Iterable[BusyShare]) -> list[Assumption]:
-    """An assumption if rows of these models were measured while the machine was busy."""
-    shares = [(model, share or 0.0) for model, share in rows if model in models]
-    busy = [(model, share) for model, share in shares if share > BUSY]
-    if not busy:
+def trust_of(rows: Iterable[ProfileRow]) -> Iterator[RowTrust]:
+    for row in rows:
+        if row.kind == "train":
+            yield RowTrust(row.model, row.busy_share, row.spread, row.model_error)
+
+
+def trust_of_columns(columns: Mapping[str, Sequence[Any]]) -> Iterator[RowTrust]:
+    """As :func:`trust_of`, from the form embedded in schedules; columns that were added may be missing."""
+    missing = [None] * len(columns["model"])
+    named = [columns.get(name, missing) for name in RowTrust._fields]
+    for kind, *values in zip(columns["kind"], *named, strict=True):
+        if kind == "train":
+            yield RowTrust(*values)
+
+
+def speeds_doubted(models: Collection[str], rows: Iterable[RowTrust]) -> list[Assumption]:
+    """Assumptions if rows of these models were measured while the machine was busy, if measurements of
+    one row disagree, and if the throughput model misses rows that it has not seen.
+    """
+    known = [row for row in rows if row.model in models]
+    return [*_disturbed(known), *_apart(known), *_missed(known)]
+
+
+def _disturbed(rows: Sequence[RowTrust]) -> list[Assumption]:
+    found = [row for row in rows if (row.busy_share or 0.0) > BUSY]
+    if not found:
         return []
-    names = listed(sorted({model for model, _ in busy}))
-    most = max(share for _, share in busy)
-    which = f"{len(busy)} of {counted(len(shares), 'row')} of the profile ({names}) are of a busy machine"
+    most = max(row.busy_share or 0.0 for row in found)
     text = (
-        f"{which}: for up to {most:.0%} of the time others held cores that the workers needed; measure them "
-        "again when it is quiet"
+        f"{_which(found, rows)} are of a busy machine: for up to {most:.0%} of the time others held cores "
+        "that the workers needed; measure them again when it is quiet"
     )
     return [Assumption(kind="busy_profile", text=text)]
+
+
+def _apart(rows: Sequence[RowTrust]) -> list[Assumption]:
+    found = [row for row in rows if (row.spread or 0.0) > APART and (row.busy_share or 0.0) <= BUSY]
+    if not found:
+        return []
+    most = max(row.spread or 0.0 for row in found)
+    text = (
+        f"{_which(found, rows)} took up to {most:.0%} longer when measured another time; measure them again "
+        "when the machine is quiet"
+    )
+    return [Assumption(kind="busy_profile", text=text)]
+
+
+def _missed(rows: Sequence[RowTrust]) -> list[Assumption]:
+    held_out = [row for row in rows if row.model_error is not None]
+    off = median(abs(row.model_error or 0.0) for row in held_out) if held_out else 0.0
+    if off <= ERROR_SAID:
+        return []
+    names = listed(sorted({row.model for row in held_out}))
+    text = (
+        f"the throughput model is {off:.0%} off in the median of {counted(len(held_out), 'row')} of the "
+        f"profile held out ({names}): expect predictions to be, too"
+    )
+    return [Assumption(kind="busy_profile", text=text)]
+
+
+def _which(found: Sequence[RowTrust], rows: Sequence[RowTrust]) -> str:
+    names = listed(sorted({row.model for row in found}))
+    return f"{len(found)} of {counted(len(rows), 'row')} of the profile ({names})"
 
 
 def order_assumed(jobs: Iterable[Job], policy: type[Policy], *, profiled: bool) -> list[Assumption]:
@@ -71,7 +128,9 @@ def order_assumed(jobs: Iterable[Job], policy: type[Policy], *, profiled: bool) 
     if not stating:
         return []
     who = f'job "{stating[0]}"' if len(stating) == 1 else f"{len(stating)} jobs"
-    text = f"no profile says how long the work of {who} takes: policy {policy.name!r} goes by submission"
+    text = (
+        f"no profile says how long the work of {who} takes: policy {policy.name!r} {policy.of_unknown_work}"
+    )
     return [Assumption(kind="speed", text=text.replace("'", '"'))]
 
 

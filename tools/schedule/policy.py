@@ -118,6 +118,8 @@ class Policy:
     trusts_guesses: ClassVar[bool] = False
     """Where there is no profile, whether it counts with the speeds that are guessed then. Others take jobs
     whose work is not stated in GPU-seconds in order of submission (``JobState.is_speed_guessed``)."""
+    of_unknown_work: ClassVar[str] = "goes by submission"
+    """What it does with jobs of which no profile says how long they take, as a clause."""
     default_interval_s: ClassVar[float | None] = None
     """Seconds between decisions; None: at once at every change.
 

@@ -68,3 +68,19 @@ def test_what_was_measured_is_written_though_another_model_failed(
     with pytest.raises(JobsFailedError, match="KeyError: 7"):
         profile(str(jobs), output=str(out))
     assert len(read_profile(out).rows) == 1
+
+
+def test_measured_rows_keep_the_error_of_the_model_on_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = (step(1, 8, 0.1), step(1, 16, 0.2), step(2, 8, 0.15), step(2, 16, 0.25), step(2, 32, 0.9))
+    monkeypatch.setattr(
+        "pliant.tools.profile.measuring.run.measure", lambda *_args, **_named: MeasuredProfile(Profile(rows))
+    )
+    write_jobs([job("a", model="net", command=("train.py",))], tmp_path / "jobs.jsonl")
+    profile(str(tmp_path / "jobs.jsonl"), out=str(tmp_path / "p.parquet"))
+    errors = {
+        (row.gpus, row.local_batch): row.model_error for row in read_profile(tmp_path / "p.parquet").rows
+    }
+    assert errors[1, 8] is None, "one worker is measured, not modelled"
+    assert (errors[2, 32] or 0.0) < -0.3

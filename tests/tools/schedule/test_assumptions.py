@@ -9,13 +9,15 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.schedule.assumptions import (
+    RowTrust,
     nothing_to_resize,
     order_assumed,
     refuse,
     sharing_assumed,
     speeds_assumed,
-    speeds_disturbed,
+    speeds_doubted,
 )
+from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policies.fair_share import FairShare
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.lucid import Lucid
@@ -93,14 +95,33 @@ def test_what_jobs_keep_on_shared_gpus_is_said_where_a_policy_packs() -> None:
 
 
 def test_rows_of_a_busy_machine_are_named_with_their_models_and_the_worst_of_them() -> None:
-    rows = [("net", 0.02), ("net", None), ("net", 0.4), ("other", 0.9), ("third", 0.11), ("third", 0.1)]
-    (found,) = speeds_disturbed({"net", "third"}, rows)
+    shares = [("net", 0.02), ("net", None), ("net", 0.4), ("other", 0.9), ("third", 0.11), ("third", 0.1)]
+    (found,) = speeds_doubted({"net", "third"}, [RowTrust(*each) for each in shares])
     assert found.kind == "busy_profile"
     assert found.text == (
         '2 of 5 rows of the profile ("net", "third") are of a busy machine: for up to 40% of the time '
         "others held cores that the workers needed; measure them again when it is quiet"
     )
-    assert speeds_disturbed({"net"}, [("net", 0.1), ("net", None)]) == []
+    assert speeds_doubted({"net"}, [RowTrust("net", 0.1), RowTrust("net")]) == []
+
+
+def test_rows_that_took_longer_another_time_are_named_whatever_the_system_counts() -> None:
+    rows = [RowTrust("net", None, 0.77), RowTrust("net", 0.0, 0.1), RowTrust("net", 0.6, 0.9)]
+    _, found = speeds_doubted({"net"}, rows)
+    assert found.text == (
+        '1 of 3 rows of the profile ("net") took up to 77% longer when measured another time; measure them '
+        "again when the machine is quiet"
+    )
+
+
+def test_a_model_that_misses_the_rows_of_its_own_profile_is_named() -> None:
+    errors = [-0.35, 0.77, 0.02, None]
+    (found,) = speeds_doubted({"net"}, [RowTrust("net", model_error=error) for error in errors])
+    assert found.text == (
+        'the throughput model is 35% off in the median of 3 rows of the profile held out ("net"): expect '
+        "predictions to be, too"
+    )
+    assert not speeds_doubted({"net"}, [RowTrust("net", model_error=-0.1)])
 
 
 def test_fair_share_says_that_it_is_fifo_where_no_job_is_elastic() -> None:
@@ -119,6 +140,8 @@ def test_a_policy_that_goes_by_work_says_for_which_jobs_it_goes_by_submission() 
     assert found.text == (
         'no profile says how long the work of job "a" takes: policy "srtf" goes by submission'
     )
+    (shared,) = order_assumed(jobs, Ares, profiled=False)
+    assert shared.text.endswith('"ares" gives such jobs equal shares of its pool, whichever came first')
     assert order_assumed(jobs, Srtf, profiled=True) == []
     assert order_assumed(jobs, Fifo, profiled=False) == []
     assert order_assumed(jobs[1:], Srtf, profiled=False) == []

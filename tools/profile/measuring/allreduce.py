@@ -13,13 +13,11 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from pliant.tools.profile.measuring.device import Device, OtherLoad, device_of
+from pliant.tools.profile.measuring.device import Device, OtherLoad, device_of, own_share
 from pliant.tools.profile.measuring.request import (
-    VISITS,
     MeasurementRequest,
     Point,
-    best_visits,
-    is_disturbed,
+    Rounds,
 )
 from pliant.tools.profile.measuring.worker import Recorder, request_from_env
 
@@ -34,18 +32,12 @@ def main() -> None:
     record.start()
     known = {point.weights for point in request.known}
     for weights in request.weights:
-        if weights in known:
-            continue
-        record.begin(Point(local_batch=0, weights=weights))
-        gradients = torch.zeros(weights, device=device)
-        meter.reset_peak()
-        visits: list[Point] = []
-        while not visits or (is_disturbed(visits[-1]) and len(visits) < VISITS):
-            load = OtherLoad(device)
-            step_s = _times(partial(dist.all_reduce, gradients), meter, request, record.is_fresh)
-            one = Point(local_batch=0, weights=weights, step_s=step_s, peak_memory=meter.peak())
-            visits.append(one.model_copy(update={"busy_share": load.share()}))
-        record.end(*best_visits(visits))
+        if weights not in known:
+            _visit(weights, meter, request, record)
+    rounds = Rounds(request)
+    while due := rounds.next(record.points):
+        for point in due:
+            _visit(point.weights, meter, request, record)
     record.finish()
     dist.destroy_process_group()
 
@@ -58,6 +50,18 @@ def _join() -> torch.device:
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
     return device
+
+
+def _visit(weights: int, meter: Device, request: MeasurementRequest, record: Recorder) -> None:
+    point = Point(local_batch=0, weights=weights)
+    record.begin(point)
+    gradients = torch.zeros(weights, device=meter.torch_device)
+    meter.reset_peak()
+    load = OtherLoad(meter.torch_device)
+    step_s = _times(partial(dist.all_reduce, gradients), meter, request, record.is_fresh)
+    share = load.share()
+    measured = {"step_s": step_s, "peak_memory": meter.peak(), "busy_share": share}
+    record.end(point.model_copy(update={**measured, "own_share": own_share(meter, load)}))
 
 
 def _times(

@@ -12,10 +12,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import torch
 import torch.distributed as dist
+
+LEAST_SHARE: Final = 0.02
+"""Of its times that a worker on a CPU slot has had to itself; a smaller share cannot be told from none."""
 
 
 def world() -> tuple[int, int]:
@@ -50,6 +53,8 @@ class OtherLoad:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.of_steps = 0.0
+        """As :meth:`share`, set by it, for the thread that trains alone: what its steps take longer by."""
         self._device = device
         self._began = _Load.now()
 
@@ -64,12 +69,14 @@ class OtherLoad:
         cores = os.cpu_count() or 1
         stolen_s = max(0.0, ended.stolen_s - began.stolen_s)
         waited_s = max(0.0, ended.waited_s - began.waited_s) + stolen_s / cores
+        trainer_s = max(0.0, ended.trainer_s - began.trainer_s) + stolen_s / cores
         others_s = max(0.0, ended.busy_s - began.busy_s) + stolen_s
-        (waited_s,) = largest([waited_s], self._device)
+        waited_s, trainer_s = largest([waited_s, trainer_s], self._device)
         others_s -= total(ended.own_s - began.own_s, self._device)
         # each worker has read the machine's clocks at its own moment
-        (share,) = largest([max(0.0, min(waited_s, others_s)) / passed_s], self._device)
-        return round(min(1.0, share), 4)
+        found = [max(0.0, min(each_s, others_s)) / passed_s for each_s in (waited_s, trainer_s)]
+        share, self.of_steps = (round(min(1.0, each), 4) for each in largest(found, self._device))
+        return share
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,8 @@ class _Load:
     own_s: float
     waited_s: float
     """Time in which its threads were ready and had no core."""
+    trainer_s: float
+    """The same of the thread that asks."""
     busy_s: float
     """Time of all cores in processes."""
     stolen_s: float
@@ -90,6 +99,7 @@ class _Load:
             waits = [
                 int((task / "schedstat").read_text().split()[1]) for task in Path("/proc/self/task").iterdir()
             ]
+            own_wait = int(Path("/proc/thread-self/schedstat").read_text().split()[1])
             user, nice, system, _idle, _iowait, irq, softirq, stolen = (
                 int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
             )
@@ -97,7 +107,8 @@ class _Load:
             return None
         ticks = os.sysconf("SC_CLK_TCK")
         busy_s = (user + nice + system + irq + softirq) / ticks
-        return cls(time.monotonic(), time.process_time(), sum(waits) / 1e9, busy_s, stolen / ticks)
+        waited_s, trainer_s = sum(waits) / 1e9, own_wait / 1e9
+        return cls(time.monotonic(), time.process_time(), waited_s, trainer_s, busy_s, stolen / ticks)
 
 
 class CpuDevice:
@@ -176,6 +187,11 @@ class CudaDevice:
 
 
 Device = CpuDevice | CudaDevice
+
+
+def own_share(device: Device, load: OtherLoad) -> float:
+    """Part of a measured time in which others did not keep the workers from their cores; 1 on a GPU."""
+    return 1.0 if isinstance(device, CudaDevice) else max(LEAST_SHARE, 1.0 - load.of_steps)
 
 
 def device_of(device: torch.device, memory_limit: int | None) -> Device:

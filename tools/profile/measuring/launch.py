@@ -36,9 +36,12 @@ from pliant.tools.profile.measuring.request import (
     MeasurementRequest,
     Outcome,
     Point,
-    best_visits,
+    best_visit,
+    by_configuration,
     is_measured,
     out_of_memory_mark,
+    spread,
+    unsettled,
 )
 from pliant.tools.profile.torchrun.start import (
     NO_STORE,
@@ -370,8 +373,8 @@ class LaunchLog:
         fitting = [point for point in known if point.feasible]
         if not request.costs or self._costs is not None or not fitting:
             return None
-        others = tuple(point for point in known if point is not fitting[0])
-        return request.model_copy(update={"known": others})
+        others = tuple(point for point in known if point.key != fitting[0].key)
+        return request.model_copy(update={"known": others, "visits": 1})
 
     def take(self, outcome: Outcome, before: int) -> None:
         """Add what a launch has measured since the last call.
@@ -392,6 +395,11 @@ class LaunchLog:
         if (start_s, relaunch_s, rescale_s) != (None, None, None):
             self._add(ended.outcome, start_s=start_s, relaunch_s=relaunch_s, rescale_s=rescale_s)
 
+    def unsettled(self) -> list[Point]:
+        """A point of each configuration whose visits do not tell how long its step takes."""
+        points = [point for _, point in self._points]
+        return unsettled(points, visits=len(points) + 1)
+
     @property
     def facts(self) -> Mapping[str, str]:
         """What the workers reported about their machine; empty if nothing was measured."""
@@ -400,10 +408,12 @@ class LaunchLog:
 
     def rows(self, model: str, gpu_type: str, workers: int) -> list[ProfileRow]:
         """The profile rows of all points; feasible training rows have the costs of the launch."""
-        best = {id(point) for point in best_visits(point for _, point in self._points)}
-        rows = [
-            _row(found, point, model, gpu_type, workers) for found, point in self._points if id(point) in best
-        ]
+        measured = {id(point): found for found, point in self._points}
+        rows = []
+        for visits in by_configuration(point for _, point in self._points).values():
+            point = best_visit(visits)
+            row = _row(measured[id(point)], point, model, gpu_type, workers)
+            rows.append(replace(row, visits=len(visits), spread=spread(visits) if row.feasible else None))
         if (costs := self._costs) is None:
             return rows
         with_costs = partial(
@@ -448,8 +458,8 @@ def _row(found: MeasuredPoint, point: Point, model: str, gpu_type: str, workers:
         placement=str(workers),
         local_batch=point.local_batch,
         accum_steps=point.accum,
-        step_seconds=statistics.fmean(point.step_s) if point.feasible else None,
-        stdev_seconds=statistics.pstdev(point.step_s) if point.feasible else None,
+        step_seconds=point.mean_s if point.feasible else None,
+        stdev_seconds=point.own_share * statistics.pstdev(point.step_s) if point.feasible else None,
         iterations=len(point.step_s),
         peak_memory=point.peak_memory if point.feasible else None,
         parameters=found.parameters,
@@ -464,8 +474,8 @@ def _row(found: MeasuredPoint, point: Point, model: str, gpu_type: str, workers:
     step_s, compute_s = row.step_seconds, None
     if workers == 1:
         compute_s = step_s
-    elif point.compute_s:
-        compute_s = min(step_s, statistics.fmean(point.compute_s))
+    elif (alone_s := point.mean_compute_s) is not None:
+        compute_s = min(step_s, alone_s)
     return replace(
         row,
         compute_seconds=compute_s,

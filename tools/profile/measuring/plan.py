@@ -34,6 +34,8 @@ class MeasuringOptions:
     allreduce: bool = False
     costs: bool = False
     """Also measure how long a start, a relaunch and a change of the workers in place take."""
+    patience_s: float = 0.0
+    """Seconds to spend at most on measuring disturbed points again."""
 
 
 @dataclass(frozen=True, slots=True)

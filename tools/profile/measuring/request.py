@@ -4,23 +4,30 @@ One request is one launch of torchrun: several batches on one number of workers.
 file that the workers' environment names; ``worker.py`` and ``allreduce.py`` carry it out and write an
 :class:`Outcome`. All workers pick the same points: first they search for the largest local batch that fits,
 upwards through the wanted batches, then by bisection; then come the global batches, split over the workers.
+
+Every point is visited at least twice, round by round over all points, so that a short disturbance meets one
+visit of a point and not the others. Other processes only slow a step down: the fastest undisturbed visit
+counts, and a second one must confirm it (:func:`is_settled`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
-from pliant.schemas.file_io.record import NonNegativeFloat, NonNegativeInt, PositiveInt, Record
-from pliant.tools.profile.throughput import BUSY, plan_batch
+from pliant.schemas.file_io.record import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Record
+from pliant.tools.profile.throughput import APART, BUSY, plan_batch
 
 ENV_PROFILE: Final = "PLIANT_PROFILE"
 """Environment variable with the path of the request; the elastic library then serves the sweep."""
 MOST: Final = 20
 """Short steps are measured at most this many times as often as requested."""
-VISITS: Final = 3
-"""How often a point is measured at most while the machine is busy."""
+LEAST_VISITS: Final = 2
+"""How often every point is measured: one visit alone does not show whether it was disturbed."""
+VISITS: Final = 4
+"""How often a point is measured at most in one launch."""
 RESOLUTION = 8
 """Bisection ends at a gap of one eighth of the largest batch that fits."""
 Cut = tuple[int, int]
@@ -42,6 +49,24 @@ class Point(Record):
     """Bytes, the largest over the workers."""
     busy_share: NonNegativeFloat | None = None
     """Part of the time in which other processes kept a worker from a core; null if unknown."""
+    own_share: PositiveFloat = 1.0
+    """Part of the times that is left without that. On a GPU it is 1: there a worker that waits for a core
+    does not always wait for its step."""
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """The configuration, which all its visits share."""
+        return self.local_batch, self.accum, self.weights
+
+    @property
+    def mean_s(self) -> float:
+        """Seconds of a step, without those in which others held the workers' cores."""
+        return self.own_share * fmean(self.step_s) if self.step_s else 0.0
+
+    @property
+    def mean_compute_s(self) -> float | None:
+        """The same without gradient synchronisation; None where that was not timed."""
+        return self.own_share * fmean(self.compute_s) if self.compute_s else None
 
 
 class MeasurementRequest(Record):
@@ -64,7 +89,9 @@ class MeasurementRequest(Record):
     misfit: PositiveInt | None = None
     """Smallest local batch known not to fit, from an earlier launch."""
     known: tuple[Point, ...] = ()
-    """Points measured before, to skip."""
+    """Visits made before."""
+    visits: PositiveInt = VISITS
+    """How often a point is measured at most, known visits counted in."""
     iterations: PositiveInt = 10
     """Steps measured per point, at least."""
     warmup: NonNegativeInt = 3
@@ -122,24 +149,88 @@ def is_disturbed(point: Point) -> bool:
     return point.busy_share is not None and point.busy_share > BUSY
 
 
+def by_configuration(points: Iterable[Point]) -> dict[tuple[int, int, int], list[Point]]:
+    """The visits of each configuration, in order of first visits."""
+    found: dict[tuple[int, int, int], list[Point]] = {}
+    for point in points:
+        found.setdefault(point.key, []).append(point)
+    return found
+
+
 def best_visits(points: Iterable[Point]) -> list[Point]:
-    """The least disturbed visit of each configuration, in order of first visits.
+    """The visit of each configuration that counts, in order of first visits."""
+    return [best_visit(visits) for visits in by_configuration(points).values()]
+
+
+def best_visit(visits: Sequence[Point]) -> Point:
+    """The fastest undisturbed visit, else the fastest: others only make a step slower.
 
     A configuration that did not fit once does not fit.
     """
-    best: dict[tuple[int, int, int], Point] = {}
-    for point in points:
-        key = (point.local_batch, point.accum, point.weights)
-        known = best.get(key, point)
-        worse = (known.feasible, known.busy_share or 0.0) > (point.feasible, point.busy_share or 0.0)
-        best[key] = point if worse else known
-    return list(best.values())
+    for point in visits:
+        if not point.feasible:
+            return point
+    quiet = [point for point in visits if not is_disturbed(point)]
+    if quiet:
+        return min(quiet, key=lambda point: point.mean_s)
+    return min(visits, key=lambda point: (point.mean_s, point.busy_share or 0.0))
+
+
+def spread(visits: Iterable[Point]) -> float | None:
+    """How much longer a step took in the second fastest visit than in the fastest, as a fraction.
+
+    Disturbed visits count only where there are no two others. Returns None for a single visit.
+    """
+    fitting = [point for point in visits if point.feasible]
+    quiet = [point for point in fitting if not is_disturbed(point)]
+    means = sorted(point.mean_s for point in (quiet if len(quiet) > 1 else fitting))
+    return means[1] / means[0] - 1.0 if len(means) > 1 and means[0] > 0 else None
+
+
+def is_settled(visits: Sequence[Point]) -> bool:
+    """Whether two undisturbed visits agree, or the configuration does not fit."""
+    if not all(point.feasible for point in visits):
+        return True
+    apart = spread(visits)
+    quiet = sum(not is_disturbed(point) for point in visits)
+    return quiet >= LEAST_VISITS and apart is not None and apart <= APART
+
+
+def unsettled(points: Iterable[Point], visits: int) -> list[Point]:
+    """A point of each configuration to measure again: not settled, and visited less often than ``visits``."""
+    found = by_configuration(points).values()
+    return [each[0] for each in found if len(each) < visits and not is_settled(each)]
 
 
 def is_measured(request: MeasurementRequest, workers: int) -> bool:
-    """Whether the known points are all that a request asks for."""
+    """Whether the known visits are all that a request asks for."""
     weights = {point.weights for point in request.known}
-    return PointSearch(request, workers).next() is None and weights.issuperset(request.weights)
+    if PointSearch(request, workers).next() is not None or not weights.issuperset(request.weights):
+        return False
+    return not unsettled(request.known, request.visits)
+
+
+class Rounds:
+    """Which points to visit again, round by round, after all were visited once.
+
+    The last round is one in which no point is left or every visit was disturbed: the machine is busy then,
+    and more of the same would not help.
+    """
+
+    def __init__(self, request: MeasurementRequest) -> None:
+        self._request = request
+        self._due: list[Point] | None = None
+
+    def next(self, visited: Sequence[Point]) -> list[Point]:
+        """The points of the next round; empty when it is over.
+
+        :param visited: the visits of this launch so far.
+        """
+        last = visited[len(visited) - len(self._due) :] if self._due else []
+        if last and all(map(is_disturbed, last)):
+            return []
+        self._due = unsettled([*self._request.known, *visited], self._request.visits)
+        return self._due
 
 
 class PointSearch:

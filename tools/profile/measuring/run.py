@@ -9,6 +9,7 @@ III-B.2).
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,11 +19,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final, Self
 
+import psutil
+
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, JobsFailedError
 from pliant.schemas.io import read_profile, write_profile
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.text import counted
 from pliant.tools.profile.measuring.launch import (
     Advance,
     LaunchEnd,
@@ -40,7 +44,7 @@ from pliant.tools.profile.measuring.plan import (
     node_to_measure,
     powers,
 )
-from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome
+from pliant.tools.profile.measuring.request import LEAST_VISITS, VISITS, MeasurementRequest, Outcome
 from pliant.tools.profile.throughput import merged
 
 Launch = Callable[[Script, int, MeasurementRequest, Advance], LaunchEnd]
@@ -50,6 +54,11 @@ WEIGHTS: Final = {
     "gpu": (100_000, 1_000_000, *range(10_000_000, 100_000_001, 10_000_000)),
 }
 """The grid of the all-reduce sweep, the same for all jobs; in between, times are linear."""
+AGAIN: Final = 3
+"""How often a launch is started again at most because its times are not settled."""
+_LOOK_S: Final = 1.0
+_BUSY_CORES: Final = 0.5
+"""Cores that may be busy while the machine counts as quiet enough for the workers."""
 USUAL_NAME: Final = "allreduce.parquet"
 _CLUSTER: Final = "cluster"
 """Metadata key of the cluster's name."""
@@ -75,6 +84,7 @@ def measure(
     allreduce: Collection[ProfileRow] = (),
     kept: PointsFile | None = None,
     start: Launch = launch,
+    wait: WaitForQuiet | None = None,
 ) -> MeasuredProfile:
     """Measure the models of the jobs on this machine. A script that fails costs only its own model.
 
@@ -84,6 +94,7 @@ def measure(
     :param allreduce: known all-reduce rows of this cluster; if they include this machine's GPU type, none are
     measured.
     :param kept: points of an interrupted command; new points are added to it.
+    :param wait: waits until the machine is quiet before unsettled points are measured again.
     :raises JobsFailedError: not one script could be measured.
     """
     node = node_to_measure(cluster)
@@ -94,9 +105,10 @@ def measure(
     expected = sum(_points(plan) for plan in plans)
     if reduces:
         expected += len(_sizes(node)) * len(WEIGHTS[node.slots])
+    expected *= LEAST_VISITS
     bench = Bench(node, options, clock, start, PointCounter(progress, expected), kept or PointsFile())
     if before := bench.measured_before(plans, reduces=reduces):
-        note(f"{before} of {max(before, expected)} points were already measured")
+        note(f"{before} of {max(before, expected)} measurements were already made")
     rows: list[ProfileRow] = []
     failures: list[str] = []
     for plan in plans:
@@ -108,11 +120,38 @@ def measure(
         raise JobsFailedError("\n".join(failures))
     if options.allreduce:
         rows += [*allreduce, *(bench.allreduce() if reduces else ())]
+    rows += bench.measured_again(wait or wait_for_quiet, note)
     return MeasuredProfile(Profile(merged((), rows), bench.metadata(command_line)), tuple(failures))
 
 
+WaitForQuiet = Callable[[int, float], bool]
+"""Waits for so many cores to be free, for some seconds at most; whether they are."""
+
+
+def wait_for_quiet(workers: int, most_s: float) -> bool:
+    """Wait while processes on this machine leave the workers fewer cores than they need."""
+    until_s = time.monotonic() + most_s
+    cores = psutil.cpu_count() or 1
+    while True:
+        busy = cores * psutil.cpu_percent(interval=_LOOK_S) / 100.0
+        if busy <= max(_BUSY_CORES, cores - workers):
+            return True
+        if time.monotonic() >= until_s:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """One launch of the plan, which can be started again."""
+
+    script: Script
+    workers: int
+    request: MeasurementRequest
+    log: LaunchLog
+
+
 class PointCounter:
-    """Counts measured points over all launches."""
+    """Counts measurements over all launches."""
 
     def __init__(self, progress: Callable[[int, int | None], None] | None, expected: int) -> None:
         self._progress = progress
@@ -142,6 +181,7 @@ class Bench:
     kept: PointsFile
     facts: dict[str, str] = field(default_factory=dict)
     """What the workers report about their machine."""
+    launched: list[_Launched] = field(default_factory=list)
 
     def measured_before(self, plans: Iterable[ModelPlan], *, reduces: bool) -> int:
         """How many points are kept from an interrupted command."""
@@ -206,16 +246,25 @@ class Bench:
     def _rows(
         self, script: Script, workers: int, request: MeasurementRequest, wanted: MeasurementRequest
     ) -> list[ProfileRow]:
-        """The rows of a request; it is started again below every batch that ran out of memory.
+        """The rows of a request.
 
         :param wanted: the request with which the plan begins.
         """
         log = LaunchLog(self.kept, launch_key(script, workers, wanted), self.clock)
         self.meter.finished(len(log))
-        while (rest := log.rest(request, workers)) is not None:
+        one = _Launched(script, workers, request, log)
+        self._carry_out(one, VISITS)
+        self.launched.append(one)
+        return log.rows(script.name, self.node.gpu_type, workers)
+
+    def _carry_out(self, one: _Launched, visits: int) -> None:
+        """Start a launch; again below every batch that ran out of memory."""
+        log = one.log
+        request = one.request.model_copy(update={"visits": visits})
+        while (rest := log.rest(request, one.workers)) is not None:
             before = len(log)
             advance = partial(self._advance, log, before)
-            ended = self.start(script, workers, rest, advance)
+            ended = self.start(one.script, one.workers, rest, advance)
             advance(ended.outcome)
             self.meter.finished(len(ended.outcome.points))
             if not ended.out_of_memory or ended.outcome.current is None:
@@ -223,7 +272,35 @@ class Bench:
                 break
             log.misfit(ended.outcome)
         self.facts = {**self.facts, **log.facts}
-        return log.rows(script.name, self.node.gpu_type, workers)
+
+    def measured_again(self, wait: WaitForQuiet, note: Callable[[str], None]) -> list[ProfileRow]:
+        """The rows of launches that were started again, once the machine is quiet.
+
+        That takes ``options.patience_s`` at most, beside a launch that has begun by then.
+        """
+        rows: list[ProfileRow] = []
+        until_s = time.monotonic() + self.options.patience_s
+        for number in range(1, AGAIN + 1):
+            due = [one for one in self.launched if one.log.unsettled()]
+            if not due or time.monotonic() >= until_s:
+                break
+            if number == 1:
+                points = sum(len(one.log.unsettled()) for one in due)
+                note(
+                    f"{counted(points, 'point')} disturbed: measuring again when the machine is quiet, "
+                    f"for up to {self.options.patience_s:g} s (--patience)"
+                )
+            for one in due:
+                left_s = until_s - time.monotonic()
+                if left_s <= 0 or not wait(one.workers, left_s):
+                    return rows
+                try:
+                    self._carry_out(one, VISITS + number * LEAST_VISITS)
+                except JobsFailedError as error:  # what was measured before holds
+                    note(str(error))
+                    return rows
+                rows += one.log.rows(one.script.name, self.node.gpu_type, one.workers)
+        return rows
 
     def _advance(self, log: LaunchLog, before: int, outcome: Outcome) -> None:
         log.take(outcome, before)

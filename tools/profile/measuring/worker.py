@@ -35,16 +35,14 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from pliant.tools.profile.measuring.device import Device, OtherLoad, device_of, world
+from pliant.tools.profile.measuring.device import Device, OtherLoad, device_of, own_share, world
 from pliant.tools.profile.measuring.request import (
     ENV_PROFILE,
-    VISITS,
     MeasurementRequest,
     Outcome,
     Point,
     PointSearch,
-    best_visits,
-    is_disturbed,
+    Rounds,
     out_of_memory_mark,
 )
 
@@ -110,14 +108,11 @@ class Sweep:
         raise SystemExit(0)
 
     def _serve_again(self) -> Iterator[Any]:
-        """Serve disturbed points again, until a whole round of them is disturbed, too."""
-        for _ in range(VISITS - 1):
-            disturbed = [point for point in best_visits(self._record.points) if is_disturbed(point)]
-            for point in disturbed:
+        """Serve points again until their times are settled."""
+        rounds = Rounds(self._request)
+        while due := rounds.next(self._record.points):
+            for point in due:
                 yield from self._serve(point.local_batch, point.accum)
-            again = self._record.points[len(self._record.points) - len(disturbed) :]
-            if all(is_disturbed(point) for point in again):
-                return
 
     def _serve(self, local: int, accum: int) -> Iterator[Any]:
         """Serve one point; the first in a new process warms up for as long as it measures."""
@@ -136,7 +131,7 @@ class Sweep:
         if self._device.over_limit():  # the second batch is read while the first is still held
             self._record.end(Point(local_batch=local, accum=accum, feasible=False))
         else:
-            self._record.end(self._point(local, accum, self._device.seconds(marks), load.share()))
+            self._record.end(self._point(local, accum, self._device.seconds(marks), load))
 
     def _rounds(self, data: Iterator[Any], accum: int, count: int, marks: list[Marks]) -> Iterator[Any]:
         """Steps with synchronised gradients; with several workers, every other step without."""
@@ -147,7 +142,8 @@ class Sweep:
             self._record.stepped()
             marks.append((begin, self._device.mark()))
 
-    def _point(self, local: int, accum: int, seconds: list[float], busy_share: float | None) -> Point:
+    def _point(self, local: int, accum: int, seconds: list[float], load: OtherLoad) -> Point:
+        busy_share = load.share()
         return Point(
             local_batch=local,
             accum=accum,
@@ -155,6 +151,7 @@ class Sweep:
             compute_s=tuple(seconds[1::2]) if self._kinds == 2 else (),
             peak_memory=self._device.peak(),
             busy_share=busy_share,
+            own_share=own_share(self._device, load),
         )
 
     def _step(self, data: Iterator[Any], accum: int, *, synchronise: bool) -> Iterator[Any]:

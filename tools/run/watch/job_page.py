@@ -73,6 +73,8 @@ class Happened:
     """Without what the policy says."""
     policy_says: str
     gpus: int | None
+    workers: int = 0
+    """How many were lost or replaced."""
 
 
 def history(dirs: StateDir, job_id: str) -> list[Happened]:
@@ -83,7 +85,28 @@ def history(dirs: StateDir, job_id: str) -> list[Happened]:
     if not dirs.events.exists():
         return []
     events = (event for block in LogReader(dirs.events).read_all() for event in block)
-    return [found for event in events if event.job == job_id and (found := _happened(event)) is not None]
+    found: list[Happened] = []
+    missing: list[str] = []
+    for event in events:
+        if event.job != job_id:
+            continue
+        detail = event.detail or {}
+        if event.event in _CHANGES or event.event in _STOPS:
+            missing = []
+        elif event.event == "progress" and "lost_workers" in detail:
+            missing += [str(slot) for slot in detail["lost_workers"]]
+        elif missing and _joined(detail):
+            words = f"replaced the worker{'s' if len(missing) > 1 else ''} on {', '.join(missing)}"
+            found.append(Happened(event.time, "replaced", words, "", "", event.gpus, len(missing)))
+            missing = []
+        if (happened := _happened(event)) is not None:
+            found.append(happened)
+    return found
+
+
+def _joined(detail: Mapping[str, Any]) -> bool:
+    """Whether it is the first step after workers joined, and none was lost at that."""
+    return detail.get("mechanism") == "in place" and "lost" not in detail and "after" not in detail
 
 
 def _happened(event: Event) -> Happened | None:
@@ -104,7 +127,7 @@ def _happened(event: Event) -> Happened | None:
     elif event.event == "progress" and "lost_workers" in detail:
         slots = [str(slot) for slot in detail["lost_workers"]]
         words = f"lost the worker{'s' if len(slots) > 1 else ''} on {', '.join(slots)}, the others train on"
-        return Happened(event.time, "lost", words, reason, policys, event.gpus)
+        return Happened(event.time, "lost", words, reason, policys, event.gpus, len(slots))
     elif event.event == "slot_down":
         words = f"slot {detail.get('slot')} left out for {detail.get('seconds')} s"
     else:
@@ -147,7 +170,8 @@ def job_page(
     :param explain: add what the policy says.
     """
     lines: list[str] = []
-    for label, text in _facts(job, status, now_s, state, explain=explain):
+    facts = [*_facts(job, status, now_s, state, explain=explain), ("workers", _losses(happened))]
+    for label, text in facts:
         if text:
             lines += _hanging(f"{label:{_LABEL}}", one_line(text), width)
     if happened:
@@ -166,6 +190,7 @@ def _facts(
     yield "job", job.id
     yield "state", job.state
     yield "why", job.why
+    yield "order", _overtaken(job, status)
     yield _until_label(job), _until(job, now_s)
     if job.log.gpus:
         yield "holds", _held(job.log) + (f", beside {job.log.beside}" if job.log.beside else "")
@@ -176,6 +201,32 @@ def _facts(
     yield "policy", job.policy_says if explain else ""
     if job.log.ended_s is None and status.holder is None:
         yield "run", run_line(status, state)
+
+
+def _overtaken(job: JobStatus, status: Status) -> str:
+    """Why a job waits although later ones hold GPUs; empty if none does."""
+    if job.log.gpus or job.log.ended or job.log.held or job.retry_s is not None:
+        return ""
+    later = [
+        other.job.id
+        for other in status.log.active.values()
+        if other.gpus and other.submitted_s > job.log.submitted_s
+    ]
+    info = status.log.info
+    if not later or info is None:
+        return ""
+    who = f"job {later[0]}, submitted later, holds" if len(later) == 1 else f"{len(later)} later jobs hold"
+    blind = info.profile_hash is None and not info.profile
+    knows = "; without a profile it knows of their length only the GPU time that jobs state" if blind else ""
+    return f"{who} GPUs: policy {info.policy} does not go by submission alone{knows} (--explain)"
+
+
+def _losses(happened: Sequence[Happened]) -> str:
+    """How many workers were lost while the others trained on, and how many of them were replaced."""
+    lost, replaced = (
+        sum(each.workers for each in happened if each.event == name) for name in ("lost", "replaced")
+    )
+    return f"{lost} lost, {replaced} replaced" if lost else ""
 
 
 def _until_label(job: JobStatus) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -82,6 +82,25 @@ def statuses(status: Status, now_s: float) -> list[JobStatus]:
     taken_up = [_status(job, now_s, status, expected, waiting) for job in in_order(status.log)]
     submitted = [_submitted(job, asked_s, now_s, status, expected) for job, asked_s in status.submitted]
     return [*taken_up, *submitted]
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs to show; an empty set stands for all."""
+
+    users: frozenset[str] = frozenset()
+    states: frozenset[str] = frozenset()
+
+    def of(self, jobs: Iterable[JobStatus]) -> list[JobStatus]:
+        return [
+            job
+            for job in jobs
+            if (not self.users or job.log.job.user in self.users)
+            and (not self.states or job.state in self.states)
+        ]
+
+
+EVERY_JOB: Final = JobFilter()
 
 
 def status_of(status: Status, job_id: str, now_s: float) -> JobStatus | None:

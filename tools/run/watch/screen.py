@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Self
 
 from pliant.schemas.event import Event
 from pliant.schemas.text import Column, between_text, clock_text, text_table, when_text
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.watch.job_status import JobStatus, in_order, standing, statuses
+from pliant.tools.run.watch.job_status import EVERY_JOB, JobFilter, JobStatus, in_order, standing, statuses
 from pliant.tools.run.watch.status import Status
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ JOB_COLUMNS: Final = (
     Column("until", 2),
     Column("why", 4, least=16),
 )
+USUAL: Final = ("job", "state", "gpus", "progress", "until", "why")
+"""Names of :data:`JOB_COLUMNS`."""
 SUMMARY: Final = (
     Column("job"),
     Column("end", 1),
@@ -47,20 +49,33 @@ _WORDS: Final[Mapping[str, str]] = {
 }
 
 
-def status_text(status: Status, now_s: float, width: int | None = None, *, explain: bool = False) -> str:
-    """All jobs in order of submission, one a line; ``now_s`` is UTC.
+def status_text(
+    status: Status,
+    now_s: float,
+    width: int | None = None,
+    *,
+    explain: bool = False,
+    only: JobFilter = EVERY_JOB,
+    columns: Sequence[str] = USUAL,
+) -> str:
+    """Jobs in order of submission, one a line; ``now_s`` is UTC.
 
     :param width: of the terminal, in columns; None leaves out and cuts nothing.
     :param explain: add what the policy says.
+    :param columns: names of :data:`CELLS`.
     """
-    return text_table(
-        JOB_COLUMNS, [row(job, now_s, explain=explain) for job in statuses(status, now_s)], width
-    )
+    usual = dict(zip(USUAL, JOB_COLUMNS, strict=True))
+    shown = [usual.get(name) or Column(name, 1) for name in columns]
+    rows = [
+        tuple(_why(job, explain=explain) if name == "why" else CELLS[name](job, now_s) for name in columns)
+        for job in only.of(statuses(status, now_s))
+    ]
+    return text_table(shown, rows, width)
 
 
-def row(job: JobStatus, now_s: float, *, explain: bool = False) -> tuple[str, ...]:
+def _why(job: JobStatus, *, explain: bool) -> str:
     parts = [job.brief or job.why, f"policy: {job.policy_says}" if explain and job.policy_says else ""]
-    return job.id, job.state, size(job), progress(job), until(job, now_s), "; ".join(filter(None, parts))
+    return "; ".join(filter(None, parts))
 
 
 def size(job: JobStatus) -> str:
@@ -85,6 +100,29 @@ def until(job: JobStatus, now_s: float) -> str:
     if not job.log.gpus and job.retry_s is None and job.expected.between_s is not None:
         return between_text(*job.expected.between_s, now_s)
     return when_text(max(job.until_s, now_s), now_s)
+
+
+def _rate(job: JobStatus) -> str:
+    return "-" if job.samples_per_second is None else f"{job.samples_per_second:.4g}/s"
+
+
+CELLS: Final[Mapping[str, Callable[[JobStatus, float], str]]] = {
+    "job": lambda job, _now_s: job.id,
+    "user": lambda job, _now_s: job.log.job.user or "-",
+    "state": lambda job, _now_s: job.state,
+    "gpus": lambda job, _now_s: size(job),
+    "nodes": lambda job, _now_s: " ".join(f"{name}:{gpus}" for name, gpus in job.log.placement or ()) or "-",
+    "model": lambda job, _now_s: job.log.job.model or "-",
+    "priority": lambda job, _now_s: f"{job.log.job.priority:g}",
+    "progress": lambda job, _now_s: progress(job),
+    "speed": lambda job, _now_s: _rate(job),
+    "loss": lambda job, _now_s: "-" if job.log.loss is None else f"{job.log.loss:.4g}",
+    "failures": lambda job, _now_s: str(job.log.failures),
+    "submitted": lambda job, now_s: clock_text(job.log.submitted_s, now_s),
+    "until": until,
+    "why": lambda job, _now_s: _why(job, explain=False),
+}
+"""What ``pliant status --columns`` can show of a job, by name."""
 
 
 def line(log: RunLog) -> str:

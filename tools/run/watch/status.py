@@ -183,6 +183,10 @@ def run_line(status: Status, state: Path) -> str:
     if status.log.once:
         last = clock_text(status.log.last_s, time.time())
         return f"no run uses {state} now; the next call of pliant run goes on (the last wrote at {last})"
+    if status.log.info is None:
+        return (
+            f"no run has used {state} yet: begin one with pliant run --state {state}, from cron or --follow"
+        )
     return f"no run uses {state}; go on with: pliant run --follow --state {state}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from pliant.tools.profile.measuring.launch import Advance, LaunchEnd, Script
-from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point, PointSearch
+from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point, PointSearch, Rounds
 
 
 class Machine:
@@ -18,6 +18,10 @@ class Machine:
         self.trouble = trouble
         self.limit = limit
         self.allreduce_s = 0.002
+        self.disturbed: Callable[[int, int], tuple[float, float | None]] = lambda _workers, _local: (
+            1.0,
+            None,
+        )
         self.launches: list[tuple[str, int, MeasurementRequest]] = []
         self.measured: list[tuple[str, int, int]] = []
         """(model, workers, local batch or weights) of every point."""
@@ -47,16 +51,29 @@ class Machine:
         return [workers for _, workers, request in self.launches if request.weights]
 
     def _points(self, request: MeasurementRequest, workers: int) -> Iterator[Point]:
-        course, alone = PointSearch(request, workers), workers == 1
+        course, visited = PointSearch(request, workers), list[Point]()
         while (cut := course.next()) is not None:
-            local, accum = cut
-            compute_s = 0.01 * local * accum
-            times = {"step_s": (compute_s,) * 3, "peak_memory": 100}
-            if not alone:
-                times = {"step_s": (compute_s + 0.005,) * 3, "compute_s": (compute_s,) * 3}
-            yield Point(local_batch=local, accum=accum, **times)  # type: ignore[arg-type]
-            course.tell(cut, fits=local <= self.limit)
+            visited.append(self._visit(workers, *cut))
+            yield visited[-1]
+            course.tell(cut, fits=cut[0] <= self.limit)
         known = {point.weights for point in request.known}
         for weights in request.weights:
             if weights not in known:
-                yield Point(local_batch=0, weights=weights, step_s=(self.allreduce_s,))
+                visited.append(self._visit(workers, 0, 1, weights))
+                yield visited[-1]
+        rounds = Rounds(request)
+        while due := rounds.next(visited):
+            for point in due:
+                visited.append(self._visit(workers, *point.key))
+                yield visited[-1]
+
+    def _visit(self, workers: int, local: int, accum: int, weights: int = 0) -> Point:
+        """Its steps take longer by ``disturbed``, called with workers and local batch; busy by the second."""
+        slower, busy_share = self.disturbed(workers, local)
+        compute_s = 0.01 * local * accum * slower
+        times = {"step_s": (compute_s,) * 3, "peak_memory": 100, "busy_share": busy_share}
+        if weights:
+            times = {"step_s": (self.allreduce_s * slower,)}
+        elif workers > 1:
+            times |= {"step_s": (compute_s + 0.005,) * 3, "compute_s": (compute_s,) * 3}
+        return Point(local_batch=local, accum=accum, weights=weights, **times)  # type: ignore[arg-type]

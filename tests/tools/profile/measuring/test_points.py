@@ -87,7 +87,7 @@ def test_the_same_command_measures_the_rest_alone(
         capsys.readouterr().err
     )
     measure_with(rest, monkeypatch, costs=costs)
-    assert f"{len(cut.measured)} of {len(whole.measured)} points were already measured" in (
+    assert f"{len(cut.measured)} of {len(whole.measured)} measurements were already made" in (
         capsys.readouterr().err
     )
     again = 1 if costs else 0  # the launch that was cut short measures costs after a step
@@ -119,10 +119,10 @@ def test_a_batch_that_ran_out_of_memory_is_not_tried_again(
     cut = Machine(ends_at(11, KeyboardInterrupt()), limit=12)
     with pytest.raises(KeyboardInterrupt):
         measure_with(cut, monkeypatch, **options)
-    assert 64 in [batch for _, _, batch in cut.measured]
     rest = Machine(limit=12)
     measure_with(rest, monkeypatch, **options)
-    assert not set(cut.measured) & set(rest.measured)
+    assert 64 in [batch for _, _, batch in cut.measured]
+    assert 64 not in [batch for _, _, batch in rest.measured]
     found = {row.local_batch: row.feasible for row in read_profile("p.parquet").rows if row.gpus == 1}
     assert (found[4], found[64]) == (True, False)
 
@@ -137,7 +137,8 @@ def test_all_reduces_go_on_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
         measure_with(cut, monkeypatch, allreduce=True)
     rest = Machine()
     measure_with(rest, monkeypatch, allreduce=True)
-    assert [weights for _, _, weights in rest.measured] == [1_000_000, 5_000_000, 10_000_000]
+    grid = [100_000, 1_000_000, 5_000_000, 10_000_000]
+    assert [weights for _, _, weights in rest.measured] == [*grid[1:], *grid], "each a second time, too"
     assert sum(row.kind == "allreduce" for row in read_profile("p.parquet").rows) == 4
 
 
@@ -212,12 +213,15 @@ def test_a_course_passes_over_what_is_known() -> None:
         tried.append(cut)
         course.tell(cut, fits=cut[0] <= 17)
     assert tried == [(2, 1), (4, 1), (32, 1), (18, 1), (11, 1), (14, 1), (16, 1), (8, 1), (16, 3)]
-    points = [Point(local_batch=local, accum=accum, feasible=local <= 17) for local, accum in tried]
+    points = [
+        Point(local_batch=local, accum=accum, feasible=local <= 17, step_s=(1.0,)) for local, accum in tried
+    ]
     for count, cut in enumerate(tried):
         known = request.model_copy(update={"known": tuple(points[:count])})
         assert PointSearch(known, 1).next() == cut
         assert not is_measured(known, 1)
-    assert is_measured(request.model_copy(update={"known": tuple(points)}), 1)
+    assert not is_measured(request.model_copy(update={"known": tuple(points)}), 1), "each is visited twice"
+    assert is_measured(request.model_copy(update={"known": tuple(points * 2)}), 1)
 
 
 HELD = f"""
@@ -241,7 +245,7 @@ runpy.run_path({WIRED!r}, run_name="__main__")
 COMMAND = (
     *("sh", "-c", "trap '' INT; exec \"$@\"", "sh"),  # as a script starts what runs in its background
     *(sys.executable, "-m", "pliant.cli", "profile", "jobs.jsonl", "--cluster", "cluster.json"),
-    *("--iterations", "2", "--warmup", "1", "--batches", "2,4,8", "-o", "p.parquet"),
+    *("--iterations", "2", "--warmup", "1", "--batches", "2,4,8", "--patience", "0", "-o", "p.parquet"),
 )
 
 
@@ -252,7 +256,7 @@ def test_a_real_measurement_goes_on_where_it_ended_whatever_ended_it(tmp_path: P
     write_jobs([job("a", model="net", command=("train.py",), batch=8)], tmp_path / "jobs.jsonl")
     write_cluster(cluster(1, slots="cpu", gpu_type="cpu"), tmp_path / "cluster.json")
     hold, kept = tmp_path / "hold", tmp_path / "p.points.jsonl"
-    known = "2 of 3 points were already measured"
+    known = "2 of 6 measurements were already made"
 
     def is_held(end: str) -> bool:
         return (tmp_path / f"held-{end}").exists() and kept.exists() and kept.read_bytes().count(b"\n") == 3

@@ -9,10 +9,12 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError
 from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.profile.measuring import run
 from pliant.tools.profile.measuring.launch import Advance, LaunchEnd, Script
 from pliant.tools.profile.measuring.plan import MeasuringOptions
 from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
 from pliant.tools.profile.measuring.run import Launch, measure
+from pliant.tools.profile.throughput import APART
 from tests.builders import cluster, job
 from tests.tools.profile.measuring.machine import Machine
 from tests.tools.profile.rows_builder import reduce
@@ -133,3 +135,66 @@ def test_a_script_that_fails_costs_its_own_model_only() -> None:
     assert made.failures == ("bad: KeyError: 7",)
     with pytest.raises(JobsFailedError, match="bad: KeyError: 7"):
         measure(jobs[:1], CPUS, MeasuringOptions(), clock=lambda: 1e9, start=crashes)
+
+
+def slowed(machine: Machine, visits: int) -> None:
+    """The first visits of the gang are disturbed, each by more than the next."""
+    left = [1.5**number for number in range(visits, 0, -1)]
+
+    def disturbed(workers: int, _local: int) -> tuple[float, float | None]:
+        return (left.pop(0) if workers > 1 and left else 1.0), None
+
+    machine.disturbed = disturbed
+
+
+def test_a_launch_whose_times_disagree_is_started_again_once_the_machine_is_quiet() -> None:
+    machine, waited, notes = Machine(), list[int](), list[str]()
+    slowed(machine, visits=6)
+
+    def quiet(workers: int, _most_s: float) -> bool:
+        waited.append(workers)
+        return True
+
+    options = MeasuringOptions(gpus=(1, 2), batches=(4,), patience_s=60.0)
+    more = {"wait": quiet, "note": notes.append}
+    row = found(profiled(machine, CPUS, options=options, batch=8, more=more))[2, 4, 1]
+    assert [workers for _, workers, _ in machine.launches] == [1, 2, 2]
+    assert waited == [2]
+    assert row.step_seconds == pytest.approx(0.045)
+    assert row.spread == pytest.approx(0.0)
+    assert any("disturbed: measuring again" in text for text in notes)
+
+
+@pytest.mark.parametrize(
+    ("patience_s", "is_quiet"), [(0.0, True), (60.0, False)], ids=["no patience", "never quiet"]
+)
+def test_what_could_not_be_measured_again_says_how_far_it_is_off(patience_s: float, is_quiet: bool) -> None:
+    machine = Machine()
+    slowed(machine, visits=40)
+    options = MeasuringOptions(gpus=(1, 2), batches=(4,), patience_s=patience_s)
+    more = {"wait": lambda _workers, _most_s: is_quiet}
+    rows = found(profiled(machine, CPUS, options=options, batch=8, more=more))
+    assert [workers for _, workers, _ in machine.launches] == [1, 2]
+    assert (rows[1, 4, 1].spread, rows[1, 4, 1].visits) == (0.0, 2)
+    assert (rows[2, 4, 1].spread or 0.0) > APART
+
+
+@pytest.mark.parametrize(
+    ("workers", "busy", "is_quiet"),
+    [(1, [100.0, 50.0], True), (2, [60.0, 20.0], True), (2, [100.0] * 4, False)],
+    ids=["one core is enough for one worker", "two need both", "never"],
+)
+def test_what_is_waited_for_is_as_many_free_cores_as_workers(
+    monkeypatch: pytest.MonkeyPatch, workers: int, busy: list[float], is_quiet: bool
+) -> None:
+    left, now_s = iter(busy), [0.0]
+
+    def percent(interval: float) -> float:
+        now_s[0] += interval
+        return next(left)
+
+    monkeypatch.setattr(run.psutil, "cpu_count", lambda: 2)
+    monkeypatch.setattr(run.psutil, "cpu_percent", percent)
+    monkeypatch.setattr(run.time, "monotonic", lambda: now_s[0])
+    assert run.wait_for_quiet(workers, 3.5) is is_quiet
+    assert next(left, None) is None

@@ -13,9 +13,15 @@ import pytest
 import torch
 
 from pliant.tools.profile.measuring import device, worker
-from pliant.tools.profile.measuring.device import OtherLoad, _Load, device_of
+from pliant.tools.profile.measuring.device import OtherLoad, _Load, device_of, own_share
 from pliant.tools.profile.measuring.launch import read_outcome
-from pliant.tools.profile.measuring.request import MeasurementRequest, Point, best_visits
+from pliant.tools.profile.measuring.request import (
+    MeasurementRequest,
+    Point,
+    best_visits,
+    is_settled,
+    spread,
+)
 from pliant.tools.profile.measuring.worker import Recorder, Sweep
 from pliant.tools.profile.throughput import BUSY
 
@@ -37,7 +43,7 @@ def test_nothing_more_is_measured_for_a_launcher_that_was_killed(tmp_path: Path)
 
 
 def load(time_s: float, **clocks: float) -> _Load:
-    names = ("own_s", "waited_s", "busy_s", "stolen_s")
+    names = ("own_s", "waited_s", "trainer_s", "busy_s", "stolen_s")
     return _Load(time_s, **dict.fromkeys(names, 0.0) | clocks)
 
 
@@ -72,11 +78,26 @@ def test_all_workers_come_to_the_same_share_though_each_reads_the_clocks_at_its_
 
     def largest(values: list[float], _device: torch.device) -> list[float]:
         asked.extend(values)
-        return [0.12] if len(asked) == 3 else values  # another worker has read more
+        return [0.12, 0.0] if len(asked) == 5 else values  # another worker has read more
 
     monkeypatch.setattr(device, "largest", largest)
     assert OtherLoad(torch.device("cpu")).share() == 0.12
-    assert asked[2] == pytest.approx(0.1)
+    assert asked[3] == pytest.approx(0.1)
+
+
+def test_the_time_that_others_took_from_the_training_thread_is_taken_off_its_steps_on_cpu_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its other threads waited, too, but no step for them."""
+    monkeypatch.setattr(device.os, "cpu_count", lambda: 1)
+    ended = load(10.0, own_s=4.0, waited_s=9.0, trainer_s=6.0, busy_s=20.0)
+    times = iter([load(0.0), ended])
+    monkeypatch.setattr(_Load, "now", lambda: next(times))
+    seen = OtherLoad(torch.device("cpu"))
+    assert seen.share() == pytest.approx(0.9)
+    assert own_share(device_of(torch.device("cpu"), None), seen) == pytest.approx(0.4)
+    point = Point(local_batch=4, step_s=(0.25, 0.25), compute_s=(0.2, 0.2), own_share=0.4)
+    assert (point.mean_s, point.mean_compute_s) == (pytest.approx(0.1), pytest.approx(0.08))
 
 
 def test_where_the_system_keeps_no_count_other_load_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +133,8 @@ def swept(monkeypatch: pytest.MonkeyPatch, folder: Path, shares: dict[int, list[
     left = {batch: iter(each) for batch, each in shares.items()}
 
     class Told:
+        of_steps = 0.0
+
         def __init__(self, _device: torch.device) -> None:
             pass
 
@@ -124,6 +147,7 @@ def swept(monkeypatch: pytest.MonkeyPatch, folder: Path, shares: dict[int, list[
             yield torch.zeros(len(indices), 1)
 
     monkeypatch.setattr(worker, "OtherLoad", Told)
+    monkeypatch.setattr(device.CpuDevice, "seconds", lambda _self, marks: [0.01] * len(marks))
     request = MeasurementRequest(
         result=str(folder / "outcome.json"),
         local_batches=tuple(shares),
@@ -140,14 +164,16 @@ def swept(monkeypatch: pytest.MonkeyPatch, folder: Path, shares: dict[int, list[
     return list(found.points)
 
 
-def test_disturbed_points_are_measured_again_after_all_others(
+def test_disturbed_points_are_measured_again_round_by_round(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    points = swept(monkeypatch, tmp_path, {1: [0.5, 0.0], 2: [0.0], 4: [0.3, 0.2, 0.25]})
+    shares = {1: [0.5, 0.0, 0.0], 2: [0.0, 0.0], 4: [0.3, 0.2, 0.25, 0.22]}
+    points = swept(monkeypatch, tmp_path, shares)
     assert [(point.local_batch, point.busy_share) for point in points] == [
         *((1, 0.5), (2, 0.0), (4, 0.3)),
-        *((1, 0.0), (4, 0.2)),
-        (4, 0.25),
+        *((1, 0.0), (2, 0.0), (4, 0.2)),
+        *((1, 0.0), (4, 0.25)),
+        (4, 0.22),
     ]
     best = {point.local_batch: point.busy_share for point in best_visits(points)}
     assert best == {1: 0.0, 2: 0.0, 4: 0.2}
@@ -156,14 +182,34 @@ def test_disturbed_points_are_measured_again_after_all_others(
 @pytest.mark.parametrize(
     ("shares", "visited"),
     [
-        pytest.param({1: [0.0], 2: [BUSY]}, [1, 2], id="in peace each is measured once"),
-        pytest.param({1: [0.5, 0.6], 2: [0.9, 0.4]}, [1, 2, 1, 2], id="busy throughout: twice"),
+        pytest.param({1: [0.0] * 2, 2: [BUSY] * 2}, [1, 2, 1, 2], id="in peace each is measured twice"),
+        pytest.param({1: [0.5, 0.6], 2: [0.9, 0.4]}, [1, 2, 1, 2], id="busy throughout: no more"),
     ],
 )
 def test_a_whole_round_of_disturbed_points_is_the_last(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shares: dict[int, list[float]], visited: list[int]
 ) -> None:
     assert [point.local_batch for point in swept(monkeypatch, tmp_path, shares)] == visited
+
+
+def visits(*steps: float, busy_share: float | None = None) -> list[Point]:
+    return [Point(local_batch=4, step_s=(step_s,), busy_share=busy_share) for step_s in steps]
+
+
+def test_the_fastest_visit_counts_once_a_second_one_confirms_it() -> None:
+    assert not is_settled(visits(1.0))
+    assert not is_settled(visits(1.77, 1.0))
+    assert is_settled(visits(1.77, 1.0, 1.09))
+    (best,) = best_visits(visits(1.77, 1.0, 1.09))
+    assert best.step_s == (1.0,)
+    assert spread(visits(1.77, 1.0, 1.25)) == pytest.approx(0.25)
+
+
+def test_a_visit_beside_others_is_no_confirmation_however_fast() -> None:
+    disturbed = visits(0.9, 0.9, busy_share=0.5)
+    assert not is_settled([*visits(1.0, busy_share=0.0), *disturbed])
+    assert best_visits([*disturbed, *visits(1.0, busy_share=0.0)])[0].step_s == (1.0,)
+    assert best_visits([*visits(1.2, busy_share=0.3), *disturbed])[0].step_s == (0.9,)
 
 
 def test_a_batch_that_did_not_fit_stays_so_whatever_was_measured() -> None:

@@ -296,8 +296,9 @@ def test_a_job_waits_for_as_many_gpus_as_the_policy_says(tmp_path: Path, at_once
 
 
 def test_a_policy_that_fails_is_named_with_its_place(
-    tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     error = "policy \"mine\" (mine.py:3): KeyError: 'x'"
     dirs = running(tmp_path / "state", decision_event(NOW_S + 1, 0.0, "mine", None, error=error))
     status(state=dirs.path)
@@ -503,3 +504,86 @@ def test_where_all_jobs_run_at_a_measured_speed_no_policy_is_asked(
     monkeypatch.setattr("pliant.tools.run.watch.status.session_from_history", asked)
     (ends,) = (Watcher(dirs.path).look(ahead=True).outlook or {}).values()
     assert ends.end_s == pytest.approx(NOW_S + 1 + 300 / 0.8)
+
+
+def test_jobs_are_chosen_by_user_and_state_and_columns_by_name(
+    tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dirs = running(tmp_path / "state")
+    with State(dirs.path) as held:
+        held.record([submit_event(job("d", at=NOW_S, user="ada"), NOW_S), submit_event(job("e"), NOW_S)])
+    status(state=dirs.path, user=["ada,bob"], columns="job,user,state,gpus")
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["job", "user", "state", "GPUs/batch"],
+        ["d", "ada", "waiting", "-"],
+    ]
+    status(state=dirs.path, only=["running"], output=Form.json)
+    assert [each["id"] for each in json.loads(capsys.readouterr().out)["jobs"]] == ["a"]
+    for wrong, words in (({"only": ["runing"]}, "did you mean running"), ({"columns": "usr"}, "mean user")):
+        with pytest.raises(UsageError, match=words):
+            status(state=dirs.path, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_pipe_gets_lines_of_80_columns_and_columns_by_name_whole(
+    tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    dirs = running(
+        tmp_path / "state", Event(NOW_S + 1, "requeue", "a", gpus=0, detail={"reason": "x y " * 40})
+    )
+    status(state=dirs.path)
+    status("a", state=dirs.path)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(width_of, lines)) <= 80
+    assert lines[1].endswith("…")
+    status(state=dirs.path, columns="job,why")
+    assert "x y " * 39 in capsys.readouterr().out
+
+
+def test_a_job_page_tells_of_workers_lost_and_replaced(
+    tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = {"attempt": 1, "lost_workers": ["n0/1", "n0/2"], "reason": "exit code 9"}
+    in_place = {"attempt": 1, "mechanism": "in place"}
+    dirs = running(
+        tmp_path / "state",
+        Event(NOW_S + 1, "progress", "a", detail=lost),
+        Event(NOW_S + 2, "progress", "a", samples_done=2.0, detail={**in_place, "lost": True}),
+    )
+    status("a", state=dirs.path)
+    assert re.search("(?m)^workers +2 lost, 0 replaced$", capsys.readouterr().out)
+    with State(dirs.path) as held:
+        held.record([Event(NOW_S + 9, "progress", "a", samples_done=3.0, detail=in_place)])
+    status("a", state=dirs.path)
+    shown = capsys.readouterr().out
+    assert re.search("(?m)^workers +2 lost, 2 replaced$", shown)
+    assert "replaced the workers on n0/1, n0/2" in shown
+
+
+def test_before_the_first_run_cron_is_as_good_as_a_loop(tmp_path: Path, capsys: Any) -> None:
+    with State(tmp_path / "state"):
+        pass
+    status(state=tmp_path / "state")
+    assert "begin one with pliant run --state" in capsys.readouterr().err
+
+
+def test_a_job_that_later_ones_have_overtaken_says_why_that_may_be(
+    tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    dirs = running(tmp_path / "state")
+    status("b", state=dirs.path)
+    assert "\norder" not in capsys.readouterr().out, "those that hold GPUs came first"
+    with State(dirs.path) as held:
+        held.record(
+            [
+                Event(NOW_S + 1, "preempt", "a", gpus=0, placement=()),
+                submit_event(job("z", at=NOW_S + 1), NOW_S + 1),
+                Event(NOW_S + 2, "start", "z", gpus=4, placement=(("n0", 4),), global_batch=960),
+            ]
+        )
+    status("b", state=dirs.path)
+    words = (
+        "job z, submitted later, holds GPUs: policy fifo does not go by submission alone; without a profile"
+    )
+    assert re.search(f"(?m)^order +{words}", capsys.readouterr().out)

@@ -45,6 +45,9 @@ class Ares(Policy):
     compact_s: seconds that moving a running job costs; with it, an otherwise quiet decision gathers jobs on
     fewer nodes where they end the sooner for it. Off unless given.
 
+    Reasons name F, when equal sharing would have finished the job. The smallest F goes first, so a later job
+    that is shorter may take GPUs from an earlier one.
+
     Late changes are applied at the time of the last change already seen: what GPS has served stays served, so
     the state depends on the log alone.
     """
@@ -52,6 +55,7 @@ class Ares(Policy):
     name: ClassVar[str] = "ares"
     knows: ClassVar[Knows] = "profile"
     priority_means: ClassVar[str] = ""
+    of_unknown_work: ClassVar[str] = "gives such jobs equal shares of its pool, whichever came first"
     elasticity: ClassVar[Elasticity] = "size"
 
     def __init__(self, alpha: float = 0.75, pool: float = 0.1, compact_s: float | None = None) -> None:
