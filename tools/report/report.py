@@ -146,10 +146,14 @@ def make_report(
     warnings = tuple(differences(runs))
     if baseline is None:
         return Report(made, warnings, reference)
-    base = find_run(made, baseline)
-    others = [each for each in made if each is not base and paired_jcts_s(each.run, base.run)]
+    return against(Report(made, warnings, reference), find_run(made, baseline))
+
+
+def against(report: Report, base: RunReport) -> Report:
+    """The report with one of its runs as the baseline of the others."""
+    others = [each for each in report.runs if each is not base and paired_jcts_s(each.run, base.run)]
     paired = {each.label: compare_jcts(each.run, base.run) for each in others}
-    return Report(made, warnings, reference, base, paired)
+    return replace(report, baseline=base, paired=paired)
 
 
 def _run_report(run: RunRecord, label: str, references: References, wanted: Wanted) -> RunReport:

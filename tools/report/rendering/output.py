@@ -4,10 +4,9 @@ for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.documents import document_bytes
@@ -15,6 +14,7 @@ from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, ReportedR
 from pliant.tools.report.comparisons import ComparedJob, comparison_rows, comparison_section
 from pliant.tools.report.expectations import expectations_section
 from pliant.tools.report.records import RunRecord
+from pliant.tools.report.rendering.profile_table import GivenProfile, summary_section
 from pliant.tools.report.rendering.sections import (
     FIGURES,
     Section,
@@ -29,7 +29,6 @@ from pliant.tools.report.rendering.text import as_csv, as_markdown, as_table, me
 from pliant.tools.report.report import Report, RunReport
 
 ReportFormat = Literal["table", "json", "csv", "md", "html"]
-_TEMPLATES: Final = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,9 @@ class Extras:
     simulated: RunRecord | None = None
     """The simulated run of ``compared``."""
     checked: tuple[CheckedFigure, ...] = ()
+    profile: GivenProfile | None = None
+    command: str = ""
+    """The command that makes the report; a page names it."""
 
 
 NO_EXTRAS = Extras()
@@ -57,15 +59,12 @@ def render(report: Report, kind: ReportFormat, extras: Extras, *, width: int | N
         return document_bytes(document(report, extras), "metrics", with_defaults=True).decode()
     if kind == "csv":
         return as_csv(_csv_rows(report, extras))
-    sections = _sections(report, extras)
-    if kind == "md":
-        return as_markdown(sections)
     if kind == "html":
-        from pliant.tools.report.figures import svg_texts
+        from pliant.tools.report.rendering.page import page
 
-        title = "Report: " + ", ".join(each.label for each in report.runs)
-        return _as_html(sections, svg_texts(report), title)
-    return as_table(sections, width)
+        return page(report, _asked_for(report, extras), command=extras.command, profile=extras.profile)
+    sections = _sections(report, extras)
+    return as_markdown(sections) if kind == "md" else as_table(sections, width)
 
 
 def shows_expectations(kind: ReportFormat) -> bool:
@@ -83,23 +82,22 @@ def _sections(report: Report, extras: Extras) -> Sequence[Section]:
         sections.append(expectations_section(extras.checked))
     if extras.simulated is not None:
         sections.append(comparison_section(extras.compared, extras.simulated))
+    if extras.profile is not None:
+        used = [each.run.info.profile_hash for each in report.runs]
+        sections.append(summary_section(extras.profile, used))
     if extras.jobs:
         sections += [jobs_section(each) for each in report.runs]
     return sections
 
 
-def _as_html(sections: Sequence[Section], figures: Mapping[str, str], title: str) -> str:
-    """One page that loads nothing: tables, notes and figures, which are ``<svg>`` elements by name."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("report.html").render(sections=sections, figures=figures, title=title)
+def _asked_for(report: Report, extras: Extras) -> Sequence[Section]:
+    """Beside the figures of a page, which has sections of its own for tests, jobs and the profile."""
+    sections = [guarantee_section(report)]
+    if extras.checked:
+        sections.append(expectations_section(extras.checked))
+    if extras.simulated is not None:
+        sections.append(comparison_section(extras.compared, extras.simulated))
+    return sections
 
 
 def _csv_rows(report: Report, extras: Extras) -> list[dict[str, Any]]:
