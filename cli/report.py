@@ -164,11 +164,11 @@ def _seconds(hours: str | None) -> tuple[float, ...]:
 
 
 def _check_figures(target: str | None, forms: str) -> Sequence[Form]:
+    if target is None:
+        return ()
     from pliant.schemas.file_io.files import check_folder
     from pliant.tools.report.figures import form_of, forms_of
 
-    if target is None:
-        return ()
     check_folder(target if form_of(target) is None else Path(target).parent)
     return forms_of(forms)
 

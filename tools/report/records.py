@@ -41,7 +41,7 @@ class RunRecord:
     decision_seconds: float = 0.0
     policies: tuple[str, ...] = ()
     """In order of appearance."""
-    sha256: str = ""
+    sha256: str = field(default="", compare=False)
     """Of the event file; empty where there was none."""
 
     @property

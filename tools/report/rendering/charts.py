@@ -157,7 +157,7 @@ def _gpu_use(report: Report, styles: Sequence[LineStyle]) -> Chart | None:
     slots = "GPUs" if report.runs[0].run.info.cluster.slots == "gpu" else "CPU slots"
     label = f"time since the first submission, {unit.name}"
     svg = _svg(f"{slots} held over time, of {most}", lines, (0.0, end_s / unit.seconds), high, label)
-    return Chart("gpu-use", f"{slots} held", "held early and then free is better", svg)
+    return Chart("gpu-use", f"{slots} held", "higher while jobs wait is better", svg)
 
 
 def _mean_steps(points: Points) -> Points:
