@@ -81,7 +81,7 @@
 
   // ---- the chart of allocations --------------------------------------------------------------
   const canvas = byId("canvas");
-  const view = { run: data.runs[0], from: 0, to: 1, at: null, drag: null };
+  const view = { run: data.runs[0], from: 0, to: 1, rows: 0, at: null, drag: null };
 
   function whole() {
     view.from = 0;
@@ -133,7 +133,8 @@
     const [ink, rule, soft] = ["--ink", "--rule", "--soft"].map((name) => style.getPropertyValue(name).trim());
     pen.scale(scale, scale);
     const blocks = blocksOf(view.run);
-    const rowHeight = height / view.run.rows;
+    view.rows = rowsInSight(blocks);
+    const rowHeight = height / view.rows;
     axes(pen, width, height, rule, soft);
     pen.save();
     pen.beginPath();
@@ -174,6 +175,17 @@
     pen.restore();
   }
 
+  // Of the whole run all rows; closer up, those that are in use there.
+  function rowsInSight(blocks) {
+    if (view.from <= 0 && view.to >= view.run.end) return view.run.rows;
+    let rows = 4;
+    for (const block of blocks) {
+      if (block.to < view.from || block.from > view.to) continue;
+      for (const band of block.bands) rows = Math.max(rows, band[1]);
+    }
+    return Math.min(rows, view.run.rows);
+  }
+
   function axes(pen, width, height, rule, soft) {
     pen.clearRect(0, 0, canvas.clientWidth, canvas.clientHeight);
     pen.font = "12px system-ui, sans-serif";
@@ -181,9 +193,9 @@
     pen.fillStyle = soft;
     pen.textAlign = "right";
     pen.textBaseline = "middle";
-    const gpus = round(view.run.rows / 4) || 1;
-    for (let value = 0; value <= view.run.rows; value += Math.max(1, gpus)) {
-      const y = place.top + height - (value / view.run.rows) * height;
+    const gpus = round(view.rows / 4) || 1;
+    for (let value = 0; value <= view.rows; value += Math.max(1, gpus)) {
+      const y = place.top + height - (value / view.rows) * height;
       line(pen, place.left, y, place.left + width, y);
       pen.fillText(plain(value), place.left - 5, y);
     }
@@ -221,7 +233,7 @@
     const { height } = inner();
     const time = toTime(x);
     const slack = (view.to - view.from) / inner().width;
-    const row = ((place.top + height - y) / height) * view.run.rows;
+    const row = ((place.top + height - y) / height) * (view.rows || view.run.rows);
     let near = null;
     for (const block of blocksOf(view.run)) {
       if (block.from > time + slack || block.to < time - slack) continue;
