@@ -28,6 +28,7 @@ _WITHOUT_CURSOR: Final = frozenset(("dumb", "unknown"))
 """Values of $TERM in editors and job runners, which only pass text on."""
 UNKNOWN_WIDTH: Final = 80
 """Columns of a terminal that does not state its width."""
+UNKNOWN_LINES: Final = 24
 _CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0))
 _DIRECTIONS: Final = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """These turn the direction of writing, so that a line reads differently."""
@@ -114,6 +115,17 @@ def width_for(stream: TextIO | None) -> int | None:
         return os.get_terminal_size(stream.fileno()).columns or UNKNOWN_WIDTH
     except (OSError, ValueError):
         return UNKNOWN_WIDTH
+
+
+def lines_for(stream: TextIO) -> int:
+    """$LINES, else the lines of the terminal; 24 where it does not state them."""
+    stated = os.environ.get("LINES", "")
+    if stated.isdecimal() and int(stated):
+        return int(stated)
+    try:
+        return os.get_terminal_size(stream.fileno()).lines or UNKNOWN_LINES
+    except (OSError, ValueError):
+        return UNKNOWN_LINES
 
 
 def reader_left(stream: TextIO | None) -> bool:

@@ -146,7 +146,14 @@ def _replay(options: CommandOptions) -> None:
     sources = Sources(options.jobs, options.cluster, options.profile, options.jobs_limit, options.convergence)
     tasks = tasks_of(options, names, options.param or [], options.output, timing=options.timing)
     with progress("replay", "jobs") as advance:
-        summaries = replay_all(sources, tasks, workers=options.workers or 1, advance=advance, heed=heed)
+        summaries = replay_all(
+            sources,
+            tasks,
+            workers=options.workers or 1,
+            advance=advance,
+            heed=heed,
+            warn=note_sentence,
+        )
     _show(tasks, summaries)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pliant.cli.console import UNKNOWN_WIDTH, note, nothing_comes_in, out_text, stderr, width_for
+from pliant.cli.console import UNKNOWN_WIDTH, lines_for, note, nothing_comes_in, out_text, stderr, width_for
 from pliant.schemas.file_io.json_lines import garbage_collection_paused
 
 if TYPE_CHECKING:
@@ -29,8 +29,10 @@ def report(
     ] = None,
     *,
     format: Annotated[
-        Literal["table", "json", "csv", "md", "html"],
-        typer.Option("--format", "-f", help="Form of the report."),
+        Literal["table", "json", "csv", "csv-long", "md", "html"],
+        typer.Option(
+            "--format", "-f", help="Form of the report; csv-long has a row for each run and figure."
+        ),
     ] = "table",
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - is stdout.")] = "-",
     figures: Annotated[
@@ -78,10 +80,21 @@ def report(
     ] = None,
     jobs: Annotated[bool, typer.Option("--jobs", help="Add a table of the jobs.")] = False,
     plot: Annotated[
-        bool | None, typer.Option(help="Plot JCTs as characters. Default: where stdout is a terminal.")
+        bool | None,
+        typer.Option(help="Plot JCTs as characters. Default: on a terminal with room for the whole report."),
     ] = None,
+    all: Annotated[
+        bool, typer.Option("--all", help="Show every figure, and the tests of --baseline.")
+    ] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Say in a line what each row means.")] = False,
+    each_run: Annotated[
+        bool, typer.Option("--each-run", help="A column for every run, no means over seeds and traces.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Say where every run comes from, with all notes.")
+    ] = False,
 ) -> None:
-    """Metrics, tables and figures from event files, one policy beside another.
+    """The answer first: metrics, tables and figures from event files, one policy beside another.
 
     \b
     Examples:
@@ -104,6 +117,7 @@ def report(
     from pliant.tools.report.metrics import Wanted
     from pliant.tools.report.read_run import read_run
     from pliant.tools.report.rendering.output import Extras, render, shows_expectations
+    from pliant.tools.report.rendering.summary import Shown
     from pliant.tools.report.rendering.text import as_table
     from pliant.tools.report.report import read_report
 
@@ -122,6 +136,7 @@ def report(
         () if twin is None else compare_runs(made.runs[0].run, twin),
         twin,
         () if expectations is None else check_expectations(made, expectations, source_name(str(expect))),
+        Shown(all_rows=all, explain=explain, verbose=verbose, each_run=each_run),
         None if profile is None else _given(profile),
         shlex.join(["pliant", *sys.argv[1:]]),
     )
@@ -130,7 +145,9 @@ def report(
     if format == "table" and (width is not None if plot is None else plot):
         from pliant.tools.report.rendering.terminal_plot import jct_plot
 
-        text += "\n" + jct_plot(made, min(width or UNKNOWN_WIDTH, 100)) + "\n"
+        drawn = "\n" + jct_plot(made, min(width or UNKNOWN_WIDTH, 100)) + "\n"
+        if plot or (text + drawn).count("\n") < lines_for(sys.stdout):
+            text += drawn
     if output == "-":
         out_text(text)
     else:

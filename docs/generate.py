@@ -36,7 +36,15 @@ def schemas_page() -> str:
     from pliant.schemas.cluster import Cluster, Node, SlurmOptions
     from pliant.schemas.event import EVENT
     from pliant.schemas.job import Batch, Gpus, Job
-    from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, ReportedRun
+    from pliant.schemas.metrics import (
+        CheckedFigure,
+        FigureEstimate,
+        JctDifference,
+        JobFigures,
+        Metrics,
+        ReportedRun,
+        RunGroup,
+    )
     from pliant.schemas.predictor import Predictor, ProgressFit
     from pliant.schemas.profile import CONVERGENCE, PROFILE
     from pliant.schemas.schedule import Allocation, BatchPlan, Schedule, Verdict
@@ -45,7 +53,11 @@ def schemas_page() -> str:
         ("job", "JSON Lines, one job a line", (Job, Gpus, Batch)),
         ("cluster", "JSON", (Cluster, Node, SlurmOptions)),
         ("schedule", "JSON", (Schedule, Allocation, BatchPlan, Verdict)),
-        ("metrics", "JSON", (Metrics, ReportedRun, JobFigures, CheckedFigure)),
+        (
+            "metrics",
+            "JSON",
+            (Metrics, ReportedRun, RunGroup, FigureEstimate, JctDifference, JobFigures, CheckedFigure),
+        ),
         ("predictor", "JSON", (Predictor, ProgressFit)),
     )
     tables = (

@@ -142,6 +142,43 @@ class ReportedRun(RunMetrics):
     """In order of submission (with --jobs)."""
 
 
+class FigureEstimate(Record):
+    """A figure over seeds or traces: its mean and 95 % interval (Student's)."""
+
+    mean: float
+    low: Number = None
+    """Null, as ``high``: there is one value."""
+    high: Number = None
+    count: NonNegativeInt
+    """Values that it rests on: traces; of a single trace, seeds."""
+
+
+class JctDifference(Record):
+    """The mean JCT beside that of another, over the jobs that finished in both."""
+
+    of: str
+    """The group that this one is compared with."""
+    ratio: float
+    """Mean JCT / mean JCT of that one."""
+    low: Number = None
+    """The 95 % interval, null where there are too few pairs."""
+    high: Number = None
+    pairs: NonNegativeInt
+    """Jobs; of groups of several runs, seeds or traces."""
+
+
+class RunGroup(Record):
+    """Runs of one policy that differ in seed or trace only; often a single run."""
+
+    name: str
+    runs: tuple[str, ...]
+    """As they are called in ``runs``."""
+    figures: dict[str, FigureEstimate] = Field(default_factory=dict)
+    """Every figure that a run has, by its name there."""
+    mean_jct: JctDifference | None = None
+    """Null: it is what others are compared with, or nothing finished in both."""
+
+
 class CheckedFigure(Record):
     """One figure of --expect and what was found."""
 
@@ -174,3 +211,7 @@ class Metrics(Record):
     """What must be known before the runs are compared."""
     expectations: tuple[CheckedFigure, ...] | None = None
     """Null: nothing was expected."""
+    answer: tuple[str, ...] = ()
+    """What the report says first, in sentences."""
+    groups: tuple[RunGroup, ...] = ()
+    """Means over seeds and traces, with intervals."""

@@ -56,8 +56,8 @@ def test_what_a_replay_assumes_is_said_once_and_stands_in_the_report(
     lines = done.stderr.splitlines()
     assert lines[: len(said)] == [f"pliant: {text}" for text in said]
     assert all(lines.count(f"pliant: {text}") == 1 for text in said)
-    shown = call("report", "out").stdout
-    assert all(f"fifo: {text}" in shown and f"las: {text}" in shown for text in said)
+    shown = " ".join(call("report", "out").stdout.split())
+    assert all(shown.count(text) == 1 for text in said)
     assert json.loads((here / "out" / "fifo.summary.json").read_text())["assumptions"] == said
 
     refused = call("replay", *FILES, *options, "--policy", "fifo", "--strict", "-o", "none/")

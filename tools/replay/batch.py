@@ -18,6 +18,7 @@ from pliant.schemas.runinfo import Assumption
 from pliant.tools.replay.engine.engine import Advance
 from pliant.tools.replay.engine.simulated_cluster import simulated_cluster
 from pliant.tools.replay.inputs import Inputs, Sources, assumed
+from pliant.tools.replay.offered_load import overload
 from pliant.tools.replay.options import ReplayOptions
 from pliant.tools.replay.output import Summary, check_paths, output_paths, write
 from pliant.tools.replay.run import Run, replay
@@ -85,12 +86,14 @@ def replay_all(
     workers: int = 1,
     advance: Advance | None = None,
     heed: Callable[[Sequence[Assumption]], None] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> list[Summary]:
     """Carry out all tasks and write their files; the summaries come in the order of the tasks.
 
     :param workers: processes; each reads the inputs itself.
     :param advance: called with the jobs done and the jobs there are, over all tasks.
     :param heed: called once with all assumptions, before the first replay begins.
+    :param warn: called then if the workload is more than the cluster can do.
     :raises ServiceMissingError: a worker was killed, or memory ran out.
     """
     for task in tasks:
@@ -106,6 +109,8 @@ def replay_all(
         refuse(assumptions)
     if heed is not None:
         heed(assumptions)
+    if warn is not None and (text := overload(inputs)):
+        warn(text)
     if workers > 1:
         return _side_by_side(sources, tasks, workers, len(inputs.jobs), advance)
     parts = enumerate(tasks)

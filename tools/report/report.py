@@ -45,6 +45,7 @@ _OF_REFERENCES: Final = (
     ),
     "worst_gps_delay_s",
 )
+DIFFERENT_TRACES: Final = "the runs are of different traces: their figures do not compare"
 _UNKNOWN: Final = "work or speed is unknown"
 _OF_BOUNDS: Final = (
     "bound_jct_s",
@@ -68,6 +69,8 @@ class Report:
     """The run that the others are divided by."""
     paired: Mapping[str, PairedJcts] = field(default_factory=dict)
     """Tests of JCTs against those of the baseline, by label."""
+    base_policy: str | None = None
+    """The policy that others are compared with where it has a run for each seed or trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,7 @@ def make_report(
 ) -> Report:
     """Compute the figures of folded runs.
 
+    :param baseline: a label; or a policy, of one run or of runs that differ in seed or trace.
     :raises UsageError: no run is called ``baseline``.
     """
     references = References()
@@ -146,6 +150,8 @@ def make_report(
     warnings = tuple(differences(runs))
     if baseline is None:
         return Report(made, warnings, reference)
+    if _is_swept(made, baseline):
+        return Report(made, warnings, reference, base_policy=baseline)
     return against(Report(made, warnings, reference), find_run(made, baseline))
 
 
@@ -154,6 +160,13 @@ def against(report: Report, base: RunReport) -> Report:
     others = [each for each in report.runs if each is not base and paired_jcts_s(each.run, base.run)]
     paired = {each.label: compare_jcts(each.run, base.run) for each in others}
     return replace(report, baseline=base, paired=paired)
+
+
+def _is_swept(runs: Sequence[RunReport], policy: str) -> bool:
+    """Whether a policy has several runs, each of another seed or trace."""
+    found = [each.run.info for each in runs if each.run.info.policy == policy]
+    places = {(info.trace_hash, info.seed) for info in found}
+    return 1 < len(found) == len(places) and all(each.label != policy for each in runs)
 
 
 def _run_report(run: RunRecord, label: str, references: References, wanted: Wanted) -> RunReport:
@@ -213,11 +226,30 @@ def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
         found.append(f"{counted(unknown, 'finished job')} {verb} no FTF: work or speed is unknown")
     if any(held > up for held, up in zip(usage.held, usage.available, strict=True)):
         found.append("at times jobs hold more GPUs than there are: the log contradicts itself")
+    found += _free_changes(run)
     found += _measured(run)
     found += _forecasts(run)
     if len(run.policies) > 1:
         found.append(f"the policy changed during the run: {', '.join(run.policies)}")
     return found
+
+
+def _free_changes(run: RunRecord) -> list[str]:
+    """A simulation in which changes took no time flatters a policy that makes many."""
+    started = [job for job in run.jobs if job.first_start_s is not None]
+    changes = sum(job.preemptions + job.rescales + job.moves for job in started)
+    if not run.info.simulated or not started or changes < len(started):
+        return []
+    if any(
+        step.overhead_s + step.checkpoint_s for job in started for step in job.steps if step.event != "start"
+    ):
+        return []
+    kinds = ("preemptions", "rescales", "moves")
+    most = max(kinds, key=lambda name: sum(getattr(job, name) for job in started))
+    count = sum(getattr(job, most) for job in started) / len(started)
+    return [
+        f"its {count:.3g} {most} a job cost no time in this replay: state --rescale-cost and --start-cost"
+    ]
 
 
 def _measured(run: RunRecord) -> list[str]:
@@ -283,7 +315,7 @@ def differences(runs: Sequence[RunRecord]) -> list[str]:
     """Warnings about runs that do not compare."""
     found = []
     if len({run.info.trace_hash for run in runs}) > 1:
-        found.append("the runs are of different traces: their figures do not compare")
+        found.append(DIFFERENT_TRACES)
     if any(run.info.cluster != runs[0].info.cluster for run in runs):
         found.append("the runs are on different clusters")
     if len({run.info.simulated for run in runs}) > 1:

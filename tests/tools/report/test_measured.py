@@ -10,6 +10,7 @@ import pytest
 from pliant.schemas.event import Event
 from pliant.tools.report.metrics import Wanted
 from pliant.tools.report.rendering.output import Extras, render
+from pliant.tools.report.rendering.summary import Shown
 from pliant.tools.report.report import make_report
 from tests.builders import cluster, job
 from tests.tools.report.runs import LINEAR, story, submit
@@ -147,7 +148,7 @@ def test_what_cannot_be_known_is_a_dash_with_its_reason_and_null_in_json():
         Event(20, "finish", "b", 0),
     )
     report = make_report([run], wanted=Wanted(bound=True))
-    table = render(report, "table", Extras(), width=80)
+    table = render(report, "table", Extras(shown=Shown(all_rows=True)))
     rows = {line.split("  ")[0].strip(): line.split()[-1] for line in table.splitlines() if line.strip()}
     assert rows["SJS efficiency"] == "–"
     assert rows["lower bound of the mean JCT"] == "–"

@@ -14,6 +14,7 @@ from pliant.schemas.event import Event
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.rendering.output import Extras, ReportFormat, render
 from pliant.tools.report.rendering.sections import p_text
+from pliant.tools.report.rendering.summary import Shown
 from pliant.tools.report.report import Report, compare_jcts, make_report, steady, wilcoxon
 from tests.builders import job
 from tests.tools.report.runs import story, submit
@@ -88,15 +89,15 @@ def beside(*others: RunRecord) -> Report:
 
 
 def shown(report: Report, kind: ReportFormat) -> str:
-    return render(report, kind, Extras())
+    return render(report, kind, Extras(shown=Shown(all_rows=True)))
 
 
 def test_the_table_has_the_pairs_and_their_p_values() -> None:
     """Eight pairs of one sign: one of 256 sums of ranks, or two."""
     text = shown(beside(timed_run("ares", 0.5)), "table")
-    assert "Against fifo: Wilcoxon's signed-rank tests" in text
+    assert "Against fifo: mean JCTs and Wilcoxon's signed-rank tests" in text
     (row,) = (line.split() for line in text.splitlines() if line.split()[:2] == ["ares", "8"])
-    assert row == ["ares", "8", "0.00781", "1.00000", "0.00391"]
+    assert row == ["ares", "8", "jobs", "−50", "%", "0.00781", "1.00000", "0.00391"]
 
 
 def test_the_document_has_them_beside_the_ratios() -> None:

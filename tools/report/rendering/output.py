@@ -5,14 +5,25 @@ for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.documents import document_bytes
-from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, ReportedRun
+from pliant.schemas.metrics import (
+    CheckedFigure,
+    FigureEstimate,
+    JctDifference,
+    JobFigures,
+    Metrics,
+    ReportedRun,
+    RunGroup,
+)
+from pliant.tools.report.answer import answer
 from pliant.tools.report.comparisons import ComparedJob, comparison_rows, comparison_section
 from pliant.tools.report.expectations import expectations_section
+from pliant.tools.report.groups import Group, groups
+from pliant.tools.report.intervals import Difference
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.rendering.profile_table import GivenProfile, summary_section
 from pliant.tools.report.rendering.sections import (
@@ -21,14 +32,22 @@ from pliant.tools.report.rendering.sections import (
     guarantee_section,
     job_rows,
     jobs_section,
-    metrics_section,
-    paired_section,
     ratio_to,
 )
-from pliant.tools.report.rendering.text import as_csv, as_markdown, as_table, metrics_rows
+from pliant.tools.report.rendering.summary import SHORT, Shown, summary
+from pliant.tools.report.rendering.text import (
+    FIGURE_NAMES,
+    as_csv,
+    as_markdown,
+    as_table,
+    long_rows,
+    metrics_rows,
+)
 from pliant.tools.report.report import Report, RunReport
 
-ReportFormat = Literal["table", "json", "csv", "md", "html"]
+ReportFormat = Literal["table", "json", "csv", "csv-long", "md", "html"]
+UNKNOWN_WIDTH: Final = 80
+"""Columns of text that goes into a file or a pipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +59,8 @@ class Extras:
     simulated: RunRecord | None = None
     """The simulated run of ``compared``."""
     checked: tuple[CheckedFigure, ...] = ()
+    shown: Shown = SHORT
+    """Of the metrics in text."""
     profile: GivenProfile | None = None
     command: str = ""
     """The command that makes the report; a page names it."""
@@ -49,7 +70,7 @@ NO_EXTRAS = Extras()
 
 
 def render(report: Report, kind: ReportFormat, extras: Extras, *, width: int | None = None) -> str:
-    """The report in one format; ``width`` is that of the terminal, if there is one.
+    """The report in one format; ``width`` is that of the terminal. Without one, text is 80 columns wide.
 
     :raises UsageError: the format has no place for what is asked.
     """
@@ -59,25 +80,39 @@ def render(report: Report, kind: ReportFormat, extras: Extras, *, width: int | N
         return document_bytes(document(report, extras), "metrics", with_defaults=True).decode()
     if kind == "csv":
         return as_csv(_csv_rows(report, extras))
+    if kind == "csv-long":
+        if extras.jobs or extras.simulated is not None:
+            raise UsageError(
+                "csv-long holds the figures of runs: give --jobs or --simulated with --format csv"
+            )
+        return as_csv(long_rows(report))
     if kind == "html":
         from pliant.tools.report.rendering.page import page
 
-        return page(report, _asked_for(report, extras), command=extras.command, profile=extras.profile)
-    sections = _sections(report, extras)
-    return as_markdown(sections) if kind == "md" else as_table(sections, width)
+        sections = _asked_for(report, extras)
+        return page(report, sections, shown=extras.shown, command=extras.command, profile=extras.profile)
+    first = summary(report, extras.shown)
+    against = [first.against] if first.against else []
+    sections = [first.table, *against, *_beside(report, extras)]
+    if kind == "md":
+        said = "\n\n".join(first.answer.sentences)
+        terms = "".join(f"- **{term}**: {meaning}\n" for term, meaning in first.terms.items())
+        return f"{said}\n\n{as_markdown(sections)}" + (f"\n{terms}" if terms else "")
+    width = width or UNKNOWN_WIDTH
+    terms = f"\n{first.terms_text(width)}" if first.terms else ""
+    return f"{first.text(width)}\n{as_table(sections, width)}{terms}"
 
 
 def shows_expectations(kind: ReportFormat) -> bool:
     return kind in ("table", "md", "html")
 
 
-def _sections(report: Report, extras: Extras) -> Sequence[Section]:
-    sections = [metrics_section(report)]
+def _beside(report: Report, extras: Extras) -> Sequence[Section]:
+    """What is shown on demand, after the figures of the runs."""
+    sections = []
     promised = guarantee_section(report)
     if report.reference == "gps" and promised.rows:
         sections.append(promised)
-    if report.paired:
-        sections.append(paired_section(report))
     if extras.checked:
         sections.append(expectations_section(extras.checked))
     if extras.simulated is not None:
@@ -111,11 +146,27 @@ def _csv_rows(report: Report, extras: Extras) -> list[dict[str, Any]]:
 
 
 def document(report: Report, extras: Extras = NO_EXTRAS) -> Metrics:
+    columns = groups(report)
+    said = answer(columns, report.reference)
     return Metrics(
         runs=tuple(_run(each, report, with_jobs=extras.jobs) for each in report.runs),
-        baseline=None if report.baseline is None else report.baseline.label,
+        baseline=report.base_policy if report.baseline is None else report.baseline.label,
         warnings=report.warnings,
         expectations=extras.checked or None,
+        answer=said.sentences,
+        groups=tuple(
+            _group(each, found, said.base) for each, found in zip(columns, said.differences, strict=True)
+        ),
+    )
+
+
+def _group(each: Group, found: Difference | None, base: Group | None) -> RunGroup:
+    estimates = {name: each.estimate(name) for name in FIGURE_NAMES}
+    return RunGroup(
+        name=each.label,
+        runs=tuple(run.label for run in each.runs),
+        figures={name: FigureEstimate(**asdict(known)) for name, known in estimates.items() if known},
+        mean_jct=None if found is None or base is None else JctDifference(of=base.label, **asdict(found)),
     )
 
 

@@ -8,26 +8,25 @@ The same report gives the same bytes. Whatever a file says is escaped: in the pa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from pliant.tools.report.headline import headline
+from pliant.tools.report.groups import groups
 from pliant.tools.report.rendering.charts import charts, swatches
 from pliant.tools.report.rendering.page_data import page_data
 from pliant.tools.report.rendering.page_tables import (
-    change_section,
-    completed_rows,
     explained,
     fairness_section,
-    figure_rows,
-    finished_row,
+    figure_table,
     group_sections,
     notes,
     provenance_section,
 )
 from pliant.tools.report.rendering.profile_table import GivenProfile, steps_section, summary_section
 from pliant.tools.report.rendering.sections import Section
+from pliant.tools.report.rendering.summary import SHORT, Shown, summary
 from pliant.tools.report.report import Report, against
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -37,6 +36,7 @@ def page(
     report: Report,
     sections: Sequence[Section] = (),
     *,
+    shown: Shown = SHORT,
     command: str = "",
     profile: GivenProfile | None = None,
 ) -> str:
@@ -49,10 +49,11 @@ def page(
     from markupsafe import Markup
 
     compared = report
-    if report.baseline is None and len(report.runs) > 1:
+    alone = len(groups(report, each_run=shown.each_run)) == len(report.runs) > 1
+    if report.baseline is None and report.base_policy is None and alone:
         compared = against(report, report.runs[0])  # the first run is what the others stand beside
-    head = headline(compared)
-    changes = change_section(compared)
+    short = summary(compared, replace(shown, all_rows=False, explain=False, verbose=False))
+    full = summary(compared, replace(shown, all_rows=True, explain=True, verbose=True))
     profiled = [] if profile is None else [summary_section(profile, _hashes(report)), steps_section(profile)]
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -64,24 +65,31 @@ def page(
     )
     return environment.get_template("report.html").render(
         title="Report: " + ", ".join(each.label for each in report.runs),
-        sentence=head.sentence,
+        sentences=short.answer.sentences,
+        base=short.answer.base.label if short.answer.base is not None else "",
         warnings=report.warnings,
-        labels=[each.label for each in report.runs],
-        six=figure_rows(compared, head.figures),
-        all_rows=[finished_row(report), *completed_rows(report), *figure_rows(compared)],
-        base=compared.baseline.label if compared.baseline is not None and len(report.runs) > 1 else "",
+        six=figure_table(short.table),
+        all_figures=figure_table(full.table),
+        of_means=[note for note in short.table.notes if note.startswith("means over")],
+        marks=[_first_run(label, compared, shown) for label in short.table.headers[1:]],
         notes=notes(report),
-        compared=[section for section in (changes, *sections) if section.rows],
+        compared=[section for section in (full.against, *sections) if section and section.rows],
         charts=charts(report),
         swatches=swatches(report),
         fairness=fairness_section(report),
         groups=group_sections(report),
         profiled=profiled,
         provenance=provenance_section(report, command, version("pliant")),
-        terms=explained([each.metrics for each in report.runs]),
+        terms=explained(full.terms),
         jobs=sum(len(each.run.jobs) for each in report.runs),
         data=Markup(page_data(report)),  # noqa: S704 - it holds no "<"
     )
+
+
+def _first_run(label: str, report: Report, shown: Shown) -> int:
+    """The run whose mark stands for a column."""
+    column = next(each for each in groups(report, each_run=shown.each_run) if each.label == label)
+    return report.runs.index(column.runs[0])
 
 
 def _hashes(report: Report) -> list[str | None]:

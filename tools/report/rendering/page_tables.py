@@ -1,36 +1,32 @@
-"""The tables of the HTML page that other formats do not have: figures with the best value marked, changes
-with intervals, fairness, users and teams, and where everything comes from.
+"""The tables of the HTML page that other formats do not have: figures with their directions, fairness, users
+and teams, and where everything comes from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from pliant.schemas.metrics import RunMetrics
 from pliant.tools.report.fairness import REFERENCES
 from pliant.tools.report.figures.curves import REFERENCE_NAMES
-from pliant.tools.report.headline import better, change
 from pliant.tools.report.metrics import mean
 from pliant.tools.report.records import JobRecord, kind, parameters_text
 from pliant.tools.report.rendering.page_data import team_label
+from pliant.tools.report.rendering.readable import span
 from pliant.tools.report.rendering.sections import (
     FIGURES,
     NOTHING,
     Section,
-    duration,
     number,
-    p_text,
     percent,
-    ratio_text,
-    ratio_to,
-    value_of,
 )
+from pliant.tools.report.rendering.summary import BEST
+from pliant.tools.report.rendering.terms import BETTER
 from pliant.tools.report.report import Report, RunReport
 
-_ARROWS: Final = {"lower": "↓ lower", "higher": "↑ higher", None: ""}
+_ARROWS: Final[Mapping[str | None, str]] = {"less": "↓ lower", "more": "↑ higher", None: ""}
 _WORST: Final = 5
 """Jobs of a run that are named."""
 _MOST_GROUPS: Final = 40
@@ -41,143 +37,41 @@ _EPOCH_S: Final = 3e8
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A value, whether it is the best of its row, and what is to be said about it."""
+    """A value, and whether it is the best of its row."""
 
     text: str
-    best: bool = False
-    note: str = ""
+    best: bool
 
 
 @dataclass(frozen=True, slots=True)
 class FigureRow:
-    """One figure of every run."""
+    """One figure of every column."""
 
     title: str
     better: str
     cells: tuple[Cell, ...]
 
 
-def figure_rows(report: Report, names: Iterable[str] | None = None) -> list[FigureRow]:
-    """A row for each figure, in the order of ``names``. Default: all that any run has or should have."""
-    known = {figure.name: figure for figure in FIGURES}
-    rows = []
-    for name in known if names is None else names:
-        if names is None and not _shows(report, name):
-            continue
-        write = _writers[known[name].kind]
-        values = [value_of(each.metrics, name) for each in report.runs]
-        best = _best(name, values)
-        cells = tuple(
-            Cell(
-                write(value) + _beside(each, report.baseline, name),
-                value is not None and value == best,
-                each.unknown.get(name, ""),
-            )
-            for each, value in zip(report.runs, values, strict=True)
-        )
-        rows.append(FigureRow(known[name].title, _ARROWS[better(name)], cells))
-    return rows
+@dataclass(frozen=True, slots=True)
+class FigureTable:
+    """Figures side by side: a column is a run, or several that differ in seed or trace only."""
+
+    labels: tuple[str, ...]
+    rows: tuple[FigureRow, ...]
 
 
-def finished_row(report: Report) -> FigureRow:
-    counts = [(each.metrics.jobs_finished, each.metrics.jobs_submitted) for each in report.runs]
-    most = max(finished for finished, _ in counts)
-    differ = len(set(counts)) > 1
-    cells = (Cell(f"{done:,} of {all_of:,}", differ and done == most) for done, all_of in counts)
-    return FigureRow("jobs finished", _ARROWS["higher"], tuple(cells))
-
-
-def completed_rows(report: Report) -> list[FigureRow]:
-    """Jobs that finished by the times that were asked for."""
-    counts = [each.metrics.jobs_completed_at for each in report.runs]
-    return [
+def figure_table(table: Section) -> FigureTable:
+    """The table of a summary, its marks apart from its values."""
+    directions = {figure.title: BETTER.get(figure.name) for figure in FIGURES} | {"jobs finished": "more"}
+    rows = tuple(
         FigureRow(
-            f"jobs finished by {duration(at[0][0])}",
-            _ARROWS["higher"],
-            tuple(Cell(f"{finished:,}") for _, finished in at),
+            title,
+            _ARROWS[directions.get(title)],
+            tuple(Cell(cell.removeprefix(BEST), cell.startswith(BEST)) for cell in cells),
         )
-        for at in zip(*counts, strict=True)
-    ]
-
-
-def _shows(report: Report, name: str) -> bool:
-    """Of the three references, the one of the report; the section on fairness has them all."""
-    if name.startswith(("mean_ftf", "worst_ftf", "unfair_fraction")):
-        suffix = {"fair-share": ("ftf", "fraction"), "gps": ("gps",), "isolated": ("isolated",)}
-        if not name.endswith(suffix[report.reference]):
-            return False
-    if name == "drop_ratio" and not any(each.metrics.jobs_rejected for each in report.runs):
-        return False
-    return any(name in each.unknown or value_of(each.metrics, name) is not None for each in report.runs)
-
-
-def _best(name: str, values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    direction = better(name)
-    if direction is None or len(set(known)) < 2:
-        return None
-    return min(known) if direction == "lower" else max(known)
-
-
-def _beside(each: RunReport, base: RunReport | None, name: str) -> str:
-    ratio = None if base in (None, each) else ratio_to(each.metrics, base.metrics, name)
-    return "" if ratio is None else f" ({ratio_text(ratio)}×)"
-
-
-def _time(value_s: float | None) -> str:
-    return NOTHING if value_s is None else ("-" if value_s < 0 else "") + duration(abs(value_s))
-
-
-_writers: Final[Mapping[str, Callable[[float | None], str]]] = {
-    "time": _time,
-    "percent": lambda value: percent(value) + ("" if value is None else " %"),
-    "ratio": lambda value: number(value, 3),
-    "count": lambda value: number(value, 0),
-    "ms": lambda value: number(value, 3) + ("" if value is None else " ms"),
-}
-
-
-def change_section(report: Report) -> Section:
-    """Mean JCTs against the baseline's, over the same jobs; empty without a baseline."""
-    base = report.baseline
-    rows = []
-    for each in report.runs:
-        found = None if base is None or each is base else change(each, base)
-        if found is None:
-            continue
-        test = report.paired.get(each.label)
-        interval = NOTHING
-        if found.low is not None and found.high is not None:
-            interval = f"{number(found.low, 3)} to {number(found.high, 3)}"
-        rows.append(
-            (
-                each.label,
-                number(found.ratio, 3),
-                interval,
-                number(found.pairs, 0),
-                *(NOTHING if test is None else p_text(p) for p in _tails(test)),
-            )
-        )
-    label = "" if base is None else base.label
-    headers = (
-        "run",
-        "mean JCT, ratio",
-        "95 % interval",
-        "jobs in both",
-        "p, two-sided",
-        "p, larger",
-        "p, smaller",
+        for title, *cells in table.rows
     )
-    notes = (
-        f"ratio: mean JCT divided by that of {label}, over the jobs that finished in both; below 1 is better",
-        "interval: by the normal approximation of paired jobs; one that holds 1 shows no difference",
-        f"p: Wilcoxon's signed-rank test of paired JCTs; near 0: not those of {label}, or larger, or smaller",
-    )
-    return Section(f"Against {label}, job by job", headers, tuple(rows), 1, notes)
-
-
-def _tails(test: object) -> tuple[float, ...]:
-    return tuple(getattr(test, name) for name in ("two_sided", "greater", "less"))
+    return FigureTable(table.headers[1:], rows)
 
 
 def fairness_section(report: Report) -> Section:
@@ -246,8 +140,8 @@ def _group_row(
         each.label,
         number(len(own), 0),
         number(len(jcts), 0),
-        _time(mean(jcts)),
-        _time(mean(waited)),
+        _span(mean(jcts)),
+        _span(mean(waited)),
         number(mean(ftfs), 3),
         number(max(ftfs, default=None), 3),
         number(used / 3600, 2),
@@ -293,6 +187,10 @@ def _facts(each: RunReport) -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
+def _span(value_s: float | None) -> str:
+    return NOTHING if value_s is None else span(value_s)
+
+
 def _costs(*costs: Mapping[str, float] | float | None) -> str:
     if all(cost is None for cost in costs):
         return ""
@@ -317,23 +215,13 @@ def notes(report: Report) -> list[tuple[str, Sequence[str]]]:
     return [(each.label, each.caveats) for each in report.runs if each.caveats]
 
 
-def explained(metrics: Iterable[RunMetrics]) -> list[tuple[str, str]]:
-    """Terms of the page, a line each."""
-    promised = any(each.gps_bound_s is not None for each in metrics)
-    terms = [
-        ("↓ lower, ↑ higher", "the direction in which a figure is better; ★ marks the best of a row"),
-        ("JCT", "job completion time: from submission to completion, of finished jobs"),
-        ("queueing delay", "from submission to the first start, of jobs that started"),
-        ("makespan", "from the first submission to the last completion"),
-        ("FTF", "finish-time fairness: JCT divided by the JCT under fair sharing; above 1 is unfair"),
-        ("unfair fraction", "the share of finished jobs with an FTF above 1"),
-        ("GPUs held", "GPU time that jobs held, of what was up until the last completion"),
-        ("preemption", "GPUs taken from a running job, which waits again"),
-        ("rescale, move", "a running job gets another number of GPUs or batch; as many other GPUs"),
-        ("stall", "time in which a job held GPUs without training: starts, rescales, checkpoints"),
-        ("SJS efficiency", "time of the jobs on one GPU each, divided by the GPU time that they held"),
-        ("95 % interval", "the range in which the true ratio lies in 95 of 100 such comparisons"),
-    ]
-    if promised:
-        terms.append(("GPS bound", "how much later than under linear sharing the policy lets a job end"))
-    return terms
+def explained(terms: Mapping[str, str]) -> dict[str, str]:
+    """Terms of the page, a line each: those of its figures, then those of its other tables."""
+    return {
+        "↓ lower, ↑ higher": "the direction in which a figure is better; ★ marks the best of a row",
+        "JCT": "job completion time: from submission to completion, of finished jobs",
+        "FTF": "finish-time fairness: JCT divided by the JCT under fair sharing; above 1 is unfair",
+        "stall": "time in which a job held GPUs without training: starts, rescales, checkpoints",
+        "95 % interval": "holds the true value in 95 of 100 such comparisons",
+        **terms,
+    }

@@ -15,8 +15,9 @@ from itertools import zip_longest
 from textwrap import wrap
 from typing import Any, Final
 
-from pliant.schemas.metrics import PairedJcts
+from pliant.schemas.metrics import PairedJcts, RunMetrics
 from pliant.schemas.text import narrowest, one_line, width_of, wrapped
+from pliant.tools.report.groups import groups
 from pliant.tools.report.records import parameters_text
 from pliant.tools.report.rendering.sections import FIGURES, Section, ratio_to
 from pliant.tools.report.report import Report
@@ -30,6 +31,11 @@ _VERBATIM: Final = re.compile(r"```| {4}|\||#|<|!\[|\s*$")
 """Beginnings of lines of code, tables, headings, comments and figures, and blank lines."""
 _ITEM: Final = re.compile(r" *[*-] ")
 _PARAMETER: Final = re.compile(r"\w+: ")
+_NO_FIGURES: Final = frozenset(
+    ("policy", "trace_hash", "seed", "parameters", "simulated", "oracle", "demand", "jobs_completed_at")
+)
+FIGURE_NAMES: Final = tuple(name for name in RunMetrics.model_fields if name not in _NO_FIGURES)
+"""Everything about a run that is one number."""
 
 
 def as_table(sections: Sequence[Section], width: int | None = None) -> str:
@@ -71,6 +77,30 @@ def metrics_rows(report: Report) -> list[dict[str, Any]]:
             row |= {f"paired_{name}": getattr(found, name, None) for name in PairedJcts.model_fields}
         rows.append(row)
     return rows
+
+
+def long_rows(report: Report) -> list[dict[str, Any]]:
+    """One row for each run and figure that any run has; a figure that a run lacks is empty."""
+    of_runs = {run: group.label for group in groups(report) for run in (each.label for each in group.runs)}
+    known = [
+        name for name in FIGURE_NAMES if any(getattr(each.metrics, name) is not None for each in report.runs)
+    ]
+    return [
+        {
+            "run": each.label,
+            "group": of_runs[each.label],
+            "policy": each.metrics.policy,
+            "trace": each.run.info.trace,
+            "trace_hash": each.metrics.trace_hash,
+            "seed": each.metrics.seed,
+            "parameters": " ".join(parameters_text(each.run)),
+            "simulated": each.metrics.simulated,
+            "metric": name,
+            "value": getattr(each.metrics, name),
+        }
+        for each in report.runs
+        for name in known
+    ]
 
 
 def drawn(section: Section, width: int | None = None) -> str:

@@ -1,0 +1,226 @@
+"""The sentence that a report begins with, and the intervals behind it, by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+from io import StringIO
+from math import log, sqrt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.schemas.event import Event
+from pliant.tools.report.groups import groups
+from pliant.tools.report.intervals import difference, estimate, t_quantile
+from pliant.tools.report.records import RunRecord
+from pliant.tools.report.rendering.output import Extras, render
+from pliant.tools.report.rendering.readable import readable, readable_slack, span
+from pliant.tools.report.rendering.summary import Shown, summary
+from pliant.tools.report.report import make_report
+from tests.builders import job
+from tests.tools.report.runs import ran, story, submit
+
+
+def run(policy: str, jcts: list[float], unfinished: int = 0, **info: object) -> RunRecord:
+    """Jobs of one GPU that arrive together and end after these times."""
+    events = [submit(job(f"j{n}"), 10.0) for n in range(len(jcts) + unfinished)]
+    events += [event for n, jct_s in enumerate(jcts) for event in ran(f"j{n}", 0.0, jct_s)]
+    return story(*events, policy=policy, **info)
+
+
+def said(*runs: RunRecord, baseline: str | None = None) -> list[str]:
+    return [*summary(make_report(runs, baseline=baseline)).answer.sentences]
+
+
+SLOW = [100.0 + 20 * n for n in range(12)]
+"""Mean 210."""
+
+
+def test_an_interval_of_a_mean_by_hand():
+    """2, 4 and 6: variance 4, t = 4.3027 for two degrees of freedom."""
+    found = estimate([2.0, 4.0, 6.0])
+    assert found.mean == 4.0
+    assert found.slack == pytest.approx(4.3027 * sqrt(4 / 3))
+    assert estimate([2.0]).slack is None
+    assert estimate([]) is None
+
+
+@pytest.mark.parametrize(("degrees", "expected"), [(1, 12.7062), (4, 2.7764), (40, 2.02108), (200, 1.97190)])
+def test_quantiles_are_those_of_printed_tables(degrees, expected):
+    assert t_quantile(degrees) == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_interval_of_a_ratio_by_hand():
+    """Means 2 and 4: deviations 1/2 − 1, 1 − 1, 3/2 − 1; their squares sum to a half."""
+    found = difference([(1.0, 4.0), (2.0, 4.0), (3.0, 4.0)], independent=True)
+    slack = 4.3027 * sqrt(0.5 * 3 / 2) / 3
+    assert (found.ratio, found.pairs) == (0.5, 3)
+    assert (log(found.low), log(found.high)) == pytest.approx((log(0.5) - slack, log(0.5) + slack))
+
+
+def test_neighbours_in_a_queue_count_together():
+    """60 jobs in ten batches of six: jobs that differ only within a batch say that nothing varies."""
+    found = difference([(1.0, 2.0), (3.0, 2.0)] * 30)
+    assert (found.low, found.high) == pytest.approx((1.0, 1.0))
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 1e6), st.floats(0.1, 1e6)), min_size=12, max_size=80))
+def test_an_interval_turns_around_with_the_runs(pairs):
+    there, back = difference(pairs), difference([(b, a) for a, b in pairs])
+    assert 0 < there.low <= there.ratio <= there.high
+    assert (1 / back.high, 1 / back.low) == pytest.approx((there.low, there.high), rel=1e-6)
+
+
+def test_a_policy_below_another():
+    fast = [0.7 * jct_s for jct_s in SLOW]
+    (one,) = said(run("fifo", SLOW), run("ares", fast), baseline="fifo")
+    assert one.startswith(
+        "ares: mean JCT 2 min 27 s, 30 % below fifo (95 % interval 30 to 30 %), worst-off job "
+    )
+    assert one.endswith(" times its fair share.")
+
+
+def test_the_order_given_names_the_first_as_baseline_and_a_factor_is_said_as_one():
+    one, _ = said(run("ares", [jct_s / 4 for jct_s in SLOW]), run("fifo", SLOW)), None
+    assert "ares: mean JCT 52.5 s, 75 % below fifo" in one[0]
+    (one,) = said(run("fifo", SLOW, unfinished=1), run("ares", [4 * each for each in SLOW]))[:1]
+    assert one.startswith("ares: mean JCT 14 min, 4.00 times that of fifo (95 % interval 4.00 to 4.00")
+
+
+def test_no_difference_where_the_interval_holds_one():
+    mixed = [jct_s + (15 if n % 2 else -14) for n, jct_s in enumerate(SLOW)]
+    (one,) = said(run("fifo", SLOW), run("las", mixed), baseline="fifo")
+    assert "no difference from las that can be told (95 % interval" in one
+
+
+def test_few_jobs_tell_nothing():
+    (one,) = said(run("fifo", SLOW[:3]), run("las", [50.0, 60.0, 70.0]))
+    assert "las: mean JCT 1 min, 50 % below fifo (3 jobs: too few for an interval)" in one
+
+
+def test_one_run_and_what_it_left():
+    assert said(run("fifo", SLOW, unfinished=2))[0].startswith(
+        "fifo: mean JCT 3 min 30 s (12 of 14 jobs finished), "
+    )
+    assert said(run("fifo", [], unfinished=2)) == ["fifo: none of 2 jobs finished."]
+
+
+def test_a_policy_that_finished_few_jobs_is_not_called_the_best():
+    (one,) = said(run("fifo", SLOW), run("oasis", [1.0] * 11, unfinished=1))
+    assert one.startswith(
+        "fifo: mean JCT 3 min 30 s, 200 times that of oasis over the 11 jobs that finished in both"
+    )
+
+
+def test_runs_of_different_traces_are_not_compared():
+    found = said(run("fifo", SLOW), run("ares", SLOW, trace_hash="cd" * 32))
+    assert [each.partition(",")[0] for each in found] == [
+        "fifo ababab: mean JCT 3 min 30 s",
+        "ares cdcdcd: mean JCT 3 min 30 s",
+    ]
+
+
+def swept() -> list[RunRecord]:
+    """Under ares seeds 0 to 2 take 80, 90 and 100 s, under fifo always 100 s."""
+    ares = [run("ares", [80.0 + 10 * seed] * 4, seed=seed) for seed in range(3)]
+    return [*ares, *(run("fifo", [100.0] * 4, seed=seed) for seed in range(3))]
+
+
+def test_a_sweep_is_a_column_a_policy_with_means_over_seeds():
+    """Mean 90 and variance 100 over three seeds: 4.3027 · √(100 / 3) = 24.8."""
+    found = summary(make_report(swept(), baseline="fifo"))
+    assert found.table.headers == ("", "fifo", "ares")
+    rows = {row[0]: row[1:] for row in found.table.rows}
+    assert rows["JCT, mean"] == ("1 min 40 s", "* 1 min 30 s ± 25 s")
+    assert rows["… against fifo"] == ("", "−10 %")
+    assert "over 3 seeds)" in found.answer.sentences[0]
+    assert "means over 3 seeds; ±: half of the 95 % interval" in found.table.notes
+
+
+def test_a_column_for_each_run_on_demand():
+    report = make_report(swept())
+    assert len(groups(report, each_run=True)) == 6
+    assert "ares seed=2" in summary(report, Shown(each_run=True)).table.headers
+
+
+def test_seeds_of_a_trace_are_averaged_before_traces_are_compared():
+    runs = [
+        run("ares", [jct_s], trace_hash=trace * 32, seed=seed)
+        for trace, seed, jct_s in (("ab", 0, 10.0), ("ab", 1, 20.0), ("cd", 0, 45.0))
+    ]
+    (group,) = groups(make_report(runs))
+    found = group.estimate("mean_jct_s")
+    assert (found.mean, found.count, group.units_text()) == (30.0, 2, "2 traces")
+
+
+def test_runs_of_the_same_trace_and_seed_stay_apart():
+    assert len(groups(make_report([run("fifo", SLOW), run("fifo", SLOW)]))) == 2
+
+
+def test_the_document_has_the_answer_and_the_groups():
+    found = json.loads(render(make_report(swept(), baseline="fifo"), "json", Extras()))
+    assert found["answer"][0].startswith("ares: mean JCT 1 min 30 s")
+    fifo, ares = found["groups"]
+    assert (fifo["mean_jct"], ares["runs"]) == (None, ["ares seed=0", "ares seed=1", "ares seed=2"])
+    assert ares["figures"]["mean_jct_s"]["mean"] == 90.0
+    assert (ares["mean_jct"]["of"], ares["mean_jct"]["ratio"], ares["mean_jct"]["pairs"]) == ("fifo", 0.9, 3)
+
+
+def test_long_form_has_a_row_for_each_run_and_figure():
+    rows = list(csv.DictReader(StringIO(render(make_report(swept()), "csv-long", Extras()))))
+    jcts = {(row["group"], row["seed"]): row["value"] for row in rows if row["metric"] == "mean_jct_s"}
+    assert jcts["ares", "1"] == "90.0"
+    assert len(jcts) == 6
+    assert not any(row["metric"] == "total_utility" for row in rows)
+
+
+def preempted(cost_s: float) -> RunRecord:
+    events = [submit(job("a"), 10.0), *ran("a", 0, 5)[:1]]
+    for at in (1, 2, 3):
+        events += [Event(at, "preempt", "a", 0), Event(at + 0.5, "resume", "a", 1, overhead_seconds=cost_s)]
+    return story(*events, Event(15, "finish", "a", 0), policy="las")
+
+
+def test_preemptions_that_cost_nothing_are_said_beside_the_policy():
+    told = "its 3 preemptions a job cost no time in this replay: state --rescale-cost and --start-cost"
+    assert told in make_report([preempted(0.0)]).runs[0].caveats
+    assert not any("cost no time" in text for text in make_report([preempted(1.0)]).runs[0].caveats)
+
+
+def test_notes_of_all_columns_are_said_once_and_where_runs_come_from_on_demand():
+    report = make_report([run("fifo", SLOW, unfinished=1), run("las", SLOW, unfinished=1)])
+    text = render(report, "table", Extras())
+    assert text.count("1 unfinished of 13 jobs") == 1
+    assert "pliant 0.1.0" not in text
+    assert "pliant 0.1.0" in render(report, "table", Extras(shown=Shown(verbose=True)))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *((0, "0 s"), (3.417, "3.42 s"), (59.96, "1 min"), (545, "9 min 5 s"), (3599.7, "1 h")),
+        *((8040, "2 h 14 min"), (98_040, "27 h 14 min"), (734_400, "204 h"), (8_000_000, "92 d 14 h")),
+        *((-65_457, "−18 h 11 min"), (-0.0, "0 s")),
+    ],
+)
+def test_times_read(seconds, text):
+    assert span(seconds) == text
+
+
+@given(st.floats(1e-3, 1e9))
+def test_a_time_keeps_at_least_about_three_digits(seconds):
+    lengths = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
+    parts = span(seconds).replace(",", "").split()
+    found = sum(float(n) * lengths[unit] for n, unit in zip(parts[::2], parts[1::2], strict=True))
+    assert found == pytest.approx(seconds, rel=0.0051)
+
+
+def test_numbers_have_three_digits_and_their_unit():
+    assert readable(0.31249, "percent") == "31.2 %"
+    assert readable(33.645, "ratio") == "33.6"
+    assert readable(99.96, "ratio") == "100"
+    assert readable(12_345.6, "ratio") == "12,346"
+    assert readable(None, "time") == "–"
+    assert readable_slack(186, "time") == "3.1 min"

@@ -1,0 +1,147 @@
+"""Runs of one policy that differ in seed or trace only, as one column of the tables.
+
+The values over which means and intervals are formed are traces; of a single trace, seeds. The seeds of a
+trace share its jobs and are averaged first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pliant.schemas.text import counted
+from pliant.tools.report.intervals import Difference, Estimate, difference, estimate
+from pliant.tools.report.metrics import mean
+from pliant.tools.report.records import RunRecord, labels
+from pliant.tools.report.report import Report, RunReport, paired_jcts_s
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One run, or several that differ in seed or trace only."""
+
+    label: str
+    runs: tuple[RunReport, ...]
+    by_trace: bool = False
+    """Whether traces are the independent values, not seeds."""
+
+    @property
+    def units(self) -> dict[object, list[RunReport]]:
+        """The runs by what counts as one value."""
+        found: dict[object, list[RunReport]] = defaultdict(list)
+        for each in self.runs:
+            found[self._unit(each)].append(each)
+        return found
+
+    def _unit(self, each: RunReport) -> object:
+        return each.run.info.trace_hash if self.by_trace else each.run.info.seed
+
+    def estimate(self, name: str) -> Estimate | None:
+        """A figure over the units. Returns None if no run has it."""
+        known = (
+            [float(value) for each in runs if (value := getattr(each.metrics, name)) is not None]
+            for runs in self.units.values()
+        )
+        return estimate([sum(values) / len(values) for values in known if values])
+
+    def value(self, name: str) -> float | None:
+        found = self.estimate(name)
+        return None if found is None else found.mean
+
+    def units_text(self) -> str:
+        """``5 seeds``, ``3 traces``; nothing for a single run."""
+        if len(self.runs) == 1:
+            return ""
+        return counted(len(self.units), "trace" if self.by_trace else "seed")
+
+    @property
+    def jobs_finished(self) -> int:
+        return sum(each.metrics.jobs_finished for each in self.runs)
+
+    @property
+    def jobs_submitted(self) -> int:
+        return sum(each.metrics.jobs_submitted for each in self.runs)
+
+
+def groups(report: Report, *, each_run: bool = False) -> tuple[Group, ...]:
+    """The columns of a report, the baseline's first, the others in the order of their runs.
+
+    :param each_run: one column a run.
+    """
+    found = _single(report.runs) if each_run else _grouped(report.runs)
+    base, policy = report.baseline, report.base_policy
+    return tuple(
+        sorted(found, key=lambda group: base not in group.runs and policy != group.runs[0].run.info.policy)
+    )
+
+
+def _single(runs: Sequence[RunReport]) -> list[Group]:
+    return [Group(each.label, (each,)) for each in runs]
+
+
+def _grouped(runs: Sequence[RunReport]) -> list[Group]:
+    alike: dict[str, list[RunReport]] = defaultdict(list)
+    for each in runs:
+        alike[_key(each.run)].append(each)
+    parts = [part for members in alike.values() for part in _parts(members)]
+    if len(parts) == len(runs):
+        return _single(runs)
+    by_trace = len({each.run.info.trace_hash for each in runs}) > 1
+    names = labels([_without_seed_and_trace(part[0].run) for part in parts])
+    return [Group(name, tuple(part), by_trace) for name, part in zip(names, parts, strict=True)]
+
+
+def _key(run: RunRecord) -> str:
+    info = run.info.model_dump(
+        mode="json", include={"policy", "parameters", "simulated", "oracle", "demand", "progress", "compat"}
+    )
+    cluster = run.info.cluster.model_dump(mode="json")
+    return json.dumps([info, cluster, run.info.interference, run.info.interval_s], sort_keys=True)
+
+
+def _parts(members: list[RunReport]) -> Iterator[list[RunReport]]:
+    """All together, or each alone where two have the same trace and seed: then something else differs."""
+    places = Counter((each.run.info.trace_hash, each.run.info.seed) for each in members)
+    if max(places.values()) == 1:
+        yield members
+    else:
+        yield from ([each] for each in members)
+
+
+def _without_seed_and_trace(run: RunRecord) -> RunRecord:
+    return replace(run, info=run.info.model_copy(update={"seed": 0, "trace": None, "trace_hash": ""}))
+
+
+def jct_difference(group: Group, base: Group) -> Difference | None:
+    """The mean JCT of a group / that of another, over the jobs that finished in both.
+
+    Of several traces or seeds the units are the values, of one run each the jobs. Returns None if no job
+    finished in both, or the groups have no trace in common.
+    """
+    of_base: dict[str, list[RunReport]] = defaultdict(list)
+    for each in base.runs:
+        of_base[each.run.info.trace_hash].append(each)
+    by_unit: dict[object, list[tuple[float, float]]] = defaultdict(list)
+    jobs: list[tuple[float, float]] = []
+    for unit, runs in group.units.items():
+        for each in runs:
+            for other in _partners(each, of_base[each.run.info.trace_hash]):
+                jobs = paired_jcts_s(each.run, other.run)
+                first, second = mean(left for left, _ in jobs), mean(right for _, right in jobs)
+                if first is not None and second is not None:
+                    by_unit[unit].append((first, second))
+    if len(group.runs) == len(base.runs) == 1:
+        return difference(jobs)
+    units = [
+        (sum(left for left, _ in pairs) / len(pairs), sum(right for _, right in pairs) / len(pairs))
+        for pairs in by_unit.values()
+    ]
+    return difference(units, independent=True)
+
+
+def _partners(each: RunReport, others: list[RunReport]) -> list[RunReport]:
+    """The run with the same seed; without one, all of the trace: a policy without chance has but one."""
+    same = [other for other in others if other.run.info.seed == each.run.info.seed]
+    return same or others

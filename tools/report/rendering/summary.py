@@ -1,0 +1,334 @@
+"""The text of a report: the answer, then a short table with the best value of each row marked; on demand
+every row, every term explained, and where the runs come from. A column is a run, or several that differ in
+seed or trace only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pliant.schemas.text import counted
+from pliant.tools.report.answer import Answer, answer, comparable
+from pliant.tools.report.groups import Group, groups
+from pliant.tools.report.intervals import Difference
+from pliant.tools.report.rendering.readable import (
+    paragraph,
+    percents,
+    readable,
+    readable_slack,
+    span,
+    terms_text,
+    three_digits,
+)
+from pliant.tools.report.rendering.sections import (
+    FIGURES,
+    NOTHING,
+    OF_ONE_REFERENCE,
+    Figure,
+    Section,
+    p_text,
+    ratio_text,
+    ratio_to,
+    value_of,
+)
+from pliant.tools.report.rendering.terms import AGAINST, BETTER, MEANING
+from pliant.tools.report.report import DIFFERENT_TRACES, Report
+
+BEST: Final = "* "
+_SHORT: Final = ("mean_jct_s", "p99_jct_s", "mean_queueing_delay_s", "worst_ftf", "utilization")
+"""Beside the jobs that finished: what most readers came for."""
+_WHERE_KNOWN: Final = ("jobs_on_time", "drop_ratio", "bound_jct_s", "bound_makespan_s")
+"""Shown where a run has them: few do, or they were asked for."""
+_NEGLIGIBLE: Final = 1e-9
+_NUMBER: Final = re.compile(r"\d[\d.,]*")
+_MOST_NOTES: Final = 6
+_SUFFIX: Final = {"fair-share": "", "gps": "_gps", "isolated": "_isolated"}
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How much of a report is shown."""
+
+    all_rows: bool = False
+    explain: bool = False
+    verbose: bool = False
+    """Where every run comes from, and every note."""
+    each_run: bool = False
+    """A column for every run, without means over seeds and traces."""
+
+
+SHORT: Final = Shown()
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The beginning of a report."""
+
+    answer: Answer
+    table: Section
+    against: Section | None
+    terms: Mapping[str, str]
+    """What each row of the table means, by its title."""
+
+    def text(self, width: int | None = None) -> str:
+        return "".join(paragraph(each, width) for each in self.answer.sentences)
+
+    def terms_text(self, width: int | None = None) -> str:
+        return terms_text(self.terms, width)
+
+
+def summary(report: Report, shown: Shown = SHORT) -> Summary:
+    columns = groups(report, each_run=shown.each_run)
+    found = answer(columns, report.reference)
+    table = _Table(report, columns, found, shown)
+    rows = [*table.rows()]
+    return Summary(
+        found,
+        Section(_title(columns), ("", *(each.label for each in columns)), tuple(rows), 1, table.notes(rows)),
+        _against(report, columns, found)
+        if shown.all_rows and (report.baseline or report.base_policy)
+        else None,
+        table.terms(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    report: Report
+    columns: Sequence[Group]
+    answer: Answer
+    shown: Shown
+
+    def figures(self) -> list[Figure]:
+        others = (names for name, names in OF_ONE_REFERENCE.items() if name != self.report.reference)
+        hidden = {name for names in others for name in names}
+        if not any(each.metrics.jobs_rejected for each in self.report.runs):
+            hidden.add("drop_ratio")
+        known = [row for row in FIGURES if row.name not in hidden and self._is_known(row.name)]
+        if self.shown.all_rows:
+            return known
+        suffix = _SUFFIX[self.report.reference]
+        short = {f"{name}{suffix}" if name == "worst_ftf" else name for name in _SHORT}
+        return [row for row in known if row.name in short or row.name in _WHERE_KNOWN]
+
+    def _is_known(self, name: str) -> bool:
+        runs = self.report.runs
+        return any(name in each.unknown or value_of(each.metrics, name) is not None for each in runs)
+
+    def rows(self) -> Iterator[Row]:
+        done = [f"{each.jobs_finished:,} of {each.jobs_submitted:,}" for each in self.columns]
+        parts = [each.jobs_finished / max(1, each.jobs_submitted) for each in self.columns]
+        if self.shown.all_rows or min(parts) < 1:
+            yield "jobs finished", *_marked(done, parts, max)
+        yield from self._completed()
+        for row in self.figures():
+            yield row.title, *self._cells(row)
+            if row.name == "mean_jct_s" and any(self.answer.differences):
+                yield self._against_title(), *map(_change, self.answer.differences)
+                if any(found and found.low for found in self.answer.differences):
+                    yield "… 95 % interval", *map(_interval, self.answer.differences)
+
+    def _against_title(self) -> str:
+        base = self.answer.base
+        return f"… against {base.label if base else ''}"
+
+    def _completed(self) -> Iterator[Row]:
+        """Sums over the runs of a column."""
+        times = [time_s for time_s, _ in self.report.runs[0].metrics.jobs_completed_at]
+        for at, time_s in enumerate(times):
+            counts = (sum(run.metrics.jobs_completed_at[at][1] for run in each.runs) for each in self.columns)
+            yield f"jobs finished by {span(time_s)}", *(f"{count:,}" for count in counts)
+
+    def _of_same_traces(self) -> bool:
+        traces = [{run.run.info.trace_hash for run in each.runs} for each in self.columns]
+        return all(each == traces[0] for each in traces)
+
+    def _cells(self, row: Figure) -> list[str]:
+        values = [each.value(row.name) for each in self.columns]
+        cells = [self._cell(row, each) for each in self.columns]
+        better = BETTER.get(row.name)
+        if better is None or not self._of_same_traces():
+            return cells
+        fit = set(map(id, comparable(self.columns)))
+        known = [value if id(each) in fit else None for each, value in zip(self.columns, values, strict=True)]
+        return _marked(cells, known, min if better == "less" else max)
+
+    def _cell(self, row: Figure, column: Group) -> str:
+        found = column.estimate(row.name)
+        if found is None:
+            return NOTHING
+        text = readable(found.mean, row.kind)
+        if found.slack is not None:
+            is_same = found.slack <= _NEGLIGIBLE * abs(found.mean)
+            return text if is_same else f"{text} ± {readable_slack(found.slack, row.kind)}"
+        base = self.report.baseline
+        if not self.shown.all_rows or base is None or base in column.runs:
+            return text
+        ratio = ratio_to(column.runs[0].metrics, base.metrics, row.name)
+        return text if ratio is None else f"{text} ({ratio_text(ratio)}×)"
+
+    def terms(self) -> dict[str, str]:
+        if not self.shown.explain:
+            return {}
+        found = {"jobs finished": MEANING["jobs_finished"]}
+        against = self._against_title()
+        for row in self.figures():
+            found[row.title] = MEANING[row.name]
+            if row.name == "mean_jct_s" and any(self.answer.differences):
+                found[against] = AGAINST
+        return found
+
+    def notes(self, rows: Sequence[Row]) -> tuple[str, ...]:
+        cells = [cell for row in rows for cell in row[1:]]
+        found = []
+        if any(cell.startswith(BEST) for cell in cells):
+            found.append("*: the best of its row")
+        units = {each.units_text() for each in self.columns if len(each.runs) > 1}
+        if units:
+            found.append(f"means over {' or '.join(sorted(units))}; ±: half of the 95 % interval")
+        if any("×)" in cell for cell in cells) and self.report.baseline is not None:
+            found.append(f"in brackets: relative to {self.report.baseline.label}")
+        if self._compares_some():
+            found.append(f"{self._against_title().removeprefix('… ')}: over the jobs that finished in both")
+        left_out = len(self.columns) - len(comparable(self.columns))
+        if left_out:
+            found.append("the best is sought among those that finished about as many jobs as any other")
+        found += self._dashes()
+        said = [*self._caveats(), *self._warnings()]
+        kept = said if self.shown.verbose else said[:_MOST_NOTES]
+        more = [f"… and {len(said) - len(kept)} more notes with --verbose"] if len(said) > len(kept) else []
+        origins = (
+            [f"{each.label}: {each.provenance}" for each in self.report.runs] if self.shown.verbose else []
+        )
+        return (*found, *kept, *more, *origins)
+
+    def _compares_some(self) -> bool:
+        """Whether a job that finished under one policy did not under another."""
+        return any(self.answer.differences) and any(
+            each.jobs_finished < each.jobs_submitted for each in self.columns
+        )
+
+    def _dashes(self) -> Iterator[str]:
+        """What a dash means where there is one."""
+        missing = [
+            any(row.name in run.unknown for run in each.runs)
+            for row in self.figures()
+            for each in self.columns
+            if each.value(row.name) is None
+        ]
+        if any(missing):
+            yield f"{NOTHING}: cannot be computed, for the reason below"
+        if not all(missing):
+            other = "elsewhere it " if any(missing) else f"{NOTHING}: "
+            yield f"{other}does not apply, such as a bound of a policy that promises none"
+
+    def _caveats(self) -> Iterator[str]:
+        """Each once, with the columns that it is of; of all columns without them."""
+        of: dict[str, list[str]] = {}
+        for column in self.columns:
+            alike: dict[str, list[str]] = {}
+            for each in column.runs:
+                for text in each.caveats:
+                    alike.setdefault(_NUMBER.sub("#", text), []).append(text)
+            for first, *others in alike.values():
+                count = 1 + len(others)
+                some = "" if count == len(column.runs) else f" ({count} of {len(column.runs)} runs)"
+                text = first if set(others) <= {first} else f"{first} (other runs: other numbers)"
+                of.setdefault(text, []).append(f"{column.label}{some}")
+        names = [each.label for each in self.columns]
+        for text, labels in of.items():
+            yield text if labels == names else f"{', '.join(labels)}: {text}"
+
+    def _warnings(self) -> Iterator[str]:
+        means = any(len(each.runs) > 1 for each in self.columns) and self._of_same_traces()
+        for text in self.report.warnings:
+            if text != DIFFERENT_TRACES or not means:
+                yield text
+
+
+def _marked(cells: list[str], values: Sequence[float | None], choose: Callable[..., float]) -> list[str]:
+    """The best values get a mark, if not all are alike."""
+    known = [value for value in values if value is not None]
+    if len(set(known)) < 2:
+        return cells
+    best = choose(known)
+    return [BEST + cell if value == best else cell for cell, value in zip(cells, values, strict=True)]
+
+
+def _change(found: Difference | None) -> str:
+    """``−31 %``; from twice on ``3.1×``."""
+    if found is None:
+        return ""
+    return f"{three_digits(found.ratio)}×" if found.ratio >= 2 else f"{_signed(found.ratio - 1)} %"
+
+
+def _interval(found: Difference | None) -> str:
+    """``−35 to −27``, in the unit of the change."""
+    if found is None or found.low is None or found.high is None:
+        return ""
+    if found.ratio >= 2:
+        return f"{three_digits(found.low)} to {three_digits(found.high)}"
+    values = (found.low - 1, found.high - 1)
+    low, high = map(_signed_text, percents(*values), values)
+    return f"{low} to {high}"
+
+
+def _signed(value: float) -> str:
+    (text,) = percents(value)
+    return _signed_text(text, value)
+
+
+def _signed_text(text: str, value: float) -> str:
+    if not text.strip("0."):
+        return text
+    return f"{'+' if value > 0 else '−'}{text}"
+
+
+def _against(report: Report, columns: Sequence[Group], found: Answer) -> Section | None:
+    """Mean JCTs beside the baseline's, with intervals; of single runs Wilcoxon's test too."""
+    base = found.base
+    known = [(each, d) for each, d in zip(columns, found.differences, strict=True) if d is not None]
+    if base is None or not known:
+        return None
+    rows = []
+    for each, change in known:
+        paired = report.paired.get(each.runs[0].label) if len(each.runs) == 1 else None
+        ps = (paired.two_sided, paired.greater, paired.less) if paired and report.paired else ()
+        of = each.units_text() or (base.units_text() and counted(change.pairs, "value"))
+        rows.append(
+            (
+                each.label,
+                of or counted(change.pairs, "job"),
+                _change(change),
+                _interval(change),
+                *(map(p_text, ps) if ps else [NOTHING] * 3),
+            )
+        )
+    headers = ("", "over", "mean JCT", "95 % interval", "p, two-sided", "p, larger", "p, smaller")
+    notes = ["over the jobs that finished in both; the interval knows that neighbours in a queue fare alike"]
+    if report.paired:
+        notes += [
+            "p: Wilcoxon's signed-rank test of the same jobs, which does not; two-sided: near 0, they differ",
+            f"larger, smaller: near 0, JCTs are larger or smaller than under {base.label}",
+        ]
+        title = f"Against {base.label}: mean JCTs and Wilcoxon's signed-rank tests"
+        return Section(title, headers, tuple(rows), 2, tuple(notes))
+    return Section(f"Against {base.label}", headers[:4], tuple(row[:4] for row in rows), 2, tuple(notes))
+
+
+def _title(columns: Sequence[Group]) -> str:
+    """What all columns have in common: ``160 jobs on 64 GPUs, simulated``."""
+    runs = [each.run for column in columns for each in column.runs]
+    parts = [
+        {counted(len(run.jobs), "job") for run in runs},
+        {counted(run.total_gpus, "GPU" if run.info.cluster.slots == "gpu" else "CPU slot") for run in runs},
+        {"simulated" if run.info.simulated else "measured" for run in runs},
+    ]
+    jobs, gpus, kinds = (next(iter(found)) if len(found) == 1 else "" for found in parts)
+    said = " on ".join(filter(None, (jobs, gpus)))
+    done = all(each.jobs_finished == each.jobs_submitted for each in columns)
+    return ", ".join(filter(None, (said, kinds, "all finished" if done else ""))) or "Runs"
