@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -22,6 +24,8 @@ from pliant.schemas.file_io.json_lines import garbage_collection_paused
 
 if TYPE_CHECKING:
     from pliant.schemas.metrics import CheckedFigure
+    from pliant.tools.report.figures.style import Form
+    from pliant.tools.report.rendering.profile_table import GivenProfile
     from pliant.tools.report.report import Report
 
 
@@ -43,8 +47,16 @@ def report(
     ] = "table",
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - is stdout.")] = "-",
     figures: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Draw figures into this folder, PNG and SVG.")
+        str | None,
+        typer.Option(
+            metavar="DIR|FILE",
+            help="Draw all figures into this folder, or one into a file like DIR/jct-cdf.pdf.",
+        ),
     ] = None,
+    figure_format: Annotated[
+        str,
+        typer.Option(metavar="FORM,…", help="Forms of the figures in a folder: png, svg, pdf."),
+    ] = "png,svg",
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME", help="Run (label or policy) to divide the others by.")
     ] = None,
@@ -82,6 +94,12 @@ def report(
         str | None,
         typer.Option(metavar="EVENTS", help="Put this simulated run beside the measured one, job by job."),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE", help="Show how well the throughput model predicts this profile's rows."
+        ),
+    ] = None,
     jobs: Annotated[bool, typer.Option("--jobs", help="Add a table of the jobs.")] = False,
     plot: Annotated[
         bool | None,
@@ -104,12 +122,14 @@ def report(
     Examples:
       pliant report out/fifo.parquet out/ares.parquet --baseline fifo --figures figures/
       pliant replay jobs.jsonl --cluster cluster.json --policy ares | pliant report
+      pliant report out/ --baseline fifo --format html -o report.html
       pliant report state/events.jsonl --simulated out/ares.parquet --jobs
       pliant report out/ --write-expected expected.json
       pliant report out/ --expect expected.json --junit junit.xml
     """  # noqa: D301 - keeps the lines of the examples apart
     from pliant.schemas.errors import UsageError
-    from pliant.schemas.file_io.files import check_folder, source_name, write_bytes
+    from pliant.schemas.file_io.files import source_name, write_bytes
+    from pliant.schemas.text import counted
     from pliant.tools.report.comparisons import compare_runs
     from pliant.tools.report.expectations import (
         check_expectations,
@@ -129,8 +149,7 @@ def report(
     _check_files(output, junit, write_expected)
     if junit and not expect:
         raise UsageError("--junit writes what --expect found: name a file with --expect")
-    if figures is not None:
-        check_folder(figures)
+    forms = _check_figures(figures, figure_format)
     expectations = None if expect is None else read_expectations(expect)
     wanted = Wanted(bound, _seconds(completed_at))
     with progress("report", "steps") as advance:
@@ -146,6 +165,8 @@ def report(
         twin,
         () if expectations is None else check_expectations(made, expectations, source_name(str(expect))),
         Shown(all_rows=all, explain=explain, verbose=verbose, each_run=each_run),
+        None if profile is None else _given(profile),
+        shlex.join(["pliant", *sys.argv[1:]]),
     )
     width = width_for(sys.stdout) if output == "-" else None
     text = render(made, format, extras, width=width)
@@ -162,7 +183,8 @@ def report(
     if figures is not None:
         from pliant.tools.report.figures import write_figures
 
-        note(f"{len(write_figures(made, figures))} figures in {figures}")
+        written = write_figures(made, figures, forms)
+        note(f"{counted(len(written), 'figure')} in {figures}")
     _write_for_ci(made, extras.checked, write_expected, junit)
     if not shows_expectations(format):
         for warning in made.warnings:
@@ -211,3 +233,38 @@ def _seconds(times: str | None) -> tuple[float, ...]:
         except ValueError:
             raise UsageError(f'--completed-at "{text}": expected {duration_words("h")}') from None
     return tuple(found)
+
+
+def _check_figures(target: str | None, forms: str) -> Sequence[Form]:
+    if target is None:
+        return ()
+    from pliant.schemas.file_io.files import check_folder
+    from pliant.tools.report.figures import form_of, forms_of
+
+    check_folder(target if form_of(target) is None else Path(target).parent)
+    return forms_of(forms)
+
+
+def _given(path: str) -> GivenProfile:
+    from pliant.schemas.io import profile_hash, profile_to_columns, read_profile
+    from pliant.tools.profile.predict import holdout_errors
+    from pliant.tools.report.rendering.profile_table import GivenProfile, ProfiledStep
+
+    found = read_profile(path)
+    predicted = {id(held.row): held.predicted_s for held in holdout_errors(found)}
+    steps = (
+        ProfiledStep(
+            row.model,
+            row.gpu_type,
+            row.placement,
+            row.local_batch,
+            row.accum_steps,
+            row.step_seconds,
+            row.stdev_seconds,
+            row.busy_share,
+            predicted.get(id(row)),
+        )
+        for row in found.rows
+        if row.kind == "train"
+    )
+    return GivenProfile(found.source, profile_hash(profile_to_columns(found.rows)), tuple(steps))

@@ -13,6 +13,8 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -53,11 +55,12 @@ def read_run(path: str | Path) -> RunRecord:
     :raises BadInputError: it is not an event file, or its events do not fit together.
     """
     data, source = read_bytes(path, most=ROWS_BYTES), source_name(path)
+    digest = sha256(data).hexdigest()
     rows = event_rows(data, source)
     if rows is not None:
         with suppress(BadInputError):  # the careful reader says what is wrong
-            return fold(rows, source)
-    return fold(parse_events(data, source), source)
+            return replace(fold(rows, source), sha256=digest)
+    return replace(fold(parse_events(data, source), source), sha256=digest)
 
 
 def fold(events: Iterable[AnyEvent], source: str = "events") -> RunRecord:
@@ -322,13 +325,16 @@ def _add_overhead(job: JobRecord, name: str, seconds: float) -> None:
 
 def _hold(job: JobRecord, time_s: float, gpus: int, name: str) -> None:
     if job.steps or gpus:
-        job.steps.append(AllocationStep(_not_before(job, time_s), gpus, name))
+        job.steps.append(AllocationStep(_not_before(job, time_s), gpus, name, batch=job.global_batch))
 
 
 def _keep_on(job: JobRecord, time_s: float, *, shared: bool) -> None:
     if job.steps and job.steps[-1].gpus and job.steps[-1].shared != shared:
         last = job.steps[-1]
-        job.steps.append(AllocationStep(_not_before(job, time_s), last.gpus, last.event, shared=shared))
+        again = AllocationStep(
+            _not_before(job, time_s), last.gpus, last.event, shared=shared, batch=last.batch
+        )
+        job.steps.append(again)
 
 
 def _not_before(job: JobRecord, time_s: float) -> float:

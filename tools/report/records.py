@@ -41,6 +41,8 @@ class RunRecord:
     decision_seconds: float = 0.0
     policies: tuple[str, ...] = ()
     """In order of appearance."""
+    sha256: str = field(default="", compare=False)
+    """Of the event file; empty where there was none."""
 
     @property
     def total_gpus(self) -> int:
@@ -165,6 +167,8 @@ class AllocationStep:
     """Time without training because of checkpoints."""
     shared: bool = False
     """Whether another job trains on the same GPUs."""
+    batch: int | None = None
+    """Global batch, where the log says it."""
     first: ReportedProgress | None = None
     """The first report on these GPUs; of live runs only."""
     last: ReportedProgress | None = None

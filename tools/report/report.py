@@ -166,10 +166,14 @@ def make_report(
         return Report(made, warnings, reference)
     if _is_swept(made, baseline):
         return Report(made, warnings, reference, base_policy=baseline)
-    base = find_run(made, baseline)
-    others = [each for each in made if each is not base and paired_jcts_s(each.run, base.run)]
+    return against(Report(made, warnings, reference), find_run(made, baseline))
+
+
+def against(report: Report, base: RunReport) -> Report:
+    """The report with one of its runs as the baseline of the others."""
+    others = [each for each in report.runs if each is not base and paired_jcts_s(each.run, base.run)]
     paired = {each.label: compare_jcts(each.run, base.run) for each in others}
-    return Report(made, warnings, reference, base, paired)
+    return replace(report, baseline=base, paired=paired)
 
 
 def _is_swept(runs: Sequence[RunReport], policy: str) -> bool:

@@ -10,7 +10,8 @@ import pytest
 
 from pliant.cli.report import report
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
-from pliant.schemas.io import write_events
+from pliant.schemas.io import write_events, write_profile
+from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.report.rendering.output import ReportFormat
 from tests.tools.report.runs import first_come, shared
 
@@ -105,6 +106,30 @@ def test_the_product_alone_is_on_stdout(runs, tmp_path, capsys):
     assert json.loads(out)["runs"]
     assert "holds" in err
     assert "10 figures in" in err
+
+
+def test_one_figure_as_pdf_and_all_figures_in_one_form(runs, tmp_path, capsys):
+    report(list(runs), figures=str(tmp_path / "jct-cdf.pdf"))
+    report(list(runs), figures=str(tmp_path / "all"), figure_format="svg")
+    assert "1 figure in" in capsys.readouterr().err
+    assert (tmp_path / "jct-cdf.pdf").read_bytes().startswith(b"%PDF")
+    assert {path.suffix for path in (tmp_path / "all").iterdir()} == {".svg"}
+    with pytest.raises(UsageError, match="no form of figures"):
+        report(list(runs), figures=str(tmp_path / "all"), figure_format="eps")
+
+
+def test_a_profile_beside_the_runs_shows_its_residuals(runs, tmp_path, capsys):
+    rows = [
+        ProfileRow("train", "linear", "gpu", 1, gpus, str(gpus), 8, step_seconds=seconds)
+        for gpus, seconds in ((1, 1.0), (2, 1.2), (4, 1.4))
+    ]
+    write_profile(Profile(tuple(rows)), tmp_path / "profile.parquet")
+    report([runs[0]], profile=str(tmp_path / "profile.parquet"), format="html")
+    out = capsys.readouterr().out
+    assert "Measured and predicted steps" in out
+    # without it, two GPUs are a third of the way from one to four: 1 + 0.4 / 3
+    assert "1.133" in out
+    assert "-5.6" in out
 
 
 def test_warnings_reach_a_reader_of_documents(runs, tmp_path, capsys):

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
-from pliant.tools.report.figures import draw, write_figures
+from pliant.tools.report.figures import draw, forms_of, write_figures
 from pliant.tools.report.figures.allocation import MOST_JOBS, bands_of, thinned
 from pliant.tools.report.figures.curves import cumulated
-from pliant.tools.report.figures.style import MUTED, area_colour, ink
+from pliant.tools.report.figures.style import MUTED, Form, area_colour, ink, run_styles
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.report import make_report
 from tests.builders import cluster, job
@@ -32,11 +34,55 @@ def test_every_figure_is_written_in_both_forms(report, tmp_path):
     assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}  # no predictions
 
 
-def test_equal_runs_give_equal_files(tmp_path):
+def test_equal_runs_give_equal_files_in_every_form(tmp_path):
     for folder in ("one", "two"):
-        write_figures(make_report([fold(shared())]), tmp_path / folder)
+        write_figures(make_report([fold(shared())]), tmp_path / folder, get_args(Form))
+    assert {path.suffix for path in (tmp_path / "one").iterdir()} == {".png", ".svg", ".pdf"}
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
+
+
+def test_one_figure_takes_its_form_from_the_ending_of_its_file(report, tmp_path):
+    (written,) = write_figures(report, tmp_path / "paper" / "jct-cdf.pdf")
+    assert written == tmp_path / "paper" / "jct-cdf.pdf"
+    assert written.read_bytes().startswith(b"%PDF")
+    with pytest.raises(UsageError, match='no figure "jct-cfd"; did you mean "jct-cdf"'):
+        write_figures(report, tmp_path / "jct-cfd.svg")
+    with pytest.raises(UsageError, match='"jpg", expected png, svg, pdf'):
+        forms_of("png,jpg")
+
+
+def test_a_policy_looks_the_same_in_every_report():
+    fifo, ares, other = fold(first_come()), fold(shared()), fold(first_come(policy="shadow-price"))
+    styles = [
+        {run.label: style for run, style in zip(made.runs, run_styles(made.runs), strict=True)}
+        for made in (make_report([fifo, ares]), make_report([other, ares, fifo]))
+    ]
+    for policy in ("fifo", "ares"):
+        looks = {(each[policy].colour, each[policy].mark, each[policy].dashes) for each in styles}
+        assert len(looks) == 1
+    assert len({style.colour for style in styles[1].values()}) == 3
+
+
+def test_seeds_of_a_policy_share_its_colour_and_differ_in_dashes_and_mark():
+    first, second = run_styles(make_report([fold(first_come()), fold(first_come(seed=1))]).runs)
+    assert first.colour == second.colour
+    assert first.dashes != second.dashes
+    assert first.mark != second.mark
+
+
+def test_policies_that_are_often_compared_differ_in_colour():
+    often = ("fifo", "shadow-price", "ares", "pollux", "ones", "elastic-dp", "tiresias")
+    made = make_report([fold(first_come(policy=name)) for name in often])
+    assert len({style.colour for style in run_styles(made.runs)}) == len(often)
+
+
+def test_of_one_model_there_is_no_figure_that_shows_its_band_again():
+    names = [f"j{index:03}" for index in range(MOST_JOBS + 1)]
+    jobs = (submit(job(name, model="bert"), 4.0) for name in names)
+    runs = (event for name in names for event in ran(name, 0, 4))
+    drawn = draw(make_report([story(*jobs, *runs, nodes=cluster(64))]))
+    assert set(drawn) == {"jct-cdf", "ftf-cdf", "completed", "gpu-use"}
 
 
 def predicted(name, *, band, total=100.0):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from pliant.schemas.errors import UsageError
 from pliant.schemas.extras import require
 from pliant.schemas.file_io.files import atomic_write, write_error
+from pliant.schemas.text import did_you_mean, shortened
 from pliant.tools.report.figures.allocation import allocation, gpu_use
 from pliant.tools.report.figures.curves import completed_over_time, ftf_cdf, jct_cdf, progress
-from pliant.tools.report.figures.style import image
+from pliant.tools.report.figures.style import Form, image
 from pliant.tools.report.report import Report
 
 if TYPE_CHECKING:
@@ -35,29 +38,56 @@ def draw(report: Report) -> dict[str, Figure]:
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def write_figures(report: Report, folder: str | Path) -> list[Path]:
-    """Write every figure as PNG and SVG; returns the files. Equal runs give equal bytes.
+def write_figures(report: Report, target: str | Path, forms: Sequence[Form] = ("png", "svg")) -> list[Path]:
+    """Write every figure into a folder, or one where ``target`` ends like ``folder/jct-cdf.pdf``.
 
+    Returns the files. Equal runs give equal bytes.
+
+    :raises UsageError: there is no such figure.
     :raises PliantError: the folder cannot be made.
     """
-    target = Path(folder)
+    path = Path(target)
+    form = form_of(path)
+    if form is None:
+        drawn, folder = draw(report), path
+    else:
+        drawn, forms, folder = {path.stem: _one(draw(report), path)}, [form], path.parent
     try:
-        target.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise write_error(error, str(folder), "cannot be made") from error
     written = []
-    for name, figure in draw(report).items():
-        for kind in ("png", "svg"):
-            path = target / f"{name}.{kind}"
-            atomic_write(path, image(figure, name, kind))
-            written.append(path)
+    for name, figure in drawn.items():
+        for each in dict.fromkeys(forms):
+            written.append(folder / f"{name}.{each}")
+            atomic_write(written[-1], image(figure, name, each))
     return written
 
 
-def svg_texts(report: Report) -> dict[str, str]:
-    """Every figure as an ``<svg>`` element."""
-    texts = {name: image(figure, name, "svg").decode() for name, figure in draw(report).items()}
-    return {name: text[text.index("<svg") :] for name, text in texts.items()}
+def form_of(path: str | Path) -> Form | None:
+    """The form that the name of a file states. Returns None for a folder."""
+    ending = Path(path).suffix.removeprefix(".").lower()
+    return next((form for form in get_args(Form) if form == ending), None)
+
+
+def forms_of(text: str) -> list[Form]:
+    """Forms by name, as in "png,pdf".
+
+    :raises UsageError: one does not exist.
+    """
+    known: dict[str, Form] = {form: form for form in get_args(Form)}
+    named = [name.strip().lower() for name in text.split(",")]
+    if unknown := [name for name in named if name not in known]:
+        raise UsageError(f'no form of figures "{shortened(unknown[0])}", expected {", ".join(known)}')
+    return [known[name] for name in named]
+
+
+def _one(drawn: Mapping[str, Figure], path: Path) -> Figure:
+    if path.stem not in drawn:
+        meant = did_you_mean(path.stem, drawn)
+        known = ", ".join(drawn) or "none: nothing happened"
+        raise UsageError(f'{path}: no figure "{shortened(path.stem)}"; {meant or f"there are: {known}"}')
+    return drawn[path.stem]
 
 
 def _file_name(label: str) -> str:

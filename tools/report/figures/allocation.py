@@ -18,7 +18,7 @@ from pliant.tools.report.figures.style import (
     axes_below,
     ink,
     legend,
-    line_style,
+    run_styles,
     whole_numbers,
 )
 from pliant.tools.report.records import kind
@@ -41,14 +41,17 @@ POINTS: Final = 1500
 
 
 def allocation(each: RunReport) -> Figure | None:
-    """Bands of held GPUs over time, stacked. Returns None if no job ever started."""
+    """Bands of held GPUs over time, stacked.
+
+    Returns None if no job ever started, or all share the band of one model: :func:`gpu_use` shows that.
+    """
     bands = bands_of(each)
     end_s = each.run.last_event_s
-    if not bands or end_s <= 0:
+    by_model = len(each.run.jobs) > MOST_JOBS
+    if not bands or end_s <= 0 or (by_model and len(bands) == 1):
         return None
     unit = time_unit([end_s])
     slots = "GPUs" if each.run.info.cluster.slots == "gpu" else "CPU slots"
-    by_model = len(each.run.jobs) > MOST_JOBS
     title = f"Allocation by {'model' if by_model else 'job'}: {each.label} ({kind(each.run)})"
     figure, plot = axes(title, f"time since the first submission, {unit.name}", slots, height=3.8)
     _stack(plot, bands, unit, edges=not by_model)
@@ -176,8 +179,8 @@ def gpu_use(report: Report) -> Figure | None:
         slots,
         len(report.runs),
     )
-    for index, (plot, each) in enumerate(zip(rows, report.runs, strict=True)):
-        _draw_usage(plot, each, unit, line_style(index)["color"])
+    for plot, each, style in zip(rows, report.runs, run_styles(report.runs), strict=True):
+        _draw_usage(plot, each, unit, style.colour)
         plot.set_xlim(0, end_s / unit.seconds)
     return figure
 

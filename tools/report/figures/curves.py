@@ -13,8 +13,8 @@ from pliant.tools.report.figures.style import (
     axes,
     axes_below,
     legend,
-    line_style,
     plain_log,
+    run_styles,
     whole_numbers,
 )
 from pliant.tools.report.metrics import completions
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _WIDE_JCT: Final = 30
 _WIDE_FTF: Final = 3
 """The axis is logarithmic where the largest value is more than this many times the median."""
-_NAMES: Final = {"fair-share": "fluid fair share", "gps": "linear GPS", "isolated": "isolated jobs"}
+REFERENCE_NAMES: Final = {"fair-share": "fluid fair share", "gps": "linear GPS", "isolated": "isolated jobs"}
 MOST_JOBS: Final = 4
 _FEWEST: Final = 3
 """Predictions of a job that is drawn."""
@@ -62,7 +62,7 @@ def ftf_cdf(report: Report) -> Figure | None:
     found = [sorted(each.fair[report.reference].ftf.values()) for each in report.runs]
     if not any(found):
         return None
-    title = f"Finish-time fairness against {_NAMES[report.reference]}"
+    title = f"Finish-time fairness against {REFERENCE_NAMES[report.reference]}"
     figure, plot = axes(title, "FTF = JCT / JCT under fair sharing", "share of finished jobs")
     _draw_cdf(plot, report, found)
     plot.axvline(1, color=GREY, linewidth=0.9, zorder=1)
@@ -75,10 +75,10 @@ def ftf_cdf(report: Report) -> Figure | None:
 
 
 def _draw_cdf(plot: Axes, report: Report, found: Sequence[Sequence[float]]) -> None:
-    for index, (each, values) in enumerate(zip(report.runs, found, strict=True)):
+    for each, values, style in zip(report.runs, found, run_styles(report.runs), strict=True):
         if values:
             x, y = cumulated(values)
-            plot.plot(x, y, drawstyle="steps-post", label=_name(each, len(values)), **line_style(index))
+            plot.plot(x, y, drawstyle="steps-post", label=_name(each, len(values)), **style.line())
 
 
 def _name(each: RunReport, shown: int) -> str:
@@ -107,11 +107,11 @@ def completed_over_time(report: Report) -> Figure | None:
     end_s = max(each.run.last_event_s for each in report.runs)
     unit = time_unit([end_s])
     figure, plot = axes("Jobs completed", f"time since the first submission, {unit.name}", "finished jobs")
-    for index, (each, ends) in enumerate(zip(report.runs, found, strict=True)):
+    for each, ends, style in zip(report.runs, found, run_styles(report.runs), strict=True):
         x = [0.0, *(end / unit.seconds for end in ends), each.run.last_event_s / unit.seconds]
         y = [*range(len(ends) + 1), len(ends)]
         name = f"{each.label} ({kind(each.run)})"
-        plot.plot(x, y, drawstyle="steps-post", label=name, **line_style(index))
+        plot.plot(x, y, drawstyle="steps-post", label=name, **style.line())
     plot.set_xlim(0, end_s / unit.seconds or None)
     plot.set_ylim(bottom=0)
     whole_numbers(plot)

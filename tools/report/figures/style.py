@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from pliant.tools.report.report import RunReport
+
+Form = Literal["png", "svg", "pdf"]
+
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette, the strong colours first; its yellow is too faint for a line."""
 DASHES: Final = ("-", "--", "-.", ":")
+MARKS: Final = ("o", "s", "^", "v", "D", "P", "X")
+_SALT: Final = 13137
+"""With it, policies that are often compared differ in colour."""
 MUTED: Final = (
     *("#332288", "#88CCEE", "#44AA99", "#117733", "#DDCC77"),
     *("#CC6677", "#882255", "#AA4499", "#999933"),
@@ -35,6 +45,7 @@ _RC: Final[Any] = {
     "xtick.color": GREY,
     "ytick.color": GREY,
     "svg.fonttype": "path",
+    "pdf.fonttype": 42,
 }
 
 
@@ -73,6 +84,51 @@ def _furnish(plot: Axes) -> None:
     plot.grid(visible=True, color=PALE, linewidth=0.6)
     plot.set_axisbelow(True)
     plot.spines[["top", "right"]].set_visible(False)
+
+
+@dataclass(frozen=True, slots=True)
+class LineStyle:
+    """How the lines of one run look in every figure and on every page."""
+
+    colour: str
+    dashes: str
+    mark: str
+    phase: float
+    """Where its marks begin, as a part of the distance between two, so that those of two lines differ."""
+
+    def line(self) -> dict[str, Any]:
+        """Arguments of Matplotlib's ``plot``."""
+        return {
+            "color": self.colour,
+            "linestyle": self.dashes,
+            "linewidth": 1.7,
+            "marker": self.mark,
+            "markersize": 4.5,
+            "markevery": (0.14 * self.phase, 0.14),
+        }
+
+
+def run_styles(runs: Sequence[RunReport]) -> list[LineStyle]:
+    """Colour and mark go by the name of the policy, whatever else is in the report.
+
+    Dashes do so unless a run before has this colour and these dashes. Of several runs of a policy, such as
+    seeds, the others have the next dashes and marks.
+    """
+    styles: list[LineStyle] = []
+    times: dict[str, int] = {}
+    for each in runs:
+        policy = each.run.info.policy
+        before = times.get(policy, 0)
+        times[policy] = before + 1
+        number = int.from_bytes(sha256(f"{_SALT} {policy}".encode()).digest()[:6], "big")
+        number, colour = divmod(number, len(COLOURS))
+        number, mark = divmod(number, len(MARKS))
+        taken = {style.dashes for style in styles if style.colour == COLOURS[colour]}
+        turned = [DASHES[(number + turn) % len(DASHES)] for turn in range(len(DASHES))]
+        dashes = next((each for each in turned if each not in taken), turned[before % len(DASHES)])
+        phase = (0.5 + 0.37 * len(styles)) % 1.0
+        styles.append(LineStyle(COLOURS[colour], dashes, MARKS[(mark + before) % len(MARKS)], phase))
+    return styles
 
 
 def line_style(index: int) -> dict[str, Any]:
@@ -126,12 +182,19 @@ def whole_numbers(plot: Axes, most: int = 8) -> None:
     plot.yaxis.set_major_locator(MaxNLocator(most, integer=True, steps=[1, 2, 4, 8, 10]))
 
 
-def image(figure: Figure, name: str, kind: str) -> bytes:
-    """The figure as ``png`` or ``svg``. ``name`` keeps the element ids of several SVGs apart."""
+_METADATA: Final[Mapping[Form, Mapping[str, Any]]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+"""Without what would differ between two runs or versions."""
+
+
+def image(figure: Figure, name: str, form: Form) -> bytes:
+    """The figure in one form. ``name`` keeps the element ids of several SVGs apart."""
     import matplotlib as mpl
 
     out = BytesIO()
-    metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
     with mpl.rc_context({**_RC, "svg.hashsalt": f"pliant-{name}"}):
-        figure.savefig(out, format=kind, dpi=200, metadata=metadata)
+        figure.savefig(out, format=form, dpi=200, metadata=dict(_METADATA[form]))
     return out.getvalue()

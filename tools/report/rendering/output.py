@@ -4,9 +4,8 @@ for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from pliant.schemas.errors import UsageError
@@ -26,14 +25,13 @@ from pliant.tools.report.expectations import expectations_section
 from pliant.tools.report.groups import Group, groups
 from pliant.tools.report.intervals import Difference
 from pliant.tools.report.records import RunRecord
+from pliant.tools.report.rendering.profile_table import GivenProfile, summary_section
 from pliant.tools.report.rendering.sections import (
     FIGURES,
     Section,
     guarantee_section,
     job_rows,
     jobs_section,
-    metrics_section,
-    paired_section,
     ratio_to,
 )
 from pliant.tools.report.rendering.summary import SHORT, Shown, summary
@@ -50,7 +48,6 @@ from pliant.tools.report.report import Report, RunReport
 ReportFormat = Literal["table", "json", "csv", "csv-long", "md", "html"]
 UNKNOWN_WIDTH: Final = 80
 """Columns of text that goes into a file or a pipe."""
-_TEMPLATES: Final = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +61,9 @@ class Extras:
     checked: tuple[CheckedFigure, ...] = ()
     shown: Shown = SHORT
     """Of the metrics in text."""
+    profile: GivenProfile | None = None
+    command: str = ""
+    """The command that makes the report; a page names it."""
 
 
 NO_EXTRAS = Extras()
@@ -87,10 +87,10 @@ def render(report: Report, kind: ReportFormat, extras: Extras, *, width: int | N
             )
         return as_csv(long_rows(report))
     if kind == "html":
-        from pliant.tools.report.figures import svg_texts
+        from pliant.tools.report.rendering.page import page
 
-        title = "Report: " + ", ".join(each.label for each in report.runs)
-        return _as_html(_sections(report, extras), svg_texts(report), title)
+        sections = _asked_for(report, extras)
+        return page(report, sections, shown=extras.shown, command=extras.command, profile=extras.profile)
     first = summary(report, extras.shown)
     against = [first.against] if first.against else []
     sections = [first.table, *against, *_beside(report, extras)]
@@ -107,13 +107,6 @@ def shows_expectations(kind: ReportFormat) -> bool:
     return kind in ("table", "md", "html")
 
 
-def _sections(report: Report, extras: Extras) -> Sequence[Section]:
-    sections = [metrics_section(report)]
-    if report.paired:
-        sections.append(paired_section(report))
-    return [*sections, *_beside(report, extras)]
-
-
 def _beside(report: Report, extras: Extras) -> Sequence[Section]:
     """What is shown on demand, after the figures of the runs."""
     sections = []
@@ -124,23 +117,22 @@ def _beside(report: Report, extras: Extras) -> Sequence[Section]:
         sections.append(expectations_section(extras.checked))
     if extras.simulated is not None:
         sections.append(comparison_section(extras.compared, extras.simulated))
+    if extras.profile is not None:
+        used = [each.run.info.profile_hash for each in report.runs]
+        sections.append(summary_section(extras.profile, used))
     if extras.jobs:
         sections += [jobs_section(each) for each in report.runs]
     return sections
 
 
-def _as_html(sections: Sequence[Section], figures: Mapping[str, str], title: str) -> str:
-    """One page that loads nothing: tables, notes and figures, which are ``<svg>`` elements by name."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("report.html").render(sections=sections, figures=figures, title=title)
+def _asked_for(report: Report, extras: Extras) -> Sequence[Section]:
+    """Beside the figures of a page, which has sections of its own for tests, jobs and the profile."""
+    sections = [guarantee_section(report)]
+    if extras.checked:
+        sections.append(expectations_section(extras.checked))
+    if extras.simulated is not None:
+        sections.append(comparison_section(extras.compared, extras.simulated))
+    return sections
 
 
 def _csv_rows(report: Report, extras: Extras) -> list[dict[str, Any]]:

@@ -4,9 +4,8 @@ HTML, Markdown and CSV. Numbers are written as people read them: one unit of tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Literal
 
 from pliant.schemas.metrics import RunMetrics
@@ -98,66 +97,6 @@ FIGURES: Final = (
 )
 
 
-def metrics_section(report: Report) -> Section:
-    """The runs side by side; a figure that applies to none of them is left out."""
-    shown = _shown(report)
-    metrics = [each.metrics for each in report.runs]
-    unit = time_unit(value_of(each, row.name) for row in shown if row.kind == "time" for each in metrics)
-    finished = (f"{each.jobs_finished} of {each.jobs_submitted}" for each in metrics)
-    rows: list[tuple[str, ...]] = [("jobs finished", "", *finished), *_completed_rows(report)]
-    unit_names = {"time": unit.name, "percent": "%", "ms": "ms"}
-    for row in shown:
-        cells = [_cell(row, each, report.baseline, unit) for each in report.runs]
-        rows.append((row.title, unit_names.get(row.kind, ""), *cells))
-    notes = (f"{each.label}: {note}" for each in report.runs for note in (each.provenance, *each.caveats))
-    compared = report.baseline is not None and len(report.runs) > 1
-    base = (f"in brackets: relative to {report.baseline.label}",) if report.baseline and compared else ()
-    headers = ("", "", *(each.label for each in report.runs))
-    return Section("Runs", headers, tuple(rows), 2, (*notes, *base, *report.warnings), keys=2)
-
-
-def _shown(report: Report) -> list[Figure]:
-    others = (names for reference, names in OF_ONE_REFERENCE.items() if reference != report.reference)
-    hidden = {name for names in others for name in names}
-    if not any(each.metrics.jobs_rejected for each in report.runs):
-        hidden.add("drop_ratio")
-    return [
-        row
-        for row in FIGURES
-        if row.name not in hidden and any(_shows(each, row.name) for each in report.runs)
-    ]
-
-
-def _shows(each: RunReport, name: str) -> bool:
-    """Whether a run has the figure, or should have it and shows a dash."""
-    return name in each.unknown or value_of(each.metrics, name) is not None
-
-
-def _completed_rows(report: Report) -> list[tuple[str, ...]]:
-    counts = [each.metrics.jobs_completed_at for each in report.runs]
-    return [
-        (f"jobs finished by {duration(at[0][0])}", "", *(str(finished) for _, finished in at))
-        for at in zip(*counts, strict=True)
-    ]
-
-
-def _cell(row: Figure, each: RunReport, base: RunReport | None, unit: TimeUnit) -> str:
-    text = _writer(row.kind, unit)(value_of(each.metrics, row.name))
-    ratio = None if base in (None, each) else ratio_to(each.metrics, base.metrics, row.name)
-    return text if ratio is None else f"{text} ({ratio_text(ratio)}×)"
-
-
-def _writer(kind: Kind, unit: TimeUnit) -> Callable[[float | None], str]:
-    writers: dict[Kind, Callable[[float | None], str]] = {
-        "time": unit.text,
-        "percent": percent,
-        "ratio": partial(number, digits=3),
-        "count": partial(number, digits=0),
-        "ms": partial(number, digits=3),
-    }
-    return writers[kind]
-
-
 def value_of(metrics: RunMetrics, name: str) -> float | None:
     value = getattr(metrics, name)
     return None if value is None else float(value)
@@ -167,20 +106,6 @@ def ratio_to(metrics: RunMetrics, base: RunMetrics, name: str) -> float | None:
     """Returns None where a ratio says nothing."""
     value, reference = value_of(metrics, name), value_of(base, name)
     return value / reference if value is not None and reference and name not in _NOT_COMPARED else None
-
-
-def paired_section(report: Report) -> Section:
-    base = "" if report.baseline is None else report.baseline.label
-    headers = ("", "jobs in both", "p, two-sided", "p, larger", "p, smaller")
-    rows = tuple(
-        (label, str(found.pairs), *map(p_text, (found.two_sided, found.greater, found.less)))
-        for label, found in report.paired.items()
-    )
-    notes = (
-        "JCTs of the same jobs, paired; two-sided: near 0, they differ",
-        f"larger, smaller: near 0, they are larger or smaller than under {base}",
-    )
-    return Section(f"Against {base}: Wilcoxon's signed-rank tests", headers, rows, 1, notes)
 
 
 def jobs_section(each: RunReport) -> Section:

@@ -38,7 +38,7 @@ from pliant.tools.report.rendering.sections import (
 from pliant.tools.report.rendering.terms import AGAINST, MEANING
 from pliant.tools.report.report import DIFFERENT_TRACES, Report
 
-_BEST: Final = "* "
+BEST: Final = "* "
 _SHORT: Final = ("mean_jct_s", "p99_jct_s", "mean_queueing_delay_s", "worst_ftf", "utilization")
 """Beside the jobs that finished: what most readers came for."""
 _WHERE_KNOWN: Final = ("jobs_on_time", "drop_ratio", "bound_jct_s", "bound_makespan_s")
@@ -186,7 +186,7 @@ class _Table:
     def notes(self, rows: Sequence[Row]) -> tuple[str, ...]:
         cells = [cell for row in rows for cell in row[1:]]
         found = []
-        if any(cell.startswith(_BEST) for cell in cells):
+        if any(cell.startswith(BEST) for cell in cells):
             found.append("*: the best of its row")
         units = {each.units_text() for each in self.columns if len(each.runs) > 1}
         if units:
@@ -257,7 +257,7 @@ def _marked(cells: list[str], values: Sequence[float | None], choose: Callable[.
     if len(set(known)) < 2:
         return cells
     best = choose(known)
-    return [_BEST + cell if value == best else cell for cell, value in zip(cells, values, strict=True)]
+    return [BEST + cell if value == best else cell for cell, value in zip(cells, values, strict=True)]
 
 
 def _change(found: Difference | None) -> str:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import csv
 import json
-from html.parser import HTMLParser
 from io import StringIO
 
 import pytest
@@ -113,45 +112,8 @@ def test_a_form_has_no_place_for_all_that_can_be_asked_for(one_run, form, messag
         render(one_run, form, Extras(jobs=True, simulated=one_run.runs[0].run))
 
 
-class Page(HTMLParser):
-    """Open elements, and what a page would load."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.loaded, self.figures, self.ids = [], [], 0, []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        self.figures += tag == "svg"
-        self.ids += [found["id"]] if tag in ("clippath", "figure") else []
-        self.loaded += [found[name] for name in ("src", "href") if not found.get(name, "#").startswith("#")]
-        if tag not in ("meta", "link", "br"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.figures += tag == "svg"
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
-def test_the_page_is_whole_and_loads_nothing(report):
-    text = render(report, "html", Extras(jobs=True))
-    page = Page(text)
-    assert (page.open, page.loaded, page.figures) == ([], [], 6)
-    assert len(set(page.ids)) == len(page.ids)
-    assert "<script" not in text
-
-
-def test_the_page_is_golden_but_for_its_figures(report):
-    text = render(report, "html", Extras())
-    check_golden("report.html", text[: text.index("<h2>Figures")])
-
-
-def test_names_cannot_break_a_page_or_a_table():
+def test_names_cannot_break_a_table():
     found = make_report([fold(first_come(policy="<b>[red]|x"))])
-    assert "&lt;b&gt;[red]|x" in render(found, "html", Extras())
     assert r"<b>[red]\|x" in render(found, "md", Extras())
     assert "<b>[red]|x" in render(found, "table", Extras())
 

@@ -1,0 +1,103 @@
+"""The HTML report of 10,000 jobs: megabytes, and seconds until its page can be used.
+
+The jobs come by Poisson at 0.85 of 512 GPUs, have users, and are replayed under a rigid and an elastic
+policy; both runs are in the page. It is opened in a headless Chromium that has just started.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from benchmarks.parts.chromium import Tab, browser
+from benchmarks.parts.figure import Figure, NotMeasurableError
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.io import write_cluster, write_jobs
+from pliant.tools.replay.batch import Task, replay_all
+from pliant.tools.replay.inputs import Sources
+from pliant.tools.replay.run import Run
+from pliant.tools.replay.traces.recipe import Lognormal, Recipe
+from pliant.tools.replay.traces.synthetic import synthesize
+from pliant.tools.report.rendering.output import Extras, render
+from pliant.tools.report.report import read_report
+
+MEASURES: Final = ("tools/report",)
+JOBS: Final = 10_000
+POLICIES: Final = ("fifo", "ares")
+SEED: Final = 20250117
+VISITS: Final = 5
+_GPUS: Final = 512
+_USERS: Final = 97
+_MEGABYTE: Final = 1_000_000
+_PER_GPU_HOUR: Final = 0.3125
+_MEDIAN_S: Final = 3600 * 0.85 / _PER_GPU_HOUR / 3.0802
+"""Of the GPU time; the mean of a lognormal with sigma 1.5 is 3.0802 times its median."""
+
+
+def figures() -> list[Figure]:
+    """All parts."""
+    return [row for part in PARTS for row in part()]
+
+
+def smallest() -> list[Figure]:
+    """All of it, small."""
+    return html(jobs=30, gpus=16, visits=1)
+
+
+def html(jobs: int = JOBS, gpus: int = _GPUS, visits: int = VISITS) -> list[Figure]:
+    """Size of the page, and the median time until its filter, its table and its chart can be used."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        page = folder / "report.html"
+        text = render(read_report(replayed(folder, jobs, gpus), baseline=POLICIES[0]), "html", Extras())
+        page.write_text(text)
+        return [
+            Figure("html_10k_jobs_mb", round(page.stat().st_size / _MEGABYTE, 2), "MB", 5),
+            Figure("html_10k_jobs_interactive_s", _interactive_s(page, visits), "s", 3),
+        ]
+
+
+def replayed(folder: Path, jobs: int, gpus: int) -> Sequence[Path]:
+    """Event files of the same jobs under each policy."""
+    recipe = Recipe(
+        jobs=jobs,
+        rate_per_hour=_PER_GPU_HOUR * gpus,
+        gpu_time=Lognormal(median_s=_MEDIAN_S, sigma=1.5),
+        elastic="size",
+        seed=SEED,
+    )
+    made = [
+        job.model_copy(update={"user": f"user-{at % _USERS:02}"}) for at, job in enumerate(synthesize(recipe))
+    ]
+    write_jobs(made, folder / "jobs.jsonl")
+    nodes = ({"name": "n{}", "gpus": 8, "count": gpus // 8},)
+    write_cluster(Cluster.model_validate({"nodes": nodes}), folder / "cluster.json")
+    sources = Sources(str(folder / "jobs.jsonl"), str(folder / "cluster.json"), None)
+    paths = [folder / f"{policy}.parquet" for policy in POLICIES]
+    tasks = [Task(Run(policy), str(path)) for policy, path in zip(POLICIES, paths, strict=True)]
+    replay_all(sources, tasks)
+    return paths
+
+
+def _interactive_s(page: Path, visits: int) -> float | None:
+    """From the start of the navigation. Returns None where there is no Chromium."""
+    found = []
+    for _ in range(visits):
+        try:
+            with browser() as opened:
+                found.append(Tab(opened, 1280).open(page).value("+document.documentElement.dataset.readyMs"))
+        except NotMeasurableError:
+            return None
+    return round(statistics.median(found) / 1000, 2)
+
+
+PARTS: Final[Sequence[Callable[[], list[Figure]]]] = (html,)
+"""Each measures a part of reports; their figures are in one record."""
+
+
+if __name__ == "__main__":
+    for row in figures():
+        print(row.name, row.value, row.unit)
