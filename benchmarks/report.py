@@ -26,7 +26,8 @@ from pliant.tools.report.report import read_report
 
 MEASURES: Final = ("tools/report",)
 JOBS: Final = 10_000
-POLICIES: Final = ("fifo", "ares")
+POLICIES: Final = ("fifo", "fair-share")
+"""The second changes the GPUs of running jobs most often: 140,000 times."""
 SEED: Final = 20250117
 VISITS: Final = 5
 _GPUS: Final = 512
