@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from pliant.schemas.profile import Profile, ProfileRow
     from pliant.tools.profile.upkeep import RowChange
 
-OUT = Annotated[str, typer.Option("--out", "-o", help="Profile to write (Parquet); - is stdout.")]
+OUT = Annotated[str, typer.Option("--output", "-o", help="Profile to write (Parquet); - is stdout.")]
 LEAST = 0.05
 
 
 def profile_merge(
     profiles: Annotated[list[str], typer.Argument(help="Profiles to put together; - is stdin.")],
     *,
-    out: OUT = "-",
+    output: OUT = "-",
 ) -> None:
     """Put several profiles into one.
 
@@ -39,7 +39,7 @@ def profile_merge(
         raise UsageError("only one profile can come from stdin")
     found = [read_profile(path) for path in profiles]
     rows = merge(each.rows for each in found)
-    _write(found[0], rows, out)
+    _write(found[0], rows, output)
     note(f"{counted(len(rows), 'row')} of {sum(len(each.rows) for each in found)}")
 
 
@@ -115,7 +115,7 @@ def profile_prune(
         str | None,
         typer.Option(metavar="DATE", help="Rows measured before this day (UTC), like 2026-03-01."),
     ] = None,
-    out: OUT = "-",
+    output: OUT = "-",
 ) -> None:
     """Take rows out of a profile: those that match all options.
 
@@ -132,7 +132,7 @@ def profile_prune(
     rows = pruned(found.rows, Pruning(model or (), gpu_type or (), disturbed, _day(before)))
     if not rows:
         raise BadInputError(f"{found.source}: no row would be left")
-    _write(found, rows, out)
+    _write(found, rows, output)
     note(f"{counted(len(found.rows) - len(rows), 'row')} of {len(found.rows)} taken out")
 
 
@@ -145,12 +145,12 @@ def _day(text: str | None) -> float | None:
         raise UsageError(f"--before {text}: expected a day like 2026-03-01") from None
 
 
-def _write(first: Profile, rows: tuple[ProfileRow, ...], out: str) -> None:
+def _write(first: Profile, rows: tuple[ProfileRow, ...], output: str) -> None:
     from dataclasses import replace
 
     from pliant.schemas.file_io.files import check_output
     from pliant.schemas.io import write_profile
 
-    refuse_terminal(out)
-    check_output(out)
-    write_profile(replace(first, rows=rows), out)
+    refuse_terminal(output)
+    check_output(output)
+    write_profile(replace(first, rows=rows), output)

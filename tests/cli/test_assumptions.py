@@ -145,14 +145,14 @@ def test_a_profile_that_says_how_far_it_is_off_is_doubted_by_every_reader(here: 
     ]
     replayed = call("replay", *FILES, *PROFILE, *FREE, "--policy", "fifo", "-o", "x.parquet")
     assert replayed.stderr.splitlines()[:2] == doubts
-    scheduled = call("schedule", PROFILE[1], *FILES, "--policy", "fifo", "-o", "schedule.json")
+    scheduled = call("schedule", *FILES, *PROFILE, "--policy", "fifo", "-o", "schedule.json")
     assert scheduled.stderr.splitlines()[:2] == doubts
-    assert call("schedule", PROFILE[1], *FILES, "--policy", "fifo", "--strict").exit_code == 3
+    assert call("schedule", *FILES, *PROFILE, "--policy", "fifo", "--strict").exit_code == 3
     embedded = json.loads(Path("schedule.json").read_text())["profile"]
     assert (embedded["visits"], embedded["spread"]) == ([None, 4], [None, 0.77])
 
 
 def test_a_profile_of_an_earlier_version_is_read_and_embedded_as_it_was(here: Path) -> None:
-    call("schedule", PROFILE[1], *FILES, "--policy", "fifo", "-o", "schedule.json")
+    call("schedule", *FILES, *PROFILE, "--policy", "fifo", "-o", "schedule.json")
     embedded = json.loads(Path("schedule.json").read_text())["profile"]
     assert not {"visits", "spread", "model_error"} & set(embedded)

@@ -156,7 +156,10 @@ def test_a_decision_is_asked_for_at_a_date(here: Path) -> None:
             "replay --progress sample",
             '--progress "sample": expected samples, goodput or epochs; did you mean',
         ),
-        ("report -f tabel", '--format "tabel": expected table, json, csv, md or html; did you mean "table"?'),
+        (
+            "report -f tabel",
+            '--format "tabel": expected table, json, csv, csv-long, md or html; did you mean "table"?',
+        ),
         ("report x --completed-at 4,y", '--completed-at "y": expected hours, or a time like'),
         ("schedule --now soon --policy fifo", '--now "soon": expected seconds, or a date like 2026-03-01'),
         ("schedule --demand oracle --policy fifo", "only a replay knows when jobs will end"),

@@ -16,7 +16,7 @@ def test_every_command_has_a_page_with_its_options_and_examples(here: Path) -> N
     done = call("man", "share")
     assert done.exit_code == 0, done.stderr
     pages = {path.stem: path.read_text() for path in Path("share/man1").iterdir()}
-    wanted = {"pliant", *(f"pliant-{name}" for name, *_ in (*COMMANDS, *GROUPS))}
+    wanted = {"pliant", *(f"pliant-{name}".replace(" ", "-") for name, *_ in (*COMMANDS, *GROUPS))}
     assert wanted | {"pliant-trace-import", "pliant-new-policy"} <= set(pages)
     assert r"pliant\-schedule(1)" in pages["pliant"].replace(r"\fB", "").replace(r"\fR", "")
     assert r"\-\-policy" in pages["pliant-replay"]

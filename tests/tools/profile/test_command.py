@@ -78,7 +78,7 @@ def test_measured_rows_keep_the_error_of_the_model_on_them(
         "pliant.tools.profile.measuring.run.measure", lambda *_args, **_named: MeasuredProfile(Profile(rows))
     )
     write_jobs([job("a", model="net", command=("train.py",))], tmp_path / "jobs.jsonl")
-    profile(str(tmp_path / "jobs.jsonl"), out=str(tmp_path / "p.parquet"))
+    profile(str(tmp_path / "jobs.jsonl"), output=str(tmp_path / "p.parquet"))
     errors = {
         (row.gpus, row.local_batch): row.model_error for row in read_profile(tmp_path / "p.parquet").rows
     }
