@@ -1,4 +1,4 @@
-"""The HTML report of 10,000 jobs: megabytes, and seconds until its page can be used.
+"""The HTML report of 10,000 jobs: its size and when it can be used; and how far disturbed profiles are off.
 
 The jobs come by Poisson at 0.85 of 512 GPUs, have users, and are replayed under a rigid and an elastic
 policy; both runs are in the page. It is opened in a headless Chromium that has just started.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks.parts import profile_disturbed
 from benchmarks.parts.chromium import Tab, browser
 from benchmarks.parts.figure import Figure, NotMeasurableError
 from pliant.schemas.cluster import Cluster
@@ -24,7 +25,7 @@ from pliant.tools.replay.traces.synthetic import synthesize
 from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.report import read_report
 
-MEASURES: Final = ("tools/report",)
+MEASURES: Final = ("tools/report", "tools/profile")
 JOBS: Final = 10_000
 POLICIES: Final = ("fifo", "fair-share")
 """The second changes the GPUs of running jobs most often: 140,000 times."""
@@ -95,7 +96,7 @@ def _interactive_s(page: Path, visits: int) -> float | None:
     return round(statistics.median(found) / 1000, 2)
 
 
-PARTS: Final[Sequence[Callable[[], list[Figure]]]] = (html,)
+PARTS: Final[Sequence[Callable[[], list[Figure]]]] = (html, profile_disturbed.figures)
 """Each measures a part of reports; their figures are in one record."""
 
 
