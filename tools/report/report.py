@@ -336,6 +336,8 @@ def differences(runs: Sequence[RunRecord]) -> list[str]:
         found.append("some runs are simulated and some are measured")
     if len({run.info.oracle for run in runs}) > 1:
         found.append("some policies knew what no scheduler can know (oracle), the others were not")
+    elif any(run.info.oracle and run.info.demand != "oracle" for run in runs):
+        found.append("what no scheduler can know was known here (oracle)")
     if len({run.info.demand for run in runs}) > 1:
         seen = " and ".join(sorted({f"{run.info.demand} demand" for run in runs}))
         found.append(f"the policies did not see the same of the work of jobs: {seen}")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.quantities import read_duration, read_size
-from pliant.schemas.text import did_you_mean
+from pliant.schemas.text import did_you_mean, shortened
 from pliant.tools.schedule.policy import Knows, Policy, blaming, in_words, parameter_names, raised_at
 from pliant.tools.schedule.policy_file import is_file, name_of, policy_in_file
 
@@ -233,7 +233,7 @@ def _load_foreign(name: str, points: Mapping[str, EntryPoint]) -> type[Policy]:
     if name not in points:
         known = policy_names()
         hint = did_you_mean(name, known) or f"pliant policies lists the {len(known)} that there are"
-        raise UsageError(f'unknown policy "{name}"; {hint}')
+        raise UsageError(f'unknown policy "{shortened(name)}"; {hint}')
     where = points[name].value
     try:
         found = points[name].load()

@@ -44,7 +44,7 @@ from tests.tools.replay.world import ends, given, play, story
 def test_nothing_is_on_by_default():
     assert preset(None) == NONE == Compat()
     assert preset("pollux") is POLLUX
-    with pytest.raises(UsageError, match='--compat "plutus": expected one of pollux'):
+    with pytest.raises(UsageError, match='--compat "plutus": expected pollux'):
         preset("plutus")
 
 

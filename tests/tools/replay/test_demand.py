@@ -239,9 +239,9 @@ def test_the_event_file_and_the_report_name_what_was_known(
         call(*BEGIN, "--convergence", "epochs.parquet", "--demand", demand, "-o", f"{demand}.parquet")
     (head, *_) = read_events("oracle.parquet")
     assert [(head.detail or {})[name] for name in ("oracle", "demand")] == [True, "oracle"]
-    text = call("report", "stated.parquet", "oracle.parquet")
+    text = call("report", "stated.parquet", "oracle.parquet", "--verbose")
     assert "srtf oracle demand" in text, "the name of the run"
-    assert "oracle demand (knows when jobs end, as no scheduler can)" in text
+    assert "oracle demand (knows when jobs end, as no scheduler can)" in " ".join(text.split())
     assert "the policies did not see the same of the work of jobs" in text
 
 
