@@ -78,7 +78,7 @@ def init(
         else:
             note(f"{folder / name} is there already and stays as it is")
     enter = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
-    note(f"next: {enter}pliant schedule --jobs {JOBS} | pliant run --until-done")
+    note(f"next: {enter}pliant schedule {JOBS} | pliant run --until-done")
 
 
 def _look(

@@ -42,8 +42,8 @@ Path("gang.jsonl").write_text(Path("jobs.jsonl").read_text().replace('"requested
 call("examples .")
 call("validate examples/jobs.jsonl examples/cluster.json")
 files = "--cluster examples/cluster.json --policy shadow-price"
-call(f"schedule --jobs jobs.jsonl {files} -o schedule.json")
-call(f"schedule --jobs gang.jsonl {files} -o gang.json")
+call(f"schedule jobs.jsonl {files} -o schedule.json")
+call(f"schedule gang.jsonl {files} -o gang.json")
 call("trace synth poisson --jobs 9 -o trace.jsonl")
 call("replay --jobs trace.jsonl --cluster examples/gpus.json --policy fifo,shadow-price -o out")
 call("report out --baseline fifo")
