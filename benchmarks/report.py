@@ -86,14 +86,14 @@ def replayed(folder: Path, jobs: int, gpus: int) -> Sequence[Path]:
 
 def _interactive_s(page: Path, visits: int) -> float | None:
     """From the start of the navigation. Returns None where there is no Chromium."""
-    found = []
+    found: list[float] = []
     for _ in range(visits):
         try:
             with browser() as opened:
                 found.append(Tab(opened, 1280).open(page).value("+document.documentElement.dataset.readyMs"))
         except NotMeasurableError:
             return None
-    return round(statistics.median(found) / 1000, 2)
+    return round(float(statistics.median(found)) / 1000, 2)
 
 
 PARTS: Final[Sequence[Callable[[], list[Figure]]]] = (html, profile_disturbed.figures)
