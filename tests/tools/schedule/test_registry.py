@@ -141,6 +141,12 @@ def test_an_unknown_policy_is_a_usage_error_that_names_the_similar(name: str, me
     assert str(caught.value).count('"') <= 2 * 4, "three names at most, not all of them"
 
 
+def test_an_unknown_policy_with_a_long_name_is_one_short_line() -> None:
+    with pytest.raises(UsageError) as caught:
+        make_policy("9" * 5000, {})
+    assert len(str(caught.value)) < 200
+
+
 @pytest.mark.parametrize(
     ("pairs", "complaint"),
     [
