@@ -112,7 +112,7 @@ def test_what_comes_after_now_is_not_known_yet():
         ([submit(ELASTIC), submit(ELASTIC)], 'event 2 (submit): job "a" was submitted before'),
         (
             [Event(1, "submit", "a", detail={"job": {"id": "a"}})],
-            "event 1 (submit): detail: /job/submit_time",
+            "event 1 (submit): detail: /job/model",
         ),
         (
             [submit(ELASTIC), Event(1, "start", "a", gpus=5, placement=(("n0", 5),))],
