@@ -519,7 +519,10 @@ def test_jobs_are_chosen_by_user_and_state_and_columns_by_name(
     ]
     status(state=dirs.path, only=["running"], output=Form.json)
     assert [each["id"] for each in json.loads(capsys.readouterr().out)["jobs"]] == ["a"]
-    for wrong, words in (({"only": ["runing"]}, 'did you mean "running"'), ({"columns": "usr"}, "mean user")):
+    for wrong, words in (
+        ({"only": ["runing"]}, 'did you mean "running"'),
+        ({"columns": "usr"}, 'mean "user"'),
+    ):
         with pytest.raises(UsageError, match=words):
             status(state=dirs.path, **wrong)  # type: ignore[arg-type]
 
