@@ -6,12 +6,12 @@ then offers files.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from pliant.cli.config import configuration
 from pliant.schemas.errors import PliantError
 
 Values = Callable[[Any, str], Iterable[str]]
@@ -96,7 +96,7 @@ def _nodes(context: Any, _incomplete: str) -> Iterable[str]:
 
 def _state(context: Any) -> Path:
     """The state directory that was named."""
-    return Path(context.params.get("state") or os.environ.get("PLIANT_STATE") or ".")
+    return Path(context.params.get("state") or configuration().state or ".")
 
 
 VALUES: Final[dict[tuple[str, str], Values]] = {

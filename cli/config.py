@@ -98,6 +98,7 @@ def _nearest(folder: Path) -> Path | None:
 
 def _read(file: Path) -> Config:
     from pliant.cli.config_file import read_settings
+    from pliant.tools.schedule.policy_file import is_file
 
     source = os.path.relpath(file)
     found = read_settings(file, source)
@@ -106,7 +107,7 @@ def _read(file: Path) -> Config:
         file,
         state=_from_here(file, found.state),
         cluster=_from_here(file, found.cluster),
-        policy=found.policy,
+        policy=_from_here(file, found.policy) if is_file(found.policy or "") else found.policy,
         parameters=parameters,
         job=found.job,
         origins={name: source for name in ORDER if getattr(found, name)},

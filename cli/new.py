@@ -39,8 +39,9 @@ def new_policy(
     for each, text in files.items():
         atomic_write(folder / each, text.encode())
     out_text("".join(f"{folder / each}\n" for each in files))
+    place = folder if folder.is_absolute() else f"./{folder}"  # pip takes a bare name for one of its index
     source = next(folder / each for each in files if each.startswith("pliant_"))
-    note(f"try it: --policy {source} in schedule, replay and run; install it: pip install {folder}")
+    note(f"try it: --policy {source} in schedule, replay and run; install it: pip install {place}")
 
 
 SUBCOMMANDS = (new_policy,)

@@ -14,7 +14,7 @@ import typer
 
 from pliant.cli.config import configuration
 from pliant.cli.console import is_terminal, named_or_piped, note, progress, reader_left, stderr, width_for
-from pliant.cli.grammar import Formerly
+from pliant.cli.grammar import DURATION_SHOWN, Formerly, duration
 from pliant.cli.profile_predict import PredictionFormat, PredictionScope, predictions_text
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 from pliant.schemas.file_io.files import PIPE
@@ -94,8 +94,8 @@ def profile(
     patience: Annotated[
         float,
         typer.Option(
-            min=0,
-            metavar="SECONDS",
+            parser=duration(),
+            metavar=DURATION_SHOWN,
             help="Wait for a quiet machine and measure disturbed points again for up to this long.",
         ),
     ] = PATIENCE_S,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -25,8 +25,16 @@ from pliant.schemas.file_io.json_lines import garbage_collection_paused
 if TYPE_CHECKING:
     from pliant.schemas.metrics import CheckedFigure
     from pliant.tools.report.figures.style import Form
+    from pliant.tools.report.rendering.output import ReportFormat
     from pliant.tools.report.rendering.profile_table import GivenProfile
     from pliant.tools.report.report import Report
+
+_BY_ENDING: Final[Mapping[str, Literal["json", "csv", "md", "html"]]] = {
+    ".json": "json",
+    ".csv": "csv",
+    ".md": "md",
+    ".html": "html",
+}
 
 
 @garbage_collection_paused(to_the_end=True)
@@ -40,11 +48,14 @@ def report(
     ] = None,
     *,
     format: Annotated[
-        Literal["table", "json", "csv", "csv-long", "md", "html"],
+        Literal["table", "json", "csv", "csv-long", "md", "html"] | None,
         typer.Option(
-            "--format", "-f", help="Form of the report; csv-long has a row for each run and figure."
+            "--format",
+            "-f",
+            help="Form of the report; csv-long has a row for each run and figure.",
+            show_default="that of the ending of --output, else table",
         ),
-    ] = "table",
+    ] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - is stdout.")] = "-",
     figures: Annotated[
         str | None,
@@ -146,6 +157,7 @@ def report(
 
     if not events and nothing_comes_in():
         raise UsageError("no events: name event files, or pipe one in")
+    form: ReportFormat = _BY_ENDING.get(Path(output).suffix, "table") if format is None else format
     _check_files(output, junit, write_expected)
     if junit and not expect:
         raise UsageError("--junit writes what --expect found: name a file with --expect")
@@ -169,8 +181,8 @@ def report(
         shlex.join(["pliant", *sys.argv[1:]]),
     )
     width = width_for(sys.stdout) if output == "-" else None
-    text = render(made, format, extras, width=width)
-    if format == "table" and (width is not None if plot is None else plot):
+    text = render(made, form, extras, width=width)
+    if form == "table" and (width is not None if plot is None else plot):
         from pliant.tools.report.rendering.terminal_plot import jct_plot
 
         drawn = "\n" + jct_plot(made, min(width or UNKNOWN_WIDTH, 100)) + "\n"
@@ -186,7 +198,7 @@ def report(
         written = write_figures(made, figures, forms)
         note(f"{counted(len(written), 'figure')} in {figures}")
     _write_for_ci(made, extras.checked, write_expected, junit)
-    if not shows_expectations(format):
+    if not shows_expectations(form):
         for warning in made.warnings:
             note(f"warning: {warning}")
         if extras.checked:

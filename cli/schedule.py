@@ -61,7 +61,7 @@ def schedule(
         typer.Option(
             "--state",
             help="Take the inputs from this state directory; before its first run name a --cluster.",
-            show_default=f"without --jobs: {STATE_HELP}",
+            show_default=f"without JOBS: {STATE_HELP}",
         ),
     ] = None,
     param: PARAM = None,

@@ -86,6 +86,8 @@ def status(
     directory = state_directory(state)
     if job is not None and (user or only or columns):
         raise UsageError("--user, --only and --columns show a table of jobs: leave the job out")
+    if columns and form is Form.json:
+        raise UsageError("--columns is for the table: leave it out with --format json")
     chosen, shown = _filter(user, only), _columns(columns)
 
     def page() -> _Page:

@@ -83,6 +83,13 @@ def test_a_policy_that_is_typed_does_not_get_the_parameters_of_the_file() -> Non
     assert typed["policy"]["parameters"]["dwell_s"] == 40
 
 
+def test_a_policy_in_a_file_is_found_from_a_folder_below(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "pliant.toml").write_text('policy = "./mine.py"\n')
+    (here / "below").mkdir()
+    monkeypatch.chdir(here / "below")
+    assert configuration().policy == "../mine.py"
+
+
 def test_a_follower_begins_with_cluster_and_policy_of_the_file() -> None:
     done = call("run", "--follow", "--dry-run")
     assert done.exit_code == 0, done.stderr

@@ -55,6 +55,9 @@ def test_without_torch_the_first_job_is_the_smallest_and_runs_too(
         "command": ["train.py"],
     }
     assert run_next(done.stderr, here) == "finished"
+    again = [sys.executable, "-m", "pliant.cli", "run", "--until-done"]
+    told = subprocess.run(again, cwd="a project", input="", capture_output=True, text=True, check=True).stderr
+    assert "no schedule is read from the pipe" in told
 
 
 def test_files_that_are_there_stay_as_they_are(here: Path) -> None:

@@ -16,7 +16,6 @@ from pliant.schemas import frames
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import (
-    write_cluster,
     write_convergence,
     write_events,
     write_jobs,
@@ -42,7 +41,6 @@ def blocks(language: str) -> str:
 
 
 def test_the_page_works_as_written(tmp_path: Path) -> None:
-    write_cluster(cluster(4, 4), tmp_path / "cluster.json")
     script = tmp_path / "notebook.py"
     script.write_text(f"{blocks('python')}\nassert 1 <= in_use.max() <= 8\nassert in_use.iloc[-1] == 0\n")
     commands = blocks("sh").replace("pliant ", f"{shlex.join([sys.executable, '-m', 'pliant.cli'])} ")

@@ -98,7 +98,9 @@ def _key(run: RunRecord) -> str:
         mode="json", include={"policy", "parameters", "simulated", "oracle", "demand", "progress", "compat"}
     )
     cluster = run.info.cluster.model_dump(mode="json")
-    return json.dumps([info, cluster, run.info.interference, run.info.interval_s], sort_keys=True)
+    stated = (run.info.start_cost_s, run.info.rescale_cost_s, run.info.resume_cost_s)
+    costs = [cost for cost in stated if not isinstance(cost, dict)]  # by model: may differ by trace
+    return json.dumps([info, cluster, run.info.interference, run.info.interval_s, costs], sort_keys=True)
 
 
 def _parts(members: list[RunReport]) -> Iterator[list[RunReport]]:
@@ -120,6 +122,9 @@ def jct_difference(group: Group, base: Group) -> Difference | None:
     Of several traces or seeds the units are the values, of one run each the jobs. Returns None if no job
     finished in both, or the groups have no trace in common.
     """
+    if len(group.runs) < len(base.runs):
+        found = jct_difference(base, group)
+        return None if found is None else found.reversed()
     of_base: dict[str, list[RunReport]] = defaultdict(list)
     for each in base.runs:
         of_base[each.run.info.trace_hash].append(each)

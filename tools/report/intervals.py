@@ -53,6 +53,10 @@ class Difference:
     high: float | None
     pairs: int
 
+    def reversed(self) -> Difference:
+        """The second mean / the first."""
+        return Difference(1 / self.ratio, self.high and 1 / self.high, self.low and 1 / self.low, self.pairs)
+
     @property
     def is_known(self) -> bool:
         """Whether the interval leaves out that there is no difference."""

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.schemas.event import Event
-from pliant.tools.report.groups import groups
+from pliant.tools.report.groups import groups, jct_difference
 from pliant.tools.report.intervals import difference, estimate, t_quantile
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.rendering.output import Extras, render
@@ -157,6 +157,17 @@ def test_seeds_of_a_trace_are_averaged_before_traces_are_compared():
 
 def test_runs_of_the_same_trace_and_seed_stay_apart():
     assert len(groups(make_report([run("fifo", SLOW), run("fifo", SLOW)]))) == 2
+
+
+def test_runs_whose_costs_differ_are_no_seeds_of_one_another():
+    runs = [run("fifo", SLOW, seed=seed, rescale_cost_s=cost_s) for seed, cost_s in ((0, 1.0), (1, 600.0))]
+    assert len(groups(make_report(runs))) == 2
+
+
+def test_one_run_and_several_seeds_compare_alike_both_ways():
+    one, several = groups(make_report([run("las", [85.0] * 4, seed=0), *swept()[:3]]))
+    there, back = jct_difference(one, several), jct_difference(several, one)
+    assert (there.pairs, there.ratio * back.ratio) == (back.pairs, pytest.approx(1.0))
 
 
 def test_the_document_has_the_answer_and_the_groups():

@@ -64,6 +64,16 @@ def test_the_report_goes_to_a_file(runs, tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_the_ending_of_the_file_says_the_form(runs, tmp_path):
+    for name, options, begin in (
+        ("x.html", {}, "<!doctype"),
+        ("x.json", {}, "{"),
+        ("y.html", {"format": "json"}, "{"),
+    ):
+        report(list(runs), output=str(tmp_path / name), **options)
+        assert (tmp_path / name).read_text().startswith(begin), name
+
+
 def test_figures_that_are_missed_are_shown_first(runs, tmp_path, capsys):
     with pytest.raises(JobsFailedError, match="out of range") as caught:
         report(list(runs), expect=expect(tmp_path, 100.0))

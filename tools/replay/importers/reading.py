@@ -57,7 +57,8 @@ def csv_rows(
                 if len(fields) == len(header):
                     yield InputRow(source, reader.line_num, dict(zip(header, fields, strict=True)))
                 elif fields:
-                    message = f"has {len(fields)} fields, expected {len(header)}"
+                    extra = f': a "{delimiter}" within a field?' if len(fields) > len(header) else ""
+                    message = f"has {len(fields)} fields, expected {len(header)}{extra}"
                     conversion.refuse_row(source, reader.line_num, message)
         except csv.Error as error:
             raise BadInputError.one(source, f"is not CSV: {error}", line=reader.line_num) from None

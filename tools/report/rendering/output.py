@@ -74,6 +74,8 @@ def render(report: Report, kind: ReportFormat, extras: Extras, *, width: int | N
 
     :raises UsageError: the format has no place for what is asked.
     """
+    if extras.profile is not None and kind in ("json", "csv", "csv-long"):
+        raise UsageError(f"{kind} has no place for --profile: use --format table, md or html")
     if kind == "json":
         if extras.simulated is not None:
             raise UsageError("the metrics document has no place for --simulated: use --format csv")

@@ -9,6 +9,7 @@ from typing import Final
 from pliant.schemas.text import wrapped
 from pliant.tools.report.rendering.sections import NOTHING, Kind
 
+_LEAST_S: Final = 5e-4
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86_400
@@ -71,6 +72,8 @@ def span(seconds: float) -> str:
     if seconds < 0:
         text = span(-seconds)
         return text if text == span(0) else f"−{text}"
+    if seconds < _LEAST_S:
+        return "0 s"
     if seconds < _MINUTE_S and float(three_digits(seconds)) < _MINUTE_S:
         return f"{three_digits(seconds)} s"
     if round(seconds) < _HOUR_S:

@@ -361,9 +361,7 @@ class Lock:
             if time.monotonic() >= deadline_s:
                 who = f" by process {holder}" if (holder := _written(self._descriptor)) else ""
                 where = self._path.parent
-                raise LockedError(
-                    f"{where} is in use{who}: try again later, or wait for it with --wait SECONDS"
-                )
+                raise LockedError(f"{where} is in use{who}: try again later, or wait for it with --wait 5m")
             time.sleep(_RETRY_S)
 
 
