@@ -218,7 +218,7 @@ def submitted() -> Visits:
                 subprocess.run(
                     (sys.executable, "-m", "pliant.cli", "cancel", "a", "--state", str(live)), check=False
                 )
-                _wait(lambda: '"cancel"' in (live / "events.jsonl").read_text(), service)
+                _wait((live / "jobs/a/attempts/1/exit-0").exists, service)  # nothing is left of the job
             finally:
                 service.terminate()
                 service.wait(PATIENCE_S)

@@ -162,8 +162,8 @@ def run(
         state = Path(config.state)
         if until_done and schedule is None and _holds_run(state) and _something_is_piped_in():
             note(
-                f"{state} holds a run, which goes on: no schedule is read from the pipe; for a new run name another "
-                "folder with --state, to add jobs use pliant submit"
+                f"{state} holds a run, which goes on: no schedule is read from the pipe; for a new run name "
+                "another folder with --state, to add jobs use pliant submit"
             )
     _refuse_contradictions(until_done=until_done, follow=follow, detach=detach, policy=policy, state=state)
     parameters = policy_parameters(param, time_budget)

@@ -87,7 +87,7 @@ def render(report: Report, kind: ReportFormat, extras: Extras, *, width: int | N
             raise UsageError(
                 "csv-long holds the figures of runs: give --jobs or --simulated with --format csv"
             )
-        return as_csv(long_rows(report))
+        return as_csv(long_rows(report, each_run=extras.shown.each_run))
     if kind == "html":
         from pliant.tools.report.rendering.page import page
 
@@ -148,7 +148,7 @@ def _csv_rows(report: Report, extras: Extras) -> list[dict[str, Any]]:
 
 
 def document(report: Report, extras: Extras = NO_EXTRAS) -> Metrics:
-    columns = groups(report)
+    columns = groups(report, each_run=extras.shown.each_run)
     said = answer(columns, report.reference)
     return Metrics(
         runs=tuple(_run(each, report, with_jobs=extras.jobs) for each in report.runs),

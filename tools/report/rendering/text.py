@@ -79,9 +79,10 @@ def metrics_rows(report: Report) -> list[dict[str, Any]]:
     return rows
 
 
-def long_rows(report: Report) -> list[dict[str, Any]]:
+def long_rows(report: Report, *, each_run: bool = False) -> list[dict[str, Any]]:
     """One row for each run and figure that any run has; a figure that a run lacks is empty."""
-    of_runs = {run: group.label for group in groups(report) for run in (each.label for each in group.runs)}
+    columns = groups(report, each_run=each_run)
+    of_runs = {each.label: group.label for group in columns for each in group.runs}
     known = [
         name for name in FIGURE_NAMES if any(getattr(each.metrics, name) is not None for each in report.runs)
     ]
