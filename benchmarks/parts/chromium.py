@@ -179,9 +179,15 @@ class Tab:
         return [text for event in self._browser.events if (text := _complaint(event))]
 
     def screenshot(self) -> bytes:
-        """The whole page as PNG."""
-        data = self._call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-        return base64.b64decode(data)
+        """The whole page as PNG, once it has come to rest: two pictures one after the other are the same."""
+        before, now = b"", self._picture()
+        while now != before:
+            self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            before, now = now, self._picture()
+        return now
+
+    def _picture(self) -> bytes:
+        return base64.b64decode(self._call("Page.captureScreenshot", captureBeyondViewport=True)["data"])
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self._browser.call(method, self._session, **parameters)

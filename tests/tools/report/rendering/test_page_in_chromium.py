@@ -70,11 +70,15 @@ def filtered_by(text):
 
 
 def same_pixels(first, second, width):
-    """Whether two screenshots of this width show the same, and not an empty page."""
+    """Whether two screenshots of this width show the same, and not an empty page.
+
+    Chromium draws the edges of a few glyphs differently from one load to the next: 0.02 % of the pixels of a
+    page, at times. One pixel in a thousand is less than a word.
+    """
     left, right = (imread(BytesIO(data)) for data in (first, second))
     assert left.shape[1] == width
     assert len(np.unique(left.reshape(-1, left.shape[2]), axis=0)) > 20
-    return np.array_equal(left, right)
+    return left.shape == right.shape and (left != right).any(axis=2).mean() < 0.001
 
 
 def rows(tab):
