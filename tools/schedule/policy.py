@@ -105,6 +105,9 @@ class Policy:
     "service" that jobs received, and what those took that ended; the "work" of jobs, stated or expected; the
     "profile", for speeds at other sizes, at other batches or on other GPU types. Pages group policies by it.
     """
+    accumulates: ClassVar[bool] = True
+    """Whether a job may train a step in several micro-steps where its GPUs do not hold the batch. A session
+    leaves out GPUs that slow a job down; under a policy that does not accumulate, as many stay as hold it."""
     packs: ClassVar[bool] = False
     """Whether it lets two jobs train on the same GPUs (``Target.beside``). Jobs that share GPUs when another
     policy takes over are parted: the one that came later loses its GPUs before the policy is asked."""

@@ -128,15 +128,33 @@ class Speeds:
             rate = self._rates[key] = batch / seconds if seconds else 0.0
         return rate
 
-    def useful(self, job: JobState, gpus: int, gpu_type: str, *, global_batch: int | None = None) -> int:
+    def least_size(self, job: JobState, gpu_type: str, global_batch: int, *, accumulates: bool) -> int:
+        """The smallest size of a job at a batch.
+
+        :param accumulates: False: not the sizes whose GPUs hold the batch in several micro-steps alone.
+        """
+        limit = None if accumulates else self.most_local(job, gpu_type)
+        return max(1, job.spec.min_gpus, -(-global_batch // limit) if limit else 1)
+
+    def useful(
+        self,
+        job: JobState,
+        gpus: int,
+        gpu_type: str,
+        *,
+        global_batch: int | None = None,
+        accumulates: bool = True,
+    ) -> int:
         """The largest size up to ``gpus`` on which no smaller one of the job is faster; 0 if none runs.
 
         Where speed stands still, more GPUs count as useful.
+
+        :param accumulates: see :meth:`least_size`.
         """
-        least = max(1, job.spec.min_gpus)
+        batch = global_batch or job.reference_batch
+        least = self.least_size(job, gpu_type, batch, accumulates=accumulates)
         if gpus < least:
             return 0
-        batch = global_batch or job.reference_batch
         sizes = self.of_kind(job, ("useful", gpu_type, least, batch), _UsefulSizes)
         for size in range(least + len(sizes.up_to), gpus + 1):
             sizes.append(size, self.rate(job, size, gpu_type, global_batch=batch))
@@ -151,19 +169,22 @@ class Speeds:
 
         return self.rate(job, gpus) if job.spec.elastic == "none" else self._mean(gpus, best)
 
-    def useful_part(self, job: JobState, placement: NodeGpus, global_batch: int) -> NodeGpus:
+    def useful_part(
+        self, job: JobState, placement: NodeGpus, global_batch: int, *, accumulates: bool = True
+    ) -> NodeGpus:
         """The part of a placement on which the job is fastest.
 
         It covers few nodes: those with most GPUs, then those that the job holds.
         """
         shape, kind = shape_of(placement), self.gpu_type_of(placement)
-        what = ("useful part", kind, job.spec.min_gpus, shape, global_batch)
-        gpus = self.of_kind(job, what, lambda: self._useful_part(job, shape, kind, global_batch))
+        least = self.least_size(job, kind, global_batch, accumulates=accumulates)
+        what = ("useful part", kind, least, shape, global_batch)
+        gpus = self.of_kind(job, what, lambda: self._useful_part(job, shape, kind, global_batch, least))
         return placement if gpus == sum(shape) else _cut(placement, gpus, job.placement)
 
-    def _useful_part(self, job: JobState, shape: Placement, gpu_type: str, batch: int) -> int:
+    def _useful_part(self, job: JobState, shape: Placement, gpu_type: str, batch: int, least: int) -> int:
         total, sizes = sum(shape), _UsefulSizes()
-        for gpus in range(max(1, job.spec.min_gpus), total + 1):
+        for gpus in range(least, total + 1):
             part = _first_of(shape, gpus)
             sizes.append(gpus, self.rate(job, gpus, gpu_type, global_batch=batch, placement=part))
         return (sizes.up_to[-1] if sizes.up_to else 0) or total

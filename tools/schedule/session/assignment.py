@@ -63,6 +63,7 @@ def assign(
     in_part: bool = False,
     demands: DemandsOf | None = None,
     sizes_jobs: bool = False,
+    accumulates: bool = True,
 ) -> dict[str, Holding]:
     """Places of all jobs that can have one, taken from ``free``; every other job keeps what it holds.
 
@@ -72,6 +73,7 @@ def assign(
     :param in_part: other targets of the decision are deferred, so GPUs may not become free as it assumes.
     :param demands: what other jobs leave of CPUs, memory and bandwidth; None: no job here demands any.
     :param sizes_jobs: cut elastic jobs to the part of their place that makes them fastest.
+    :param accumulates: also to sizes that need several micro-steps for a step.
     :raises PlacementTakenError: a place that the policy named is not free, though nothing is withheld.
     """
     moving = dict(targets) if demands is not None else targets
@@ -80,7 +82,7 @@ def assign(
     while True:
         if stay:
             moving = {job_id: target for job_id, target in moving.items() if job_id not in stay}
-        world = _World(free, speeds, limits, None if demands is None else demands(moving), sizes_jobs)
+        world = _World(free, speeds, limits, None if demands is None else demands(moving), sizes_jobs, accumulates)
         try:
             places, without = _attempt(moving, jobs, world)
         except PlacementTakenError as taken:
@@ -103,6 +105,7 @@ class _World(NamedTuple):
     withheld: Withheld
     demands: Demands | None
     sizes_jobs: bool
+    accumulates: bool
 
 
 def _attempt(
@@ -197,7 +200,8 @@ def _allowed(job: JobState, target: Target, world: _World) -> NodeGpus | None:
     place = _without_withheld(job, target, world)
     if not (place and world.sizes_jobs and may_get_fewer(job, target)):
         return place
-    return world.speeds.useful_part(job, place, target.global_batch or job.global_batch)
+    batch = target.global_batch or job.global_batch
+    return world.speeds.useful_part(job, place, batch, accumulates=world.accumulates)
 
 
 def _without_withheld(job: JobState, target: Target, world: _World) -> NodeGpus | None:

@@ -321,7 +321,10 @@ class Session(ClusterState):
         if not may_get_fewer(job, target):
             return target
         batch = target.global_batch or job.global_batch
-        gpus = self.speeds.useful(job, target.gpus, target.gpu_type, global_batch=batch)
+        accumulates = self.policy.accumulates
+        gpus = self.speeds.useful(
+            job, target.gpus, target.gpu_type, global_batch=batch, accumulates=accumulates
+        )
         return target._replace(gpus=gpus, servers=None) if 0 < gpus < target.gpus else target
 
     @property
@@ -341,6 +344,7 @@ class Session(ClusterState):
                 in_part=bool(self.kept_until_s),
                 demands=self._left_by_others if demanding else None,
                 sizes_jobs=self._trims,
+                accumulates=self.policy.accumulates,
             )
         except PlacementTakenError as taken:
             what = f'places "{taken.job_id}" on {taken.placement}, where not all of these GPUs are free'

@@ -56,6 +56,7 @@ class ElasticDp(Policy):
     name: ClassVar[str] = "elastic-dp"
     knows: ClassVar[Knows] = "profile"
     elasticity: ClassVar[Elasticity] = "size+batch"
+    accumulates: ClassVar[bool] = False
     priority_means: ClassVar[str] = "a job of priority p counts priority_base to the power of p"
     interval_parameter: ClassVar[str | None] = "interval_s"
     rebuilds_state: ClassVar[bool] = False

@@ -51,6 +51,12 @@ def test_gpus_go_where_they_add_most_throughput():
     assert decided(held, 0) == {"a": 3, "b": 2}, "of equally good sizes the first gets more"
 
 
+def test_a_batch_stays_on_the_gpus_that_hold_it_where_micro_steps_on_fewer_would_be_faster():
+    held = session(MaxBs(), cluster(8), curves(slower={1: 1, 2: 0.9, 4: 0.8}))
+    submit(held, elastic("a", "slower", batch={"size": 64, "per_gpu_max": 32}))
+    assert decided(held, 0) == {"a": 2}
+
+
 def test_a_job_that_gains_by_four_gpus_alone_gets_four():
     held = opened(elastic("a", "slow", high=4), elastic("b", "jump", high=4), gpus=6)
     assert decided(held, 0) == {"a": 2, "b": 4}
