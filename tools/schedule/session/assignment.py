@@ -82,7 +82,9 @@ def assign(
     while True:
         if stay:
             moving = {job_id: target for job_id, target in moving.items() if job_id not in stay}
-        world = _World(free, speeds, limits, None if demands is None else demands(moving), sizes_jobs, accumulates)
+        world = _World(
+            free, speeds, limits, None if demands is None else demands(moving), sizes_jobs, accumulates
+        )
         try:
             places, without = _attempt(moving, jobs, world)
         except PlacementTakenError as taken:
