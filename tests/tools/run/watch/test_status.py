@@ -204,8 +204,10 @@ def test_one_job_is_described_with_what_happened_to_it_and_its_last_words(
 
 def test_what_is_not_there_is_an_error_that_says_what_is(tmp_path: Path) -> None:
     dirs = running(tmp_path / "state")
-    with pytest.raises(UsageError, match="has no job z; it has: a, b, c"):
+    with pytest.raises(UsageError, match="has no job z; it has 3 jobs: pliant status lists them"):
         status("z", state=dirs.path)
+    with pytest.raises(UsageError, match=r'has no job A; did you mean "a"\?'):
+        status("A", state=dirs.path)
     with pytest.raises(UsageError, match=r"no state directory .*: name the folder that pliant run or"):
         Watcher(tmp_path)
 
