@@ -221,7 +221,9 @@ def _for_gpus(job: JobLog, expected: StartPrediction) -> str:
 
 
 def _brief(job: JobLog, expected: StartPrediction, status: Status) -> str:
-    """:func:`_waits_for` in brief; empty if there is more to say about the job."""
+    """:func:`_why` in brief; empty if there is more to say about the job."""
+    if job.job.id in status.over:
+        return "ended, to be recorded"
     waits = not (job.gpus or job.held or job.trouble or job.retry_s is not None)
     asked = job.job.id in status.cancelled or job.job.id in status.ordered
     if not waits or asked or _over_limit(job, status):
