@@ -206,7 +206,12 @@ def _out_of_service(status: Status) -> list[str]:
     closed = sorted(status.closed_gpus.items())
     if len(closed) > NODES_NAMED:
         return [f"{in_gpus(sum(status.closed_gpus.values()))} free on {len(closed)} drained or down nodes"]
-    return [f"{in_gpus(gpus)} free on {name}, which is {_closed(name, status)}" for name, gpus in closed]
+    return [
+        f"{in_gpus(gpus)} free on {name}, which is {_closed(name, status)}"
+        if gpus
+        else f"node {name} is {_closed(name, status)}"
+        for name, gpus in closed
+    ]
 
 
 def _closed(node: str, status: Status) -> str:

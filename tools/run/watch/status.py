@@ -83,7 +83,9 @@ class Status:
     over: frozenset[str] = frozenset()
     """Running jobs whose processes have all ended, which no run has recorded yet."""
     closed_gpus: Mapping[str, int] = field(default_factory=dict)
-    """GPUs on which no job runs, by node, of nodes that are drained or down."""
+    """GPUs on which no job runs, by node, of nodes that are drained or down; without full nodes, unless no
+    node is in service.
+    """
 
 
 class Watcher:
@@ -233,7 +235,7 @@ def _closed_gpus(dirs: StateDir, log: RunLog) -> dict[str, int]:
         for name, gpus in job.placement if job.beside is None or job.beside > job.job.id else ():
             if name in free:
                 free[name] -= gpus
-    return {name: gpus for name, gpus in free.items() if gpus > 0}
+    return {name: gpus for name, gpus in free.items() if gpus > 0 or closed >= nodes.keys()}
 
 
 def run_line(status: Status, state: Path) -> str:

@@ -304,7 +304,7 @@ def test_a_waiting_job_names_the_free_gpus_of_nodes_that_are_drained_or_down(tmp
         Event(NOW_S + 1, "drain", detail={"number": 1, "node": "n1", "user": "ada"}),
         Event(NOW_S + 1, "drain", detail={"number": 2, "node": "n0", "user": "ada"}),
     )
-    write_cluster(cluster(4, 4, 4), dirs.cluster)
+    write_cluster(cluster(4, 4, 4, 4), dirs.cluster)
     (waiting,) = [each for each in statuses(Watcher(dirs.path).look(), NOW_S + 2) if each.id == "b"]
     assert waiting.why == "waits for 4 GPUs; 1 other job waits; 4 GPUs free on n1, which is drained"
     assert waiting.brief == "for 4 GPUs; n1 is drained"
@@ -313,6 +313,9 @@ def test_a_waiting_job_names_the_free_gpus_of_nodes_that_are_drained_or_down(tmp
     (waiting,) = [each for each in statuses(Watcher(dirs.path).look(), NOW_S + 2) if each.id == "b"]
     assert waiting.why.endswith("n1, which is drained; 4 GPUs free on n2, which is down")
     assert waiting.brief == "for 4 GPUs; 2 nodes are drained or down"
+    write_cluster(cluster(4), dirs.cluster)
+    (waiting,) = [each for each in statuses(Watcher(dirs.path).look(), NOW_S + 2) if each.id == "b"]
+    assert waiting.why.endswith("; node n0 is drained"), "none is in service"
 
 
 def test_a_policy_that_fails_is_named_with_its_place(
