@@ -223,6 +223,7 @@ SCHEMA_LAST = '{"runs": [], "schema": "pliant.metrics/1"}'
         (io.read_events, '{"schema": "pliant.event/1"}\n{"time": 1, "event": "preempt", "job": "a", "gpus": 2}\n', ["2: /gpus: is 2 in a 'preempt' event, expected 0"]),
         (io.read_schedule, "{}", ["1: /schema: is missing, expected 'pliant.schedule/1'"]),
         (io.read_metrics, '{"runs": []}', ["1: /schema: is missing, expected 'pliant.metrics/1'"]),
+        (io.read_events, '{"id": "a", "command": ["train.py"]}\n', ['1: /schema: is missing, expected {"schema": "pliant.event/1"} as the first line']),
         (io.read_events, '{"time": 0, "event": "decision", "detail": {"schema": "pliant.event/1"}}\n', ['1: /schema: is missing, expected {"schema": "pliant.event/1"} as the first line']),
         (io.read_metrics, SCHEMA_LAST.replace("/1", "/9"), ["1: /schema: major version 9 of 'metrics' is unknown, this pliant reads version 1"]),
         (io.read_metrics, SCHEMA_LAST.replace(', "s', ',\n"s').replace("metrics", "job"), ["2: /schema: this is a 'job' file, expected a 'metrics' file ('pliant.metrics/1')"]),
