@@ -21,7 +21,7 @@ _WANTED: Final = {
 def one_line(error: typer.TyperException) -> str:
     """The message of a usage error. Values and names that were typed are quoted as they are."""
     typed = getattr(error, "option_name", None)
-    if typed in _OF_COMMANDS and hasattr(getattr(error.ctx, "command", None), "commands"):
+    if typed in _OF_COMMANDS and hasattr(getattr(getattr(error, "ctx", None), "command", None), "commands"):
         return f"No such option: {typed}; it goes behind the command, as in pliant status {typed}"
     if typed is not None and hasattr(error, "possibilities"):
         return f"No such option: {typed}{_options_like(typed, error)}"
