@@ -9,6 +9,8 @@ import typer
 
 from pliant.schemas.text import did_you_mean, shortened
 
+_OF_COMMANDS: Final = ("-q", "--quiet", "--debug")
+"""Options that every command has, and ``pliant`` itself has not."""
 _WANTED: Final = {
     "int": "a whole number",
     "float": "a number",
@@ -19,6 +21,8 @@ _WANTED: Final = {
 def one_line(error: typer.TyperException) -> str:
     """The message of a usage error. Values and names that were typed are quoted as they are."""
     typed = getattr(error, "option_name", None)
+    if typed in _OF_COMMANDS and hasattr(getattr(getattr(error, "ctx", None), "command", None), "commands"):
+        return f"No such option: {typed}; it goes behind the command, as in pliant status {typed}"
     if typed is not None and hasattr(error, "possibilities"):
         return f"No such option: {typed}{_options_like(typed, error)}"
     parameter, wrong = getattr(error, "param", None), _wrong(error)

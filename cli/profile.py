@@ -127,6 +127,7 @@ def profile(
     not fit are kept as rows. The throughput model made from the rows is checked on rows held out (stderr).
     A script that fails costs its own model only: the others are written, then the exit code is 5.
     The same command goes on from the points of one that was cut short or had a script that failed.
+    pliant profile merge, diff and prune keep profiles: each has a --help of its own.
 
     \b
     Examples:

@@ -224,7 +224,9 @@ def _refuse_contradictions(
 def _refuse_to_follow_without_policy(state: Path | None) -> None:
     """A loop needs a policy: of the run that it continues, by name, or from a schedule."""
     if not (state is not None and _holds_run(state)) and not _something_is_piped_in():
-        raise UsageError(f"{state} holds no run: name --policy and --cluster to begin one")
+        raise UsageError(
+            f"{state} holds no run: name --policy and --cluster to begin one; pliant init writes both"
+        )
 
 
 def _holds_run(state: Path) -> bool:

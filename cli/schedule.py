@@ -133,6 +133,8 @@ def schedule(
             cluster = config.cluster
         found = decide_between_runs(state, question, now, wait_s=wait, cluster=cluster, profile=profile)
     elif jobs is None or (cluster := cluster or config.cluster) is None:
+        if jobs is not None:
+            raise UsageError("name the --cluster: pliant cluster discover -o cluster.json writes one")
         raise UsageError("name the jobs and --cluster, or a --state directory")
     else:
         found = _from_files(profile, jobs, cluster, question, now, defaults=config.job)

@@ -85,6 +85,7 @@ def settings_text(user: str) -> str:
 # The command line counts before PLIANT_STATE, and that before this file.
 cluster = "{CLUSTER}"
 state = "pliant-state"
+# fair-share needs to know nothing of the jobs; with a profile of them take shadow-price.
 policy = "fair-share"
 
 # Fields of jobs that do not state them.

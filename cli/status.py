@@ -219,12 +219,12 @@ class _Page:
         return self._history[1]
 
     def _one(self, job_id: str, found: Status, now_s: float) -> JobStatus:
+        from pliant.tools.run.statedir.state import no_such_job
         from pliant.tools.run.watch.job_status import known_ids, status_of
 
         job = status_of(found, job_id, now_s)
         if job is None:
-            known = ", ".join(known_ids(found)) or "none"
-            raise UsageError(f"{self.state} has no job {job_id}; it has: {known}")
+            raise no_such_job(self.state, [job_id], known_ids(found))
         return job
 
 

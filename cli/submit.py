@@ -9,6 +9,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
+from pliant.schemas.errors import BadInputError
 
 
 def submit(
@@ -53,14 +54,19 @@ def submit(
     if priority is not None:
         check_priority(priority)
         found = tuple(job.model_copy(update={"priority": priority}) for job in found)
-    ids = ask(
-        directory,
-        found,
-        source_name(path),
-        folder=Path.cwd(),
-        now_s=time.time(),
-        check_scripts=not no_check,
-    )
+    try:
+        ids = ask(
+            directory,
+            found,
+            source_name(path),
+            folder=Path.cwd(),
+            now_s=time.time(),
+            check_scripts=not no_check,
+        )
+    except BadInputError:
+        if len(found) > 1:
+            note(f"none of the {len(found)} jobs was submitted:")
+        raise
     out_text("".join(f"{job_id}\n" for job_id in ids))
     if any(job.priority for job in found):
         say_unheeded(directory)

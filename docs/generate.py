@@ -195,7 +195,8 @@ _POLICIES = """# Policies
 A policy can only be as good as what it knows, and what it knows can be wrong. So they are grouped by the most
 that their decisions rest on. A job's own limits (`elastic`, `gpus`, `batch`) hold for each of them.
 
-Without a reason for another, take [shadow-price](#shadow-price). On every workload of Pollux and Sia in
+With a profile of the jobs, and without a reason for another, take [shadow-price](#shadow-price); without a
+profile take [fair-share](#fair-share), as `pliant init` does. On every workload of Pollux and Sia in
 [the comparison](experiments/shadow-price.md) it has the least mean JCT of those replayed there, with free
 and with fixed batches; the page says where it loses. How long it may hold a job back is bounded
 ([delay-bound.md](delay-bound.md)).
@@ -204,7 +205,7 @@ Take another where something else counts:
 - the time until the last job ends: the comparison has makespans; `future` of shadow-price trades for them;
 - deadlines, or utilities that fall with time: [oasis](#oasis);
 - larger batches that train as well as small ones, with no gradient noise measured: [ones](#ones);
-- equal shares whatever the jobs are, or no profile of them: [fair-share](#fair-share).
+- equal shares whatever the jobs are: [fair-share](#fair-share).
 
 Without a profile, `schedule` and `run` do not know how long iterations, samples or epochs take. Policies that
 go by the work of jobs then take those whose work is not stated in GPU-seconds in order of submission, and
@@ -370,7 +371,39 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-TABLES: dict[str, Callable[[], str]] = {"delay-bound.md": bound_table}
+def job_state_table() -> str:
+    """What a policy may read of a job: the attributes of JobState above the owner's own."""
+    import ast
+
+    lines = (HERE.parent / "tools/schedule/jobs.py").read_text().splitlines()
+    owners = next(number for number, line in enumerate(lines, 1) if "is for the owner of the state" in line)
+    classes = ast.parse("\n".join(lines)).body
+    (state,) = (each for each in classes if isinstance(each, ast.ClassDef) and each.name == "JobState")
+    rows = []
+    for each, after in zip(state.body, [*state.body[1:], ast.Pass()], strict=True):
+        if each.lineno > owners:
+            break
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+            name, kind, doc = each.target.id, ast.unparse(each.annotation), _text_of(after)
+        elif isinstance(each, ast.FunctionDef):
+            arguments = ", ".join(argument.arg for argument in each.args.args[1:])
+            name = each.name if each.decorator_list else f"{each.name}({arguments})"
+            kind, doc = ast.unparse(each.returns or ast.Constant(None)), ast.get_docstring(each) or ""
+        else:
+            continue
+        if not name.startswith("_"):
+            meaning = re.sub(r":\w+:", "", " ".join(doc.split())).replace("``", "`")
+            rows.append((f"`{name}`", f"`{kind}`", meaning))
+    return _table(("of a job", "type", "meaning"), rows).rstrip("\n")
+
+
+def _text_of(node: Any) -> str:
+    """The string that stands alone in a line, as below a field; else empty."""
+    value = getattr(getattr(node, "value", None), "value", None)
+    return value if isinstance(value, str) and not hasattr(node, "targets") else ""
+
+
+TABLES: dict[str, Callable[[], str]] = {"delay-bound.md": bound_table, "writing-a-policy.md": job_state_table}
 """Of pages that are written by hand; each stands below a comment that says so."""
 _MARKED_TABLE = re.compile(r"(?<=written by `make docs` -->\n)(\|.*\n)+")
 

@@ -76,6 +76,9 @@ def similar(name: str, known: Iterable[str], most: int = 3) -> list[str]:
     near = get_close_matches(typed[:_LONGEST_NAME], by_lower, n=most)
     if len(typed) > 1:
         near += [each for each in sorted(by_lower) if each.startswith(typed) and each not in near]
+    if not near:  # one word of a name, mistyped
+        words = {word: each for each in sorted(by_lower, reverse=True) for word in each.split("-")}
+        near = list(dict.fromkeys(words[word] for word in get_close_matches(typed[:_LONGEST_NAME], words)))
     return [by_lower[each] for each in near[:most]]
 
 

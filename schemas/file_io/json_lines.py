@@ -185,7 +185,8 @@ class LineReader(Generic[T]):
             line = raw.strip()
             if not line:
                 continue
-            if schema_required and not _names_schema(line):
+            headless = schema_required and not _names_schema(line)
+            if headless:
                 expected = json.dumps({"schema": schema_id(self.kind)})
                 self.problem(number, "/schema", f"is missing, expected {expected} as the first line")
             schema_required = False
@@ -195,6 +196,9 @@ class LineReader(Generic[T]):
                     self.problem(number, "", broken)
                     continue
             self.line(number, line)
+            if headless and len(self.problems) > 1:  # a file of another kind: the rest says no more
+                del self.problems[1:]
+                return
 
     def line(self, number: int, line: bytes) -> None:
         newer, body = self.newer, line

@@ -201,7 +201,19 @@ def message(found: ErrorDetails, title: str) -> str:
         return f"not readable JSON: {context['error'].partition(' at line')[0]}"
     if "pointer" in context:
         return found["msg"]
-    return f"{_shown(found['input'])} {_expectation(kind, context, found['msg'])}"
+    return f"{_shown(found['input'])} {_expectation(kind, context, found['msg'])}{_like(found)}"
+
+
+def _like(found: ErrorDetails) -> str:
+    """A bare value in the form that was expected: in a list, or as the first field of an object."""
+    value, context = found["input"], found.get("ctx", {})
+    if found["type"] in ("tuple_type", "list_type") and isinstance(value, str):
+        return f", like {_shown([value])}"
+    if "class_name" in context and isinstance(value, int) and not isinstance(value, bool):
+        named = (each for each in _kinds_of(Record) if each.__name__ == context["class_name"])
+        fields = next((list(each.model_fields) for each in named), [])
+        return f", like {_shown({fields[0]: value})}" if fields else ""
+    return ""
 
 
 def _hint(found: ErrorDetails, title: str) -> str:

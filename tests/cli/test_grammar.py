@@ -168,6 +168,7 @@ def test_a_decision_is_asked_for_at_a_date(here: Path) -> None:
         ("status --state live --watch --every 1ms", '--every "1ms": expected 0.1 s to 86400 s'),
         ("replay --intervl 5", "No such option: --intervl; did you mean --interval or --interference?"),
         ("replay --zzz", "No such option: --zzz; see pliant replay --help"),
+        ("-q status", "No such option: -q; it goes behind the command, as in pliant status -q"),
         ("status", "name the state directory: --state DIR, PLIANT_STATE, or state in pliant.toml"),
         ("schema jbo", 'there is no kind "jbo"; did you mean "job"?'),
         ("trace import phily x", 'there is no format "phily"; did you mean "philly"?'),

@@ -75,6 +75,7 @@ def test_explaining_prints_a_table_for_people(here: Path):
     ("args", "code", "complaint"),
     [
         (["--policy", "fifo"], 2, "name the jobs and --cluster, or a --state directory"),
+        (["jobs.jsonl", "--policy", "fifo"], 2, "name the --cluster: pliant cluster discover"),
         ([*FILES, "--policy", "fifo", "--state", "s"], 2, "--state brings its own"),
         ([*FILES, "--policy", "nope"], 2, 'unknown policy "nope"'),
         ([*FILES, "--policy", "fifo", "--param", "x"], 2, "expected KEY=VALUE"),

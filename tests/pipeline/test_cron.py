@@ -6,9 +6,11 @@ import configparser
 import fcntl
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -21,6 +23,7 @@ TURN = (
     "pliant schedule --state live --cluster cluster.json --policy {policy} --wait 60"
     " | pliant run --state live --wait 60"
 )
+DOCS = Path(__file__).parents[2] / "docs" / "running.md"
 UNITS = Path(__file__).parents[2] / "examples" / "systemd"
 SCRIPT = """
 import pathlib, sys, time
@@ -81,6 +84,42 @@ def test_turns_start_each_job_once_and_catch_up_after_an_outage(sh: Shell, input
     assert [(inputs / f"{name}.began").read_text() for name in "ab"] == ["once\n"] * 2
     status = sh("pliant status --state live")
     assert "no run uses live now; the next call of pliant run goes on" in status.stderr
+
+
+def test_the_crontab_of_the_docs_runs_as_it_stands_and_prints_only_what_is_to_be_mailed(
+    tmp_path: Path,
+) -> None:
+    """With no more in the environment than cron gives."""
+    crontab = DOCS.read_text().split("In a crontab")[1]
+    (path,) = re.findall(r"^    PATH=(.*)$", crontab, re.MULTILINE)
+    (line,) = re.findall(r"^    \* \* \* \* \* (.*)$", crontab, re.MULTILINE)
+    path = path.replace("/home/ada/venv/bin", str(Path(sys.executable).parent))
+    line = line.replace("/home/ada/project", shlex.quote(str(tmp_path)))
+
+    def turn(more: str = "") -> str:
+        home = {"HOME": str(tmp_path), "LOGNAME": "ada", "SHELL": "/bin/sh", "PATH": path}
+        command = ["/bin/sh", "-c", line.replace("run -q", f"run -q {more}")]
+        done = subprocess.run(command, check=False, env=home, cwd="/", capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    def sh(words: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PATH": path}
+        return subprocess.run(
+            ["bash", "-c", words], check=True, env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
+
+    sh("pliant init --backend local --slots cpu")
+    (tmp_path / "ends.py").write_text("raise SystemExit(7)\n")
+    (tmp_path / "ends.jsonl").write_text('{"id": "ends", "command": ["ends.py"]}\n')
+    sh("pliant submit ends.jsonl")
+    assert turn() == ""
+    sh("until test -e pliant-state/jobs/ends/attempts/1/exit-0; do sleep 0.05; done")
+    assert "ending" in sh("pliant status").stdout
+    mailed = turn("--retries 0")
+    assert mailed.splitlines()[0].startswith("pliant: job ends failed: exit code 7"), mailed
+    (tmp_path / "cluster.json").write_text("{")
+    (tmp_path / "pliant.toml").write_text('policy = "fofo"\nstate = "pliant-state"\n')
+    assert 'unknown policy "fofo"' in turn()
 
 
 def test_turns_heed_the_rules_of_the_cluster_and_say_why(sh: Shell, inputs: Path) -> None:

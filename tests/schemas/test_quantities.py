@@ -91,3 +91,4 @@ def test_similar_names_are_suggested_and_never_more_than_three() -> None:
     assert did_you_mean("ARES", known) == 'did you mean "ares"?'
     assert did_you_mean("gav", known).count('"') == 2 * 3
     assert did_you_mean("zzz", known) == ""
+    assert did_you_mean("demnds", known) == 'did you mean "fifo-demands"?', "a word of it is enough"

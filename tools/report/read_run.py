@@ -27,7 +27,7 @@ from pliant.schemas.file_io.files import read_bytes, source_name
 from pliant.schemas.file_io.json_lines import garbage_collection_paused
 from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.record import MOST, Record, problems_of
-from pliant.schemas.job import GpuTimeWork
+from pliant.schemas.job import GpuTimeWork, Job, trace_hash
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.tools.report.records import (
     AllocationStep,
@@ -43,6 +43,7 @@ R = TypeVar("R", bound=Record)
 AnyEvent = Event | EventRow
 Detail = Mapping[str, Any] | str
 """A detail, or its JSON text."""
+_NO_TRACE: Final = trace_hash(())
 _REPORTS: Final = frozenset({"progress", "epoch", "checkpoint", "finish"})
 Speeds = Mapping[int, tuple[float, float]]
 """(samples, seconds) of training, by GPUs."""
@@ -144,6 +145,9 @@ class _Fold:
             _shift(job, origin)
         if self.guesses:
             measure([*self.jobs.values()], self.last_s - origin)
+        if self.info.trace_hash == _NO_TRACE:
+            hashed = _hash_of_work(job.job for job in self.jobs.values())
+            self.info = self.info.model_copy(update={"trace_hash": hashed})
         return RunRecord(
             self.source,
             self.info,
@@ -349,6 +353,14 @@ def _shift(job: JobRecord, origin_s: float) -> None:
         job.end_s -= origin_s
     for step in job.steps:
         step.time_s -= origin_s
+
+
+def _hash_of_work(jobs: Iterable[Job]) -> str:
+    """What stands for the trace of a live run, which has none when it begins: its jobs, whenever they came.
+
+    So runs are compared job by job only where they served the same jobs.
+    """
+    return trace_hash(job.model_copy(update={"submit_time": 0.0, "workdir": None}) for job in jobs)
 
 
 def guesses_speeds(info: RunInfo) -> bool:

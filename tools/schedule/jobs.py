@@ -84,11 +84,13 @@ class JobState:
     """
 
     spec: Job
+    """What the job file says: ``gpus``, ``batch``, ``elastic``, ``work``, ``user``, ``labels``, …"""
     reference_batch: int
     """Global batch that the author chose; the base of the learning rate and of the demand."""
     total_samples: float | None
     """All the work in samples; None: unknown. If ``predicted``, as expected at the last decision."""
     id: str = field(init=False)
+    """That of ``spec``."""
     arrival: tuple[float, str] = field(init=False)
     """Sort key of arrival order: (submit_time, id), unless a replay keeps to another order."""
     priority: float = field(init=False)
@@ -101,22 +103,29 @@ class JobState:
     room_now: Mapping[str, int] | None = None
     """The same for the nodes that are up."""
     phase: Phase = Phase.WAITING
+    """``WAITING``: never held a GPU; ``RUNNING``; ``PREEMPTED``: held GPUs before and holds none now."""
     gpus: int = 0
+    """What it holds now, 0 for nothing."""
     gpu_type: str | None = None
+    """Of the GPUs that it holds; None: it holds none."""
     placement: NodeGpus = ()
+    """Its GPUs by node: ((node name, GPUs), …)."""
     servers: NodeGpus = ()
     """Nodes of its parameter servers: ((node name, servers), …)."""
     beside: str | None = None
     """The job that shares its GPUs; None: it has them alone."""
     global_batch: int = field(init=False)
+    """Samples of a step of all its workers."""
     samples_per_second: float = 0.0
     """Present speed: measured or predicted."""
     first_start_s: float | None = None
+    """None: it has never started."""
     granted_s: float = 0.0
     """Since when a running job has held GPUs without a break."""
     changed_s: float = 0.0
     """When its GPUs or its batch last changed."""
     preemptions: int = 0
+    """How often the policy took all its GPUs."""
     rescales: int = 0
     """Growths, shrinks and changes of the batch."""
     moves: int = 0
@@ -127,6 +136,7 @@ class JobState:
     observations: Sequence[Observation] = ()
     """One for each configuration that it ran in, oldest first."""
     initial_loss: float | None = None
+    """The first training loss that it reported; None: none yet."""
     epochs: Sequence[EpochEnd] = ()
     """Reported epoch ends, the last included: at most :data:`MOST_EPOCH_ENDS`, spread evenly."""
     predicted: bool = False

@@ -38,13 +38,14 @@ _POLICY: Final = Template(
 
 from typing import ClassVar
 
-from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 
 
 class $class_name(Policy):
     """Highest priority first: free GPUs go to the most important waiting jobs, on what they requested."""
 
     name: ClassVar[str] = "$name"
+    knows: ClassVar[Knows] = "nothing"
     priority_means: ClassVar[str] = "free GPUs go to waiting jobs of higher priority first"
 
     def __init__(self, floor: float = 0.0) -> None:

@@ -9,10 +9,12 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.io import write_events
+from pliant.schemas.job import trace_hash
 from pliant.tools.report.read_run import fold, read_run
 from pliant.tools.report.records import gpu_usage
+from pliant.tools.report.report import paired_jcts_s
 from tests.builders import cluster, job
-from tests.tools.report.runs import begin, shared, story, submit
+from tests.tools.report.runs import begin, ran, shared, story, submit
 
 
 def only_job(*events, **info):
@@ -80,6 +82,18 @@ def test_live_times_count_from_the_first_submission():
     assert [(each.id, each.submit_s) for each in run.jobs] == [("a", 0.0), ("b", 20.0)]
     assert run.jobs[0].first_start_s == 2.5
     assert run.last_event_s == 20.0
+
+
+def test_live_runs_that_began_without_jobs_are_paired_only_if_they_served_the_same_jobs():
+    def live(*jobs, at):
+        arrivals = [submit(each, at=at + 10 * number) for number, each in enumerate(jobs)]
+        ends = [event for each in jobs for event in ran(each.id, at + 20, at + 30)]
+        return story(*arrivals, *ends, at=at, simulated=False, trace_hash=trace_hash(()))
+
+    first, again = (live(job("a", at=at), job("b", at=at), at=at) for at in (1.8e9, 1.9e9))
+    other = live(job("a", at=1.8e9, model="vgg"), at=1.8e9)
+    assert len(paired_jcts_s(first, again)) == 2
+    assert paired_jcts_s(first, other) == []
 
 
 def test_what_a_change_cost_is_known_once_training_goes_on():

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.schemas.text import width_of
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.explain import table
+from pliant.tools.schedule.registry import BUILT_IN, policy_class
 from tests.builders import cluster, job
 from tests.strategies import schedules
 
@@ -26,6 +30,28 @@ def test_the_table_says_until_when_jobs_run_and_wait() -> None:
 
 def test_without_any_job_there_is_no_table() -> None:
     assert table(decide((), cluster(8), None, Question("fifo", explain=True))) == "no job\n"
+
+
+GOES_BY_WORK = [
+    name
+    for name in BUILT_IN
+    if not (policy := policy_class(name)).trusts_guesses
+    and policy.knows in ("work", "profile")
+    and not policy.knows_future
+]
+
+
+@pytest.mark.parametrize("name", GOES_BY_WORK)
+def test_without_a_profile_no_reason_states_seconds_that_nothing_measured(name: str) -> None:
+    """Leases are parameters, and what was received is measured."""
+    work = {"epochs": 5, "dataset_size": 4096}
+    jobs = [job(each, elastic="size", low=1, high=4, gpus=2, work=work) for each in "abcd"]
+    found = decide(jobs, cluster(4), None, Question(name, explain=True))
+    assert all(given.predicted_end is None for given in found.allocations)
+    reasons = [each.reason for each in (*found.allocations, *found.waiting)]
+    known = r"leased until [^;]*|[\d.]+ (s|GPU-seconds) received"
+    span = r"\d (s|min|h|GPU-s|GPU-seconds)\b"
+    assert [each for each in reasons if re.search(span, re.sub(known, "", each))] == []
 
 
 def test_a_narrow_terminal_loses_columns_but_no_digits() -> None:

@@ -29,6 +29,8 @@ T = TypeVar("T")
 Progress = Callable[[int, int | None], None]
 MOST_PROBLEMS: Final = 1000
 """Reading ends after this number of malformed rows: the file is of another format."""
+MALFORMED_NAMED: Final = 5
+"""Faults in rows that were dropped as malformed that a summary names."""
 _ROWS_PER_REPORT: Final = 1000
 _NOT_IN_IDS: Final = re.compile(r"[^A-Za-z0-9._-]")
 UNKNOWN_MODEL: Final = "unknown"
@@ -105,6 +107,7 @@ class Conversion:
         """A malformed row: an error at the end, or one more dropped row."""
         if self._lenient:
             self.summary.dropped[f"malformed rows ({problems[0].pointer or 'as a whole'})"] += 1
+            self.summary.malformed += problems[: MALFORMED_NAMED - len(self.summary.malformed)]
             return
         self._problems += problems
         if len(self._problems) >= MOST_PROBLEMS:
@@ -155,6 +158,8 @@ class ImportSummary:
     """Jobs whose epochs were imported."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Rows that gave no job, by reason."""
+    malformed: list[Problem] = field(default_factory=list)
+    """The first faults in rows that were dropped for them."""
     assumptions: dict[str, int | None] = field(default_factory=dict)
     """What the input does not say and was decided here; the number of times, or None: throughout."""
     files: list[str] = field(default_factory=list)
@@ -176,6 +181,9 @@ class ImportSummary:
             made += f", {self.nodes} nodes"
         lines = [f"{self.format}: {self.rows} rows read, {made} written, {self.dropped.total()} rows dropped"]
         lines += [f"dropped: {count} {reason}" for reason, count in sorted(self.dropped.items())]
+        lines += [f"malformed: {problem}" for problem in self.malformed]
+        if len(self.malformed) == MALFORMED_NAMED:
+            lines.append("without --lenient the import lists the others, too")
         for sentence, count in self.assumptions.items():
             lines.append("assumed: " + (sentence if count is None else f"{sentence} ({count} times)"))
         return lines

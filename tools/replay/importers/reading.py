@@ -40,11 +40,13 @@ def csv_rows(
     names: Sequence[str] | None = None,
     delimiter: str = ",",
     quoted: bool = True,
+    written_by: str = "",
 ) -> Iterator[InputRow]:
     """The rows of a CSV file by column name.
 
     :param names: columns of a file without a header line; else the first line names them.
     :param quoted: whether ``"`` encloses fields.
+    :param written_by: the command that writes such files, for who has none with this delimiter.
     """
     source = source_name(path)
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
@@ -52,7 +54,7 @@ def csv_rows(
         reader = csv.reader(stream, delimiter=delimiter, quoting=quoting)
         try:
             header = next(reader, []) if names is None else list(names)
-            _check_header(header, needed, source)
+            _check_header(header, needed, source, _other_delimiter(header, delimiter, written_by))
             for fields in reader:
                 if len(fields) == len(header):
                     yield InputRow(source, reader.line_num, dict(zip(header, fields, strict=True)))
@@ -64,14 +66,20 @@ def csv_rows(
             raise BadInputError.one(source, f"is not CSV: {error}", line=reader.line_num) from None
 
 
-def _check_header(header: Sequence[str], needed: Collection[str], source: str) -> None:
+def _other_delimiter(header: Sequence[str], delimiter: str, written_by: str) -> str:
+    if not written_by or len(header) != 1:
+        return ""
+    return f"; fields are expected with {delimiter} between them, as {written_by} writes them"
+
+
+def _check_header(header: Sequence[str], needed: Collection[str], source: str, hint: str) -> None:
     twice = [name for name in needed if header.count(name) > 1]
     if twice:
         raise BadInputError.one(source, f"has more than one column {', '.join(twice)}", line=1)
     missing = [name for name in needed if name not in header]
     if missing:
         found = ", ".join(header) or "nothing"
-        text = f"has no column {', '.join(missing)}; it has: {found[:200]}"
+        text = f"has no column {', '.join(missing)}; it has: {found[:200]}{hint}"
         raise BadInputError.one(source, text, line=1)
 
 

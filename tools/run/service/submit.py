@@ -16,6 +16,7 @@ from pliant.tools.run.service.launching import at_home, job_problems, script_obs
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Order, Spool
+from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.schedule.registry import policy_class
 
 
@@ -76,7 +77,7 @@ def cancel(state: Path, job_ids: Sequence[str]) -> None:
         known = known_ids(dirs, spool) | asked
         unknown = [job_id for job_id in job_ids if job_id not in known]
         if unknown:
-            raise UsageError(f"{state} has no job {', '.join(unknown)}: nothing was cancelled")
+            raise no_such_job(state, unknown, known, "nothing was cancelled")
         if not dirs.cluster.exists():
             spool.withdraw(job_ids)
         if not asked.issuperset(job_ids):
@@ -131,7 +132,7 @@ def order_jobs(
         unknown = [job_id for job_id in job_ids if job_id not in known]
         if unknown:
             nothing = f"nothing was ordered for {counted(len(job_ids), 'job')}"
-            raise UsageError(f"{state} has no job {', '.join(unknown)}: {nothing}")
+            raise no_such_job(state, unknown, known, nothing)
         log = LogView(dirs).refresh()
         ended = [job_id for job_id in job_ids if job_id in log.jobs and job_id not in log.active]
         left = [job_id for job_id in dict.fromkeys(job_ids) if job_id not in ended]

@@ -8,7 +8,7 @@ keeps ``schedule.json``, a copy of the last decision, which may lag behind the l
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -18,6 +18,7 @@ from pliant.schemas.file_io.events import EventWriter, LogReader
 from pliant.schemas.file_io.files import remove_temporaries
 from pliant.schemas.io import write_schedule
 from pliant.schemas.schedule import Schedule
+from pliant.schemas.text import counted, did_you_mean
 from pliant.tools.run.statedir.clock import passed_since
 from pliant.tools.run.statedir.contract.folders import PRIVATE
 from pliant.tools.run.statedir.directory import Lock, StateDir, check_job, claim, make_own, unusable
@@ -172,6 +173,14 @@ def size_and_time(dirs: StateDir) -> tuple[int, float]:
     except FileNotFoundError:
         return 0, 0.0
     return found.st_size, found.st_mtime
+
+
+def no_such_job(state: Path, unknown: Sequence[str], known: Collection[str], undone: str = "") -> UsageError:
+    """:param undone: what was not done therefore."""
+    near = did_you_mean(unknown[0], known) if len(unknown) == 1 else ""
+    few = f"it has {counted(len(known), 'job')}: pliant status lists them" if known else "it has none"
+    text = f"{state} has no job {', '.join(unknown)}{undone and f': {undone}'}"
+    return UsageError(f"{text}; {near or few}")
 
 
 def no_state_directory(path: str | Path) -> UsageError:

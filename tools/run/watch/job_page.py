@@ -57,9 +57,9 @@ SOURCES: Final[Mapping[Source, str]] = {
     "stated": "by the GPU time that jobs state",
 }
 _LABEL: Final = 10
-SCHEMA: Final = "pliant.status/1.2"
+SCHEMA: Final = "pliant.status/1.3"
 """1.1 adds what jobs are to hold later (``reserved``); 1.2 how certain predictions are, and how far the log
-is ahead of the clock."""
+is ahead of the clock; 1.3 the state ``ending``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,11 @@ CHANGING: Final = {
     "move": "moving",
 }
 STATES: Final = (
-    *("submitted", "waiting", "preempted", "held", "retrying", *CHANGING.values(), "running", "cancelling"),
-    *("finished", "failed", "cancelled", "rejected"),
+    *("submitted", "waiting", "preempted", "held", "retrying", *CHANGING.values(), "running", "ending"),
+    *("cancelling", "finished", "failed", "cancelled", "rejected"),
 )
+NODES_NAMED: Final = 3
+"""Drained and down nodes that the reason of a waiting job names; of more it gives the number."""
 _NOTHING: Final = StartPrediction()
 
 
@@ -118,19 +120,25 @@ def _status(
     job_id = job.job.id
     if job_id in status.launched:
         job = replace(job, change=None)
-    prediction = expected.get(job_id, _NOTHING)
+    prediction = _NOTHING if job_id in status.over else expected.get(job_id, _NOTHING)
     why = _why(job, now_s, prediction, waiting - 1, status)
     if job.ended:
         return JobStatus(job, _state(job), why)
     return JobStatus(
         job,
-        "cancelling" if job_id in status.cancelled else _state(job),
+        _state_now(job, status),
         why,
         _brief(job, prediction, status),
         status.reasons.get(job_id, ""),
         prediction,
         tuple(span for span in status.reserved.get(job_id, ()) if span.until_s > now_s),
     )
+
+
+def _state_now(job: JobLog, status: Status) -> str:
+    if job.job.id in status.cancelled:
+        return "cancelling"
+    return "ending" if job.job.id in status.over else _state(job)
 
 
 def _state(job: JobLog) -> str:
@@ -156,14 +164,17 @@ def _why(job: JobLog, now_s: float, expected: StartPrediction, others: int, stat
         return ""
     if (words := _orders(job, now_s, status)) is not None:
         return words
+    if job.job.id in status.over:
+        return "its processes have ended; the next call of pliant run records how"
     if job.gpus:
         change = _open_change(job)
         parts = [] if change is None else [f"for {span_text(max(0.0, now_s - change[1]))}"]
         return "; ".join([*parts, *filter(None, [job.trouble])])
     if job.retry_s is not None:
         return _retry(job, now_s)
-    waits = _over_limit(job, status) or _waits_for(job, expected, others)
-    return "; ".join(filter(None, [waits, job.trouble, status.log.policy_error]))
+    limit = _over_limit(job, status)
+    waits = [limit] if limit else [_waits_for(job, expected, others), *_out_of_service(status)]
+    return "; ".join(filter(None, [*waits, job.trouble, status.log.policy_error]))
 
 
 def _orders(job: JobLog, now_s: float, status: Status) -> str | None:
@@ -190,6 +201,23 @@ def _waits_for(job: JobLog, expected: StartPrediction, others: int) -> str:
     return f"{words}; {_are(ahead, 'job', 'is ahead', 'are ahead')}" if ahead else f"{words}; it is next"
 
 
+def _out_of_service(status: Status) -> list[str]:
+    """Free GPUs that no job gets, and why."""
+    closed = sorted(status.closed_gpus.items())
+    if len(closed) > NODES_NAMED:
+        return [f"{in_gpus(sum(status.closed_gpus.values()))} free on {len(closed)} drained or down nodes"]
+    return [
+        f"{in_gpus(gpus)} free on {name}, which is {_closed(name, status)}"
+        if gpus
+        else f"node {name} is {_closed(name, status)}"
+        for name, gpus in closed
+    ]
+
+
+def _closed(node: str, status: Status) -> str:
+    return "down" if node in status.log.down else "drained"
+
+
 def _for_gpus(job: JobLog, expected: StartPrediction) -> str:
     """The GPUs that the policy waits for, or the minimum if it was not asked."""
     least = job.job.min_gpus
@@ -198,13 +226,20 @@ def _for_gpus(job: JobLog, expected: StartPrediction) -> str:
 
 
 def _brief(job: JobLog, expected: StartPrediction, status: Status) -> str:
-    """:func:`_waits_for` in brief; empty if there is more to say about the job."""
+    """:func:`_why` in brief; empty if there is more to say about the job."""
+    if job.job.id in status.over:
+        return "ended, to be recorded"
     waits = not (job.gpus or job.held or job.trouble or job.retry_s is not None)
     asked = job.job.id in status.cancelled or job.job.id in status.ordered
     if not waits or asked or _over_limit(job, status):
         return ""
     ahead = expected.jobs_ahead
     place = {None: "", 0: ", next"}.get(ahead, f", {ahead} ahead")
+    closed = sorted(status.closed_gpus)
+    if len(closed) == 1:
+        place += f"; {closed[0]} is {_closed(closed[0], status)}"
+    elif closed:
+        place += f"; {len(closed)} nodes are drained or down"
     return f"{_for_gpus(job, expected)}{'; the policy fails' if status.log.policy_error else place}"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import ENDS, Event
 from pliant.schemas.file_io.events import LogReader, event_lines
 from pliant.schemas.file_io.json_lines import header
@@ -20,7 +20,7 @@ from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.directory import StateDir, check_job, check_seen
 from pliant.tools.run.statedir.log.view import repairable
 from pliant.tools.run.statedir.log.worker_reports import Tail
-from pliant.tools.run.statedir.state import no_state_directory
+from pliant.tools.run.statedir.state import no_state_directory, no_such_job
 from pliant.tools.run.watch.job_status import known_ids
 from pliant.tools.run.watch.status import Watcher
 
@@ -140,7 +140,7 @@ def job_output(
 def _check_known(dirs: StateDir, job_id: str) -> None:
     known = known_ids(Watcher(dirs.path).look())
     if job_id not in known:
-        raise UsageError(f"{dirs.path} has no job {job_id}; it has: {', '.join(known) or 'none'}")
+        raise no_such_job(dirs.path, [job_id], known)
 
 
 class _Output:

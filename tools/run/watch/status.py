@@ -23,10 +23,11 @@ from pliant.schemas.profile import Profile
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Schedule
 from pliant.schemas.text import clock_text, counted, span_text
+from pliant.tools.run.backends.protocol import Handle, read_record
 from pliant.tools.run.statedir.clock import Clock, passed_since
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.directory import Lock, StateDir, check_seen, holder_of
-from pliant.tools.run.statedir.log.fold import Drain, RunLog
+from pliant.tools.run.statedir.log.fold import Drain, JobLog, RunLog
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.statedir.log.worker_reports import (
     Reports,
@@ -79,6 +80,12 @@ class Status:
     """What jobs are to hold later, if the policy plans that; times are UTC."""
     launched: frozenset[str] = frozenset()
     """Running jobs whose scripts may never report, as they need not use the library."""
+    over: frozenset[str] = frozenset()
+    """Running jobs whose processes have all ended, which no run has recorded yet."""
+    closed_gpus: Mapping[str, int] = field(default_factory=dict)
+    """GPUs on which no job runs, by node, of nodes that are drained or down; without full nodes, unless no
+    node is in service.
+    """
 
 
 class Watcher:
@@ -118,9 +125,20 @@ class Watcher:
         holder = holder_of(self.dirs.lock)
         expected = self._look_ahead(schedule, requests) if ahead else None
         self._view.forget()
-        reasons, launched = _reasons(schedule), _launched(self.dirs, log)
-        reserved = _reserved(schedule, log.origin_s or 0.0)
-        return Status(log, reasons, submitted, cancelled, holder, expected, ordered, reserved, launched)
+        reasons, (launched, over) = _reasons(schedule), _attempts(self.dirs, log, by_a_run=holder is not None)
+        return Status(
+            log,
+            reasons,
+            submitted,
+            cancelled,
+            holder,
+            expected,
+            ordered,
+            reserved=_reserved(schedule, log.origin_s or 0.0),
+            launched=launched,
+            over=over,
+            closed_gpus=_closed_gpus(self.dirs, log),
+        )
 
     def _look_ahead(
         self, schedule: Schedule | None, requests: Sequence[Request]
@@ -162,19 +180,62 @@ def _reserved(schedule: Schedule | None, origin_s: float) -> dict[str, tuple[Res
     }
 
 
-def _launched(dirs: StateDir, log: RunLog) -> frozenset[str]:
-    """Jobs with a live launcher whose scripts may never report their first step."""
-    silent = [job for job in log.active.values() if job.gpus and job.change and job.job.elastic == "none"]
-    return frozenset(job.job.id for job in silent if _lives(dirs.job(job.job.id), job.change))
+def _attempts(dirs: StateDir, log: RunLog, *, by_a_run: bool) -> tuple[frozenset[str], frozenset[str]]:
+    """Jobs that were launched and may never report their first step; jobs whose processes have all ended.
+
+    :param by_a_run: a run is there, which records an end at once, or launches the job again.
+    """
+    launched, over = set(), set()
+    for job_id, job in log.active.items():
+        attempt = _newest_attempt(dirs.job(job_id), job) if job.gpus else None
+        if attempt is None:
+            continue
+        if not by_a_run and _is_over(attempt):
+            over.add(job_id)
+        elif job.change is not None and job.job.elastic == "none":
+            launched.add(job_id)
+    return frozenset(launched), frozenset(over)
 
 
-def _lives(folder: JobDir, change: tuple[str, float] | None) -> bool:
-    newest = folder.attempt(folder.newest_attempt())
+def _newest_attempt(folder: JobDir, job: JobLog) -> Handle | None:
+    """The attempt that was launched since the job was given its GPUs. Returns None if there is none yet."""
+    number = folder.newest_attempt()
+    attempt = folder.attempt(number)
     try:
-        started_s = newest.launch.stat().st_mtime
+        since_launch_s = attempt.launch.stat().st_mtime - job.launched_s
     except OSError:
+        return None
+    is_new = number > job.over_attempt and since_launch_s >= -CLOCKS_S
+    return Handle(job.job.id, number, attempt.path) if is_new else None
+
+
+def _is_over(attempt: Handle) -> bool:
+    """Whether each process that was launched has left its exit code."""
+    if not attempt.files.exit_code(0).exists():
         return False
-    return change is not None and started_s >= change[1] - CLOCKS_S and not any(newest.path.glob("exit-*"))
+    try:
+        record = read_record(attempt)
+    except PliantError:
+        return False
+    return record is not None and all(
+        attempt.files.exit_code(unit).exists() for unit in range(len(record.units))
+    )
+
+
+def _closed_gpus(dirs: StateDir, log: RunLog) -> dict[str, int]:
+    closed = log.drained.keys() | log.down.keys()
+    if not closed:
+        return {}
+    try:
+        nodes = {node.name: node.gpus for node in read_cluster(dirs.cluster).expanded()}
+    except PliantError:
+        return {}
+    free = {name: gpus for name, gpus in nodes.items() if name in closed}
+    for job in log.active.values():
+        for name, gpus in job.placement if job.beside is None or job.beside > job.job.id else ():
+            if name in free:
+                free[name] -= gpus
+    return {name: gpus for name, gpus in free.items() if gpus > 0 or closed >= nodes.keys()}
 
 
 def run_line(status: Status, state: Path) -> str:

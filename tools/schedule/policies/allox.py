@@ -86,7 +86,12 @@ class Allox(Policy):
         for match in self._matches(snapshot, ()):
             turn = turns[match.gpu_type] = turns.get(match.gpu_type, 0) + 1
             where = f"matched to {match.gpu_type}" if match.gpu_type else "beyond those that are matched"
-            reason = f"{where}, turn {turn} with {match.gpu_seconds:.0f} GPU-seconds to go"
+            left = (
+                "; no profile says how long it takes"
+                if match.job.is_speed_guessed
+                else f" with {match.gpu_seconds:.0f} GPU-seconds to go"
+            )
+            reason = f"{where}, turn {turn}{left}"
             reasons[match.job.id] = explain_gang(match.job, reason)
         return reasons
 

@@ -133,6 +133,8 @@ class Optimus(Policy):
     def _explanation(self, job: JobState, oracle: Oracle, snapshot: Snapshot) -> Explanation:
         if not job.gpus or job.gpu_type is None:
             return Explanation("no GPU is left for it", needs_gpus=job.spec.min_gpus)
+        if job.is_speed_guessed and snapshot.oracle is None:
+            return Explanation("no profile says what one GPU more would save")
         table = _table(job, job.gpu_type, oracle, snapshot)
         saved_s = table.at(job.gpus) * oracle.remaining_steps(job, snapshot.time_s)
         if _most(job, oracle) <= job.gpus or saved_s <= 0:

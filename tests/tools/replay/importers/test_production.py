@@ -219,6 +219,13 @@ def test_slurm_output_without_sizes_says_which_column_to_add(tmp_path: Path) -> 
     assert line.startswith("sacct.txt:1: has none of the columns AllocTRES, ReqTRES")
 
 
+@pytest.mark.parametrize("delimiter", [",", "  "])
+def test_slurm_output_without_its_delimiter_says_how_to_ask_for_it(tmp_path: Path, delimiter: str) -> None:
+    path = text(tmp_path, "sacct.txt", SACCT.replace("|", delimiter))
+    (line,) = problems(tmp_path, "slurm", path)
+    assert line.endswith("; fields are expected with | between them, as sacct -P writes them")
+
+
 def test_a_tiresias_list_keeps_its_own_clock(tmp_path: Path) -> None:
     path = text(tmp_path, "jobs.csv", TIRESIAS, "0,4,30,606,vgg19,164,30", "1,0,53,133,vgg11,147,23")
     result = run(tmp_path, "tiresias", path)

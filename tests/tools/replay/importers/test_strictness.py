@@ -45,6 +45,11 @@ def test_lenient_drops_and_counts_them_by_field(tmp_path: Path) -> None:
     assert [job.id for job in result.jobs] == ["1"]
     assert result.dropped == {"malformed rows (/num_gpu)": 2, "malformed rows (as a whole)": 1}
     assert result.summary.lines()[0] == "tiresias: 4 rows read, 1 jobs written, 3 rows dropped"
+    assert [line.replace(f"{tmp_path}/", "") for line in result.summary.lines() if "jobs.csv" in line] == [
+        "malformed: jobs.csv:3: /num_gpu: 'x' is not a number",
+        "malformed: jobs.csv:4: has 2 fields, expected 7",
+        "malformed: jobs.csv:5: /num_gpu: 'y' is not a number",
+    ]
 
 
 def test_a_file_of_another_format_ends_early(tmp_path: Path) -> None:

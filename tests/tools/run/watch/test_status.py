@@ -20,6 +20,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule, write_cluster, write_schedule
 from pliant.schemas.text import iso_time, width_of
+from pliant.tools.run.backends.protocol import Handle, LaunchRecord, StartedUnit, write_record
 from pliant.tools.run.doctor.checks import examine
 from pliant.tools.run.statedir.contract.plan import Member, Plan, write_progress
 from pliant.tools.run.statedir.directory import StateDir
@@ -78,7 +79,7 @@ def test_no_line_is_wider_than_the_terminal_no_number_is_broken_and_programs_fin
         )
         assert max(map(width_of, page.splitlines())) <= width
     document = json.loads(status_document(found, map(job_fields, jobs), told.now_s))
-    assert document["schema"] == "pliant.status/1.2"
+    assert document["schema"] == "pliant.status/1.3"
     known = {*told.session.jobs, *told.session.ended}
     assert sorted(each["id"] for each in document["jobs"]) == sorted(known)
     assert {each["state"] for each in document["jobs"]} <= set(STATES)
@@ -164,7 +165,7 @@ def test_programs_read_what_jobs_are_to_hold_later(
     write_schedule(decided, dirs.schedule)
     status(state=dirs.path, format=Form.json)
     document = json.loads(capsys.readouterr().out)
-    assert document["schema"] == "pliant.status/1.2"
+    assert document["schema"] == "pliant.status/1.3"
     spans = sorted(
         (span for each in document["jobs"] for span in each["reserved"]), key=lambda span: span["from_at"]
     )
@@ -203,8 +204,10 @@ def test_one_job_is_described_with_what_happened_to_it_and_its_last_words(
 
 def test_what_is_not_there_is_an_error_that_says_what_is(tmp_path: Path) -> None:
     dirs = running(tmp_path / "state")
-    with pytest.raises(UsageError, match="has no job z; it has: a, b, c"):
+    with pytest.raises(UsageError, match="has no job z; it has 3 jobs: pliant status lists them"):
         status("z", state=dirs.path)
+    with pytest.raises(UsageError, match=r'has no job A; did you mean "a"\?'):
+        status("A", state=dirs.path)
     with pytest.raises(UsageError, match=r"no state directory .*: name the folder that pliant run or"):
         Watcher(tmp_path)
 
@@ -295,6 +298,26 @@ def test_a_job_waits_for_as_many_gpus_as_the_policy_says(tmp_path: Path, at_once
     assert "for at least 1 GPU" in status_text(unasked, NOW_S + 2)
 
 
+def test_a_waiting_job_names_the_free_gpus_of_nodes_that_are_drained_or_down(tmp_path: Path) -> None:
+    dirs = running(
+        tmp_path / "state",
+        Event(NOW_S + 1, "drain", detail={"number": 1, "node": "n1", "user": "ada"}),
+        Event(NOW_S + 1, "drain", detail={"number": 2, "node": "n0", "user": "ada"}),
+    )
+    write_cluster(cluster(4, 4, 4, 4), dirs.cluster)
+    (waiting,) = [each for each in statuses(Watcher(dirs.path).look(), NOW_S + 2) if each.id == "b"]
+    assert waiting.why == "waits for 4 GPUs; 1 other job waits; 4 GPUs free on n1, which is drained"
+    assert waiting.brief == "for 4 GPUs; n1 is drained"
+    with State(dirs.path) as held:
+        held.record([Event(NOW_S + 2, "node_down", detail={"node": "n2", "reason": "dead"})])
+    (waiting,) = [each for each in statuses(Watcher(dirs.path).look(), NOW_S + 2) if each.id == "b"]
+    assert waiting.why.endswith("n1, which is drained; 4 GPUs free on n2, which is down")
+    assert waiting.brief == "for 4 GPUs; 2 nodes are drained or down"
+    write_cluster(cluster(4), dirs.cluster)
+    (waiting,) = [each for each in statuses(Watcher(dirs.path).look(), NOW_S + 2) if each.id == "b"]
+    assert waiting.why.endswith("; node n0 is drained"), "none is in service"
+
+
 def test_a_policy_that_fails_is_named_with_its_place(
     tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,10 +388,17 @@ def test_a_job_whose_script_need_not_report_runs_once_its_launcher_lives(
     assert state_of(dirs) == "starting"
     attempt = dirs.job("a").attempt(1)
     attempt.path.mkdir(parents=True)
-    attempt.launch.write_text("{}")
+    units = (StartedUnit(node="n0", argv=(), cwd="", env={}),) * 2
+    write_record(Handle("a", 1, attempt.path), LaunchRecord(job="a", attempt=1, backend="local", units=units))
     assert state_of(dirs) == then
     attempt.exit_code(0).write_text("1")
-    assert state_of(dirs) == "starting", "its launcher has ended, and the log does not say so yet"
+    assert state_of(dirs) == then, "one of its two processes is left"
+    attempt.exit_code(1).write_text("1")
+    (found,) = statuses(Watcher(dirs.path).look(), NOW_S + 9)
+    assert (found.state, found.until_s) == ("ending", None)
+    assert found.why == "its processes have ended; the next call of pliant run records how"
+    with State(dirs.path):
+        assert state_of(dirs) == then, "the run that holds the directory records it at once"
 
 
 def under_way(dirs: StateDir, **more: Any) -> None:

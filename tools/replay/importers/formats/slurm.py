@@ -42,7 +42,7 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
     assume_no_models(conversion)
     assume_utc(conversion)
     for path in paths:
-        rows = csv_rows(path, conversion, COLUMNS, delimiter="|", quoted=False)
+        rows = csv_rows(path, conversion, COLUMNS, delimiter="|", quoted=False, written_by="sacct -P")
         yield from conversion.convert(_checked(rows), partial(_job, conversion))
 
 

@@ -76,7 +76,10 @@ class Controller:
             self._look_s = time.monotonic()
             self._ask()
         if self.view is None:
-            raise ServiceMissingError(self.failure)
+            raise ServiceMissingError(
+                f"Slurm cannot be asked which jobs and nodes it has: {self.failure}; "
+                "go to a host where squeue answers (pliant doctor --cluster FILE says more)"
+            )
         return self.view
 
     def _ask(self) -> None:

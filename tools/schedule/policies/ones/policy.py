@@ -331,7 +331,7 @@ class Reasons:
         for row, job in enumerate(members.jobs):
             said = [self._clause(job, limits[job.id])]
             gpus = job.gpus or int(members.problem.sizes.most[row])
-            if gpus < len(members.rows[row].utilization):
+            if gpus < len(members.rows[row].utilization) and not job.is_speed_guessed:
                 score = remaining[row] * members.rows[row].utilization[gpus]
                 at = "" if job.gpus else f" on {in_gpus(gpus)}"
                 said += [f"score {score:.0f} GPU-s{at}"] if math.isfinite(score) else []

@@ -295,6 +295,8 @@ def explained(shares: Shares, slack_s: float) -> dict[str, Explanation]:
 
 
 def _outlook(shares: Shares, row: int, end_s: float) -> list[str]:
+    if shares.members.jobs[row].is_speed_guessed:
+        return ["no profile says how long it takes: it goes by the GPU time that it has received"]
     left = float(shares.members.left[row])
     whole = span_text(float(shares.prices[row]) * left)
     clauses = [f"price {shares.prices[row]:.3g} s a sample, {whole} for the work left"]
@@ -321,12 +323,16 @@ def _marginal(shares: Shares, worth: np.ndarray, row: int, least: float) -> list
         offers = np.flatnonzero(np.isfinite(own[1:])) + 1
         best = int(offers[(own[offers] / sizes[offers]).argmax()])
         before = len(shares.order) - 1 - shares.order.index(row)
+        if shares.members.jobs[row].is_speed_guessed:
+            return [f"waits: {counted(before, 'job')} come before it"]
         saves = span_text(float(own[best] / sizes[best]))
         return [
             f"waits: {counted(before, 'job')} would end before it",
             f"on {in_gpus(int(sizes[best]))} each would save {saves} an hour, elsewhere {span_text(least)}",
         ]
-    clauses = []
+    clauses: list[str] = []
+    if shares.members.jobs[row].is_speed_guessed:
+        return clauses
     for other, words in ((chosen + 1, "more would save"), (chosen - 1, "less would cost")):
         if other < len(own) and np.isfinite(own[other]):
             gpus = abs(int(sizes[other] - sizes[chosen]))

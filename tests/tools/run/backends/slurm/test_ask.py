@@ -10,6 +10,7 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.backends.protocol import Handle, Unit
+from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.backends.slurm.commands import ask
 from pliant.tools.run.backends.slurm.jobs import SlurmJobsBackend
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
@@ -57,6 +58,20 @@ def test_a_command_that_fails_is_a_missing_service(command: Path, script: str, s
     with pytest.raises(ServiceMissingError) as raised:
         ask(["sinfo"], timeout_s=0.4 if "sleep" in script else 30.0)
     assert str(raised.value).startswith(said)
+
+
+@pytest.mark.parametrize("backend", [SlurmBackend, SlurmJobsBackend])
+def test_a_dry_run_without_a_controller_says_what_cannot_be_asked_and_what_to_do(
+    command: Path, tmp_path: Path, backend: type[SlurmBackend | SlurmJobsBackend]
+) -> None:
+    write(command.with_name("squeue"), "echo 'squeue: error: no controller' >&2; exit 1")
+    nodes = Cluster.model_validate({"backend": backend.name, "nodes": ({"name": "n", "gpus": 1},)})
+    with pytest.raises(ServiceMissingError) as raised:
+        backend(nodes, StateDir(tmp_path)).nodes()
+    assert str(raised.value) == (
+        "Slurm cannot be asked which jobs and nodes it has: squeue: error: no controller; "
+        "go to a host where squeue answers (pliant doctor --cluster FILE says more)"
+    )
 
 
 def test_without_slurm_its_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
