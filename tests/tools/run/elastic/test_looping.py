@@ -38,7 +38,8 @@ def test_a_worker_joins_in_the_middle_of_an_epoch_and_the_other_is_killed_in_the
 ) -> None:
     job = gang(shape=shape, hold_in=[1, 2])
     grows_in_the_second_epoch(job)
-    job.until((tmp_path / "holds-2-1").exists, "first step of the third epoch")
+    both = [tmp_path / f"holds-2-{rank}" for rank in (0, 1)]  # and so have written what they trained
+    job.until(lambda: all(each.exists() for each in both), "first step of the third epoch")
     job.signal(0, signal.SIGKILL)
     job.publish([1])
     (tmp_path / "go-2").touch()
