@@ -20,7 +20,7 @@ from pliant.cli.console import (
     stderr,
     width_for,
 )
-from pliant.schemas.file_io.json_lines import garbage_collection_paused
+from pliant.schemas.file_io.garbage import garbage_collection_paused
 
 if TYPE_CHECKING:
     from pliant.schemas.metrics import CheckedFigure

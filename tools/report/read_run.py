@@ -24,7 +24,7 @@ from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.event import ENDS, FREES, HOLDS, RESCALES, Event
 from pliant.schemas.file_io.events import EventRow, event_rows, parse_events
 from pliant.schemas.file_io.files import read_bytes, source_name
-from pliant.schemas.file_io.json_lines import garbage_collection_paused
+from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.record import MOST, Record, problems_of
 from pliant.schemas.job import GpuTimeWork
