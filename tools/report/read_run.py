@@ -118,7 +118,7 @@ class _Fold:
             if self.guesses and event.event in _REPORTS:
                 _see(job, event)
             _apply(job, event)
-            if event.event in HOLDS or event.event in FREES:
+            if (self.beside or event.detail) and (event.event in HOLDS or event.event in FREES):
                 self._share(job, event)
 
     def _share(self, job: JobRecord, event: AnyEvent) -> None:
