@@ -60,6 +60,7 @@ def schemas_page() -> str:
         Metrics,
         ReportedRun,
         RunGroup,
+        StepTime,
     )
     from pliant.schemas.predictor import Predictor, ProgressFit
     from pliant.schemas.profile import CONVERGENCE, PROFILE
@@ -72,7 +73,16 @@ def schemas_page() -> str:
         (
             "metrics",
             "JSON",
-            (Metrics, ReportedRun, RunGroup, FigureEstimate, JctDifference, JobFigures, CheckedFigure),
+            (
+                Metrics,
+                ReportedRun,
+                RunGroup,
+                FigureEstimate,
+                JctDifference,
+                JobFigures,
+                StepTime,
+                CheckedFigure,
+            ),
         ),
         ("predictor", "JSON", (Predictor, ProgressFit)),
     )

@@ -90,9 +90,7 @@ def _finished(run: RunRecord) -> list[tuple[str, float, float, float]]:
     ]
 
 
-def _against(
-    finished: Sequence[tuple[str, float, float, float]], finishes: Mapping[str, float]
-) -> Fairness:
+def _against(finished: Sequence[tuple[str, float, float, float]], finishes: Mapping[str, float]) -> Fairness:
     ftf: dict[str, float] = {}
     delays_s: dict[str, float] = {}
     for job_id, submit_s, end_s, jct_s in finished:

@@ -34,6 +34,7 @@ from pliant.tools.report.records import (
     Curve,
     Forecast,
     JobRecord,
+    ObservedStep,
     ReportedProgress,
     RunRecord,
 )
@@ -245,6 +246,8 @@ def _apply(job: JobRecord, event: AnyEvent) -> None:
         _forecast(job, _fields(event).get("progress"))
     if name in ("progress", "reject") and event.detail:
         _admission(job, _fields(event).get("admission"))
+    if name in _REPORTS and event.detail:
+        _observe(job, event)
     if name in HOLDS:
         _step(job, event)
     elif name in ENDS:
@@ -275,6 +278,27 @@ def _see(job: JobRecord, event: AnyEvent) -> None:
         return
     elif event.event != "finish" or step.last is step.first:
         step.last = ReportedProgress(event.time, event.samples_done, stood_s)
+
+
+def _observe(job: JobRecord, event: AnyEvent) -> None:
+    """The time of a step that the event tells of; one in another form is skipped."""
+    if isinstance(event.detail, str) and '"observed"' not in event.detail:
+        return
+    found = _fields(event).get("observed")
+    if not isinstance(found, Mapping):
+        return
+    placement, step_s = found.get("placement"), found.get("step_seconds")
+    counts = [
+        found.get("local_batch"),
+        found.get("accum"),
+        *(placement if isinstance(placement, list | tuple) else ()),
+    ]
+    if not isinstance(step_s, int | float) or not 0 < step_s <= MOST or len(counts) < 3:
+        return
+    if all(isinstance(count, int) and count > 0 for count in counts):
+        local_batch, accum, *gpus = counts
+        step = ObservedStep(tuple(gpus), local_batch, accum, float(step_s), job.global_batch)
+        job.observed.append(step)
 
 
 def _forecast(job: JobRecord, found: object) -> None:
