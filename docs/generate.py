@@ -346,7 +346,7 @@ def readme() -> str:
 
 
 def first_replay_figure() -> bytes:
-    """The figure below that output. Its bytes depend on the version of Matplotlib, so no check compares it."""
+    """The figure below that output. Its bytes depend on the version of Matplotlib: no check compares it."""
     text = (HERE.parent / "README.md").read_text()
     commands = README_COMMANDS.findall(text.partition("first-replay.svg")[0])[-1]
     _, drawn = _called(f"{commands.rstrip()} --figures jct-cdf.svg\n", "jct-cdf.svg")
