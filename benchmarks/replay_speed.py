@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.parts.installed import as_installed
 from experiments.harness.data import data_folder
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.file_io.json_lines import spared_by_garbage_collection
+from pliant.schemas.file_io.garbage import spared_by_garbage_collection
 from pliant.schemas.io import write_cluster, write_jobs
 from pliant.tools.replay.batch import Task, replay_all
 from pliant.tools.replay.engine.costs import FREE
@@ -160,7 +160,8 @@ def _child(step: str, folder: Path, policy: str, *size: str) -> dict[str, float]
     return found
 
 
-def _make(folder: Path, policy: str, jobs: int, gpus: int) -> None:
+def write_load(folder: Path, jobs: int, gpus: int, *, elastic: bool) -> None:
+    """The synthetic load as ``jobs.jsonl``, and its ``cluster.json``."""
     from pliant.tools.replay.traces.recipe import Lognormal, Recipe
     from pliant.tools.replay.traces.synthetic import synthesize
 
@@ -168,7 +169,7 @@ def _make(folder: Path, policy: str, jobs: int, gpus: int) -> None:
         jobs=jobs,
         rate_per_hour=_JOBS_PER_GPU_HOUR * gpus,
         gpu_time=Lognormal(median_s=_MEDIAN_S, sigma=_SIGMA),
-        elastic="none" if policy == "fifo" else "size",
+        elastic="size" if elastic else "none",
         seed=SEED,
     )
     write_jobs(synthesize(recipe), folder / "jobs.jsonl")
@@ -218,7 +219,8 @@ def _run(folder: Path, policy: str) -> Run:
 def main(step: str, folder: str, policy: str, *size: str) -> None:
     """One step in a process of its own."""
     if step == "make":
-        _make(Path(folder), policy, *map(int, size))
+        jobs, gpus = map(int, size)
+        write_load(Path(folder), jobs, gpus, elastic=policy != "fifo")
     else:
         measure = _engine if step == "engine" else _process
         print(json.dumps(measure(Path(folder), policy)))

@@ -1,20 +1,37 @@
-"""The HTML report of 10,000 jobs: its size and when it can be used; and how far disturbed profiles are off.
+"""Reports: the page of 10,000 jobs, what reports and the help cost, and what a new user has in hand.
 
-The jobs come by Poisson at 0.85 of 512 GPUs, have users, and are replayed under a rigid and an elastic
-policy; both runs are in the page. It is opened in a headless Chromium that has just started.
+``python -m benchmarks.report PART…`` measures some of the parts alone and renews their rows of
+results/report.json.
+
+The page holds 10,000 jobs that come by Poisson at 0.85 of 512 GPUs, have users, and are replayed under a
+rigid and an elastic policy; it is opened in a headless Chromium that has just started. ``profile`` says how
+far disturbed profiles are off; the other parts are described where they are measured, in benchmarks/parts.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.parts import profile_disturbed
+from benchmarks.parts import (
+    base_install,
+    figure,
+    help_start,
+    parted,
+    profile_disturbed,
+    readme_commands,
+    report_cost,
+    status_width,
+)
 from benchmarks.parts.chromium import Tab, browser
 from benchmarks.parts.figure import Figure, NotMeasurableError
+from benchmarks.parts.parted import Part
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import write_cluster, write_jobs
 from pliant.tools.replay.batch import Task, replay_all
@@ -25,7 +42,8 @@ from pliant.tools.replay.traces.synthetic import synthesize
 from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.report import read_report
 
-MEASURES: Final = ("tools/report", "tools/profile")
+MEASURES: Final = ("tools/report", "tools/profile", "tools/run/watch", "cli", "schemas")
+NAME: Final = "report"
 JOBS: Final = 10_000
 POLICIES: Final = ("fifo", "fair-share")
 """The second changes the GPUs of running jobs most often: 140,000 times."""
@@ -37,16 +55,6 @@ _MEGABYTE: Final = 1_000_000
 _PER_GPU_HOUR: Final = 0.3125
 _MEDIAN_S: Final = 3600 * 0.85 / _PER_GPU_HOUR / 3.0802
 """Of the GPU time; the mean of a lognormal with sigma 1.5 is 3.0802 times its median."""
-
-
-def figures() -> list[Figure]:
-    """All parts."""
-    return [row for part in PARTS for row in part()]
-
-
-def smallest() -> list[Figure]:
-    """All of it, small."""
-    return html(jobs=30, gpus=16, visits=1)
 
 
 def html(jobs: int = JOBS, gpus: int = _GPUS, visits: int = VISITS) -> list[Figure]:
@@ -96,10 +104,46 @@ def _interactive_s(page: Path, visits: int) -> float | None:
     return round(float(statistics.median(found)) / 1000, 2)
 
 
-PARTS: Final[Sequence[Callable[[], list[Figure]]]] = (html, profile_disturbed.figures)
-"""Each measures a part of reports; their figures are in one record."""
+PARTS: Final[dict[str, Part]] = {
+    "html": html,
+    "cost": report_cost.figures,
+    "profile": profile_disturbed.figures,
+    "status": status_width.figures,
+    "install": base_install.figures,
+    "readme": readme_commands.figures,
+    "help": help_start.figures,
+}
+
+
+def figures() -> list[Figure]:
+    """All parts, one after the other; one that cannot be measured on this machine is named on stderr."""
+    return parted.measured(NAME, PARTS)
+
+
+def smallest() -> list[Figure]:
+    """All but the profile and the README, which have tests of their own that run them small."""
+    small: dict[str, Part] = {
+        "html": partial(html, jobs=30, gpus=16, visits=1),
+        "cost": partial(report_cost.figures, jobs=30, large=40, visits=1),
+        "status": partial(status_width.figures, states=2),
+        "install": base_install.figures,
+        "help": partial(help_start.figures, visits=1),
+    }
+    return parted.measured(NAME, small)
+
+
+record = figure.renew
+"""Rows of parts that could not be measured stay as they are."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure parts by name."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("parts", nargs="+", choices=PARTS)
+    wanted = options.parse_args(arguments)
+    parted.renew(NAME, {name: PARTS[name] for name in wanted.parts})
+    return 0
 
 
 if __name__ == "__main__":
-    for row in figures():
-        print(row.name, row.value, row.unit)
+    sys.exit(main(sys.argv[1:]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -64,6 +63,8 @@ def _pages(context: typer.Context) -> Iterator[tuple[str, str]]:
 
 
 def _page(context: typer.Context, within: list[typer.Context]) -> str:
+    from importlib.metadata import version
+
     command: Any = context.command
     name = context.command_path.replace(" ", "-")
     summary, *rest = _paragraphs(command.help or "")

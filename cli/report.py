@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -20,7 +21,8 @@ from pliant.cli.console import (
     stderr,
     width_for,
 )
-from pliant.schemas.file_io.json_lines import garbage_collection_paused
+from pliant.schemas.errors import UsageError
+from pliant.schemas.file_io.garbage import garbage_collection_paused
 
 if TYPE_CHECKING:
     from pliant.schemas.metrics import CheckedFigure
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from pliant.tools.report.rendering.profile_table import GivenProfile
     from pliant.tools.report.report import Report
 
+_FIGURE_FORMS: Final = "png,svg"
 _BY_ENDING: Final[Mapping[str, Literal["json", "csv", "md", "html"]]] = {
     ".json": "json",
     ".csv": "csv",
@@ -65,9 +68,13 @@ def report(
         ),
     ] = None,
     figure_format: Annotated[
-        str,
-        typer.Option(metavar="FORM,…", help="Forms of the figures in a folder: png, svg, pdf."),
-    ] = "png,svg",
+        str | None,
+        typer.Option(
+            metavar="FORM,…",
+            help="Forms of the figures in a folder: png, svg, pdf.",
+            show_default=_FIGURE_FORMS,
+        ),
+    ] = None,
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME", help="Run (label or policy) to divide the others by.")
     ] = None,
@@ -138,13 +145,13 @@ def report(
       pliant report out/ --write-expected expected.json
       pliant report out/ --expect expected.json --junit junit.xml
     """  # noqa: D301 - keeps the lines of the examples apart
-    from pliant.schemas.errors import UsageError
     from pliant.schemas.file_io.files import source_name, write_bytes
     from pliant.schemas.text import counted
     from pliant.tools.report.comparisons import compare_runs
     from pliant.tools.report.expectations import (
         check_expectations,
         expectations_section,
+        other_traces,
         read_expectations,
         refuse_missed,
     )
@@ -168,6 +175,7 @@ def report(
         made = read_report(
             events or ["-"], reference=reference, baseline=baseline, wanted=wanted, advance=advance
         )
+    made = replace(made, warnings=(*made.warnings, *other_traces(made, expectations, expect)))
     twin = None if simulated is None else read_run(simulated)
     if twin is not None and len(made.runs) > 1:
         raise UsageError("--simulated goes with one measured run")
@@ -188,15 +196,15 @@ def report(
         drawn = "\n" + jct_plot(made, min(width or UNKNOWN_WIDTH, 100)) + "\n"
         if plot or (text + drawn).count("\n") < lines_for(sys.stdout):
             text += drawn
+    drawn_files = _draw(
+        made, figures, forms
+    )  # before anything is printed: there may be no figure of this name
     if output == "-":
         out_text(text)
     else:
         write_bytes(output, text.encode())
-    if figures is not None:
-        from pliant.tools.report.figures import write_figures
-
-        written = write_figures(made, figures, forms)
-        note(f"{counted(len(written), 'figure')} in {figures}")
+    if drawn_files:
+        note(f"{counted(len(drawn_files), 'figure')} in {figures}")
     _write_for_ci(made, extras.checked, write_expected, junit)
     if not shows_expectations(form):
         for warning in made.warnings:
@@ -209,7 +217,6 @@ def report(
 
 def _check_files(*paths: str | None) -> None:
     """Refuse products that could not be written, before the work begins."""
-    from pliant.schemas.errors import UsageError
     from pliant.schemas.file_io.files import PIPE, check_output
 
     if paths.count(PIPE) > 1:
@@ -235,7 +242,6 @@ def _write_for_ci(
 
 
 def _seconds(times: str | None) -> tuple[float, ...]:
-    from pliant.schemas.errors import UsageError
     from pliant.schemas.quantities import duration_words, read_duration
 
     found: list[float] = []
@@ -247,14 +253,30 @@ def _seconds(times: str | None) -> tuple[float, ...]:
     return tuple(found)
 
 
-def _check_figures(target: str | None, forms: str) -> Sequence[Form]:
+def _check_figures(target: str | None, forms: str | None) -> Sequence[Form]:
     if target is None:
+        if forms is not None:
+            raise UsageError("--figure-format is the form of figures: name their folder with --figures")
         return ()
     from pliant.schemas.file_io.files import check_folder
-    from pliant.tools.report.figures import form_of, forms_of
+    from pliant.tools.report.figures import check_name, form_of, forms_of
 
-    check_folder(target if form_of(target) is None else Path(target).parent)
-    return forms_of(forms)
+    if form_of(target) is None:
+        check_folder(target)
+        return forms_of(_FIGURE_FORMS if forms is None else forms)
+    if forms is not None:
+        raise UsageError(f"--figures {target} states its form: leave out --figure-format, or name a folder")
+    check_folder(Path(target).parent)
+    check_name(target)
+    return ()
+
+
+def _draw(made: Report, target: str | None, forms: Sequence[Form]) -> list[Path]:
+    if target is None:
+        return []
+    from pliant.tools.report.figures import write_figures
+
+    return write_figures(made, target, forms)
 
 
 def _given(path: str) -> GivenProfile:

@@ -79,7 +79,7 @@ def status(
       pliant status char-lm --state live
       pliant status --state live --user ada --only running,waiting
     """  # noqa: D301 - keeps the lines of the examples apart
-    from pliant.schemas.file_io.json_lines import garbage_collection_paused
+    from pliant.schemas.file_io.garbage import garbage_collection_paused
 
     form, output = form_and_file(format, output)
     check_every(every, watch=watch)

@@ -60,6 +60,7 @@ def schemas_page() -> str:
         Metrics,
         ReportedRun,
         RunGroup,
+        StepTime,
     )
     from pliant.schemas.predictor import Predictor, ProgressFit
     from pliant.schemas.profile import CONVERGENCE, PROFILE
@@ -72,7 +73,16 @@ def schemas_page() -> str:
         (
             "metrics",
             "JSON",
-            (Metrics, ReportedRun, RunGroup, FigureEstimate, JctDifference, JobFigures, CheckedFigure),
+            (
+                Metrics,
+                ReportedRun,
+                RunGroup,
+                FigureEstimate,
+                JctDifference,
+                JobFigures,
+                StepTime,
+                CheckedFigure,
+            ),
         ),
         ("predictor", "JSON", (Predictor, ProgressFit)),
     )
@@ -332,11 +342,23 @@ def readme() -> str:
     if found is None:
         raise ValueError("README.md has no output that `make docs` writes")
     commands = README_COMMANDS.findall(text[: found.start()])[-1]
-    return text[: found.end(1)] + _first_table(_printed(commands)) + text[found.end() :]
+    printed, _ = _called(commands)
+    return text[: found.end(1)] + _first_table(printed) + text[found.end() :]
 
 
-def _printed(commands: str) -> str:
-    """What the last of these commands prints, each called in an empty folder and this process."""
+def first_replay_figure() -> bytes:
+    """The figure below that output. Its bytes depend on the version of Matplotlib: no check compares it."""
+    text = (HERE.parent / "README.md").read_text()
+    commands = README_COMMANDS.findall(text.partition("first-replay.svg")[0])[-1]
+    _, drawn = _called(f"{commands.rstrip()} --figures jct-cdf.svg\n", "jct-cdf.svg")
+    return drawn
+
+
+def _called(commands: str, file: str | None = None) -> tuple[str, bytes]:
+    """What the last of these commands prints, and a file that they write.
+
+    Each is called in an empty folder and this process.
+    """
     import contextlib
     import shlex
     import tempfile
@@ -352,7 +374,7 @@ def _printed(commands: str) -> str:
             if done.exit_code:
                 raise ValueError(f"{line}: {done.stderr}")
             printed = done.stdout
-    return printed
+        return printed, b"" if file is None else Path(file).read_bytes()
 
 
 def _first_table(printed: str) -> str:
@@ -446,6 +468,7 @@ def main(arguments: list[str]) -> int:
         return 1 if old else 0
     for name, text in _pages().items():
         (HERE / name).write_text(text)
+    (HERE / "first-replay.svg").write_bytes(first_replay_figure())
     return 0
 
 

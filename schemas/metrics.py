@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from pliant.schemas.file_io.record import NonNegativeFloat, NonNegativeInt, Record
 
@@ -140,6 +140,27 @@ class PairedJcts(Record):
     """p of: they are not smaller. Small: they are smaller than the baseline's."""
 
 
+class StepTime(Record):
+    """Steps of a live run in one configuration, beside what the profile predicted of them."""
+
+    model: str
+    gpus: NonNegativeInt
+    placement: str
+    """GPUs of each node, most first, like 4+2."""
+    global_batch: NonNegativeInt
+    local_batch: NonNegativeInt
+    accum_steps: NonNegativeInt
+    """Micro-steps of a step."""
+    reports: NonNegativeInt
+    """Measurements that workers reported."""
+    measured_s: float
+    """Their median."""
+    predicted_s: Number = None
+    """Null: the log has no prediction at this batch, as it is not the job's own."""
+    error: Number = None
+    """Predicted / measured - 1."""
+
+
 class ReportedRun(RunMetrics):
     """The figures of one run as a report names it, with what they leave out."""
 
@@ -155,6 +176,15 @@ class ReportedRun(RunMetrics):
     """The JCTs beside the baseline's (with --baseline); null: no job finished in both, or another trace."""
     jobs: tuple[JobFigures, ...] | None = None
     """In order of submission (with --jobs)."""
+    step_times: tuple[StepTime, ...] | None = None
+    """Of a live run with a profile whose workers reported times of steps; else left out."""
+
+    @model_serializer(mode="wrap")
+    def _without_unknown_steps(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = fields(self)
+        if self.step_times is None:
+            found.pop("step_times", None)
+        return found
 
 
 class FigureEstimate(Record):
@@ -230,6 +260,11 @@ class Metrics(Record):
     """What the report says first, in sentences."""
     groups: tuple[RunGroup, ...] = ()
     """Means over seeds and traces, with intervals."""
+
+    @property
+    def minor(self) -> int:
+        """1: runs have ``step_times``."""
+        return int(any(run.step_times is not None for run in self.runs))
 
 
 def better(metric: str) -> Better | None:

@@ -41,8 +41,8 @@ def without_long_words(line: str, limit: int = 300) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 job``, ``2 jobs``; for nouns whose plural takes an s."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """``1 job``, ``2,000 jobs``; for nouns whose plural takes an s."""
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def in_gpus(count: int) -> str:

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import re
-import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from docs.generate import README_COMMANDS
+from benchmarks.parts import readme_commands
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()
-INSTALL, *BLOCKS = README_COMMANDS.findall(TEXT)
+INSTALL, *BLOCKS = readme_commands.blocks()
 TRAINS = "pliant profile"
 
 
 def paste(commands: str, folder: Path) -> None:
-    """Call the commands as a shell does in which ``pliant`` is this one; each must succeed."""
-    home = folder / "home"
-    home.mkdir()
-    call = f'pliant() {{ {shlex.join([sys.executable, "-m", "pliant.cli"])} "$@"; }}\n'
-    line = ["bash", "-euo", "pipefail", "-c", f"cd home\n{call}{commands}"]
-    done = subprocess.run(
-        line, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    """Each of the commands must succeed."""
+    wanted = readme_commands.commands_of(commands)
+    ran, said = readme_commands.paste(wanted, folder)
+    assert ran == len(wanted), said
 
 
 def test_what_is_installed_first_has_the_extras_that_the_readme_names() -> None:
@@ -52,3 +44,9 @@ def test_the_commands_that_train_run_after_those_before_them(tmp_path: Path) -> 
     [trains] = [block for block in BLOCKS if TRAINS in block]
     paste(f"{first}\n{trains}", tmp_path)
     assert '"event":"finish"' in (tmp_path / "home" / "events.jsonl").read_text()
+
+
+def test_the_benchmark_counts_commands_up_to_the_first_that_fails() -> None:
+    block = "cat > a <<'END'\nfalse\nEND\npliant --version\nfalse\ntrue\n"
+    assert len(readme_commands.commands_of(block)) == 4
+    assert [row.value for row in readme_commands.figures([block])] == [0.5]

@@ -90,7 +90,7 @@ def document_bytes(record: Record, kind: str, *, with_defaults: bool = False) ->
     Fields that equal their default are left out unless ``with_defaults``. NaN is a ``ValueError``.
     """
     fields = record.model_dump(mode="json", by_alias=True, exclude_defaults=not with_defaults)
-    fields = {"schema": schema_id(kind, record.minor), **fields}
+    fields = {"schema": "", **fields} | {"schema": schema_id(kind, record.minor)}
     lines = [f"{_text(name)}: {_field(value)}" for name, value in fields.items()]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 

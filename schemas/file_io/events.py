@@ -22,13 +22,13 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import EVENT, EVENT_NAMES, OF_THE_CLUSTER, Event, EventName
 from pliant.schemas.file_io.columns import validator
 from pliant.schemas.file_io.files import PARQUET_MAGIC, sync_folder, write_all, write_error
+from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.file_io.json_lines import (
     DAMAGED,
     FIRST,
     LineReader,
     Seals,
     encode,
-    garbage_collection_paused,
     header,
     is_json,
     is_torn,

@@ -8,14 +8,12 @@ header) and their own. So readers notice changed bytes, and lost, moved or repea
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Generic, TypeVar
 from zlib import crc32
 
@@ -23,6 +21,7 @@ from pydantic_core import ValidationError, from_json
 
 from pliant.schemas.errors import BadInputError, OutOfMemoryError, Problem
 from pliant.schemas.file_io.files import PARQUET_MAGIC
+from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.file_io.record import (
     a_file,
     as_pointer,
@@ -56,41 +55,9 @@ _CRC_DIGITS: Final = len(FIRST)
 _OWN_CRC: Final = _CRC_DIGITS + len(_CRC_END)
 _SEAL_LENGTH: Final = len(_CRC_FIELD) + _CRC_DIGITS + _OWN_CRC
 _WHOLE_SEAL: Final = re.compile(_CRC_FIELD + rb'[0-9a-f]{16}"\}')
-_OBJECTS_BETWEEN_SCANS: Final = 50_000
-"""New objects between two garbage collections."""
 T = TypeVar("T")
 _log = logging.getLogger("pliant")
 _compact: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-
-
-@contextmanager
-def garbage_collection_paused(*, to_the_end: bool = False) -> Iterator[None]:
-    """No garbage collection while records are made: they hold no cycles, and it triples the time.
-
-    :param to_the_end: the process ends soon, so that nothing made so far is ever scanned.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if to_the_end:
-            gc.freeze()
-        if was_on:
-            gc.enable()
-
-
-@contextmanager
-def spared_by_garbage_collection() -> Iterator[None]:
-    """Garbage collection scans new objects only, and less often."""
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(_OBJECTS_BETWEEN_SCANS, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 def header(kind: str, minor: int = 0) -> bytes:

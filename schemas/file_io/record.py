@@ -81,7 +81,7 @@ _BOUNDS: Final = {
 }
 KINDS: Final = ("job", "cluster", "profile", "convergence", "schedule", "event", "metrics", "predictor")
 MAJOR: Final = 1
-MINORS: Final = {"event": 1, "job": 2, "cluster": 2, "schedule": 4}
+MINORS: Final = {"event": 1, "job": 2, "cluster": 2, "schedule": 4, "metrics": 1}
 """The newest minor version of each kind that this version knows, 0 where none is named.
 
 event: 1, lines may end in a checksum (:mod:`pliant.schemas.file_io.json_lines`). job: 1, it refuses to share

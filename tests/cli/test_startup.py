@@ -45,6 +45,11 @@ def test_help_imports_nothing_heavy(name: str) -> None:
     assert not found & {"matplotlib", "numpy", "pandas", "pyarrow", "scipy", "torch"}
 
 
+def test_the_help_of_all_commands_loads_neither_schemas_nor_packages() -> None:
+    found = imports("-m", "pliant.cli", "--help")
+    assert not found & {"pydantic", "pydantic_core", "importlib.metadata", "numpy", "pyarrow"}
+
+
 def test_a_command_does_not_wait_for_the_others() -> None:
     code = "import sys; from pliant.cli.main import app; app(['schema'], standalone_mode=False)"
     loaded = "print([name for name in ('schema', 'replay') if f'pliant.cli.{name}' in sys.modules])"

@@ -13,7 +13,7 @@ from multiprocessing import active_children, get_context
 
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import PIPE
-from pliant.schemas.file_io.json_lines import spared_by_garbage_collection
+from pliant.schemas.file_io.garbage import spared_by_garbage_collection
 from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text import did_you_mean
 from pliant.tools.replay.engine.engine import Advance

@@ -11,7 +11,7 @@ from pliant.schemas.checks import check_profiled
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.files import PIPE, source_name
-from pliant.schemas.file_io.json_lines import garbage_collection_paused
+from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.io import (
     profile_hash,
     profile_to_columns,

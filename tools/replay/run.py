@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import Any, Final, NamedTuple
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.file_io.json_lines import garbage_collection_paused
+from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.io import read_predictor
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.runinfo import Assumption, RunInfo

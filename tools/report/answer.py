@@ -79,6 +79,8 @@ def comparable(columns: Sequence[Group]) -> list[Group]:
 
 def _sentence(each: Group, other: Group | None, found: Difference | None, reference: Reference) -> str:
     jct_s = each.value("mean_jct_s")
+    if not each.jobs_submitted:
+        return f"{each.label}: no job was submitted, so there is nothing to report."
     if jct_s is None:
         return f"{each.label}: none of {counted(each.jobs_submitted, 'job')} finished."
     parts = [f"{each.label}: mean JCT {span(jct_s)}"]

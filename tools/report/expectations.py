@@ -32,7 +32,7 @@ from pliant.schemas.metrics import CheckedFigure, RunMetrics, better
 from pliant.schemas.text import shortened, similar
 from pliant.tools.report.records import kind
 from pliant.tools.report.rendering.sections import FIGURES, NOTHING, Section, percent, ratio_to, value_of
-from pliant.tools.report.report import Report, RunReport, find_run
+from pliant.tools.report.report import Report, RunReport, baseline_of, find_run
 
 _NOT_NUMBERS = ("policy", "trace_hash", "parameters", "simulated", "oracle", "demand", "jobs_completed_at")
 _MISSES_SHOWN: Final = 20
@@ -176,6 +176,22 @@ class Expectations(Record):
     figures: tuple[Expected, ...] = Field(min_length=1)
     source: str = ""
     """What the figures are from."""
+    traces: tuple[str, ...] = ()
+    """Hashes of the traces whose runs they are of; empty: any."""
+
+
+def other_traces(report: Report, expectations: Expectations | None, path: str | Path | None) -> list[str]:
+    """A warning for each trace of the report that the expected figures, of this file, are not of."""
+    if expectations is None or not expectations.traces:
+        return []
+    found = {run.run.info.trace_hash: run.run.info.trace or "" for run in report.runs}
+    known = ", ".join(each[:12] for each in expectations.traces)
+    return [
+        f"{path} expects figures of trace {known}; these are of trace {f'{name} {each[:12]}'.strip()}, "
+        "and figures of other jobs do not compare"
+        for each, name in found.items()
+        if each not in expectations.traces
+    ]
 
 
 def read_expectations(path: str | Path) -> Expectations:
@@ -253,10 +269,12 @@ def expectations_of(report: Report) -> Expectations:
 
     :raises UsageError: no figure of these runs can be expected, because no job finished.
     """
-    figures = tuple(each for run in report.runs for each in _expected(run, report.baseline))
+    figures = tuple(each for run in report.runs for each in _expected(run, baseline_of(report, run)))
     if not figures:
         raise UsageError("--write-expected: no job finished, so there are no figures to expect")
-    return Expectations(figures=figures, source="; ".join(dict.fromkeys(map(_origin, report.runs))))
+    traces = tuple(dict.fromkeys(run.run.info.trace_hash for run in report.runs))
+    source = "; ".join(dict.fromkeys(map(_origin, report.runs)))
+    return Expectations(figures=figures, source=source, traces=traces)
 
 
 def _origin(run: RunReport) -> str:
@@ -300,8 +318,9 @@ def expectations_bytes(expectations: Expectations) -> bytes:
         stated = each.model_dump(exclude_defaults=True)
         fields = {name: _whole(stated[name]) for name in names if name in stated}
         lines.append(f"  {json.dumps(fields, ensure_ascii=False)}")
-    source = (
-        f' "source": {json.dumps(expectations.source, ensure_ascii=False)},\n' if expectations.source else ""
+    about = {"source": expectations.source, "traces": expectations.traces}
+    source = "".join(
+        f' "{name}": {json.dumps(value, ensure_ascii=False)},\n' for name, value in about.items() if value
     )
     figures = ",\n".join(lines)
     return f'{{\n{source} "figures": [\n{figures}\n ]\n}}\n'.encode()

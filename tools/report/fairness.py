@@ -4,12 +4,12 @@ held against how late each job was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from pliant.tools.report.records import Outcome, RunRecord, Usage
-from pliant.tools.report.references.equal_shares import equal_deal_finishes, fluid_finishes, gps_finishes
+from pliant.tools.report.references.equal_shares import equal_deal_finishes, fluid_finishes, gps_jobs
 from pliant.tools.report.references.isolated import ReferenceJob, isolated_finishes, reference_jobs
 
 Reference = Literal["fair-share", "gps", "isolated"]
@@ -18,10 +18,6 @@ TOLERANCE: Final = 1e-9
 """A job counts as unfairly treated when its FTF exceeds 1 by more than this: rounding is not unfair."""
 Shared = tuple[tuple[tuple[float, int], ...], tuple[ReferenceJob, ...]]
 """GPUs over time, and jobs: runs of one trace share them, and so their references."""
-_SYSTEMS: Final[dict[Reference, Callable[..., dict[str, float]]]] = {
-    "fair-share": fluid_finishes,
-    "gps": gps_finishes,
-}
 _STOPPED: Final[tuple[Outcome, ...]] = ("failed", "cancelled", "rejected")
 
 
@@ -62,7 +58,8 @@ class References:
     def fairness(self, run: RunRecord) -> dict[Reference, Fairness]:
         jobs = tuple(reference_jobs(run))
         found = {**self._finishes((run.capacity, jobs)), "isolated": isolated_finishes(run, jobs)}
-        return {name: _against(run, found[name]) for name in REFERENCES}
+        finished = _finished(run)
+        return {name: _against(finished, found[name]) for name in REFERENCES}
 
     def _finishes(self, shared: Shared) -> Mapping[Reference, dict[str, float]]:
         """Compared one by one: different systems differ early, and hashing one costs more."""
@@ -70,7 +67,12 @@ class References:
             if known == shared:
                 return finishes
         capacity, jobs = shared
-        made = {name: system(jobs, capacity) for name, system in _SYSTEMS.items()}
+        fluid, in_gps = fluid_finishes(jobs, capacity), gps_jobs(jobs)
+        made: Mapping[Reference, dict[str, float]] = {
+            "fair-share": fluid,
+            # where speeds are in proportion to GPUs, as without a profile, the two are one
+            "gps": fluid if in_gps == jobs else fluid_finishes(in_gps, capacity),
+        }
         self._known.append((shared, made))
         return made
 
@@ -79,14 +81,24 @@ def fairness(run: RunRecord) -> dict[Reference, Fairness]:
     return References().fairness(run)
 
 
-def _against(run: RunRecord, finishes: Mapping[str, float]) -> Fairness:
-    finished = ((job, finishes.get(job.id, 0.0)) for job in run.with_outcome("finished"))
-    ended = [(job, finish) for job, finish in finished if finish > job.submit_s and job.jct_s]
-    return Fairness(
-        finishes,
-        {job.id: (job.jct_s or 0.0) / (finish - job.submit_s) for job, finish in ended},
-        {job.id: (job.end_s or 0.0) - finish for job, finish in ended},
-    )
+def _finished(run: RunRecord) -> list[tuple[str, float, float, float]]:
+    """(job, submission, completion, JCT) of the finished jobs that took time."""
+    return [
+        (job.id, job.submit_s, job.end_s, job.end_s - job.submit_s)
+        for job in run.with_outcome("finished")
+        if job.end_s is not None and job.end_s != job.submit_s
+    ]
+
+
+def _against(finished: Sequence[tuple[str, float, float, float]], finishes: Mapping[str, float]) -> Fairness:
+    ftf: dict[str, float] = {}
+    delays_s: dict[str, float] = {}
+    for job_id, submit_s, end_s, jct_s in finished:
+        finish_s = finishes.get(job_id, 0.0)
+        if finish_s > submit_s:
+            ftf[job_id] = jct_s / (finish_s - submit_s)
+            delays_s[job_id] = end_s - finish_s
+    return Fairness(finishes, ftf, delays_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.event import ENDS, FREES, HOLDS, RESCALES, Event
 from pliant.schemas.file_io.events import EventRow, event_rows, parse_events
 from pliant.schemas.file_io.files import read_bytes, source_name
-from pliant.schemas.file_io.json_lines import garbage_collection_paused
+from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.record import MOST, Record, problems_of
 from pliant.schemas.job import GpuTimeWork, Job, trace_hash
@@ -34,6 +34,7 @@ from pliant.tools.report.records import (
     Curve,
     Forecast,
     JobRecord,
+    ObservedStep,
     ReportedProgress,
     RunRecord,
 )
@@ -119,7 +120,7 @@ class _Fold:
             if self.guesses and event.event in _REPORTS:
                 _see(job, event)
             _apply(job, event)
-            if event.event in HOLDS or event.event in FREES:
+            if (self.beside or event.detail) and (event.event in HOLDS or event.event in FREES):
                 self._share(job, event)
 
     def _share(self, job: JobRecord, event: AnyEvent) -> None:
@@ -249,6 +250,8 @@ def _apply(job: JobRecord, event: AnyEvent) -> None:
         _forecast(job, _fields(event).get("progress"))
     if name in ("progress", "reject") and event.detail:
         _admission(job, _fields(event).get("admission"))
+    if name in _REPORTS and event.detail:
+        _observe(job, event)
     if name in HOLDS:
         _step(job, event)
     elif name in ENDS:
@@ -279,6 +282,27 @@ def _see(job: JobRecord, event: AnyEvent) -> None:
         return
     elif event.event != "finish" or step.last is step.first:
         step.last = ReportedProgress(event.time, event.samples_done, stood_s)
+
+
+def _observe(job: JobRecord, event: AnyEvent) -> None:
+    """The time of a step that the event tells of; one in another form is skipped."""
+    if isinstance(event.detail, str) and '"observed"' not in event.detail:
+        return
+    found = _fields(event).get("observed")
+    if not isinstance(found, Mapping):
+        return
+    placement, step_s = found.get("placement"), found.get("step_seconds")
+    counts = [
+        found.get("local_batch"),
+        found.get("accum"),
+        *(placement if isinstance(placement, list | tuple) else ()),
+    ]
+    if not isinstance(step_s, int | float) or not 0 < step_s <= MOST or len(counts) < 3:
+        return
+    if all(isinstance(count, int) and count > 0 for count in counts):
+        local_batch, accum, *gpus = counts
+        step = ObservedStep(tuple(gpus), local_batch, accum, float(step_s), job.global_batch)
+        job.observed.append(step)
 
 
 def _forecast(job: JobRecord, found: object) -> None:

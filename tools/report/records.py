@@ -96,6 +96,8 @@ class JobRecord:
     first_loss: float | None = None
     last_loss: float | None = None
     forecasts: list[Forecast] = field(default_factory=list)
+    observed: list[ObservedStep] = field(default_factory=list)
+    """Times of steps that its workers reported; of live runs only."""
     admission: Mapping[str, Any] = field(default_factory=dict)
     """What the policy said last on admission or rejection."""
 
@@ -186,6 +188,23 @@ class ReportedProgress(NamedTuple):
     samples: float
     checkpoint_s: float
     """Time without training because of checkpoints, on the same GPUs before."""
+
+
+class ObservedStep(NamedTuple):
+    """The mean time of some steps on the same GPUs, as workers measured it."""
+
+    placement: tuple[int, ...]
+    """GPUs of each node, most first."""
+    local_batch: int
+    accum: int
+    step_s: float
+    global_batch: int | None
+    """None where the log does not say it."""
+
+    @property
+    def batch(self) -> int:
+        """The global batch, else what local batches and micro-steps make of it."""
+        return self.global_batch or self.local_batch * self.accum * sum(self.placement)
 
 
 class Forecast(NamedTuple):

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.file_io.json_lines import garbage_collection_paused
+from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.file_io.record import a_file
 from pliant.schemas.kinds import kind_of_parquet
-from pliant.schemas.metrics import PairedJcts, RunMetrics
+from pliant.schemas.metrics import PairedJcts, RunMetrics, StepTime
 from pliant.schemas.text import counted, shortened
 from pliant.tools.report.fairness import Fairness, Reference, References
 from pliant.tools.report.metrics import NOTHING_MORE, Wanted, knows_one_gpu, run_metrics
@@ -32,6 +32,7 @@ from pliant.tools.report.records import (
     labels,
     parameters_text,
 )
+from pliant.tools.report.step_times import off_caveat, step_times
 
 _DEMANDS: Final = {
     "predicted": "predicted demand",
@@ -86,6 +87,8 @@ class RunReport:
     caveats: Sequence[str]
     unknown: Mapping[str, str] = field(default_factory=dict)
     """Figures that the run should have and that cannot be known, and why."""
+    step_times: tuple[StepTime, ...] = ()
+    """What workers measured beside what the profile predicted; of live runs with a profile only."""
 
 
 @garbage_collection_paused()
@@ -176,6 +179,24 @@ def against(report: Report, base: RunReport) -> Report:
     return replace(report, baseline=base, paired=paired)
 
 
+def baseline_of(report: Report, each: RunReport) -> RunReport | None:
+    """The run that the figures of another are divided by. Of a swept policy it has the same trace and seed.
+
+    A policy without chance may have one run for all seeds of a trace. Returns None if there is none.
+    """
+    if report.base_policy is None:
+        return report.baseline
+    place = each.run.info.trace_hash
+    of_trace = [
+        base
+        for base in report.runs
+        if base.run.info.policy == report.base_policy and base.run.info.trace_hash == place
+    ]
+    same = [base for base in of_trace if base.run.info.seed == each.run.info.seed]
+    found = same or of_trace
+    return found[0] if len(found) == 1 else None
+
+
 def _is_swept(runs: Sequence[RunReport], policy: str) -> bool:
     """Whether a policy has several runs, each of another seed or trace."""
     found = [each.run.info for each in runs if each.run.info.policy == policy]
@@ -187,12 +208,15 @@ def _run_report(run: RunRecord, label: str, references: References, wanted: Want
     fair, usage = references.fairness(run), gpu_usage(run)
     metrics, impossible = withheld(run_metrics(run, fair, usage, wanted))
     unknown = {**unknown_figures(run, metrics, wanted), **impossible}
+    steps = step_times(run)
+    off = off_caveat(steps)
     notes = [
         *caveats(run, fair["fair-share"], usage),
+        *([off] if off else []),
         *unknown_caveats(unknown),
         *(bound_caveats(run) if metrics.bound_jct_s is not None else ()),
     ]
-    return RunReport(label, run, fair, usage, metrics, provenance(run), notes, unknown)
+    return RunReport(label, run, fair, usage, metrics, provenance(run), notes, unknown, steps)
 
 
 def find_run(runs: Sequence[RunReport], name: str) -> RunReport:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.schemas.event import Event
+from pliant.tools.report.expectations import expectations_of
 from pliant.tools.report.groups import groups, jct_difference
 from pliant.tools.report.intervals import difference, estimate, t_quantile
 from pliant.tools.report.records import RunRecord
@@ -143,6 +144,16 @@ def test_a_column_for_each_run_on_demand():
     report = make_report(swept())
     assert len(groups(report, each_run=True)) == 6
     assert "ares seed=2" in summary(report, Shown(each_run=True)).table.headers
+
+
+def test_runs_of_a_sweep_are_divided_by_the_baselines_run_of_their_seed():
+    made = make_report(swept(), baseline="fifo")
+    rows = list(csv.DictReader(StringIO(render(made, "csv", Extras()))))
+    ratios = {row["run"]: float(row["mean_jct_s_ratio"]) for row in rows}
+    assert [ratios[f"ares seed={seed}"] for seed in range(3)] == pytest.approx([0.8, 0.9, 1.0])
+    assert all(ratio == 1 for name, ratio in ratios.items() if name.startswith("fifo"))
+    relative = {each.policy: each.value for each in expectations_of(made).figures if each.over}
+    assert relative["ares seed=0"] == pytest.approx(0.8)
 
 
 def test_seeds_of_a_trace_are_averaged_before_traces_are_compared():

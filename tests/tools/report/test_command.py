@@ -128,6 +128,35 @@ def test_one_figure_as_pdf_and_all_figures_in_one_form(runs, tmp_path, capsys):
         report(list(runs), figures=str(tmp_path / "all"), figure_format="eps")
 
 
+def test_a_figure_that_cannot_be_is_refused_before_anything_is_read_or_printed(tmp_path, capsys):
+    for options, problem in (
+        ({"figures": str(tmp_path / "jct-cfd.pdf")}, 'did you mean "jct-cdf"'),
+        ({"figures": str(tmp_path / "jct-cdf.pdf"), "figure_format": "png"}, "states its form"),
+        ({"figure_format": "png"}, "name their folder with --figures"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            report([str(tmp_path / "no such run")], **options)
+    assert capsys.readouterr().out == ""
+
+
+def test_expected_figures_of_another_trace_are_said_to_be_so(runs, tmp_path, capsys):
+    report([runs[0]], write_expected=str(tmp_path / "e.json"))
+    report([runs[0]], expect=str(tmp_path / "e.json"))
+    assert "of trace" not in "".join(capsys.readouterr())
+    write_events(first_come(trace_hash="cd" * 32), tmp_path / "other.parquet")
+    report([str(tmp_path / "other.parquet")], expect=str(tmp_path / "e.json"))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "e.json expects figures of trace abababababab; these are of trace cdcdcdcdcdcd" in said
+
+
+def test_a_run_without_jobs_is_one_sentence(tmp_path, capsys):
+    write_events(first_come()[:1], tmp_path / "none.parquet")
+    report([str(tmp_path / "none.parquet")])
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "fifo: no job was submitted, so there is nothing to report."
+    )
+
+
 def test_a_profile_beside_the_runs_shows_its_residuals(runs, tmp_path, capsys):
     rows = [
         ProfileRow("train", "linear", "gpu", 1, gpus, str(gpus), 8, step_seconds=seconds)

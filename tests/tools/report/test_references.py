@@ -12,7 +12,8 @@ from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.event import Event
 from pliant.tools.report.fairness import fairness
 from pliant.tools.report.read_run import fold
-from pliant.tools.report.references.equal_shares import fluid_finishes, gps_finishes
+from pliant.tools.report.references import equal_shares
+from pliant.tools.report.references.equal_shares import fluid_finishes, gps_jobs
 from pliant.tools.report.references.isolated import (
     ReferenceJob,
     isolated_finishes,
@@ -24,6 +25,10 @@ from tests.builders import cluster, job
 from tests.tools.report.runs import first_come, ran, shared, story, submit
 
 FOUR = ((0.0, 4),)
+
+
+def gps_finishes(jobs, capacity):
+    return fluid_finishes(gps_jobs(jobs), capacity)
 
 
 def entry(name, at, samples, curve=((16.0, 16.0),), demand=None):
@@ -153,6 +158,13 @@ works = st.integers(1, 40).map(float)
 linear_jobs = st.lists(st.tuples(quarters, works), min_size=1, max_size=12).map(
     lambda rows: [entry(f"j{n:02}", at, work) for n, (at, work) in enumerate(sorted(rows))]
 )
+
+
+def test_few_curves_and_many_end_at_the_same_times(monkeypatch):
+    jobs = [entry(f"j{n}", n % 7, 5.0 + n % 11, ((1.0, 1.0), (2.0 + n % 3, 2.0))) for n in range(40)]
+    few = fluid_finishes(jobs := sorted(jobs, key=lambda each: each.arrival_s), FOUR)
+    monkeypatch.setattr(equal_shares, "_FEW", 0)
+    assert fluid_finishes(jobs, FOUR) == few
 
 
 @given(linear_jobs, st.integers(1, 16))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pliant.schemas.cluster import Cluster
@@ -68,6 +68,7 @@ class Story:
     :param seed: equal seeds give equal stories.
     :param most_active: jobs at a time.
     :param happenings: what happens; all equally likely, as are ``reports``.
+    :param name: what a job is called, from its usual id.
     """
 
     def __init__(
@@ -80,12 +81,14 @@ class Story:
         most_active: int = 200,
         happenings: Sequence[str] = HAPPENINGS,
         reports: Sequence[str] = REPORTS,
+        name: Callable[[str], str] = str,
     ) -> None:
         self._random = random.Random(seed)
         self.now_s = BEGAN_S
         self.session = Session(make_policy(policy), nodes, throughput_for(None, nodes))
         needs_work = "demand" in self.session.policy.needs
-        self._jobs = [job for job in some_jobs(most_jobs) if job.work is not None or not needs_work]
+        made = (job.model_copy(update={"id": name(job.id)}) for job in some_jobs(most_jobs))
+        self._jobs = [job for job in made if job.work is not None or not needs_work]
         self._most_active = most_active
         self._happenings = happenings
         self._reports = reports

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.extras import require
@@ -18,6 +18,10 @@ from pliant.tools.report.report import Report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+_OF_ALL_RUNS: Final = ("jct-cdf", "ftf-cdf", "completed", "gpu-use")
+_OF_EACH_RUN: Final = ("allocation", "progress")
 
 
 def draw(report: Report) -> dict[str, Figure]:
@@ -62,6 +66,18 @@ def write_figures(report: Report, target: str | Path, forms: Sequence[Form] = ("
             written.append(folder / f"{name}.{each}")
             atomic_write(written[-1], image(figure, name, each))
     return written
+
+
+def check_name(path: str | Path) -> None:
+    """Refuse a file that no figure is called by, whatever the runs are.
+
+    :raises UsageError: it is not the name of a figure.
+    """
+    name = Path(path).stem
+    if name not in _OF_ALL_RUNS and not name.startswith(tuple(f"{each}-" for each in _OF_EACH_RUN)):
+        known = (*_OF_ALL_RUNS, *(f"{each}-RUN" for each in _OF_EACH_RUN))
+        hint = did_you_mean(name, _OF_ALL_RUNS) or f"there are: {', '.join(known)}"
+        raise UsageError(f'{path}: no figure "{shortened(name)}"; {hint}')
 
 
 def form_of(path: str | Path) -> Form | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heappop, heappush
 from math import floor, inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pliant.schemas.runinfo import EqualDeals
 from pliant.tools.report.references.isolated import Point, ReferenceJob, at_most_linear, boundaries, rate_at
@@ -32,6 +32,8 @@ _CACHED_RATES: Final = 2_000_000
 """Most rates kept in memory."""
 _DIGITS: Final = 12
 """Significant digits of a rate by GPU: jobs that differ by less share one curve."""
+_FEW: Final = 8
+"""Up to as many groups plain numbers are faster than vectors."""
 _ROUNDING: Final = 1e-9
 _MOST_DEALS: Final = 1_000_000
 """19 years of ten minutes each; a job that takes longer never ends."""
@@ -45,7 +47,8 @@ def fluid_finishes(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float,
     samples per job and one heap of the readings at which its members end, so that an event costs one vector
     operation over the groups.
     """
-    groups = _Groups(jobs)
+    curves = sorted({job.curve for job in jobs})
+    groups = _FewGroups(curves) if len(curves) <= _FEW else _Groups(curves)
     finishes: dict[str, float] = {}
     for now, arrivals, gpus, until in boundaries(jobs, capacity):
         for job in arrivals:
@@ -66,18 +69,17 @@ def fluid_finishes(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float,
 class _Groups:
     """Jobs by curve. ``clock[g]``: samples that a member of group g trained since it was last empty."""
 
-    def __init__(self, jobs: Sequence[ReferenceJob]) -> None:
+    def __init__(self, curves: Sequence[tuple[Point, ...]]) -> None:
         import numpy as np
 
-        curves = sorted({job.curve for job in jobs})
         self.active = 0
         self._index = {curve: index for index, curve in enumerate(curves)}
         self._heaps: list[list[tuple[float, str]]] = [[] for _ in curves]
-        self._clock = np.zeros(len(curves))
-        self._next = np.full(len(curves), inf)
+        self._clock: Any = np.zeros(len(curves))
+        self._next: Any = np.full(len(curves), inf)
         self._curves = _Curves(curves)
         self._gaps = np.empty(len(curves))
-        self._by_share: dict[float, NDArray[np.float64]] = {}
+        self._by_share: dict[float, Any] = {}
 
     def add(self, job: ReferenceJob) -> None:
         group = self._index[job.curve]
@@ -88,7 +90,7 @@ class _Groups:
         self._next[group] = heap[0][0]
         self.active += 1
 
-    def next_end(self, speeds: NDArray[np.float64]) -> tuple[float, int]:
+    def next_end(self, speeds: Any) -> tuple[float, int]:
         """Seconds until the next job ends at these speeds, and its group."""
         gaps = self._gaps
         gaps[:] = self._next
@@ -97,7 +99,7 @@ class _Groups:
         group = int(gaps.argmin())
         return max(0.0, gaps.item(group)), group
 
-    def end(self, group: int, speeds: NDArray[np.float64], seconds: float) -> str:
+    def end(self, group: int, speeds: Any, seconds: float) -> str:
         """Let ``seconds`` pass and remove the next job of the group; returns its id."""
         self.advance(speeds, seconds)
         heap = self._heaps[group]
@@ -106,16 +108,38 @@ class _Groups:
         self.active -= 1
         return job_id
 
-    def advance(self, speeds: NDArray[np.float64], seconds: float) -> None:
+    def advance(self, speeds: Any, seconds: float) -> None:
         self._clock += speeds * seconds
 
-    def speeds(self, share: float) -> NDArray[np.float64]:
+    def speeds(self, share: float) -> Any:
         """Samples per second of every group when each job holds ``share`` GPUs."""
         found = self._by_share.get(share)
         if found is None:
             if len(self._by_share) * len(self._clock) > _CACHED_RATES:
                 self._by_share.clear()
             found = self._by_share[share] = self._curves.at(share)
+        return found
+
+
+class _FewGroups(_Groups):
+    """The same with lists in the place of vectors."""
+
+    def __init__(self, curves: Sequence[tuple[Point, ...]]) -> None:
+        super().__init__(curves)
+        self._clock, self._next = [0.0] * len(curves), [inf] * len(curves)
+
+    def next_end(self, speeds: Any) -> tuple[float, int]:
+        gaps = [(end - now) / speed for end, now, speed in zip(self._next, self._clock, speeds, strict=True)]
+        least = min(gaps)
+        return max(0.0, least), gaps.index(least)
+
+    def advance(self, speeds: Any, seconds: float) -> None:
+        self._clock = [now + speed * seconds for now, speed in zip(self._clock, speeds, strict=True)]
+
+    def speeds(self, share: float) -> Any:
+        found = self._by_share.get(share)
+        if found is None:
+            found = self._by_share[share] = super().speeds(share).tolist()
         return found
 
 
@@ -144,20 +168,21 @@ class _Curves:
         return found
 
 
-def gps_finishes(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, int]]) -> dict[str, float]:
-    """Finish time of each job in GPS, seconds; a job that never finishes is left out.
+def gps_jobs(jobs: Sequence[ReferenceJob]) -> tuple[ReferenceJob, ...]:
+    """The jobs with curves that are at most linear, so that fluid fair sharing is GPS.
 
     With N(t) active jobs and M(t) GPUs each job receives M/N GPU-seconds per second until it has received its
     demand. Departure from the paper: it receives no more than it can use, the best of its speeds at up to M/N
     GPUs over its speed for each GPU that it requests.
     """
     linear = cache(at_most_linear)
+    rounded = cache(lambda per_gpu: float(f"{per_gpu:.{_DIGITS}g}"))
 
     def in_gps(job: ReferenceJob) -> ReferenceJob:
-        per_gpu = float(f"{job.samples / job.demand_gpu_s:.{_DIGITS}g}")
-        return replace(job, curve=linear(job.curve, per_gpu))
+        curve = linear(job.curve, rounded(job.samples / job.demand_gpu_s))
+        return job if curve == job.curve else replace(job, curve=curve)
 
-    return fluid_finishes([in_gps(job) for job in jobs], capacity)
+    return tuple(map(in_gps, jobs))
 
 
 @dataclass(slots=True)

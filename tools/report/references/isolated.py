@@ -12,9 +12,8 @@ and it starts at once, so that no wait for the first round has to be taken off a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate, groupby, pairwise
 from math import ceil, floor, inf
 
@@ -45,16 +44,22 @@ def reference_jobs(run: RunRecord) -> list[ReferenceJob]:
     jobs whose work or speed is unknown, or that no policy can run on this cluster.
     """
     largest, cluster_gpus = run.largest_gang, run.total_gpus
-    usable = cache(usable_curve)
+    usable: dict[tuple[int, int], tuple[Point, ...]] = {}
+    """By curve and largest size: runs have few curves, each of which is one object, and hashing one costs."""
     found = []
     for record in run.jobs:
-        samples = _work(record)
-        if samples and record.curve and record.job.min_gpus <= largest:
-            curve = usable(record.curve, record.job.max_gpus(cluster_gpus))
+        samples, job = _work(record), record.job
+        least = job.min_gpus
+        if samples and record.curve and least <= largest:
+            key = id(record.curve), job.max_gpus(cluster_gpus)
+            curve = usable.get(key)
+            if curve is None:
+                curve = usable[key] = usable_curve(record.curve, key[1])
             demand = _demand_gpu_s(record, samples)
-            least = max(record.job.min_gpus, int(record.curve[0][0]))
+            least = max(least, int(record.curve[0][0]))
             stated = record.samples
-            alone_s = _demand_gpu_s(record, stated) / record.job.gpus.requested if stated else 0.0
+            of_all = demand if stated == samples else _demand_gpu_s(record, stated) if stated else 0.0
+            alone_s = of_all / job.gpus.requested
             found.append(ReferenceJob(record.id, record.submit_s, samples, curve, demand, least, alone_s))
     return found
 
@@ -140,21 +145,35 @@ def boundaries(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, int
 def isolated_finishes(run: RunRecord, jobs: Sequence[ReferenceJob]) -> dict[str, float]:
     """Arrival plus isolated JCT of each finished job, seconds; O(jobs · log jobs)."""
     share = _Shares(run)
-    sizes_jobs = any(step.gpus not in (0, job.job.gpus.requested) for job in run.jobs for step in job.steps)
+    sizes_jobs = any(
+        step.gpus and step.gpus != job.job.gpus.requested for job in run.jobs for step in job.steps
+    )
     known = {job.id: job for job in jobs}
     finishes: dict[str, float] = {}
-    rate = cache(_best_rate)
+    rates: dict[tuple[int, float], float] = {}
+    """By curve, which is one object for many jobs, and GPUs."""
+
+    def rate(curve: tuple[Point, ...] | Curve, gpus: int, of: Callable[..., float]) -> float:
+        key = id(curve), gpus
+        found = rates.get(key)
+        if found is None:
+            found = rates[key] = of(curve, gpus)
+        return found
+
     for record in run.with_outcome("finished"):
-        job = known.get(record.id)
+        asked = record.job
+        job = known.get(asked.id)
         if job is None or record.end_s is None or record.end_s <= record.submit_s:
             continue
         gpus = share.mean(record.submit_s, record.end_s)
-        requested = record.job.gpus.requested
-        if sizes_jobs and record.job.elastic != "none":
-            low_s, high_s = (job.samples / rate(job.curve, max(1, n)) for n in (floor(gpus), ceil(gpus)))
+        requested = asked.gpus.requested
+        if sizes_jobs and asked.elastic != "none":
+            low_s, high_s = (
+                job.samples / rate(job.curve, max(1, n), _best_rate) for n in (floor(gpus), ceil(gpus))
+            )
             jct_s = low_s / gpus if gpus < 1 else low_s + (gpus - floor(gpus)) * (high_s - low_s)
         else:
-            jct_s = job.samples / rate_at(record.curve, requested) * max(1.0, requested / gpus)
+            jct_s = job.samples / rate(record.curve, requested, rate_at) * max(1.0, requested / gpus)
         finishes[job.id] = job.arrival_s + jct_s
     return finishes
 

@@ -25,14 +25,17 @@ from pliant.tools.report.expectations import expectations_section
 from pliant.tools.report.groups import Group, groups
 from pliant.tools.report.intervals import Difference
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.rendering.profile_table import GivenProfile, summary_section
+from pliant.tools.report.rendering.profile_table import (
+    GivenProfile,
+    step_time_sections,
+    summary_section,
+)
 from pliant.tools.report.rendering.sections import (
-    FIGURES,
     Section,
     guarantee_section,
     job_rows,
     jobs_section,
-    ratio_to,
+    ratios_to,
 )
 from pliant.tools.report.rendering.summary import SHORT, Shown, summary
 from pliant.tools.report.rendering.text import (
@@ -43,7 +46,7 @@ from pliant.tools.report.rendering.text import (
     long_rows,
     metrics_rows,
 )
-from pliant.tools.report.report import Report, RunReport
+from pliant.tools.report.report import Report, RunReport, baseline_of
 
 ReportFormat = Literal["table", "json", "csv", "csv-long", "md", "html"]
 UNKNOWN_WIDTH: Final = 80
@@ -95,7 +98,8 @@ def render(report: Report, kind: ReportFormat, extras: Extras, *, width: int | N
         return page(report, sections, shown=extras.shown, command=extras.command, profile=extras.profile)
     first = summary(report, extras.shown)
     against = [first.against] if first.against else []
-    sections = [first.table, *against, *_beside(report, extras)]
+    table = [first.table] if any(each.run.jobs for each in report.runs) else []
+    sections = [*table, *against, *_beside(report, extras)]
     if kind == "md":
         said = "\n\n".join(first.answer.sentences)
         terms = "".join(f"- **{term}**: {meaning}\n" for term, meaning in first.terms.items())
@@ -119,6 +123,8 @@ def _beside(report: Report, extras: Extras) -> Sequence[Section]:
         sections.append(expectations_section(extras.checked))
     if extras.simulated is not None:
         sections.append(comparison_section(extras.compared, extras.simulated))
+    if extras.shown.all_rows:
+        sections += step_time_sections(report)
     if extras.profile is not None:
         used = [each.run.info.profile_hash for each in report.runs]
         sections.append(summary_section(extras.profile, used))
@@ -178,17 +184,16 @@ def _run(each: RunReport, report: Report, *, with_jobs: bool) -> ReportedRun:
         run=each.label,
         trace=each.run.info.trace,
         caveats=tuple(each.caveats),
-        ratios=_ratios(each, report.baseline),
+        ratios=_ratios(each, report),
         paired=report.paired.get(each.label),
         jobs=_jobs(each) if with_jobs else None,
+        step_times=each.step_times or None,
     )
 
 
-def _ratios(each: RunReport, baseline: RunReport | None) -> dict[str, float] | None:
-    if baseline is None:
-        return None
-    found = {row.name: ratio_to(each.metrics, baseline.metrics, row.name) for row in FIGURES}
-    return {name: ratio for name, ratio in found.items() if ratio is not None}
+def _ratios(each: RunReport, report: Report) -> dict[str, float] | None:
+    base = baseline_of(report, each)
+    return None if base is None else ratios_to(each.metrics, base.metrics)
 
 
 def _jobs(each: RunReport) -> tuple[JobFigures, ...]:

@@ -24,7 +24,12 @@ from pliant.tools.report.rendering.page_tables import (
     notes,
     provenance_section,
 )
-from pliant.tools.report.rendering.profile_table import GivenProfile, steps_section, summary_section
+from pliant.tools.report.rendering.profile_table import (
+    GivenProfile,
+    step_time_sections,
+    steps_section,
+    summary_section,
+)
 from pliant.tools.report.rendering.sections import Section
 from pliant.tools.report.rendering.summary import SHORT, Shown, summary
 from pliant.tools.report.report import Report, against
@@ -55,6 +60,7 @@ def page(
     short = summary(compared, replace(shown, all_rows=False, explain=False, verbose=False))
     full = summary(compared, replace(shown, all_rows=True, explain=True, verbose=True))
     profiled = [] if profile is None else [summary_section(profile, _hashes(report)), steps_section(profile)]
+    profiled += step_time_sections(report)
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,

@@ -9,9 +9,12 @@ from typing import Final
 
 from pliant.schemas.text import counted
 from pliant.tools.report.rendering.sections import NOTHING, Section, number, percent
+from pliant.tools.report.report import Report
 
 _BUSY: Final = 0.1
 """Above this part of its time, a row was measured on a busy machine."""
+_UNPREDICTED: Final = f"{NOTHING}: not the job's own batch, for which alone the log has a prediction"
+_MEAN_TYPE: Final = "predicted: at the mean speed of the GPU types"
 _MOST: Final = 2000
 """Rows of a page."""
 
@@ -96,6 +99,36 @@ def steps_section(profile: GivenProfile) -> Section:
     more = len(order) - len(rows)
     found = (f"{more:,} rows with smaller residuals are not shown",) if more else ()
     return Section("Measured and predicted steps", headers, rows, 3, found)
+
+
+def step_time_sections(report: Report) -> list[Section]:
+    """Of each live run whose workers reported times of steps, a row for each configuration."""
+    headers = ("model", "GPUs", "batch", "local", "reports", "predicted, s", "measured, s", "error, %")
+    found = []
+    for each in report.runs:
+        rows = tuple(
+            (
+                row.model,
+                row.placement,
+                number(row.global_batch, 0),
+                number(row.local_batch, 0) + (f" × {row.accum_steps}" if row.accum_steps > 1 else ""),
+                number(row.reports, 0),
+                _seconds(row.predicted_s),
+                _seconds(row.measured_s),
+                NOTHING if row.error is None else f"{100 * row.error:+.1f}",
+            )
+            for row in each.step_times
+        )
+        notes = [
+            "GPUs of each node, most first; local: batch of a GPU, × micro-steps where there are several",
+            "measured: median of what workers reported; error: predicted / measured - 1",
+            *([_UNPREDICTED] if any(row.error is None for row in each.step_times) else []),
+            *([_MEAN_TYPE] if len({node.gpu_type for node in each.run.info.cluster.nodes}) > 1 else []),
+        ]
+        if rows:
+            title = f"Steps of {each.label}: predicted and measured"
+            found.append(Section(title, headers, rows, 2, tuple(notes)))
+    return found
 
 
 def _step_row(step: ProfiledStep) -> tuple[str, ...]:

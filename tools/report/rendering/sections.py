@@ -108,6 +108,12 @@ def ratio_to(metrics: RunMetrics, base: RunMetrics, name: str) -> float | None:
     return value / reference if value is not None and reference and name not in _NOT_COMPARED else None
 
 
+def ratios_to(metrics: RunMetrics, base: RunMetrics) -> dict[str, float]:
+    """Each figure of which a ratio says something, divided by that of the baseline."""
+    found = {row.name: ratio_to(metrics, base, row.name) for row in FIGURES}
+    return {name: ratio for name, ratio in found.items() if ratio is not None}
+
+
 def jobs_section(each: RunReport) -> Section:
     rows = job_rows(each)
     unit = time_unit([row["jct_s"] for row in rows] + [row["submit_s"] for row in rows])

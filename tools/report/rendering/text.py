@@ -19,8 +19,8 @@ from pliant.schemas.metrics import PairedJcts, RunMetrics
 from pliant.schemas.text import narrowest, one_line, width_of, wrapped
 from pliant.tools.report.groups import groups
 from pliant.tools.report.records import parameters_text
-from pliant.tools.report.rendering.sections import FIGURES, Section, ratio_to
-from pliant.tools.report.report import Report
+from pliant.tools.report.rendering.sections import FIGURES, Section, ratios_to
+from pliant.tools.report.report import Report, baseline_of
 
 _GAP: Final = "   "
 _MARGIN: Final = " "
@@ -70,9 +70,11 @@ def metrics_rows(report: Report) -> list[dict[str, Any]]:
         row = {"run": each.label, **each.metrics.model_dump(mode="json")}
         row["jobs_completed_at"] = " ".join(f"{at:g}={jobs}" for at, jobs in each.metrics.jobs_completed_at)
         row["parameters"] = " ".join(parameters_text(each.run))
+        if report.baseline is not None or report.base_policy is not None:
+            base = baseline_of(report, each)
+            ratios = {} if base is None else ratios_to(each.metrics, base.metrics)
+            row |= {f"{f.name}_ratio": ratios.get(f.name) for f in FIGURES}
         if report.baseline is not None:
-            base = report.baseline.metrics
-            row |= {f"{f.name}_ratio": ratio_to(each.metrics, base, f.name) for f in FIGURES}
             found = report.paired.get(each.label)
             row |= {f"paired_{name}": getattr(found, name, None) for name in PairedJcts.model_fields}
         rows.append(row)

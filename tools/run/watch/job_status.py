@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pliant.schemas.file_io.json_lines import garbage_collection_paused
+from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.job import Job
 from pliant.schemas.text import EPOCH_LIKE_S, clock_text, counted, in_gpus, span_text
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog

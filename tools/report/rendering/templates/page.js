@@ -102,14 +102,14 @@
     width: canvas.clientWidth - place.left - place.right,
     height: canvas.clientHeight - place.top - place.bottom,
   });
-  const toX = (time) => place.left + ((time - view.from) / (view.to - view.from)) * inner().width;
+  const toX = (time, width = inner().width) => place.left + ((time - view.from) / (view.to - view.from)) * width;
   const toTime = (x) => view.from + ((x - place.left) / inner().width) * (view.to - view.from);
 
-  function colourOf(block) {
+  function colouring() {
     const trace = traceOf(view.run);
     const by = byId("colouring").value;
-    const index = by === "job" ? block.job : (trace[by] || trace.model)[block.job];
-    return data.colours[index % data.colours.length];
+    const indices = by === "job" ? null : trace[by] || trace.model;
+    return (block) => data.colours[(indices ? indices[block.job] : block.job) % data.colours.length];
   }
 
   let waiting = false;
@@ -141,17 +141,18 @@
     pen.rect(place.left, place.top, width, height);
     pen.clip();
     const bottom = place.top + height;
-    for (const block of blocks) {
+    const colourOf = colouring();
+    for (const block of blocks) { // up to 100,000: they ask the document for nothing
       if (block.to < view.from || block.from > view.to) continue;
-      const x = toX(block.from);
-      const wide = Math.max(0.4, toX(block.to) - x);
+      const x = toX(block.from, width);
+      const wide = Math.max(0.4, toX(block.to, width) - x);
       pen.fillStyle = colourOf(block);
       const gap = wide > 4 ? 1 : 0;
       for (const [low, high] of block.bands) {
         const tall = (high - low) * rowHeight;
         pen.fillRect(x, bottom - high * rowHeight, wide - gap, tall - (tall > 4 ? 1 : 0));
       }
-      const stalled = toX(block.from + block.stall) - x;
+      const stalled = toX(block.from + block.stall, width) - x;
       if (stalled > 1) {
         pen.fillStyle = "rgba(0,0,0,.45)";
         for (const [low, high] of block.bands)
