@@ -12,7 +12,7 @@ mkdir -p "$out"
 say() { printf '\n\033[1m$ %s\033[0m\n' "$*" >&2; }
 do_() { say "$@"; "$@"; }
 
-do_ pliant trace synth poisson --jobs 200 --rate 30 --classes S=0.7,M=0.3 --seed 1 -o "$out/trace.jsonl"
+do_ pliant trace synth poisson --jobs 400 --rate 30 --classes S=0.7,M=0.3 --seed 1 -o "$out/trace.jsonl"
 do_ pliant replay "$out/trace.jsonl" --cluster examples/gpus.json --policy fifo,las,shadow-price \
   -o "$out/events"
 do_ pliant report "$out/events" --baseline fifo
