@@ -317,7 +317,7 @@ def bound_table() -> str:
     return made()
 
 
-README_COMMANDS = re.compile(r"^```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_COMMANDS = re.compile(r"^```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _SHOWN = re.compile(
     r"(?<=```\n\n)(<!-- Output of the block above, written by `make docs` -->\n```text\n).*?(?=```\n)",
     re.DOTALL,
@@ -330,7 +330,7 @@ def readme() -> str:
     found = _SHOWN.search(text)
     if found is None:
         raise ValueError("README.md has no output that `make docs` writes")
-    commands = README_COMMANDS.findall(text[: found.start()])[-1]
+    commands = _COMMANDS.findall(text[: found.start()])[-1]
     return text[: found.end(1)] + _first_table(_printed(commands)) + text[found.end() :]
 
 

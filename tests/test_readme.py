@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import re
-import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from docs.generate import README_COMMANDS
+from tests.pasting import Block, blocks, paste
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()
-INSTALL, *BLOCKS = README_COMMANDS.findall(TEXT)
+INSTALL, *BLOCKS = blocks(TEXT)
 TRAINS = "pliant profile"
 
 
-def paste(commands: str, folder: Path) -> None:
-    """Call the commands as a shell does in which ``pliant`` is this one; each must succeed."""
-    home = folder / "home"
-    home.mkdir()
-    call = f'pliant() {{ {shlex.join([sys.executable, "-m", "pliant.cli"])} "$@"; }}\n'
-    line = ["bash", "-euo", "pipefail", "-c", f"cd home\n{call}{commands}"]
-    done = subprocess.run(
-        line, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_what_is_installed_first_has_the_extras_that_the_readme_names() -> None:
-    assert INSTALL == "pip install pliant\n"
+    assert INSTALL.commands == "pip install pliant\n"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {extra for group in re.findall(r"'pliant\[(.*?)\]'", TEXT) for extra in group.split(",")}
     tabled = set(re.findall(r"^\| `(\w+)` \|", TEXT.partition("## First replay")[0], re.MULTILINE))
@@ -40,15 +25,15 @@ def test_what_is_installed_first_has_the_extras_that_the_readme_names() -> None:
 
 
 def test_the_commands_run_up_to_those_that_train(tmp_path: Path) -> None:
-    before = [block for block in BLOCKS if TRAINS not in block]
+    before = [block for block in BLOCKS if TRAINS not in block.commands]
     assert BLOCKS[: len(before)] == before
-    paste("".join(before), tmp_path)
+    paste(before, tmp_path)
 
 
 @pytest.mark.torch
 def test_the_commands_that_train_run_after_those_before_them(tmp_path: Path) -> None:
-    first = BLOCKS[0].splitlines()[0]
-    assert first == "pliant examples ."
-    [trains] = [block for block in BLOCKS if TRAINS in block]
-    paste(f"{first}\n{trains}", tmp_path)
+    first = BLOCKS[0].commands.splitlines(keepends=True)[0]
+    assert first == "pliant examples .\n"
+    [trains] = [block for block in BLOCKS if TRAINS in block.commands]
+    paste([Block(first), trains], tmp_path)
     assert '"event":"finish"' in (tmp_path / "home" / "events.jsonl").read_text()
