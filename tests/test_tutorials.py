@@ -12,19 +12,26 @@ from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.site import until
 
 TUTORIALS = Path(__file__).resolve().parents[1] / "docs" / "tutorials"
+SIMULATE = ("replay-last-month", "write-a-policy")
+TRAIN = ("profile-your-first-job", "live-loop")
+SLURM = "on-slurm"
 
 
 def follow(name: str, folder: Path) -> None:
     check(blocks((TUTORIALS / f"{name}.md").read_text()), folder)
 
 
-@pytest.mark.parametrize("name", ["replay-last-month", "write-a-policy"])
+def test_every_tutorial_is_tried() -> None:
+    assert {page.stem for page in TUTORIALS.glob("*.md")} == {*SIMULATE, *TRAIN, SLURM}
+
+
+@pytest.mark.parametrize("name", SIMULATE)
 def test_a_tutorial_that_only_simulates(name: str, tmp_path: Path) -> None:
     follow(name, tmp_path)
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", ["profile-your-first-job", "live-loop"])
+@pytest.mark.parametrize("name", TRAIN)
 def test_a_tutorial_that_trains(name: str, tmp_path: Path) -> None:
     follow(name, tmp_path)
 
@@ -39,5 +46,5 @@ def live_slurm(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def test_the_tutorial_on_slurm_leaves_no_lease(live_slurm: SlurmCluster, tmp_path: Path) -> None:
-    follow("on-slurm", tmp_path)
+    follow(SLURM, tmp_path)
     until(lambda: live_slurm.command("squeue", "-h", "-o", "%j").strip() == "")
