@@ -8,16 +8,32 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
 
+from benchmarks.parts.chromium import Tab, browser, chromium
+
 ROOT = Path(__file__).resolve().parents[1]
 needs_mkdocs = pytest.mark.skipif(
     find_spec("material") is None, reason="needs mkdocs-material: pip install 'pliant[site]'"
 )
+FOUND = """new Promise((done) => {
+    const list = document.querySelector(".md-search-result__list");
+    const look = () => {
+        const links = [...list.querySelectorAll("a[href]")];
+        if (links.length) done(links.map((link) => link.getAttribute("href")));
+    };
+    new MutationObserver(look).observe(list, { childList: true, subtree: true });
+    look();
+})"""
 MARKUP = ("h1", "h2", "h3", "li", "pre", "tr")
 
 
@@ -43,6 +59,24 @@ def pages() -> dict[str, Path]:
 
 def markup(html: str) -> dict[str, int]:
     return {tag: len(re.findall(f"<{tag}[ >]", html)) for tag in MARKUP}
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a folder while the block lasts."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +121,18 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     sheet = re.compile(r"url\(.?(?:https?:)?//")
     assert [page.name for page in site.rglob("*.html") if loads.search(page.read_text())] == []
     assert [style.name for style in site.rglob("*.css") if sheet.search(style.read_text())] == []
+
+
+@needs_mkdocs
+@pytest.mark.skipif(chromium() is None, reason="needs Chromium (Debian's package chromium)")
+def test_a_newcomer_s_question_is_found(site: Path) -> None:
+    with served(site) as address, browser() as opened:
+        tab = Tab(opened, 1280)
+        tab.value(f"void (location.href = '{address}/index.html?q=pending')")
+        opened.wait_for("Page.loadEventFired")
+        found = tab.value(FOUND)
+        assert tab.errors() == []
+    assert any(link.endswith("#why-is-my-job-pending") for link in found)
 
 
 @needs_mkdocs
