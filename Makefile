@@ -1,4 +1,4 @@
-# make demo | test | check | bench [NAME=x] | chaos | experiment [NAME=x] | house | docs: each does its own set-up in $(VENV) first.
+# make demo | test | check | bench [NAME=x] | chaos | experiment [NAME=x] | house | docs | site: each does its own set-up in $(VENV) first.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 NAME ?=
 TESTS ?= -n 3 --dist worksteal
 
-.PHONY: demo test check lint types bench chaos experiment house docs clean
+.PHONY: demo test check lint types bench chaos experiment house docs site clean
 
 # The exact torch version comes first and alone: a range would let pip choose another build.
 $(STAMP): pyproject.toml constraints.txt
@@ -49,6 +49,10 @@ docs: $(STAMP)
 	$(BIN)/python -m pliant.schemas.generate
 	$(BIN)/python -m docs.generate
 
+# Into site/, whose index.html a browser opens; a broken link, or a page that mkdocs.yml does not place, fails.
+site: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 clean:
-	rm -rf .types .mypy_cache .ruff_cache .pytest_cache .hypothesis build demo *.egg-info
+	rm -rf .types .mypy_cache .ruff_cache .pytest_cache .hypothesis build site demo *.egg-info
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

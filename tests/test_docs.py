@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 DECISIONS = ROOT / "docs" / "decisions.md"
 HOOD = ROOT / "docs" / "under-the-hood.md"
+FAQ = ROOT / "docs" / "faq.md"
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 DECISIONS_ABOUT = (
     "General",
     "Files",
@@ -38,7 +40,11 @@ def without_code(text: str) -> str:
 
 def links(page: Path) -> list[str]:
     """Relative links of a page, without code blocks."""
-    found = re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text()))
+    return links_of(page.read_text())
+
+
+def links_of(text: str) -> list[str]:
+    found = re.findall(r"\]\(([^)\s]+)\)", without_code(text))
     return [link for link in found if "://" not in link]
 
 
@@ -138,6 +144,19 @@ def test_prose_wraps_at_100_columns() -> None:
         if len(line) > 100 and not line.startswith(("|", "    ", "<!--"))
     ]
     assert long == []
+
+
+def test_pages_for_newcomers_stay_short() -> None:
+    limits = {**dict.fromkeys(TUTORIALS, 800), FAQ: 900}
+    words = {_place(page): len(page.read_text().split()) for page, most in limits.items()}
+    assert {place: count for place, count in words.items() if count > limits[ROOT / place]} == {}
+
+
+def test_a_tutorial_has_commands_and_says_what_to_do_next() -> None:
+    for page in TUTORIALS:
+        text = page.read_text()
+        assert "```sh\n" in text, page
+        assert links_of(text.partition("\n## Next\n")[2]), page
 
 
 def test_decisions_stand_under_the_heading_of_their_tool() -> None:

@@ -9,22 +9,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks.parts import readme_commands
+from tests.pasting import Block, blocks, paste
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()
-INSTALL, *BLOCKS = readme_commands.blocks()
+INSTALL, *BLOCKS = blocks(TEXT)
 TRAINS = "pliant profile"
 
 
-def paste(commands: str, folder: Path) -> None:
-    """Each of the commands must succeed."""
-    wanted = readme_commands.commands_of(commands)
-    ran, said = readme_commands.paste(wanted, folder)
-    assert ran == len(wanted), said
-
-
 def test_what_is_installed_first_has_the_extras_that_the_readme_names() -> None:
-    assert INSTALL == "pip install pliant\n"
+    assert INSTALL.commands == "pip install pliant\n"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {extra for group in re.findall(r"'pliant\[(.*?)\]'", TEXT) for extra in group.split(",")}
     tabled = set(re.findall(r"^\| `(\w+)` \|", TEXT.partition("## First replay")[0], re.MULTILINE))
@@ -32,17 +26,17 @@ def test_what_is_installed_first_has_the_extras_that_the_readme_names() -> None:
 
 
 def test_the_commands_run_up_to_those_that_train(tmp_path: Path) -> None:
-    before = [block for block in BLOCKS if TRAINS not in block]
+    before = [block for block in BLOCKS if TRAINS not in block.commands]
     assert BLOCKS[: len(before)] == before
-    paste("".join(before), tmp_path)
+    paste(before, tmp_path)
 
 
 @pytest.mark.torch
 def test_the_commands_that_train_run_after_those_before_them(tmp_path: Path) -> None:
-    first = BLOCKS[0].splitlines()[0]
-    assert first == "pliant examples ."
-    [trains] = [block for block in BLOCKS if TRAINS in block]
-    paste(f"{first}\n{trains}", tmp_path)
+    first = BLOCKS[0].commands.splitlines(keepends=True)[0]
+    assert first == "pliant examples .\n"
+    [trains] = [block for block in BLOCKS if TRAINS in block.commands]
+    paste([Block(first), trains], tmp_path)
     assert '"event":"finish"' in (tmp_path / "home" / "events.jsonl").read_text()
 
 
