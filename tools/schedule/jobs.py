@@ -96,8 +96,8 @@ class JobState:
     most: int | None = None
     """The most GPUs that its user's limit allows; None: no such limit."""
     room: Mapping[str, int] | None = None
-    """By GPU type, the most of its workers that the nodes have CPUs, memory and bandwidth for; None: it
-    demands none."""
+    """By GPU type, the most of its workers that the nodes have CPUs, memory and bandwidth for, in whole
+    replicas; None: it demands none, and its replicas have one GPU each."""
     room_now: Mapping[str, int] | None = None
     """The same for the nodes that are up."""
     phase: Phase = Phase.WAITING
@@ -162,12 +162,24 @@ class JobState:
         """Whether nodes that are up, if empty, have CPUs, memory and bandwidth for its workers."""
         return self.room_now is None or self.room_now.get(gpu_type, 0) >= gpus
 
+    @property
+    def per_replica(self) -> int:
+        """GPUs of one replica: it gets whole multiples of them."""
+        return self.spec.gpus.per_replica
+
     def max_gpus(self, cluster_gpus: int) -> int:
         """The most GPUs that it may get in a cluster of ``cluster_gpus``."""
         own = self.spec.max_gpus(cluster_gpus)
         if self.room is not None:
             own = min(own, max(self.room.values(), default=0))
         return own if self.most is None else min(own, self.most)
+
+    def sizes(self, cluster_gpus: int) -> range:
+        """Every number of GPUs that it may get in a cluster of ``cluster_gpus``, ascending."""
+        if self.spec.elastic == "none":
+            requested = self.spec.gpus.requested
+            return range(requested, 1 + min(requested, self.max_gpus(cluster_gpus)))
+        return range(self.spec.min_gpus, self.max_gpus(cluster_gpus) + 1, self.per_replica)
 
     @property
     def turn(self) -> tuple[float, float, str]:

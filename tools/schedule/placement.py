@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from pliant.tools.schedule.jobs import NodeGpus, NodeState
 
@@ -37,7 +38,10 @@ class FreeGpus:
             if node.switch is not None:
                 self._switches.setdefault(node.gpu_type, {}).setdefault(node.switch, _Shelf())
         self.by_type: dict[str, int] = dict.fromkeys(self._types, 0)
+        self._largest: dict[str, int] = {}
+        """GPUs of the largest node of each type, up or down, in service or not."""
         for node in nodes:
+            self._largest[node.gpu_type] = max(node.made_gpus, self._largest.get(node.gpu_type, 0))
             if node.up:
                 self._set(node, node.gpus)
 
@@ -71,13 +75,23 @@ class FreeGpus:
     def regain(self, node: NodeState) -> None:
         self._set(node, node.gpus)
 
-    def choose(self, gpus: int, gpu_types: Iterable[str], keep: NodeGpus = ()) -> NodeGpus | None:
+    def choose(
+        self, gpus: int, gpu_types: Iterable[str], keep: NodeGpus = (), *, per_replica: int = 1
+    ) -> NodeGpus | None:
         """A placement for ``gpus`` GPUs on the first type that has them; None if none has.
 
         ``keep`` is what the job holds now (marked free here): of two equally consolidated places the one
         around it wins.
+
+        :param per_replica: GPUs that are on one node, if a node of the type has as many.
         """
         for gpu_type in gpu_types:
+            if per_replica > 1:
+                with self._whole_replicas(per_replica, gpu_type):
+                    place = self.choose(gpus, (gpu_type,), keep)
+                if place is not None:
+                    return place
+                continue
             if self.by_type.get(gpu_type, 0) >= gpus:
                 fresh = self._fresh(gpus, gpu_type)
                 kept = self._around(gpus, gpu_type, keep) if keep else []
@@ -85,6 +99,31 @@ class FreeGpus:
                     fresh = kept
                 return self._named(sorted(fresh))
         return None
+
+    def on_one_node(self, per_replica: int, gpu_type: str) -> int:
+        """GPUs of a replica that are on one node: all, or 1 if no node of the type has as many."""
+        return per_replica if per_replica <= self._largest.get(gpu_type, 0) else 1
+
+    @contextmanager
+    def _whole_replicas(self, per_replica: int, gpu_type: str) -> Iterator[None]:
+        """Here, free GPUs that are too few on their node for one replica more are taken."""
+        each = self.on_one_node(per_replica, gpu_type)
+        if each == 1:
+            yield
+            return
+        nodes = (node for node in self.nodes if node.gpu_type == gpu_type)
+        useless = tuple((node.name, rest) for node in nodes if (rest := self._free[node.index] % each))
+        self.take(useless)
+        try:
+            yield
+        finally:
+            self.give(useless)
+
+    def splits(self, placement: NodeGpus, per_replica: int) -> bool:
+        """Whether a placement has a replica on several nodes that one node would hold."""
+        return any(
+            count % self.on_one_node(per_replica, self._by_name[name].gpu_type) for name, count in placement
+        )
 
     def after(self, leaving: Iterable[NodeGpus]) -> FreeGpus:
         """A copy in which the GPUs of these placements are free, too."""
@@ -101,21 +140,33 @@ class FreeGpus:
 
     # Other orders, for a policy that places itself; switches do not count. The type must have as many free.
 
-    def tightest(self, gpus: int, gpu_type: str) -> NodeGpus:
-        """GPUs of few nodes, the last part on the fullest that has room for it."""
-        return self._named(self._types[gpu_type].pick(gpus))
+    def tightest(self, gpus: int, gpu_type: str, *, per_replica: int = 1) -> NodeGpus:
+        """GPUs of few nodes, the last part on the fullest that has room for it.
 
-    def emptiest(self, gpus: int, gpu_type: str) -> NodeGpus:
-        """GPUs of the nodes with most free, one after the other; of equal ones the first."""
-        return self._named(self._types[gpu_type].emptiest(gpus))
+        :param per_replica: as in :meth:`choose`; empty if replicas do not fit the nodes.
+        """
+        with self._whole_replicas(per_replica, gpu_type):
+            shelf = self._types[gpu_type]
+            return self._named(shelf.pick(gpus)) if shelf.total >= gpus else ()
 
-    def together(self, gpus: int, gpu_type: str) -> NodeGpus | None:
+    def emptiest(self, gpus: int, gpu_type: str, *, per_replica: int = 1) -> NodeGpus:
+        """GPUs of the nodes with most free, one after the other; of equal ones the first.
+
+        :param per_replica: as in :meth:`tightest`.
+        """
+        with self._whole_replicas(per_replica, gpu_type):
+            shelf = self._types[gpu_type]
+            return self._named(shelf.emptiest(gpus)) if shelf.total >= gpus else ()
+
+    def together(self, gpus: int, gpu_type: str, *, per_replica: int = 1) -> NodeGpus | None:
         """As :meth:`emptiest`; None if an empty cluster could do with fewer nodes."""
-        place = self.emptiest(gpus, gpu_type)
+        place = self.emptiest(gpus, gpu_type, per_replica=per_replica)
+        each = self.on_one_node(per_replica, gpu_type)
         sizes = sorted(
-            (node.gpus for node in self.nodes if node.up and node.gpu_type == gpu_type), reverse=True
+            (node.gpus - node.gpus % each for node in self.nodes if node.up and node.gpu_type == gpu_type),
+            reverse=True,
         )
-        return place if sum(sizes[: len(place) - 1]) < gpus else None
+        return place if place and sum(sizes[: len(place) - 1]) < gpus else None
 
     def _named(self, picks: _Picks) -> NodeGpus:
         return tuple((self.nodes[index].name, count) for index, count in picks)

@@ -35,6 +35,8 @@ class ReferenceJob:
     least_gpus: int = 1
     alone_s: float = 0.0
     """Seconds that its stated work takes on the requested GPUs; 0 if it states none."""
+    per_replica: int = 1
+    """It runs on whole multiples of that many GPUs."""
 
 
 def reference_jobs(run: RunRecord) -> list[ReferenceJob]:
@@ -55,7 +57,9 @@ def reference_jobs(run: RunRecord) -> list[ReferenceJob]:
             least = max(record.job.min_gpus, int(record.curve[0][0]))
             stated = record.samples
             alone_s = _demand_gpu_s(record, stated) / record.job.gpus.requested if stated else 0.0
-            found.append(ReferenceJob(record.id, record.submit_s, samples, curve, demand, least, alone_s))
+            each = record.job.gpus.per_replica
+            job = ReferenceJob(record.id, record.submit_s, samples, curve, demand, least, alone_s, each)
+            found.append(job)
     return found
 
 

@@ -172,22 +172,31 @@ def decision_from_grants(
     return Decision(targets, rejected)
 
 
-def equal_shares(gpus: int, limits: Sequence[tuple[int, int]]) -> list[int]:
+def equal_shares(gpus: int, limits: Sequence[tuple[int, int]], steps: Sequence[int] = ()) -> list[int]:
     """Whole GPUs by job, max-min fair within ``(low, high)``; the remainder goes to the first in order.
 
     The lows must fit: their sum is at most ``gpus``. O(jobs · log gpus).
+
+    :param steps: by job, the GPUs of a replica, of which it gets multiples, as its limits are. Default: 1.
     """
+    each = steps or [1] * len(limits)
 
     def sizes_at(level: int) -> list[int]:
-        return [min(max(level, low), high) for low, high in limits]
+        return [
+            min(max(level - level % step, low), high) for (low, high), step in zip(limits, each, strict=True)
+        ]
 
     level = bisect_right(range(1, gpus + 1), gpus, key=lambda candidate: sum(sizes_at(candidate)))
     sizes = sizes_at(level)
-    remainder = gpus - sum(sizes)
-    for index, (low, high) in enumerate(limits):
-        if remainder and low <= level < high:
-            sizes[index] += 1
-            remainder -= 1
+    remainder = before = gpus - sum(sizes)
+    while remainder:
+        for index, (low, high) in enumerate(limits):
+            if each[index] <= min(remainder, high - sizes[index]) and low <= level:
+                sizes[index] += each[index]
+                remainder -= each[index]
+        if remainder == before:
+            break
+        before = remainder
     return sizes
 
 

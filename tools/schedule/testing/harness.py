@@ -142,6 +142,10 @@ def _check_job(session: Session, state: JobState) -> None:
     rigid = "none" in (state.spec.elastic, session.policy.elasticity)
     asked = state.spec.gpus.requested
     require(not rigid or state.gpus == asked, f"{state.id} got {state.gpus} GPUs, as a gang it takes {asked}")
+    each = state.per_replica
+    require(state.gpus % each == 0, f"{state.id} got {state.gpus} GPUs, its replicas have {each} each")
+    split = session.free.splits(state.placement, each)
+    require(not split, f"{state.id} has a replica of {each} GPUs on several nodes: {state.placement}")
     _check_company(session, state)
     types = {session.free.node(name).gpu_type for name, _ in state.placement}
     require(len(types) == 1, f"{state.id} mixes GPU types {sorted(types)}")
