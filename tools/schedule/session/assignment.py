@@ -108,7 +108,7 @@ class _World(NamedTuple):
 def _attempt(
     moving: Mapping[str, Target], jobs: Mapping[str, JobState], world: _World
 ) -> tuple[dict[str, Holding], str | None]:
-    """Places of all jobs; or none, and the job that found no place."""
+    """Places of all jobs but those that wait and found none; or none, and a running job that found none."""
     free = world.free
     left = [job.placement for job_id in moving if (job := jobs[job_id]).frees_gpus(moving)]
     for placement in left:
@@ -127,6 +127,8 @@ def _attempt(
                 other = jobs[target.beside]
                 held = places[other.id].placement if other.id in places else other.placement
                 place = _beside(job, target, other, held, world)
+            if place is None and not job.gpus and (target.placement is None or job.room is None):
+                continue  # it holds nothing that others count on
             if place is None:
                 _undo(left, taken, free)
                 return {}, job_id
