@@ -333,6 +333,10 @@ class Job(Record):
         gpus = self.gpus
         return gpus.min or (gpus.requested if self.elastic == "none" else gpus.per_replica)
 
+    def can_train_on(self, gpus: int) -> bool:
+        """Whether that is at least its smallest size, in whole replicas."""
+        return gpus >= self.min_gpus and self.gpus.whole(gpus) == gpus
+
     def max_gpus(self, cluster_gpus: int) -> int:
         """The largest size in a cluster of ``cluster_gpus``, defaults applied."""
         default = self.gpus.requested if self.elastic == "none" else cluster_gpus
