@@ -120,8 +120,7 @@ class UnknownDemand:
 
     def _least(self, job: JobState, part: int, kind: int) -> int:
         """The smallest size at which the job runs on a part of a type; ``part + 1`` if there is none."""
-        sizes = range(job.spec.min_gpus, job.max_gpus(part) + 1, job.per_replica)
-        return next((k for k in sizes if self._runs(job, k, kind)), part + 1)
+        return next((k for k in job.sizes(part) if self._runs(job, k, kind)), part + 1)
 
     def _runs(self, job: JobState, gpus: int, kind: int) -> bool:
         return self.speeds.rate(job, gpus, self.gpu_types[kind]) > 0

@@ -70,7 +70,7 @@ class ScalingCurves:
         """[GPUs] samples per second at the best batch, 0 where infeasible, and that batch."""
         most = self._most(job, gpu_type)
         rates, best = np.zeros(most + 1), np.zeros(most + 1, dtype=np.int64)
-        for gpus in range(job.spec.min_gpus, most + 1, job.per_replica):
+        for gpus in job.sizes(most):
             for batch in self._candidates(job, gpu_type, gpus, batches, cap):
                 rate = self.speeds.rate(job, gpus, gpu_type, global_batch=batch)
                 if rate > rates[gpus] * (1 + _ROUNDING):

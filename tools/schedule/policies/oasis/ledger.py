@@ -408,10 +408,7 @@ class Exchange(ServerNodes):
     def rates(self, job: JobState, gpu_type: str) -> dict[int, float]:
         """Samples per second by the sizes that a job may have on a type; empty if it does not run there."""
         total = self._speeds.gpu_types[gpu_type]
-        sizes = [job.spec.gpus.requested]
-        if job.spec.elastic != "none":
-            sizes = list(range(job.spec.min_gpus, job.max_gpus(total) + 1, job.per_replica))
-        rates = {size: self._speeds.rate(job, size, gpu_type) for size in sizes if size <= total}
+        rates = {size: self._speeds.rate(job, size, gpu_type) for size in job.sizes(total)}
         return {size: rate for size, rate in rates.items() if rate > 0}
 
     def _worths(self, job: JobState, first: int, count: int) -> Floats:
