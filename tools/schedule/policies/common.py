@@ -71,6 +71,9 @@ def why_impossible(job: JobState, gpus: int, speeds: Speeds) -> str | None:
         if speeds.rate(job, gpus, kind) > 0:
             return None
     if job.room is not None and gpus > (most := max(job.room.values(), default=0)):
+        if not job.spec.resources.worker and not job.spec.resources.ps:
+            each = f"in replicas of {job.per_replica}, each on one node"
+            return f"needs {in_gpus(gpus)} {each}, the nodes have room for {most}"
         return f"needs {in_gpus(gpus)}, the nodes have CPUs, memory and bandwidth for {most} of its workers"
     return (
         f'model "{job.spec.model}" at batch {job.reference_batch} does not run on {in_gpus(gpus)} of any type'
