@@ -93,6 +93,8 @@ class JobState:
     """Sort key of arrival order: (submit_time, id), unless a replay keeps to another order."""
     priority: float = field(init=False)
     """Larger is more important."""
+    per_replica: int = field(init=False)
+    """GPUs of one replica: it gets whole multiples of them."""
     most: int | None = None
     """The most GPUs that its user's limit allows; None: no such limit."""
     room: Mapping[str, int] | None = None
@@ -146,6 +148,7 @@ class JobState:
     def __post_init__(self) -> None:
         self.id = self.spec.id
         self.priority = self.spec.priority
+        self.per_replica = self.spec.gpus.per_replica
         self.arrival = (self.spec.submit_time, self.spec.id)
         self.global_batch = self.reference_batch
 
@@ -161,11 +164,6 @@ class JobState:
     def fits_now(self, gpus: int, gpu_type: str) -> bool:
         """Whether nodes that are up, if empty, have CPUs, memory and bandwidth for its workers."""
         return self.room_now is None or self.room_now.get(gpu_type, 0) >= gpus
-
-    @property
-    def per_replica(self) -> int:
-        """GPUs of one replica: it gets whole multiples of them."""
-        return self.spec.gpus.per_replica
 
     def max_gpus(self, cluster_gpus: int) -> int:
         """The most GPUs that it may get in a cluster of ``cluster_gpus``."""

@@ -56,7 +56,7 @@ class JobKind(NamedTuple):
             job.reference_batch,
             batch.size is not None,
             batch.per_gpu_max,
-            job.spec.gpus.per_replica,
+            job.per_replica,
             None if room is None else tuple(room.items()),
         )
 
@@ -120,7 +120,7 @@ class Speeds:
 
         :raises BadInputError: the model is not profiled.
         """
-        batch, per_replica = global_batch or job.reference_batch, job.spec.gpus.per_replica
+        batch, per_replica = global_batch or job.reference_batch, job.per_replica
         if gpus > batch * per_replica and job.spec.batch.size is not None:
             return 0.0  # a worker without a sample; a batch that is not stated limits nothing
         if per_replica > 1 and gpus % per_replica:

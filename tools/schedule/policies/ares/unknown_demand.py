@@ -38,21 +38,19 @@ def apportion(total: int, weights: Sequence[int]) -> list[int]:
     return parts
 
 
-def equal_split(
-    total: int, limits: Sequence[tuple[int, int]], steps: Sequence[int] | None = None
-) -> list[int]:
+def equal_split(total: int, limits: Sequence[tuple[int, int]], steps: Sequence[int] = ()) -> list[int]:
     """Share ``total`` GPUs equally among jobs of (minimum, maximum), in order of arrival.
 
     A job gets nothing where the minima of those before it leave less than its own.
 
-    :param steps: GPUs of a replica by job; None: one each.
+    :param steps: GPUs of a replica by job. Default: one each.
     """
     left, admitted = total, []
     for index, (low, _) in enumerate(limits):
         if low <= left:
             admitted.append(index)
             left -= low
-    each = [1 if steps is None else steps[index] for index in admitted]
+    each = [steps[index] for index in admitted] if steps else ()
     shares = equal_shares(total, [limits[index] for index in admitted], each)
     sizes = dict(zip(admitted, shares, strict=True))
     return [sizes.get(index, 0) for index in range(len(limits))]
