@@ -129,6 +129,10 @@ def _attempt(
                 place = _beside(job, target, other, held, world)
             if place is None and not job.gpus and (target.placement is None or job.room is None):
                 continue  # it holds nothing that others count on
+            if place is None and job.per_replica > 1 and _keeps(job, world):
+                free.take(job.placement)
+                taken.append(job.placement)
+                continue
             if place is None:
                 _undo(left, taken, free)
                 return {}, job_id
@@ -140,6 +144,17 @@ def _attempt(
         _undo(left, taken, free)
         raise
     return places, None
+
+
+def _keeps(job: JobState, world: _World) -> bool:
+    """Whether a running job can stay where it is: so far no other job was given GPUs of its place.
+
+    Replicas often do not fit the GPUs that a policy counts; without this, each would begin all again.
+    """
+    if any(world.free.free_on(name) < count for name, count in job.placement):
+        return False
+    left, place, servers = world.demands, job.placement, job.servers
+    return left is None or (left.fits(job, place) and left.take(job, place, servers, world.free) == servers)
 
 
 def _undo(left: Iterable[NodeGpus], taken: Iterable[NodeGpus], free: FreeGpus) -> None:
