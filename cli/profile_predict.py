@@ -164,9 +164,10 @@ def _answers(
             spec.batch.per_gpu_max,
             max(_batches(state)),
             errors.get((spec.model, gpu_type)),
+            spec.gpus.per_replica,
         )
         sizes = wanted.gpus or _sizes(state, count)
-        places = {size: speeds.consolidated(size, gpu_type) for size in sizes}
+        places = {size: speeds.consolidated(size, gpu_type, spec.gpus.per_replica) for size in sizes}
         rows = predict(speed, question, places, wanted.batches or _batches(state))
         yield _Answer(question, base_of(speed, question), rows)
 
@@ -176,7 +177,8 @@ def _sizes(state: JobState, cluster_gpus: int) -> set[int]:
     from pliant.tools.profile.measuring.plan import powers
 
     asked = {state.spec.gpus.requested, state.spec.min_gpus, state.spec.max_gpus(cluster_gpus)}
-    return {*powers(1, cluster_gpus), *asked}
+    each = state.spec.gpus.per_replica
+    return {*(each * replicas for replicas in powers(1, cluster_gpus // each) if replicas), *asked}
 
 
 def _batches(state: JobState) -> tuple[int, ...]:

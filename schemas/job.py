@@ -65,19 +65,36 @@ class Gpus(Record):
 
     requested: GpuCount = Field(default_factory=_filled_in)
     """The default size: what a scheduler that does not resize jobs gives, and the base of the demand.
-    Default: min, else 1."""
+    Default: min, else per_replica."""
     min: GpuCount | None = None
-    """Smallest size that runs. Default: requested for a job that is not elastic, else 1."""
+    """Smallest size that runs. Default: requested for a job that is not elastic, else per_replica."""
     max: GpuCount | None = None
     """Largest size that runs. Default: requested for a job that is not elastic, else the whole cluster."""
+    per_replica: GpuCount = 1
+    """GPUs that hold one replica of the model together (sharded, or tensor or pipeline parallel). Every size
+    is a whole number of replicas, a replica stays on one node if it fits one, and the batch is divided over
+    the replicas."""
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
         values = self.__dict__
         if values["requested"] is None:
-            values["requested"] = self.min or 1
+            values["requested"] = self.min or self.per_replica
         _refuse_crossed("gpus", "requested", self.requested, self.min, self.max)
+        if self.per_replica > 1:
+            for name in ("requested", "min", "max"):
+                if (values[name] or 0) % self.per_replica:
+                    text = f"{values[name]} is not a multiple of gpus.per_replica {self.per_replica}"
+                    raise broken_rule(text, f"/{name}")
         return self
+
+    def whole(self, gpus: int) -> int:
+        """The most GPUs up to ``gpus`` that are whole replicas."""
+        return gpus - gpus % self.per_replica
+
+    def replicas(self, gpus: int) -> int:
+        """Data-parallel workers on that many GPUs."""
+        return gpus // self.per_replica
 
 
 class Batch(Record):
@@ -90,7 +107,8 @@ class Batch(Record):
     max: BatchSize | None = None
     """Largest global batch. Default: size."""
     per_gpu_max: BatchSize | None = None
-    """Largest local batch that fits one GPU. Default: the largest feasible one in the profile."""
+    """Largest local batch that fits one GPU, or one replica of several. Default: the largest feasible one in
+    the profile."""
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
@@ -282,7 +300,11 @@ class Job(Record):
 
     @property
     def minor(self) -> int:
-        """1: it refuses to share its GPUs; 2: its epochs are of a data set of unknown size."""
+        """1: it refuses to share its GPUs; 2: its epochs are of a data set of unknown size; 3: its replicas
+        have several GPUs.
+        """
+        if self.gpus.per_replica > 1:
+            return 3
         unsized = self.work is not None and self.work_gap is not None
         return 2 if unsized else int(not self.shares_gpus)
 
@@ -308,12 +330,17 @@ class Job(Record):
     @property
     def min_gpus(self) -> int:
         """The smallest size, defaults applied."""
-        return self.gpus.min or (self.gpus.requested if self.elastic == "none" else 1)
+        gpus = self.gpus
+        return gpus.min or (gpus.requested if self.elastic == "none" else gpus.per_replica)
+
+    def can_train_on(self, gpus: int) -> bool:
+        """Whether that is at least its smallest size, in whole replicas."""
+        return gpus >= self.min_gpus and self.gpus.whole(gpus) == gpus
 
     def max_gpus(self, cluster_gpus: int) -> int:
         """The largest size in a cluster of ``cluster_gpus``, defaults applied."""
         default = self.gpus.requested if self.elastic == "none" else cluster_gpus
-        return min(self.gpus.max or default, cluster_gpus)
+        return self.gpus.whole(min(self.gpus.max or default, cluster_gpus))
 
 
 def _script_name(script: tuple[str, ...]) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from pliant.schemas.cluster import Node
 from pliant.schemas.job import Job, ResourceDemand
+from pliant.schemas.text import counted
 
 Amounts = Mapping[str, float]
 """By the name of the resource, in the units of job and cluster files."""
@@ -49,8 +50,10 @@ def servers_for(job: Job, workers: int) -> int:
 class Capacities:
     """The nodes of a cluster, and how many workers of a job fit them while they are empty."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[Node], whole: Capacities | None = None) -> None:
+        """:param whole: those of all nodes, where these are the ones that are up."""
         self.nodes = nodes
+        self.node_gpus: Mapping[str, int] = most_on_a_node(nodes) if whole is None else whole.node_gpus
         self.of_node = [capacities(node) for node in nodes]
         self._kinds = Counter[_Kind]()
         """Equal nodes are counted together: jobs are checked often."""
@@ -58,14 +61,16 @@ class Capacities:
             self._kinds[node.gpu_type, node.gpus, tuple(sorted(found.items()))] += node.count or 1
 
     def limits(self, job: Job) -> bool:
-        """Whether the job demands more than GPUs."""
-        return bool(job.resources.worker or job.resources.ps)
+        """Whether the job demands more than GPUs, or several of them on one node."""
+        return bool(job.resources.worker or job.resources.ps) or job.gpus.per_replica > 1
 
     def room(self, job: Job) -> dict[str, int]:
-        """Most workers by GPU type on empty nodes, parameter servers included."""
+        """Most workers by GPU type on empty nodes, in whole replicas, parameter servers included."""
         demand, found = job.resources.worker, Counter[str]()
         for (gpu_type, gpus, stated), count in self._kinds.items():
-            found[gpu_type] += count * fitting(dict(stated), demand, gpus)
+            together = replica_on_a_node(job, self.node_gpus[gpu_type])
+            each = fitting(dict(stated), demand, gpus)
+            found[gpu_type] += count * (each - each % together)
         if job.resources.ps:
             servers = sum(
                 count * fitting(dict(stated), job.resources.ps, MANY)
@@ -73,7 +78,7 @@ class Capacities:
                 if not gpus
             )
             found = Counter({kind: _served(job, workers, servers) for kind, workers in found.items()})
-        return dict(found)
+        return {kind: job.gpus.whole(workers) for kind, workers in found.items()}
 
     def without_what_never_fits(self, job: Job) -> Job:
         """The job, without its demands if no node has room for them even at its smallest size."""
@@ -86,6 +91,8 @@ class Capacities:
         least = job.min_gpus
         if not self.limits(job) or max(self.room(job).values(), default=0) >= least:
             return None
+        if job.gpus.per_replica > 1 and not job.resources.worker and not job.resources.ps:
+            return self._why_no_replica(job)
         workers = "a worker" if least == 1 else f"{least} workers"
         for name, amount in sorted(job.resources.worker.items()):
             alone = ResourceDemand(worker={name: amount})
@@ -103,6 +110,30 @@ class Capacities:
         return (
             f"needs {needed} parameter servers for {workers}, more than the nodes without GPUs have room for"
         )
+
+    def _why_no_replica(self, job: Job) -> str | None:
+        least, each = job.min_gpus, job.gpus.per_replica
+        gpus = Counter[str]()
+        for (gpu_type, count, _), nodes in self._kinds.items():
+            gpus[gpu_type] += nodes * count
+        if max(gpus.values(), default=0) < least:
+            return None
+        room = max(self.room(job).values(), default=0) // each
+        replicas = counted(least // each, "replica")
+        return f"needs {replicas} of {each} GPUs, each on one node, the nodes have room for {room}"
+
+
+def most_on_a_node(nodes: Iterable[Node]) -> dict[str, int]:
+    """GPUs of the largest node of each type."""
+    found: dict[str, int] = {}
+    for node in nodes:
+        found[node.gpu_type] = max(node.gpus, found.get(node.gpu_type, 0))
+    return found
+
+
+def replica_on_a_node(job: Job, node_gpus: int) -> int:
+    """GPUs that must be on one node: those of a replica, or 1 where not even the largest node holds it."""
+    return job.gpus.per_replica if job.gpus.per_replica <= node_gpus else 1
 
 
 def _served(job: Job, workers: int, servers: int) -> int:

@@ -88,22 +88,24 @@ class Allocation(Record):
             raise broken_rule(text, "/gpus")
         return self
 
-    @model_validator(mode="after")
-    def _batch_adds_up(self) -> Self:
-        problem = None if self.batch is None else _batch_problem(self.batch, self.gpus)
-        if problem is not None:
-            raise broken_rule(*problem)
-        return self
+    def size_problem(self, per_replica: int) -> tuple[str, str] | None:
+        """Why this is no size of its job, or the batch is not that of its workers, and where; or None."""
+        if self.gpus % per_replica:
+            text = f"is {self.gpus:,}, expected a multiple of gpus.per_replica {per_replica} of its job"
+            return text, "/gpus"
+        workers = self.gpus // per_replica
+        of = in_gpus(workers) if per_replica == 1 else counted(workers, "replica")
+        return None if self.batch is None else _batch_problem(self.batch, workers, of)
 
 
-def _batch_problem(batch: BatchPlan, gpus: int) -> tuple[str, str] | None:
+def _batch_problem(batch: BatchPlan, workers: int, of: str) -> tuple[str, str] | None:
     """Why the shares of the workers do not add up to the global batch, and its pointer."""
-    if batch.global_ < gpus or not gpus:
-        return f"is {batch.global_:,} for {in_gpus(gpus)}, expected a sample for each", "/batch/global"
-    share = -(-batch.global_ // gpus)
+    if batch.global_ < workers or not workers:
+        return f"is {batch.global_:,} for {of}, expected a sample for each", "/batch/global"
+    share = -(-batch.global_ // workers)
     local = -(-share // batch.accum)
     if batch.accum > share or batch.local != local:
-        cut = f"{batch.local:,} samples in each of {counted(batch.accum, 'micro-step')} on {in_gpus(gpus)}"
+        cut = f"{batch.local:,} samples in each of {counted(batch.accum, 'micro-step')} on {of}"
         return f"{cut} do not add up to the global batch of {batch.global_:,}", "/batch"
     return None
 
@@ -174,12 +176,13 @@ class Schedule(Record):
 
     @property
     def minor(self) -> int:
-        """4 where jobs train on data of unknown size, 3 where they have more than GPUs or share them, 2 where
-        work is predicted, else its cluster's.
+        """5 where replicas have several GPUs, 4 where jobs train on data of unknown size, 3 where they have
+        more than GPUs or share them, 2 where work is predicted, else its cluster's.
         """
-        if any(job.minor > 1 for job in self.jobs):
-            return 4
-        if self.cluster.minor > 1 or any(job.minor for job in self.jobs):
+        newest = max((job.minor for job in self.jobs), default=0)
+        if newest > 1:
+            return newest + 2
+        if self.cluster.minor > 1 or newest:
             return 3
         if any(given.servers or given.reserved or given.beside for given in self.allocations):
             return 3
@@ -194,6 +197,15 @@ class Schedule(Record):
         _refuse_twice("waiting", [verdict.job for verdict in self.waiting], "job")
         _refuse_twice("rejected", [verdict.job for verdict in self.rejected], "job")
         _refuse_twice("jobs", [job.id for job in self.jobs], "id")
+        return self
+
+    @model_validator(mode="after")
+    def _sizes_and_batches_add_up(self) -> Self:
+        replicas = {job.id: job.gpus.per_replica for job in self.jobs}
+        for index, given in enumerate(self.allocations):
+            problem = given.size_problem(replicas.get(given.job, 1))
+            if problem is not None:
+                raise broken_rule(problem[0], f"/allocations/{index}{problem[1]}")
         return self
 
     @model_validator(mode="after")

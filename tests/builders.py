@@ -21,6 +21,7 @@ def job(
     gpus: int = 1,
     low: int | None = None,
     high: int | None = None,
+    each: int = 1,
     work: Mapping[str, Any] | None = None,
     gpu_seconds: float | None = None,
     elastic: str | None = None,
@@ -28,7 +29,10 @@ def job(
     batch: int | Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Job:
-    """A job; elastic by size where limits are given or ``elastic`` says so, rigid otherwise."""
+    """A job; elastic by size where limits are given or ``elastic`` says so, rigid otherwise.
+
+    :param each: GPUs of a replica.
+    """
     if gpu_seconds is not None:
         work = {"gpu_seconds": gpu_seconds}
     resizes = low is not None or high is not None
@@ -36,7 +40,7 @@ def job(
         "id": job_id,
         "submit_time": at,
         "model": model,
-        "gpus": {"requested": gpus, "min": low, "max": high},
+        "gpus": {"requested": gpus, "min": low, "max": high, "per_replica": each},
         "elastic": elastic or ("size" if resizes else "none"),
         "work": work,
         "batch": {"size": batch} if isinstance(batch, int) else dict(batch or {"size": 960}),

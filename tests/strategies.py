@@ -62,14 +62,17 @@ def _limits(draw: st.DrawFn) -> tuple[int, int, int]:
 @st.composite
 def jobs(draw: st.DrawFn, ids: st.SearchStrategy[str] = names) -> Job:
     """A job: rigid without limits, or elastic with limits that agree."""
-    low, requested, high = draw(_limits())
+    each = draw(st.sampled_from([1, 1, 2, 3]))
+    low, requested, high = (each * limit for limit in draw(_limits()))
     batch_low, batch, batch_high = draw(_limits())
     elastic = draw(st.sampled_from(["none", "size", "size+batch"]))
     return Job(
         id=draw(ids),
         submit_time=draw(amounts),
         model=draw(names),
-        gpus=Gpus(requested=requested) if elastic == "none" else Gpus(requested=requested, min=low, max=high),
+        gpus=Gpus(requested=requested, per_replica=each)
+        if elastic == "none"
+        else Gpus(requested=requested, min=low, max=high, per_replica=each),
         user=draw(text),
         priority=draw(st.floats(-1e18, 1e18)),
         command=draw(maybe(st.lists(plain, max_size=3).map(tuple))),
@@ -124,9 +127,13 @@ placements = st.lists(st.tuples(names, counts), min_size=1, max_size=3).map(tupl
 @st.composite
 def allocations(draw: st.DrawFn, job: Job) -> Allocation:
     """A placement that adds up to the GPUs of the job: as many as it requests if it is rigid."""
-    placement = draw(placements) if job.elastic != "none" else ((draw(names), job.gpus.requested),)
+    each = job.gpus.per_replica
+    placement = tuple((name, each * count) for name, count in draw(placements))
+    if job.elastic == "none":
+        placement = ((draw(names), job.gpus.requested),)
     gpus = sum(count for _, count in placement)
-    batches = st.builds(plan_batch, st.integers(gpus, gpus + 9999), st.just(gpus), maybe(counts))
+    workers = gpus // each
+    batches = st.builds(plan_batch, st.integers(workers, workers + 9999), st.just(workers), maybe(counts))
     return Allocation(
         job=job.id,
         gpus=gpus,

@@ -56,6 +56,9 @@ def job_problems(*lines: str | dict[str, Any]) -> list[str]:
         ({"gpus": {"requested": 4, "min": 4, "max": 2}, "elastic": "size"}, "/gpus/max: 2 is below gpus.min 4"),
         ({"gpus": {"requested": 1, "min": 2}, "elastic": "size"}, "/gpus/requested: 1 is below gpus.min 2"),
         ({"gpus": {"requested": 8, "max": 4}, "elastic": "size"}, "/gpus/requested: 8 is above gpus.max 4"),
+        ({"gpus": {"requested": 8, "max": 18, "per_replica": 4}, "elastic": "size"}, "/gpus/max: 18 is not a multiple of gpus.per_replica 4"),
+        ({"gpus": {"min": 2, "per_replica": 4}, "elastic": "size"}, "/gpus/requested: 2 is not a multiple of gpus.per_replica 4"),
+        ({"gpus": {"per_replica": 0}}, "/gpus/per_replica: 0 is not above 0, expected more than 0"),
         ({"gpus": {"requested": 4, "min": 2}}, "/elastic: 'none' contradicts gpus.min and gpus.max, expected them to equal gpus.requested"),
         ({"batch": {"size": 8, "min": 16}}, "/batch/size: 8 is below batch.min 16"),
         ({"batch": {"size": 8, "max": 4}}, "/batch/size: 8 is above batch.max 4"),
@@ -194,6 +197,8 @@ SCHEDULE = '{"schema": "pliant.schedule/1", "time": 0, "policy": {"name": "p"}, 
         ('"allocations": [{"job": "a", "gpus": 2, "batch": {"global": 2, "local": 1, "accum": 2}, "action": "keep"}]', "/allocations/0/batch: 1 samples in each of 2 micro-steps on 2 GPUs do not add up to the global batch of 2"),
         ('"allocations": [{"job": "a", "gpus": 4, "batch": {"global": 3, "local": 1}, "action": "keep"}]', "/allocations/0/batch/global: is 3 for 4 GPUs, expected a sample for each"),
         ('"allocations": [{"job": "a", "gpus": 0, "batch": {"global": 3, "local": 1}, "action": "preempt"}]', "/allocations/0/batch/global: is 3 for 0 GPUs, expected a sample for each"),
+        ('"allocations": [{"job": "a", "gpus": 6, "action": "start"}], "jobs": [{"id": "a", "model": "m", "elastic": "size", "gpus": {"per_replica": 4}}]', "/allocations/0/gpus: is 6, expected a multiple of gpus.per_replica 4 of its job"),
+        ('"allocations": [{"job": "a", "gpus": 8, "batch": {"global": 64, "local": 8}, "action": "start"}], "jobs": [{"id": "a", "model": "m", "elastic": "size", "gpus": {"per_replica": 4}}]', "/allocations/0/batch: 8 samples in each of 1 micro-step on 2 replicas do not add up to the global batch of 64"),
         ('"waiting": [{"job": "a", "reason": ""}, {"job": "a", "reason": ""}]', '/waiting/1/job: "a" is used twice, expected each job once'),
         ('"allocations": [{"job": "a", "gpus": 2, "action": "start"}], "jobs": [{"id": "a", "submit_time": 0, "model": "m", "gpus": {"requested": 4}}]', '/allocations/0/gpus: is 2, but job "a" is not elastic, expected 4 or 0'),
         ('"policy_state": {"policy": "p", "state": [1, {"x": Infinity}]}', "/policy_state/state/1/x: NaN and infinities are not allowed, expected a finite number"),
@@ -247,7 +252,7 @@ def test_a_long_value_is_cut_in_a_message(schema: object) -> None:
 
 def test_a_newer_minor_version_is_read_without_what_it_added(caplog: pytest.LogCaptureFixture) -> None:
     newer = {**GOOD, "shape": "round", "gpus": {"requested": 4, "vendor": "x"}}
-    Path("jobs").write_text('{"schema":"pliant.job/1.3"}\n' + json.dumps(newer) + "\n")
+    Path("jobs").write_text('{"schema":"pliant.job/1.9"}\n' + json.dumps(newer) + "\n")
     Path("cluster").write_text(
         '{"schema": "pliant.cluster/1.9", "nodes": [{"name": "n", "gpus": 1, "x": 1}]}'
     )
@@ -262,7 +267,7 @@ def test_a_newer_minor_version_is_read_without_what_it_added(caplog: pytest.LogC
 
 
 def test_a_newer_minor_version_is_still_checked() -> None:
-    newer = json.dumps({"schema": "pliant.job/1.3", **GOOD, "shape": "round", "submit_time": -1})
+    newer = json.dumps({"schema": "pliant.job/1.9", **GOOD, "shape": "round", "submit_time": -1})
     assert "jobs.jsonl:1: /submit_time: -1 is below 0, expected 0 or more" in problems(io.read_jobs, newer)
 
 

@@ -103,3 +103,23 @@ def test_a_cluster_with_further_capacities_names_the_version_that_knows_them(tmp
     (tmp_path / "cluster.json").write_bytes(document_bytes(nodes, "cluster"))
     assert '"pliant.cluster/1.2"' in (tmp_path / "cluster.json").read_text()
     assert read_cluster(tmp_path / "cluster.json") == nodes
+
+
+@pytest.mark.parametrize(
+    ("nodes", "room"),
+    [
+        ((4, 4), 6),  # a replica of three on each, one GPU of each is left
+        ((8, 4), 9),
+        ((2, 2, 2), 6),  # no node holds one: they span nodes
+        ((3, 2, 2), 3),  # one does, so the others stay empty
+    ],
+)
+def test_replicas_stay_on_one_node_where_one_holds_them(nodes, room):
+    cluster = cluster_of(*({"gpus": gpus} for gpus in nodes))
+    assert Capacities(cluster.nodes).room(job("j", gpus=3, low=3, high=12, each=3)) == {"gpu": room}
+
+
+def test_a_job_whose_replicas_fit_no_node_says_so():
+    cluster = cluster_of({"gpus": 4}, {"gpus": 4}, {"gpus": 4})
+    found = oversized([job("j", gpus=12, each=3)], cluster)
+    assert found == {"j": "needs 4 replicas of 3 GPUs, each on one node, the nodes have room for 3"}

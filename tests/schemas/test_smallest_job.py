@@ -55,6 +55,11 @@ def test_the_requested_size_follows_the_smallest() -> None:
     assert job.gpus.requested == 2
 
 
+def test_sizes_follow_the_gpus_of_a_replica() -> None:
+    (job,) = read('{"id": "a", "model": "m", "elastic": "size", "gpus": {"per_replica": 4}}')
+    assert (job.gpus.requested, job.min_gpus, job.max_gpus(30), job.minor) == (4, 4, 28, 3)
+
+
 def test_epochs_of_an_unknown_data_set_are_work_that_is_not_known() -> None:
     known, unknown, silent = read(
         '{"id": "a", "model": "m", "work": {"epochs": 2, "dataset_size": 9}}',

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.text import in_gpus
 from pliant.tools.profile.throughput import Placement, key, plan_batch, shape, training_rows
 from pliant.tools.profile.throughput_model import AllReduce, SizeTable, ThroughputBySize, allreduces
 
@@ -35,6 +36,8 @@ class PredictionQuery:
     """Largest global batch that its author allows; None: any."""
     spread: Spread | None = None
     """Of the model's errors on held-out rows, if known."""
+    per_replica: int = 1
+    """GPUs of a replica, over which the batch is divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class StepPrediction:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The largest batch of one GPU; scaling factors are relative to it."""
+    """The largest batch of one GPU, or replica; scaling factors are relative to it."""
 
     local_batch: int
     step_seconds: float
@@ -104,7 +107,8 @@ def base_of(speed: ThroughputBySize, question: PredictionQuery) -> Base | None:
     if not fits:
         return None
     largest = min(fits, question.batch_max or fits)
-    where = (question.model, question.gpu_type, (1,), largest, question.per_gpu_max)
+    each = question.per_replica
+    where = (question.model, question.gpu_type, (each,), largest * each, question.per_gpu_max)
     seconds = speed.step_seconds(*where)
     return None if seconds is None else Base(largest, seconds, speed.source(*where))
 
@@ -112,14 +116,17 @@ def base_of(speed: ThroughputBySize, question: PredictionQuery) -> Base | None:
 def _predict(
     speed: ThroughputBySize, question: PredictionQuery, base: Base | None, place: Placement, batch: int
 ) -> StepPrediction:
-    gpus, largest = sum(place), _largest_local(speed, question)
+    gpus, largest, each = sum(place), _largest_local(speed, question), question.per_replica
     asked = (question.job, question.model, question.gpu_type, gpus, batch)
-    if batch < gpus:
+    workers, rest = divmod(gpus, each)
+    if rest:
+        return StepPrediction(*asked, infeasible=f"{in_gpus(gpus)} are no whole replicas of {each}")
+    if batch < workers:
         return StepPrediction(*asked, infeasible=f"{batch} samples are too few for {gpus} GPUs")
     if not largest:
         return StepPrediction(*asked, infeasible="no batch fits a GPU")
-    plan = plan_batch(batch, gpus, largest)
-    where = (question.model, question.gpu_type, place, batch, question.per_gpu_max)
+    plan = plan_batch(batch, workers, largest)
+    where = (question.model, question.gpu_type, place, batch * each, question.per_gpu_max)
     seconds = speed.step_seconds(*where)
     if seconds is None:
         reason = _beyond(gpus, speed.sizes(question.model, question.gpu_type))

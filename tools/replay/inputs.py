@@ -135,7 +135,8 @@ def _unknown_work(jobs: Sequence[Job], cluster: Cluster, throughput: Throughput)
             needed = "samples, epochs with dataset_size, iterations or gpu_seconds"
             yield f'job "{job.id}" {job.work_gap}, a replay needs {needed}'
             continue
-        kind = (job.model, job.batch.size, job.batch.per_gpu_max, job.gpus.requested, _magnitude(job.work))
+        sizes = (job.gpus.requested, job.gpus.per_replica)
+        kind = (job.model, job.batch.size, job.batch.per_gpu_max, sizes, _magnitude(job.work))
         if kind in good:
             continue
         try:

@@ -54,7 +54,7 @@ def _gpu_seconds(jobs: list[Job], speeds: Speeds) -> list[float]:
     found = []
     for job in jobs:
         amount = _amount(job)
-        limits = (job.gpus.requested, job.gpus.min, job.gpus.max, job.elastic)
+        limits = (job.gpus.requested, job.gpus.min, job.gpus.max, job.gpus.per_replica, job.elastic)
         kind = (type(job.work), job.model, job.batch.size, job.batch.per_gpu_max, limits)
         if kind not in per_unit:
             per_unit[kind] = demand_gpu_s(job_state(job, speeds), speeds) / amount

@@ -111,6 +111,8 @@ def _reason(job: JobState, session: Session, stands_still: bool) -> str:
         return "no GPU is left after node failures"
     if low > session.up_gpus:
         return f"needs at least {in_gpus(low)}, {session.up_gpus} are left after node failures"
+    if job.per_replica > 1 and max((job.room_now or {}).values(), default=0) < low:
+        return f"needs nodes for replicas of {job.per_replica} GPUs, those that are left have too few"
     if not any(session.speeds.rate(job, gpus) > 0 for gpus in {low, job.spec.gpus.requested}):
         return f"does not run on {in_gpus(low)}: batch {job.reference_batch} is infeasible there"
     return why_left(session.policy.name, job)

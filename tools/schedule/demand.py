@@ -57,13 +57,13 @@ def demand_gpu_s(job: JobState, speeds: Speeds, *, of_simulation: bool = False) 
 
 
 def sizes_below(job: JobState) -> Iterator[int]:
-    """Sizes below the requested one, descending: the powers of two, and last the minimum."""
-    requested, least = job.spec.gpus.requested, job.spec.min_gpus
+    """Sizes below the requested one, descending: powers of two of replicas, and last the minimum."""
+    requested, least, each = job.spec.gpus.requested, job.spec.min_gpus, job.per_replica
     if job.spec.elastic == "none" or requested == least:
         return
-    power = 1 << (requested - 1).bit_length() - 1 if requested > 1 else 0
-    while power > least:
-        yield power
+    power = 1 << (requested // each - 1).bit_length() - 1 if requested > each else 0
+    while power * each > least:
+        yield power * each
         power //= 2
     yield least
 
@@ -78,7 +78,7 @@ def _reference_batch(job: Job, speeds: Speeds) -> int:
         return job.batch.size
     limits = [speeds.throughput.max_local_batch(job.model, gpu_type) for gpu_type in speeds.gpu_types]
     known = [limit for limit in (*limits, job.batch.per_gpu_max) if limit]
-    return job.gpus.requested * (min(known) if known else 1)
+    return job.gpus.replicas(job.gpus.requested) * (min(known) if known else 1)
 
 
 def _total_samples(state: JobState, speeds: Speeds) -> float | None:
@@ -163,8 +163,8 @@ def submit_detail(state: JobState, speeds: Speeds, measured_sizes: Iterable[int]
     """What :class:`~pliant.schemas.runinfo.SubmitDetail` describes, as JSON values.
 
     The demand is that of Ares. The curve is taken at the reference batch on consolidated placements: at
-    powers of two, the requested and the largest size, and ``measured_sizes`` (GPUs). Sizes on which the job
-    cannot run are left out. With it, a report needs no profile.
+    powers of two of replicas, the requested and the largest size, and ``measured_sizes`` (GPUs). Sizes on
+    which the job cannot run are left out. With it, a report needs no profile.
     """
     detail: dict[str, Any] = {"job": job_fields(state.spec)}
     curve = [[size, speeds.rate(state, size)] for size in _sizes(state, speeds, measured_sizes)]
@@ -178,6 +178,6 @@ def submit_detail(state: JobState, speeds: Speeds, measured_sizes: Iterable[int]
 
 def _sizes(state: JobState, speeds: Speeds, measured_sizes: Iterable[int]) -> list[int]:
     largest = state.spec.max_gpus(sum(speeds.gpu_types.values()))
-    powers = (2**exponent for exponent in range(largest.bit_length()))
+    powers = (state.per_replica * 2**exponent for exponent in range(largest.bit_length()))
     wanted = {*powers, state.spec.gpus.requested, largest, *measured_sizes}
     return sorted(size for size in wanted if 1 <= size <= largest)

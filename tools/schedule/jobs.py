@@ -95,11 +95,13 @@ class JobState:
     """Sort key of arrival order: (submit_time, id), unless a replay keeps to another order."""
     priority: float = field(init=False)
     """Larger is more important."""
+    per_replica: int = field(init=False)
+    """GPUs of one replica: it gets whole multiples of them."""
     most: int | None = None
     """The most GPUs that its user's limit allows; None: no such limit."""
     room: Mapping[str, int] | None = None
-    """By GPU type, the most of its workers that the nodes have CPUs, memory and bandwidth for; None: it
-    demands none."""
+    """By GPU type, the most of its workers that the nodes have CPUs, memory and bandwidth for, in whole
+    replicas; None: it demands none, and its replicas have one GPU each."""
     room_now: Mapping[str, int] | None = None
     """The same for the nodes that are up."""
     phase: Phase = Phase.WAITING
@@ -156,6 +158,7 @@ class JobState:
     def __post_init__(self) -> None:
         self.id = self.spec.id
         self.priority = self.spec.priority
+        self.per_replica = self.spec.gpus.per_replica
         self.arrival = (self.spec.submit_time, self.spec.id)
         self.global_batch = self.reference_batch
 
@@ -178,6 +181,13 @@ class JobState:
         if self.room is not None:
             own = min(own, max(self.room.values(), default=0))
         return own if self.most is None else min(own, self.most)
+
+    def sizes(self, cluster_gpus: int) -> range:
+        """Every number of GPUs that it may get in a cluster of ``cluster_gpus``, ascending."""
+        if self.spec.elastic == "none":
+            requested = self.spec.gpus.requested
+            return range(requested, 1 + min(requested, self.max_gpus(cluster_gpus)))
+        return range(self.spec.min_gpus, self.max_gpus(cluster_gpus) + 1, self.per_replica)
 
     @property
     def turn(self) -> tuple[float, float, str]:

@@ -30,8 +30,8 @@ from pliant.tools.profile.throughput import (
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState
 
 T = TypeVar("T")
-_Key = tuple[str, str, int | Placement, int, int | None]
-"""Model, GPU type, size (consolidated) or placement, global batch, largest local batch."""
+_Key = tuple[str, str, int | Placement, int, int, int | None]
+"""Model, GPU type, size (consolidated) or placement, global batch, GPUs of a replica, largest local batch."""
 _ROUNDING: Final = 1e-9
 """Relative difference of speeds that counts as none."""
 
@@ -44,6 +44,7 @@ class JobKind(NamedTuple):
     states_batch: bool
     """Whether more GPUs than samples are infeasible."""
     per_gpu_max: int | None
+    per_replica: int
     room: tuple[tuple[str, int], ...] | None
     """By GPU type, the most workers that nodes have CPUs, memory and bandwidth for; None: no limit."""
 
@@ -55,6 +56,7 @@ class JobKind(NamedTuple):
             job.reference_batch,
             batch.size is not None,
             batch.per_gpu_max,
+            job.per_replica,
             None if room is None else tuple(room.items()),
         )
 
@@ -91,10 +93,12 @@ class Speeds:
         """The one GPU type of a placement; empty if it has none."""
         return self._types[placement[0][0]] if placement else ""
 
-    def consolidated(self, gpus: int, gpu_type: str) -> Placement:
-        """The placement of ``gpus`` on as few nodes as the type allows."""
-        whole, rest = divmod(gpus, self._node_gpus[gpu_type])
-        return (self._node_gpus[gpu_type],) * whole + ((rest,) if rest else ())
+    def consolidated(self, gpus: int, gpu_type: str, per_replica: int = 1) -> Placement:
+        """The placement of ``gpus`` on as few nodes as the type allows, and no replica on several of them."""
+        most = self._node_gpus[gpu_type]
+        each = most - most % per_replica or most
+        whole, rest = divmod(gpus, each)
+        return (each,) * whole + ((rest,) if rest else ())
 
     def rate(
         self,
@@ -107,24 +111,31 @@ class Speeds:
     ) -> float:
         """Samples per second of ``job`` on ``gpus`` GPUs; 0.0 if that is infeasible.
 
+        So is a size that is not a whole number of replicas. The GPUs of a replica work on the same samples,
+        so for the throughput model, which counts samples by GPU, the batch is as many times larger.
+
         Without a GPU type on a mixed cluster: the mean over the types that have enough GPUs and can run the
         job, weighted by all their GPUs (the average per-GPU computing power of Ares, section 3.5). For a size
         that no type has, the mean is over all types.
 
         :raises BadInputError: the model is not profiled.
         """
-        batch = global_batch or job.reference_batch
-        if gpus > batch and job.spec.batch.size is not None:
+        batch, per_replica = global_batch or job.reference_batch, job.per_replica
+        if gpus > batch * per_replica and job.spec.batch.size is not None:
             return 0.0  # a worker without a sample; a batch that is not stated limits nothing
+        if per_replica > 1 and gpus % per_replica:
+            return 0.0
         if gpu_type is None:
             return self._mean(gpus, lambda kind: self.rate(job, gpus, kind, global_batch=batch))
         if job.room is not None and gpus > job.room.get(gpu_type, 0):
             return 0.0  # the nodes lack CPUs, memory or bandwidth for as many workers
-        key = (job.spec.model, gpu_type, placement or gpus, batch, job.spec.batch.per_gpu_max)
+        cap = job.spec.batch.per_gpu_max
+        key = (job.spec.model, gpu_type, placement or gpus, batch, per_replica, cap)
         rate = self._rates.get(key)
         if rate is None:
-            shape = placement or self.consolidated(gpus, gpu_type)
-            seconds = self.throughput.step_seconds(job.spec.model, gpu_type, shape, batch, key[-1])
+            shape = placement or self.consolidated(gpus, gpu_type, per_replica)
+            counted = batch * per_replica
+            seconds = self.throughput.step_seconds(job.spec.model, gpu_type, shape, counted, cap)
             rate = self._rates[key] = batch / seconds if seconds else 0.0
         return rate
 
@@ -134,7 +145,8 @@ class Speeds:
         :param accumulates: False: not the sizes whose GPUs hold the batch in several micro-steps alone.
         """
         limit = None if accumulates else self.most_local(job, gpu_type)
-        return max(1, job.spec.min_gpus, -(-global_batch // limit) if limit else 1)
+        counted = global_batch * job.per_replica
+        return max(1, job.spec.min_gpus, -(-counted // limit) if limit else 1)
 
     def useful(
         self,
@@ -216,7 +228,8 @@ class Speeds:
 
     def _load(self, job: JobState, gpu_type: str, gpus: int) -> Load:
         limit = self.most_local(job, gpu_type) or job.spec.batch.per_gpu_max
-        return Load(job.spec.model, plan_batch(max(job.global_batch, gpus), gpus, limit).local)
+        workers = max(1, job.spec.gpus.replicas(gpus))
+        return Load(job.spec.model, plan_batch(max(job.global_batch, workers), workers, limit).local)
 
     def most_local(self, job: JobState, gpu_type: str) -> int | None:
         """Most samples that one GPU of the type may get at a time; 0: no batch fits; None: no limit."""
@@ -228,9 +241,10 @@ class Speeds:
         None if no batch was ever stated, or if one that follows from a memory limit leaves a worker idle.
         """
         limit = self.most_local(job, job.gpu_type or "") or job.spec.batch.per_gpu_max
-        if not job.gpus or job.global_batch < job.gpus or (job.spec.batch.size is None and not limit):
+        workers = job.spec.gpus.replicas(job.gpus)
+        if not workers or job.global_batch < workers or (job.spec.batch.size is None and not limit):
             return None
-        return plan_batch(job.global_batch, job.gpus, limit)
+        return plan_batch(job.global_batch, workers, limit)
 
     def rescale_seconds(self, model: str) -> float | None:
         """What a change of its workers costs a training job of the model; None: not measured."""

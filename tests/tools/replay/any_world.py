@@ -200,17 +200,27 @@ def any_policy(name: str, seed: int = 0) -> Policy:
 
 
 @st.composite
-def traces(draw: st.DrawFn, *, most: int = 8, work: st.SearchStrategy[float] | None = None) -> list[Job]:
-    """Jobs of up to four GPUs, rigid and elastic, of which several may arrive at once."""
+def traces(
+    draw: st.DrawFn,
+    *,
+    most: int = 8,
+    work: st.SearchStrategy[float] | None = None,
+    replicas: st.SearchStrategy[int] | None = None,
+) -> list[Job]:
+    """Jobs of up to four GPUs, rigid and elastic, of which several may arrive at once.
+
+    :param replicas: GPUs of each; else one.
+    """
     return [
         job(
             f"j{n}",
             at=draw(st.integers(0, 30)) * 10.0,
-            gpus=(gpus := draw(st.sampled_from([1, 2, 3, 4]))),
+            each=(each := 1 if replicas is None else draw(replicas)),
+            gpus=(gpus := each * draw(st.sampled_from([1, 2, 3, 4][: 4 // each]))),
             work={"samples": draw(work or st.floats(0.5, 5000.0))},
             model="m",
             elastic=(elastic := draw(st.sampled_from(["none", "size", "size+batch"]))),
-            low=draw(st.integers(1, gpus)) if elastic != "none" else None,
+            low=each * draw(st.integers(1, gpus // each)) if elastic != "none" else None,
             high=8 if elastic != "none" else None,
             batch={"size": 64, "min": 32, "max": 128} if elastic == "size+batch" else 64,
             convergence="m",
@@ -228,10 +238,10 @@ OUTAGES: Final = st.tuples(
 
 
 @st.composite
-def worlds(draw: st.DrawFn, *, most_jobs: int = 8) -> World:
+def worlds(draw: st.DrawFn, *, most_jobs: int = 8, replicas: st.SearchStrategy[int] | None = None) -> World:
     """Anything that a replay may meet."""
     return World(
-        tuple(draw(traces(most=most_jobs))),
+        tuple(draw(traces(most=most_jobs, replicas=replicas))),
         draw(st.sampled_from(sorted(CLUSTERS))),
         draw(st.sampled_from(["samples", "constant noise", "goodput", "epochs", "stepwise epochs"])),
         draw(st.sampled_from([0.0, 0.5, 3.0])),

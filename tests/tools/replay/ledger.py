@@ -115,6 +115,8 @@ class Ledger:
         assert event.placement is not None
         assert event.gpus == sum(count for _, count in event.placement)
         assert account.spec.min_gpus <= event.gpus <= account.spec.max_gpus(10**6)
+        each = account.spec.gpus.per_replica
+        assert all(count % each == 0 for _, count in event.placement), "replicas are whole, on one node each"
         cost_s = self.rescale_cost_s if account.trained else self.start_cost_s
         held_s = float("inf") if follows is None else follows.time - event.time
         assert event.overhead_seconds == pytest.approx(min(cost_s, held_s)), "what a change costs"
@@ -123,7 +125,7 @@ class Ledger:
         assert len(kinds) == 1, "a job never mixes GPU types"
         shape = tuple(sorted((count for _, count in event.placement), reverse=True))
         batch = event.global_batch or 0
-        seconds = self.throughput.step_seconds(account.spec.model, kinds.pop(), shape, batch, None)
+        seconds = self.throughput.step_seconds(account.spec.model, kinds.pop(), shape, batch * each, None)
         saved_s = paid_s
         if follows is not None:
             every_s = account.spec.checkpoint_seconds or 60.0

@@ -105,6 +105,18 @@ def test_the_books_are_right_and_no_job_flaps_where_the_cluster_rules_so(policy:
     holds()
 
 
+@pytest.mark.parametrize("policy", policy_names())
+def test_replicas_of_two_gpus_are_kept_together_through_failures_and_every_job_ends(policy: str) -> None:
+    @settings(max_examples=3 if policy in SLOW else 10, derandomize=True)
+    @given(world=worlds(most_jobs=5, replicas=st.sampled_from([1, 2])))
+    def holds(world: World) -> None:
+        engine = world.play(policy)
+        check_books(world, engine)
+        check_fold(world, policy, engine)
+
+    holds()
+
+
 def check_rules(engine: Engine, min_run_s: float, cooldown_s: float) -> None:
     granted_s, changed_s = dict[str, float](), dict[str, float]()
     for event in engine.log.events():

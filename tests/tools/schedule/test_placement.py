@@ -48,6 +48,23 @@ def test_a_new_job_is_placed(free: list[int], gpus: int, place: NodeGpus) -> Non
 
 
 @pytest.mark.parametrize(
+    ("free", "gpus", "place"),
+    [
+        pytest.param([3, 8], 2, (("n0", 2),), id="one replica, best fit"),
+        pytest.param([3, 3, 8], 4, (("n2", 4),), id="two of them on one node"),
+        pytest.param([3, 3, 2], 6, (("n0", 2), ("n1", 2), ("n2", 2)), id="none across two nodes"),
+        pytest.param([3, 1, 1, 1], 4, None, id="six are free, and one replica fits"),
+    ],
+)
+def test_a_replica_of_two_gpus_stays_on_one_node(free: list[int], gpus: int, place: NodeGpus | None) -> None:
+    assert free_with(free).choose(gpus, ["gpu"], per_replica=2) == place
+
+
+def test_a_replica_that_fits_no_node_is_on_as_few_as_can_be() -> None:
+    assert free_with([1, 2, 2], size=2).choose(4, ["gpu"], per_replica=4) == (("n1", 2), ("n2", 2))
+
+
+@pytest.mark.parametrize(
     ("free", "gpus", "held", "place"),
     [
         pytest.param(

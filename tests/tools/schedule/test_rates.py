@@ -72,6 +72,19 @@ def test_every_question_is_asked_once() -> None:
     ]
 
 
+def test_the_batch_is_divided_over_replicas_and_each_size_has_whole_ones() -> None:
+    """Rows count by GPU: on 4 GPUs two replicas have 16 samples each, on 8 four have 8."""
+    measured = ThroughputBySize(Profile((step(4, 16, 0.5), step(8, 8, 0.4))))
+    asked = Speeds(measured, node_states(cluster(4, 4)))
+    known = state(job(batch=32, model="net", gpus=4, low=2, high=8, each=2))
+    assert [asked.rate(known, gpus, "gpu") for gpus in (4, 5, 8)] == pytest.approx([64.0, 0.0, 80.0])
+    assert asked.useful(known, 5, "gpu") == 4
+    known.gpus, known.gpu_type, known.global_batch = 8, "gpu", 32
+    plan = asked.batch_plan(known)
+    assert plan is not None
+    assert (plan.local, plan.accum) == (8, 1)
+
+
 def test_on_mixed_types_the_average_counts_weighted_by_gpus_of_types_that_have_as_many() -> None:
     asked = speeds(ByType(slow=1, fast=4), slow=(4, 2), fast=(3,))
     assert asked.rate(state(), 2) == pytest.approx((6 * 2 + 3 * 8) / 9)

@@ -58,7 +58,8 @@ def model_plans(jobs: Iterable[Job], node: MeasuredNode, options: MeasuringOptio
 
     A model is measured with the command of its first job that has one.
 
-    :raises BadInputError: a wanted model is unknown or no job of a model has a command.
+    :raises BadInputError: a wanted model is unknown, no job of a model has a command, or all have replicas
+        of several GPUs.
     """
     by_model: dict[str, list[Job]] = {}
     for job in jobs:
@@ -73,7 +74,13 @@ def model_plans(jobs: Iterable[Job], node: MeasuredNode, options: MeasuringOptio
 
 
 def _model_plan(model: str, jobs: Sequence[Job], node: MeasuredNode, options: MeasuringOptions) -> ModelPlan:
-    able = [job for job in jobs if job.command]
+    started = [job for job in jobs if job.command]
+    able = [job for job in started if job.gpus.per_replica == 1]
+    if started and not able:
+        raise BadInputError(
+            f'model "{model}" has replicas of {started[0].gpus.per_replica} GPUs, which cannot be measured: '
+            "import its rows, or name other models with --model"
+        )
     if not able:
         raise BadInputError(f'no job of model "{model}" has a command: nothing can be started to measure it')
     first = able[0]

@@ -91,6 +91,8 @@ class Model(Record):
     """Requested GPUs. Default: the recipe's."""
     gpus_min: GpuCount | None = None
     gpus_max: GpuCount | None = None
+    gpus_per_replica: GpuCount = 1
+    """GPUs of a replica. Requested GPUs are rounded up to whole replicas."""
     gpu_seconds: PositiveFloat | None = None
     """Work of each of its jobs. Default: drawn from the recipe's classes."""
     epochs: Bounds | None = None
@@ -114,6 +116,10 @@ class Model(Record):
         if high > MOST_EPOCHS:
             raise broken_rule(f"{high:g} is too large, expected at most {MOST_EPOCHS:g}", "/epochs/1")
         _sizes_are_numbers(self.gpus)
+        for name, limit in (("gpus_min", self.gpus_min), ("gpus_max", self.gpus_max)):
+            if (limit or 0) % self.gpus_per_replica:
+                text = f"{limit} is not a multiple of gpus_per_replica {self.gpus_per_replica}"
+                raise broken_rule(text, f"/{name}")
         return self
 
 

@@ -90,11 +90,13 @@ def _jobs(
 
 def _job(job_id: str, outline: Outline, model: Model, recipe: Recipe, rng: np.random.Generator) -> Job:
     requested = outline.gpus if model.gpus is None else int(_weighted([rng.random()], model.gpus)[0])
+    each = model.gpus_per_replica
+    requested = -(-requested // each) * each
     return Job(
         id=job_id,
         submit_time=round(outline.submit_s, 3),
         model=model.name,
-        gpus=Gpus(requested=requested, min=model.gpus_min, max=model.gpus_max),
+        gpus=Gpus(requested=requested, min=model.gpus_min, max=model.gpus_max, per_replica=each),
         batch=Batch(
             size=model.batch, min=model.batch_min, max=model.batch_max, per_gpu_max=model.per_gpu_max
         ),

@@ -247,7 +247,8 @@ def _deal(there: Sequence[_Sharer], gpus: int) -> None:
             admitted.append(each)
             limits.append((each.job.least_gpus, most))
     for each, part in zip(admitted, _parts(gpus, limits), strict=True):
-        each.gpus, each.rate = part, rate_at(each.job.curve, part)
+        each.gpus = part - part % each.job.per_replica
+        each.rate = rate_at(each.job.curve, each.gpus)
 
 
 def _parts(gpus: int, limits: Sequence[tuple[int, int]]) -> list[int]:

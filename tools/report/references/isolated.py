@@ -34,6 +34,8 @@ class ReferenceJob:
     least_gpus: int = 1
     alone_s: float = 0.0
     """Seconds that its stated work takes on the requested GPUs; 0 if it states none."""
+    per_replica: int = 1
+    """It runs on whole multiples of that many GPUs."""
 
 
 def reference_jobs(run: RunRecord) -> list[ReferenceJob]:
@@ -59,8 +61,10 @@ def reference_jobs(run: RunRecord) -> list[ReferenceJob]:
             least = max(least, int(record.curve[0][0]))
             stated = record.samples
             of_all = demand if stated == samples else _demand_gpu_s(record, stated) if stated else 0.0
-            alone_s = of_all / job.gpus.requested
-            found.append(ReferenceJob(record.id, record.submit_s, samples, curve, demand, least, alone_s))
+            alone_s, each = of_all / job.gpus.requested, job.gpus.per_replica
+            found.append(
+                ReferenceJob(record.id, record.submit_s, samples, curve, demand, least, alone_s, each)
+            )
     return found
 
 

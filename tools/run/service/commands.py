@@ -34,6 +34,7 @@ from pliant.tools.run.statedir.contract.plan import (
     ENV_JOB_DIR,
     ENV_LOG_BYTES,
     ENV_NOISE,
+    ENV_PER_REPLICA,
     ENV_SLOT,
     ENV_WORKER,
     PROTOCOL,
@@ -79,6 +80,8 @@ def units(
             own = {**ALONE, ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
         if job.elastic == "size+batch":
             own[ENV_NOISE] = "1"
+        if job.gpus.per_replica > 1:
+            own[ENV_PER_REPLICA] = str(job.gpus.per_replica)
         if log_bytes is not None:
             own[ENV_LOG_BYTES] = str(log_bytes)
         env = {**environment(job, slots, nodes), ENV_JOB_DIR: str(job_dir), **own}

@@ -213,7 +213,7 @@ class Executor:
             reason = "; ".join(f"node {name} is down: {down[name]}" for name in by_node(gone))
             shared = company.get(job_id) in self.targets
             left = Setback(gone, reason).without(target, target.allocation.cut, shared=shared)
-            if left.allocation.gpus < left.job.min_gpus:
+            if not left.job.can_train_on(left.allocation.gpus):
                 del self.targets[job_id]
             else:
                 self.targets[job_id] = left
@@ -275,7 +275,7 @@ class Executor:
         if (setback := gang.setback()) is not None and target is not None:
             shared = job_id in companions(self.targets)
             after = self.targets[job_id] = setback.without(target, gang.target.allocation.cut, shared=shared)
-            if after.allocation.gpus < after.job.min_gpus:
+            if not after.job.can_train_on(after.allocation.gpus):
                 del self.targets[job_id]
             held = {slot for name, other in self.targets.items() if name != job_id for slot in other.slots}
             taken = held.intersection(setback.slots)

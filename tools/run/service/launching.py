@@ -21,6 +21,7 @@ from typing import Final
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.files import make_folder
 from pliant.schemas.job import Job
+from pliant.schemas.resources import most_on_a_node, replica_on_a_node
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit, port_to_meet_at
 from pliant.tools.run.service.allocation import Assignment, InPlace
@@ -179,12 +180,15 @@ def _unserved(job: Job) -> dict[str, str]:
         found["resources/ps"] = " has parameter servers: it can be replayed, but not run"
     if (gpus := job.resources.worker.get("gpu", 1.0)) > 1:
         found["resources/worker/gpu"] = f" needs {gpus:g} GPUs for each worker, which gets one"
+    if job.elastic != "none" and (gpus := job.gpus.per_replica) > 1:
+        found["gpus/per_replica"] = f" resizes replicas of {gpus} GPUs: it can be replayed, but not run"
     return found
 
 
 def _allocation_problems(schedule: Schedule, source: str) -> list[Problem]:
-    known = {job.id for job in schedule.jobs}
-    left = {node.name: node.gpus for node in schedule.cluster.expanded()}
+    known = {job.id: job for job in schedule.jobs}
+    nodes = {node.name: node for node in schedule.cluster.expanded()}
+    left, most = {name: node.gpus for name, node in nodes.items()}, most_on_a_node(nodes.values())
     problems = []
     for index, allocation in enumerate(schedule.allocations):
         where = f"/allocations/{index}"
@@ -200,6 +204,14 @@ def _allocation_problems(schedule: Schedule, source: str) -> list[Problem]:
             if left[node] < 0:
                 text = f"node {node} has fewer free GPUs than that"
                 problems.append(Problem(source, None, f"{where}/placement", text))
+        job = known.get(allocation.job)
+        if job is not None and any(
+            count % replica_on_a_node(job, most[nodes[node].gpu_type])
+            for node, count in allocation.placement
+            if node in nodes
+        ):
+            text = f"a replica of {job.gpus.per_replica} GPUs is not on one node"
+            problems.append(Problem(source, None, f"{where}/placement", text))
     return problems
 
 

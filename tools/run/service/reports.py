@@ -189,14 +189,14 @@ def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) 
     detail: dict[str, Any] = {"reason": "; ".join([setback.reason, *left_out, *waits])}
     if wait_s is not None:
         detail["wait_seconds"] = wait_s
-    if job.job.min_gpus <= report.left.gpus == job.gpus:
+    if report.left.gpus == job.gpus and job.job.can_train_on(job.gpus):
         return downs
     return [_without(report, job, time_s, detail), *downs]
 
 
 def _without(report: Hindered | Displaced, job: JobLog, time_s: float, detail: Mapping[str, Any]) -> Event:
     """The job trains on with what it has left, or waits if that is too little."""
-    if report.left.gpus < job.job.min_gpus:
+    if not job.job.can_train_on(report.left.gpus):
         return Event(time_s, "requeue", report.job_id, gpus=0, placement=(), detail=detail)
     return _holding("shrink", time_s, report.left, {**detail, **_division(report.left), "setback": True})
 
@@ -277,7 +277,7 @@ def _observed(job: JobLog, gpus: int | None, step_seconds: float | None) -> dict
         return {}
     observed = {
         "placement": sorted((count for _, count in job.placement), reverse=True),
-        "local_batch": -(-job.global_batch // (job.gpus * job.accum)),
+        "local_batch": -(-job.global_batch // (job.job.gpus.replicas(job.gpus) * job.accum)),
         "accum": job.accum,
         "step_seconds": step_seconds,
     }

@@ -71,6 +71,9 @@ def why_impossible(job: JobState, gpus: int, speeds: Speeds) -> str | None:
         if speeds.rate(job, gpus, kind) > 0:
             return None
     if job.room is not None and gpus > (most := max(job.room.values(), default=0)):
+        if not job.spec.resources.worker and not job.spec.resources.ps:
+            each = f"in replicas of {job.per_replica}, each on one node"
+            return f"needs {in_gpus(gpus)} {each}, the nodes have room for {most}"
         return f"needs {in_gpus(gpus)}, the nodes have CPUs, memory and bandwidth for {most} of its workers"
     return (
         f'model "{job.spec.model}" at batch {job.reference_batch} does not run on {in_gpus(gpus)} of any type'
@@ -172,22 +175,31 @@ def decision_from_grants(
     return Decision(targets, rejected)
 
 
-def equal_shares(gpus: int, limits: Sequence[tuple[int, int]]) -> list[int]:
+def equal_shares(gpus: int, limits: Sequence[tuple[int, int]], steps: Sequence[int] = ()) -> list[int]:
     """Whole GPUs by job, max-min fair within ``(low, high)``; the remainder goes to the first in order.
 
     The lows must fit: their sum is at most ``gpus``. O(jobs · log gpus).
+
+    :param steps: by job, the GPUs of a replica, of which it gets multiples, as its limits are. Default: 1.
     """
+    each = steps or [1] * len(limits)
 
     def sizes_at(level: int) -> list[int]:
-        return [min(max(level, low), high) for low, high in limits]
+        return [
+            min(max(level - level % step, low), high) for (low, high), step in zip(limits, each, strict=True)
+        ]
 
     level = bisect_right(range(1, gpus + 1), gpus, key=lambda candidate: sum(sizes_at(candidate)))
     sizes = sizes_at(level)
-    remainder = gpus - sum(sizes)
-    for index, (low, high) in enumerate(limits):
-        if remainder and low <= level < high:
-            sizes[index] += 1
-            remainder -= 1
+    remainder = before = gpus - sum(sizes)
+    while remainder:
+        for index, (low, high) in enumerate(limits):
+            if each[index] <= min(remainder, high - sizes[index]) and low <= level:
+                sizes[index] += each[index]
+                remainder -= each[index]
+        if remainder == before:
+            break
+        before = remainder
     return sizes
 
 

@@ -200,7 +200,8 @@ class Situation:
         if job.spec.elastic == "none":
             return
         low, high = job.spec.min_gpus, job.max_gpus(self._total)
-        for gpus in (min(2 * job.gpus, high), max(min(job.gpus // 2, high), low)):
+        half = job.spec.gpus.whole(job.gpus // 2)
+        for gpus in (min(2 * job.gpus, high), max(min(half, high), low)):
             fits = gpus - job.gpus <= self._free.get(job.gpu_type or "", 0)
             if gpus != job.gpus and fits and self._rate(job, gpus, job.gpu_type) > 0:
                 yield gpus
@@ -262,11 +263,12 @@ class Situation:
 
 
 def _sizes(job: JobState, total: int) -> list[int]:
-    """Powers of two between the job's limits, with its smallest and its requested size."""
+    """Powers of two of replicas between the job's limits, with its smallest and its requested size."""
     if job.spec.elastic == "none":
         return [job.spec.gpus.requested]
     low, high = job.spec.min_gpus, job.max_gpus(total)
-    powers = {1 << power for power in range(high.bit_length())} | {low, job.spec.gpus.requested}
+    powers = {job.per_replica << power for power in range(high.bit_length())}
+    powers |= {low, job.spec.gpus.requested}
     return sorted(size for size in powers if low <= size <= high)
 
 

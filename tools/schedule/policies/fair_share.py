@@ -65,11 +65,12 @@ class FairShare(Policy):
 
     Max-min fair within the jobs' limits: every job gets the same number of GPUs, except those whose minimum
     is above it, and those whose maximum is below it or that would be slower on that many; their rest goes to
-    the others. The remainder goes, one GPU each, to the first jobs. A job that is not elastic gets what it
-    requested or nothing, and no job gets more GPUs than it has samples in a batch. Jobs are admitted in order
-    of priority, the highest first, then of arrival (submit_time, id): the first whose minimum does not fit
-    beside the minima of those before it waits, and all later ones behind it. A job whose minimum the nodes
-    that are up could not run, were they empty, waits alone. Where no job is elastic, that is ``fifo``.
+    the others. The remainder goes, one GPU or replica each, to the first jobs. A job that is not elastic
+    gets what it requested or nothing, and no job gets more replicas than it has samples in a batch. Jobs are
+    admitted in order of priority, the highest first, then of arrival (submit_time, id): the first whose
+    minimum does not fit beside the minima of those before it waits, and all later ones behind it. A job whose
+    minimum the nodes that are up could not run, were they empty, waits alone. Where no job is elastic, that
+    is ``fifo``.
 
     With several GPU types each job shares one of them: a running job stays, a new one goes where its part is
     largest, then where it is fastest; the latest job moves if another type would give it a larger part.
@@ -106,10 +107,11 @@ class FairShare(Policy):
 
 
 def _parts(pool: SharedType, speeds: Speeds) -> list[int]:
-    """Equal parts of a pool; GPUs that make a job slower go to the others."""
+    """Equal parts of a pool in whole replicas; GPUs that make a job slower go to the others."""
     limits = [(member.low, member.high) for member in pool.members]
+    steps = [member.job.per_replica for member in pool.members]
     while True:
-        parts = equal_shares(pool.gpus, limits)
+        parts = equal_shares(pool.gpus, limits, steps)
         useful = [
             speeds.useful(member.job, part, pool.gpu_type) or member.low
             for member, part in zip(pool.members, parts, strict=True)
@@ -126,7 +128,7 @@ def _member(job: JobState, gpus: int) -> SharingJob:
     """Each GPU needs a sample of a stated batch."""
     low, high = job.spec.min_gpus, job.max_gpus(gpus)
     if job.spec.batch.size is not None:
-        high = min(high, job.reference_batch)
+        high = min(high, job.reference_batch * job.per_replica)
     return SharingJob(job, low, max(low, high))
 
 

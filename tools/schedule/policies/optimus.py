@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
+from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pliant.schemas.job import Elasticity
+from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import (
     GpuBudget,
@@ -37,14 +38,14 @@ class _Share:
 
 
 class _Drops:
-    """Seconds that a step becomes shorter by one GPU more: for jobs of one kind on one GPU type."""
+    """Seconds by which each GPU of one replica more shortens a step: for jobs of one kind on one GPU type."""
 
     def __init__(self, oracle: Oracle, job: JobState, gpu_type: str) -> None:
         self._oracle, self._job, self._gpu_type = oracle, job, gpu_type
         self._known: list[float] = []
 
     def at(self, gpus: int) -> float:
-        """Step time on ``gpus`` GPUs less that on one more; 0 where either does not run."""
+        """Step time on ``gpus`` GPUs less that with one replica more, by GPU; 0 where either does not run."""
         try:
             return self._known[gpus]
         except IndexError:
@@ -56,8 +57,9 @@ class _Drops:
         if not gpus:
             return 0.0
         now_s = self._oracle.step_seconds(self._job, gpus, self._gpu_type)
-        then_s = self._oracle.step_seconds(self._job, gpus + 1, self._gpu_type)
-        return 0.0 if now_s is None or then_s is None else now_s - then_s
+        more = self._job.per_replica
+        then_s = self._oracle.step_seconds(self._job, gpus + more, self._gpu_type)
+        return 0.0 if now_s is None or then_s is None else (now_s - then_s) / more
 
 
 class Estimates:
@@ -88,7 +90,7 @@ class Optimus(Policy):
     Optimus (EuroSys '18), section 4.1. In order of priority, then of arrival, every job gets its smallest
     size while GPUs last. Then, one at a time, a GPU goes to the job of largest (step time now − step time
     with it) × remaining steps, ties by arrival, until none gains. Jobs whose size stays keep their place; the
-    others are placed smallest first.
+    others are placed smallest first. A replica of several GPUs is given whole, and its gain counts by GPU.
 
     Departures from the paper: GPUs instead of workers and parameter servers; remaining steps from the stated
     work instead of a fitted loss curve, unless an oracle tells them; step times from the throughput model. A
@@ -136,10 +138,11 @@ class Optimus(Policy):
         if job.is_speed_guessed and snapshot.oracle is None:
             return Explanation("no profile says what one GPU more would save")
         table = _table(job, job.gpu_type, oracle, snapshot)
-        saved_s = table.at(job.gpus) * oracle.remaining_steps(job, snapshot.time_s)
+        saved_s = table.at(job.gpus) * job.per_replica * oracle.remaining_steps(job, snapshot.time_s)
+        more = f"{in_gpus(job.per_replica)} more" if job.per_replica > 1 else "one GPU more"
         if _most(job, oracle) <= job.gpus or saved_s <= 0:
-            return Explanation("one GPU more would save nothing")
-        return Explanation(f"one GPU more would save {saved_s:.0f} s")
+            return Explanation(f"{more} would save nothing")
+        return Explanation(f"{more} would save {saved_s:.0f} s")
 
     def _smallest(
         self, jobs: Iterable[JobState], budget: GpuBudget, oracle: Oracle, snapshot: Snapshot
@@ -164,9 +167,10 @@ class Optimus(Policy):
         free = snapshot.free.after(snapshot.jobs[job_id].placement for job_id in targets)
         for job_id, target in list(targets.items()):
             if target.gpus and target.gpu_type is not None:
-                place = free.emptiest(target.gpus, target.gpu_type)
+                each = snapshot.jobs[job_id].per_replica
+                place = free.emptiest(target.gpus, target.gpu_type, per_replica=each)
                 free.take(place)
-                targets[job_id] = Target(target.gpus, target.gpu_type, placement=place)
+                targets[job_id] = Target(target.gpus, target.gpu_type, placement=place or None)
 
 
 def _table(job: JobState, gpu_type: str, oracle: Oracle, snapshot: Snapshot) -> _Drops:
@@ -189,8 +193,12 @@ def _grow(shares: Sequence[_Share], left: int) -> None:
     while left and gains and gains[0][0] < 0:
         turn = gains[0][1]
         share = shares[turn]
-        size = sizes[turn] = sizes[turn] + 1
-        left -= 1
+        more = share.job.per_replica
+        if more > left:
+            heappop(gains)
+            continue
+        size = sizes[turn] = sizes[turn] + more
+        left -= more
         heapreplace(gains, (-share.steps * share.drops.at(size) if size < share.most else 0.0, turn))
     for share, size in zip(shares, sizes, strict=True):
         if size != share.grant.gpus:

@@ -212,8 +212,9 @@ class Tiresias(Policy):
         for job_id, target in list(targets.items()):
             if not target.gpus or target.gpu_type is None:
                 continue
+            each = snapshot.jobs[job_id].per_replica
             if snapshot.jobs[job_id].spec.model in self._skewed:
-                place = free.together(target.gpus, target.gpu_type)
+                place = free.together(target.gpus, target.gpu_type, per_replica=each)
                 if place is None:
                     if snapshot.jobs[job_id].gpus:
                         targets[job_id] = Target(0)
@@ -221,11 +222,11 @@ class Tiresias(Policy):
                         del targets[job_id]
                     continue
             elif self.placement == "emptiest":
-                place = free.emptiest(target.gpus, target.gpu_type)
+                place = free.emptiest(target.gpus, target.gpu_type, per_replica=each)
             else:
-                place = free.tightest(target.gpus, target.gpu_type)
+                place = free.tightest(target.gpus, target.gpu_type, per_replica=each)
             free.take(place)
-            targets[job_id] = Target(target.gpus, target.gpu_type, placement=place)
+            targets[job_id] = Target(target.gpus, target.gpu_type, placement=place or None)
 
 
 def _thresholds(queue_gpu_hours: str) -> Sequence[float]:

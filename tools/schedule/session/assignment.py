@@ -67,7 +67,7 @@ def assign(
 ) -> dict[str, Holding]:
     """Places of all jobs that can have one, taken from ``free``; every other job keeps what it holds.
 
-    A job stays where no GPU type has enough GPUs left for it, or where its demands do not fit.
+    A job stays where no GPU type has enough GPUs left for it, or where its demands or replicas do not fit.
 
     :param jobs: all active jobs.
     :param in_part: other targets of the decision are deferred, so GPUs may not become free as it assumes.
@@ -113,7 +113,7 @@ class _World(NamedTuple):
 def _attempt(
     moving: Mapping[str, Target], jobs: Mapping[str, JobState], world: _World
 ) -> tuple[dict[str, Holding], str | None]:
-    """Places of all jobs; or none, and the job that found no place."""
+    """Places of all jobs but those that wait and found none; or none, and a running job that found none."""
     free = world.free
     left = [job.placement for job_id in moving if (job := jobs[job_id]).frees_gpus(moving)]
     for placement in left:
@@ -132,6 +132,12 @@ def _attempt(
                 other = jobs[target.beside]
                 held = places[other.id].placement if other.id in places else other.placement
                 place = _beside(job, target, other, held, world)
+            if place is None and not job.gpus and (target.placement is None or job.room is None):
+                continue  # it holds nothing that others count on
+            if place is None and job.per_replica > 1 and _keeps(job, world):
+                free.take(job.placement)
+                taken.append(job.placement)
+                continue
             if place is None:
                 _undo(left, taken, free)
                 return {}, job_id
@@ -145,6 +151,17 @@ def _attempt(
     return places, None
 
 
+def _keeps(job: JobState, world: _World) -> bool:
+    """Whether a running job can stay where it is: so far no other job was given GPUs of its place.
+
+    Replicas often do not fit the GPUs that a policy counts; without this, each would begin all again.
+    """
+    if any(world.free.free_on(name) < count for name, count in job.placement):
+        return False
+    left, place, servers = world.demands, job.placement, job.servers
+    return left is None or (left.fits(job, place) and left.take(job, place, servers, world.free) == servers)
+
+
 def _undo(left: Iterable[NodeGpus], taken: Iterable[NodeGpus], free: FreeGpus) -> None:
     for placement in taken:
         free.give(placement)
@@ -152,13 +169,16 @@ def _undo(left: Iterable[NodeGpus], taken: Iterable[NodeGpus], free: FreeGpus) -
         free.take(placement)
 
 
-def _turn(job: JobState, target: Target) -> int:
-    """Named places first, then jobs that shrink or change type, jobs that start or grow, jobs that share."""
+def _turn(job: JobState, target: Target) -> tuple[int, int]:
+    """Named places first, then jobs that shrink or change type, jobs that start or grow, jobs that share.
+
+    Large replicas come before small ones, which fit what those leave.
+    """
     if target.beside is not None:
-        return 3
+        return 3, 0
     if target.placement is not None or target.gpus == 0:
-        return 0
-    return 1 if target.gpus <= job.gpus else 2
+        return 0, 0
+    return (1 if target.gpus <= job.gpus else 2), -job.per_replica
 
 
 def _beside(job: JobState, target: Target, other: JobState, gpus: NodeGpus, world: _World) -> Holding | None:
@@ -167,6 +187,8 @@ def _beside(job: JobState, target: Target, other: JobState, gpus: NodeGpus, worl
     if gpus_of(gpus) != target.gpus or withheld.held_until_s(job.id) is not None:
         return None
     if any(name in withheld.hidden_from(job.id) for name, _ in gpus):
+        return None
+    if world.free.splits(gpus, job.per_replica):
         return None
     kind = world.speeds.gpu_type_of(gpus)
     if target.gpu_type not in (None, kind) or world.speeds.parts(job, other, kind, gpus) is None:
@@ -183,7 +205,9 @@ def _place(job: JobState, target: Target, world: _World) -> Holding | None:
     if left is None or job.room is None:
         gpus = _allowed(job, target, world)
         return None if gpus is None else Holding(job.id, gpus)
-    if target.placement is not None and not left.fits(job, target.placement):
+    if target.placement is not None and (
+        free.splits(target.placement, job.per_replica) or not left.fits(job, target.placement)
+    ):
         return None
     useless = () if target.placement is not None else left.hidden_from(job, free)
     free.take(useless)
@@ -234,12 +258,13 @@ def _choose(job: JobState, target: Target, free: FreeGpus, speeds: Speeds) -> No
         if all(free.free_on(name) >= count for name, count in target.placement):
             return target.placement
         raise PlacementTakenError(job.id, target.placement)
-    if target.gpu_type is not None:
-        return free.choose(target.gpus, (target.gpu_type,), keep=job.placement)
-    return free.choose(target.gpus, _types_fastest_first(job, target.gpus, speeds), keep=job.placement)
+    types: Sequence[str] = (target.gpu_type or "",)
+    if target.gpu_type is None:
+        types = _types_fastest_first(job, target.gpus, speeds)
+    return free.choose(target.gpus, types, keep=job.placement, per_replica=job.per_replica)
 
 
-def _types_fastest_first(job: JobState, gpus: int, speeds: Speeds) -> list[str]:
+def _types_fastest_first(job: JobState, gpus: int, speeds: Speeds) -> Sequence[str]:
     types = list(speeds.gpu_types)
     if len(types) == 1:
         return types
@@ -262,6 +287,8 @@ class Demands:
     def hidden_from(self, job: JobState, free: FreeGpus) -> NodeGpus:
         """Free GPUs of no use to the job: their node lacks what its workers need."""
         demand = job.spec.resources.worker
+        if not demand:
+            return ()
         found = []
         for index, node in enumerate(self._capacities.nodes):
             spare = free.free_on(node.name)

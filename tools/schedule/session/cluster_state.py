@@ -154,7 +154,7 @@ class ClusterState:
         if not demanding:
             return
         up = [node for node, state in zip(self.capacities.nodes, self.nodes, strict=True) if state.up]
-        capacities = self.capacities if len(up) == len(self.nodes) else Capacities(up)
+        capacities = self.capacities if len(up) == len(self.nodes) else Capacities(up, self.capacities)
         for job in demanding:
             job.room_now = capacities.room(job.spec)
 
@@ -210,7 +210,9 @@ class ClusterState:
             rest = tuple((name, count) for name, count in job.placement if name not in leaving)
             if job_id in commands.held or job_id in commands.limited or rest == job.placement:
                 continue
-            stays = elastic and job.spec.elastic != "none" and gpus_of(rest) >= job.spec.min_gpus
+            gpus = gpus_of(rest)
+            stays = elastic and job.spec.elastic != "none" and gpus >= job.spec.min_gpus
+            stays = stays and gpus % job.per_replica == 0
             stays = stays and job.beside is None
             found.append(Holding(job_id, rest, None, job.servers) if stays else Holding(job_id))
         return found

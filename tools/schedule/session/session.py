@@ -315,7 +315,11 @@ class Session(ClusterState):
         return targets
 
     def _useful(self, job: JobState, target: Target) -> Target:
-        """The target cut to GPUs that do not slow the job; a named placement is cut later."""
+        """The target cut to whole replicas, and to GPUs that do not slow the job; a named placement of whole
+        replicas is cut later.
+        """
+        if rest := target.gpus % job.per_replica:
+            target = target._replace(gpus=target.gpus - rest, placement=None, servers=None)
         if not self._trims or target.gpu_type is None or target.placement is not None:
             return target
         if not may_get_fewer(job, target):

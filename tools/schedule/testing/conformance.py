@@ -38,6 +38,7 @@ from pliant.tools.schedule.testing.harness import (
     random_ops,
     require,
     some_jobs,
+    with_replicas,
 )
 
 _STEPS_TO_DRAIN: Final = 20_000
@@ -268,6 +269,17 @@ def check_mixed_types(make: Factory) -> None:
     require("too-large" not in held.jobs or not held.jobs["too-large"].gpus, "a job mixes GPU types")
 
 
+def check_replicas_are_whole(make: Factory) -> None:
+    """Jobs whose replicas have several GPUs get whole ones, each on one node, and all end."""
+    import numpy as np
+
+    jobs = with_replicas(_of_known_work(24))
+    for nodes in (cluster(node(4, 2), node(3)), cluster(node(4, 1, "a"), node(3, 3, "b"))):
+        held, _ = _story(make, jobs, nodes)
+        require(not held.jobs, f"with replicas of several GPUs, these never end: {sorted(held.jobs)}")
+        check_ops(make, random_ops(np.random.default_rng(3), 150), nodes, replicas=True)
+
+
 def check_ten_thousand_jobs(make: Factory) -> None:
     held = _decided(make, cluster(node(8, 64)), _at_once(make, 10_000))
     require(sum(_held_gpus(held)) > 256, "10,000 jobs wait and half the GPUs are idle")
@@ -330,6 +342,7 @@ CHECKS: Final[tuple[Callable[[Factory], None], ...]] = (
     check_a_held_job,
     check_limits_of_users,
     check_mixed_types,
+    check_replicas_are_whole,
     check_explanations,
     check_random_events,
     check_ten_thousand_jobs,

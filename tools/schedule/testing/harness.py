@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import PliantError
-from pliant.schemas.job import Job
+from pliant.schemas.job import Gpus, Job
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy, PolicyError
@@ -69,6 +69,17 @@ def some_jobs(count: int) -> list[Job]:
         size, at = 1 + index % 4, 5.0 * (index // 2)
         make = job if index % 5 == 4 else elastic
         found.append(make(f"j{index}", at, size, **more))
+    return found
+
+
+def with_replicas(jobs: Iterable[Job]) -> list[Job]:
+    """The same jobs, small ones, with replicas of one to three GPUs."""
+    found = []
+    for index, each in enumerate(jobs):
+        gpus, asked = 1 + index % 3, 1 + each.gpus.requested % 2
+        limits = {} if each.elastic == "none" else {"min": gpus, "max": 3 * gpus}
+        sizes = Gpus(requested=asked * gpus, per_replica=gpus, **limits)
+        found.append(each.model_copy(update={"gpus": sizes}))
     return found
 
 
@@ -142,6 +153,10 @@ def _check_job(session: Session, state: JobState) -> None:
     rigid = "none" in (state.spec.elastic, session.policy.elasticity)
     asked = state.spec.gpus.requested
     require(not rigid or state.gpus == asked, f"{state.id} got {state.gpus} GPUs, as a gang it takes {asked}")
+    each = state.per_replica
+    require(state.gpus % each == 0, f"{state.id} got {state.gpus} GPUs, its replicas have {each} each")
+    split = session.free.splits(state.placement, each)
+    require(not split, f"{state.id} has a replica of {each} GPUs on several nodes: {state.placement}")
     _check_company(session, state)
     types = {session.free.node(name).gpu_type for name, _ in state.placement}
     require(len(types) == 1, f"{state.id} mixes GPU types {sorted(types)}")
@@ -245,10 +260,16 @@ def random_ops(rng: np.random.Generator, count: int) -> list[Op]:
     ]
 
 
-def check_ops(make: Factory, ops: Iterable[Op], nodes: Cluster = CLUSTERS[0]) -> None:
-    """Any sequence of events, each followed by a decision, keeps every rule."""
+def check_ops(
+    make: Factory, ops: Iterable[Op], nodes: Cluster = CLUSTERS[0], *, replicas: bool = False
+) -> None:
+    """Any sequence of events, each followed by a decision, keeps every rule.
+
+    :param replicas: those of some jobs have several GPUs.
+    """
     held = CheckedSession(make(), nodes)
     pool = jobs_for(held.session.policy, 200)
+    pool = with_replicas(pool) if replicas else pool
     for op in ops:
         held.time_s += op.seconds
         _happen(held, op, pool)

@@ -48,6 +48,14 @@ def test_jobs_arrive_in_order_from_time_0_at_the_rate() -> None:
     assert times[-1] / len(jobs) == pytest.approx(30.0, rel=0.1)
 
 
+def test_sizes_are_rounded_up_to_whole_replicas() -> None:
+    models = [{"name": "large", "gpus_per_replica": 4, "gpus_max": 16}]
+    jobs = made(jobs=40, seed=1, models=models, gpus={"1": 1, "6": 1}, elastic="size")
+    assert {(one.gpus.requested, one.gpus.per_replica) for one in jobs} == {(4, 4), (8, 4)}
+    with pytest.raises(BadInputError, match="/models/0/gpus_max: 6 is not a multiple of gpus_per_replica 4"):
+        made(jobs=1, models=[{**models[0], "gpus_max": 6}])
+
+
 def test_sizes_models_and_classes_come_as_often_as_their_weights_say() -> None:
     models = [{"name": "often", "weight": 3, "batch": 64}, {"name": "seldom"}]
     jobs = made(jobs=4000, gpus={"1": 1, "8": 1}, models=models, classes={"M": 1, "XL": 1})

@@ -95,6 +95,16 @@ def test_a_rigid_job_on_two_nodes_meets_at_the_first() -> None:
     assert [first.argv[9], second.argv[9]] == ["--nproc-per-node=1", "--nproc-per-node=2"]
 
 
+def test_a_script_knows_the_gpus_of_a_replica_whose_ranks_follow_each_other_on_a_node() -> None:
+    spec = job("a", gpus=4, each=2, command=("train.py",), workdir="/w")
+    wanted = target(spec, "n0/1", "n1/0", "n0/0", "n1/2")
+    started = units(wanted, FOLDER, ATTEMPT, GPU, 1)
+    assert [unit.env["PLIANT_GPUS_PER_REPLICA"] for unit in started] == ["2", "2"]
+    assert list(map(str, ranked(wanted))) == ["n0/1", "n0/0", "n1/0", "n1/2"]
+    (alone,) = made(rigid(1), "n0/3")
+    assert "PLIANT_GPUS_PER_REPLICA" not in alone.env
+
+
 @pytest.mark.parametrize("spec", [elastic(), rigid(3)])
 def test_member_i_of_the_plan_is_rank_i(spec: Job) -> None:
     wanted = target(spec, "n0/1", "n1/0", "n0/0")

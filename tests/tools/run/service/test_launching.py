@@ -65,11 +65,27 @@ def test_what_torchrun_cannot_give_to_workers_is_refused(tmp_path: Path) -> None
         [
             job("a", command=("t.py",), resources={"worker": {"cpu": 1.0}, "ps": {"cpu": 2.0}}),
             job("b", command=("t.py",), resources={"worker": {"gpu": 2.0}}),
+            job("c", command=("t.py",), gpus=4, low=2, each=2),
         ]
     )
+    cannot = "it can be replayed, but not run"
     assert problems(found, tmp_path) == [
-        'schedule.json: /jobs/0/resources/ps: job "a" has parameter servers: it can be replayed, but not run',
+        f'schedule.json: /jobs/0/resources/ps: job "a" has parameter servers: {cannot}',
         'schedule.json: /jobs/1/resources/worker/gpu: job "b" needs 2 GPUs for each worker, which gets one',
+        f'schedule.json: /jobs/2/gpus/per_replica: job "c" resizes replicas of 2 GPUs: {cannot}',
+    ]
+
+
+def test_a_replica_on_two_nodes_is_refused_where_one_would_hold_it(tmp_path: Path) -> None:
+    jobs = [job("a", command=("t.py",), gpus=2, each=2), job("b", command=("t.py",), gpus=3, each=3)]
+    found = schedule(
+        jobs,
+        {"job": "a", "gpus": 2, "placement": [["n0", 1], ["n1", 1]]},
+        {"job": "b", "gpus": 3, "placement": [["n0", 1], ["n1", 2]]},
+    )
+    assert problems(found, tmp_path) == [
+        "schedule.json: /allocations/0/placement: a replica of 2 GPUs is not on one node",
+        "schedule.json: /allocations/1/placement: node n1 has fewer free GPUs than that",
     ]
 
 

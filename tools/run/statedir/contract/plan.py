@@ -47,6 +47,8 @@ ENV_LOG_BYTES: Final = "PLIANT_LOG_BYTES"
 PROTOCOL: Final = 2
 """What workers exchange while they train; to be raised when that changes (2: a vote of five numbers). All
 workers of an attempt have the same, see :attr:`Plan.protocol`."""
+ENV_PER_REPLICA: Final = "PLIANT_GPUS_PER_REPLICA"
+"""GPUs of a replica, if there are several: ranks that follow each other, from 0 on, are one replica."""
 SLOT_FROM_RANK: Final = "rank"
 """Value of :data:`ENV_SLOT` if one torchrun starts several workers: member i of the plan is its RANK i."""
 

@@ -154,7 +154,8 @@ class Queue:
         sizes, job, allowed = self.sizes, entry.job, entry.allowed
         kind = sizes.gpu_types[entry.kind]
         rate = sizes.speeds.rate(job, entry.size, kind)
-        for size in range(min(entry.size + free, allowed.ceiling), entry.size, -1):
+        most = min(entry.size + job.spec.gpus.whole(free), allowed.ceiling)
+        for size in range(most, entry.size, -job.per_replica):
             pays = efficiency(job, size, allowed.base, kind, sizes.speeds) >= sizes.alpha
             if pays and sizes.speeds.rate(job, size, kind) > rate:
                 return size - entry.size
@@ -345,7 +346,7 @@ def _limit(job: JobState, most: int) -> tuple[int, str]:
         ),
     ]
     if job.spec.batch.size is not None:  # a batch that is not stated limits nothing
-        limits.append((job.spec.batch.size, "its batch"))
+        limits.append((job.spec.batch.size * job.per_replica, "its batch"))
     return min(limits, key=lambda item: item[0])
 
 
@@ -366,7 +367,7 @@ def consolidations(snapshot: Snapshot, jobs: Iterable[JobState], cost_s: float) 
     targets: dict[str, Target] = {}
     for job in scattered:
         free.give(job.placement)
-        place = free.choose(job.gpus, (job.gpu_type or "",))
+        place = free.choose(job.gpus, (job.gpu_type or "",), per_replica=job.per_replica)
         if place is None or not _pays(job, place, snapshot, cost_s):
             place = job.placement
         else:
@@ -378,7 +379,8 @@ def consolidations(snapshot: Snapshot, jobs: Iterable[JobState], cost_s: float) 
 def _could_use_fewer_nodes(job: JobState, snapshot: Snapshot) -> bool:
     if len(job.placement) < 2 or job.gpu_type is None:
         return False
-    return len(snapshot.speeds.consolidated(job.gpus, job.gpu_type)) < len(job.placement)
+    fewest = snapshot.speeds.consolidated(job.gpus, job.gpu_type, job.per_replica)
+    return len(fewest) < len(job.placement)
 
 
 def _pays(job: JobState, place: NodeGpus, snapshot: Snapshot, cost_s: float) -> bool:

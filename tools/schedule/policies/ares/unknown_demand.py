@@ -38,17 +38,20 @@ def apportion(total: int, weights: Sequence[int]) -> list[int]:
     return parts
 
 
-def equal_split(total: int, limits: Sequence[tuple[int, int]]) -> list[int]:
+def equal_split(total: int, limits: Sequence[tuple[int, int]], steps: Sequence[int] = ()) -> list[int]:
     """Share ``total`` GPUs equally among jobs of (minimum, maximum), in order of arrival.
 
     A job gets nothing where the minima of those before it leave less than its own.
+
+    :param steps: GPUs of a replica by job. Default: one each.
     """
     left, admitted = total, []
     for index, (low, _) in enumerate(limits):
         if low <= left:
             admitted.append(index)
             left -= low
-    shares = equal_shares(total, [limits[index] for index in admitted])
+    each = [steps[index] for index in admitted] if steps else ()
+    shares = equal_shares(total, [limits[index] for index in admitted], each)
     sizes = dict(zip(admitted, shares, strict=True))
     return [sizes.get(index, 0) for index in range(len(limits))]
 
@@ -107,7 +110,7 @@ class UnknownDemand:
 
     def _sizes(self, team: Sequence[JobState], part: int, kind: int) -> list[int]:
         limits = [(self._least(job, part, kind), job.max_gpus(part)) for job in team]
-        shares = equal_split(part, limits)
+        shares = equal_split(part, limits, [job.per_replica for job in team])
         return [
             next((k for k in range(share, low - 1, -1) if share and self._runs(job, k, kind)), 0)
             for job, share, (low, _) in zip(team, shares, limits, strict=True)
@@ -115,8 +118,7 @@ class UnknownDemand:
 
     def _least(self, job: JobState, part: int, kind: int) -> int:
         """The smallest size at which the job runs on a part of a type; ``part + 1`` if there is none."""
-        sizes = range(job.spec.min_gpus, job.max_gpus(part) + 1)
-        return next((k for k in sizes if self._runs(job, k, kind)), part + 1)
+        return next((k for k in job.sizes(part) if self._runs(job, k, kind)), part + 1)
 
     def _runs(self, job: JobState, gpus: int, kind: int) -> bool:
         return self.speeds.rate(job, gpus, self.gpu_types[kind]) > 0

@@ -70,7 +70,7 @@ class ScalingCurves:
         """[GPUs] samples per second at the best batch, 0 where infeasible, and that batch."""
         most = self._most(job, gpu_type)
         rates, best = np.zeros(most + 1), np.zeros(most + 1, dtype=np.int64)
-        for gpus in range(job.spec.min_gpus, most + 1):
+        for gpus in job.sizes(most):
             for batch in self._candidates(job, gpu_type, gpus, batches, cap):
                 rate = self.speeds.rate(job, gpus, gpu_type, global_batch=batch)
                 if rate > rates[gpus] * (1 + _ROUNDING):
@@ -82,19 +82,20 @@ class ScalingCurves:
     ) -> Iterator[int]:
         """Global batches worth trying: the author's own first, then ascending."""
         low, high = batches
-        least, most = -(-low // gpus), -(-high // gpus)
+        workers = job.spec.gpus.replicas(gpus)
+        least, most = -(-low // workers), -(-high // workers)
         if cap is not None:
             most = min(most, cap)
         if least > most:
             return
         own = min(max(job.reference_batch, low), high)
-        if -(-own // gpus) <= most:
+        if -(-own // workers) <= most:
             yield own
         if low < high:
             for local in sorted(
                 {least, *self._locals(job, gpu_type, least, most), max(least, most - 1), most}
             ):
-                yield min(local * gpus, high)
+                yield min(local * workers, high)
 
     def _locals(self, job: JobState, gpu_type: str, least: int, most: int) -> Iterable[int]:
         if most - least < _ALL_TRIED:
@@ -105,7 +106,7 @@ class ScalingCurves:
         return [local for local in measured if least < local < most]
 
     def _base_rate(self, job: JobState, gpu_type: str, cap: int | None) -> float:
-        """Samples per second on one GPU at the largest local batch that the job allows."""
+        """Samples per second on one GPU at the largest local batch that the job allows; 0: it needs more."""
         largest = allowed_batches(job)[1]
         batch = largest if cap is None else min(largest, cap)
         return self.speeds.rate(job, 1, gpu_type, global_batch=batch)

@@ -72,6 +72,8 @@ class Bid:
     """[workers] work that a slot does, 0 if that is not a size of the job; None: one unit a worker."""
     first_part: float = 1.0
     """Of the slot of its arrival, what is left of it."""
+    gpus: int = 1
+    """Of each worker: a replica that stays on one node is one worker."""
 
     @property
     def needs_ps(self) -> bool:
@@ -324,25 +326,35 @@ class ServerNodes:
             self._priced,
         )
 
-    def demands(self, job: JobState) -> Bid:
+    def worker_gpus(self, job: JobState, gpu_type: str | None) -> int:
+        """GPUs of one worker of a bid: those of a replica, if a node of the type has as many."""
+        each = job.per_replica
+        if each == 1:
+            return 1
+        most = max((node.made_gpus for node in self.workers if node.gpu_type == gpu_type), default=0)
+        return each if each <= most else 1
+
+    def demands(self, job: JobState, gpu_type: str | None = None) -> Bid:
         """What one worker and one parameter server of a job take; the rest of the bid is open."""
-        demand = job.spec.resources
+        demand, gpus = job.spec.resources, self.worker_gpus(job, gpu_type)
         return Bid(
             id=job.id,
             arrival=0,
             work=1,
             most_workers=1,
-            worker=self._amounts(demand.worker) + (np.arange(len(self.resources)) == 0),
+            worker=gpus * (self._amounts(demand.worker) + (np.arange(len(self.resources)) == 0)),
             ps=self._amounts(demand.ps),
             worth=np.zeros(0),
-            worker_bandwidth=demand.worker.get("bandwidth", 0.0) if demand.ps else 0.0,
+            worker_bandwidth=gpus * demand.worker.get("bandwidth", 0.0) if demand.ps else 0.0,
             ps_bandwidth=demand.ps.get("bandwidth", 0.0),
+            gpus=gpus,
         )
 
     def holding(self, job: JobState) -> PlacedWorkers | None:
         if not job.gpus:
             return None
-        return PlacedWorkers(_counts(job.placement, self.workers), _counts(job.servers, self.servers))
+        workers = _counts(job.placement, self.workers) // self.worker_gpus(job, job.gpu_type)
+        return PlacedWorkers(workers, _counts(job.servers, self.servers))
 
     def _amounts(self, stated: Mapping[str, float]) -> Floats:
         return np.array([stated.get(name, 0.0) * _UNITS.get(name, 1.0) for name in self.resources])

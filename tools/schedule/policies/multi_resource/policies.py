@@ -197,7 +197,7 @@ def _prospect(member: TypedJob, snapshot: Snapshot) -> Prospect:
     """In seconds."""
     job = member.job
     remaining = samples_to_go(job, snapshot, 1.0)
-    rate = snapshot.speeds.rate(job, member.active.requested, member.gpu_type)
+    rate = snapshot.speeds.rate(job, job.spec.gpus.requested, member.gpu_type)
     since_s = snapshot.time_s - job.spec.submit_time
     utility = job.spec.utility
     falls = utility.shape == "step" or (utility.shape == "sigmoid" and utility.decay > 0)

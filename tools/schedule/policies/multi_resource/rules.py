@@ -181,7 +181,7 @@ class ServerView:
         grants = {}
         for member in members:
             placed = holdings.get(member.job.id)
-            size = self._feasible(member, placed.size) if placed else 0
+            size = self._feasible(member, placed.size * member.active.bid.gpus) if placed else 0
             if size:
                 grants[member.job.id] = Grant(size, member.gpu_type)
         return decision_from_grants(self._snapshot, grants, rejected)
@@ -194,19 +194,22 @@ class ServerView:
 
     def _feasible(self, member: TypedJob, size: int) -> int:
         """The largest size up to this one at which the job runs; 0 if there is none."""
-        sizes = range(size, member.active.bid.least_workers - 1, -1)
+        bid = member.active.bid
+        sizes = range(size, bid.least_workers * bid.gpus - 1, -bid.gpus)
         rate = self._snapshot.speeds.rate
         return next((each for each in sizes if rate(member.job, each, member.gpu_type) > 0), 0)
 
     def _active(self, job: JobState, kind: str, least: int, place: int, *, requested: bool) -> Active:
         total = self._snapshot.speeds.gpu_types[kind]
         most = least if requested else max(least, job.max_gpus(total))
+        bid = self._nodes.demands(job, kind)
         bid = replace(
-            self._nodes.demands(job),
+            bid,
             arrival=place,
-            work=most,
-            most_workers=most,
-            least_workers=least,
+            work=most // bid.gpus,
+            most_workers=most // bid.gpus,
+            least_workers=least // bid.gpus,
             servers=self._of_type[kind],
         )
-        return Active(bid, most, job.spec.gpus.requested, self._nodes.holding(job))
+        held = self._nodes.holding(job)
+        return Active(bid, bid.most_workers, job.spec.gpus.requested // bid.gpus, held)

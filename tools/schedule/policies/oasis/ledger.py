@@ -196,7 +196,7 @@ class Ledger:
         self.estimate.load(state["estimate"], len(self.exchange.resources))
         known = {job.id: job for job in jobs}
         self.bookings = {
-            job_id: Booking.load(values, self.exchange.demands(known[job_id]), servers)
+            job_id: Booking.load(values, self.exchange.demands(known[job_id], values[0]), servers)
             for job_id, values in state["bookings"].items()
             if job_id in known
         }
@@ -265,12 +265,13 @@ class Booking:
         if not plan.first <= slot <= plan.last:
             return SlotHolding()
         at = slot - plan.first
-        return SlotHolding(
-            *(_named(*pair) for pair in zip((plan.workers[at], plan.ps[at]), self.names, strict=True))
-        )
+        counts = plan.workers[at] * self.bid.gpus, plan.ps[at]
+        return SlotHolding(*(_named(*pair) for pair in zip(counts, self.names, strict=True)))
 
     def sizes_from(self, slot: int) -> list[int]:
-        sizes: list[int] = self.plan.sizes()[max(0, slot - self.plan.first) :].tolist()
+        """GPUs slot by slot."""
+        workers = self.plan.sizes()[max(0, slot - self.plan.first) :]
+        sizes: list[int] = (workers * self.bid.gpus).tolist()
         return [0] * max(0, self.plan.first - slot) + sizes
 
     def from_slot(self, origin: int) -> SlotPlan | None:
@@ -301,10 +302,11 @@ class Booking:
         """Nodes that are no longer there are left out."""
         gpu_type, first, rows = values
         names = (servers.worker_names, servers.ps_names)
-        counts = ([_counts(dict(row[side]), names[side]) for row in rows] for side in (0, 1))
-        return cls(
-            bid, gpu_type, SlotPlan(first, *(np.array(side, dtype=np.int64) for side in counts)), names
+        workers, ps = (
+            np.array([_counts(dict(row[side]), names[side]) for row in rows], dtype=np.int64)
+            for side in (0, 1)
         )
+        return cls(bid, gpu_type, SlotPlan(first, workers // bid.gpus, ps), names)
 
 
 class SlotHolding(NamedTuple):
@@ -371,12 +373,13 @@ class Exchange(ServerNodes):
         :param slots: the first slot of the market, and how many it has.
         :param first_part: what is left of that slot.
         """
-        rates, left = self.rates(job, gpu_type), job.remaining_samples(time_s)
+        demands, left = self.demands(job, gpu_type), job.remaining_samples(time_s)
+        rates = {size // demands.gpus: rate for size, rate in self.rates(job, gpu_type).items()}
         if not rates or left is None:
             return None
         least, most = min(rates), max(rates)
         offered = replace(
-            self.demands(job),
+            demands,
             most_workers=most,
             least_workers=least,
             worth=self._worths(job, *slots),
@@ -386,7 +389,8 @@ class Exchange(ServerNodes):
         trains_s = self._trains_s(job)
         slowest = min(rate / size for size, rate in rates.items())
         in_proportion = max(rate / size for size, rate in rates.items()) <= slowest * (1 + _ROUNDING)
-        if self._by_size and not (in_proportion and first_part >= 1):
+        some_sizes = job.per_replica > demands.gpus  # as a replica has several nodes
+        if some_sizes or (self._by_size and not (in_proportion and first_part >= 1)):
             advance, unit = _advance(rates)
             work = max(1, math.ceil(left / (unit * trains_s) - _ROUNDING))
             return replace(offered, work=work, most_workers=len(advance) - 1, advance=advance)
@@ -404,10 +408,7 @@ class Exchange(ServerNodes):
     def rates(self, job: JobState, gpu_type: str) -> dict[int, float]:
         """Samples per second by the sizes that a job may have on a type; empty if it does not run there."""
         total = self._speeds.gpu_types[gpu_type]
-        sizes = [job.spec.gpus.requested]
-        if job.spec.elastic != "none":
-            sizes = list(range(job.spec.min_gpus, job.max_gpus(total) + 1))
-        rates = {size: self._speeds.rate(job, size, gpu_type) for size in sizes if size <= total}
+        rates = {size: self._speeds.rate(job, size, gpu_type) for size in job.sizes(total)}
         return {size: rate for size, rate in rates.items() if rate > 0}
 
     def _worths(self, job: JobState, first: int, count: int) -> Floats:

@@ -428,7 +428,7 @@ def targets(
     displaced = []
     for job_id in others:
         job, row = wanted[job_id]
-        place = left.choose(row.gpus, (bookings[job_id].gpu_type,))
+        place = left.choose(row.gpus, (bookings[job_id].gpu_type,), per_replica=job.per_replica)
         if place is None:
             displaced.append(job_id)
             asked.pop(job_id)

@@ -256,10 +256,11 @@ def _taken_up(job: JobState, speeds: Speeds, time_s: float) -> BatchLimit:
 
 
 def most_local(job: JobState, speeds: Speeds, gpu_type: str | None = None) -> int:
-    """Samples that one GPU holds: what is known to fit, else the share that the author gave it."""
+    """Samples that one replica holds: what is known to fit, else the share that the author gave it."""
     kinds = speeds.gpu_types if gpu_type is None else (gpu_type,)
     known = [most for kind in kinds if (most := speeds.most_local(job, kind))]
-    return min(known, default=-(-job.reference_batch // job.spec.gpus.requested))
+    gpus = job.spec.gpus
+    return min(known, default=-(-job.reference_batch // gpus.replicas(gpus.requested)))
 
 
 def batches(job: JobState, gpus: int, local: int, limit: int) -> tuple[int, int]:
@@ -270,7 +271,7 @@ def batches(job: JobState, gpus: int, local: int, limit: int) -> tuple[int, int]
     if job.spec.elastic != "size+batch":
         return job.reference_batch, job.reference_batch
     low, high = job.spec.batch.min or job.reference_batch, job.spec.batch.max or job.reference_batch
-    return low, max(low, min(limit, high, gpus * local))
+    return low, max(low, min(limit, high, job.spec.gpus.replicas(gpus) * local))
 
 
 class ArrivalRate:
@@ -325,7 +326,8 @@ class SizeTables:
         key = (gpu_type, most, limit.samples, limit.local)
         known = self._known.get(job.id)
         if known is None or known[0] != key:
-            known = self._known[job.id] = key, self._made(job, gpu_type, range(least, most + 1), limit)
+            sizes = range(least, most + 1, job.per_replica)
+            known = self._known[job.id] = key, self._made(job, gpu_type, sizes, limit)
         return known[1]
 
     def _made(self, job: JobState, gpu_type: str, sizes: range, limit: BatchLimit) -> SizeRow:
@@ -335,7 +337,8 @@ class SizeTables:
         fastest, size = 0.0, 0
         for gpus in sizes:
             low, high = batches(job, gpus, local, limit.samples)
-            choices = [high - high % gpus] if high - high % gpus > low else []  # equal shares
+            rest = high % job.spec.gpus.replicas(gpus)
+            choices = [high - rest] if high - rest > low else []  # equal shares
             choices += _choices(job.reference_batch, low, high, limit.local * gpus)
             rates = [self.speeds.rate(job, gpus, gpu_type, global_batch=batch) for batch in choices]
             best = max(rates)

@@ -66,6 +66,8 @@ class JobLimits(NamedTuple):
     least_local: int = 1
     """Smallest number of samples a GPU and micro-step."""
     most_local: int | None = None
+    per_replica: int = 1
+    """GPUs of one replica, which has a local batch."""
 
     @property
     def resizes_batch(self) -> bool:
@@ -109,21 +111,22 @@ def from_fit(fit: Fit | None, limits: JobLimits, *, lone_accumulates: bool = Fal
         library does that needs two gradients to measure their noise.
     """
     gpus = np.arange(limits.most_gpus + 1, dtype=np.int64)[:, None]
-    batch, local, accum = _cuts(gpus, limits, lone_accumulates=lone_accumulates)
+    workers = gpus // limits.per_replica
+    batch, local, accum = _cuts(workers, limits, lone_accumulates=lone_accumulates)
     fits = (gpus >= max(1, limits.least_gpus)) & (local >= limits.least_local)
-    fits &= (batch >= gpus) & (batch <= limits.most_batch)
+    fits &= (batch >= workers) & (batch <= limits.most_batch) & (gpus % limits.per_replica == 0)
     several = np.array([False, True])[:, None, None]
     if fit is None:
         rate = np.broadcast_to(gpus.astype(np.float64), batch.shape)[None] * np.ones((2, 1, 1))
     else:
-        rate = batch / fit.step_seconds(several, gpus, local, accum)
+        rate = batch / fit.step_seconds(several, workers, local, accum)
     allowed = fits[None] & ~(several & (gpus[None] < 2))
     return BatchCandidates(np.repeat(batch[None], 2, axis=0), np.where(allowed, rate, 0.0))
 
 
-def _cuts(gpus: Ints, limits: JobLimits, *, lone_accumulates: bool) -> tuple[Ints, Ints, Ints]:
-    """Global batches by size and candidate, and their local batches and micro-steps."""
-    wide = np.maximum(gpus, 1)
+def _cuts(workers: Ints, limits: JobLimits, *, lone_accumulates: bool) -> tuple[Ints, Ints, Ints]:
+    """Global batches by number of workers and candidate, and their local batches and micro-steps."""
+    wide = np.maximum(workers, 1)
     low = np.maximum(limits.least_batch, limits.least_local * wide)
     steps = np.linspace(0.0, 1.0, _GRID if limits.resizes_batch else 1)
     wanted = low * (np.maximum(limits.most_batch, low) / low) ** steps
@@ -166,12 +169,15 @@ def _few(limits: JobLimits) -> Ints:
 
 def _places(limits: JobLimits, node_gpus: int) -> Iterator[tuple[int, int, Placement]]:
     """(1 if on several nodes, GPUs, the placement that stands for all such)."""
-    for gpus in range(max(1, limits.least_gpus), limits.most_gpus + 1):
+    each = limits.per_replica if limits.per_replica <= node_gpus else 1
+    node_gpus -= node_gpus % each
+    for gpus in range(max(1, limits.least_gpus), limits.most_gpus + 1, limits.per_replica):
         if gpus <= node_gpus:
             yield 0, gpus, (gpus,)
-        if gpus > 1:
+        if gpus > each:
             whole, rest = divmod(gpus, node_gpus)
-            spread = (gpus - gpus // 2, gpus // 2)
+            half = gpus // 2 // each * each
+            spread = (gpus - half, half)
             packed = (node_gpus,) * whole + ((rest,) if rest else ())
             yield 1, gpus, packed if len(packed) > 1 else spread
 
@@ -211,16 +217,17 @@ class Fit(NamedTuple):
         return last + (accum - 1) * compute
 
 
-def fit(observations: Sequence[Observation]) -> Fit:
+def fit(observations: Sequence[Observation], per_replica: int = 1) -> Fit:
     """The parameters that explain the observations best, in the sense of the logarithms of their times.
 
+    :param per_replica: GPUs that count as one, as they have a local batch and synchronise together.
     :raises ValueError: there are no observations.
     """
     if not observations:
         raise ValueError("there is nothing to fit: no observations")
     from scipy.optimize import minimize
 
-    measured = _Measured(observations)
+    measured = _Measured(observations, per_replica)
     bounds = measured.bounds()
     low, high = (np.array(side) for side in zip(*bounds, strict=True))
     found = minimize(
@@ -237,8 +244,9 @@ def fit(observations: Sequence[Observation]) -> Fit:
 class _Measured:
     """Observations in columns, and the log-errors that parameters make on them."""
 
-    def __init__(self, observations: Sequence[Observation]) -> None:
-        self.gpus = np.array([sum(each.placement) for each in observations], dtype=np.float64)
+    def __init__(self, observations: Sequence[Observation], per_replica: int) -> None:
+        workers = [sum(each.placement) // per_replica for each in observations]
+        self.gpus = np.array(workers, dtype=np.float64)
         self.across = np.array([len(each.placement) > 1 for each in observations])
         self.inside = ~self.across & (self.gpus > 1)
         self.local = np.array([each.local_batch for each in observations], dtype=np.float64)
@@ -250,9 +258,8 @@ class _Measured:
         self.log_compute = np.log(compute)
         self.log_last = np.log(compute + sync)
         self.more = np.maximum(self.gpus - 2, 0.0)
-        self.told_apart = np.array(
-            [each.sync_seconds is not None or sum(each.placement) == 1 for each in observations], dtype=float
-        )
+        self.told_apart = np.array([each.sync_seconds is not None for each in observations], dtype=float)
+        self.told_apart[self.gpus == 1] = 1.0
 
     def bounds(self) -> list[tuple[float, float]]:
         """Bounds of the logarithms of the six times and of gamma; what cannot be known yet is held fixed."""

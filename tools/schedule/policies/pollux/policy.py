@@ -172,6 +172,9 @@ class Pollux(Policy):
             most=most,
             held=members.held(),
             restart_factor=np.array([self._restart_factor(job, snapshot.time_s) for job in jobs]),
+            together=np.array(
+                [snapshot.free.on_one_node(job.per_replica, members.pool.gpu_type) for job in jobs]
+            ),
         )
 
     def _restart_factor(self, job: JobState, time_s: float) -> float:
@@ -260,15 +263,16 @@ class Goodputs:
         if spec.elastic == "none":
             least = most = spec.gpus.requested
         wide = self.speeds.most_local(job, pool.gpu_type)
+        each = job.per_replica
         if spec.elastic != "size+batch":
-            return JobLimits(least, self._tried(job, pool, least, most, batch), batch, batch, 1, wide)
+            return JobLimits(least, self._tried(job, pool, least, most, batch), batch, batch, 1, wide, each)
         low, high = spec.batch.min or batch, spec.batch.max or batch
         local = min(self.speeds.throughput.local_batches(spec.model, pool.gpu_type), default=1)
-        most = min(most, max(least, high // local))
+        most = min(most, max(least, high // local * each))
         tried = self._tried(job, pool, least, most, high)
         if job.noise_scale is None:
             low = high = low if self._measured else batch
-        return JobLimits(least, tried, low, high, local, wide)
+        return JobLimits(least, tried, low, high, local, wide, each)
 
     def goodput(self, job: JobState, pool: Pool) -> GoodputTable:
         limits, measured = self.limits(job, pool), len(job.observations)
@@ -300,7 +304,7 @@ class Goodputs:
             return self._profile.of(job, pool.gpu_type, pool.node_gpus, limits), None
         found = known.fit if known is not None else None
         if job.observations and (known is None or known.observations != len(job.observations)):
-            found = fit(job.observations)
+            found = fit(job.observations, job.per_replica)
         return from_fit(found, limits, lone_accumulates=self._lone_accumulates), found
 
     def _tried(self, job: JobState, pool: Pool, least: int, most: int, batch: int) -> int:
@@ -310,7 +314,7 @@ class Goodputs:
         largest = max((sum(each.placement) for each in job.observations), default=0)
         most = min(most, max(1, least, 2 * largest))
         rate = self.speeds.rate
-        sizes = range(most, least, -1)
+        sizes = range(most, least, -job.per_replica)
         return next(
             (k for k in sizes if rate(job, k, pool.gpu_type, global_batch=batch) > 0), min(most, least)
         )
@@ -339,7 +343,7 @@ class SearchedNodes:
     def fair_gpus(self, row: int) -> int:
         """An equal share of the GPUs, whole and within the job's limits."""
         job = self.jobs[row]
-        share = -(-self.pool.gpus // len(self.jobs))
+        share = job.spec.gpus.whole(-(-self.pool.gpus // len(self.jobs)))
         return max(job.spec.min_gpus, min(share, job.max_gpus(self.pool.gpus)))
 
     def held(self) -> Matrices:

@@ -42,6 +42,8 @@ class PlacementProblem:
     """What the jobs hold now, as one matrix: [1, job, node]."""
     restart_factor: Floats
     """What is left of the speedup of a running job that is moved or resized, by job."""
+    together: Ints
+    """GPUs of a replica that are on one node, by job; 1 if they may be on several."""
 
     @property
     def jobs(self) -> int:
@@ -99,7 +101,7 @@ def first_come(problem: PlacementProblem, start: npt.NDArray[np.int16]) -> npt.N
     """One matrix in which every job without GPUs got its least size in turn, if it was left.
 
     A job goes where it fits on one node, the fullest such; else on the emptiest nodes without another job of
-    several nodes.
+    several nodes, in whole replicas.
     """
     found = start.copy()
     free = problem.capacity - found.sum(axis=0)
@@ -112,7 +114,7 @@ def first_come(problem: PlacementProblem, start: npt.NDArray[np.int16]) -> npt.N
         if len(fitting):
             found[row, fitting[free[fitting].argmin()]] = need
         else:
-            open_to = np.where(shared, 0, free)
+            open_to = np.where(shared, 0, free - free % problem.together[row])
             if open_to.sum() < need:
                 continue
             order = np.argsort(-open_to, kind="stable")
@@ -156,7 +158,8 @@ def _mutate(problem: PlacementProblem, found: Matrices, rng: np.random.Generator
 
 
 def repair(problem: PlacementProblem, found: Matrices) -> Matrices:
-    """The matrices made to obey, in place: sizes, one job of several nodes on a node, capacity, least sizes.
+    """The matrices made to obey, in place: sizes, one job of several nodes on a node, capacity, whole
+    replicas, least sizes.
 
     Where jobs are too many, the earlier one keeps what it has.
     """
@@ -164,6 +167,8 @@ def repair(problem: PlacementProblem, found: Matrices) -> Matrices:
     _part_neighbours(found)
     before = found.cumsum(axis=1, dtype=np.int16) - found
     np.minimum(found, np.maximum(problem.capacity.astype(np.int16) - before, 0), out=found)
+    if (problem.together > 1).any():
+        found -= (found % problem.together[:, None]).astype(np.int16)
     gpus = found.sum(axis=2)
     found[gpus < problem.least] = 0
     return found

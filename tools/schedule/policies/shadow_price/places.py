@@ -34,6 +34,8 @@ class SeatedJob:
     pinned: bool = False
     move_cost: float = 0.0
     """What a move costs it, in the unit of ``worth``, over the time in which it has to pay."""
+    together: int = 1
+    """GPUs of a replica that are on one node; 1 if they may be on several."""
 
 
 Loss = Callable[[SeatedJob, NodeGpus], float]
@@ -89,13 +91,14 @@ class NodeSpace:
     def become(self, other: NodeSpace) -> None:
         self.free, self.stay, self.on = other.free, other.stay, other.on
 
-    def is_compact(self, gpus: int, place: NodeGpus) -> bool:
-        return len(place) <= -(-gpus // self.node_gpus)
+    def is_compact(self, job: SeatedJob, place: NodeGpus) -> bool:
+        return len(place) <= len(list(self.parts(job)))
 
-    def parts(self, gpus: int) -> Iterator[int]:
-        """A size as whole nodes and a rest."""
-        whole, rest = divmod(gpus, self.node_gpus)
-        yield from [self.node_gpus] * whole + [rest] * (rest > 0)
+    def parts(self, job: SeatedJob) -> Iterator[int]:
+        """A size as whole nodes, as far as whole replicas fill them, and a rest."""
+        node_gpus = self.node_gpus - self.node_gpus % job.together or self.node_gpus
+        whole, rest = divmod(job.gpus, node_gpus)
+        yield from [node_gpus] * whole + [rest] * (rest > 0)
 
 
 def place(nodes: NodeSpace, seekers: Sequence[SeatedJob]) -> dict[str, NodeGpus]:
@@ -121,7 +124,7 @@ def gathered(nodes: NodeSpace, job: SeatedJob, gain: float) -> dict[str, NodeGpu
     trial.leave(job)
     found = place(trial, [job])
     moved = [nodes.stay[job_id] for job_id in found if job_id != job.job_id]
-    closer = all(nodes.is_compact(each.gpus, found[each.job_id]) for each in (job, *moved))
+    closer = all(nodes.is_compact(each, found[each.job_id]) for each in (job, *moved))
     if not closer or gain <= sum(each.move_cost for each in (job, *moved)):
         return {}
     nodes.become(trial)
@@ -137,13 +140,16 @@ def _placed(nodes: NodeSpace, seeker: SeatedJob) -> tuple[NodeGpus, list[SeatedJ
     held = dict(seeker.held)
     picks: list[tuple[str, int]] = []
     moved: list[SeatedJob] = []
-    for part in nodes.parts(seeker.gpus):
+    for part in nodes.parts(seeker):
         name = _fitting(nodes, part, held)
         if name is None:
             leaving = _leaving(nodes, part)
             nodes.give(tuple(picks))
-            spread = _spread(nodes, seeker.gpus)
-            if not leaving or nodes.loss(seeker, spread) <= sum(job.move_cost for job in leaving):
+            spread = _spread(nodes, seeker)
+            has_place = gpus_of(spread) == seeker.gpus
+            if not leaving or (
+                has_place and nodes.loss(seeker, spread) <= sum(job.move_cost for job in leaving)
+            ):
                 nodes.take(spread)
                 return spread, moved
             nodes.take(tuple(picks))
@@ -181,10 +187,11 @@ def _leaving(nodes: NodeSpace, gpus: int) -> list[SeatedJob]:
     return found
 
 
-def _spread(nodes: NodeSpace, gpus: int) -> NodeGpus:
-    picks = []
+def _spread(nodes: NodeSpace, job: SeatedJob) -> NodeGpus:
+    """Whole replicas on the emptiest nodes; fewer GPUs where these have no room for all of them."""
+    picks, gpus = [], job.gpus
     for name, free in sorted(nodes.free.items(), key=lambda item: (-item[1], item[0])):
-        count = min(free, gpus)
+        count = min(free - free % job.together, gpus)
         if count:
             picks.append((name, count))
             gpus -= count
@@ -212,6 +219,9 @@ class Placing:
                 continue
             where = self._whole_or_less(row, places[job.id]) if job.id in places else job.placement
             stays, gpus = where == job.placement, gpus_of(where)
+            if gpus < job.spec.min_gpus:  # the nodes have no room for whole replicas
+                found |= {job.id: Target(0)} if job.gpus else {}
+                continue
             pinned = stays and self.shares.guard.pinned[row]
             batch = job.global_batch if pinned else self._batch(row, gpus, retune if stays else "free")
             if not stays or batch != job.global_batch:
@@ -230,7 +240,8 @@ class Placing:
                 worth = max(0.0, float(self.shares.values[row, self.shares.chosen[row]]))
                 pinned = bool(self.shares.guard.pinned[row])
                 cost = worth * float(members.rescale_s[row]) / self.dwell_s
-                placed = SeatedJob(job.id, gpus, worth, job.placement, pinned, cost)
+                together = self.snapshot.free.on_one_node(job.per_replica, kind)
+                placed = SeatedJob(job.id, gpus, worth, job.placement, pinned, cost, together)
                 if job.gpus == gpus and job.gpu_type == kind:
                     stay[row] = placed
                 else:
@@ -243,7 +254,7 @@ class Placing:
         for row, placed in stay.items():
             if placed.pinned or placed.job_id in found:
                 continue
-            if not nodes.is_compact(placed.gpus, placed.held):
+            if not nodes.is_compact(placed, placed.held):
                 slower = 1.0 - float(members.scattered[row])
                 found |= gathered(nodes, placed, slower * placed.worth)
         return found

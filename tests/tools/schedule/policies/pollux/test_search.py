@@ -42,6 +42,7 @@ def problem(
         most=np.array(most or [total] * jobs),
         held=np.array(held or np.zeros((jobs, len(capacity)))).astype(np.int16)[None],
         restart_factor=np.full(jobs, factor),
+        together=np.ones(jobs, dtype=np.int64),
     )
 
 
