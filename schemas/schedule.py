@@ -174,12 +174,13 @@ class Schedule(Record):
 
     @property
     def minor(self) -> int:
-        """4 where jobs train on data of unknown size, 3 where they have more than GPUs or share them, 2 where
-        work is predicted, else its cluster's.
+        """5 where jobs are resized by a relaunch, 4 where they train on data of unknown size, 3 where they
+        have more than GPUs or share them, 2 where work is predicted, else its cluster's.
         """
-        if any(job.minor > 1 for job in self.jobs):
-            return 4
-        if self.cluster.minor > 1 or any(job.minor for job in self.jobs):
+        newest = max((job.minor for job in self.jobs), default=0)
+        if newest > 1:
+            return newest + 2
+        if self.cluster.minor > 1 or newest:
             return 3
         if any(given.servers or given.reserved or given.beside for given in self.allocations):
             return 3

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.file_io.files import make_folder
+from pliant.schemas.file_io.files import atomic_write, make_folder
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit, port_to_meet_at
@@ -36,7 +36,7 @@ from pliant.tools.run.service.commands import (
 )
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.members import Setback, Timeouts
-from pliant.tools.run.statedir.contract.folders import DamagedError
+from pliant.tools.run.statedir.contract.folders import PRIVATE, DamagedError
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.directory import StateDir, check_job
 
@@ -76,6 +76,8 @@ class Launching:
         reason = before.reason if before is not None and before.abort else ""
         plan = make_plan(target, generation, handle.attempt, nodes, reason)
         write_plan(job_dir, plan)
+        if not target.job.changes_in_place:
+            atomic_write(handle.files.stop, b"", mode=PRIVATE)
         first = nodes[target.slots[0].node]
         port = port_to_meet_at(first.address) if meets_at_port(target) else 0
         self._backend.start(handle, self._commands(target, handle, nodes, port=port))

@@ -164,7 +164,7 @@ def _reserved(schedule: Schedule | None, origin_s: float) -> dict[str, tuple[Res
 
 def _launched(dirs: StateDir, log: RunLog) -> frozenset[str]:
     """Jobs with a live launcher whose scripts may never report their first step."""
-    silent = [job for job in log.active.values() if job.gpus and job.change and job.job.elastic == "none"]
+    silent = [job for job in log.active.values() if job.gpus and job.change and not job.job.changes_in_place]
     return frozenset(job.job.id for job in silent if _lives(dirs.job(job.job.id), job.change))
 
 
