@@ -29,7 +29,7 @@ class Net(LightningModule):
 
     def optimizer_step(self, *args, **kwargs):
         super().optimizer_step(*args, **kwargs)
-        after_step(self.trainer.global_step)
+        after_step(self.trainer.global_step + 1)
 
 
 x = torch.randn(96, 4, generator=torch.Generator().manual_seed(1))

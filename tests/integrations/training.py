@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -81,12 +83,15 @@ class Training:
             env=OFFLINE,
         )
         site.jobs[-1] = site.jobs[-1].model_copy(update={"command": ("script.py", str(gate))})
-        options = site.options()
+        options = replace(site.options(), timeouts=Timeouts())
         later = site.job("c", "--gate", second, samples=10, gpus=1)
         left = [
-            (self.trained_on(1), first.touch),
-            (self.trained_on(2), lambda: submit(site.state, [later], "t", folder=site.folder, now_s=0.0)),
-            (self.trained_on(1, after=2), gate.touch),
+            (self.trains_after("start"), first.touch),
+            (
+                self.trains_after("grow"),
+                lambda: submit(site.state, [later], "t", folder=site.folder, now_s=0.0),
+            ),
+            (self.trains_after("shrink"), gate.touch),
             (lambda log: log.jobs["a"].ended, second.touch),
         ]
 
@@ -103,13 +108,18 @@ class Training:
         lines = path.read_text().splitlines() if path.exists() else []
         return [(int(step), int(size)) for step, size in map(str.split, lines)]
 
-    def trained_on(self, workers: int, after: int | None = None) -> Callable[[RunLog], bool]:
-        def happened(log: RunLog) -> bool:
-            sizes = [size for _, size in self.trained()]
-            first = 0 if after is None else sizes.index(after) if after in sizes else len(sizes)
-            return workers in sizes[first:]
+    def trains_after(self, change: str) -> Callable[[RunLog], bool]:
+        """Whether the log knows the first step after a change, and so its cost."""
+        return lambda _: change in costs(self.site)
 
-        return happened
+
+def costs(site: Site) -> dict[object, float]:
+    """Seconds that each change of the job cost."""
+    return {
+        (event.detail or {}).get("after"): event.overhead_seconds
+        for event in site.events()
+        if event.job == "a" and event.event == "progress" and event.overhead_seconds is not None
+    }
 
 
 def weights(folder: Path) -> list[torch.Tensor]:
@@ -129,10 +139,5 @@ def check(site: Site, text: str, tolerance: float = 1e-6) -> None:
     assert [size for at, size in enumerate(sizes) if at == 0 or sizes[at - 1] != size] == [1, 2, 1]
     apart = max(float((a - b).abs().max()) for a, b in zip(alone, weights(training.here), strict=True))
     assert apart <= tolerance
-    costs = {
-        (event.detail or {}).get("after"): event.overhead_seconds
-        for event in site.events()
-        if event.job == "a" and event.event == "progress" and event.overhead_seconds is not None
-    }
-    assert set(costs) == {"start", "grow", "shrink"}
+    assert set(costs(site)) == {"start", "grow", "shrink"}
     assert log.jobs["a"].samples_done == 8 * STEPS

@@ -188,7 +188,7 @@ class TrainingProgress:
         if self._stop is None or threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGTERM, signal.SIGUSR1):
-            if signal.getsignal(number) is signal.SIG_DFL:
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN):
                 signal.signal(number, self._note)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
