@@ -55,6 +55,9 @@ class PliantCallback(Callback):
         batch = getattr(trainer.train_dataloader, "batch_size", None)
         if batch is not None:
             trainer.accumulate_grad_batches = progress.accumulate(batch, trainer.accumulate_grad_batches)
+        if progress.measurement is not None:
+            trained = (each for each in pl_module.parameters() if each.requires_grad)
+            progress.measurement.parameters = sum(each.numel() for each in trained)
         self._progress = progress
         if self._steps_in_epoch is not None:
             self._go_on_after(trainer, self._steps_in_epoch * trainer.accumulate_grad_batches)

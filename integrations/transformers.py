@@ -38,6 +38,12 @@ class PliantCallback(TrainerCallback):
         )
         self._progress = progress
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self._progress is not None and self._progress.measurement is not None:
+            self._progress.measurement.parameters = kwargs["model"].num_parameters(only_trainable=True)
+
     def on_log(
         self,
         args: TrainingArguments,

@@ -45,6 +45,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from pliant.tools.run.script_measurement import measurement_from_env
+
 ENV_PROGRESS: Final = "PLIANT_PROGRESS"
 ENV_STOP: Final = "PLIANT_STOP"
 ENV_BATCH: Final = "PLIANT_BATCH"
@@ -85,6 +87,10 @@ class TrainingProgress:
         self._stop = Path(stop) if stop else None
         batch = environ.get(ENV_BATCH)
         self._stated = int(batch) if batch else None
+        self.measurement = measurement_from_env(self.rank, environ)
+        """What ``pliant profile`` asked for; None if the script is to train."""
+        if self.measurement is not None:
+            self._stated = self.measurement.batch
         self._warnings = 0
         self._head: dict[str, Any] = {}
         self._every_s = 1.0
@@ -118,6 +124,8 @@ class TrainingProgress:
         together = per_rank * self.world_size
         steps = own if self._stated is None else max(1, round(self._stated / together))
         self._head["global_batch"] = steps * together
+        if self.measurement is not None:
+            self.measurement.local_batch, self.measurement.accum = per_rank, steps
         if self._stated not in (None, steps * together) and self._main:
             self._warnings += 1
             print(
@@ -136,7 +144,11 @@ class TrainingProgress:
         :param loss: of this step; a tensor is read only when it is written, about once a second.
         :param epoch: complete epochs.
         :param samples: trained so far; by default steps times the global batch.
+        :raises SystemExit: ``pliant profile`` has measured enough steps.
         """
+        if self.measurement is not None:
+            self.measurement.step(_memory())
+            return False
         _wait_for_gpu(step)
         self._fields["step"] = step
         self._fields["samples_done"] = step * self.global_batch if samples is None else samples
@@ -182,6 +194,8 @@ class TrainingProgress:
         self._every_s = plan.get("progress_s", self._every_s)
         batch = global_batch or self._stated or 1
         self._head |= {"gpus": self.world_size, "global_batch": batch, "rank": self.rank}
+        if self.measurement is not None:
+            self.measurement.local_batch = -(-batch // self.world_size)
 
     def _listen(self) -> None:
         """Take signals as requests to stop, where nothing else does."""
