@@ -97,8 +97,8 @@ class PliantCallback(Callback):
 
     @staticmethod
     def _ends_step(trainer: Trainer, batch_idx: int) -> bool:
-        last = batch_idx + 1 == trainer.num_training_batches
-        return last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        done, every = batch_idx + 1, int(trainer.accumulate_grad_batches)
+        return bool(done == trainer.num_training_batches) or done % every == 0
 
     def _save(self, trainer: Trainer, progress: TrainingProgress) -> None:
         step, before = trainer.global_step, self.checkpoint
