@@ -63,8 +63,11 @@ class RelaunchedTraining:
         saved = self._saved()
         if not saved:
             return 0
-        self._accelerator.load_state(str(saved[-1][1]))
-        return saved[-1][0]
+        step, folder = saved[-1]
+        self._accelerator.load_state(str(folder))
+        # it counts micro-steps, which were others on another number of workers
+        self._accelerator.step = step * self._accelerator.gradient_accumulation_steps
+        return step
 
     def step(self, step: int, *, loss: Any = None, epoch: int | None = None) -> None:
         """A step is done.

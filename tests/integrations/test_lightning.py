@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pliant.tools.run.service.run import run_until_done
 from tests.integrations.training import check
 from tests.tools.run.site import Site
 
@@ -45,6 +46,28 @@ loader = torch.utils.data.DataLoader(data, BATCH, shuffle=True)
 trainer.fit(model, loader, ckpt_path=pliant.checkpoint)
 at_end(model)
 """
+
+
+APART = """
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from pliant.integrations.lightning import PliantCallback
+
+trainer = Trainer(
+    callbacks=[PliantCallback("checkpoints")], max_steps=3, accelerator="cpu", devices=1, logger=False,
+    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
+)
+trainer.fit(BoringModel())
+"""
+
+
+def test_two_trainings_in_a_job_of_two_slots_are_warned_of(site: Site) -> None:
+    site.job("a", text=APART, gpus=2, samples=1, env={"HF_HUB_OFFLINE": "1"}, workdir=str(site.folder))
+    site.jobs[-1] = site.jobs[-1].model_copy(update={"workdir": str(site.folder)})
+    log, _ = run_until_done(site.options("fifo"), lambda log, now_s: None)
+    assert log.jobs["a"].phase == "finished", log.jobs["a"].reason
+    said = [str((event.detail or {}).get("warning", "")) for event in site.events()]
+    assert any(each.startswith("several of its 2 workers train for themselves") for each in said)
 
 
 def test_a_trainer_goes_from_one_worker_to_two_and_back_and_ends_as_if_it_never_had(site: Site) -> None:

@@ -127,8 +127,8 @@ def weights(folder: Path) -> list[torch.Tensor]:
     return found
 
 
-def check(site: Site, text: str, tolerance: float = 1e-6) -> None:
-    """No step is lost or repeated, and the weights are those of the training that was never resized."""
+def check(site: Site, text: str, tolerance: float = 1e-5) -> None:
+    """No step is lost or repeated, and but for rounding the weights are those of a plain training."""
     training = Training(site, text)
     alone = training.by_python()
     log = training.resized()
