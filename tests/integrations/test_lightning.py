@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pliant.tools.run.service.run import run_until_done
+from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.watch.job_page import history
 from tests.integrations.training import check
 from tests.tools.run.site import Site
 
@@ -66,7 +68,7 @@ def test_two_trainings_in_a_job_of_two_slots_are_warned_of(site: Site) -> None:
     site.jobs[-1] = site.jobs[-1].model_copy(update={"workdir": str(site.folder)})
     log, _ = run_until_done(site.options("fifo"), lambda log, now_s: None)
     assert log.jobs["a"].phase == "finished", log.jobs["a"].reason
-    said = [str((event.detail or {}).get("warning", "")) for event in site.events()]
+    said = [each.words for each in history(StateDir(site.state), "a")]
     assert any(each.startswith("several of its 2 workers train for themselves") for each in said)
 
 

@@ -17,6 +17,7 @@ from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.contract.plan import Progress, ProgressFile
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.watch.job_page import history
 from pliant.tools.run.watch.job_status import status_of
 from pliant.tools.run.watch.status import Watcher
 from tests.tools.run.site import Site, until
@@ -190,6 +191,8 @@ def test_work_after_the_last_acknowledged_save_is_lost_and_done_again(site: Site
     (back,) = (event for event in site.events() if "lost_samples" in (event.detail or {}))
     assert back.samples_done == 8 * saved
     assert log.jobs["a"].phase == "finished"
+    said = [each.words for each in history(StateDir(site.state), "a")]
+    assert f"went back to its save after step {saved}, {lost['lost_samples']:g} samples lost" in said
 
 
 def test_a_script_that_does_not_watch_the_file_gets_sigterm_at_once(site: Site) -> None:
