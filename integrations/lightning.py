@@ -52,6 +52,7 @@ class PliantCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         progress = TrainingProgress(world_size=trainer.world_size, main=trainer.is_global_zero)
+        progress.listen()  # at SIGTERM, Lightning would leave without a save
         batch = getattr(trainer.train_dataloader, "batch_size", None)
         if batch is not None:
             trainer.accumulate_grad_batches = progress.accumulate(batch, trainer.accumulate_grad_batches)

@@ -104,7 +104,7 @@ class TrainingProgress:
         self._first: tuple[float, int, float] | None = None
         """(time, step, samples) of the last write, for the speed since then."""
         self._leaves = self._signalled = False
-        self._listen()
+        self.listen(instead=False)
 
     @property
     def global_batch(self) -> int:
@@ -197,12 +197,15 @@ class TrainingProgress:
         if self.measurement is not None:
             self.measurement.local_batch = -(-batch // self.world_size)
 
-    def _listen(self) -> None:
-        """Take signals as requests to stop, where nothing else does."""
+    def listen(self, *, instead: bool = True) -> None:
+        """Take SIGTERM and SIGUSR1 as requests to stop, under a launcher.
+
+        :param instead: also where something else has a handler.
+        """
         if self._stop is None or threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGTERM, signal.SIGUSR1):
-            if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN):
+            if instead or signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN):
                 signal.signal(number, self._note)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:

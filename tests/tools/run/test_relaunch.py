@@ -20,6 +20,7 @@ from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.watch.job_page import history
 from pliant.tools.run.watch.job_status import status_of
 from pliant.tools.run.watch.status import Watcher
+from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, until
 
 pytestmark = pytest.mark.usefixtures("plain_python")
@@ -231,5 +232,7 @@ def test_under_a_one_shot_run_a_job_is_running_as_soon_as_it_reports(site: Site)
     assert found is not None
     assert (found.state, found.log.samples_done > 0) == ("running", True)
     site.gate.touch()
-    run_until_done(site.options(None), once())
-    assert set(costs(site)) == {"start"}
+    until(lambda: left_running(site.folder) == [])
+    log, _ = run_until_done(site.options(None), once())
+    assert (log.jobs["a"].phase, log.jobs["a"].samples_done) == ("finished", 8 * steps(site)[-1])
+    assert set(costs(site)) == {"start"}, "the launcher that finds it ended knows when it began to train"

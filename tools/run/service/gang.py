@@ -81,7 +81,7 @@ class Gang:
         self.script: ScriptReports | None = None
         """Reads the reports of a script that writes no events of its own."""
         if not target.job.changes_in_place:
-            before = self.progress.fresh() if seen == 0 else None
+            before = None if seen else ProgressFile(self.files.progress).fresh()
             self.script = ScriptReports(plan, started=seen > 0, before=before)
         self.statuses: tuple[UnitStatus, ...] = ()
         self._backend = backend
@@ -229,7 +229,8 @@ class Gang:
 
         :raises PliantError: a script cannot be asked.
         """
-        watches = self.script is not None and self.script.watches_stop(self.progress.newest)
+        newest = self.progress.newest or ProgressFile(self.files.progress).fresh()
+        watches = self.script is not None and self.script.watches_stop(newest)
         reads_plans = watches or self.target.job.changes_in_place or self.handle.files.progress.exists()
         if watches:
             ask_to_stop(self.handle.files.stop)
