@@ -172,6 +172,23 @@ def test_a_resize_asks_for_a_save_and_goes_on_from_there_with_the_new_size(site:
     assert all(seconds > 0 for seconds in found.values())
 
 
+@pytest.mark.parametrize("resize", ["relaunch", "in-place"])
+def test_a_preempted_script_saves_and_goes_on_without_a_lost_step(site: Site, resize: str) -> None:
+    """A rigid one, too, if it reports."""
+    more = {"high": 2} if resize == "relaunch" else {"elastic": "none"}
+    relaunched(site, "a", "--steps", 30, "--gate", site.gate, resize=resize, **more)
+    policy = "fair-share" if resize == "relaunch" else "fifo"
+    log, _ = run_until_done(site.options(policy), once((told(site, "start"), interrupt)))
+    saved = newest(site)
+    assert log.jobs["a"].phase == "preempted"
+    assert saved is not None
+    assert (saved.ended, saved.checkpoint and saved.checkpoint.step) == ("stopped", saved.step)
+    site.gate.touch()
+    log, _ = run_until_done(site.options(None), once())
+    trained = steps(site)
+    assert (log.jobs["a"].phase, trained) == ("finished", list(range(1, len(trained) + 1)))
+
+
 def test_work_after_the_last_acknowledged_save_is_lost_and_done_again(site: Site) -> None:
     crash = site.folder / "crash"
     relaunched(site, "a", "--steps", 30, "--every", 150, "--gate", site.gate, "--crash", crash, high=2)

@@ -348,7 +348,8 @@ class Executor:
         in_place = self.backend.in_place
         way = way_to(target, gang.plan, trains, busy, reports=reports, in_place=in_place)
         if isinstance(way, Relaunch):
-            _log.warning("job %s is launched again: %s", job_id, way.reason)
+            level = logging.INFO if target.job.resize == "relaunch" else logging.WARNING
+            _log.log(level, "job %s is launched again: %s", job_id, way.reason)
             self.stop(gang, way.reason)
         elif isinstance(way, InPlace):
             self._launching.rescale(gang, target, way, self.nodes)
