@@ -23,7 +23,7 @@ LIMIT: Final = 1.3
 LINES_LIMIT: Final = 3
 SIZES: Final = (1, 2)
 SCRIPT: Final = """
-import os, sys, torch
+import os, torch
 import torch.distributed as dist
 from pliant.tools.run.progress import TrainingProgress
 
@@ -48,8 +48,7 @@ while True:
             torch.save({"step": step, "model": model.state_dict()}, "saved.pt")
         dist.barrier()
         progress.saved(step)
-        dist.destroy_process_group()
-        sys.exit()
+        progress.leave()
 """
 TRAINER: Final = (
     """

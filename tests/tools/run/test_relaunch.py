@@ -73,7 +73,7 @@ while step < options.steps or not os.path.exists(options.gate):
         if progress:
             progress.saved(step, seconds=0.001)
     if leaving:
-        sys.exit()
+        progress.leave()
 if progress:
     progress.done()
 '''
