@@ -30,7 +30,7 @@ lint: $(STAMP)
 # mypy needs to see the folder under its import name; a link does that without another install.
 types: $(STAMP)
 	mkdir -p .types && ln -sfn .. .types/pliant
-	$(BIN)/mypy -m pliant -p pliant.cli -p pliant.tools -p pliant.schemas
+	$(BIN)/mypy -m pliant -p pliant.cli -p pliant.integrations -p pliant.tools -p pliant.schemas
 
 bench: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m benchmarks $(NAME)

@@ -7,7 +7,14 @@ from typing import Final
 
 from pliant.schemas.errors import ServiceMissingError
 
-EXTRAS: Final = {"torch": "run", "matplotlib": "figures", "pandas": "notebooks"}
+EXTRAS: Final = {
+    "torch": "run",
+    "matplotlib": "figures",
+    "pandas": "notebooks",
+    "transformers": "integrations",
+    "lightning": "integrations",
+    "accelerate": "integrations",
+}
 """The extra of pyproject.toml that brings each library."""
 
 

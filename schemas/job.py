@@ -35,6 +35,7 @@ from pliant.schemas.file_io.record import (
 )
 
 Elasticity = Literal["none", "size", "size+batch"]
+Resize = Literal["in-place", "relaunch"]
 LONGEST_TEXT: Final = 100_000
 """Bytes of one argument or variable; Linux takes 131,072."""
 MOST_TEXT: Final = 500_000
@@ -248,7 +249,11 @@ class Job(Record):
     lr: PositiveFloat | None = None
     """Base learning rate at batch.size; belongs to the author, scaled only with the batch."""
     elastic: Elasticity = "none"
-    """What a policy may change: nothing, the number of GPUs, or that and the global batch."""
+    """What a policy may change: nothing, the number of GPUs, or that and the global batch. Default: size for
+    a job that is resized by a relaunch, else none."""
+    resize: Resize = "in-place"
+    """How its GPUs change. in-place: between two steps, by the elastic library. relaunch: any script that
+    torchrun starts is asked to save and to leave, and is started with the new size (docs/relaunch.md)."""
     work: _TaggedWork | None = None
     """Total work; null = unknown."""
     convergence: str | None = None
@@ -277,11 +282,21 @@ class Job(Record):
                 raise broken_rule("is missing, expected a key into the profile, or a command", "/model")
             values["model"] = name
         self._refuse_what_cannot_be_passed_on()
+        if self.resize == "relaunch":
+            self._settle_relaunch(values)
         gpus = self.gpus
         if self.elastic == "none" and {gpus.min, gpus.max} - {None, gpus.requested}:
             text = "'none' contradicts gpus.min and gpus.max, expected them to equal gpus.requested"
             raise broken_rule(text, "/elastic")
         return self
+
+    def _settle_relaunch(self, values: dict[str, Any]) -> None:
+        """Its elasticity if it states none; the batch belongs to its script."""
+        if "elastic" not in self.model_fields_set:
+            values["elastic"] = "size"
+        elif self.elastic != "size":
+            text = f"'{self.elastic}' contradicts the resize 'relaunch', expected 'size', or leave it out"
+            raise broken_rule(text, "/elastic")
 
     def _refuse_what_cannot_be_passed_on(self) -> None:
         """The system limits the bytes of the arguments and variables of a process."""
@@ -301,12 +316,17 @@ class Job(Record):
     @property
     def minor(self) -> int:
         """1: it refuses to share its GPUs; 2: its epochs are of a data set of unknown size; 3: its replicas
-        have several GPUs.
+        have several GPUs, or it is resized by a relaunch.
         """
-        if self.gpus.per_replica > 1:
+        if self.gpus.per_replica > 1 or self.resize != "in-place":
             return 3
         unsized = self.work is not None and self.work_gap is not None
         return 2 if unsized else int(not self.shares_gpus)
+
+    @property
+    def changes_in_place(self) -> bool:
+        """Whether its workers may change while it trains, so that each is a process of its own."""
+        return self.elastic != "none" and self.resize == "in-place"
 
     @property
     def work_gap(self) -> str | None:

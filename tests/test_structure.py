@@ -10,7 +10,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("cli", "schemas", "tools")
+PACKAGES = ("cli", "integrations", "schemas", "tools")
 ALLOWED = {
     "schemas": {"schemas"},
     "tools.profile": {"schemas", "tools.profile"},
@@ -19,6 +19,7 @@ ALLOWED = {
     "tools.replay": {"schemas", "tools.profile", "tools.schedule", "tools.replay"},
     "tools.report": {"schemas", "tools.report"},
     "tools.api": {"schemas", "tools"},
+    "integrations": {"integrations", "tools.run"},
     "cli": {"cli", "schemas", "tools"},
 }
 RUN_LAYERS = ("statedir", "backends", "discovery", "service", "watch", "doctor")
@@ -32,7 +33,11 @@ HEAVY = {
         "tools/profile/measuring/allreduce.py",
         "tools/run/elastic/",
         "tools/profile/torchrun/run_torchrun.py",
+        "integrations/",
     ),
+    "transformers": ("integrations/",),
+    "lightning": ("integrations/",),
+    "accelerate": ("integrations/",),
     "pandas": ("schemas/frames.py", "tools/api.py"),  # there for annotations alone, as matplotlib is
     "matplotlib": ("tools/report/", "tools/api.py"),
     "scipy": (

@@ -60,7 +60,10 @@ START_LIMIT_S: Final = 600.0
 POLL_S: Final = 0.05
 KIND: Final = "points"
 MODE: Final = 0o600
-ADVICE: Final = "profile needs the loop of `elastic.init()` and `job.prepare(…)` from pliant.tools.run"
+ADVICE: Final = (
+    "profile needs the loop of `elastic.init()` and `job.prepare(…)` from pliant.tools.run, "
+    "or the progress of docs/relaunch.md"
+)
 Advance = Callable[[Outcome], None]
 _log = logging.getLogger("pliant")
 

@@ -6,6 +6,7 @@
 - It ends as the worker that failed first did, by the same exit code or signal; torchrun always returns 1.
 - On several nodes its workers use the network interface of the node's own address. Otherwise they look up the
   machine's name, which may be unknown or mean the loopback interface.
+- SIGUSR1, a notice that the machine goes, does not end it: its workers get it.
 - Its logs are private, whatever the umask; the workers get the umask unchanged.
 """
 
@@ -17,8 +18,10 @@ import resource
 import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, Final
 
+import psutil
 from torch.distributed import HashStore
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
@@ -99,6 +102,17 @@ def keep_logs_private() -> None:
     setattr(SubprocessHandler, "_popen", start_worker)  # noqa: B010 - no subclass of it is asked for
 
 
+def pass_on_notices() -> None:
+    """Send a SIGUSR1 to the workers; a worker that has no handler for it ends, as without torchrun."""
+
+    def send(number: int, _frame: FrameType | None) -> None:
+        for worker in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                worker.send_signal(number)
+
+    signal.signal(signal.SIGUSR1, send)
+
+
 def run() -> int:
     """The exit code of the worker that failed first, negative for a signal; 0 if none failed."""
     try:
@@ -127,6 +141,7 @@ def end_by(number: int) -> None:
 
 if __name__ == "__main__":
     keep_logs_private()
+    pass_on_notices()
     code = run()
     if code < 0:
         end_by(-code)

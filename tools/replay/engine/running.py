@@ -74,7 +74,10 @@ class RunningJobs:
             cost = self._start_cost
         else:
             cost = self._resume_cost if transition.step == "resume" else self._rescale_cost
-        return cost.of(job.spec.model)
+        cost_s, model = cost.of(job.spec.model), job.spec.model
+        if job.spec.resize == "relaunch" and cost is self._rescale_cost:  # measured in place, it may be less
+            return max(cost_s, self._resume_cost.of(model))
+        return cost_s
 
     def began_since(self, time_s: float) -> bool:
         return all(held.held_since_s > time_s for held in self._held.values() if held.rate)

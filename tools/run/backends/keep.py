@@ -1,9 +1,9 @@
 """Start one command, wait for it, and write its exit code to a file: outcomes outlive the launcher.
 
 Run as ``python -I -S keep.py CODE_FILE FOLDER COMMAND…``; the command starts in the folder. It imports little
-and starts in milliseconds. SIGTERM is passed on to the command. The code file has the exit code, or minus the
-signal's number. Nothing that the command started outlives it: daemons become children of this process and
-are killed before the code file is written.
+and starts in milliseconds. SIGTERM and SIGUSR1 are passed on to the command. The code file has the exit code,
+or minus the signal's number. Nothing that the command started outlives it: daemons become children of this
+process and are killed before the code file is written.
 
 It also keeps the command's output from filling the disk. The command has its files open, so they cannot be
 renamed or cut: holes are punched where they are old. The writer notices nothing and never waits.
@@ -46,7 +46,7 @@ def keep(code_file: str, folder: str, argv: list[str], order: Callable[[], int] 
     """Run a command in a folder, with the environment of this process.
 
     :param order: asked every :data:`ORDER_S` for a signal to the command; 0 for none. With it, a SIGTERM is
-        Slurm's, which sends it to all processes: it is noted in a file and not passed on.
+        Slurm's, which sends it to all processes: it is noted in a file and not passed on. Nor is a SIGUSR1.
     """
     child: list[int] = []
     terminated: list[int] = []
@@ -57,6 +57,7 @@ def keep(code_file: str, folder: str, argv: list[str], order: Callable[[], int] 
             os.kill(pid, number)
 
     signal.signal(signal.SIGTERM, lambda number, _: note_displaced(code_file) if order else send(number))
+    signal.signal(signal.SIGUSR1, lambda number, _: None if order else send(number))
     adopt_orphans()
     beat_s, looked_s = [time.monotonic()], [time.monotonic()]
 
@@ -76,7 +77,7 @@ def keep(code_file: str, folder: str, argv: list[str], order: Callable[[], int] 
     signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
     try:
         os.chdir(folder)
-        child.append(os.posix_spawnp(argv[0], argv, os.environ, setsigdef=[signal.SIGTERM]))
+        child.append(os.posix_spawnp(argv[0], argv, os.environ, setsigdef=[signal.SIGTERM, signal.SIGUSR1]))
     except OSError as error:
         print(f"{argv[0]}: cannot be started in {folder}: {error.strerror}", file=sys.stderr)
         return write_code(code_file, 127)

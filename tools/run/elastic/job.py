@@ -99,6 +99,15 @@ class ElasticJob:
         return self._context.world_size
 
     @property
+    def stopping(self) -> bool:
+        """Whether the job was asked to stop: it saves and leaves at the end of this step, or of this loop.
+
+        A long evaluation may look at it and end early. Workers learn of a stop at different moments, so what
+        they do together must not depend on it.
+        """
+        return self._membership is not None and self._membership.stopping
+
+    @property
     def sync_gradients(self) -> bool:
         """False in a micro-step that does not end its optimizer step."""
         return self._loop is None or not self._loop.quiet()

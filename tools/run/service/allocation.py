@@ -261,6 +261,8 @@ def way_to(
     :param in_place: the backend can change the processes of an attempt; a change of the batch alone needs
         none of that.
     """
+    if target.job.resize == "relaunch":
+        return Relaunch("it is resized by a relaunch")
     if target.job.elastic == "none":
         return Relaunch("the job is not elastic")
     if not in_place and {Slot.parse(member.slot) for member in plan.members} != set(target.slots):

@@ -1,9 +1,10 @@
 """What an attempt is started with, as data: its plan, its argument lists, its environments; never a shell.
 
 An elastic job gets one process per slot, so that a worker that dies does not take its siblings along, and
-each has its own logs; its workers meet through files. A job that cannot be resized gets one ``torchrun`` per
-node with a worker per slot, as any PyTorch script expects. On a single slot it is started as by ``python``:
-scripts take torchrun's variables as a sign of other workers.
+each has its own logs; its workers meet through files. A job that cannot be resized, or only by a relaunch,
+gets one ``torchrun`` per node with a worker per slot, as any PyTorch script expects. On a single slot a job
+that cannot be resized is started as by ``python``: scripts take torchrun's variables as a sign of other
+workers.
 
 The second half writes and reads plan files: who trains from now on, and how the batch is cut.
 """
@@ -31,11 +32,14 @@ from pliant.tools.run.statedir.contract.folders import (
     write_record,
 )
 from pliant.tools.run.statedir.contract.plan import (
+    ENV_BATCH,
     ENV_JOB_DIR,
     ENV_LOG_BYTES,
     ENV_NOISE,
     ENV_PER_REPLICA,
+    ENV_PROGRESS,
     ENV_SLOT,
+    ENV_STOP,
     ENV_WORKER,
     PROTOCOL,
     SLOT_FROM_RANK,
@@ -73,11 +77,15 @@ def units(
         if by_torchrun(target):
             argv = torchrun(job.script, len(slots), _rendezvous(target, index, nodes, port), logs)
             own = {**NO_STORE, ENV_SLOT: SLOT_FROM_RANK}
-        elif job.elastic == "none":
+        elif not job.changes_in_place:
             argv, own = one_worker(job.script, logs), {ENV_SLOT: SLOT_FROM_RANK}
         else:
             argv = one_worker(job.script, logs)
             own = {**ALONE, ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
+        if not job.changes_in_place:
+            own |= {ENV_PROGRESS: str(JobDir(job_dir).progress), ENV_STOP: str(attempt.stop)}
+            if job.batch.size is not None:
+                own[ENV_BATCH] = str(job.batch.size)
         if job.elastic == "size+batch":
             own[ENV_NOISE] = "1"
         if job.gpus.per_replica > 1:
@@ -90,20 +98,25 @@ def units(
 
 
 def by_torchrun(target: Assignment) -> bool:
-    """Whether torchrun starts its workers: there are several that do not change, or its command says so."""
-    return target.job.elastic == "none" and (len(target.slots) > 1 or target.job.names_torchrun)
+    """Whether torchrun starts its workers: there are several that do not change, or its command says so.
+
+    A job that is resized by a relaunch finds the same variables in all its sizes.
+    """
+    job = target.job
+    several = len(target.slots) > 1 or job.resize == "relaunch"
+    return not job.changes_in_place and (several or job.names_torchrun)
 
 
 def groups_of(target: Assignment) -> list[list[Slot]]:
-    """The slots that one unit serves: each alone, or all of a node where the job is not elastic."""
-    if target.job.elastic != "none":
+    """The slots that one unit serves: each alone, or all of a node where workers do not change."""
+    if target.job.changes_in_place:
         return [[slot] for slot in target.slots]
     return [[Slot(node, index) for index in indices] for node, indices in by_node(target.slots).items()]
 
 
 def meets_at_port(target: Assignment) -> bool:
     """Whether its torchruns meet at a port of the first node."""
-    return target.job.elastic == "none" and len(groups_of(target)) > 1
+    return not target.job.changes_in_place and len(groups_of(target)) > 1
 
 
 def ranked(target: Assignment) -> tuple[Slot, ...]:

@@ -68,6 +68,7 @@ def judge(
     words: Callable[[int], str] = lambda _unit: "",
     trace: Callable[[], Sequence[str]] = tuple,
     sent: str = "",
+    leaves: bool = False,
 ) -> Ending:
     """How an attempt ended whose units are all gone.
 
@@ -78,12 +79,15 @@ def judge(
     :param words: the last words on stderr of a unit, by its place in ``units``.
     :param trace: the end of what workers wrote on stderr.
     :param sent: the signal that a slow stop sent in the end; empty if none.
+    :param leaves: an exit code of 0 means that the script has saved and can go on.
     """
     cause = describe(at_break or units, words)
     if stop_requested:
         cause = _stopped(units, sent) if sent else describe(at_break or units)
     verdict = (
-        _by_outcomes(outcomes, units, ranks, cause) if outcomes else _by_codes(units, cause, elastic=elastic)
+        _by_outcomes(outcomes, units, ranks, cause)
+        if outcomes
+        else _by_codes(units, cause, elastic=elastic, leaves=leaves)
     )
     if elastic and (advice := _on_own_group(verdict.message, trace)):
         verdict = replace(verdict, message=f"{advice} ({verdict.message})")
@@ -137,10 +141,10 @@ def _by_first(found: WorkerOutcome, units: Sequence[UnitStatus]) -> Ending:
     return Ending("done", samples_done=found.samples_done)
 
 
-def _by_codes(units: Sequence[UnitStatus], cause: str, *, elastic: bool) -> Ending:
+def _by_codes(units: Sequence[UnitStatus], cause: str, *, elastic: bool, leaves: bool) -> Ending:
     clean = bool(units) and all(unit.code == 0 for unit in units)
     if clean and not elastic:
-        return Ending("done")
+        return Ending("stopped" if leaves else "done")
     if clean:
         message = 'the script ended without an outcome: use the elastic library, or set "elastic" to "none"'
         return Ending("failed", message)

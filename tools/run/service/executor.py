@@ -253,6 +253,8 @@ class Executor:
             yield Said(job_id, gang.handle.attempt, tuple(events), serves and settled)
         progress = gang.progress.fresh()
         if progress is not None and progress.attempt == gang.handle.attempt:
+            if said := gang.said(progress):
+                yield Said(job_id, gang.handle.attempt, tuple(said), serves)
             yield Progressed(job_id, progress, serves and progress.generation == gang.plan.generation)
         if not gang.ended:
             if (found := gang.watch(self._clock())) is not None:
@@ -260,6 +262,10 @@ class Executor:
             yield from self._hear(job_id, gang)
             return
         verdict = gang.verdict()
+        if verdict.end != "done" and (lost := gang.lost_work()) is not None:
+            left, event = lost
+            yield Said(job_id, gang.handle.attempt, (event,), settled=False)
+            yield Progressed(job_id, left, settled=False)
         del self.gangs[job_id]
         if verdict.end != "stopped":
             self.targets.pop(job_id, None)
@@ -342,7 +348,8 @@ class Executor:
         in_place = self.backend.in_place
         way = way_to(target, gang.plan, trains, busy, reports=reports, in_place=in_place)
         if isinstance(way, Relaunch):
-            _log.warning("job %s is launched again: %s", job_id, way.reason)
+            level = logging.INFO if target.job.resize == "relaunch" else logging.WARNING
+            _log.log(level, "job %s is launched again: %s", job_id, way.reason)
             self.stop(gang, way.reason)
         elif isinstance(way, InPlace):
             self._launching.rescale(gang, target, way, self.nodes)

@@ -35,7 +35,16 @@ from pliant.tools.run.service.members import (
     Timeouts,
     slots_text,
 )
-from pliant.tools.run.statedir.contract.plan import LOST_PEER, Member, Plan, ProgressFile
+from pliant.tools.run.service.script_reports import ScriptReports
+from pliant.tools.run.statedir.contract.plan import (
+    LOST_PEER,
+    Member,
+    Plan,
+    Progress,
+    ProgressFile,
+    ask_to_stop,
+    write_progress,
+)
 from pliant.tools.run.statedir.log.worker_reports import Tail
 
 _TRACE_LINES: Final = 200
@@ -69,6 +78,11 @@ class Gang:
         self.files = handle.job_files
         self.tail = Tail(handle.files.progress, skip=seen)
         self.progress = ProgressFile(self.files.progress)
+        self.script: ScriptReports | None = None
+        """Reads the reports of a script that writes no events of its own."""
+        if not target.job.changes_in_place:
+            before = None if seen else ProgressFile(self.files.progress).fresh()
+            self.script = ScriptReports(plan, started=seen > 0, before=before)
         self.statuses: tuple[UnitStatus, ...] = ()
         self._backend = backend
         self._timeouts = timeouts
@@ -115,8 +129,8 @@ class Gang:
         return self._slots_of(self._running.difference(self._workers))
 
     def _slots_of(self, workers: Iterable[int]) -> set[Slot]:
-        """Where workers are; the units of a job that is not elastic stay where they began."""
-        if self.target.job.elastic == "none":
+        """Where workers are; units whose workers do not change stay where they began."""
+        if not self.target.job.changes_in_place:
             return set()
         return {self._members.slot(worker) for worker in workers}
 
@@ -135,6 +149,23 @@ class Gang:
         reports = self.handle.files.progress.exists()
         self._members.look()
         return self._members.trains(), reports
+
+    def said(self, found: Progress) -> list[Event]:
+        """The events of a new report, if its script writes none of its own."""
+        if self.script is None or self.handle.files.progress.exists():
+            return []
+        return self.script.events(found, self.progress.written_s or 0.0)
+
+    def lost_work(self) -> tuple[Progress, Event] | None:
+        """The report and the event that put a script back to its last save. Returns None if nothing is lost.
+
+        :raises OSError: the report cannot be written.
+        """
+        left = None if self.script is None else self.script.rewound()
+        if left is None or self.script is None:
+            return None
+        write_progress(self.files.progress, left)
+        return left, self.script.loss(left, self.progress.written_s or 0.0)
 
     def setback(self) -> Setback | None:
         """Slots on which new workers died since the last call."""
@@ -159,7 +190,7 @@ class Gang:
     def proven(self) -> set[Slot]:
         """Slots on which workers have trained long enough to be trusted, by the clock of their files."""
         trains = self._members.trains()
-        if trains is None or self.target.job.elastic == "none":
+        if trains is None or not self.target.job.changes_in_place:
             return set()
         return self._members.proven(trains.workers, YOUNG_S)
 
@@ -194,8 +225,15 @@ class Gang:
             self._setback = setback if self._setback is None else self._setback.and_also(setback)
 
     def stop(self, now_s: float) -> None:
-        """Wait for the workers to save and leave; what reads no plans, or has not begun, gets SIGTERM now."""
-        reads_plans = self.target.job.elastic != "none" or self.handle.files.progress.exists()
+        """Wait for the workers to save and leave; what reads no plans, or has not begun, gets SIGTERM now.
+
+        :raises PliantError: a script cannot be asked.
+        """
+        newest = self.progress.newest or ProgressFile(self.files.progress).fresh()
+        watches = self.script is not None and self.script.watches_stop(newest)
+        reads_plans = watches or self.target.job.changes_in_place or self.handle.files.progress.exists()
+        if watches:
+            ask_to_stop(self.handle.files.stop)
         waits = bool(self.statuses) and all(status.queued for status in self.statuses)
         self._enter("abort" if reads_plans and not waits else "term", now_s)
 
@@ -231,20 +269,29 @@ class Gang:
             self._members.outcomes(),
             self._own(),
             ranks=len(self.plan.members),
-            elastic=self.target.job.elastic != "none",
+            elastic=self.target.job.changes_in_place,
+            leaves=self._leaves(),
             stop_requested=self.plan.abort,
             at_break=self._at_break,
             words=lambda place: "" if removed else self._last_words(place),
             trace=self._last_lines,
             sent=_SENT.get(self._stage or "abort", ""),
         )
+        if self.script is not None and found.samples_done is None:
+            found = replace(found, samples_done=self.script.samples_done)
         if removed and found.end == "failed":
             found = replace(found, message=f"{found.message}; its folder was removed while it ran")
         return found
 
+    def _leaves(self) -> bool:
+        """Whether its script can go on although it ended well."""
+        signalled = self._stage in ("term", "kill")
+        asked, job = self.plan.abort, self.target.job
+        return self.script is not None and self.script.leaves(job, asked=asked, signalled=signalled)
+
     def _last_words(self, place: int) -> str:
         """What the unit of a rank, or of a node, said last on stderr."""
-        elastic = self.target.job.elastic != "none"
+        elastic = self.target.job.changes_in_place
         unit = self.plan.workers[place] if elastic else place
         files = self.handle.files
         return last_words(files.worker_errors(unit), files.launcher_log(unit)) or "nothing on stderr"
@@ -265,7 +312,7 @@ class Gang:
 
     def _own(self) -> tuple[UnitStatus, ...]:
         """The units of the plan's workers; one that is still to be started counts as running."""
-        if self.target.job.elastic == "none":
+        if not self.target.job.changes_in_place:
             return self.statuses
         return tuple(
             self.statuses[worker] if worker < len(self.statuses) else UnitStatus("running")
@@ -275,7 +322,7 @@ class Gang:
     def _plan_without_lost(self, now_s: float) -> NextPlan | None:
         """A plan without workers that died. Returns None if none died, or the others cannot go on."""
         trains = self._members.trains()
-        if self.target.job.elastic == "none" or trains is None:
+        if not self.target.job.changes_in_place or trains is None:
             return None
         trained = frozenset(trains.workers)
         self._lifetimes.train({worker: self._members.slot(worker) for worker in trained}, now_s)
@@ -324,15 +371,15 @@ class Gang:
             self._backend.stop(self.handle, "kill", overdue)
 
     def _places(self, units: Iterable[int]) -> str:
-        """Where units are, as text: a unit of a job that is not elastic has a whole node."""
-        if self.target.job.elastic == "none":
+        """Where units are, as text: a unit whose workers do not change has a whole node."""
+        if not self.target.job.changes_in_place:
             nodes = list(by_node(self.target.slots))
             return ", ".join(nodes[unit] for unit in units)
         return slots_text(self._members.slot(worker) for worker in units)
 
     def _idle(self) -> dict[int, float]:
         """Units that have nothing to do any more, and the seconds that each may take to end."""
-        if self.target.job.elastic == "none":  # its workers say nothing of themselves, a torchrun has some
+        if not self.target.job.changes_in_place:  # its workers say nothing of themselves, a torchrun has some
             idle = [
                 unit for unit, status in enumerate(self.statuses) if status.idle and by_torchrun(self.target)
             ]

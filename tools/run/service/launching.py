@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.file_io.files import make_folder
+from pliant.schemas.file_io.files import atomic_write, make_folder
 from pliant.schemas.job import Job
 from pliant.schemas.resources import most_on_a_node, replica_on_a_node
 from pliant.schemas.schedule import Schedule
@@ -37,7 +37,7 @@ from pliant.tools.run.service.commands import (
 )
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.members import Setback, Timeouts
-from pliant.tools.run.statedir.contract.folders import DamagedError
+from pliant.tools.run.statedir.contract.folders import PRIVATE, DamagedError
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.directory import StateDir, check_job
 
@@ -77,6 +77,8 @@ class Launching:
         reason = before.reason if before is not None and before.abort else ""
         plan = make_plan(target, generation, handle.attempt, nodes, reason)
         write_plan(job_dir, plan)
+        if not target.job.changes_in_place:
+            atomic_write(handle.files.stop, b"", mode=PRIVATE)
         first = nodes[target.slots[0].node]
         port = port_to_meet_at(first.address) if meets_at_port(target) else 0
         self._backend.start(handle, self._commands(target, handle, nodes, port=port))
@@ -180,8 +182,10 @@ def _unserved(job: Job) -> dict[str, str]:
         found["resources/ps"] = " has parameter servers: it can be replayed, but not run"
     if (gpus := job.resources.worker.get("gpu", 1.0)) > 1:
         found["resources/worker/gpu"] = f" needs {gpus:g} GPUs for each worker, which gets one"
-    if job.elastic != "none" and (gpus := job.gpus.per_replica) > 1:
-        found["gpus/per_replica"] = f" resizes replicas of {gpus} GPUs: it can be replayed, but not run"
+    if job.changes_in_place and (gpus := job.gpus.per_replica) > 1:
+        found["gpus/per_replica"] = (
+            f" resizes replicas of {gpus} GPUs in place: it can be replayed, but not run"
+        )
     return found
 
 

@@ -128,6 +128,12 @@ def _happened(event: Event) -> Happened | None:
         slots = [str(slot) for slot in detail["lost_workers"]]
         words = f"lost the worker{'s' if len(slots) > 1 else ''} on {', '.join(slots)}, the others train on"
         return Happened(event.time, "lost", words, reason, policys, event.gpus, len(slots))
+    elif "lost_samples" in detail:
+        words = (
+            f"went back to its save after step {detail.get('step')}, {detail['lost_samples']:g} samples lost"
+        )
+    elif "warning" in detail:
+        return Happened(event.time, "warning", str(detail["warning"]), "", "", event.gpus)
     elif event.event == "slot_down":
         words = f"slot {detail.get('slot')} left out for {detail.get('seconds')} s"
     else:

@@ -192,7 +192,7 @@ def _attempts(dirs: StateDir, log: RunLog, *, by_a_run: bool) -> tuple[frozenset
             continue
         if not by_a_run and _is_over(attempt):
             over.add(job_id)
-        elif job.change is not None and job.job.elastic == "none":
+        elif job.change is not None and not job.job.changes_in_place:
             launched.add(job_id)
     return frozenset(launched), frozenset(over)
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from pliant.tools.profile.torchrun.run_torchrun import run, stay_on_interface
+from pliant.tools.profile.torchrun.start import NO_STORE, child_environment, standalone, torchrun
+from pliant.tools.run.statedir.contract.plan import Plan, Progress
+from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -55,3 +61,36 @@ def test_the_loopback_interface_is_refused_on_several_nodes_before_anything_wait
     monkeypatch.setattr(sys, "argv", ["run_torchrun.py", *SEVERAL])
     assert run() == 1
     assert "unset it, or name the interface of 10.0.0.2" in capsys.readouterr().err
+
+
+REPORTS = """
+import sys, time
+from pliant.tools.run.progress import TrainingProgress
+
+progress, step = TrainingProgress(), 0
+while True:
+    time.sleep(0.01)
+    step += 1
+    if progress.step(step):
+        progress.saved(step)
+        sys.exit()
+"""
+
+
+def test_a_notice_to_torchrun_reaches_its_workers_which_save_and_end_well(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(REPORTS)
+    plan = Plan(job="a", generation=1, attempt=1, members=())
+    (tmp_path / "plan.json").write_text(plan.model_dump_json())
+    (tmp_path / "stop").touch()
+    report = tmp_path / "progress.json"
+    paths = {"PLIANT_PROGRESS": str(report), "PLIANT_STOP": str(tmp_path / "stop")}
+    argv = torchrun(("train.py",), 2, standalone("127.0.0.1"), tmp_path / "logs")
+    env = child_environment(os.environ, {**NO_STORE, **paths})
+    with subprocess.Popen(argv, env=env, cwd=tmp_path, stdin=subprocess.DEVNULL) as process:
+        until(report.exists)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait() == 0
+    found = Progress.model_validate_json(report.read_bytes())
+    assert (found.ended, found.gpus) == ("stopped", 2)
+    assert found.checkpoint is not None
+    assert found.checkpoint.step == found.step == int((tmp_path / "stop").read_text())

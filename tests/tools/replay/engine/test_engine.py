@@ -125,6 +125,15 @@ def test_a_start_pays_the_start_cost_and_every_later_change_the_rescale_cost(res
     ]
 
 
+@pytest.mark.parametrize(("resume", "paid_s"), [(None, 2), (Cost(7), 7), (Cost(1), 2)])
+def test_a_resize_by_a_relaunch_costs_at_least_what_a_resume_does(resume, paid_s) -> None:
+    """The rescales of its model may have been measured in place."""
+    policy = Told({0: {"a": 1}, 10: {"a": 2}}, again_s=[10])
+    relaunched = job("a", low=1, high=2, gpu_seconds=100, resize="relaunch")
+    engine = play(policy, [relaunched], cluster(2), simulated=SimulatedCluster(Cost(5), Cost(2), resume))
+    assert overheads(engine) == [("a", "start", 5), ("a", "grow", paid_s)]
+
+
 @pytest.mark.parametrize(
     ("orders", "end_s", "paid"),
     [

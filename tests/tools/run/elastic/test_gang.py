@@ -151,11 +151,14 @@ def test_the_loss_of_an_epoch_is_that_of_all_workers_though_a_crash_divides_it(
     assert again == pytest.approx([event.loss for event in whole.events("epoch")][-len(again) :])
 
 
-def test_sigterm_to_one_worker_stops_all_after_the_same_step_with_a_checkpoint(gang: Make) -> None:
+@pytest.mark.parametrize("notice", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_notice_to_one_worker_stops_all_after_the_same_step_with_a_checkpoint(
+    gang: Make, notice: signal.Signals
+) -> None:
     job = gang(step_s=0.05, num_workers=1, hold_at=3)
     job.start(2)
     job.wait_for("progress")
-    job.signal(1, signal.SIGTERM)
+    job.signal(1, notice)
     job.go()
     assert job.end() == [0, 0]
     assert job.outcomes() == ["stopped", "stopped"]

@@ -86,6 +86,16 @@ def test_a_rigid_job_on_one_slot_has_no_torchrun_unless_its_command_begins_with_
     assert (unit.argv[:3], unit.argv[-2:]) == (TORCHRUN, ("--", "train.py"))
 
 
+def test_a_job_that_is_resized_by_a_relaunch_has_torchrun_on_one_slot_too_and_one_per_node() -> None:
+    spec = elastic(resize="relaunch", batch=32)
+    (unit,) = made(spec, "n0/3")
+    assert (unit.argv[:3], unit.argv[-3:]) == (TORCHRUN, ("train.py", "--lr", "1"))
+    assert unit.env["PLIANT_PROGRESS"] == "/state/jobs/a/progress.json"
+    assert unit.env["PLIANT_STOP"] == "/state/jobs/a/attempts/1/stop"
+    assert (unit.env["PLIANT_BATCH"], unit.env["PLIANT_SLOT"]) == ("32", "rank")
+    assert [each.node for each in made(spec, "n0/0", "n0/1", "n1/0")] == ["n0", "n1"]
+
+
 def test_a_rigid_job_on_two_nodes_meets_at_the_first() -> None:
     nodes = {"n0": NodeInfo("n0", 4, address="10.0.0.1"), "n1": NodeInfo("n1", 4, address="10.0.0.2")}
     first, second = made(rigid(3), "n0/0", "n1/0", "n1/1", nodes=nodes, port=4711)

@@ -130,7 +130,8 @@ class DataSource:
     def loader(self, indices: Iterable[list[int]], generator: torch.Generator) -> DataLoader[Any]:
         """Batches of the listed samples. The generator is the loader's own: the author's must not advance.
 
-        Loading processes ignore SIGTERM, which may go to a whole process group, until this process ends.
+        Loading processes ignore SIGTERM and SIGUSR1, which may go to a whole process group, until this
+        process ends.
         """
         leaving = multiprocessing.Event()
         atexit.register(leaving.set)
@@ -195,6 +196,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def _obey(leaving: Event, worker: int) -> None:
-    """Let a loading process survive a SIGTERM to its process group, but not the end of its parent."""
+    """Let a loading process survive signals to its process group, but not the end of its parent."""
     del worker
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if leaving.is_set() else None)

@@ -58,11 +58,17 @@ class StopAskedError(Exception):
 
 
 class StopSignal:
-    """SIGTERM as a request that the next step boundary answers."""
+    """SIGTERM or SIGUSR1 as a request that the next step boundary answers.
+
+    Slurm and clouds send one of them before they take a machine away. A script that has a handler of its own
+    for SIGUSR1 keeps it.
+    """
 
     def __init__(self) -> None:
         self.received = False
         signal.signal(signal.SIGTERM, self._note)
+        if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, signal.SIG_IGN):
+            signal.signal(signal.SIGUSR1, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = True

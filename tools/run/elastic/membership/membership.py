@@ -109,6 +109,11 @@ class Membership:
         self._step_since_s: float | None = None
         """When the step began; the end of the step before if only reading lies between them."""
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the job, or this worker, was asked to stop."""
+        return self._watch.stop_asked
+
     # Before training
 
     def note(self, text: str) -> None:

@@ -65,6 +65,8 @@ class AttemptDir(Folder):
     """The generation that trains, written by rank 0."""
     progress = Inside("progress.jsonl")
     """Events of the workers (progress, epoch, checkpoint), an event file of its own that rank 0 writes."""
+    stop = Inside("stop")
+    """For scripts without the elastic library: empty until they are to save and to leave."""
     logs = Inside("logs")
     """Folder of the workers' standard output and error."""
     meetings = Inside("meet")

@@ -8,6 +8,9 @@ the same attempt changes who trains, or how the batch is cut, while training goe
 not name leave. It takes effect as soon as all workers that it adds are ready. A plan with ``abort`` asks
 them to agree on a step, save a checkpoint and exit 0.
 
+A script without the elastic library writes the same file, and nothing else (``tools/run/progress.py`` does it
+for scripts in Python): the launcher makes events of what it says.
+
 A worker's last act is a :class:`WorkerOutcome`. While it trains, rank 0 replaces a small :class:`Progress`
 file about once a second. The log and the events of an attempt hold the history; this file holds the newest
 measurements only, so that a job that trains for hours does not fill a disk. It refines the log and is never
@@ -24,6 +27,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from pliant.schemas.errors import BadInputError
+from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.file_io.record import (
     Identifier,
     NonNegativeFloat,
@@ -32,7 +36,7 @@ from pliant.schemas.file_io.record import (
     PositiveInt,
     Record,
 )
-from pliant.tools.run.statedir.contract.folders import read_record
+from pliant.tools.run.statedir.contract.folders import PRIVATE, read_file, read_record
 
 ENV_JOB_DIR: Final = "PLIANT_JOB_DIR"
 ENV_SLOT: Final = "PLIANT_SLOT"
@@ -49,6 +53,12 @@ PROTOCOL: Final = 2
 workers of an attempt have the same, see :attr:`Plan.protocol`."""
 ENV_PER_REPLICA: Final = "PLIANT_GPUS_PER_REPLICA"
 """GPUs of a replica, if there are several: ranks that follow each other, from 0 on, are one replica."""
+ENV_PROGRESS: Final = "PLIANT_PROGRESS"
+"""Where a script without the elastic library writes its :class:`Progress`; ``plan.json`` is beside it."""
+ENV_STOP: Final = "PLIANT_STOP"
+"""The file that asks such a script to save and to leave: empty until then."""
+ENV_BATCH: Final = "PLIANT_BATCH"
+"""For such a script: ``batch.size`` of its job, if it states one."""
 SLOT_FROM_RANK: Final = "rank"
 """Value of :data:`ENV_SLOT` if one torchrun starts several workers: member i of the plan is its RANK i."""
 
@@ -197,6 +207,14 @@ class Progress(Record):
     checkpoint: LastCheckpoint | None = None
     warnings: NonNegativeInt = 0
     """Faults in this attempt that training survived."""
+    rank: NonNegativeInt | None = None
+    """Rank of the writer. The fields from here on are those of scripts without the elastic library."""
+    since_first_step_s: NonNegativeFloat | None = None
+    """Seconds since its first step of this attempt was over."""
+    watches_stop: bool | None = None
+    """Whether its script looks at the file that asks it to save and to leave."""
+    ended: Literal["done", "stopped"] | None = None
+    """Last word: the training is complete, or it was saved because of a request to stop."""
 
 
 def write_progress(path: Path, progress: Progress) -> None:
@@ -209,6 +227,17 @@ def write_progress(path: Path, progress: Progress) -> None:
     with open(os.open(temporary, flags, 0o600), "wb") as file:
         file.write(progress.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n")
     temporary.replace(path)
+
+
+def ask_to_stop(path: Path) -> None:
+    """Ask a script to save and to leave, unless it was asked already.
+
+    A file that takes another one's place is seen at once on every host, a new one may be seen a minute late.
+
+    :raises PliantError: the request cannot be written.
+    """
+    if not read_file(path):
+        atomic_write(path, b"asked\n", mode=PRIVATE)
 
 
 class ProgressFile:

@@ -1,0 +1,74 @@
+"""FSDP2 with torch.distributed.checkpoint, resized by a relaunch: the state is cut for the new size."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integrations.training import check
+from tests.tools.run.site import Site
+
+pytestmark = pytest.mark.torch
+
+LOOP = """
+import pathlib
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from pliant.tools.run.progress import TrainingProgress
+
+if "RANK" not in os.environ:
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+dist.init_process_group("gloo")
+rank, workers = dist.get_rank(), dist.get_world_size()
+data = torch.randn(96, 4, generator=torch.Generator().manual_seed(1))
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+fully_shard(model, mesh=init_device_mesh("cpu", (workers,)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def save(step):
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=f"step-{step}")
+    if rank == 0:
+        pathlib.Path("newest").write_text(str(step))
+    dist.barrier()
+
+
+def load():
+    if not os.path.exists("newest"):
+        return 0
+    step = int(pathlib.Path("newest").read_text())
+    weights, state = get_state_dict(model, optimizer)
+    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=f"step-{step}")
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+    return step
+
+
+step = load()
+progress = TrainingProgress(global_batch=8)
+while step < STEPS:
+    batch = data[torch.arange(step * 8, step * 8 + 8) % 96].chunk(workers)[rank]
+    optimizer.zero_grad()
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    step += 1
+    after_step(step)
+    if progress.step(step, loss=loss):
+        save(step)
+        progress.saved(step)
+        progress.leave()
+progress.done()
+whole = [each.detach().full_tensor() for each in model.parameters()]
+if rank == 0:
+    torch.save(whole, "weights.pt")
+dist.destroy_process_group()
+"""
+
+
+def test_a_sharded_model_goes_from_one_worker_to_two_and_back_and_ends_as_if_it_never_had(
+    site: Site,
+) -> None:
+    check(site, LOOP)
