@@ -20,8 +20,9 @@ from pliant.tools.run.elastic.loop.gradients import Averaging
 from pliant.tools.run.elastic.membership.agreement import PlanWatch
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 from pliant.tools.run.elastic.membership.rendezvous import Rendezvous
-from pliant.tools.run.elastic.state.checkpoint import Checkpoints, pass_on
+from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor, Training
+from pliant.tools.run.elastic.state.transfer import pass_on
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 

@@ -29,6 +29,7 @@ from pliant.schemas.errors import PliantError
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import EventWriter
 from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.state.checkpoint import Saved
 from pliant.tools.run.elastic.state.training import Mean, TrainingCounters
 from pliant.tools.run.statedir.contract.plan import ENV_NOISE, LastCheckpoint, Plan, Progress, write_progress
 
@@ -155,9 +156,13 @@ class Reporter:
         self._reported_at = counters.step
         self._history.write("epoch", counters, loss=loss, metric=metric, detail={"epoch": counters.epoch})
 
-    def checkpoint_done(self, counters: TrainingCounters, took_s: float) -> None:
-        self._newest.checkpoint_done(counters, took_s)
-        self._history.checkpoint_done(counters, took_s)
+    def checkpoint_ended(self, saved: Saved) -> None:
+        """Training goes on whatever became of it."""
+        if saved.problem:
+            self.warn(saved.counters, saved.problem)
+        else:
+            self._newest.checkpoint_done(saved.counters, saved.took_s)
+            self._history.checkpoint_done(saved.counters, saved.stall_s)
 
     def warn(self, counters: TrainingCounters, text: str) -> None:
         _log.warning("%s", text)
@@ -302,8 +307,9 @@ def _cost_of(change: WorkerChange, plan: Plan, now_s: float, step_s: float) -> t
 class EventHistory:
     """Writes events while this worker is rank 0. A file that cannot be written stops nothing.
 
-    An event about checkpoints, every ``history_s`` seconds, has the ``count`` and the total time of all since
-    the last one. The checkpoint before leaving has no time: that is part of the cost of leaving.
+    An event about checkpoints, every ``history_s`` seconds, has the ``count`` of all since the last one, and
+    how long training stood still for them. The checkpoint before leaving has no time: that is part of the
+    cost of leaving.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -329,11 +335,11 @@ class EventHistory:
         except PliantError as error:
             _log.warning("no progress is reported: %s", error)
 
-    def checkpoint_done(self, counters: TrainingCounters, took_s: float) -> None:
+    def checkpoint_done(self, counters: TrainingCounters, stall_s: float) -> None:
         if self.leaving:
             self.write("checkpoint", counters, detail={"step": counters.step})
             return
-        self._saved, self._saved_s, self._count = counters.copy(), self._saved_s + took_s, self._count + 1
+        self._saved, self._saved_s, self._count = counters.copy(), self._saved_s + stall_s, self._count + 1
         if time.monotonic() >= self._checkpoint_due_s:
             self.flush()
 

@@ -19,9 +19,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.run.elastic.loop.gradients import Averaging, ElasticDataParallel
-from pliant.tools.run.elastic.state import checkpoint
-from pliant.tools.run.elastic.state.checkpoint import pass_on
+from pliant.tools.run.elastic.state import transfer
 from pliant.tools.run.elastic.state.training import Mean, Training
+from pliant.tools.run.elastic.state.transfer import pass_on
 from tests.tools.run.elastic.state.test_storable import hostile
 
 
@@ -44,8 +44,8 @@ class Wire:
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
     made = Wire()
-    monkeypatch.setattr(checkpoint.dist, "send", made.send)
-    monkeypatch.setattr(checkpoint.dist, "recv", made.recv)
+    monkeypatch.setattr(transfer.dist, "send", made.send)
+    monkeypatch.setattr(transfer.dist, "recv", made.recv)
     yield made
     assert not made.sent
 
@@ -122,7 +122,7 @@ def test_tensors_of_every_kind_arrive_as_they_were(wire: Wire) -> None:
         "conjugate": torch.tensor([1 + 2j, 3j]).conj(),
         "sparse": torch.eye(3).to_sparse(),
         "parameter": nn.Parameter(torch.ones(2)),
-        "big": torch.randn(checkpoint.CHUNK_BYTES // 2),
+        "big": torch.randn(transfer.CHUNK_BYTES // 2),
         "words": ["a", (1, None)],
     }
     found = given_to_another(state)
@@ -186,10 +186,8 @@ def test_all_have_it_after_as_many_rounds_as_doublings(has: list[bool]) -> None:
     for rank in range(len(has)):
         mine: list[tuple[str, int]] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(checkpoint, "_give", lambda state, to, mine=mine: mine.append(("to", to)))
-            patch.setattr(
-                checkpoint, "_take", lambda giver, mine=mine: mine.append(("from", giver)) or "state"
-            )
+            patch.setattr(transfer, "_give", lambda state, to, mine=mine: mine.append(("to", to)))
+            patch.setattr(transfer, "_take", lambda giver, mine=mine: mine.append(("from", giver)) or "state")
             pass_on("it" if has[rank] else None, has, rank)
         gifts[rank] = mine
     for rank, mine in gifts.items():
