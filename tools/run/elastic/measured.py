@@ -122,7 +122,7 @@ def rehearse(folder: Path, training: Training, device: torch.device, backend: st
         context.follow(context.plan.model_copy(update={"generation": generation}))
         cursors = rendezvous.meet(None if joins else _TRAINS)
         has = [one is not None for one in cursors]
-        state = pass_on(None if joins else training.shared(), has, rank)
+        state = pass_on(None if joins else training.shared(), has, rank, device)
         if joins:
             training.restore(state)
         averaging.begin(training.model, device)

@@ -384,7 +384,7 @@ class Membership:
         if all(has):
             return NewDivision()
         own = {**training.parcel(), "saving": saving.parcel()} if has[rank] else None
-        parcel = pass_on(own, has, rank)
+        parcel = pass_on(own, has, rank, self._context.device)
         if has[rank]:
             return NewDivision()
         saving.unpack(parcel["saving"])

@@ -32,10 +32,10 @@ class Wire:
         self.sent: deque[torch.Tensor] = deque()
         self.rounds: list[tuple[int, int]] = []
 
-    def send(self, tensor: torch.Tensor, to: int) -> None:
+    def send(self, tensor: torch.Tensor, dst: int) -> None:
         self.sent.append(tensor.clone())
 
-    def recv(self, tensor: torch.Tensor, giver: int) -> None:
+    def recv(self, tensor: torch.Tensor, src: int) -> None:
         found = self.sent.popleft()
         assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
         tensor.copy_(found)
@@ -141,6 +141,59 @@ def test_tensors_that_travel_in_the_outline_arrive_with_their_container(wire: Wi
     assert (found["best"].weights.tolist(), found["best"].value) == ([0.0, 1.0, 2.0], 0.5)
 
 
+class TestBroadcast:
+    """How GPUs do it, in main memory: each rank in turn, those that take after the one that gives."""
+
+    def test_all_who_lack_the_state_get_its_bits_and_the_others_keep_their_own(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sent: list[torch.Tensor] = []
+        monkeypatch.setattr(transfer.dist, "broadcast", lambda tensor, src: sent.append(tensor.clone()))
+        monkeypatch.setattr(transfer, "SLICE_BYTES", 3 << 20)
+        kinds = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float16)
+        state: dict[str, Any] = {
+            str(number): torch.randn(size).to(kinds[number % len(kinds)])
+            for number, size in enumerate((3, 0, 1 << 18, 5, (1 << 20) + 7, 300_001, 2, 1 << 21, 1))
+        }
+        state["step"] = 7
+        has = [False, True, True, False]
+        assert transfer.broadcast(state, has, 1, transfer.CPU) is state
+        assert max(len(one) for one in sent) == transfer.SLICE_BYTES
+        for rank in (0, 2, 3):
+            rest = deque(sent)
+            monkeypatch.setattr(transfer.dist, "broadcast", lambda tensor, src, rest=rest: into(tensor, rest))
+            found = transfer.broadcast("own" if has[rank] else None, has, rank, transfer.CPU)
+            assert not rest
+            if has[rank]:
+                assert found == "own"
+            else:
+                torch.testing.assert_close(found, state, rtol=0, atol=0, equal_nan=True)
+
+    def test_where_all_have_it_nothing_is_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(transfer.dist, "broadcast", None)
+        assert transfer.broadcast("own", [True, True], 0, transfer.CPU) == "own"
+
+
+def into(tensor: torch.Tensor, rest: deque[torch.Tensor]) -> None:
+    found = rest.popleft()
+    assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+    tensor.copy_(found)
+
+
+@given(st.lists(st.integers(0, 5 * transfer.CHUNK_BYTES), max_size=12))
+def test_buckets_hold_every_byte_once_in_order(sizes: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer, "SLICE_BYTES", 2 * transfer.CHUNK_BYTES)
+        found = list(transfer._buckets(sizes))
+    parts = [part for bucket in found for part in bucket]
+    assert parts == sorted(parts)
+    for number, size in enumerate(sizes):
+        own = [(start, end) for one, start, end in parts if one == number]
+        assert [start for start, _ in own] == [0, *(end for _, end in own)][: len(own)]
+        assert sum(end - start for start, end in own) == size
+    assert all(sum(end - start for _, start, end in one) <= 2 * transfer.CHUNK_BYTES for one in found)
+
+
 def test_what_others_would_not_load_is_refused_by_the_giver_with_its_place(wire: Wire) -> None:
     state = {"helpers": {"average": [torch.ones(2), {"best": Best(torch.ones(2), 1.0)}]}}
     with pytest.raises(UsageError, match=r"Best at helpers\.average\.1\.best: keep .*add_safe_globals"):
@@ -186,8 +239,14 @@ def test_all_have_it_after_as_many_rounds_as_doublings(has: list[bool]) -> None:
     for rank in range(len(has)):
         mine: list[tuple[str, int]] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(transfer, "_give", lambda state, to, mine=mine: mine.append(("to", to)))
-            patch.setattr(transfer, "_take", lambda giver, mine=mine: mine.append(("from", giver)) or "state")
+            patch.setattr(
+                transfer,
+                "_give",
+                lambda state, send, _, mine=mine: mine.append(("to", send.keywords["dst"])),
+            )
+            patch.setattr(
+                transfer, "_take", lambda giver, *_, mine=mine: mine.append(("from", giver)) or "state"
+            )
             pass_on("it" if has[rank] else None, has, rank)
         gifts[rank] = mine
     for rank, mine in gifts.items():
