@@ -37,6 +37,10 @@ MOST_WARNINGS: Final = 10
 """Of an attempt; later ones are recorded as rarely as checkpoints."""
 EVERY: Final = 10
 """Steps from one measured pair of gradients to the next."""
+SAMPLED: Final = 1 << 20
+"""Gradients that the noise is measured from, about: more would hardly make it more certain."""
+_SPREAD: Final = 2654435761
+"""A large prime: its multiples are spread over all remainders."""
 _NOISE_SMOOTHING: Final = 0.1
 _LEAST_STEPS: Final = 3
 """The fewest steps whose mean counts as a measured speed."""
@@ -418,12 +422,14 @@ class NoiseMeter:
     Two successive steps have gradients g, h at nearly the same weights, each a mean over a batch of B, so
     E[g · h] = |G|² and E|g - h|² = 2 tr Σ / B. Both are smoothed over pairs. It looks when a step is
     complete: a script that drops its gradients before that is not measured, and clipping blurs the estimate.
-    It copies the gradients of one step in :data:`EVERY`. A pair that is not finite (an overflow in mixed
-    precision) is left out.
+    Of one step in :data:`EVERY` it copies the gradients, of large models about :data:`SAMPLED` numbers spread
+    over all layers, others for each pair: signal and noise are sums over the parameters alike. A pair that is
+    not finite (an overflow in mixed precision) is left out.
     """
 
     def __init__(self) -> None:
-        self._before: list[torch.Tensor] | None = None
+        self._before: tuple[list[torch.Size], list[torch.Tensor]] | None = None
+        """The shapes of the gradients, and copies of the numbers that are looked at."""
         self._signal = 0.0
         self._noise = 0.0
         self._pairs = 0
@@ -437,12 +443,13 @@ class NoiseMeter:
     def look(self, model: nn.Module, step: int, batch: int) -> None:
         turn = step % EVERY
         if turn == 0:
-            self._before = [gradient.clone() for gradient in _gradients(model)]
+            found = _gradients(model)
+            self._before = [one.shape for one in found], [one.clone() for one in _sampled(found, step)]
         elif turn == 1 and self._before is not None:
-            before, self._before = self._before, None
+            (shapes, before), self._before = self._before, None
             after = _gradients(model)
-            if before and [one.shape for one in before] == [one.shape for one in after]:
-                self._compare(before, after, batch)
+            if before and shapes == [one.shape for one in after]:
+                self._compare(before, _sampled(after, step - 1), batch)
 
     def forget(self) -> None:
         self._before = None
@@ -467,6 +474,15 @@ def _dot(one: torch.Tensor, other: torch.Tensor) -> float:
     if one.is_sparse:
         return float((one * other).sum())
     return float(torch.dot(one.flatten(), other.flatten()))
+
+
+def _sampled(gradients: list[torch.Tensor], step: int) -> list[torch.Tensor]:
+    """The gradients, or evenly spread numbers of large ones: others for each pair, the same within it."""
+    stride = sum(one.numel() for one in gradients) // SAMPLED
+    if stride < 2 or any(one.is_sparse for one in gradients):
+        return gradients
+    first = step // EVERY * _SPREAD % stride
+    return [one.flatten()[first::stride] for one in gradients]
 
 
 def _gradients(model: nn.Module) -> list[torch.Tensor]:
