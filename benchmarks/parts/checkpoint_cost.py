@@ -29,15 +29,8 @@ _PEAK: Final = Path("/proc/self/clear_refs")
 
 
 def figures(layers: int = LAYERS, width: int = WIDTH, rounds: int = ROUNDS) -> list[Figure]:
-    """Stall and CPU time over those of PyTorch, and memory over the size of the state."""
-    if not _PEAK.exists():
-        raise NotMeasurableError("this system does not tell the peak of a process's memory")
-    words = [sys.executable, "-W", "ignore", "-m", "benchmarks.parts.checkpoint_cost"]
-    with tempfile.TemporaryDirectory() as folder:
-        numbers = [str(number) for number in (layers, width, rounds)]
-        done = subprocess.run([*words, folder, *numbers], cwd=ROOT, capture_output=True, check=True)
-    found = json.loads(done.stdout)
-    ours, theirs = found["ours"], found["theirs"]
+    """Stall and CPU time over those of PyTorch, and memory over the size of the state, in main memory."""
+    ours, theirs = compared(layers, width, rounds, "cpu")
     return [
         Figure(
             "checkpoint_stall_over_dcp_async",
@@ -51,7 +44,23 @@ def figures(layers: int = LAYERS, width: int = WIDTH, rounds: int = ROUNDS) -> l
     ]
 
 
-def main(folder: Path, layers: int, width: int, rounds: int) -> None:
+def compared(layers: int, width: int, rounds: int, device: str) -> tuple[dict[str, float], dict[str, float]]:
+    """What a save costs the library and PyTorch: ``stall_s``, ``cpu_s``, and ``memory`` over the state.
+
+    :raises NotMeasurableError: the system does not tell the peak.
+    """
+    if not _PEAK.exists():
+        raise NotMeasurableError("this system does not tell the peak of a process's memory")
+    words = [sys.executable, "-W", "ignore", "-m", "benchmarks.parts.checkpoint_cost"]
+    with tempfile.TemporaryDirectory() as folder:
+        numbers = [str(number) for number in (layers, width, rounds)]
+        words += [folder, *numbers, device]
+        done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    found = json.loads(done.stdout)
+    return found["ours"], found["theirs"]
+
+
+def main(folder: Path, layers: int, width: int, rounds: int, device: str) -> None:
     """Measure both in this process; the first round warms them up."""
     import torch
     import torch.distributed.checkpoint as dcp
@@ -64,7 +73,7 @@ def main(folder: Path, layers: int, width: int, rounds: int) -> None:
 
     torch.set_num_threads(1)
     layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
-    model = torch.nn.TransformerEncoder(layer, layers)
+    model = torch.nn.TransformerEncoder(layer, layers).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -73,7 +82,7 @@ def main(folder: Path, layers: int, width: int, rounds: int) -> None:
     training = Training(model, optimizer, {})
     member = Member(slot="here/0", node="here", address="127.0.0.1", worker=0)
     plan = Plan(job="measured", generation=1, attempt=1, members=(member,))
-    saving = Saving(WorkerContext(JobDir(folder), plan, 0))
+    saving = Saving(WorkerContext(JobDir(folder), plan, 0, torch.device(device)))
 
     def ours() -> Callable[[], object]:
         training.counters.advance(1)
@@ -125,4 +134,4 @@ def _tensors(state: Any) -> list[Any]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), sys.argv[5])
