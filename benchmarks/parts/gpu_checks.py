@@ -34,7 +34,8 @@ from pliant.tools.run.statedir.contract.plan import Member, Plan
 WARM: Final = 10
 """Changes before the memory is looked at."""
 STEPS: Final = 6
-BATCH: Final = 32
+BATCH: Final = 33
+"""Odd, so that two workers have uneven shares."""
 
 
 def group(device: torch.device, changes: int = 1) -> dict[str, float]:
