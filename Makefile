@@ -1,4 +1,4 @@
-# make demo | test | check | bench [NAME=x] | chaos | experiment [NAME=x] | house | docs | site: each does its own set-up in $(VENV) first.
+# make demo | test | check | bench [NAME=x] | gpu-check | chaos | experiment [NAME=x] | house | docs | site: each does its own set-up in $(VENV) first.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 NAME ?=
 TESTS ?= -n 3 --dist worksteal
 
-.PHONY: demo test check lint types bench chaos experiment house docs site clean
+.PHONY: demo test check lint types bench gpu-check chaos experiment house docs site clean
 
 # The exact torch version comes first and alone: a range would let pip choose another build.
 $(STAMP): pyproject.toml constraints.txt
@@ -34,6 +34,9 @@ types: $(STAMP)
 
 bench: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m benchmarks $(NAME)
+
+gpu-check: $(STAMP)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m benchmarks.gpu
 
 chaos: $(STAMP)
 	$(BIN)/python -m benchmarks.chaos

@@ -16,7 +16,7 @@ from contextlib import nullcontext, suppress
 from io import BytesIO
 from pathlib import Path
 from threading import Thread
-from typing import BinaryIO, Final, TextIO
+from typing import BinaryIO, Final, Self, TextIO
 
 from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.limits import DOCUMENT_BYTES, STREAM_BYTES, check_size
@@ -222,21 +222,53 @@ def _write_file(path: str | Path, chunks: Iterable[bytes], mode: int) -> None:
 
 
 def _replace(target: Path, chunks: Iterable[bytes], mode: int) -> None:
-    temporary = target.parent / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        try:
-            if target.exists():
-                os.fchmod(descriptor, stat.S_IMODE(target.stat().st_mode))
-            for chunk in chunks:
-                write_all(descriptor, chunk)
-        finally:
+    with Draft(target, mode) as draft:
+        for chunk in chunks:
+            draft.write(chunk)
+        draft.publish()
+
+
+class Draft:
+    """A file under a temporary name; :meth:`publish` gives it its own, and leaving ``with`` drops the rest.
+
+    :param mode: of a new file, less the umask; an existing one keeps its own.
+    """
+
+    def __init__(self, target: Path, mode: int) -> None:
+        self.target = target
+        self.path = target.parent / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
+        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        if target.exists():
+            os.fchmod(self._descriptor, stat.S_IMODE(target.stat().st_mode))
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Hand every byte to the system, which may not have it on disk yet."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+
+    def publish(self) -> None:
+        """Force the bytes to disk, replace the target, and force the folder to disk."""
+        os.fsync(self._descriptor)
+        self._close()
+        self.path.replace(self.target)
+        sync_folder(self.target.parent)
+
+    def drop(self) -> None:
+        """Remove what is not published."""
+        self._close()
+        self.path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
             os.close(descriptor)
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(target.parent)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drop()
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -33,6 +33,8 @@ class Instance:
     uuid: str
     model: str
     memory: int
+    number: int
+    """As of GPU instances; each has one compute instance, 0."""
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *cards: Card, driver: str = "570.86.15") -> None:
@@ -56,7 +58,7 @@ def bindings(cards: tuple[Card, ...], driver: str) -> ModuleType:
         if index >= len(card.instances or ()):
             raise NVMLError("Not Found")
         uuid, profile = (card.instances or ())[index]
-        return Instance(uuid, f"{card.model} MIG {profile}", card.memory // 8)
+        return Instance(uuid, f"{card.model} MIG {profile}", card.memory // 8, index + 1)
 
     def running(card: Card) -> list[SimpleNamespace]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=GIB) for pid in card.pids]
@@ -78,5 +80,7 @@ def bindings(cards: tuple[Card, ...], driver: str) -> ModuleType:
         nvmlDeviceGetMaxMigDeviceCount=lambda card: 7,
         nvmlDeviceGetMigDeviceHandleByIndex=instance,
         nvmlDeviceGetComputeRunningProcesses=running,
+        nvmlDeviceGetGpuInstanceId=lambda device: device.number,
+        nvmlDeviceGetComputeInstanceId=lambda device: 0,
     )
     return module

@@ -31,6 +31,8 @@ class Gpu:
     """In the driver's words: ``NVIDIA A100-SXM4-40GB``, of an instance ``… MIG 1g.5gb``."""
     memory: int
     """Bytes."""
+    place: str = ""
+    """Of an instance, its name by its numbers, as older drivers and schedulers have it: ``MIG-GPU-…/1/0``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def visible_of(gpus: Sequence[Gpu], names: str | None) -> tuple[Gpu, ...]:
 
 
 def named(gpus: Sequence[Gpu], name: str) -> Gpu | None:
-    """The GPU with that number, UUID or unique beginning of a UUID.
+    """The GPU with that number, UUID or unique beginning of a UUID, or the instance with these numbers.
 
     A number or the UUID of a GPU in MIG mode means its first instance, as for CUDA.
     """
@@ -73,6 +75,8 @@ def named(gpus: Sequence[Gpu], name: str) -> Gpu | None:
         return next((gpu for gpu in gpus if str(gpu.number) == name), None)
     if not name.startswith(("GPU-", "MIG-")):
         return None
+    if "/" in name and (there := next((gpu for gpu in gpus if name in (gpu.name, gpu.place)), None)):
+        return there
     meant = {gpu.name if name.startswith("MIG-") else gpu.card: gpu for gpu in reversed(gpus)}
     found = [gpu for uuid, gpu in meant.items() if uuid.startswith(name)]
     return found[0] if len(found) == 1 else None
@@ -165,6 +169,7 @@ def _nvml() -> Iterator[Any]:
 def _on_card(nvml: Any, number: int) -> list[Gpu]:
     handle = nvml.nvmlDeviceGetHandleByIndex(number)
     card = nvml.nvmlDeviceGetUUID(handle)
+    sliced = _in_mig_mode(nvml, handle)
     return [
         Gpu(
             name=nvml.nvmlDeviceGetUUID(each),
@@ -172,9 +177,18 @@ def _on_card(nvml: Any, number: int) -> list[Gpu]:
             number=number,
             model=nvml.nvmlDeviceGetName(each),
             memory=int(nvml.nvmlDeviceGetMemoryInfo(each).total),
+            place=_place(nvml, card, each) if sliced else "",
         )
-        for each in (_instances(nvml, handle) if _in_mig_mode(nvml, handle) else [handle])
+        for each in (_instances(nvml, handle) if sliced else [handle])
     ]
+
+
+def _place(nvml: Any, card: str, instance: Any) -> str:
+    try:
+        numbers = nvml.nvmlDeviceGetGpuInstanceId(instance), nvml.nvmlDeviceGetComputeInstanceId(instance)
+    except nvml.NVMLError:
+        return ""
+    return "/".join([f"MIG-{card}", *map(str, numbers)])
 
 
 def _in_mig_mode(nvml: Any, handle: Any) -> bool:

@@ -20,8 +20,9 @@ from pliant.tools.run.elastic.loop.gradients import Averaging
 from pliant.tools.run.elastic.membership.agreement import PlanWatch
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 from pliant.tools.run.elastic.membership.rendezvous import Rendezvous
-from pliant.tools.run.elastic.state.checkpoint import Checkpoints, pass_on
+from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor, Training
+from pliant.tools.run.elastic.state.transfer import pass_on
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 
@@ -121,7 +122,7 @@ def rehearse(folder: Path, training: Training, device: torch.device, backend: st
         context.follow(context.plan.model_copy(update={"generation": generation}))
         cursors = rendezvous.meet(None if joins else _TRAINS)
         has = [one is not None for one in cursors]
-        state = pass_on(None if joins else training.shared(), has, rank)
+        state = pass_on(None if joins else training.shared(), has, rank, device)
         if joins:
             training.restore(state)
         averaging.begin(training.model, device)

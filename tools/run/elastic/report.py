@@ -29,6 +29,7 @@ from pliant.schemas.errors import PliantError
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import EventWriter
 from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.state.checkpoint import Saved
 from pliant.tools.run.elastic.state.training import Mean, TrainingCounters
 from pliant.tools.run.statedir.contract.plan import ENV_NOISE, LastCheckpoint, Plan, Progress, write_progress
 
@@ -36,6 +37,10 @@ MOST_WARNINGS: Final = 10
 """Of an attempt; later ones are recorded as rarely as checkpoints."""
 EVERY: Final = 10
 """Steps from one measured pair of gradients to the next."""
+SAMPLED: Final = 1 << 20
+"""Gradients that the noise is measured from, about: more would hardly make it more certain."""
+_SPREAD: Final = 2654435761
+"""A large prime: its multiples are spread over all remainders."""
 _NOISE_SMOOTHING: Final = 0.1
 _LEAST_STEPS: Final = 3
 """The fewest steps whose mean counts as a measured speed."""
@@ -155,9 +160,13 @@ class Reporter:
         self._reported_at = counters.step
         self._history.write("epoch", counters, loss=loss, metric=metric, detail={"epoch": counters.epoch})
 
-    def checkpoint_done(self, counters: TrainingCounters, took_s: float) -> None:
-        self._newest.checkpoint_done(counters, took_s)
-        self._history.checkpoint_done(counters, took_s)
+    def checkpoint_ended(self, saved: Saved) -> None:
+        """Training goes on whatever became of it."""
+        if saved.problem:
+            self.warn(saved.counters, saved.problem)
+        else:
+            self._newest.checkpoint_done(saved.counters, saved.took_s)
+            self._history.checkpoint_done(saved.counters, saved.stall_s)
 
     def warn(self, counters: TrainingCounters, text: str) -> None:
         _log.warning("%s", text)
@@ -302,8 +311,9 @@ def _cost_of(change: WorkerChange, plan: Plan, now_s: float, step_s: float) -> t
 class EventHistory:
     """Writes events while this worker is rank 0. A file that cannot be written stops nothing.
 
-    An event about checkpoints, every ``history_s`` seconds, has the ``count`` and the total time of all since
-    the last one. The checkpoint before leaving has no time: that is part of the cost of leaving.
+    An event about checkpoints, every ``history_s`` seconds, has the ``count`` of all since the last one, and
+    how long training stood still for them. The checkpoint before leaving has no time: that is part of the
+    cost of leaving.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -329,11 +339,11 @@ class EventHistory:
         except PliantError as error:
             _log.warning("no progress is reported: %s", error)
 
-    def checkpoint_done(self, counters: TrainingCounters, took_s: float) -> None:
+    def checkpoint_done(self, counters: TrainingCounters, stall_s: float) -> None:
         if self.leaving:
             self.write("checkpoint", counters, detail={"step": counters.step})
             return
-        self._saved, self._saved_s, self._count = counters.copy(), self._saved_s + took_s, self._count + 1
+        self._saved, self._saved_s, self._count = counters.copy(), self._saved_s + stall_s, self._count + 1
         if time.monotonic() >= self._checkpoint_due_s:
             self.flush()
 
@@ -412,12 +422,14 @@ class NoiseMeter:
     Two successive steps have gradients g, h at nearly the same weights, each a mean over a batch of B, so
     E[g · h] = |G|² and E|g - h|² = 2 tr Σ / B. Both are smoothed over pairs. It looks when a step is
     complete: a script that drops its gradients before that is not measured, and clipping blurs the estimate.
-    It copies the gradients of one step in :data:`EVERY`. A pair that is not finite (an overflow in mixed
-    precision) is left out.
+    Of one step in :data:`EVERY` it copies the gradients, of large models about :data:`SAMPLED` numbers spread
+    over all layers, others for each pair: signal and noise are sums over the parameters alike. A pair that is
+    not finite (an overflow in mixed precision) is left out.
     """
 
     def __init__(self) -> None:
-        self._before: list[torch.Tensor] | None = None
+        self._before: tuple[list[torch.Size], list[torch.Tensor]] | None = None
+        """The shapes of the gradients, and copies of the numbers that are looked at."""
         self._signal = 0.0
         self._noise = 0.0
         self._pairs = 0
@@ -431,12 +443,13 @@ class NoiseMeter:
     def look(self, model: nn.Module, step: int, batch: int) -> None:
         turn = step % EVERY
         if turn == 0:
-            self._before = [gradient.clone() for gradient in _gradients(model)]
+            found = _gradients(model)
+            self._before = [one.shape for one in found], [one.clone() for one in _sampled(found, step)]
         elif turn == 1 and self._before is not None:
-            before, self._before = self._before, None
+            (shapes, before), self._before = self._before, None
             after = _gradients(model)
-            if before and [one.shape for one in before] == [one.shape for one in after]:
-                self._compare(before, after, batch)
+            if before and shapes == [one.shape for one in after]:
+                self._compare(before, _sampled(after, step - 1), batch)
 
     def forget(self) -> None:
         self._before = None
@@ -461,6 +474,15 @@ def _dot(one: torch.Tensor, other: torch.Tensor) -> float:
     if one.is_sparse:
         return float((one * other).sum())
     return float(torch.dot(one.flatten(), other.flatten()))
+
+
+def _sampled(gradients: list[torch.Tensor], step: int) -> list[torch.Tensor]:
+    """The gradients, or evenly spread numbers of large ones: others for each pair, the same within it."""
+    stride = sum(one.numel() for one in gradients) // SAMPLED
+    if stride < 2 or any(one.is_sparse for one in gradients):
+        return gradients
+    first = step // EVERY * _SPREAD % stride
+    return [one.flatten()[first::stride] for one in gradients]
 
 
 def _gradients(model: nn.Module) -> list[torch.Tensor]:

@@ -70,6 +70,9 @@ def test_instances_are_named_by_their_own_uuid(monkeypatch: pytest.MonkeyPatch) 
     install(monkeypatch, SLICED, PLAIN[0])
     gpus = list_gpus().gpus
     assert names(visible_of(gpus, "MIG-2,1")) == ["MIG-2", "GPU-aa11"]
+    by_numbers = "MIG-GPU-5115/2/0,MIG-GPU-5115/1/0,1"
+    assert names(visible_of(gpus, by_numbers)) == ["MIG-2", "MIG-1", "GPU-aa11"]
+    assert names(visible_of(gpus, "MIG-GPU-5115/3/0,1")) == []
     assert names(visible_of(gpus, "0")) == ["MIG-1"]
     assert names(visible_of(gpus, "GPU-5115")) == ["MIG-1"]
     assert named(gpus, "MIG-") is None

@@ -13,7 +13,7 @@ from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.tools.run.elastic import report
 from pliant.tools.run.elastic.membership import process_group
 from pliant.tools.run.elastic.state import checkpoint
-from pliant.tools.run.elastic.state.checkpoint import Checkpoints
+from pliant.tools.run.elastic.state.checkpoint import Checkpoints, Written
 from tests.tools.run.elastic.alone import Alone, Author, Clock
 
 pytestmark = pytest.mark.torch
@@ -104,12 +104,12 @@ class TestFullDisk:
     ) -> None:
         tried: list[int] = []
 
-        def full(self: Checkpoints, state: Any, step: int, **how: object) -> Path:
+        def full(self: Checkpoints, state: Any, step: int, **how: object) -> Written:
             tried.append(step)
             raise ServiceMissingError("no space left")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Checkpoints, "save", full)
+            patch.setattr(Checkpoints, "write", full)
             end = job.run(Author(), checkpoint_s=1e-9)
         assert (end.outcome, end.samples_done) == ("crashed", 0)
         assert end.message == "the checkpoint of step 15 failed: no space left"
@@ -121,7 +121,7 @@ class TestFullDisk:
         self, job: Alone, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         job.run(Author())
-        monkeypatch.setattr(Checkpoints, "save", None)
+        monkeypatch.setattr(Checkpoints, "write", None)
         assert job.run(Author()).outcome == "done"
 
 
@@ -184,17 +184,17 @@ class TestEndOfEpoch:
         checkpoint_s: float,
         saved: list[int],
     ) -> None:
-        author, clock, save = Author(), Clock(), Checkpoints.save
+        author, clock, write = Author(), Clock(), Checkpoints.write
 
-        def slow(self: Checkpoints, *state: Any, **how: Any) -> Path:
+        def slow(self: Checkpoints, *state: Any, **how: Any) -> Written:
             clock.now_s += took_s
-            return save(self, *state, **how)
+            return write(self, *state, **how)
 
         def step() -> None:
             clock.now_s += step_s
 
         monkeypatch.setattr(checkpoint, "time", clock)
-        monkeypatch.setattr(Checkpoints, "save", slow)
+        monkeypatch.setattr(Checkpoints, "write", slow)
         author.in_pass = step
         job.run(author, checkpoint_s=checkpoint_s, history_s=1e-9)
         assert [event.samples_done for event in job.events("checkpoint")] == saved

@@ -54,10 +54,11 @@ _PER_STEP_OR_EPOCH: Final[tuple[tuple[type, str], ...]] = (
 class Gradients:
     """Weighs and collects the gradients of one model.
 
-    The weight of a micro-batch multiplies every gradient as it arrives at its parameter. If all shares are
-    equal, the weights are 1 and there are no hooks. With accumulation, gradients of earlier micro-steps are
-    kept aside and added in the last one before it is reduced. The loop body never sees a partial sum, so
-    zeroing and clipping in every pass do no harm. Skipped batches count as zero.
+    Among workers, the weight of a worker's share multiplies each of DDP's buckets, once. With accumulation,
+    or where there are no buckets, it multiplies every gradient as it arrives at its parameter; if all shares
+    are equal, the weights are 1 and there are no hooks. Gradients of earlier micro-steps are kept aside and
+    added in the last one before it is reduced. The loop body never sees a partial sum, so zeroing and
+    clipping in every pass do no harm. Skipped batches count as zero.
     """
 
     def __init__(self, model: nn.Module, *, accumulates: bool = False) -> None:
@@ -105,8 +106,18 @@ class Gradients:
         # setting an attribute of a module takes as long as a small layer
         if self._ddp is not None and self._ddp.require_backward_grad_sync != micro.last:
             self._ddp.require_backward_grad_sync = micro.last
-        if (micro.weight != 1.0) != bool(self._weighing):
-            self._hook(self._weigh if micro.weight != 1.0 else None)
+        by_parameter = micro.weight != 1.0 and not self._by_bucket
+        if by_parameter != bool(self._weighing):
+            self._hook(self._weigh if by_parameter else None)
+
+    @property
+    def _by_bucket(self) -> bool:
+        return self._ddp is not None and not self._accumulates
+
+    def weigh_bucket(self, bucket: torch.Tensor) -> None:
+        """Multiply the gradients that are about to be averaged by this worker's weight."""
+        if self._by_bucket and self._weight != 1.0:
+            _multiply(bucket, self._weight)
 
     def join_rest(self) -> None:
         """Give parameters that the last micro-batch did not reach their gradients of earlier ones.
@@ -141,7 +152,6 @@ class Gradients:
         return [parameter for parameter in self._all if parameter.requires_grad]
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
-        # zero times infinity is not zero
         return gradient * self._weight if self._weight else torch.zeros_like(gradient)
 
     def _collect(self, parameter: torch.Tensor) -> None:
@@ -155,6 +165,14 @@ class Gradients:
             # before the loop body goes on to unscale or clip
             self._joining = True
             at_end_of_backward(self._join)
+
+
+def _multiply(gradients: torch.Tensor, weight: float) -> None:
+    """In place. Zero times infinity is not zero."""
+    if weight:
+        gradients.mul_(weight)
+    else:
+        gradients.zero_()
 
 
 def at_end_of_backward(action: Callable[[], None]) -> None:
@@ -196,7 +214,8 @@ class Averaging:
     def begin(self, module: nn.Module, device: torch.device) -> None:
         """Average from now on over the process group, whose workers have the same state."""
         self._device = device
-        self._group = None if device.type == "cuda" else TolerantGroup(world())
+        weigh = None if self._gradients is None else self._gradients.weigh_bucket
+        self._group = None if device.type == "cuda" else TolerantGroup(world(), weigh)
         self._wrap(module, init_sync=False)
 
     def begin_plainly(self, module: nn.Module, device: torch.device) -> None:
@@ -233,6 +252,8 @@ class Averaging:
             init_sync=init_sync,
         )
         self.ddp.averaging = self
+        if self._group is None and self._gradients is not None:
+            self.ddp.register_comm_hook(self._gradients, _average)
 
     def _unwrap(self) -> None:
         if self.ddp is not None:
@@ -247,6 +268,20 @@ class Averaging:
     def __reduce__(self) -> tuple[Any, ...]:
         """Neither does a pickled model."""
         return Averaging, ()
+
+
+def _average(gradients: Gradients, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+    """What DDP does with a bucket by itself, and the weight of this worker's share."""
+    buffer = bucket.buffer()
+    gradients.weigh_bucket(buffer)
+    buffer.mul_(1 / dist.get_world_size())
+    work = dist.all_reduce(buffer, async_op=True)
+    assert work is not None  # noqa: S101 it is asynchronous
+    return cast("Future[torch.Tensor]", work.get_future().then(lambda done: done.value()[0]))
+
+
+# DDP compares the types themselves, not their names
+_average.__annotations__ |= {"bucket": dist.GradBucket, "return": Future[torch.Tensor]}
 
 
 class ElasticDataParallel(nn.Module):
@@ -320,8 +355,10 @@ class TolerantGroup(dist.ProcessGroup):
     ``error`` is the first error: later ones follow from it.
     """
 
-    def __init__(self, inner: dist.ProcessGroup) -> None:
+    def __init__(self, inner: dist.ProcessGroup, weigh: Callable[[torch.Tensor], None] | None = None) -> None:
+        """:param weigh: called with each bucket of gradients before the exchange."""
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        self._weigh = weigh
         self.error: RuntimeError | None = None
         self._inner: Any = inner._get_backend(torch.device("cpu"))
         """The backend itself: calls skip PyTorch's dispatcher."""
@@ -338,6 +375,9 @@ class TolerantGroup(dist.ProcessGroup):
     def allreduce(self, tensors: list[torch.Tensor], *options: Any) -> dist.Work:  # type: ignore[override]
         answer = self._answer(len(self._awaited), tensors[0])
         if self.error is None and self._inner is not None:
+            # DDP also asks which parameters were used, in integers
+            if self._weigh is not None and (tensors[0].is_floating_point() or tensors[0].is_complex()):
+                self._weigh(tensors[0])
             try:
                 work = self._inner.allreduce(tensors, *options)
             except RuntimeError as error:

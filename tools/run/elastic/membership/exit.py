@@ -8,7 +8,7 @@ import sys
 from types import TracebackType
 from typing import Literal
 
-from pliant.schemas.errors import PliantError
+from pliant.schemas.errors import PliantError, UsageError
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership.agreement import StopSignal
 from pliant.tools.run.elastic.membership.process_group import cut_off
@@ -48,6 +48,7 @@ class Exit:
         if self.ended:
             return
         self.ended = True
+        self._await_checkpoint()
         self._reporter.close()
         reached = self._reached(outcome)
         end = WorkerOutcome(
@@ -61,6 +62,15 @@ class Exit:
             self._context.report_end(end)
         except (PliantError, OSError) as error:
             _log.warning("the outcome %r is not written: %s", outcome, error)
+
+    def _await_checkpoint(self) -> None:
+        try:
+            saved = self._saving.ended(wait=True)
+        except UsageError as error:
+            _log.warning("the last checkpoint failed: %s", error)
+        else:
+            if saved is not None:
+                self._reporter.checkpoint_ended(saved)
 
     def _reached(self, outcome: How) -> TrainingCounters:
         if self.training is None:

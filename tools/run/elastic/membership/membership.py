@@ -40,8 +40,10 @@ from pliant.tools.run.elastic.membership.process_group import (
 )
 from pliant.tools.run.elastic.membership.rendezvous import CutOffError, LeftAloneError, Rendezvous
 from pliant.tools.run.elastic.report import Reporter, WorkerChange
-from pliant.tools.run.elastic.state.checkpoint import Saving, check_training, pass_on
+from pliant.tools.run.elastic.state.checkpoint import Saving
+from pliant.tools.run.elastic.state.storable import check_training
 from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor, Mean, Training
+from pliant.tools.run.elastic.state.transfer import pass_on
 from pliant.tools.run.statedir.contract.plan import LOST_PEER, Plan
 from pliant.tools.run.statedir.contract.presence import Presence
 
@@ -288,6 +290,8 @@ class Membership:
             self._context.follow(plan)
             self._transition = _GenerationChange(change)
             return self._divided(NewDivision())
+        if plan.workers[0] != self._context.worker:
+            self._report_saved(wait=True)  # the next rank 0 may write only then
         if isinstance(answer := self.gather_loss(), Regroup):
             return answer
         self._transition = _GenerationChange(change, began_s, plan)
@@ -385,7 +389,7 @@ class Membership:
         if all(has):
             return NewDivision()
         own = {**training.parcel(), "saving": saving.parcel()} if has[rank] else None
-        parcel = pass_on(own, has, rank)
+        parcel = pass_on(own, has, rank, self._context.device)
         if has[rank]:
             return NewDivision()
         saving.unpack(parcel["saving"])
@@ -420,8 +424,9 @@ class Membership:
     def training_ends(self) -> Continue | Regroup:
         """Every epoch is complete: save, and let no worker leave before it is done."""
         training, end = self._training, self._exit
+        self._report_saved(wait=True)
         if training.counters != self._saving.counters:
-            end.unsaved = self._save()
+            end.unsaved = self._save(wait=True)
         if isinstance(answer := self._together(self._wait_for_all), Regroup):
             return answer
         if training.counters != self._saving.counters and not end.unsaved:
@@ -439,15 +444,23 @@ class Membership:
         if metric is not None:
             self._reporter.epoch_done(self._training.counters, None, metric)
 
-    def _save(self) -> str:
-        """Write and report a checkpoint if this is rank 0; returns why it failed."""
-        counters = self._training.counters
-        problem = self._saving.save(self._training)
-        if problem:
-            self._reporter.warn(counters, problem)
-        elif self._context.rank == 0:
-            self._reporter.checkpoint_done(counters, self._saving.took_s)
-        return problem
+    def _save(self, *, wait: bool = False) -> str:
+        """Begin a checkpoint if this is rank 0; the one before is on disk by then.
+
+        :param wait: until it is on disk, too.
+        :returns: why it failed, as far as that is known.
+        """
+        self._report_saved(wait=True)
+        self._saving.begin(self._training)
+        return self._report_saved(wait=wait)
+
+    def _report_saved(self, *, wait: bool) -> str:
+        """Report a checkpoint that has come to its end; returns why it failed."""
+        saved = self._saving.ended(wait=wait)
+        if saved is None:
+            return ""
+        self._reporter.checkpoint_ended(saved)
+        return saved.problem
 
     def _stop_before_start(self) -> Leave:
         self._exit.end("stopped", "asked to stop before the first step")
@@ -458,7 +471,7 @@ class Membership:
         if isinstance(answer := self.gather_loss(), Regroup):
             return answer
         self._reporter.last_words(training.counters)
-        problem = self._save()
+        problem = self._save(wait=True)
         try:
             self._wait_for_all()
         except RuntimeError as error:
@@ -472,6 +485,7 @@ class Membership:
 
     def _save_and_leave(self, reason: str) -> Leave:
         """Workers are gone, or a stop is asked for, and no plan says how to go on."""
+        self._report_saved(wait=True)
         problem = self._saving.save_alone(self._training)
         if self._watch.stop_asked:
             self._exit.end("stopped", problem)
@@ -483,6 +497,7 @@ class Membership:
     # Agreement
 
     def _cast(self, *, before_last: bool = False) -> None:
+        self._report_saved(wait=False)
         generation = self._watch.in_force().generation
         due = self._saving.due(self._context.plan.checkpoint_s, before_last=before_last)
         number = STOP if self._stop.received else ballot(generation, save=due)

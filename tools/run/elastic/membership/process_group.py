@@ -65,6 +65,7 @@ _WATCHED: Final = re.compile(r"^tfd:\s*(\d+)", re.MULTILINE)
 _CUT_OFF: Final = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "timed out")
 _LIBRARIES: Final = ("gloo", "nccl")
 _ANY_PORT: Final = 9
+_READ_ONCE: Final = "NCCL_SOCKET_IFNAME"
 _chosen_here: Final = dict[str, str]()
 """Interfaces that this process has chosen itself, not its user."""
 _log = logging.getLogger("pliant")
@@ -517,9 +518,24 @@ def _reached_from(address: str) -> str:
         raise UsageError(f"this machine knows no way to {address}: {error}") from error
 
 
-def use_interface(address: str) -> None:
+def lasting_address(plan: Plan, rank: int) -> str | None:
+    """The address at which other nodes reach this worker, whether the plan has others yet or not.
+
+    Returns None if it is not known, or public.
+    """
+    try:
+        found = os.environ.get(ENV_ADDRESS) or _looked_up(plan.members[rank])
+        refuse_public(found)
+    except UsageError:
+        return None
+    return None if ipaddress.ip_address(found).is_loopback else found
+
+
+def use_interface(address: str, lasting: str | None = None) -> None:
     """Keep the collectives of this process on the interface of this address, unless the user chose another.
 
+    :param lasting: the address for NCCL, which reads its variable once: workers that a later plan adds on
+        other nodes must reach it, too. By default ``address``.
     :raises UsageError: this machine has no such address, or the user's choice keeps other hosts out.
     """
     chosen = {name: os.environ.get(name) for name in VARIABLES}
@@ -530,7 +546,13 @@ def use_interface(address: str) -> None:
         if interface is None:
             raise UsageError(f"{address} is not an address of this machine; its workers need one to connect")
         for name in free:
-            os.environ[name] = _chosen_here[name] = VARIABLES[name].format(interface)
+            if name != _READ_ONCE:
+                found = interface
+            elif name not in _chosen_here:
+                found = (lasting and interface_of(lasting)) or interface
+            else:
+                continue
+            os.environ[name] = _chosen_here[name] = VARIABLES[name].format(found)
 
 
 def stay_on_this_machine() -> None:

@@ -43,6 +43,7 @@ from pliant.tools.run.elastic.membership.process_group import (
     COLLECTIVE,
     FolderStore,
     ProcessGroup,
+    lasting_address,
     own_address,
     pause,
     use_interface,
@@ -159,7 +160,9 @@ class Rendezvous:
     def _connect(self, cursor: Cursor | None, waiting: RendezvousWait) -> list[Cursor | None]:
         context = self._context
         generation = context.plan.generation
-        use_interface(own_address(context.plan, context.rank))
+        on_gpu = context.device.type == "cuda"
+        lasting = lasting_address(context.plan, context.rank) if on_gpu else None
+        use_interface(own_address(context.plan, context.rank), lasting)
         # before the others rely on this worker: they can be called away from a round, but not from C++
         self._group.check_room(context.attempt.path)
         number = self._next[1] if self._next[0] == generation else 0

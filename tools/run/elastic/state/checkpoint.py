@@ -1,17 +1,19 @@
-"""The state of a training as bytes: checkpoints on disk, and the copy that joining workers get.
+"""Checkpoints: when one is due, who writes it, and how it gets to disk while training goes on.
 
-:class:`Checkpoints` writes atomically, keeps the newest two and verifies them on load. :class:`Saving` says
-when one is due, who writes it, and what is on disk. A file is one line of JSON (format, number of bytes,
-SHA-256), then the state as :func:`stored` writes it. Loading a state executes nothing. So it may hold what
-``torch.load(weights_only=True)`` takes: tensors, numbers, text, bytes, None, dictionaries (``OrderedDict``
-and ``Counter`` included), lists, tuples and sets of them, and the classes that the author allows by
-``torch.serialization.add_safe_globals``. NumPy's numbers become Python's.
+:class:`Checkpoints` writes atomically, keeps the newest two and verifies them on load. A file is what
+``torch.save`` writes, so ``torch.load`` reads it, and one line of JSON behind it (:func:`_seal`). Before
+format 3 that line came first. :class:`Saving` says when a checkpoint is due, and what is on disk.
 
-:func:`pass_on` gives the state of the furthest workers to those that have none or an older one. Workers that
-have it pass it on, so n workers have it after log2(n) rounds. It travels through main memory and the group's
-own connections, which are not authenticated. An outline comes first, stored and loaded by the same rule as
-checkpoints. Its tensors are on the meta device: they have a shape and no values. The values follow, large
-tensors one by one, small ones together, and no more of them than were announced.
+Training stands still until a later step can no longer change what is written. For a state in main memory,
+that is until ``torch.save`` has handed it to the system, tensor by tensor: the file's pages are the copy, and
+the system can write them out and take them back at any time. A copy in the process would be as quick, and
+take as much memory as the state. A state on a GPU is copied to pinned memory, because a GPU sends faster
+than files take: that copy is as large as the state, but lies in memory that the state does not use. The rest
+happens in a thread: forcing the file to disk, reading it back for its hash, and giving it its name. Then the
+checkpoint counts, and the other workers :meth:`~Saving.hear` of it.
+
+This is how ``torch.distributed.checkpoint.async_save`` saves, without its format: that keeps its outline as a
+pickle, whose loading executes what is in it, and takes ten times as long for many small tensors.
 """
 
 from __future__ import annotations
@@ -19,39 +21,34 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import io
 import json
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, BinaryIO, Final, TextIO
 
-import psutil
 import torch
-import torch.distributed as dist
-from torch.serialization import get_unsafe_globals_in_checkpoint
+from torch.utils.serialization import config as serialization
 
-from pliant.schemas.errors import BadInputError, PliantError, UsageError
-from pliant.schemas.file_io.files import remove_temporaries, write_chunks
+from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingError, UsageError
+from pliant.schemas.file_io.files import Draft, remove_temporaries, write_error
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.state.training import (
-    MAPPINGS,
-    SEQUENCES,
-    Training,
-    TrainingCounters,
-    mapped,
-    plain,
-)
+from pliant.tools.run.elastic.state.storable import loaded, refuse_others, store
+from pliant.tools.run.elastic.state.training import Training, TrainingCounters, mapped
 
-FORMAT: Final = "pliant.checkpoint/2"
+FORMAT: Final = "pliant.checkpoint/3"
+_HEAD_FIRST: Final = "pliant.checkpoint/2"
 _KIND: Final = "pliant.checkpoint/"
 KEPT: Final = 2
-CHUNK_BYTES: Final = 1 << 20
-_LIFTED: Final = (torch.Tensor, torch.nn.Parameter)
+_SEAL_BYTES: Final = 1 << 12
+"""More than a seal has."""
+_PIECE: Final = 1 << 20
 _BEFORE_LAST: Final = 0.25
 """Share of the time between checkpoints after which one is due before the last step of an epoch."""
 _MOST_OF_TIME: Final = 0.02
@@ -66,6 +63,15 @@ class Loaded:
     state: dict[str, Any] | None
     """None if there is no checkpoint."""
     problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A checkpoint that the system has and that has no name yet."""
+
+    draft: Draft
+    state: Mapping[str, Any]
+    """As it was captured; its tensors may have other values by now."""
 
 
 class Checkpoints:
@@ -83,7 +89,33 @@ class Checkpoints:
         alone: bool = False,
         overtaken: Callable[[], bool] = lambda: False,
     ) -> Path:
-        """Write the state after ``step`` optimizer steps, then remove all but the newest two whole ones.
+        """Write and publish the state after ``step`` optimizer steps."""
+        return self.publish(self.write(state, step, alone=alone), alone=alone, overtaken=overtaken)
+
+    def write(self, state: Mapping[str, Any], step: int, *, alone: bool = False) -> Written:
+        """Hand the state to the system, under a name that no one looks for; it may change afterwards.
+
+        :param alone: other workers may be writing here, too.
+        :raises UsageError: the state cannot be saved.
+        :raises PliantError: it could not be written (a full disk); older checkpoints are untouched.
+        """
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not alone:
+            remove_temporaries(self.folder)
+        path = self.folder / f"step-{step:012}.ckpt"
+        with _failing(path):
+            draft = Draft(path, 0o600)
+            try:
+                _Sink(draft).take(dict(state))
+            except BaseException:
+                draft.drop()
+                raise
+        return Written(draft, state)
+
+    def publish(
+        self, written: Written, *, alone: bool = False, overtaken: Callable[[], bool] = lambda: False
+    ) -> Path:
+        """Force a written checkpoint to disk under its own name, and keep the newest two whole ones.
 
         Files of later steps are removed, too: training went on from an earlier checkpoint. A worker that
         saves ``alone`` removes nothing, because others may be saving a step that is further.
@@ -93,11 +125,12 @@ class Checkpoints:
         :raises UsageError: the state holds what could not be loaded again.
         :raises PliantError: it could not be written (a full disk); older checkpoints are untouched.
         """
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not alone:
-            remove_temporaries(self.folder)
-        path = self.folder / f"step-{step:012}.ckpt"
-        write_chunks(path, _packed(state), mode=0o600)
+        draft, path = written.draft, written.draft.target
+        with draft, _failing(path):
+            with draft.path.open("rb") as file:
+                refuse_others(file, written.state)
+                draft.write(_seal(file))
+            draft.publish()
         self._damaged.discard(path)
         if not alone and not overtaken():
             self._remove_old(path)
@@ -119,7 +152,7 @@ class Checkpoints:
         problems: list[str] = []
         for path in self._newest_first():
             try:
-                return Loaded(_unpacked(path.read_bytes(), path), tuple(problems))
+                return Loaded(_read(path), tuple(problems))
             except BadInputError as error:
                 self._damaged.add(path)
                 problems.append(str(error))
@@ -137,6 +170,19 @@ class Checkpoints:
         return sorted(self.folder.glob("step-*.ckpt"), reverse=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What became of a checkpoint."""
+
+    counters: TrainingCounters
+    stall_s: float
+    """How long training stood still for it."""
+    took_s: float
+    """From its beginning until it had its name, or failed."""
+    problem: str
+    """Why it failed; empty if it did not."""
+
+
 class Saving:
     """When a worker saves, and what it knows to be on disk. Rank 0 writes."""
 
@@ -144,13 +190,14 @@ class Saving:
         self._context = context
         self._checkpoints = Checkpoints(context.folder.checkpoints)
         self._at_s = time.monotonic()
-        """When the last checkpoint was written, or training began."""
-        self.took_s = 0.0
-        """Seconds that writing it took."""
+        """When training last stood still for a checkpoint, or began."""
+        self._stall_s = 0.0
+        """How long it stood still for it."""
         self.counters = TrainingCounters()
         """Where training stands on disk, as far as this worker knows."""
         self._asked: tuple[TrainingCounters, float] | None = None
         """What rank 0 was asked to write last, and when; None once it is known to be written."""
+        self._writing: _Writing | None = None
 
     @property
     def step(self) -> int:
@@ -193,27 +240,45 @@ class Saving:
         It is due earlier before the last step of an epoch: there is no checkpoint in the author's code after
         it, which may take long. Such early ones may take only a small share of the time.
         """
-        early_s = max(checkpoint_s * _BEFORE_LAST, self.took_s / _MOST_OF_TIME)
+        early_s = max(checkpoint_s * _BEFORE_LAST, self._stall_s / _MOST_OF_TIME)
         within_s = min(checkpoint_s, early_s) if before_last else checkpoint_s
         return self._context.rank == 0 and time.monotonic() - self._at_s >= within_s
 
-    def save(self, training: Training) -> str:
-        """Write a checkpoint if this is rank 0; returns why it failed. Training goes on.
+    def begin(self, training: Training) -> None:
+        """Begin a checkpoint if this is rank 0; what comes of it, :meth:`ended` says. Training goes on.
 
-        The other workers know that it is written once they :meth:`hear` of it.
+        The other workers know that it is written once they :meth:`hear` of it. Ask :meth:`ended` first: two
+        checkpoints are never written at once.
+
+        :raises UsageError: the state cannot be saved.
         """
+        assert self._writing is None  # noqa: S101 see above
         began_s = time.monotonic()
-        if self._context.rank != 0:
-            self._asked = training.counters.copy(), began_s
-            return ""
-        self._at_s = began_s
-        problem = self._write(training)
-        if not problem:
-            self.took_s = time.monotonic() - began_s
-        return problem
+        self._asked = training.counters.copy(), began_s
+        if self._context.rank == 0:
+            self._writing = writing = _Writing(self._checkpoints, self._context, training)
+            self._at_s, self._stall_s = time.monotonic(), writing.stall_s
+
+    def ended(self, *, wait: bool) -> Saved | None:
+        """What became of the checkpoint that this worker writes; each is handed out once.
+
+        :param wait: until it is over; else None is returned while it is under way.
+        :raises UsageError: its state could not be loaded again.
+        """
+        writing = self._writing
+        if writing is None or not (wait or writing.over):
+            return None
+        self._writing = None
+        saved = writing.result()
+        if self._asked is not None and self._asked[0] == saved.counters:
+            self._asked = None
+        if not saved.problem:
+            self.counters = saved.counters
+        return saved
 
     def save_alone(self, training: Training) -> str:
         """Write a checkpoint without agreement: one of the workers at this step does, the others wait."""
+        self.ended(wait=True)
         if training.counters == self.counters:
             return ""
         try:
@@ -221,7 +286,7 @@ class Saving:
                 if mark.read():
                     self._saved(training)
                     return ""
-                problem = self._write(training, alone=True)
+                problem = self._write_alone(training)
                 if not problem:
                     with contextlib.suppress(OSError):  # then the next worker writes it once more
                         mark.write("saved\n")
@@ -238,23 +303,119 @@ class Saving:
             state = None
         return TrainingCounters() if state is None else TrainingCounters.from_dict(state["counters"])
 
-    def _write(self, training: Training, *, alone: bool = False) -> str:
-        overtaken = self._context.is_overtaken
-        if overtaken():
-            return "no checkpoint: the job trains on without this worker"
-        try:
-            state, step = training.capture(), training.counters.step
-            self._checkpoints.save(state, step, alone=alone, overtaken=overtaken)
-        except UsageError:
-            raise
-        except (PliantError, OSError) as error:
-            return f"the checkpoint of step {training.counters.step} failed: {error}"
-        self._saved(training)
-        return ""
+    def _write_alone(self, training: Training) -> str:
+        writing = _Writing(self._checkpoints, self._context, training, alone=True)
+        if not (problem := writing.result().problem):
+            self._saved(training)
+        return problem
 
     def _saved(self, training: Training) -> None:
         self._at_s = time.monotonic()
         self.counters, self._asked = training.counters.copy(), None
+
+
+class _Writing:
+    """One checkpoint on its way to disk; training may go on once it is made."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        context: WorkerContext,
+        training: Training,
+        *,
+        alone: bool = False,
+    ) -> None:
+        self._checkpoints, self._context, self._alone = checkpoints, context, alone
+        self._staged = context.device.type == "cuda"
+        self._counters = training.counters.copy()
+        self._began_s = time.monotonic()
+        self._took_s: float | None = None
+        self._problem = ""
+        self._unsaveable: UsageError | None = None
+        self._thread: threading.Thread | None = None
+        if rest := self._begin(training):
+            # the interpreter waits for it before it ends
+            self._thread = threading.Thread(target=self._finish, args=(rest,), name="checkpoint")
+        self.stall_s = time.monotonic() - self._began_s
+        if self._thread is not None:
+            self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        return self._thread is None or not self._thread.is_alive()
+
+    def result(self) -> Saved:
+        """Waits for the end.
+
+        :raises UsageError: the state could not be loaded again.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        if self._unsaveable is not None:
+            raise self._unsaveable
+        took_s = self.stall_s if self._took_s is None else self._took_s
+        return Saved(self._counters, self.stall_s, took_s, self._problem)
+
+    def _begin(self, training: Training) -> Callable[[], object] | None:
+        """Do what training must wait for.
+
+        :returns: the rest, which a thread may do; None if it has failed.
+        """
+        if self._context.is_overtaken():
+            self._problem = "no checkpoint: the job trains on without this worker"
+            return None
+        checkpoints, step = self._checkpoints, self._counters.step
+        alone, overtaken = self._alone, self._context.is_overtaken
+        try:
+            state = training.capture()
+            if self._staged:
+                copied = staged(state)
+                return lambda: checkpoints.save(copied, step, alone=alone, overtaken=overtaken)
+            written = checkpoints.write(state, step, alone=alone)
+        except UsageError:
+            raise
+        except (PliantError, OSError) as error:
+            self._fail(error)
+            return None
+        return lambda: checkpoints.publish(written, alone=alone, overtaken=overtaken)
+
+    def _finish(self, rest: Callable[[], object]) -> None:
+        try:
+            rest()
+        except UsageError as error:
+            self._unsaveable = error
+        except (PliantError, OSError) as error:
+            self._fail(error)
+        except BaseException as error:  # a thread's end shows nowhere else
+            self._fail(error)
+            raise
+        self._took_s = time.monotonic() - self._began_s
+
+    def _fail(self, error: BaseException) -> None:
+        self._problem = f"the checkpoint of step {self._counters.step} failed: {error}"
+
+
+def staged(state: Any) -> Any:
+    """A copy in main memory, pinned where a GPU fills it. What was one tensor under two names stays one."""
+    copies: dict[Any, torch.Tensor] = {}
+    pins = torch.cuda.is_available()
+
+    def copied(found: Any) -> Any:
+        if not isinstance(found, torch.Tensor):
+            return deepcopy(found)
+        if found.layout != torch.strided:
+            return found.detach().cpu().clone()
+        place = found.untyped_storage().data_ptr(), found.storage_offset(), found.dtype
+        key = (*place, found.shape, found.stride()) if found.numel() else id(found)
+        if key not in copies:
+            room = torch.empty_like(found.detach(), device="cpu", pin_memory=pins and found.is_cuda)
+            copies[key] = room.copy_(found.detach(), non_blocking=True)
+        return copies[key]
+
+    result = mapped(state, copied)
+    if pins:
+        torch.cuda.current_stream().synchronize()
+    return result
 
 
 @contextmanager
@@ -266,222 +427,85 @@ def _alone(path: Path) -> Iterator[TextIO]:
         yield file
 
 
-def _packed(state: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """Head and body, not joined: the body may be large."""
-    body = stored(dict(state))
-    head = {"format": FORMAT, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
-    return json.dumps(head).encode() + b"\n", body
+@contextmanager
+def _failing(path: Path) -> Iterator[None]:
+    """Training survives whatever keeps a checkpoint from being written."""
+    try:
+        yield
+    except OSError as error:
+        raise ServiceMissingError(str(write_error(error, str(path)))) from error
 
 
-def _unpacked(data: bytes, path: Path) -> dict[str, Any]:
-    line, _, body = data.partition(b"\n")
+class _Sink:
+    """What ``torch.save`` writes to; C++ calls it, so it raises once that is through."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._error: OSError | None = None
+
+    def take(self, state: Any) -> None:
+        """:raises UsageError: the state cannot be saved. :raises OSError: it could not be written."""
+        # a checksum of each tensor takes as long as writing it, and the whole file has a better one
+        with serialization.patch({"save.compute_crc32": False}):  # type: ignore[attr-defined]
+            store(state, self)
+        if self._error is not None:
+            raise self._error
+
+    def write(self, data: memoryview) -> int:
+        if self._error is None:
+            try:
+                self._draft.write(data)
+            except OSError as error:
+                self._error = error
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is kept here."""
+
+
+def _seal(file: BinaryIO) -> bytes:
+    """The end of a file: how many bytes stand before it, and their hash. Other readers pass it over."""
+    size = file.seek(0, os.SEEK_END)
+    head = {"format": FORMAT, "bytes": size, "sha256": _hash(file, 0, size)}
+    return b"\n" + json.dumps(head).encode() + b"\n"
+
+
+def _hash(file: BinaryIO, start: int, size: int) -> str:
+    file.seek(start)
+    found, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
+    while size > 0 and (count := file.readinto(buffer[: min(size, _PIECE)])):  # type: ignore[attr-defined]
+        found.update(buffer[:count])
+        size -= count
+    return found.hexdigest()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        if (found := _opened(file)) is None:
+            raise BadInputError.one(str(path), "the checkpoint is torn or damaged")
+        written_as, start = found
+        if written_as not in (FORMAT, _HEAD_FIRST):
+            raise BadInputError.one(str(path), f"the checkpoint is {written_as}, expected {FORMAT}")
+        file.seek(start)
+        return loaded(file, str(path))
+
+
+def _opened(file: BinaryIO) -> tuple[str, int] | None:
+    """The format of a file, and where the state begins. Returns None if it is not whole."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    if file.read(1) == b"{":
+        file.seek(0)
+        line = file.readline(_SEAL_BYTES)
+        start, end = len(line), size
+    else:
+        file.seek(max(0, size - _SEAL_BYTES))
+        line = file.read()[:-1].rpartition(b"\n")[2]
+        start, end = 0, size - len(line) - 2
     try:
         head = json.loads(line)
-        whole = str(head["format"]).startswith(_KIND) and head["sha256"] == hashlib.sha256(body).hexdigest()
+        known = str(head["format"]).startswith(_KIND)
+        whole = known and head["bytes"] == end - start and head["sha256"] == _hash(file, start, end - start)
     except (ValueError, KeyError, TypeError, RecursionError):
-        whole = False
-    if not whole:
-        raise BadInputError.one(str(path), "the checkpoint is torn or damaged")
-    if head["format"] != FORMAT:
-        raise BadInputError.one(str(path), f"the checkpoint is {head['format']}, expected {FORMAT}")
-    return loaded(body, str(path))
-
-
-def check_training(training: Training) -> None:
-    """Refuse a training that could not be saved.
-
-    :raises UsageError: an object's state holds more than tensors and plain values.
-    """
-    check_storable("the model", training.model.state_dict())
-    check_storable("the optimizer", training.optimizer.state_dict())
-    for name, helper in training.helpers.items():
-        check_storable(f"registered object {name}", helper.state_dict())
-
-
-def check_storable(name: str, state: Any) -> None:
-    """Refuse a state that could not be loaded again. Tensors are left out, so this is cheap.
-
-    :param name: whose state it is.
-    :raises UsageError: it holds objects of other classes, or cannot be pickled.
-    """
-    stand_in = torch.empty(0)
-    hollow = mapped(plain(state), lambda found: stand_in if isinstance(found, torch.Tensor) else found)
-    stored(hollow, name)
-
-
-def stored(state: Any, name: str = "the job") -> bytes:
-    """The state as ``torch.save`` writes it.
-
-    :param name: whose state it is.
-    :raises UsageError: it could not be loaded again.
-    """
-    buffer = io.BytesIO()
-    try:
-        torch.save(state, buffer)
-    except Exception as error:  # an object's own pickling may raise anything
-        raise UsageError(f"the state of {name} cannot be saved: {_first_line(error)}") from error
-    if others := _others(buffer):
-        raise UsageError(
-            f"the state of {name} holds {others}{_place(state)}: keep it to tensors and plain values, "
-            "or allow these by torch.serialization.add_safe_globals"
-        )
-    return buffer.getvalue()
-
-
-def loaded(body: bytes, source: str) -> dict[str, Any]:
-    """The state, with its tensors in main memory.
-
-    :param source: where the bytes are from.
-    :raises UsageError: the state holds objects of classes that are not allowed.
-    :raises BadInputError: the bytes are not a state.
-    """
-    buffer = io.BytesIO(body)
-    state: dict[str, Any] = {}
-    try:
-        if not (others := _others(buffer)):
-            buffer.seek(0)
-            state = torch.load(buffer, map_location="cpu", weights_only=True)
-    except Exception as error:  # a file may hold anything
-        raise BadInputError.one(source, f"the state cannot be loaded: {_first_line(error)}") from error
-    if others:
-        raise UsageError(
-            f"{source} holds {others}: these are not loaded unless the script allows them "
-            "by torch.serialization.add_safe_globals"
-        )
-    return state
-
-
-def _others(buffer: io.BytesIO) -> str:
-    buffer.seek(0)
-    return ", ".join(sorted(get_unsafe_globals_in_checkpoint(buffer)))
-
-
-def _place(state: Any) -> str:
-    """Where the first of these is in a state."""
-    keys: list[str] = []
-    rest = mapped(state, lambda found: None if isinstance(found, torch.Tensor) else found)
-    while found := [(key, child) for key, child in _children(rest) if _holds_others(child)]:
-        key, rest = found[0]
-        keys.append(str(key))
-    return f" at {'.'.join(keys)}" if keys else ""
-
-
-def _children(state: Any) -> Iterable[tuple[Any, Any]]:
-    if type(state) in MAPPINGS:
-        return list(state.items())
-    return enumerate(state) if type(state) in SEQUENCES else ()
-
-
-def _holds_others(state: Any) -> bool:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return bool(_others(buffer))
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def pass_on(state: Any, has: Sequence[bool], rank: int) -> Any:
-    """The state, on every rank of the group; all ranks call this together.
-
-    :param state: the state, if ``has[rank]``.
-    :param has: by rank, which have it; at least one.
-    :raises UsageError: it holds what other workers would not load; the message says what and where.
-    :raises BadInputError: what arrives is not a state, or not the one that was announced.
-    :raises RuntimeError: a worker was lost.
-    """
-    holders = [one for one, there in enumerate(has) if there]
-    without = [one for one, there in enumerate(has) if not there]
-    while without:
-        served = without[: len(holders)]
-        for giver, taker in zip(holders, served, strict=False):
-            if rank == giver:
-                _give(state, taker)
-            elif rank == taker:
-                state = _take(giver)
-        holders += served
-        without = without[len(served) :]
-    return state
-
-
-def _give(state: Any, to: int) -> None:
-    tensors: list[torch.Tensor] = []
-    body = stored(mapped(state, lambda found: _lift(found, tensors)))
-    dist.send(torch.tensor([len(body), _total_bytes(tensors)]), to)
-    dist.send(torch.frombuffer(bytearray(body), dtype=torch.uint8), to)
-    for chunk in _chunks(tensors):
-        for part in [torch.cat(chunk)] if len(chunk) > 1 else chunk:
-            dist.send(part, to)
-
-
-def _take(giver: int) -> Any:
-    sizes = torch.zeros(2, dtype=torch.int64)
-    dist.recv(sizes, giver)
-    source = f"the state from worker {giver}"
-    _check_fits(sizes.tolist(), source)
-    body = torch.empty(int(sizes[0]), dtype=torch.uint8)
-    dist.recv(body, giver)
-    outline = loaded(body.numpy().tobytes(), source)
-    announced: list[torch.Tensor] = []
-    mapped(outline, lambda found: announced.append(found) if _is_announced(found) else None)
-    if _total_bytes(announced) != int(sizes[1]):
-        raise BadInputError.one(source, "its tensors are not of the size that was announced")
-    tensors = [torch.empty(one.shape, dtype=one.dtype) for one in announced]
-    _fill(tensors, giver)
-    found = iter(tensors)
-    return mapped(outline, lambda one: next(found) if _is_announced(one) else one)
-
-
-def _check_fits(sizes: Sequence[int], source: str) -> None:
-    """Refuse absurd sizes before memory is taken for them."""
-    there = psutil.virtual_memory().total
-    if min(sizes) < 0 or max(sizes) > there:
-        announced = " and ".join(map(str, sizes))
-        raise BadInputError.one(source, f"{announced} bytes are announced, and this machine has {there}")
-
-
-def _lift(found: Any, tensors: list[torch.Tensor]) -> Any:
-    """What stands for a plain tensor in the outline; anything else stays as it is."""
-    if type(found) not in _LIFTED or found.layout != torch.strided or found.is_quantized:
-        return found
-    if found.is_meta:
-        raise UsageError("the state of the job holds a tensor on the meta device, which has no values")
-    tensors.append(found.detach().cpu().resolve_conj().resolve_neg().contiguous())
-    return torch.empty(found.shape, dtype=found.dtype, device="meta")
-
-
-def _is_announced(found: Any) -> bool:
-    return isinstance(found, torch.Tensor) and found.is_meta
-
-
-def _total_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    return sum(one.numel() * one.itemsize for one in tensors)
-
-
-def _fill(tensors: Sequence[torch.Tensor], giver: int) -> None:
-    for chunk in _chunks(tensors):
-        if len(chunk) == 1:
-            dist.recv(chunk[0], giver)
-            continue
-        sizes = [len(part) for part in chunk]
-        together = torch.empty(sum(sizes), dtype=torch.uint8)
-        dist.recv(together, giver)
-        for part, found in zip(chunk, together.split(sizes), strict=True):
-            part.copy_(found)
-
-
-def _chunks(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """The tensors' bytes; those of small tensors together."""
-    chunk: list[torch.Tensor] = []
-    held = 0
-    for tensor in tensors:
-        data = tensor.reshape(-1).view(torch.uint8)
-        if chunk and held + len(data) > CHUNK_BYTES:
-            yield chunk
-            chunk, held = [], 0
-        if len(data):
-            chunk.append(data)
-            held += len(data)
-    if chunk:
-        yield chunk
+        return None
+    return (str(head["format"]), start) if whole else None

@@ -12,7 +12,12 @@ import pytest
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.torchrun import start
 from pliant.tools.run.elastic.membership import process_group
-from pliant.tools.run.elastic.membership.process_group import own_address, stay_on_this_machine, use_interface
+from pliant.tools.run.elastic.membership.process_group import (
+    lasting_address,
+    own_address,
+    stay_on_this_machine,
+    use_interface,
+)
 from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS
 from tests.tools.run.elastic.gang import plan as plan_of
 
@@ -64,6 +69,21 @@ class TestInterface:
         use_interface("127.0.0.1")
         with pytest.raises(UsageError, match=f"{next(iter(choice))} is .*lo, the loopback interface"):
             use_interface("10.0.0.2")
+
+    def test_nccl_reads_its_variable_once_so_it_gets_what_other_nodes_reach(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known = {"127.0.0.1": "lo", "10.0.0.2": "eth0"}.get
+        monkeypatch.setattr(start, "interface_of", known)
+        monkeypatch.setattr(process_group, "interface_of", known)
+        monkeypatch.setenv(ENV_ADDRESS, "10.0.0.2")
+        alone, several = plan_of(), plan()
+        use_interface(own_address(alone, 0), lasting_address(alone, 0))
+        assert [os.environ[name] for name in VARIABLES] == ["lo", "=eth0"]
+        use_interface(own_address(several, 0), lasting_address(several, 0))
+        assert [os.environ[name] for name in VARIABLES] == ["eth0", "=eth0"]
+        monkeypatch.setenv(ENV_ADDRESS, "127.0.0.1")
+        assert lasting_address(alone, 0) is None
 
     def test_an_address_of_another_machine_is_refused(self) -> None:
         with pytest.raises(UsageError, match=r"203\.0\.113\.7 is not an address of this"):

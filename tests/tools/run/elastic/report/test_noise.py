@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from pliant.tools.run.elastic import report
 from pliant.tools.run.elastic.report import EVERY, NoiseMeter
 
 
@@ -22,6 +23,19 @@ def test_the_noise_scale_is_found_whatever_the_batch(batch: int) -> None:
     meter = NoiseMeter()
     steps(meter, batch, 20 * EVERY)
     assert meter.noise_scale == pytest.approx(9.0, rel=0.05)
+
+
+def test_of_a_large_model_a_part_of_the_gradients_is_copied_and_the_noise_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(report, "SAMPLED", 400)
+    meter = NoiseMeter()
+    steps(meter, 4, 100 * EVERY)
+    assert meter.noise_scale == pytest.approx(9.0, rel=0.15)
+    copied: list[int] = []
+    monkeypatch.setattr(torch.Tensor, "clone", lambda one: copied.append(one.numel()) or one.mul(1))
+    steps(meter, 4, 1)
+    assert copied == [400]
 
 
 def test_nothing_is_said_before_a_first_pair_and_no_pair_reaches_over_a_change_of_the_batch() -> None:

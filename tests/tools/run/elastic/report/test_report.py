@@ -18,6 +18,7 @@ from pliant.schemas.io import read_events
 from pliant.tools.run.elastic import report
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.report import NoiseMeter, Reporter, WorkerChange
+from pliant.tools.run.elastic.state.checkpoint import Saved
 from pliant.tools.run.elastic.state.training import Mean, TrainingCounters
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Progress, ProgressFile
@@ -52,7 +53,7 @@ class Training:
             self.reporter.step_done(self.counters, losses, step_s)
 
     def save(self, took_s: float = 2.0) -> None:
-        self.reporter.checkpoint_done(self.counters, took_s)
+        self.reporter.checkpoint_ended(Saved(self.counters.copy(), stall_s=took_s, took_s=took_s, problem=""))
 
     def events(self, name: str) -> list[Event]:
         return [event for event in read_events(self.dir.attempt(1).progress) if event.event == name]

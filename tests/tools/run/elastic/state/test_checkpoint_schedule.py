@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.schemas.file_io.files import Draft
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.state import checkpoint
-from pliant.tools.run.elastic.state.checkpoint import Checkpoints, Saving
+from pliant.tools.run.elastic.state.checkpoint import Checkpoints, Saving, Written
 from pliant.tools.run.elastic.state.training import TrainingCounters
 from pliant.tools.run.statedir.contract.folders import JobDir
 from tests.tools.run.elastic.alone import Alone, Author, Clock
@@ -39,10 +43,10 @@ class Workers:
         self._patch.setattr(checkpoint, "time", clock)
 
     def fail(self) -> None:
-        def full(*_: Any, **__: Any) -> Path:
+        def full(*_: Any, **__: Any) -> Written:
             raise ServiceMissingError("no space left")
 
-        self._patch.setattr(Checkpoints, "save", full)
+        self._patch.setattr(Checkpoints, "write", full)
 
     @property
     def files(self) -> list[str]:
@@ -52,6 +56,13 @@ class Workers:
 @pytest.fixture
 def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
     return Workers(tmp_path, monkeypatch)
+
+
+def save(saving: Saving, training: Any) -> str:
+    """Begin a checkpoint and wait for its end; returns why it failed."""
+    saving.begin(training)
+    saved = saving.ended(wait=True)
+    return "" if saved is None else saved.problem
 
 
 def at_step(step: int) -> Any:
@@ -103,7 +114,7 @@ class TestKnowledge:
     def test_a_worker_counts_on_a_checkpoint_once_it_hears_of_it(self, workers: Workers) -> None:
         (first, _), (second, _) = workers.new(0), workers.new(1)
         for one in (first, second):
-            assert one.save(at_step(7)) == ""
+            assert save(one, at_step(7)) == ""
         assert (first.step, second.step) == (7, 0)
         second.hear(0)
         assert second.step == 0
@@ -118,12 +129,58 @@ class TestKnowledge:
         clock.now_s += EVERY_S
         workers.fail()
         for one in (first, second):
-            one.save(at_step(7))
+            save(one, at_step(7))
         second.hear(first.step)
         assert (first.step, second.step) == (0, 0)
         context.rank = 0
         assert second.due(EVERY_S, before_last=False), "as the next rank 0 it tries at once"
         assert not first.due(EVERY_S, before_last=False), "the same one waits"
+
+
+class TestBackground:
+    @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    def test_training_goes_on_while_a_checkpoint_gets_to_disk(
+        self, workers: Workers, monkeypatch: pytest.MonkeyPatch, device: str
+    ) -> None:
+        may_end, publish = threading.Event(), Draft.publish
+
+        def slowly(draft: Draft) -> None:
+            assert may_end.wait(60)
+            publish(draft)
+
+        monkeypatch.setattr(Draft, "publish", slowly)
+        (first, context), training = workers.new(0), at_step(7)
+        context.device = torch.device(device)  # what a GPU's state is copied by copies any state
+        state = training.capture() | {"weights": torch.ones(1000), "slots": {0: {"step": torch.tensor(7.0)}}}
+        training.capture = lambda: state
+        first.begin(training)
+        state["weights"].zero_()
+        state["slots"][0]["step"].add_(1)
+        assert (first.ended(wait=False), first.step) == (None, 0)
+        may_end.set()
+        saved = first.ended(wait=True)
+        assert saved is not None
+        assert (saved.problem, saved.counters.step, first.step) == ("", 7, 7)
+        assert saved.stall_s <= saved.took_s
+        found = workers.checkpoints.load().state
+        assert found is not None
+        assert found["weights"].tolist() == [1.0] * 1000
+        assert found["slots"][0]["step"] == 7.0
+
+    def test_a_disk_that_fills_up_behind_the_training_is_a_problem_and_no_end(
+        self, workers: Workers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(draft: Draft) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        first, _ = workers.new(0)
+        assert save(first, at_step(3)) == ""
+        with monkeypatch.context() as patch:
+            patch.setattr(Draft, "publish", full)
+            assert save(first, at_step(7)).endswith(".ckpt: cannot be written: no space left on device")
+        assert (first.step, workers.files) == (3, ["step-000000000003.ckpt"])
+        assert save(first, at_step(9)) == ""
+        assert first.step == 9
 
 
 class TestAlone:
@@ -144,15 +201,15 @@ class TestAlone:
     ) -> None:
         writing, may_end = threading.Event(), threading.Event()
         written: list[int] = []
-        save: Callable[..., Path] = Checkpoints.save
+        write: Callable[..., Written] = Checkpoints.write
 
-        def slowly(*arguments: Any, **options: Any) -> Path:
+        def slowly(*arguments: Any, **options: Any) -> Written:
             written.append(arguments[2])
             writing.set()
             assert may_end.wait(60)
-            return save(*arguments, **options)
+            return write(*arguments, **options)
 
-        monkeypatch.setattr(Checkpoints, "save", slowly)
+        monkeypatch.setattr(Checkpoints, "write", slowly)
         savings = [workers.new(rank)[0] for rank in range(2)]
         threads = [threading.Thread(target=one.save_alone, args=(at_step(5),)) for one in savings]
         threads[0].start()
@@ -185,10 +242,10 @@ class TestOvertaken:
 
     def test_it_writes_no_checkpoint_and_removes_none(self, workers: Workers) -> None:
         first, _ = workers.new(0)
-        assert first.save(at_step(7)) == ""
+        assert save(first, at_step(7)) == ""
         self.go_on(workers)
         before = workers.files
-        for problem in (first.save(at_step(8)), first.save_alone(at_step(9))):
+        for problem in (save(first, at_step(8)), first.save_alone(at_step(9))):
             assert problem == "no checkpoint: the job trains on without this worker"
         assert workers.files == before
         assert first.step == 7
@@ -196,15 +253,15 @@ class TestOvertaken:
     def test_one_that_was_stopped_while_it_wrote_leaves_theirs_alone(
         self, workers: Workers, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        write: Callable[..., None] = checkpoint.write_chunks
+        publish: Callable[..., None] = Draft.publish
 
-        def slowly(*arguments: Any, **options: Any) -> None:
-            write(*arguments, **options)
+        def slowly(draft: Draft) -> None:
+            publish(draft)
             with monkeypatch.context() as meanwhile:
-                meanwhile.setattr(checkpoint, "write_chunks", write)
+                meanwhile.setattr(Draft, "publish", publish)
                 self.go_on(workers)
 
         first, _ = workers.new(0)
-        monkeypatch.setattr(checkpoint, "write_chunks", slowly)
-        assert first.save(at_step(7)) == ""
+        monkeypatch.setattr(Draft, "publish", slowly)
+        assert save(first, at_step(7)) == ""
         assert workers.files[-2:] == [f"step-{step:012}.ckpt" for step in (100, 200)]

@@ -19,9 +19,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.run.elastic.loop.gradients import Averaging, ElasticDataParallel
-from pliant.tools.run.elastic.state import checkpoint
-from pliant.tools.run.elastic.state.checkpoint import pass_on
+from pliant.tools.run.elastic.state import transfer
 from pliant.tools.run.elastic.state.training import Mean, Training
+from pliant.tools.run.elastic.state.transfer import pass_on
 from tests.tools.run.elastic.state.test_storable import hostile
 
 
@@ -32,10 +32,10 @@ class Wire:
         self.sent: deque[torch.Tensor] = deque()
         self.rounds: list[tuple[int, int]] = []
 
-    def send(self, tensor: torch.Tensor, to: int) -> None:
+    def send(self, tensor: torch.Tensor, dst: int) -> None:
         self.sent.append(tensor.clone())
 
-    def recv(self, tensor: torch.Tensor, giver: int) -> None:
+    def recv(self, tensor: torch.Tensor, src: int) -> None:
         found = self.sent.popleft()
         assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
         tensor.copy_(found)
@@ -44,8 +44,8 @@ class Wire:
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
     made = Wire()
-    monkeypatch.setattr(checkpoint.dist, "send", made.send)
-    monkeypatch.setattr(checkpoint.dist, "recv", made.recv)
+    monkeypatch.setattr(transfer.dist, "send", made.send)
+    monkeypatch.setattr(transfer.dist, "recv", made.recv)
     yield made
     assert not made.sent
 
@@ -122,7 +122,7 @@ def test_tensors_of_every_kind_arrive_as_they_were(wire: Wire) -> None:
         "conjugate": torch.tensor([1 + 2j, 3j]).conj(),
         "sparse": torch.eye(3).to_sparse(),
         "parameter": nn.Parameter(torch.ones(2)),
-        "big": torch.randn(checkpoint.CHUNK_BYTES // 2),
+        "big": torch.randn(transfer.CHUNK_BYTES // 2),
         "words": ["a", (1, None)],
     }
     found = given_to_another(state)
@@ -139,6 +139,59 @@ def test_tensors_that_travel_in_the_outline_arrive_with_their_container(wire: Wi
     with torch.serialization.safe_globals([Best]):
         found = given_to_another({"best": Best(torch.arange(3.0), 0.5)})
     assert (found["best"].weights.tolist(), found["best"].value) == ([0.0, 1.0, 2.0], 0.5)
+
+
+class TestBroadcast:
+    """How GPUs do it, in main memory: each rank in turn, those that take after the one that gives."""
+
+    def test_all_who_lack_the_state_get_its_bits_and_the_others_keep_their_own(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sent: list[torch.Tensor] = []
+        monkeypatch.setattr(transfer.dist, "broadcast", lambda tensor, src: sent.append(tensor.clone()))
+        monkeypatch.setattr(transfer, "SLICE_BYTES", 3 << 20)
+        kinds = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float16)
+        state: dict[str, Any] = {
+            str(number): torch.randn(size).to(kinds[number % len(kinds)])
+            for number, size in enumerate((3, 0, 1 << 18, 5, (1 << 20) + 7, 300_001, 2, 1 << 21, 1))
+        }
+        state["step"] = 7
+        has = [False, True, True, False]
+        assert transfer.broadcast(state, has, 1, transfer.CPU) is state
+        assert max(len(one) for one in sent) == transfer.SLICE_BYTES
+        for rank in (0, 2, 3):
+            rest = deque(sent)
+            monkeypatch.setattr(transfer.dist, "broadcast", lambda tensor, src, rest=rest: into(tensor, rest))
+            found = transfer.broadcast("own" if has[rank] else None, has, rank, transfer.CPU)
+            assert not rest
+            if has[rank]:
+                assert found == "own"
+            else:
+                torch.testing.assert_close(found, state, rtol=0, atol=0, equal_nan=True)
+
+    def test_where_all_have_it_nothing_is_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(transfer.dist, "broadcast", None)
+        assert transfer.broadcast("own", [True, True], 0, transfer.CPU) == "own"
+
+
+def into(tensor: torch.Tensor, rest: deque[torch.Tensor]) -> None:
+    found = rest.popleft()
+    assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+    tensor.copy_(found)
+
+
+@given(st.lists(st.integers(0, 5 * transfer.CHUNK_BYTES), max_size=12))
+def test_buckets_hold_every_byte_once_in_order(sizes: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer, "SLICE_BYTES", 2 * transfer.CHUNK_BYTES)
+        found = list(transfer._buckets(sizes))
+    parts = [part for bucket in found for part in bucket]
+    assert parts == sorted(parts)
+    for number, size in enumerate(sizes):
+        own = [(start, end) for one, start, end in parts if one == number]
+        assert [start for start, _ in own] == [0, *(end for _, end in own)][: len(own)]
+        assert sum(end - start for start, end in own) == size
+    assert all(sum(end - start for _, start, end in one) <= 2 * transfer.CHUNK_BYTES for one in found)
 
 
 def test_what_others_would_not_load_is_refused_by_the_giver_with_its_place(wire: Wire) -> None:
@@ -186,9 +239,13 @@ def test_all_have_it_after_as_many_rounds_as_doublings(has: list[bool]) -> None:
     for rank in range(len(has)):
         mine: list[tuple[str, int]] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(checkpoint, "_give", lambda state, to, mine=mine: mine.append(("to", to)))
             patch.setattr(
-                checkpoint, "_take", lambda giver, mine=mine: mine.append(("from", giver)) or "state"
+                transfer,
+                "_give",
+                lambda state, send, _, mine=mine: mine.append(("to", send.keywords["dst"])),
+            )
+            patch.setattr(
+                transfer, "_take", lambda giver, *_, mine=mine: mine.append(("from", giver)) or "state"
             )
             pass_on("it" if has[rank] else None, has, rank)
         gifts[rank] = mine

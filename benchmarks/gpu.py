@@ -1,0 +1,138 @@
+"""What the library does on a GPU: ``make gpu-check`` runs what the machine allows, and names the rest.
+
+Without a GPU it says so in one line and exits with 66; with one, 1 if a check has failed and 0 otherwise.
+``python -m benchmarks.gpu CHECK…`` runs some of the checks and renews their rows of results/gpu.json. All of
+them need one GPU; NCCL among several workers needs two and is not checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from benchmarks.parts import checkpoint_cost, figure
+from benchmarks.parts.figure import ROOT, Figure, NotMeasurableError
+from benchmarks.parts.parted import Part
+
+MEASURES: Final = ("tools/run/elastic", "tools/profile/measuring")
+NAME: Final = "gpu"
+FAILED: Final = 1
+NO_GPU: Final = 66
+LIMIT_S: Final = 1800.0
+"""After this long a check hangs."""
+LIMITS: Final = {
+    "changes_device_growth_bytes": 2.0**20,
+    "changes_memory_growth_bytes": 2.0**24,
+    "streams_wrong_values": 0.0,
+    "amp_relative_error": 1e-6,
+    "compiled_before_relative_error": 1e-3,
+    "compiled_after_relative_error": 1e-3,
+    "ranks_relative_error": 1e-5,
+    "demo_unfinished": 0.0,
+}
+SMALL: Final = ("group", "streams", "amp")
+
+
+def check(name: str, device: str = "cuda:0") -> list[Figure]:
+    """One check in a process of its own.
+
+    :raises CheckFailedError: it did not come to its end; the reason is the last line that it wrote.
+    """
+    words = [sys.executable, "-m", "benchmarks.parts.gpu_checks", name, device]
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise CheckFailedError(f"no end after {LIMIT_S:g} s") from None
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        raise CheckFailedError(said[-1] if said else f"exit code {done.returncode}")
+    return [
+        Figure(f"{name}_{key}", float(value), _unit(key), LIMITS.get(f"{name}_{key}"))
+        for key, value in json.loads(done.stdout).items()
+    ]
+
+
+def checkpoint(device: str = "cuda") -> list[Figure]:
+    """The state of a GPU goes to pinned memory; that copy is in main memory, as PyTorch's is."""
+    ours, theirs = checkpoint_cost.compared(
+        checkpoint_cost.LAYERS, checkpoint_cost.WIDTH, checkpoint_cost.ROUNDS, device
+    )
+    return [
+        Figure("checkpoint_stall_over_dcp_async", ours["stall_s"] / theirs["stall_s"], "ratio", 1.2),
+        Figure("checkpoint_main_memory_ratio", ours["memory"], "of the state"),
+    ]
+
+
+class CheckFailedError(Exception):
+    """A check that should have passed."""
+
+
+CHECKS: Final = ("group", "changes", "streams", "amp", "compiled", "ranks", "profile", "demo")
+PARTS: Final[dict[str, Part]] = {**{name: partial(check, name) for name in CHECKS}, "checkpoint": checkpoint}
+
+
+def figures() -> list[Figure]:
+    """All checks.
+
+    :raises NotMeasurableError: there is no GPU.
+    """
+    need_gpu()
+    return [row for make in PARTS.values() for row in make()]
+
+
+def smallest() -> list[Figure]:
+    """The checks that a CPU can do, on one."""
+    return [row for name in SMALL for row in check(name, "cpu")]
+
+
+record = figure.renew
+
+
+def need_gpu() -> None:
+    """:raises NotMeasurableError: PyTorch sees no GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise NotMeasurableError("PyTorch sees no GPU on this machine, so nothing is checked")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check, by name or all; each is on disk when the next one begins."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("checks", nargs="*", metavar="CHECK", help=f"{', '.join(PARTS)}; by default all")
+    wanted = options.parse_args(arguments).checks or list(PARTS)
+    if unknown := [name for name in wanted if name not in PARTS]:
+        options.error(f"no check {unknown[0]!r}; there are: {', '.join(PARTS)}")
+    try:
+        need_gpu()
+    except NotMeasurableError as error:
+        print(f"gpu-check: {error}; benchmarks/results/gpu.json stays as it is", file=sys.stderr)
+        return NO_GPU
+    failed = False
+    for name in wanted:
+        try:
+            rows = PARTS[name]()
+        except (CheckFailedError, subprocess.SubprocessError) as error:
+            print(f"{name}: FAILED: {error}")
+            failed = True
+            continue
+        figure.renew(NAME, rows)
+        for row in rows:
+            word = {None: "", True: "holds", False: "FAILED"}[row.holds]
+            print(f"{row.name:40s} {row.value or 0:>12.6g} {row.unit:12s} {word}")
+            failed |= row.holds is False
+    print("left out: NCCL among several workers, which needs several GPUs")
+    return FAILED if failed else 0
+
+
+def _unit(key: str) -> str:
+    return {"s": "s", "bytes": "bytes", "error": "ratio", "values": "values"}.get(key.rpartition("_")[2], "")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

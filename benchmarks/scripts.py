@@ -1,0 +1,57 @@
+"""What the library costs the training scripts of others: their lines, their time, their memory.
+
+``python -m benchmarks.scripts PART…`` measures some of the parts alone and renews their rows of
+results/scripts.json. Another part is a function that returns its rows, and its name in ``PARTS``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from benchmarks.parts import checkpoint_cost, figure, parted, relaunch_cost
+from benchmarks.parts.figure import Figure
+from benchmarks.parts.parted import Part
+
+MEASURES: Final = ("tools/run", "integrations")
+NAME: Final = "scripts"
+
+PARTS: Final[dict[str, Part]] = {
+    "checkpoint": checkpoint_cost.figures,
+    "relaunch": relaunch_cost.figures,
+}
+SMALLEST: Final[dict[str, Part]] = {
+    "checkpoint": partial(checkpoint_cost.figures, layers=1, width=32, rounds=1),
+    "relaunch": partial(relaunch_cost.figures, rounds=1),
+}
+"""The same parts in the form that the tests run."""
+
+
+def figures() -> list[Figure]:
+    """All parts, one after the other; one that cannot be measured on this machine is named on stderr."""
+    return parted.measured(NAME, PARTS)
+
+
+def smallest() -> list[Figure]:
+    """All parts, small."""
+    return parted.measured(NAME, SMALLEST)
+
+
+record = figure.renew
+"""Rows of parts that could not be measured stay as they are."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure parts by name."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("parts", nargs="+", choices=PARTS)
+    wanted = options.parse_args(arguments)
+    parted.renew(NAME, {name: PARTS[name] for name in wanted.parts})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

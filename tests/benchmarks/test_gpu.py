@@ -1,0 +1,57 @@
+"""What ``make gpu-check`` says and how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from benchmarks.gpu import CheckFailedError
+from benchmarks.parts import figure
+from benchmarks.parts.figure import Figure
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(figure, "RESULTS", tmp_path)
+    return tmp_path
+
+
+def test_without_a_gpu_one_line_says_so_and_no_record_changes(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main([]) == gpu.NO_GPU == 66
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert "PyTorch sees no GPU" in said.err
+    assert list(results.iterdir()) == []
+
+
+def test_a_check_that_fails_is_named_and_the_others_are_made(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> list[Figure]:
+        raise CheckFailedError("NCCL error")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    good, bad = Figure("good", 1.0, "s", 2.0), Figure("bad", 3.0, "s", 2.0)
+    monkeypatch.setattr(gpu, "PARTS", {"one": broken, "two": lambda: [good]})
+    assert gpu.main([]) == gpu.FAILED
+    said = capsys.readouterr().out
+    assert "one: FAILED: NCCL error" in said
+    assert "left out: NCCL among several workers" in said
+    assert [row["name"] for row in json.loads((results / "gpu.json").read_text())] == ["good"]
+    assert gpu.main(["two"]) == 0
+    monkeypatch.setattr(gpu, "PARTS", {"two": lambda: [bad]})
+    assert gpu.main(["two"]) == gpu.FAILED
+
+
+def test_a_check_that_does_not_end_well_gives_its_last_line() -> None:
+    with pytest.raises(CheckFailedError, match="KeyError: 'nothing'"):
+        gpu.check("nothing", "cpu")
