@@ -155,6 +155,11 @@ class Reporter:
         self._reported_at = counters.step
         self._history.write("epoch", counters, loss=loss, metric=metric, detail={"epoch": counters.epoch})
 
+    def measured(self, counters: TrainingCounters, metric: float) -> None:
+        """A metric of a script that evaluates between steps."""
+        if self._context.rank == 0:
+            self._history.write("progress", counters, metric=metric, detail={"step": counters.step})
+
     def checkpoint_done(self, counters: TrainingCounters, took_s: float) -> None:
         self._newest.checkpoint_done(counters, took_s)
         self._history.checkpoint_done(counters, took_s)

@@ -12,7 +12,7 @@ scalers act once per step, although the loop body calls them in every micro-step
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -52,12 +52,15 @@ _PER_STEP_OR_EPOCH: Final[tuple[tuple[type, str], ...]] = (
 
 
 class Gradients:
-    """Weighs and collects the gradients of one model.
+    """Weighs and collects the gradients of a job's models.
 
     The weight of a micro-batch multiplies every gradient as it arrives at its parameter. If all shares are
     equal, the weights are 1 and there are no hooks. With accumulation, gradients of earlier micro-steps are
     kept aside and added in the last one before it is reduced. The loop body never sees a partial sum, so
     zeroing and clipping in every pass do no harm. Skipped batches count as zero.
+
+    Where several optimizers take turns in a step, only the gradients of the part that is ``selected`` are
+    collected: the others are of a pass that is repeated for them.
     """
 
     def __init__(self, model: nn.Module, *, accumulates: bool = False) -> None:
@@ -65,30 +68,31 @@ class Gradients:
         self._trained: list[bool] = []
         """Of each parameter, whether it is trained."""
         self._accumulates = False
-        self._ddp: DistributedDataParallel | None = None
+        self._ddps: tuple[DistributedDataParallel, ...] = ()
         self._weight = 1.0
+        self.selected = True
         self._last = True
         self._joining = False
         self._aside: dict[torch.Tensor, torch.Tensor] = {}
         self._weighing: list[RemovableHandle] = []
         self._collecting: list[RemovableHandle] = []
-        self.bind(None, accumulates=accumulates)
+        self.bind((), accumulates=accumulates)
 
-    def bind(self, ddp: DistributedDataParallel | None, *, accumulates: bool) -> None:
-        """:param ddp: what averages over the workers from now on; None for one worker."""
+    def bind(self, ddps: Iterable[DistributedDataParallel], *, accumulates: bool) -> None:
+        """:param ddps: what averages over the workers from now on; none for one worker."""
         self.forget()
         self._accumulates = accumulates
-        self.follow(ddp)
+        self.follow(ddps)
 
     def trained_differ(self) -> bool:
         """Whether the author has frozen or unfrozen parameters since the last :meth:`follow`."""
         return self._trained != [parameter.requires_grad for parameter in self._all]
 
-    def follow(self, ddp: DistributedDataParallel | None) -> None:
+    def follow(self, ddps: Iterable[DistributedDataParallel]) -> None:
         """Weigh and collect what is trained now; a step may be under way."""
-        self._ddp = ddp
+        self._ddps = tuple(ddps)
         self._trained = [parameter.requires_grad for parameter in self._all]
-        if ddp is not None:
+        for ddp in self._ddps:
             ddp.require_backward_grad_sync = self._last
         for handle in self._collecting:
             handle.remove()
@@ -103,8 +107,9 @@ class Gradients:
         self._weight, self._last = micro.weight, micro.last
         self._joining = False
         # setting an attribute of a module takes as long as a small layer
-        if self._ddp is not None and self._ddp.require_backward_grad_sync != micro.last:
-            self._ddp.require_backward_grad_sync = micro.last
+        for ddp in self._ddps:
+            if ddp.require_backward_grad_sync != micro.last:
+                ddp.require_backward_grad_sync = micro.last
         if (micro.weight != 1.0) != bool(self._weighing):
             self._hook(self._weigh if micro.weight != 1.0 else None)
 
@@ -113,7 +118,7 @@ class Gradients:
 
         :raises UsageError: there are several workers, which would have to reduce them.
         """
-        if self._aside and self._ddp is not None:
+        if self._aside and self._ddps:
             raise UsageError(
                 f"{len(self._aside)} parameters had gradients in earlier micro-steps but not in the last: "
                 "with several workers and accumulation every micro-batch must reach the same parameters"
@@ -145,13 +150,15 @@ class Gradients:
         return gradient * self._weight if self._weight else torch.zeros_like(gradient)
 
     def _collect(self, parameter: torch.Tensor) -> None:
+        if not self.selected:
+            return
         before = self._aside.pop(parameter, None)
         if before is not None and parameter.grad is not None:
             parameter.grad.add_(before)
         if not self._last and parameter.grad is not None:
             self._aside[parameter] = parameter.grad
             parameter.grad = None
-        if self._last and self._ddp is None and not self._joining:
+        if self._last and not self._ddps and not self._joining:
             # before the loop body goes on to unscale or clip
             self._joining = True
             at_end_of_backward(self._join)
@@ -172,7 +179,11 @@ class Averaging:
 
     def __init__(self, gradients: Gradients | None = None, *, find_unused_parameters: bool = False) -> None:
         """:param gradients: of the model, to be weighed; None if all workers have equal shares."""
-        self.ddp: DistributedDataParallel | None = None
+        self.ddps: dict[nn.Module, DistributedDataParallel] = {}
+        """By model; one that has nothing to train has none."""
+        self.idle = False
+        """The pass under way exchanges nothing with other workers: it does not count."""
+        self._models: tuple[nn.Module, ...] = ()
         self._gradients, self._find_unused = gradients, find_unused_parameters
         self._group: TolerantGroup | None = None
         self._device = torch.device("cpu")
@@ -188,21 +199,25 @@ class Averaging:
     def failed(self) -> bool:
         return self.error is not None
 
+    @property
+    def begun(self) -> bool:
+        return bool(self._models)
+
     def void(self, error: RuntimeError) -> None:
         if self._group is None:
             raise error
         self._group.error = self._group.error or error
 
-    def begin(self, module: nn.Module, device: torch.device) -> None:
+    def begin(self, models: Iterable[nn.Module], device: torch.device) -> None:
         """Average from now on over the process group, whose workers have the same state."""
-        self._device = device
+        self._device, self._models = device, tuple(models)
         self._group = None if device.type == "cuda" else TolerantGroup(world())
-        self._wrap(module, init_sync=False)
+        self._wrap(init_sync=False)
 
-    def begin_plainly(self, module: nn.Module, device: torch.device) -> None:
+    def begin_plainly(self, models: Iterable[nn.Module], device: torch.device) -> None:
         """Average over the process group of plain torchrun's workers, which get rank 0's weights."""
-        self._device = device
-        self._wrap(module, init_sync=True)
+        self._device, self._models = device, tuple(models)
+        self._wrap(init_sync=True)
 
     def follow_trained(self) -> None:
         """Average what is trained now: the author may have frozen or unfrozen parameters.
@@ -211,34 +226,37 @@ class Averaging:
         """
         if self._gradients is None or not self._gradients.trained_differ():
             return
-        if self.ddp is not None:
-            module = self.ddp.module
+        if self._models:
             self._unwrap()
-            self._wrap(module, init_sync=False)
-        self._gradients.follow(self.ddp)
+            self._wrap(init_sync=False)
+        self._gradients.follow(self.ddps.values())
 
     def end(self) -> None:
         """Stop averaging, and let go of everything that refers to the process group."""
         self._unwrap()
+        self._models = ()
         if self._group is not None:
             self._group.leave()
             self._group = None
 
-    def _wrap(self, module: nn.Module, *, init_sync: bool) -> None:
-        self.ddp = _Tolerant(
-            module,
-            [self._device] if self._device.type == "cuda" else None,
-            process_group=self._group,
-            find_unused_parameters=self._find_unused,
-            init_sync=init_sync,
-        )
-        self.ddp.averaging = self
+    def _wrap(self, *, init_sync: bool) -> None:
+        for model in self._models:
+            if not any(parameter.requires_grad for parameter in model.parameters()):
+                continue
+            ddp = self.ddps[model] = _Tolerant(
+                model,
+                [self._device] if self._device.type == "cuda" else None,
+                process_group=self._group,
+                find_unused_parameters=self._find_unused,
+                init_sync=init_sync,
+            )
+            ddp.averaging = self
 
     def _unwrap(self) -> None:
-        if self.ddp is not None:
+        for ddp in self.ddps.values():
             # at once, not by the garbage collector: they keep sockets open
-            del self.ddp.reducer, self.ddp.logger
-            self.ddp = None
+            del ddp.reducer, ddp.logger
+        self.ddps.clear()
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> Averaging:
         """A copy of the model averages nothing."""
@@ -252,14 +270,28 @@ class Averaging:
 class ElasticDataParallel(nn.Module):
     """The author's model on one worker; ``module`` is the model itself.
 
-    Attributes that it lacks are the model's. While gradients are not recorded (validation), it takes part in
-    no collective operation.
+    Attributes that it lacks are the model's, and so are the names in its state: a script finds the same ones
+    however it was started. While gradients are not recorded (validation), it takes part in no collective
+    operation.
     """
 
     def __init__(self, module: nn.Module, averaging: Averaging) -> None:
         super().__init__()
         self.module = module
         self.averaging = averaging
+        self.register_load_state_dict_pre_hook(_with_module)  # type: ignore[no-untyped-call]
+
+    def state_dict(self, *arguments: Any, **named: Any) -> Any:
+        return self.module.state_dict(*arguments, **named)
+
+    def named_parameters(self, *arguments: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.module.named_parameters(*arguments, **named)
+
+    def named_buffers(self, *arguments: Any, **named: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return self.module.named_buffers(*arguments, **named)
+
+    def named_modules(self, *arguments: Any, **named: Any) -> Any:
+        return self.module.named_modules(*arguments, **named)
 
     @_left_out_of_compiling
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -270,14 +302,15 @@ class ElasticDataParallel(nn.Module):
         """What to call at the moment: the model alone, or among the other workers."""
         if not torch.is_grad_enabled():
             return self.module
-        self.averaging.training()
-        self.averaging.follow_trained()
-        ddp = self.averaging.ddp
-        return self.module if ddp is None or self.averaging.failed else ddp
+        averaging = self.averaging
+        averaging.training()
+        averaging.follow_trained()
+        ddp = averaging.ddps.get(self.module)
+        return self.module if ddp is None or averaging.idle or averaging.failed else ddp
 
     def no_sync(self) -> AbstractContextManager[None]:
         """As in DistributedDataParallel."""
-        ddp = self.averaging.ddp
+        ddp = self.averaging.ddps.get(self.module)
         return nullcontext() if ddp is None else ddp.no_sync()
 
     def __getattr__(self, name: str) -> Any:
@@ -285,6 +318,13 @@ class ElasticDataParallel(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
+
+
+def _with_module(_: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+    """PyTorch loads a state by the names of attributes, of which ``module`` is one."""
+    del others
+    for name in [name for name in state if name.startswith(prefix)]:
+        state[f"{prefix}module.{name[len(prefix) :]}"] = state.pop(name)
 
 
 class _Tolerant(DistributedDataParallel):
@@ -557,11 +597,14 @@ def guard_optimizer(
     quiet: Callable[[], bool],
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
     checked: Callable[[Closure], Closure] = lambda closure: closure,
+    *,
+    called: Callable[[], None] = lambda: None,
 ) -> None:
     """Make the named methods of an optimizer do nothing while ``quiet()``; else they act within ``around()``.
 
-    A closure that they are given is ``checked``. The instance is changed, not its class, so it stays what
-    schedulers and scalers expect; the ``step`` that an earlier scheduler has put into it is called inside.
+    A closure that they are given is ``checked``; ``called()`` follows each call. The instance is changed, not
+    its class, so it stays what schedulers and scalers expect; the ``step`` that an earlier scheduler has put
+    into it is called inside.
     """
 
     def guarded(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -570,13 +613,15 @@ def guard_optimizer(
             if args or kwargs:
                 args = tuple(map(own, args))
                 kwargs = {name: own(value) for name, value in kwargs.items()}
-            if quiet():
-                return None
             try:
+                if quiet():
+                    return None
                 with around():
                     return inner(*args, **kwargs)
             except StepVoidError:
                 return None
+            finally:
+                called()
 
         return act
 
@@ -588,7 +633,10 @@ def guard_optimizer(
 
 
 def guard_helper(
-    helper: object, quiet: Callable[[], bool], after_loop: Callable[[], bool] = lambda: False
+    helper: object,
+    quiet: Callable[[], bool],
+    after_loop: Callable[[], bool] = lambda: False,
+    called: Callable[[], None] = lambda: None,
 ) -> None:
     """Make the per-step methods of a scheduler, a scaler or an averaged model do nothing while ``quiet()``.
 
@@ -597,10 +645,13 @@ def guard_helper(
 
     :param after_loop: whether the quiet step was left by ``break``. A scheduler or an averaged model that
         acts then does so for the epoch; a scaler acts for the step.
+    :param called: follows each ``step`` of a scaler, which may leave out that of the optimizer.
     """
     kind = type(helper)
     names = _PER_STEP if isinstance(helper, GradScaler) else ()
     methods = {name: _unless(quiet, getattr(kind, name)) for name in names}
+    if "step" in methods:
+        methods["step"] = _followed(methods["step"], called)
     for known, name in _PER_STEP_OR_EPOCH:
         if isinstance(helper, known):
             methods[name] = _unless(lambda: quiet() and not after_loop(), getattr(kind, name))
@@ -614,3 +665,13 @@ def _unless(quiet: Callable[[], bool], method: Callable[..., Any]) -> Callable[.
         return None if quiet() else method(self, *args, **kwargs)
 
     return guarded
+
+
+def _followed(method: Callable[..., Any], called: Callable[[], None]) -> Callable[..., Any]:
+    @wraps(method)
+    def followed(self: object, *args: Any, **kwargs: Any) -> Any:
+        found = method(self, *args, **kwargs)
+        called()
+        return found
+
+    return followed
