@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measuring.worker import request_from_env
 from pliant.tools.run.elastic.context import Context, WorkerContext, find_context
-from pliant.tools.run.elastic.loop.batches import DataSource
+from pliant.tools.run.elastic.loop.batches import BatchSplit, DataSource
 from pliant.tools.run.elastic.loop.gradients import (
     Averaging,
     Closure,
@@ -28,6 +28,7 @@ from pliant.tools.run.elastic.loop.gradients import (
 from pliant.tools.run.elastic.loop.loop import TrainingLoop
 from pliant.tools.run.elastic.loop.passes import ElasticLoader, ElasticSteps
 from pliant.tools.run.elastic.loop.prepared import Prepared
+from pliant.tools.run.elastic.loop.streams import ElasticStream, StreamSource, is_stream
 from pliant.tools.run.elastic.measured import Measurement
 from pliant.tools.run.elastic.membership.membership import Leave, Membership
 from pliant.tools.run.elastic.membership.process_group import join_plainly
@@ -188,18 +189,18 @@ class ElasticJob:
         if self._loop is not None:
             raise UsageError("job.prepare was called twice: give it all models and optimizers at once")
         given = Prepared.sorted_out(objects, named, self.device)
-        source = None
-        if given.dataset is not None:
-            source = DataSource(given.dataset, self.device, num_workers, collate_fn)
-            self._has_loader = source.size > 0
-        loader: ElasticLoader | Measurement | None = None
+        source = self._source(given.dataset, num_workers, collate_fn)
+        self._has_loader = source is not None and source.size > 0
+        loader: ElasticLoader | ElasticStream | Measurement | None = None
         if (request := request_from_env()) is not None:
             models = {
                 name: self._measured(one, find_unused_parameters=find_unused_parameters)
                 for name, one in given.models.items()
             }
             training = Training(given.together, given.optimizers, self._helpers)
-            loader = self._loop = Measurement(request, models, source, training, self._backend)
+            batch = self._batch_size
+            split = None if batch is None else BatchSplit(batch, drop_last=drop_last)
+            loader = self._loop = Measurement(request, models, source, training, self._backend, split=split)
             for optimizer in given.optimizers.values():
                 guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet, checked=self._checked)
             return given.in_order(models, loader)
@@ -222,7 +223,11 @@ class ElasticJob:
             guard_optimizer(
                 optimizer, ("step",), loop.quiet, loop.whole_step, self._checked, called=loop.optimizer_called
             )
-        if source is not None:
+        if isinstance(source, StreamSource):
+            loader = ElasticStream(source, loop)
+            if isinstance(source.dataset, Stateful):
+                self._helpers["stream"] = loader.reader
+        elif source is not None:
             loader = ElasticLoader(source, loop, shuffle=shuffle)
         self._loop = loop
         if self.rank > 0 and (self._seed is not None or self._membership is not None):
@@ -365,6 +370,20 @@ class ElasticJob:
         :raises UsageError: it is called elsewhere.
         """
         return cast("V", self._trained().agree(value))
+
+    def _source(
+        self, dataset: Any, num_workers: int, collate_fn: Callable[[list[Any]], Any] | None
+    ) -> DataSource | StreamSource | None:
+        if dataset is None:
+            return None
+        if not is_stream(dataset):
+            return DataSource(dataset, self.device, num_workers, collate_fn)
+        if num_workers:
+            raise UsageError(
+                f"{type(dataset).__name__}: a stream is read by the worker itself: leave out num_workers, "
+                "or give a StatefulDataLoader with batch_size=None"
+            )
+        return StreamSource(dataset, self.device, collate_fn)
 
     def _training(self, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> Training:
         plan = self._context.plan

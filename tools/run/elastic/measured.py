@@ -15,9 +15,11 @@ from torch import nn
 from pliant.tools.profile.measuring.request import MeasurementRequest
 from pliant.tools.profile.measuring.worker import Changes, Sweep
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.loop.batches import DataSource, to_device
+from pliant.tools.run.elastic.loop.batches import BatchSplit, DataSource, to_device
 from pliant.tools.run.elastic.loop.gradients import Averaging
 from pliant.tools.run.elastic.loop.loop import numbers_of
+from pliant.tools.run.elastic.loop.passes import SampleOrder
+from pliant.tools.run.elastic.loop.streams import ANY_SIZE, StreamSource
 from pliant.tools.run.elastic.membership.agreement import PlanWatch
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 from pliant.tools.run.elastic.membership.rendezvous import Rendezvous
@@ -37,17 +39,19 @@ class Measurement:
         self,
         request: MeasurementRequest,
         models: dict[str, nn.Module],
-        source: DataSource | None,
+        source: DataSource | StreamSource | None,
         training: Training,
         backend: str | None,
+        *,
+        split: BatchSplit | None = None,
     ) -> None:
-        """:param source: None where the script takes its own samples."""
-        self._source, self._backend = source, backend
+        """:param source: None where the script takes its own samples; ``split``: of the script's batch."""
+        self._source, self._backend, self._split = source, backend, split
         self._device = next(training.model.parameters()).device
         self._training = training
         self._indices: list[int] = []
         changes = Changes(self._checkpoint, self._rescale)
-        size = ANY_SAMPLE if source is None else source.size
+        size = ANY_SIZE if source is None else source.size
         self._sweep = Sweep(request, _Measured(models), size, self._read, changes)
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -101,7 +105,17 @@ class Measurement:
         return 0
 
     def __len__(self) -> int:
-        return 0 if self._source is None else self._source.size
+        """Steps of an epoch of the script, for its schedulers."""
+        size = 0 if self._source is None else self._source.size
+        return size if self._split is None else self._split.steps_per_epoch(size)
+
+    @property
+    def dataset(self) -> Any:
+        return None if self._source is None else self._source.dataset
+
+    @property
+    def sampler(self) -> SampleOrder:
+        return SampleOrder(0 if self._source is None else self._source.size)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._sweep)
@@ -137,8 +151,6 @@ class _Measured(nn.ModuleDict):
 
 
 ROUNDS: Final = 5
-ANY_SAMPLE: Final = 1 << 31
-"""Samples of a script that takes its own."""
 _TRAINS: Final = Cursor(0, 1, IN_EPOCH)
 
 

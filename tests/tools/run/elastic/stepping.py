@@ -153,11 +153,59 @@ def muon():
     saved({"net": model}, step)
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """Sample after sample, from where it is."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        while self.at < len(X):
+            self.at += 1
+            with (out / f"read-{os.getpid()}").open("a") as file:
+                file.write(f"{self.at}\n")
+            yield X[self.at - 1], Y[self.at - 1]
+        self.at = 0
+
+
+class StatefulStream(Stream):
+    """It can say where it is."""
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def streamed(stream):
+    model = net(8, 16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, loader = job.prepare(model, optimizer, stream)
+    steps = 0
+    for _ in job.epochs(1_000_000):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            time.sleep(options["step_s"])
+            steps += job.sync_gradients
+            if steps == options["stop_at"]:
+                break
+        if steps == options["stop_at"]:
+            break
+    saved({"net": model}, steps)
+
+
 job = elastic.init(batch_size=10, seed=5, micro_batch_size=options["micro"])
 match kind:
     case "inner" | "passes":
         by_steps(inner=kind == "inner")
     case "gan" | "gan steps":
         gan(by_steps=kind == "gan steps")
+    case "stream":
+        streamed(Stream())
+    case "stateful stream":
+        streamed(StatefulStream())
     case "muon":
         muon()

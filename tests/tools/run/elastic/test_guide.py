@@ -144,6 +144,12 @@ def epochs_without_data(job: ElasticJob) -> None:
     job.epochs(1)
 
 
+def empty_stream(job: ElasticJob) -> None:
+    *_, loader = job.prepare(*nothing()[:2], Stream())
+    for _ in job.epochs(1):
+        list(loader)
+
+
 def leave_micro_steps(job: ElasticJob) -> None:
     job.prepare(*nothing()[:2])
     for _ in job.steps(2):
@@ -169,9 +175,10 @@ MISTAKES: dict[str, Author] = {
     "register objects before the first epoch or step: their state is restored there": register_late,
     "call job.agree in the loop over job.epochs or job.steps": agree_outside,
     "best: set has no state_dict and load_state_dict": lambda job: job.register(best=set()),
-    "Stream: expected a dataset with a length, samples and []": lambda job: job.prepare(
-        *nothing()[:2], Stream()
+    "object: expected a dataset with a length, samples and []": lambda job: job.prepare(
+        *nothing()[:2], object()
     ),
+    "Stream gave no samples in epoch 0: each epoch iterates it again": empty_stream,
 }
 
 

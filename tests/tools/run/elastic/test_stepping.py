@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome, best_visits
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from tests.tools.run.elastic.gang import Gang, final, plain
 
 pytestmark = pytest.mark.torch
 SCRIPT = Path(__file__).with_name("stepping.py")
-KINDS = ("inner", "passes", "gan", "gan steps", "muon")
+KINDS = ("inner", "passes", "gan", "gan steps", "muon", "stream", "stateful stream")
 PLACES = [(kind, place) for kind in ("inner", "passes") for place in ("top", "mid", "end")]
 PLACES += [("gan", "first"), ("gan", "second"), ("gan steps", "second")]
 Make = Callable[..., Gang]
@@ -73,6 +74,31 @@ def assert_trained_as_alone(job: Gang, folder: Path, kind: str) -> None:
     for step, place, loss in agreed(folder):
         if step < steps and place == "top":
             assert loss == pytest.approx(alone[step, place], rel=1e-9), (step, place)
+
+
+def test_a_worker_that_joins_reads_a_stream_that_can_say_where_it_is_from_there(
+    gang: Make, tmp_path: Path
+) -> None:
+    job = gang(kind="stateful stream", step_s=0.02)
+    job.start(1)
+    job.wait_for("progress")
+    job.goes_through([0, 1])
+    job.publish([0, 1], abort=True)
+    job.end()
+    first, second = sorted(map(Path.read_text, tmp_path.glob("read-*")), key=len, reverse=True)
+    assert first.endswith(second), "it has read nothing that was trained before"
+
+
+@pytest.mark.parametrize(("kind", "workers"), [(kind, 1) for kind in KINDS] + [("gan", 2), ("inner", 2)])
+def test_a_measurement_takes_the_place_of_the_training(tmp_path: Path, kind: str, workers: int) -> None:
+    result, order = tmp_path / "outcome.json", tmp_path / "request.json"
+    request = MeasurementRequest(result=str(result), local_batches=(4,), least_seconds=0, costs=workers > 1)
+    order.write_text(request.model_dump_json())
+    plain(tmp_path, script=SCRIPT, kind=kind, workers=workers, env={ENV_PROFILE: str(order)})
+    outcome = Outcome.model_validate_json(result.read_bytes())
+    assert outcome.done
+    assert [point.local_batch for point in best_visits(outcome.points)] == [4]
+    assert not list(tmp_path.glob("agreed-*")), "no time is spent on evaluation"
 
 
 def agreed(folder: Path) -> list[tuple[int, str, float]]:

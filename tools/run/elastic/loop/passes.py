@@ -94,6 +94,15 @@ class ElasticLoader(Passes):
         return self._loop.split.steps_per_epoch(self._size)
 
     @property
+    def dataset(self) -> Any:
+        return self._source.dataset
+
+    @property
+    def sampler(self) -> SampleOrder:
+        """What scripts ask a ``DistributedSampler``."""
+        return SampleOrder(self._size)
+
+    @property
     def steps_done(self) -> int:
         """Optimizer steps of the epoch that are trained, counted in batches of the current size.
 
@@ -115,6 +124,19 @@ class ElasticLoader(Passes):
         order = epoch_order(self._size, counters.epoch, loop.training.seed, shuffle=self._shuffle).numpy()
         for micro in self._read_ahead:
             yield order[micro.loaded].tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOrder:
+    """The order of the samples, as far as a script need know: the library shuffles each epoch by itself."""
+
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing: ``job.epochs`` knows the epoch."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 from torch import nn
@@ -13,6 +13,17 @@ from torch.optim import Optimizer
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.state.training import Models, Stateful
+
+_WHOLE: Final = "; every worker has a whole copy of the model"
+_WRAPPERS: Final = (
+    ("torch.nn.parallel.distributed.", "DistributedDataParallel: job.prepare makes it"),
+    ("torch.nn.parallel.data_parallel.", "DataParallel: each worker has one device"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel.", f"FullyShardedDataParallel{_WHOLE}"),
+    ("torch.distributed.fsdp.FSDPModule", f"fully_shard{_WHOLE}"),
+    ("accelerate.", "Accelerator: job.prepare takes the place of its prepare"),
+    ("deepspeed.", f"deepspeed.initialize{_WHOLE}"),
+)
+"""By module and name of a class: what to leave out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +69,8 @@ class Prepared:
 
 
 def _kind(name: str, one: object) -> str:
+    if wrapper := _wrapper(one):
+        raise UsageError(f"the elastic library connects the workers: leave out {wrapper}")
     if isinstance(one, nn.Module):
         return "model"
     if isinstance(one, Optimizer):
@@ -65,3 +78,9 @@ def _kind(name: str, one: object) -> str:
     if isinstance(one, Stateful) and not hasattr(one, "__iter__") and not hasattr(one, "__getitem__"):
         raise UsageError(f"{name or type(one).__name__}: register this object (job.register)")
     return "dataset"
+
+
+def _wrapper(one: object) -> str:
+    """What else has connected an object to other workers, and what to do instead; empty if nothing has."""
+    kinds = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(one).__mro__]
+    return next((text for sign, text in _WRAPPERS if any(kind.startswith(sign) for kind in kinds)), "")
