@@ -108,6 +108,22 @@ def test_the_changed_script_trains_on_two_workers_of_pliant_run(tmp_path: Path) 
     assert torch.load(weights)
 
 
+def test_a_script_of_iterations_trains_on_two_workers_of_pliant_run(tmp_path: Path) -> None:
+    site, weights = Site(tmp_path), tmp_path / "weights.pt"
+    words = ("--steps", "20", "--batch", "6", "--accumulate", "2", "--evaluate-every", "10", "--last")
+    command = (str(ROOT / "examples" / "after" / "get_batch.py"), *words, str(weights))
+    batch = {"size": 12, "per_gpu_max": 3}
+    site.jobs.append(job("a", command=command, work={"iterations": 20}, batch=batch, high=2))
+    with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
+        _, errors = run.communicate()
+    assert run.returncode == 0, errors
+    assert site.of("a") == ["submit a", "start a 2", "finish a 0"]
+    assert read_log(site.state).jobs["a"].samples_done == 20 * 12
+    steps = [(e.detail or {}).get("step") for e in site.events() if e.event == "progress" and e.metric]
+    assert steps == [0, 10]
+    assert torch.load(weights)
+
+
 def nothing() -> tuple[torch.nn.Module, torch.optim.Optimizer, TensorDataset]:
     net = torch.nn.Linear(1, 1)
     return net, torch.optim.SGD(net.parameters(), lr=0.1), TensorDataset(torch.zeros(4, 1))

@@ -106,6 +106,17 @@ def agreed(folder: Path) -> list[tuple[int, str, float]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_job_that_is_stopped_and_launched_again_goes_on_at_its_step(
+    gang: Make, tmp_path: Path, kind: str
+) -> None:
+    job = gang(kind=kind, step_s=0.02)
+    assert job.run_and_stop(1) == ["stopped"]
+    assert job.run_and_stop(2, accum=2) == ["stopped"] * 2
+    assert job.run_and_stop(1) == ["stopped"]
+    assert_trained_as_alone(job, tmp_path, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_plain_torchrun_and_a_limit_on_micro_batches_train_the_same(tmp_path: Path, kind: str) -> None:
     plain(tmp_path / "alone", script=SCRIPT, kind=kind, stop_at=12)
     plain(tmp_path / "two", script=SCRIPT, kind=kind, stop_at=12, workers=2, micro=2)
