@@ -16,15 +16,8 @@ from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measuring.worker import request_from_env
 from pliant.tools.run.elastic.context import Context, WorkerContext, find_context
 from pliant.tools.run.elastic.loop.batches import BatchSplit, DataSource
-from pliant.tools.run.elastic.loop.gradients import (
-    Averaging,
-    Closure,
-    ElasticDataParallel,
-    Gradients,
-    checked,
-    guard_helper,
-    guard_optimizer,
-)
+from pliant.tools.run.elastic.loop.gradients import Averaging, ElasticDataParallel, Gradients
+from pliant.tools.run.elastic.loop.guards import Closure, checked, guard_helper, guard_optimizer
 from pliant.tools.run.elastic.loop.loop import TrainingLoop
 from pliant.tools.run.elastic.loop.passes import ElasticLoader, ElasticSteps
 from pliant.tools.run.elastic.loop.prepared import Prepared
@@ -408,11 +401,13 @@ class ElasticJob:
 
     def _checked(self, closure: Closure) -> Closure:
         loop = self._trained()
+        loop.has_closure = True
         return checked(
             closure,
             accumulates=loop.accumulates,
             workers=self.world_size,
             failed=lambda: loop.failed,
+            whole=loop.closure_called,
         )
 
     def _trained(self) -> TrainingLoop | Measurement:

@@ -34,6 +34,7 @@ class Measurement:
 
     started = False
     failed = False
+    has_closure = False
 
     def __init__(
         self,
@@ -79,6 +80,9 @@ class Measurement:
     @property
     def global_batch(self) -> int:
         return self._sweep.local_batch
+
+    def closure_called(self) -> None:
+        """Nothing."""
 
     def optimizer_called(self) -> None:
         """Nothing: micro-steps are not repeated for optimizers that take turns."""

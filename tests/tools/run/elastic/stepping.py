@@ -136,6 +136,24 @@ def gan(by_steps):
     saved({"painter": painter, "critic": critic}, options["stop_at"])
 
 
+def closure():
+    model = net(8, 16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer = job.prepare(model, optimizer)
+    for _ in job.steps(options["stop_at"] or 1_000_000):
+        ix = job.batch_indices(len(X))
+
+        def loss(ix=ix):
+            optimizer.zero_grad()
+            found = nn.functional.mse_loss(model(X[ix]), Y[ix])
+            found.backward()
+            return found
+
+        job.log(loss=optimizer.step(loss))
+        time.sleep(options["step_s"])
+    saved({"net": model}, options["stop_at"])
+
+
 def muon():
     model = net(8, 16, 16, 1)
     matrices = [one for one in model.parameters() if one.ndim == 2]
@@ -207,5 +225,7 @@ match kind:
         streamed(Stream())
     case "stateful stream":
         streamed(StatefulStream())
+    case "closure":
+        closure()
     case "muon":
         muon()

@@ -1,12 +1,11 @@
-"""The gradients of a step, and the objects that use them once per step.
+"""The gradients of a step, and the models as the author's script holds them.
 
 The gradients are weighted, collected over micro-steps and averaged over the workers. The result is the mean
 over the global batch, however it is divided. :class:`Gradients` weighs and collects on one worker.
 :class:`Averaging` averages over the workers, which come and go, and :class:`ElasticDataParallel` is the model
 as the author's script holds it. A worker that is lost in the middle of a step makes the step void:
 :class:`TolerantGroup` keeps the error from the author's backward pass, and :class:`StepStart` restores what
-the forward pass has changed. :func:`guard_optimizer` and :func:`guard_helper` make optimizers, schedulers and
-scalers act once per step, although the loop body calls them in every micro-step.
+the forward pass has changed.
 """
 
 from __future__ import annotations
@@ -16,26 +15,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import wraps
-from types import MethodType
 from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.amp import GradScaler
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop.batches import MicroBatch
 from pliant.tools.run.elastic.membership.agreement import world
-
-Closure = Callable[[], Any]
 
 _not_compiled: Final = torch._disable_dynamo  # that of torch.compiler would import the compiler at once
 """For what ``torch.compile`` must not look into: it is about workers, which come and go."""
@@ -43,12 +34,6 @@ _left_out_of_compiling: Final = torch._disable_dynamo(recursive=False)
 """The same, but what is called inside is compiled: the author's model."""
 _NO_LIMIT: Final = timedelta(milliseconds=-1)
 _LARGE_BYTES: Final = 1 << 16
-_PER_STEP: Final = ("unscale_", "step", "update")
-_PER_STEP_OR_EPOCH: Final[tuple[tuple[type, str], ...]] = (
-    (LRScheduler, "step"),
-    (ReduceLROnPlateau, "step"),
-    (AveragedModel, "update_parameters"),
-)
 
 
 class Gradients:
@@ -278,7 +263,7 @@ class ElasticDataParallel(nn.Module):
     def __init__(self, module: nn.Module, averaging: Averaging) -> None:
         super().__init__()
         self.module = module
-        self.averaging = averaging
+        self.averaging = averaging  # the last of its own attributes
         self.register_load_state_dict_pre_hook(_with_module)  # type: ignore[no-untyped-call]
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
@@ -307,6 +292,19 @@ class ElasticDataParallel(nn.Module):
         averaging.follow_trained()
         ddp = averaging.ddps.get(self.module)
         return self.module if ddp is None or averaging.idle or averaging.failed else ddp
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = "averaging" not in self.__dict__ or name in self.__dict__ or name.startswith("_")
+        if own or name == "module":
+            super().__setattr__(name, value)
+        else:
+            setattr(self.module, name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return cast("Any", self.module)[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(cast("Any", self.module))
 
     def no_sync(self) -> AbstractContextManager[None]:
         """As in DistributedDataParallel."""
@@ -555,123 +553,3 @@ def _writes(buffer: torch.Tensor) -> int:
     if size < _LARGE_BYTES or buffer.is_inference() or buffer.layout != torch.strided:
         return -1
     return buffer._version
-
-
-class StepVoidError(Exception):
-    """A worker was lost while a closure ran: the optimizer must not use the gradients."""
-
-
-def checked(closure: Closure, *, accumulates: bool, workers: int, failed: Callable[[], bool]) -> Closure:
-    """The closure, for one step of an optimizer.
-
-    :param failed: whether the step's gradients are void.
-    :raises UsageError: the closure would train the last micro-step only; or, when it is called, several
-        workers would run it again, which each decides by the loss of its own samples.
-    """
-    if accumulates:
-        raise UsageError(
-            "optimizer.step(closure) would train the last micro-step only: "
-            "call backward in the loop body, and optimizer.step() without a closure"
-        )
-    evaluated = False
-
-    def run() -> Any:
-        nonlocal evaluated
-        if evaluated and workers > 1:
-            raise UsageError(
-                f"this optimizer runs its closure several times a step, which {workers} workers cannot do "
-                'alike: give the job one worker ("gpus": {"max": 1}), or use another optimizer'
-            )
-        evaluated = True
-        loss = closure()
-        if failed():
-            raise StepVoidError
-        return loss
-
-    return run
-
-
-def guard_optimizer(
-    optimizer: Optimizer,
-    names: Iterable[str],
-    quiet: Callable[[], bool],
-    around: Callable[[], AbstractContextManager[None]] = nullcontext,
-    checked: Callable[[Closure], Closure] = lambda closure: closure,
-    *,
-    called: Callable[[], None] = lambda: None,
-) -> None:
-    """Make the named methods of an optimizer do nothing while ``quiet()``; else they act within ``around()``.
-
-    A closure that they are given is ``checked``; ``called()`` follows each call. The instance is changed, not
-    its class, so it stays what schedulers and scalers expect; the ``step`` that an earlier scheduler has put
-    into it is called inside.
-    """
-
-    def guarded(inner: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(inner)
-        def act(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if args or kwargs:
-                args = tuple(map(own, args))
-                kwargs = {name: own(value) for name, value in kwargs.items()}
-            try:
-                if quiet():
-                    return None
-                with around():
-                    return inner(*args, **kwargs)
-            except StepVoidError:
-                return None
-            finally:
-                called()
-
-        return act
-
-    def own(value: Any) -> Any:
-        return checked(value) if callable(value) else value
-
-    for name in names:
-        setattr(optimizer, name, MethodType(guarded(getattr(optimizer, name)), optimizer))
-
-
-def guard_helper(
-    helper: object,
-    quiet: Callable[[], bool],
-    after_loop: Callable[[], bool] = lambda: False,
-    called: Callable[[], None] = lambda: None,
-) -> None:
-    """Make the per-step methods of a scheduler, a scaler or an averaged model do nothing while ``quiet()``.
-
-    The class becomes a subclass of the same name, because attributes of the instance would end up in a
-    scheduler's state dictionary. Other objects stay as they are.
-
-    :param after_loop: whether the quiet step was left by ``break``. A scheduler or an averaged model that
-        acts then does so for the epoch; a scaler acts for the step.
-    :param called: follows each ``step`` of a scaler, which may leave out that of the optimizer.
-    """
-    kind = type(helper)
-    names = _PER_STEP if isinstance(helper, GradScaler) else ()
-    methods = {name: _unless(quiet, getattr(kind, name)) for name in names}
-    if "step" in methods:
-        methods["step"] = _followed(methods["step"], called)
-    for known, name in _PER_STEP_OR_EPOCH:
-        if isinstance(helper, known):
-            methods[name] = _unless(lambda: quiet() and not after_loop(), getattr(kind, name))
-    if methods:
-        helper.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
-
-
-def _unless(quiet: Callable[[], bool], method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    def guarded(self: object, *args: Any, **kwargs: Any) -> Any:
-        return None if quiet() else method(self, *args, **kwargs)
-
-    return guarded
-
-
-def _followed(method: Callable[..., Any], called: Callable[[], None]) -> Callable[..., Any]:
-    @wraps(method)
-    def followed(self: object, *args: Any, **kwargs: Any) -> Any:
-        found = method(self, *args, **kwargs)
-        called()
-        return found
-
-    return followed

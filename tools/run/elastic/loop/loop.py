@@ -92,7 +92,7 @@ class TrainingLoop:
         """Tensors of the last batch, if the model was not called before the next one was asked for."""
         self._begun_at = 0
         """Samples of the epoch that were trained before this process began its part."""
-        self.asked_for_steps = self.by_steps = False
+        self.asked_for_steps = self.by_steps = self.has_closure = False
         self._in_loop = False
         """The author's code is in the loop over the loader."""
         self._stepped = False
@@ -209,12 +209,18 @@ class TrainingLoop:
         return self._averaging.failed
 
     def whole_step(self) -> AbstractContextManager[None]:
-        self._gradients.join_rest()
+        if not self.has_closure:
+            self._gradients.join_rest()
         return self.training.scaled_lr()
+
+    def closure_called(self) -> None:
+        """The closure of an optimizer has made the gradients of the micro-batch."""
+        if not self.quiet():
+            self._gradients.join_rest()
 
     def optimizer_called(self) -> None:
         """An optimizer was asked for its step, and has made it if the pass counts."""
-        self._part_over = True
+        self._part_over, self.has_closure = True, False
         if not self.quiet():
             self._stepped = True
             self.training.parts = max(self.training.parts, self._part + 1)

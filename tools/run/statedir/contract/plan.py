@@ -44,7 +44,7 @@ ENV_NOISE: Final = "PLIANT_NOISE"
 """Set if the batch may change: the worker then measures the noise of its gradients."""
 ENV_LOG_BYTES: Final = "PLIANT_LOG_BYTES"
 """Most bytes of each of a unit's output files that its keeper leaves on disk."""
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """What workers exchange while they train; to be raised when that changes (2: a vote of five numbers). All
 workers of an attempt have the same, see :attr:`Plan.protocol`."""
 SLOT_FROM_RANK: Final = "rank"

@@ -79,6 +79,10 @@ def test_a_model_among_workers_has_the_names_and_the_state_of_the_model_itself()
     state = {name: torch.ones_like(value) for name, value in net.state_dict().items()}
     among.load_state_dict(state)
     torch.testing.assert_close(dict(net.state_dict()), state)
+    among.temperature = 3.0
+    assert (net.temperature, among.temperature) == (3.0, 3.0)
+    assert among[0] is net[0]
+    assert among.eval().training is net.training is False
     average, other = AveragedModel(among), AveragedModel(copy.deepcopy(among))
     other.load_state_dict(average.state_dict())
 
