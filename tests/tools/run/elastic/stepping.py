@@ -136,6 +136,31 @@ def gan(by_steps):
     saved({"painter": painter, "critic": critic}, options["stop_at"])
 
 
+def gan_inner():
+    """Turns with a loop over the micro-steps each."""
+    painter, critic = net(4, 16, 8), net(8, 16, 1)
+    first = torch.optim.Adam(critic.parameters(), lr=0.01)
+    second = torch.optim.SGD(painter.parameters(), lr=0.05, momentum=0.9)
+    painter, critic, *_ = job.prepare(painter=painter, critic=critic, first=first, second=second)
+    like = nn.functional.softplus
+    for step in job.steps(options["stop_at"] or 1_000_000):
+        critic.zero_grad()
+        for _ in job.micro_steps():
+            noise = job.draw(lambda count, drawn: torch.randn(count, 4, generator=drawn)).double()
+            like(-critic(X[job.batch_indices(len(X))])).mean().backward()
+            like(critic(painter(noise).detach())).mean().backward()
+        first.step()
+        painter.zero_grad()
+        for _ in job.micro_steps():
+            noise = job.draw(lambda count, drawn: torch.randn(count, 4, generator=drawn)).double()
+            loss = like(-critic(painter(noise))).mean()
+            may_die(step, "second")
+            loss.backward()
+        second.step()
+        time.sleep(options["step_s"])
+    saved({"painter": painter, "critic": critic}, options["stop_at"])
+
+
 def closure():
     model = net(8, 16, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -225,6 +250,8 @@ match kind:
         streamed(Stream())
     case "stateful stream":
         streamed(StatefulStream())
+    case "gan inner":
+        gan_inner()
     case "closure":
         closure()
     case "muon":

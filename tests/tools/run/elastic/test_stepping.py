@@ -16,9 +16,9 @@ from tests.tools.run.elastic.gang import Gang, final, plain
 
 pytestmark = pytest.mark.torch
 SCRIPT = Path(__file__).with_name("stepping.py")
-KINDS = ("inner", "passes", "gan", "gan steps", "muon", "closure", "stream", "stateful stream")
+KINDS = ("inner", "passes", "gan", "gan steps", "gan inner", "muon", "closure", "stream", "stateful stream")
 PLACES = [(kind, place) for kind in ("inner", "passes") for place in ("top", "mid", "end")]
-PLACES += [("gan", "first"), ("gan", "second"), ("gan steps", "second")]
+PLACES += [("gan", "first"), ("gan", "second"), ("gan steps", "second"), ("gan inner", "second")]
 Make = Callable[..., Gang]
 
 
