@@ -81,6 +81,8 @@ class Sweep:
         """Whether the last micro-batch served ends an optimizer step."""
         self.synchronise = True
         """Whether its backward pass reduces gradients over the workers."""
+        self.local_batch = 1
+        """Samples of the micro-batch."""
         self._request = request
         self._model = model
         self._dataset_size = dataset_size
@@ -116,7 +118,7 @@ class Sweep:
 
     def _serve(self, local: int, accum: int) -> Iterator[Any]:
         """Serve one point; the first in a new process warms up for as long as it measures."""
-        fresh = self._record.is_fresh
+        fresh, self.local_batch = self._record.is_fresh, local
         self._record.begin(Point(local_batch=local, accum=accum))
         self._device.reset_peak()
         data = iter(self._batches(self._indices(local)))

@@ -16,6 +16,14 @@
         scheduler.step()
         job.log(metric=accuracy(model))      # optional
 
+A script without epochs takes its samples by number, and several models or optimizers go the same way::
+
+    model, muon, adamw = job.prepare(model, muon, adamw)
+    for step in job.steps(5000):
+        for _ in job.micro_steps():                     # gradient accumulation, as the plan cuts the batch
+            x, y = get_batch(job.batch_indices(len(data) - block))
+            ...
+
 The same script runs
 
 - under plain ``python``: one worker, no files;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast, overload
 
 import torch
 from torch import nn
@@ -15,37 +15,43 @@ from torch.utils.data import Dataset
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measuring.worker import request_from_env
 from pliant.tools.run.elastic.context import Context, WorkerContext, find_context
-from pliant.tools.run.elastic.loop.batches import DataSource
-from pliant.tools.run.elastic.loop.gradients import (
-    Averaging,
-    Closure,
-    ElasticDataParallel,
-    Gradients,
-    checked,
-    guard_helper,
-    guard_optimizer,
-)
-from pliant.tools.run.elastic.loop.loop import ElasticLoader, TrainingLoop
+from pliant.tools.run.elastic.loop.batches import BatchSplit, DataSource
+from pliant.tools.run.elastic.loop.gradients import Averaging, ElasticDataParallel, Gradients
+from pliant.tools.run.elastic.loop.guards import Closure, checked, guard_helper, guard_optimizer
+from pliant.tools.run.elastic.loop.loop import TrainingLoop
+from pliant.tools.run.elastic.loop.passes import ElasticLoader, ElasticSteps
+from pliant.tools.run.elastic.loop.prepared import Prepared
+from pliant.tools.run.elastic.loop.streams import ElasticStream, StreamSource, is_stream
 from pliant.tools.run.elastic.measured import Measurement
 from pliant.tools.run.elastic.membership.membership import Leave, Membership
 from pliant.tools.run.elastic.membership.process_group import join_plainly
 from pliant.tools.run.elastic.state.training import Stateful, Training, seed_everything
 
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
+V = TypeVar("V", float, dict[str, float], list[float])
 _UNSEEDED: Final = 67280421310721
 """Where PyTorch's generator begins in a script that does not seed it."""
 
 
-def init(batch_size: int | None = None, seed: int | None = None, backend: str | None = None) -> ElasticJob:
+def init(
+    batch_size: int | None = None,
+    seed: int | None = None,
+    backend: str | None = None,
+    *,
+    micro_batch_size: int | None = None,
+) -> ElasticJob:
     """Find out how this process was started.
 
     ``batch_size``: samples per optimizer step over all workers; a batch of the plan replaces it. ``seed``: of
     the sample order and, if given here or by the job, of all random generators; the job's replaces it.
-    ``backend``: of the process group; by default gloo on CPUs, gloo and NCCL on GPUs.
+    ``backend``: of the process group; by default gloo on CPUs, gloo and NCCL on GPUs. ``micro_batch_size``:
+    the most samples that a worker trains at once; a larger share of the batch is cut into micro-steps.
 
     :raises UsageError: the environment contradicts itself.
     :raises SystemExit: the job was asked to stop in the meantime.
     """
+    if micro_batch_size is not None and micro_batch_size < 1:
+        raise UsageError(f"micro_batch_size is {micro_batch_size}, expected 1 or more samples")
     context = find_context()
     if context.device.type == "cuda":
         torch.cuda.set_device(context.device)
@@ -62,7 +68,7 @@ def init(batch_size: int | None = None, seed: int | None = None, backend: str | 
         join_plainly(context, backend)
     if seed is not None:
         seed_everything(seed)
-    return ElasticJob(context, membership, batch_size, seed, backend)
+    return ElasticJob(context, membership, batch_size, seed, backend, micro_batch_size=micro_batch_size)
 
 
 class ElasticJob:
@@ -75,13 +81,17 @@ class ElasticJob:
         batch_size: int | None,
         seed: int | None,
         backend: str | None = None,
+        *,
+        micro_batch_size: int | None = None,
     ) -> None:
         self._context = context
         self._membership = membership
-        self._batch_size, self._backend = batch_size, backend
+        self._batch_size, self._micro_batch_size, self._backend = batch_size, micro_batch_size, backend
         self._seed = seed
         self._helpers: dict[str, Stateful] = {}
         self._loop: TrainingLoop | Measurement | None = None
+        self._steps: ElasticSteps | Measurement | None = None
+        self._has_loader = False
 
     @property
     def device(self) -> torch.device:
@@ -112,79 +122,148 @@ class ElasticJob:
         """False in a micro-step that does not end its optimizer step."""
         return self._loop is None or not self._loop.quiet()
 
+    @property
+    def batch_size(self) -> int:
+        """Samples of an optimizer step, over all workers."""
+        loop = self._trained()
+        return loop.global_batch if isinstance(loop, Measurement) else loop.split.global_batch
+
+    @overload
     def prepare(
         self,
         model: nn.Module,
         optimizer: O,
         dataset: Dataset[Any],
+        /,
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
         find_unused_parameters: bool = False,
-    ) -> tuple[nn.Module, O, ElasticLoader | Measurement]:
-        """Put the model on its device and among its workers, and make the loader. Call it once.
+    ) -> tuple[nn.Module, O, ElasticLoader | Measurement]: ...
 
-        The optimizer is the same object; make schedulers after this call. ``num_workers`` are loading
-        processes per worker. ``drop_last`` leaves out the samples that do not fill the last global batch of
-        an epoch. ``find_unused_parameters``: as in DistributedDataParallel.
+    @overload
+    def prepare(
+        self, model: nn.Module, optimizer: O, /, *, find_unused_parameters: bool = False
+    ) -> tuple[nn.Module, O]: ...
+
+    @overload
+    def prepare(
+        self,
+        *objects: Any,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        find_unused_parameters: bool = False,
+        **named: Any,
+    ) -> tuple[Any, ...]: ...
+
+    def prepare(
+        self,
+        *objects: Any,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        find_unused_parameters: bool = False,
+        **named: Any,
+    ) -> tuple[Any, ...]:
+        """Put models on their device and among the workers, and make the loader. Call it once.
+
+        It takes models, their optimizers and at most one dataset, and returns them in the same order::
+
+            model, optimizer, loader = job.prepare(model, optimizer, dataset)
+            model, muon, adamw = job.prepare(model, muon, adamw)          # for a loop over job.steps
+            painter, critic, *both, loader = job.prepare(
+                painter=painter, critic=critic, first=first, second=second, dataset=dataset
+            )
+
+        Names are those in checkpoints and messages. Optimizers are the same objects; make schedulers after
+        this call. ``num_workers`` are loading processes per worker. ``drop_last`` leaves out the samples that
+        do not fill the last global batch of an epoch. ``find_unused_parameters``: as in
+        DistributedDataParallel.
 
         :raises UsageError: there is no batch size, or one smaller than the number of workers, or the
             dataset has no length.
         """
         if self._loop is not None:
-            raise UsageError("job.prepare was called twice: a job trains one model")
-        inner = model.to(self.device)
-        source = DataSource(dataset, self.device, num_workers, collate_fn)
+            raise UsageError("job.prepare was called twice: give it all models and optimizers at once")
+        given = Prepared.sorted_out(objects, named, self.device)
+        source = self._source(given.dataset, num_workers, collate_fn)
+        self._has_loader = source is not None and source.size > 0
+        loader: ElasticLoader | ElasticStream | Measurement | None = None
         if (request := request_from_env()) is not None:
-            model = self._measured(inner, find_unused_parameters=find_unused_parameters)
-            training = Training(inner, optimizer, self._helpers)
-            self._loop = measurement = Measurement(request, model, source, training, self._backend)
-            guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet, checked=self._checked)
-            return model, optimizer, measurement
-        gradients = Gradients(inner)
+            models = {
+                name: self._measured(one, find_unused_parameters=find_unused_parameters)
+                for name, one in given.models.items()
+            }
+            training = Training(given.together, given.optimizers, self._helpers)
+            batch = self._batch_size
+            split = None if batch is None else BatchSplit(batch, drop_last=drop_last)
+            loader = self._loop = Measurement(request, models, source, training, self._backend, split=split)
+            for optimizer in given.optimizers.values():
+                guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet, checked=self._checked)
+            return given.in_order(models, loader)
+        gradients = Gradients(given.together)
         averaging = Averaging(gradients, find_unused_parameters=find_unused_parameters)
-        model = self._among_workers(inner, averaging)
+        models = self._among_workers(given.models, averaging)
         loop = TrainingLoop(
             self._context,
-            self._training(inner, optimizer),
+            self._training(given.together, given.optimizers),
             gradients,
             averaging,
             batch_size=self._batch_size,
+            micro_batch_size=self._micro_batch_size,
             drop_last=drop_last,
             membership=self._membership,
-            dataset_size=source.size,
+            dataset_size=0 if source is None else source.size,
         )
         averaging.training = loop.train
-        guard_optimizer(optimizer, ("step",), loop.quiet, loop.whole_step, self._checked)
-        loader = ElasticLoader(source, loop, shuffle=shuffle)
+        for optimizer in given.optimizers.values():
+            guard_optimizer(
+                optimizer, ("step",), loop.quiet, loop.whole_step, self._checked, called=loop.optimizer_called
+            )
+        if isinstance(source, StreamSource):
+            loader = ElasticStream(source, loop)
+            if isinstance(source.dataset, Stateful):
+                self._helpers["stream"] = loader.reader
+        elif source is not None:
+            loader = ElasticLoader(source, loop, shuffle=shuffle)
         self._loop = loop
         if self.rank > 0 and (self._seed is not None or self._membership is not None):
             # the same weights everywhere, but different dropout
             seed_everything(self._seed or 0, 0, self.rank)
-        return model, optimizer, loader
+        return given.in_order(models, loader)
 
-    def register(self, *objects: Stateful, **named: Stateful) -> None:
+    def register(self, *objects: Stateful | dict[Any, Any], **named: Stateful | dict[Any, Any]) -> None:
         """Save and restore more objects with ``state_dict``: schedulers, ``GradScaler``, averaged models.
 
-        Call it before the first epoch. Objects of PyTorch's classes then also act once per optimizer step.
+        A dictionary (``best = {"loss": inf}``) is filled with what it held. Call it before the first epoch or
+        step. Objects of PyTorch's classes then also act once per optimizer step.
         Objects without a name are known by their class and order.
 
         :raises UsageError: an object has no state, its name is taken, or training has begun.
         """
         if self._loop is not None and self._loop.started:
-            raise UsageError("register objects before the first epoch: their state is restored there")
+            raise UsageError("register objects before the first epoch or step: their state is restored there")
         helpers = self._helpers
         for helper in objects:
             named[f"{type(helper).__name__}-{len(helpers) + len(named)}"] = helper
-        for name, helper in named.items():
+        for name, given in named.items():
+            helper = KeptValues(given) if type(given) is dict else given
             if not isinstance(helper, Stateful):
                 raise UsageError(f"{name}: {type(helper).__name__} has no state_dict and load_state_dict")
             if name in helpers:
                 raise UsageError(f"{name}: an object of this name is registered already")
             helpers[name] = helper
-            guard_helper(helper, self._quiet, lambda: self._loop is not None and self._loop.after_loop())
+            guard_helper(
+                helper,
+                self._quiet,
+                lambda: self._loop is not None and self._loop.after_loop(),
+                lambda: None if self._loop is None else self._loop.optimizer_called(),
+            )
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the remaining epochs of ``count``, from 0; iterate the loader inside.
@@ -196,44 +275,132 @@ class ElasticJob:
         :raises SystemExit: with code 0, out of the loader, where the job was asked to stop, or goes on
             without this worker.
         """
-        return self._trained().epochs(count)
+        loop = self._trained()
+        if not self._has_loader:
+            raise UsageError("job.prepare got no dataset: loop over job.steps, or give it one")
+        return loop.epochs(count)
+
+    def steps(self, count: int) -> Iterator[int]:
+        """The numbers of the remaining optimizer steps of ``count``, from 0, for a training without epochs.
+
+        The loop body takes its own samples: the same ones on any number of workers if it asks
+        :meth:`batch_indices` or :meth:`draw` for them. As in a loop over the loader, each pass is one
+        micro-step, unless the body takes them itself by :meth:`micro_steps`::
+
+            for step in job.steps(5000):
+                x, y = get_batch(job.batch_indices(len(data) - block))
+                ...
+
+        :raises ServiceMissingError: other workers did not come.
+        :raises SystemExit: with code 0, where the job was asked to stop, or goes on without this worker.
+        """
+        loop = self._trained()
+        if self._has_loader:
+            raise UsageError("job.prepare got a dataset: loop over job.epochs, or leave the dataset out")
+        if isinstance(loop, Measurement):
+            self._steps = loop
+            return loop.steps(count)
+        self._steps = ElasticSteps(loop, count)
+        return iter(self._steps)
+
+    def micro_steps(self) -> Iterator[int]:
+        """The micro-steps of the current step, from 0: what accumulates gradients before the optimizer.
+
+        It takes the place of ``for micro_step in range(gradient_accumulation_steps)``. Their number is the
+        plan's, or what ``micro_batch_size`` asks for, and their gradients need no division by it. Code before
+        and after this loop runs once a step. Where optimizers take turns, each has a loop of its own.
+
+        :raises UsageError: it is called outside of the loop over :meth:`steps`.
+        """
+        if self._steps is None:
+            raise UsageError("loop over job.micro_steps() inside `for step in job.steps(n):`")
+        return self._steps.micro_steps()
+
+    def batch_indices(self, below: int | None = None) -> torch.Tensor:
+        """Which samples this worker takes for the micro-step: int64, on the CPU.
+
+        ``below``: random numbers from 0 to ``below - 1``, with replacement, as
+        ``torch.randint(below, (batch_size,))`` would draw them. Without it: the samples' numbers in the
+        training, from 0, which may index a fixed order or a stream. Either way the workers' indices together
+        are those of one worker.
+
+        :raises UsageError: the script is in no loop over batches or steps.
+        """
+        loop = self._trained()
+        if below is not None:
+            size = (below,)
+            return cast(
+                "torch.Tensor",
+                loop.draw(lambda count, generator: torch.randint(*size, (count,), generator=generator)),
+            )
+        return loop.numbers()
+
+    def draw(self, make: Callable[[int, torch.Generator], Any]) -> Any:
+        """Draw for the whole batch, and keep the rows of this worker's samples: noise, for example.
+
+        ``make`` gets the number of samples and a generator that is the same on every worker and for every
+        try of the step. It returns a tensor, or tensors in a tuple, list or dictionary, with a row for each
+        sample; they arrive on the device::
+
+            noise = job.draw(lambda count, generator: torch.randn(count, 64, generator=generator))
+
+        :raises UsageError: the script is in no loop over batches or steps.
+        """
+        return self._trained().draw(make)
 
     def log(
         self, loss: float | torch.Tensor | None = None, metric: float | torch.Tensor | None = None
     ) -> None:
-        """Report the loss of a batch, inside the loop, or a validation metric, once per epoch."""
+        """Report the loss of a batch, inside the loop, or a validation metric, once per evaluation."""
         self._trained().log(loss, metric)
 
-    def agree(self, value: float | Callable[[], float]) -> float:
+    def agree(self, value: V | Callable[[], V]) -> V:
         """Rank 0's ``value`` on every worker: for what only rank 0 knows, or what may differ slightly.
 
-        Every worker calls it, after the loader's loop and inside that of ``epochs``::
+        It is a number, or a dictionary or list of numbers.
+
+        Every worker calls it, at the same places of the loop over ``epochs`` or ``steps``::
 
             accuracy = job.agree(lambda: evaluate(model))
             if job.agree(stopping.reached(accuracy)):
                 break
 
-        A function is called by rank 0 alone; if rank 0 is lost meanwhile, by the worker that takes its place.
-        For the same reason a number must be right on every worker.
+        A function is called by rank 0 alone, and once for a step however it is cut or tried again; if rank 0
+        is lost meanwhile, by the worker that takes its place. For the same reason a number must be right on
+        every worker.
 
         :raises UsageError: it is called elsewhere.
         """
-        return self._trained().agree(value)
+        return cast("V", self._trained().agree(value))
 
-    def _training(self, model: nn.Module, optimizer: Optimizer) -> Training:
+    def _source(
+        self, dataset: Any, num_workers: int, collate_fn: Callable[[list[Any]], Any] | None
+    ) -> DataSource | StreamSource | None:
+        if dataset is None:
+            return None
+        if not is_stream(dataset):
+            return DataSource(dataset, self.device, num_workers, collate_fn)
+        if num_workers:
+            raise UsageError(
+                f"{type(dataset).__name__}: a stream is read by the worker itself: leave out num_workers, "
+                "or give a StatefulDataLoader with batch_size=None"
+            )
+        return StreamSource(dataset, self.device, collate_fn)
+
+    def _training(self, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> Training:
         plan = self._context.plan
         lr_scale = 1.0 if plan is None else plan.lr_scale
-        return Training(model, optimizer, self._helpers, lr_scale, seed=self._seed or 0)
+        return Training(model, optimizers, self._helpers, lr_scale, seed=self._seed or 0)
 
-    def _among_workers(self, model: nn.Module, averaging: Averaging) -> nn.Module:
-        if self._membership is None and self.world_size == 1:
-            return model
-        if self._membership is None:
-            averaging.begin_plainly(model, self.device)
-        return ElasticDataParallel(model, averaging)
+    def _among_workers(self, models: dict[str, nn.Module], averaging: Averaging) -> dict[str, nn.Module]:
+        if self._membership is None and self.world_size == 1 and self._micro_batch_size is None:
+            return models
+        if self._membership is None and self.world_size > 1:
+            averaging.begin_plainly(models.values(), self.device)
+        return {name: ElasticDataParallel(model, averaging) for name, model in models.items()}
 
     def _measured(self, model: nn.Module, *, find_unused_parameters: bool) -> nn.Module:
-        if self.world_size == 1:
+        if self.world_size == 1 or not any(one.requires_grad for one in model.parameters()):
             return model
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, devices, find_unused_parameters=find_unused_parameters)
@@ -243,11 +410,13 @@ class ElasticJob:
 
     def _checked(self, closure: Closure) -> Closure:
         loop = self._trained()
+        loop.has_closure = True
         return checked(
             closure,
             accumulates=loop.accumulates,
             workers=self.world_size,
             failed=lambda: loop.failed,
+            whole=loop.closure_called,
         )
 
     def _trained(self) -> TrainingLoop | Measurement:
@@ -263,6 +432,20 @@ def _other_seed(seed: int, given: int | None) -> str:
         return ""
     where = "torch.manual_seed" if given is None else "elastic.init"
     return f"the job's seed {seed} replaces {own}, which the script gives {where}: plain python uses that one"
+
+
+class KeptValues:
+    """A dictionary of the script, as a registered object."""
+
+    def __init__(self, values: dict[Any, Any]) -> None:
+        self._values = values
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self._values}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._values.clear()
+        self._values.update(state_dict["values"])
 
 
 class EarlyStopping:

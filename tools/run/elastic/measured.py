@@ -1,4 +1,4 @@
-"""A script under ``pliant profile``: the loader serves a measurement instead of epochs, then ends it."""
+"""A script under ``pliant profile``: its loop gets a measurement instead of epochs or steps, then ends."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from torch import nn
 from pliant.tools.profile.measuring.request import MeasurementRequest
 from pliant.tools.profile.measuring.worker import Changes, Sweep
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.loop.batches import DataSource
+from pliant.tools.run.elastic.loop.batches import BatchSplit, DataSource, to_device
 from pliant.tools.run.elastic.loop.gradients import Averaging
+from pliant.tools.run.elastic.loop.loop import numbers_of
+from pliant.tools.run.elastic.loop.passes import SampleOrder
+from pliant.tools.run.elastic.loop.streams import ANY_SIZE, StreamSource
 from pliant.tools.run.elastic.membership.agreement import PlanWatch
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 from pliant.tools.run.elastic.membership.rendezvous import Rendezvous
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
-from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor, Training
+from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor, Training, each_model
 from pliant.tools.run.elastic.state.transfer import pass_on
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
@@ -32,25 +35,58 @@ class Measurement:
 
     started = False
     failed = False
+    has_closure = False
 
     def __init__(
         self,
         request: MeasurementRequest,
-        model: nn.Module,
-        source: DataSource,
+        models: dict[str, nn.Module],
+        source: DataSource | StreamSource | None,
         training: Training,
         backend: str | None,
+        *,
+        split: BatchSplit | None = None,
     ) -> None:
-        self._source, self._backend = source, backend
-        self._device = next(model.parameters()).device
+        """:param source: None where the script takes its own samples; ``split``: of the script's batch."""
+        self._source, self._backend, self._split = source, backend, split
+        self._device = next(training.model.parameters()).device
         self._training = training
+        self._indices: list[int] = []
         changes = Changes(self._checkpoint, self._rescale)
-        self._sweep = Sweep(request, model, source.size, self._read, changes)
+        size = ANY_SIZE if source is None else source.size
+        self._sweep = Sweep(request, _Measured(models), size, self._read, changes)
 
     def epochs(self, count: int) -> Iterator[int]:
         """One epoch, which the loader does not let end."""
         del count
         yield 0
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Always step 1: a script evaluates and writes at round numbers, and at 0."""
+        del count
+        for indices in self._sweep:
+            self._indices = indices
+            yield 1
+
+    def micro_steps(self) -> Iterator[int]:
+        """One: each pass of the loop body is a micro-step here."""
+        yield 0
+
+    def numbers(self) -> torch.Tensor:
+        return torch.tensor(self._indices)
+
+    def draw(self, make: Callable[[int, torch.Generator], Any]) -> Any:
+        return to_device(make(self._sweep.local_batch, torch.default_generator), self._device)
+
+    @property
+    def global_batch(self) -> int:
+        return self._sweep.local_batch
+
+    def closure_called(self) -> None:
+        """Nothing."""
+
+    def optimizer_called(self) -> None:
+        """Nothing: micro-steps are not repeated for optimizers that take turns."""
 
     def after_loop(self) -> bool:
         return False
@@ -62,9 +98,9 @@ class Measurement:
     def accumulates(self) -> bool:
         return self.quiet()
 
-    def agree(self, value: float | Callable[[], float]) -> float:
-        """The value itself: no measurement reaches the end of an epoch."""
-        return float(value() if callable(value) else value)
+    def agree(self, value: Any) -> Any:
+        """The value itself: every worker measures the same."""
+        return numbers_of(value() if callable(value) else value)
 
     def log(self, loss: object, metric: object) -> None:
         """Nothing: a measurement trains for no result."""
@@ -74,7 +110,17 @@ class Measurement:
         return 0
 
     def __len__(self) -> int:
-        return self._source.size
+        """Steps of an epoch of the script, for its schedulers."""
+        size = 0 if self._source is None else self._source.size
+        return size if self._split is None else self._split.steps_per_epoch(size)
+
+    @property
+    def dataset(self) -> Any:
+        return None if self._source is None else self._source.dataset
+
+    @property
+    def sampler(self) -> SampleOrder:
+        return SampleOrder(0 if self._source is None else self._source.size)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._sweep)
@@ -91,7 +137,22 @@ class Measurement:
         return rehearse(folder, self._training, self._device, self._backend)
 
     def _read(self, indices: Iterable[list[int]]) -> Iterable[Any]:
+        if self._source is None:
+            return indices
         return self._source.on_device(self._source.loader(indices, torch.Generator()))
+
+
+class _Measured(nn.ModuleDict):
+    """The models of a job, as the measurement turns their averaging on and off."""
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        return any(getattr(model, "require_backward_grad_sync", False) for model in self.values())
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, wanted: bool) -> None:
+        for model in self.values():
+            model.require_backward_grad_sync = wanted  # type: ignore[assignment]
 
 
 ROUNDS: Final = 5
@@ -125,7 +186,7 @@ def rehearse(folder: Path, training: Training, device: torch.device, backend: st
         state = pass_on(None if joins else training.shared(), has, rank, device)
         if joins:
             training.restore(state)
-        averaging.begin(training.model, device)
+        averaging.begin(each_model(training.model), device)
         dist.all_reduce(torch.zeros(1, device=device))  # the first exchange may have to set up the device
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -168,6 +168,11 @@ class Reporter:
             self._newest.checkpoint_done(saved.counters, saved.took_s)
             self._history.checkpoint_done(saved.counters, saved.stall_s)
 
+    def measured(self, counters: TrainingCounters, metric: float) -> None:
+        """A metric of a script that evaluates between steps."""
+        if self._context.rank == 0:
+            self._history.write("progress", counters, metric=metric, detail={"step": counters.step})
+
     def warn(self, counters: TrainingCounters, text: str) -> None:
         _log.warning("%s", text)
         self._newest.warnings += 1

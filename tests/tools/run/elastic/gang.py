@@ -117,6 +117,9 @@ class Gang:
     def outcomes(self) -> list[str]:
         return [self.outcome(rank).outcome for rank in range(len(self.workers))]
 
+    def outcomes_of(self, *workers: int) -> list[str]:
+        return [self.outcome(worker).outcome for worker in workers]
+
     def warnings(self) -> list[str]:
         details = [event.detail or {} for event in self.events("progress")]
         return [detail["warning"] for detail in details if "warning" in detail]

@@ -36,20 +36,32 @@ BEFORE, AFTER = (ROOT / "examples" / folder / "stripes.py" for folder in ("befor
 SMALLEST = {
     BEFORE: ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "2"),
     AFTER: ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "2"),
+    ROOT / "examples" / "after" / "gan.py": (
+        "--epochs",
+        "2",
+        "--size",
+        "64",
+        "--batch",
+        "32",
+        "--width",
+        "4",
+    ),
     ROOT / "examples" / "trainer_style.py": ("--epochs", "2", "--size", "64", "--batch", "8", "--width", "4"),
     ROOT / "examples" / "fabric_style.py": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "4"),
 }
 Author = Callable[[ElasticJob], object]
 
 
-def test_ten_lines_make_the_script_elastic() -> None:
-    before, after = (path.read_text().splitlines() for path in (BEFORE, AFTER))
+@pytest.mark.parametrize(("name", "lines"), [("stripes", 10), ("get_batch", 25), ("gan", 15)])
+def test_few_lines_make_a_script_elastic(name: str, lines: int) -> None:
+    paths = (ROOT / "examples" / folder / f"{name}.py" for folder in ("before", "after"))
+    before, after = (path.read_text().splitlines() for path in paths)
     changes = [
         (old_end - old, new_end - new)
         for kind, old, old_end, new, new_end in difflib.SequenceMatcher(None, before, after).get_opcodes()
         if kind != "equal"
     ]
-    assert 0 < sum(max(change) for change in changes) <= 10
+    assert 0 < sum(max(change) for change in changes) <= lines
 
 
 def test_the_page_shows_the_change_as_it_is() -> None:
@@ -96,6 +108,22 @@ def test_the_changed_script_trains_on_two_workers_of_pliant_run(tmp_path: Path) 
     assert torch.load(weights)
 
 
+def test_a_script_of_iterations_trains_on_two_workers_of_pliant_run(tmp_path: Path) -> None:
+    site, weights = Site(tmp_path), tmp_path / "weights.pt"
+    words = ("--steps", "20", "--batch", "6", "--accumulate", "2", "--evaluate-every", "10", "--last")
+    command = (str(ROOT / "examples" / "after" / "get_batch.py"), *words, str(weights))
+    batch = {"size": 12, "per_gpu_max": 3}
+    site.jobs.append(job("a", command=command, work={"iterations": 20}, batch=batch, high=2))
+    with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
+        _, errors = run.communicate()
+    assert run.returncode == 0, errors
+    assert site.of("a") == ["submit a", "start a 2", "finish a 0"]
+    assert read_log(site.state).jobs["a"].samples_done == 20 * 12
+    steps = [(e.detail or {}).get("step") for e in site.events() if e.event == "progress" and e.metric]
+    assert steps == [0, 10]
+    assert torch.load(weights)
+
+
 def nothing() -> tuple[torch.nn.Module, torch.optim.Optimizer, TensorDataset]:
     net = torch.nn.Linear(1, 1)
     return net, torch.optim.SGD(net.parameters(), lr=0.1), TensorDataset(torch.zeros(4, 1))
@@ -122,11 +150,27 @@ def register_late(job: ElasticJob) -> None:
         job.register(torch.nn.Linear(1, 1))
 
 
-def agree_inside(job: ElasticJob) -> None:
-    *_, loader = job.prepare(*nothing())
+def agree_outside(job: ElasticJob) -> None:
+    job.prepare(*nothing())
+    job.agree(1.0)
+
+
+def epochs_without_data(job: ElasticJob) -> None:
+    job.prepare(*nothing()[:2])
+    job.epochs(1)
+
+
+def empty_stream(job: ElasticJob) -> None:
+    *_, loader = job.prepare(*nothing()[:2], Stream())
     for _ in job.epochs(1):
-        for _ in loader:
-            job.agree(1.0)
+        list(loader)
+
+
+def leave_micro_steps(job: ElasticJob) -> None:
+    job.prepare(*nothing()[:2])
+    for _ in job.steps(2):
+        for _ in job.micro_steps():
+            break
 
 
 def pass_twice(job: ElasticJob) -> None:
@@ -140,14 +184,17 @@ MISTAKES: dict[str, Author] = {
     "the loader has no second pass in an epoch: ask job.epochs for more epochs, "
     "or evaluate with a DataLoader": pass_twice,
     "call job.prepare(model, optimizer, dataset) first": lambda job: job.log(loss=1.0),
-    "job.prepare was called twice: a job trains one model": prepare_twice,
+    "job.prepare was called twice: give it all models and optimizers at once": prepare_twice,
+    "job.prepare got no dataset: loop over job.steps, or give it one": epochs_without_data,
+    "take all of job.micro_steps(): the loop over them was left before its end": leave_micro_steps,
     "iterate the loader inside `for epoch in job.epochs(n):`": iterate_outside,
-    "register objects before the first epoch: their state is restored there": register_late,
-    "call job.agree in the loop over job.epochs, once that over the loader has ended by itself": agree_inside,
-    "best: dict has no state_dict and load_state_dict": lambda job: job.register(best={}),
-    "Stream: expected a dataset with a length, samples and []": lambda job: job.prepare(
-        *nothing()[:2], Stream()
+    "register objects before the first epoch or step: their state is restored there": register_late,
+    "call job.agree in the loop over job.epochs or job.steps": agree_outside,
+    "best: set has no state_dict and load_state_dict": lambda job: job.register(best=set()),
+    "object: expected a dataset with a length, samples and []": lambda job: job.prepare(
+        *nothing()[:2], object()
     ),
+    "Stream gave no samples in epoch 0: each epoch iterates it again": empty_stream,
 }
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from pliant.schemas.errors import UsageError
 from pliant.tools.run import elastic
 from pliant.tools.run.elastic import ElasticJob
-from pliant.tools.run.elastic.loop.gradients import checked, guard_optimizer
+from pliant.tools.run.elastic.loop.guards import checked, guard_optimizer
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from tests.tools.run.elastic.alone import Alone
 
@@ -147,23 +147,32 @@ class TestClosures:
             train(usual)(elastic.init(batch_size=10, seed=5))
             assert found[0] == found[2]
 
-    def test_micro_steps_are_refused_before_anything_is_trained(self, job: Alone) -> None:
-        nets: list[nn.Module] = []
+    def test_micro_steps_are_trained_by_a_closure_that_is_called_once(self, job: Alone) -> None:
+        found: list[list[float]] = []
 
         def script(it: ElasticJob) -> None:
             model, optimizer, loader = prepared(it)
-            nets.append(model)
             for _ in it.epochs(1):
                 for (x,) in loader:
-                    before = [value.clone() for value in model.parameters()]
-                    try:
-                        with_closure(model, optimizer, x)
-                    finally:
-                        assert all(map(torch.equal, before, model.parameters()))
+                    with_closure(model, optimizer, x)
+            found.append([value.item() for value in model.parameters()])
+
+        assert job.run(script, accum=3, seed=5).samples_done == 40
+        for folder in job.dir.checkpoints.iterdir():
+            folder.unlink()
+        assert job.run(script, seed=5).samples_done == 40
+        assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+    def test_micro_steps_and_an_optimizer_that_calls_it_again_are_refused(self, job: Alone) -> None:
+        def script(it: ElasticJob) -> None:
+            model, optimizer, loader = prepared(it, torch.optim.LBFGS)
+            for _ in it.epochs(1):
+                for (x,) in loader:
+                    with_closure(model, optimizer, x)
 
         end = job.run(script, accum=3)
         assert end.outcome == "crashed"
-        assert end.message.endswith("call backward in the loop body, and optimizer.step() without a closure")
+        assert "several times a step, which goes with no micro-steps" in end.message
 
     def test_several_workers_run_a_closure_once_a_step(self) -> None:
         closure = checked(lambda: 1.0, accumulates=False, workers=2, failed=lambda: False)

@@ -85,13 +85,14 @@ def micro_batches(
         steps = max(1, steps)
     for steps_left in reversed(range(steps)):
         samples = min(split.global_batch, dataset_size - trained)
-        yield from _one_step(trained, samples, steps_left, split, rank)
+        yield from one_step(trained, samples, steps_left, split, rank)
         trained += samples
 
 
-def _one_step(
+def one_step(
     trained: int, samples: int, steps_left: int, split: BatchSplit, rank: int
 ) -> Iterator[MicroBatch]:
+    """The micro-batches of ``rank`` in the step that trains the next ``samples``."""
     by_rank = shares(samples, split.workers)
     micro_steps = min(split.accum, by_rank[0])
     start = trained + sum(by_rank[:rank])

@@ -1,41 +1,32 @@
-"""The gradients of a step, and the objects that use them once per step.
+"""The gradients of a step, and the models as the author's script holds them.
 
 The gradients are weighted, collected over micro-steps and averaged over the workers. The result is the mean
 over the global batch, however it is divided. :class:`Gradients` weighs and collects on one worker.
 :class:`Averaging` averages over the workers, which come and go, and :class:`ElasticDataParallel` is the model
 as the author's script holds it. A worker that is lost in the middle of a step makes the step void:
 :class:`TolerantGroup` keeps the error from the author's backward pass, and :class:`StepStart` restores what
-the forward pass has changed. :func:`guard_optimizer` and :func:`guard_helper` make optimizers, schedulers and
-scalers act once per step, although the loop body calls them in every micro-step.
+the forward pass has changed.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import wraps
-from types import MethodType
 from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.amp import GradScaler
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop.batches import MicroBatch
 from pliant.tools.run.elastic.membership.agreement import world
-
-Closure = Callable[[], Any]
 
 _not_compiled: Final = torch._disable_dynamo  # that of torch.compiler would import the compiler at once
 """For what ``torch.compile`` must not look into: it is about workers, which come and go."""
@@ -43,22 +34,18 @@ _left_out_of_compiling: Final = torch._disable_dynamo(recursive=False)
 """The same, but what is called inside is compiled: the author's model."""
 _NO_LIMIT: Final = timedelta(milliseconds=-1)
 _LARGE_BYTES: Final = 1 << 16
-_PER_STEP: Final = ("unscale_", "step", "update")
-_PER_STEP_OR_EPOCH: Final[tuple[tuple[type, str], ...]] = (
-    (LRScheduler, "step"),
-    (ReduceLROnPlateau, "step"),
-    (AveragedModel, "update_parameters"),
-)
 
 
 class Gradients:
-    """Weighs and collects the gradients of one model.
+    """Weighs and collects the gradients of a job's models.
 
-    Among workers, the weight of a worker's share multiplies each of DDP's buckets, once. With accumulation,
-    or where there are no buckets, it multiplies every gradient as it arrives at its parameter; if all shares
-    are equal, the weights are 1 and there are no hooks. Gradients of earlier micro-steps are kept aside and
-    added in the last one before it is reduced. The loop body never sees a partial sum, so zeroing and
-    clipping in every pass do no harm. Skipped batches count as zero.
+    The weight of a micro-batch multiplies every gradient as it arrives at its parameter. If all shares are
+    equal, the weights are 1 and there are no hooks. With accumulation, gradients of earlier micro-steps are
+    kept aside and added in the last one before it is reduced. The loop body never sees a partial sum, so
+    zeroing and clipping in every pass do no harm. Skipped batches count as zero.
+
+    Where several optimizers take turns in a step, only the gradients of the part that is ``selected`` are
+    collected: the others are of a pass that is repeated for them.
     """
 
     def __init__(self, model: nn.Module, *, accumulates: bool = False) -> None:
@@ -66,30 +53,31 @@ class Gradients:
         self._trained: list[bool] = []
         """Of each parameter, whether it is trained."""
         self._accumulates = False
-        self._ddp: DistributedDataParallel | None = None
+        self._ddps: tuple[DistributedDataParallel, ...] = ()
         self._weight = 1.0
+        self.selected = True
         self._last = True
         self._joining = False
         self._aside: dict[torch.Tensor, torch.Tensor] = {}
         self._weighing: list[RemovableHandle] = []
         self._collecting: list[RemovableHandle] = []
-        self.bind(None, accumulates=accumulates)
+        self.bind((), accumulates=accumulates)
 
-    def bind(self, ddp: DistributedDataParallel | None, *, accumulates: bool) -> None:
-        """:param ddp: what averages over the workers from now on; None for one worker."""
+    def bind(self, ddps: Iterable[DistributedDataParallel], *, accumulates: bool) -> None:
+        """:param ddps: what averages over the workers from now on; none for one worker."""
         self.forget()
         self._accumulates = accumulates
-        self.follow(ddp)
+        self.follow(ddps)
 
     def trained_differ(self) -> bool:
         """Whether the author has frozen or unfrozen parameters since the last :meth:`follow`."""
         return self._trained != [parameter.requires_grad for parameter in self._all]
 
-    def follow(self, ddp: DistributedDataParallel | None) -> None:
+    def follow(self, ddps: Iterable[DistributedDataParallel]) -> None:
         """Weigh and collect what is trained now; a step may be under way."""
-        self._ddp = ddp
+        self._ddps = tuple(ddps)
         self._trained = [parameter.requires_grad for parameter in self._all]
-        if ddp is not None:
+        for ddp in self._ddps:
             ddp.require_backward_grad_sync = self._last
         for handle in self._collecting:
             handle.remove()
@@ -104,27 +92,18 @@ class Gradients:
         self._weight, self._last = micro.weight, micro.last
         self._joining = False
         # setting an attribute of a module takes as long as a small layer
-        if self._ddp is not None and self._ddp.require_backward_grad_sync != micro.last:
-            self._ddp.require_backward_grad_sync = micro.last
-        by_parameter = micro.weight != 1.0 and not self._by_bucket
-        if by_parameter != bool(self._weighing):
-            self._hook(self._weigh if by_parameter else None)
-
-    @property
-    def _by_bucket(self) -> bool:
-        return self._ddp is not None and not self._accumulates
-
-    def weigh_bucket(self, bucket: torch.Tensor) -> None:
-        """Multiply the gradients that are about to be averaged by this worker's weight."""
-        if self._by_bucket and self._weight != 1.0:
-            _multiply(bucket, self._weight)
+        for ddp in self._ddps:
+            if ddp.require_backward_grad_sync != micro.last:
+                ddp.require_backward_grad_sync = micro.last
+        if (micro.weight != 1.0) != bool(self._weighing):
+            self._hook(self._weigh if micro.weight != 1.0 else None)
 
     def join_rest(self) -> None:
         """Give parameters that the last micro-batch did not reach their gradients of earlier ones.
 
         :raises UsageError: there are several workers, which would have to reduce them.
         """
-        if self._aside and self._ddp is not None:
+        if self._aside and self._ddps:
             raise UsageError(
                 f"{len(self._aside)} parameters had gradients in earlier micro-steps but not in the last: "
                 "with several workers and accumulation every micro-batch must reach the same parameters"
@@ -152,27 +131,22 @@ class Gradients:
         return [parameter for parameter in self._all if parameter.requires_grad]
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
+        # zero times infinity is not zero
         return gradient * self._weight if self._weight else torch.zeros_like(gradient)
 
     def _collect(self, parameter: torch.Tensor) -> None:
+        if not self.selected:
+            return
         before = self._aside.pop(parameter, None)
         if before is not None and parameter.grad is not None:
             parameter.grad.add_(before)
         if not self._last and parameter.grad is not None:
             self._aside[parameter] = parameter.grad
             parameter.grad = None
-        if self._last and self._ddp is None and not self._joining:
+        if self._last and not self._ddps and not self._joining:
             # before the loop body goes on to unscale or clip
             self._joining = True
             at_end_of_backward(self._join)
-
-
-def _multiply(gradients: torch.Tensor, weight: float) -> None:
-    """In place. Zero times infinity is not zero."""
-    if weight:
-        gradients.mul_(weight)
-    else:
-        gradients.zero_()
 
 
 def at_end_of_backward(action: Callable[[], None]) -> None:
@@ -190,7 +164,11 @@ class Averaging:
 
     def __init__(self, gradients: Gradients | None = None, *, find_unused_parameters: bool = False) -> None:
         """:param gradients: of the model, to be weighed; None if all workers have equal shares."""
-        self.ddp: DistributedDataParallel | None = None
+        self.ddps: dict[nn.Module, DistributedDataParallel] = {}
+        """By model; one that has nothing to train has none."""
+        self.idle = False
+        """The pass under way exchanges nothing with other workers: it does not count."""
+        self._models: tuple[nn.Module, ...] = ()
         self._gradients, self._find_unused = gradients, find_unused_parameters
         self._group: TolerantGroup | None = None
         self._device = torch.device("cpu")
@@ -206,22 +184,25 @@ class Averaging:
     def failed(self) -> bool:
         return self.error is not None
 
+    @property
+    def begun(self) -> bool:
+        return bool(self._models)
+
     def void(self, error: RuntimeError) -> None:
         if self._group is None:
             raise error
         self._group.error = self._group.error or error
 
-    def begin(self, module: nn.Module, device: torch.device) -> None:
+    def begin(self, models: Iterable[nn.Module], device: torch.device) -> None:
         """Average from now on over the process group, whose workers have the same state."""
-        self._device = device
-        weigh = None if self._gradients is None else self._gradients.weigh_bucket
-        self._group = None if device.type == "cuda" else TolerantGroup(world(), weigh)
-        self._wrap(module, init_sync=False)
+        self._device, self._models = device, tuple(models)
+        self._group = None if device.type == "cuda" else TolerantGroup(world())
+        self._wrap(init_sync=False)
 
-    def begin_plainly(self, module: nn.Module, device: torch.device) -> None:
+    def begin_plainly(self, models: Iterable[nn.Module], device: torch.device) -> None:
         """Average over the process group of plain torchrun's workers, which get rank 0's weights."""
-        self._device = device
-        self._wrap(module, init_sync=True)
+        self._device, self._models = device, tuple(models)
+        self._wrap(init_sync=True)
 
     def follow_trained(self) -> None:
         """Average what is trained now: the author may have frozen or unfrozen parameters.
@@ -230,36 +211,37 @@ class Averaging:
         """
         if self._gradients is None or not self._gradients.trained_differ():
             return
-        if self.ddp is not None:
-            module = self.ddp.module
+        if self._models:
             self._unwrap()
-            self._wrap(module, init_sync=False)
-        self._gradients.follow(self.ddp)
+            self._wrap(init_sync=False)
+        self._gradients.follow(self.ddps.values())
 
     def end(self) -> None:
         """Stop averaging, and let go of everything that refers to the process group."""
         self._unwrap()
+        self._models = ()
         if self._group is not None:
             self._group.leave()
             self._group = None
 
-    def _wrap(self, module: nn.Module, *, init_sync: bool) -> None:
-        self.ddp = _Tolerant(
-            module,
-            [self._device] if self._device.type == "cuda" else None,
-            process_group=self._group,
-            find_unused_parameters=self._find_unused,
-            init_sync=init_sync,
-        )
-        self.ddp.averaging = self
-        if self._group is None and self._gradients is not None:
-            self.ddp.register_comm_hook(self._gradients, _average)
+    def _wrap(self, *, init_sync: bool) -> None:
+        for model in self._models:
+            if not any(parameter.requires_grad for parameter in model.parameters()):
+                continue
+            ddp = self.ddps[model] = _Tolerant(
+                model,
+                [self._device] if self._device.type == "cuda" else None,
+                process_group=self._group,
+                find_unused_parameters=self._find_unused,
+                init_sync=init_sync,
+            )
+            ddp.averaging = self
 
     def _unwrap(self) -> None:
-        if self.ddp is not None:
+        for ddp in self.ddps.values():
             # at once, not by the garbage collector: they keep sockets open
-            del self.ddp.reducer, self.ddp.logger
-            self.ddp = None
+            del ddp.reducer, ddp.logger
+        self.ddps.clear()
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> Averaging:
         """A copy of the model averages nothing."""
@@ -270,31 +252,31 @@ class Averaging:
         return Averaging, ()
 
 
-def _average(gradients: Gradients, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-    """What DDP does with a bucket by itself, and the weight of this worker's share."""
-    buffer = bucket.buffer()
-    gradients.weigh_bucket(buffer)
-    buffer.mul_(1 / dist.get_world_size())
-    work = dist.all_reduce(buffer, async_op=True)
-    assert work is not None  # noqa: S101 it is asynchronous
-    return cast("Future[torch.Tensor]", work.get_future().then(lambda done: done.value()[0]))
-
-
-# DDP compares the types themselves, not their names
-_average.__annotations__ |= {"bucket": dist.GradBucket, "return": Future[torch.Tensor]}
-
-
 class ElasticDataParallel(nn.Module):
     """The author's model on one worker; ``module`` is the model itself.
 
-    Attributes that it lacks are the model's. While gradients are not recorded (validation), it takes part in
-    no collective operation.
+    Attributes that it lacks are the model's, and so are the names in its state: a script finds the same ones
+    however it was started. While gradients are not recorded (validation), it takes part in no collective
+    operation.
     """
 
     def __init__(self, module: nn.Module, averaging: Averaging) -> None:
         super().__init__()
         self.module = module
-        self.averaging = averaging
+        self.averaging = averaging  # the last of its own attributes
+        self.register_load_state_dict_pre_hook(_with_module)  # type: ignore[no-untyped-call]
+
+    def state_dict(self, *arguments: Any, **named: Any) -> Any:
+        return self.module.state_dict(*arguments, **named)
+
+    def named_parameters(self, *arguments: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.module.named_parameters(*arguments, **named)
+
+    def named_buffers(self, *arguments: Any, **named: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return self.module.named_buffers(*arguments, **named)
+
+    def named_modules(self, *arguments: Any, **named: Any) -> Any:
+        return self.module.named_modules(*arguments, **named)
 
     @_left_out_of_compiling
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -305,14 +287,28 @@ class ElasticDataParallel(nn.Module):
         """What to call at the moment: the model alone, or among the other workers."""
         if not torch.is_grad_enabled():
             return self.module
-        self.averaging.training()
-        self.averaging.follow_trained()
-        ddp = self.averaging.ddp
-        return self.module if ddp is None or self.averaging.failed else ddp
+        averaging = self.averaging
+        averaging.training()
+        averaging.follow_trained()
+        ddp = averaging.ddps.get(self.module)
+        return self.module if ddp is None or averaging.idle or averaging.failed else ddp
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = "averaging" not in self.__dict__ or name in self.__dict__ or name.startswith("_")
+        if own or name == "module":
+            super().__setattr__(name, value)
+        else:
+            setattr(self.module, name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return cast("Any", self.module)[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(cast("Any", self.module))
 
     def no_sync(self) -> AbstractContextManager[None]:
         """As in DistributedDataParallel."""
-        ddp = self.averaging.ddp
+        ddp = self.averaging.ddps.get(self.module)
         return nullcontext() if ddp is None else ddp.no_sync()
 
     def __getattr__(self, name: str) -> Any:
@@ -320,6 +316,13 @@ class ElasticDataParallel(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
+
+
+def _with_module(_: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+    """PyTorch loads a state by the names of attributes, of which ``module`` is one."""
+    del others
+    for name in [name for name in state if name.startswith(prefix)]:
+        state[f"{prefix}module.{name[len(prefix) :]}"] = state.pop(name)
 
 
 class _Tolerant(DistributedDataParallel):
@@ -355,10 +358,8 @@ class TolerantGroup(dist.ProcessGroup):
     ``error`` is the first error: later ones follow from it.
     """
 
-    def __init__(self, inner: dist.ProcessGroup, weigh: Callable[[torch.Tensor], None] | None = None) -> None:
-        """:param weigh: called with each bucket of gradients before the exchange."""
+    def __init__(self, inner: dist.ProcessGroup) -> None:
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
-        self._weigh = weigh
         self.error: RuntimeError | None = None
         self._inner: Any = inner._get_backend(torch.device("cpu"))
         """The backend itself: calls skip PyTorch's dispatcher."""
@@ -375,9 +376,6 @@ class TolerantGroup(dist.ProcessGroup):
     def allreduce(self, tensors: list[torch.Tensor], *options: Any) -> dist.Work:  # type: ignore[override]
         answer = self._answer(len(self._awaited), tensors[0])
         if self.error is None and self._inner is not None:
-            # DDP also asks which parameters were used, in integers
-            if self._weigh is not None and (tensors[0].is_floating_point() or tensors[0].is_complex()):
-                self._weigh(tensors[0])
             try:
                 work = self._inner.allreduce(tensors, *options)
             except RuntimeError as error:
@@ -555,102 +553,3 @@ def _writes(buffer: torch.Tensor) -> int:
     if size < _LARGE_BYTES or buffer.is_inference() or buffer.layout != torch.strided:
         return -1
     return buffer._version
-
-
-class StepVoidError(Exception):
-    """A worker was lost while a closure ran: the optimizer must not use the gradients."""
-
-
-def checked(closure: Closure, *, accumulates: bool, workers: int, failed: Callable[[], bool]) -> Closure:
-    """The closure, for one step of an optimizer.
-
-    :param failed: whether the step's gradients are void.
-    :raises UsageError: the closure would train the last micro-step only; or, when it is called, several
-        workers would run it again, which each decides by the loss of its own samples.
-    """
-    if accumulates:
-        raise UsageError(
-            "optimizer.step(closure) would train the last micro-step only: "
-            "call backward in the loop body, and optimizer.step() without a closure"
-        )
-    evaluated = False
-
-    def run() -> Any:
-        nonlocal evaluated
-        if evaluated and workers > 1:
-            raise UsageError(
-                f"this optimizer runs its closure several times a step, which {workers} workers cannot do "
-                'alike: give the job one worker ("gpus": {"max": 1}), or use another optimizer'
-            )
-        evaluated = True
-        loss = closure()
-        if failed():
-            raise StepVoidError
-        return loss
-
-    return run
-
-
-def guard_optimizer(
-    optimizer: Optimizer,
-    names: Iterable[str],
-    quiet: Callable[[], bool],
-    around: Callable[[], AbstractContextManager[None]] = nullcontext,
-    checked: Callable[[Closure], Closure] = lambda closure: closure,
-) -> None:
-    """Make the named methods of an optimizer do nothing while ``quiet()``; else they act within ``around()``.
-
-    A closure that they are given is ``checked``. The instance is changed, not its class, so it stays what
-    schedulers and scalers expect; the ``step`` that an earlier scheduler has put into it is called inside.
-    """
-
-    def guarded(inner: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(inner)
-        def act(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if args or kwargs:
-                args = tuple(map(own, args))
-                kwargs = {name: own(value) for name, value in kwargs.items()}
-            if quiet():
-                return None
-            try:
-                with around():
-                    return inner(*args, **kwargs)
-            except StepVoidError:
-                return None
-
-        return act
-
-    def own(value: Any) -> Any:
-        return checked(value) if callable(value) else value
-
-    for name in names:
-        setattr(optimizer, name, MethodType(guarded(getattr(optimizer, name)), optimizer))
-
-
-def guard_helper(
-    helper: object, quiet: Callable[[], bool], after_loop: Callable[[], bool] = lambda: False
-) -> None:
-    """Make the per-step methods of a scheduler, a scaler or an averaged model do nothing while ``quiet()``.
-
-    The class becomes a subclass of the same name, because attributes of the instance would end up in a
-    scheduler's state dictionary. Other objects stay as they are.
-
-    :param after_loop: whether the quiet step was left by ``break``. A scheduler or an averaged model that
-        acts then does so for the epoch; a scaler acts for the step.
-    """
-    kind = type(helper)
-    names = _PER_STEP if isinstance(helper, GradScaler) else ()
-    methods = {name: _unless(quiet, getattr(kind, name)) for name in names}
-    for known, name in _PER_STEP_OR_EPOCH:
-        if isinstance(helper, known):
-            methods[name] = _unless(lambda: quiet() and not after_loop(), getattr(kind, name))
-    if methods:
-        helper.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
-
-
-def _unless(quiet: Callable[[], bool], method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    def guarded(self: object, *args: Any, **kwargs: Any) -> Any:
-        return None if quiet() else method(self, *args, **kwargs)
-
-    return guarded

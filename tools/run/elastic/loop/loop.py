@@ -1,34 +1,31 @@
 """The order of things in a training: micro-steps, step boundaries, epochs.
 
-The author's code drives it from two sides: ``job.epochs`` runs :meth:`TrainingLoop.epochs`, and iterating the
-:class:`ElasticLoader` inside calls the loop before and after each micro-step. At boundaries the loop asks
-:class:`Membership`, which calls nothing back, and acts on the instruction that it returns.
+The author's code drives it from two sides: ``job.epochs`` runs :meth:`TrainingLoop.epochs`, and the loader
+inside calls the loop before and after each pass of the author's loop body (``loop/passes.py``). At boundaries
+the loop asks :class:`Membership`, which calls nothing back, and acts on the instruction that it returns.
+
+A step has several parts where optimizers take turns in it (a GAN): a part begins when a model is trained
+after an optimizer has stepped. A pass trains the parts whose turn it is, and what it does in others does not
+count.
+So a step whose second part was broken by the loss of a worker is tried again without its first, and with
+micro-steps the second part is trained when the first has stepped.
 """
 
 from __future__ import annotations
 
 import atexit
-import math
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cache
-from itertools import tee
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.context import Context
-from pliant.tools.run.elastic.loop.batches import (
-    BatchSplit,
-    DataSource,
-    MicroBatch,
-    epoch_order,
-    micro_batches,
-)
+from pliant.tools.run.elastic.loop.batches import BatchSplit, MicroBatch, to_device
 from pliant.tools.run.elastic.loop.gradients import Averaging, Gradients, StepStart
 from pliant.tools.run.elastic.membership.membership import Continue, Instruction, Leave, Membership, Regroup
 from pliant.tools.run.elastic.state.training import (
@@ -37,9 +34,13 @@ from pliant.tools.run.elastic.state.training import (
     IN_EPOCH,
     Mean,
     Training,
+    each_model,
     mixed_seed,
     seed_everything,
 )
+
+_OWN_DRAWS: Final = 1 << 20
+"""What a loop over the micro-steps draws differs from what the one before has drawn."""
 
 
 class TrainingLoop:
@@ -58,16 +59,19 @@ class TrainingLoop:
         averaging: Averaging,
         *,
         batch_size: int | None,
-        drop_last: bool,
-        membership: Membership | None,
-        dataset_size: int,
+        micro_batch_size: int | None = None,
+        drop_last: bool = False,
+        membership: Membership | None = None,
+        dataset_size: int = 0,
     ) -> None:
         """:param batch_size: the script's; the plan's comes first.
+        :param micro_batch_size: the most samples of a micro-step on one worker, if the script states them.
 
         :raises UsageError: there is no batch size, or one that is too small for the workers.
         """
         self.context, self.training = context, training
-        self._batch_size, self._drop_last, self.dataset_size = batch_size, drop_last, dataset_size
+        self._batch_size, self._micro_batch_size, self._drop_last = batch_size, micro_batch_size, drop_last
+        self.dataset_size = dataset_size
         self.split = self._split_now()
         self.division = 0
         """How often the work was divided; the loader compares it to notice a change."""
@@ -88,21 +92,30 @@ class TrainingLoop:
         """Tensors of the last batch, if the model was not called before the next one was asked for."""
         self._begun_at = 0
         """Samples of the epoch that were trained before this process began its part."""
-        self.asked_for_steps = False
+        self.asked_for_steps = self.by_steps = self.has_closure = False
         self._in_loop = False
         """The author's code is in the loop over the loader."""
         self._stepped = False
         """The optimizer has made the current step."""
         self._in_epoch = False
-        self._passed = False
-        """The loader has served the whole epoch."""
-        self._catching_up = False
-        """Another worker has done the end of the epoch: this one's does not count."""
+        self._passed = self._catching_up = False
+        """The loader has served the whole epoch. Another worker has done the end of it: this one's does not
+        count."""
         self._losses = Mean()
         self._metric: float | None = None
         self._asked = 0
-        """Values of rank 0 that this worker has asked for since the last step of the epoch."""
-        gradients.bind(averaging.ddp, accumulates=self.accumulates)
+        """Values of rank 0 that this worker has asked for since the last step."""
+        self._step_of_pass = self._drawn = 0
+        self._part = self._turn = 0
+        """The part of the step that the pass has come to, and the one that it trains."""
+        self._part_over = self._divided_in_pass = False
+        """An optimizer was called: what is trained next is another part. Or the workers have changed in the
+        pass: nothing is trained in the rest of it."""
+        self._catches_up_at = -1
+        """The value of rank 0 for which the other workers wait for this one, in the middle of a step."""
+        self._takes_inner = self.took_all = self.took_some = False
+        """The loop body takes the micro-steps of its step itself; all of them; not all."""
+        gradients.bind(averaging.ddps.values(), accumulates=self.accumulates)
         if membership is not None:
             # the script may end while one of its variables still holds the iterator over epochs
             atexit.register(self.leave)
@@ -132,10 +145,43 @@ class TrainingLoop:
             while not self._obey(self._membership.training_ends()):
                 pass
 
+    def base_batch(self) -> int:
+        """The author's batch: that of the plan before a policy has changed it."""
+        plan, batch = self.context.plan, self.split.global_batch
+        return batch if plan is None else max(1, round(batch / plan.lr_scale))
+
     def quiet(self) -> bool:
-        """Whether the loop body must have no effect: it ends no step, or none that counts."""
-        between = self._micro is not None and not self._micro.last
-        return between or self._catching_up or self._averaging.failed
+        """Whether the loop body must have no effect: it ends no part of a step, or none that counts."""
+        micro = self._micro
+        between = micro is not None and not (micro.last and self._part == self._turn)
+        return between or self._averaging.idle or self._catching_up or self._averaging.failed
+
+    @property
+    def micro(self) -> MicroBatch:
+        """:raises UsageError: the author's code is not in the loop over batches or steps."""
+        if self._micro is None or not self._in_loop:
+            raise UsageError("ask for samples in the loop over job.steps, or over the loader")
+        return self._micro
+
+    def numbers(self) -> torch.Tensor:
+        """Of the samples of the micro-batch, in the order of the epoch."""
+        micro = self.micro
+        return torch.arange(micro.loaded.start, micro.loaded.stop)
+
+    def draw(self, make: Callable[[int, torch.Generator], Any]) -> Any:
+        """The micro-batch's rows of what ``make`` draws for the samples of the step."""
+        micro, training = self.micro, self.training
+        start = micro.start - training.counters.epoch_samples
+        generator = torch.Generator().manual_seed(
+            mixed_seed(training.seed, training.counters.samples_done, self._drawn)
+        )
+        self._drawn += 1
+        rows = slice(start, start + max(1, micro.samples))
+        return to_device(_rows(make(micro.step_samples, generator), rows), self.context.device)
+
+    @property
+    def is_mid_step(self) -> bool:
+        return self._mid_step
 
     def after_loop(self) -> bool:
         """Whether the author's code is past the loop over the loader, so it is not part of a step."""
@@ -163,9 +209,21 @@ class TrainingLoop:
         return self._averaging.failed
 
     def whole_step(self) -> AbstractContextManager[None]:
-        self._gradients.join_rest()
-        self._stepped = True
+        if not self.has_closure:
+            self._gradients.join_rest()
         return self.training.scaled_lr()
+
+    def closure_called(self) -> None:
+        """The closure of an optimizer has made the gradients of the micro-batch."""
+        if not self.quiet():
+            self._gradients.join_rest()
+
+    def optimizer_called(self) -> None:
+        """An optimizer was asked for its step, and has made it if the pass counts."""
+        self._part_over, self.has_closure = True, False
+        if not self.quiet():
+            self._stepped = True
+            self.training.parts = max(self.training.parts, self._part + 1)
 
     def begin_pass(self) -> int:
         """A loop over the loader begins; returns its number.
@@ -223,11 +281,33 @@ class TrainingLoop:
     def begin(self, micro: MicroBatch) -> None:
         """The loop body gets a micro-batch. It may only look at it, so nothing is exchanged here."""
         if not self._mid_step:
-            self._stepped = self._trains = False
+            self._stepped, self._trains = self.training.parts > 0, False
             self._since_s = time.monotonic()
             self._gradients.forget()
             self._step_start.note()
         self._mid_step, self._touched = True, False
+        self._step_of_pass = self.training.counters.step
+        self._asked = self._part = self._drawn = 0
+        self._turn, self._part_over = self.training.parts, False
+        self._divided_in_pass = self._takes_inner = self.took_all = self.took_some = False
+        self._averaging.idle = self._catches_up_at >= 0
+        self._gradients.selected = self._turn == 0
+        self._give(micro)
+
+    def inner(self, micro: MicroBatch | None, loop: int) -> None:
+        """The loop body takes the micro-steps itself: this one comes next, or all are through.
+
+        :param loop: which loop over them it is, in this pass, from 1.
+        """
+        if self._micro is None or not self._in_loop:
+            raise UsageError("loop over job.micro_steps() inside `for step in job.steps(n):`")
+        self._takes_inner, self.took_some, self.took_all = True, micro is not None, micro is None
+        if micro is not None:
+            self._drawn = _OWN_DRAWS * loop
+            if not self._divided_in_pass:
+                self._give(micro)
+
+    def _give(self, micro: MicroBatch) -> None:
         self._micro = micro
         self._averaging.follow_trained()
         self._gradients.begin(micro)
@@ -244,11 +324,22 @@ class TrainingLoop:
                 "taking the next (job.prepare reads ahead by itself: num_workers=1 or more)"
             )
         self._passed_over = []
+        if self._part_over:
+            self._part_over = False
+            self._begin_part()
         self._take_part()
+
+    def _begin_part(self) -> None:
+        self._part += 1
+        if self._divided_in_pass:
+            self._averaging.idle = True
+        elif not self.accumulates or self._takes_inner:
+            self._turn = self.training.parts
+        self._gradients.selected = self._part == self._turn
 
     def _take_part(self) -> None:
         """While the step is trained, all workers agree on what to do after it."""
-        if self._micro is None or self._trains:
+        if self._micro is None or self._trains or self._averaging.idle:
             return
         self._trains = True
         if self._membership is not None:
@@ -265,33 +356,88 @@ class TrainingLoop:
         micro = self._micro
         if micro is not None and not self._touched:
             self._passed_over = [weakref.ref(one) for one in tensors_in(batch)]
+        if self._divided_in_pass:
+            self._end_divided(micro)
+            return
+        self._averaging.idle = False
         self._complete()
         if micro is not None and micro.last and micro.steps_left and self._membership is not None:
             self._obey(self._membership.boundary())
+
+    def _end_divided(self, micro: MicroBatch | None) -> None:
+        """The workers have changed in the pass. Its step counts if its optimizers had stepped before."""
+        self._micro, self._mid_step = None, False
+        self._divided_in_pass = self._averaging.idle = False
+        self.division += 1  # also where a worker joined before this pass: what comes next is cut again
+        losses, self._losses = self._losses, Mean()
+        training = self.training
+        if training.counters.step == self._step_of_pass and training.parts > self._part and micro is not None:
+            self._count(micro, losses)
+        else:
+            self._gradients.forget()
+            self._step_start.put_back_buffers()
 
     def log(self, loss: float | torch.Tensor | None, metric: float | torch.Tensor | None) -> None:
         """Count what the author measured; a loss outside of a batch is not counted."""
         if metric is not None:
             self._metric = float(metric)
+            if self.by_steps and self._membership is not None and not self._averaging.idle:
+                self._membership.measured(self._metric)
         if loss is not None and self._micro is not None:
             self._losses.add(loss, self._micro.samples)
 
-    def agree(self, value: float | Callable[[], float]) -> float:
-        if not self.started or self.training.phase == BETWEEN_EPOCHS or self._micro is not None:
-            raise UsageError(
-                "call job.agree in the loop over job.epochs, once that over the loader has ended by itself"
-            )
-        number, training = self._asked, self.training
-        own = cache(lambda: float(value() if callable(value) else value))
+    def agree(self, value: Any) -> Any:
+        training = self.training
+        if not self.started or training.phase == BETWEEN_EPOCHS:
+            raise UsageError("call job.agree in the loop over job.epochs or job.steps")
+        if self._micro is not None and not self._in_loop:
+            self._settle()  # a `break` has left the loop over the loader
+            self._asked = 0
+        number, began_s, drawn = self._asked, time.monotonic(), self._drawn
+        own = cache(lambda: numbers_of(value() if callable(value) else value))
         self._asked += 1
-        while len(training.agreed) <= number:
+        while not self._is_past and len(training.agreed) <= number:
             # after a worker was lost this one may be rank 0
-            given = own() if self.context.rank == 0 else 0.0
-            if self._membership is not None:
-                self._obey(self._membership.agree(given))
-            else:
-                training.agree(given, self.context.world_size)
-        return training.agreed[number]
+            self._ask(own() if self.context.rank == 0 else None)
+        self._drawn = drawn  # whatever rank 0 alone has drawn
+        if self._micro is not None and self._membership is not None:
+            self._membership.set_aside(time.monotonic() - began_s)
+        found = (training.agreed_before if self._is_past else training.agreed)[number]
+        return dict(found) if isinstance(found, dict) else list(found) if isinstance(found, list) else found
+
+    @property
+    def _is_past(self) -> bool:
+        """Whether the other workers have completed the step that the author's code is in."""
+        return self._micro is not None and self.training.counters.step != self._step_of_pass
+
+    def _ask(self, given: Any) -> None:
+        """Ask for rank 0's next value, once; a change of the workers may come instead."""
+        training, membership = self.training, self._membership
+        if membership is None:
+            training.agree(given, self.context.world_size)
+            return
+        if self._micro is None:
+            self._obey(membership.agree(given))
+            return
+        if len(training.agreed) == self._catches_up_at:
+            self._catch_up()
+        training.asking = True
+        error = self._averaging.error
+        if error is not None and training.parts <= self._part:
+            self._step_start.put_back_buffers()
+        answer = membership.agree(given) if error is None else membership.step_void(error)
+        if not self._obey(answer):
+            self._divided_in_pass = True
+            self._step_start.note()
+            self._averaging.idle = True
+            if self._catches_up_at < 0 and not self._is_past:
+                self._catch_up()
+        training.asking = False
+
+    def _catch_up(self) -> None:
+        """All workers are at the same place of a step: what follows counts if the step was made."""
+        self._catches_up_at, self._divided_in_pass = -1, True
+        self._averaging.idle = self.training.parts <= self._part
 
     # When the workers change
 
@@ -319,7 +465,7 @@ class TrainingLoop:
         for parameter in self.training.model.parameters():
             parameter.grad = None
         self._averaging.end()
-        self._gradients.bind(None, accumulates=False)
+        self._gradients.bind((), accumulates=False)
 
     def _take(self, state: Mapping[str, Any], *, fresh: bool) -> None:
         """Take the state of a worker that is further.
@@ -331,6 +477,7 @@ class TrainingLoop:
         """
         training, phase = self.training, self.training.phase
         training.unpack(state)
+        self._catches_up_at = len(training.agreed) if state["asking"] else -1
         self._catching_up = not fresh and phase == IN_EPOCH and training.phase == EPOCH_THROUGH
         if fresh:
             seed_everything(training.seed, training.counters.step, self.context.rank)
@@ -338,9 +485,9 @@ class TrainingLoop:
     def _divide(self) -> None:
         self.split, several = self._split_now(), self.context.world_size > 1
         self.training.turn_to(self.split.global_batch)
-        if several and self._averaging.ddp is None:
-            self._averaging.begin(self.training.model, self.context.device)
-        self._gradients.bind(self._averaging.ddp, accumulates=self.accumulates)
+        if several and not self._averaging.begun:
+            self._averaging.begin(each_model(self.training.model), self.context.device)
+        self._gradients.bind(self._averaging.ddps.values(), accumulates=self.accumulates)
         may_be_void = several and self.context.device.type == "cpu"
         self._step_start.watch(self.training.model if may_be_void else None)
         self.division += 1
@@ -352,7 +499,11 @@ class TrainingLoop:
             raise UsageError("no batch size: give elastic.init(batch_size=...) or batch.size of the job")
         if batch < workers:
             raise UsageError(f"a global batch of {batch} is too small for {workers} workers")
-        return BatchSplit(batch, workers, 1 if plan is None else plan.accum, self._drop_last)
+        accum = 1 if plan is None else plan.accum
+        if self._micro_batch_size is not None:
+            share = -(-batch // workers)
+            accum = max(accum, -(-share // self._micro_batch_size))
+        return BatchSplit(batch, workers, accum, self._drop_last)
 
     # The order of things
 
@@ -365,17 +516,30 @@ class TrainingLoop:
                 self.training.turn_to(self.split.global_batch)
         self.started = True
 
-    def _complete(self) -> None:
+    def _complete(self, *, whole: bool = False) -> None:
+        """Count the step if its last micro-step is through, and no part of it waits for its turn.
+
+        :param whole: no part of it is trained any more.
+        """
         micro, self._micro = self._micro, None
         if micro is None or not micro.last:
             return
         self._micro = micro
         self._take_part()
-        self._micro, self._mid_step = None, False
+        self._micro = None
         losses, self._losses = self._losses, Mean()
-        if self._voided():
-            return
+        training = self.training
+        if not self.failed and self._part > self._turn:
+            training.parts = max(training.parts, self._turn + 1)
+            if training.parts <= self._part and not whole:
+                return
+        self._mid_step = False
+        if not self._voided():
+            self._count(micro, losses)
+
+    def _count(self, micro: MicroBatch, losses: Mean) -> None:
         self.training.step_done(micro.step_samples, losses)
+        self._asked = 0
         if self._membership is not None:
             self._obey(self._membership.step_ends(losses))
 
@@ -445,97 +609,41 @@ class TrainingLoop:
 
         If a worker was lost in it, nothing of it stays: the script did not ask for that step.
         """
+        if self._divided_in_pass:
+            self._end_divided(self._micro)
         if self._stepped:
-            self._complete()
+            self._complete(whole=True)
         self._micro = None
         if self._mid_step:
-            self._mid_step = False
+            self._mid_step, self.training.parts = False, 0
             self._losses = Mean()
             self._gradients.forget()
             if not self._voided() and self._membership is not None:
                 self._obey(self._membership.hear())
 
 
-class ElasticLoader:
-    """The author's loader: iterating it starts the epoch, or goes on where an earlier attempt stopped.
+def numbers_of(value: Any) -> Any:
+    """A number, or numbers by name or in a row, as plain ones.
 
-    Each batch is one micro-step. ``len`` is the number of optimizer steps of an epoch, as schedulers expect.
+    :raises UsageError: it holds something else.
     """
-
-    def __init__(self, source: DataSource, loop: TrainingLoop, *, shuffle: bool = True) -> None:
-        self._size = source.size
-        self._source = source
-        self._loop = loop
-        self._shuffle = shuffle
-        self._generator = torch.Generator()
-        self._read_ahead: Iterator[MicroBatch] = iter(())
-        """The micro-batches of the current pass whose samples are not read yet."""
-        self._batches = source.loader(_Indices(self._indices), self._generator)
-
-    def __len__(self) -> int:
-        return self._loop.split.steps_per_epoch(self._size)
-
-    @property
-    def steps_done(self) -> int:
-        """Optimizer steps of the epoch that are trained, counted in batches of the current size.
-
-        A worker may begin in the middle of an epoch, and a step may be tried twice. So a loop that does not
-        take all batches ends by this, before it trains one: ``if loader.steps_done == 100: break``.
-        """
-        self._loop.asked_for_steps = True
-        return math.ceil(self._loop.training.counters.epoch_samples / self._loop.split.global_batch)
-
-    def __iter__(self) -> Iterator[Any]:
-        loop = self._loop
-        number = loop.begin_pass()
-        division = -1
-        try:
-            while division != loop.division and not loop.is_through:
-                division = loop.division
-                if not (yield from self._until_divided_again(division, number)):
-                    return
-        except GeneratorExit:
-            loop.leave_loop(number)
-            raise
-        loop.end_pass()
-
-    def _until_divided_again(self, division: int, number: int) -> Generator[Any, None, bool]:
-        """Batches to the end of the epoch, or until the work is divided again.
-
-        :param number: of the pass.
-        :returns: False if the epoch was over when the pass was continued.
-        """
-        loop, epoch = self._loop, self._loop.training.counters.epoch
-        step = loop.training.counters.step
-        self._generator.manual_seed(mixed_seed(loop.training.seed, step, loop.context.rank))
-        trained, rank = loop.training.counters.epoch_samples, loop.context.rank
-        found = micro_batches(self._size, trained, loop.split, rank, resumed=loop.resumed)
-        micros, self._read_ahead = tee(found)
-        for micro, batch in zip(micros, self._source.on_device(self._batches), strict=True):
-            loop.begin(micro)
-            yield batch
-            if not loop.goes_on(number, epoch, is_last=micro.last and not micro.steps_left):
-                return False
-            loop.end(batch)
-            if loop.division != division:
-                break
-        return True
-
-    def _indices(self) -> Iterator[list[int]]:
-        counters, loop = self._loop.training.counters, self._loop
-        order = epoch_order(self._size, counters.epoch, loop.training.seed, shuffle=self._shuffle).numpy()
-        for micro in self._read_ahead:
-            yield order[micro.loaded].tolist()
+    if isinstance(value, Mapping):
+        return {str(name): numbers_of(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [numbers_of(one) for one in value]
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        kind = type(value).__name__
+        raise UsageError(f"job.agree: {kind} is not a number, nor a dict or a list of numbers") from None
 
 
-@dataclass(frozen=True)
-class _Indices:
-    """The batch sampler of PyTorch's loader."""
-
-    of_pass: Callable[[], Iterator[list[int]]]
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self.of_pass()
+def _rows(drawn: Any, rows: slice) -> Any:
+    if isinstance(drawn, Mapping):
+        return {name: _rows(value, rows) for name, value in drawn.items()}
+    if isinstance(drawn, list | tuple):
+        return type(drawn)(_rows(value, rows) for value in drawn)
+    return drawn[rows]
 
 
 def tensors_in(batch: object) -> Iterator[torch.Tensor]:

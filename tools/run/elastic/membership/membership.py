@@ -169,10 +169,10 @@ class Membership:
 
     def step_ends(self, losses: Mean) -> Continue | Regroup:
         """A step is complete; the next boundary does what was agreed."""
-        assert self._step_since_s is not None  # noqa: S101 a step has begun
         now = time.monotonic()
         # reading samples is part of a step; work at a boundary or between epochs is not
-        step_s, self._step_since_s = now - self._step_since_s, now
+        step_s = self._reporter.usual_step_s if self._step_since_s is None else now - self._step_since_s
+        self._step_since_s = now
         training, reporter = self._training, self._reporter
         reporter.look(training.model, training.counters)
         reporter.step_done(training.counters, losses, step_s)
@@ -180,10 +180,19 @@ class Membership:
             self._make_known()
         return self.hear()
 
+    def set_aside(self, seconds: float) -> None:
+        """An evaluation in the middle of a step took this long, which is no time of the step."""
+        if self._step_since_s is not None:
+            self._step_since_s += seconds
+
+    def measured(self, metric: float) -> None:
+        """The script has measured something in the middle of an epoch."""
+        self._reporter.measured(self._training.counters, metric)
+
     def step_void(self, error: RuntimeError) -> Regroup:
         """A worker was lost in the step, which does not count; ``error`` shows it."""
-        assert self._step_since_s is not None  # noqa: S101 a step has begun
-        return self._lost(released(error), self._step_since_s)
+        since_s = time.monotonic() if self._step_since_s is None else self._step_since_s
+        return self._lost(released(error), since_s)
 
     def hear(self) -> Continue | Regroup:
         """Learn what was agreed for the step that ends, or that the loop body has left."""
@@ -237,8 +246,8 @@ class Membership:
     def gather_loss(self) -> Continue | Regroup:
         return self._together(partial(self._training.gather_loss, self._context.world_size))
 
-    def agree(self, value: float) -> Continue | Regroup:
-        """Let all workers know rank 0's value; others pass 0."""
+    def agree(self, value: Any) -> Continue | Regroup:
+        """Let all workers know rank 0's value; others pass None."""
         return self._together(partial(self._training.agree, value, self._context.world_size))
 
     def epoch_ends(self, loss: float | None, metric: float | None) -> None:

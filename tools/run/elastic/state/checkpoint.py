@@ -487,7 +487,17 @@ def _read(path: Path) -> dict[str, Any]:
         if written_as not in (FORMAT, _HEAD_FIRST):
             raise BadInputError.one(str(path), f"the checkpoint is {written_as}, expected {FORMAT}")
         file.seek(start)
-        return loaded(file, str(path))
+        state = loaded(file, str(path))
+        return state if written_as == FORMAT else _with_one_optimizer(state)
+
+
+def _with_one_optimizer(state: dict[str, Any]) -> dict[str, Any]:
+    """A state of format 2, whose jobs had one model and one optimizer, as it is written today."""
+    try:
+        optimizers = {"optimizer": {"groups": state.pop("groups"), "state": state.pop("optimizer")}}
+        return {**state, "optimizers": optimizers, "parts": 0, "agreed": ((), state["agreed"])}
+    except KeyError:
+        return state  # it is refused by what it lacks
 
 
 def _opened(file: BinaryIO) -> tuple[str, int] | None:

@@ -24,7 +24,9 @@ def check_training(training: Training) -> None:
     :raises UsageError: an object's state holds more than tensors and plain values.
     """
     check_storable("the model", training.model.state_dict())
-    check_storable("the optimizer", training.optimizer.state_dict())
+    for name, optimizer in training.optimizers.items():
+        label = "the optimizer" if len(training.optimizers) == 1 else f"optimizer {name}"
+        check_storable(label, optimizer.state_dict())
     for name, helper in training.helpers.items():
         check_storable(f"registered object {name}", helper.state_dict())
 

@@ -8,10 +8,11 @@ script's first line.
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -37,26 +38,40 @@ IN_EPOCH: Final = 1
 """Between two steps of the epoch."""
 EPOCH_THROUGH: Final = 2
 """Its steps and the author's code after them are done; the loss over all workers is missing."""
+_SHORT: Final = 1024
+"""Bytes of one exchange of rank 0's value, with its length."""
+_LENGTH: Final = 8
 MAPPINGS: Final = (dict, OrderedDict)
 SEQUENCES: Final = (list, tuple)
 
 
+class Models(nn.ModuleDict):
+    """Several models that a job trains, by name: one module for all that goes by parameter."""
+
+
+def each_model(model: nn.Module) -> list[nn.Module]:
+    return list(model.values()) if isinstance(model, Models) else [model]
+
+
 class Training:
-    """Model, optimizer, registered helpers and counters of one job on one worker."""
+    """Model, optimizers, registered helpers and counters of one job on one worker."""
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Mapping[str, Optimizer],
         helpers: dict[str, Stateful],
         lr_scale: float = 1.0,
         *,
         seed: int = 0,
     ) -> None:
-        """:param seed: of the order of the samples."""
+        """:param model: several are in :class:`Models`.
+        :param optimizer: one, or several by name.
+        :param seed: of the order of the samples.
+        """
         self.model = model
-        self.optimizer = optimizer
-        self._groups = Groups(self.model, optimizer)
+        self.optimizers = dict(optimizer) if isinstance(optimizer, Mapping) else {"optimizer": optimizer}
+        self._groups = {name: Groups(model, one) for name, one in self.optimizers.items()}
         self.helpers = helpers
         self.seed = seed
         self.counters = TrainingCounters()
@@ -67,8 +82,14 @@ class Training:
         """This worker's loss of the epoch, as far as it is not yet in ``common_loss``."""
         self.common_loss = Mean()
         """The loss of the epoch over all workers."""
-        self.agreed: list[float] = []
-        """Rank 0's values that all workers know, since the last step of the epoch."""
+        self.parts = 0
+        """Parts of the step under way whose optimizers have stepped: a GAN's step has two."""
+        self.asking = False
+        """The worker waits for rank 0's value in the middle of a step."""
+        self.agreed: list[Any] = []
+        """Rank 0's values that all workers know, since the last step."""
+        self.agreed_before: list[Any] = []
+        """Those of the step before."""
         self._lr_scale = self._wanted_scale = lr_scale
 
     def capture(self) -> dict[str, Any]:
@@ -80,20 +101,24 @@ class Training:
         return {
             "model": self.model.state_dict(),
             "trained": {name: parameter.requires_grad for name, parameter in self.model.named_parameters()},
-            "groups": self._groups.names(),
-            "optimizer": plain(self.optimizer.state_dict()),
+            "optimizers": {
+                name: {"groups": self._groups[name].names(), "state": plain(one.state_dict())}
+                for name, one in self.optimizers.items()
+            },
             "helpers": {name: plain(helper.state_dict()) for name, helper in self.helpers.items()},
             "counters": self.counters.as_dict(),
             "lr_scale": self._lr_scale,
             "seed": self.seed,
-            "agreed": tuple(self.agreed),
+            "parts": self.parts,
+            "agreed": (tuple(self.agreed_before), tuple(self.agreed)),
             "epoch_loss": (float(self.common_loss.total), self.common_loss.samples),
         }
 
     def check_averaged(self) -> None:
         """:raises UsageError: an optimizer has parameters that are not the model's."""
-        refuse_training(self.helpers, self.model, self.optimizer)
-        self._groups.check()
+        refuse_training(self.helpers, self.model, self.optimizers.values())
+        for groups in self._groups.values():
+            groups.check()
 
     def resume(self, saved: Mapping[str, Any]) -> None:
         self.restore(saved)
@@ -108,21 +133,25 @@ class Training:
         self.model.load_state_dict(saved["model"])
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(saved["trained"].get(name, parameter.requires_grad))
-        groups = saved["optimizer"]["param_groups"]
-        self._groups.restore(saved["groups"], groups)
-        self.optimizer.load_state_dict(saved["optimizer"])
+        for name, optimizer in self.optimizers.items():
+            kept = saved["optimizers"][name]
+            self._groups[name].restore(kept["groups"], kept["state"]["param_groups"])
+            optimizer.load_state_dict(kept["state"])
         self._restore_helpers(saved["helpers"])
         # making and loading a scheduler changes learning rates: the saved ones count
-        for group, kept in zip(self.optimizer.param_groups, groups, strict=True):
-            group.update({name: value for name, value in kept.items() if name != "params"})
+        for name, optimizer in self.optimizers.items():
+            groups = saved["optimizers"][name]["state"]["param_groups"]
+            for group, settings in zip(optimizer.param_groups, groups, strict=True):
+                group.update({name: value for name, value in settings.items() if name != "params"})
         self._lr_scale, self.seed = saved["lr_scale"], saved["seed"]
-        self.agreed = list(saved["agreed"])
+        self.parts = saved["parts"]
+        self.agreed_before, self.agreed = map(list, saved["agreed"])
         self.counters = TrainingCounters.from_dict(saved["counters"])
         self.common_loss = Mean(*saved["epoch_loss"])
 
     @property
     def cursor(self) -> Cursor:
-        return Cursor(self.counters.epoch, self.counters.step, self.phase, len(self.agreed))
+        return Cursor(self.counters.epoch, self.counters.step, self.phase, len(self.agreed), self.parts)
 
     def parcel(self) -> dict[str, Any]:
         """What a worker with an older state, or none, receives."""
@@ -131,6 +160,7 @@ class Training:
             "model": outline(self.model),
             "phase": self.phase,
             "batch": self.batch,
+            "asking": self.asking,
         }
 
     def unpack(self, parcel: Mapping[str, Any]) -> None:
@@ -164,7 +194,8 @@ class Training:
 
     @contextmanager
     def _scaled(self) -> Iterator[None]:
-        groups = [group for group in self.optimizer.param_groups if "lr" in group]
+        optimizers = self.optimizers.values()
+        groups = [group for one in optimizers for group in one.param_groups if "lr" in group]
         rates = [group["lr"] for group in groups]
         try:
             for group in groups:
@@ -179,23 +210,21 @@ class Training:
         self.common_loss.include(self.own_loss.over_all_workers(world_size))
         self.own_loss = Mean()
 
-    def agree(self, value: float, world_size: int) -> None:
-        """Append rank 0's value to ``agreed`` on all workers, which call this together; others pass 0."""
-        found = torch.tensor([value], dtype=torch.float64)
-        if world_size > 1:
-            dist.all_reduce(found)
-        self.agreed.append(found.item())
+    def agree(self, value: Any, world_size: int) -> None:
+        """Append rank 0's value to ``agreed`` on all workers, which call this together; others pass None."""
+        self.agreed.append(_of_rank_0(value) if world_size > 1 else value)
 
     def step_done(self, samples: int, losses: Mean) -> None:
         self.own_loss.include(losses)
         self.counters.advance(samples)
+        self.parts, self.agreed_before, self.agreed = 0, self.agreed, []
         if self._lr_scale < self._wanted_scale:
             self._lr_scale = min(self._wanted_scale, self._lr_scale * 2 ** (1 / DOUBLING_STEPS))
 
     def epoch_done(self) -> None:
         self.counters.next_epoch()
         self.own_loss, self.common_loss = Mean(), Mean()
-        self.agreed.clear()
+        self.agreed_before, self.agreed = self.agreed, []
 
     def _restore_helpers(self, saved: Mapping[str, Any]) -> None:
         for name in sorted(saved.keys() ^ self.helpers.keys()):
@@ -203,6 +232,25 @@ class Training:
             _log.warning("registered object %s is in %s: its state is not restored", name, where)
         for name in sorted(saved.keys() & self.helpers.keys()):
             self.helpers[name].load_state_dict(saved[name])
+
+
+def _of_rank_0(value: Any) -> Any:
+    """Rank 0's value, as JSON: one all-reduce if it is short."""
+    own = b"" if value is None else json.dumps(value).encode()
+    found = torch.zeros(_SHORT, dtype=torch.uint8)
+    if own:
+        head = len(own).to_bytes(_LENGTH, "little") + own[: _SHORT - _LENGTH]
+        found[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    dist.all_reduce(found)
+    data = found.numpy().tobytes()
+    length = int.from_bytes(data[:_LENGTH], "little")
+    if length > _SHORT - _LENGTH:
+        found = torch.zeros(length, dtype=torch.uint8)
+        if own:
+            found[:] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        dist.all_reduce(found)
+        return json.loads(found.numpy().tobytes())
+    return json.loads(data[_LENGTH : _LENGTH + length])
 
 
 class Groups:
@@ -264,7 +312,9 @@ class Groups:
         return add
 
 
-def refuse_training(helpers: Mapping[str, object], model: nn.Module, optimizer: Optimizer) -> None:
+def refuse_training(
+    helpers: Mapping[str, object], model: nn.Module, optimizers: Collection[Optimizer]
+) -> None:
     """Refuse registered optimizers at once, and registered modules as soon as a gradient reaches them.
 
     Each worker would train them for itself. Frozen and averaged models get no gradients.
@@ -273,10 +323,10 @@ def refuse_training(helpers: Mapping[str, object], model: nn.Module, optimizer: 
     """
     averaged = set[Tensor](model.parameters())
     for name, helper in helpers.items():
-        if isinstance(helper, Optimizer) and helper is not optimizer:
+        if isinstance(helper, Optimizer) and not any(helper is one for one in optimizers):
             raise UsageError(
-                f"registered object {name} is a second optimizer, which would train each worker for itself: "
-                "put all networks into one module and all parameters into one optimizer, for job.prepare"
+                f"registered object {name} is an optimizer, which would train each worker for itself: "
+                "give it to job.prepare, beside the model and the other optimizers"
             )
         if isinstance(helper, nn.Module):
             for parameter in helper.parameters():
@@ -291,9 +341,8 @@ def refuse_strangers(optimized: Iterable[Tensor], averaged: Set[Tensor]) -> None
     """
     if strangers := [one for one in optimized if one not in averaged]:
         raise UsageError(
-            f"the optimizer has {len(strangers)} parameters that the model for job.prepare did not have: "
-            "each worker would train them for itself; "
-            "put all that is trained into that model, before job.prepare"
+            f"the optimizer has {len(strangers)} parameters that no model for job.prepare had: "
+            "each worker would train them for itself; give job.prepare every model that is trained"
         )
 
 
@@ -302,8 +351,8 @@ def _refuse_gradients(name: str, parameter: nn.Parameter) -> None:
 
     def refuse(_: Tensor) -> None:
         raise UsageError(
-            f"registered object {name} gets gradients, which would train each worker for itself: put it into "
-            "the module for job.prepare, or call it under torch.no_grad() if it is not trained"
+            f"registered object {name} gets gradients, which would train each worker for itself: give it to "
+            "job.prepare, or call it under torch.no_grad() if it is not trained"
         )
 
     parameter.requires_grad_()  # hooks are for what is trained; it may be unfrozen later
@@ -424,7 +473,9 @@ class Cursor(NamedTuple):
     step: int
     phase: int
     agreed: int = 0
-    """Rank 0's values that the worker knows, since the last step of the epoch."""
+    """Rank 0's values that the worker knows, since the last step."""
+    parts: int = 0
+    """Parts of the step whose optimizers have stepped."""
 
     @classmethod
     def parse(cls, text: str) -> Self | None:

@@ -50,7 +50,7 @@ ENV_LOG_BYTES: Final = "PLIANT_LOG_BYTES"
 """Most bytes of each of a unit's output files that its keeper leaves on disk."""
 PROTOCOL: Final = 3
 """What workers exchange while they train; to be raised when that changes (3: which tensors of a state are on
-GPUs). All workers of an attempt have the same, see :attr:`Plan.protocol`."""
+GPUs, several models and optimizers). All workers of an attempt have the same, see :attr:`Plan.protocol`."""
 ENV_PER_REPLICA: Final = "PLIANT_GPUS_PER_REPLICA"
 """GPUs of a replica, if there are several: ranks that follow each other, from 0 on, are one replica."""
 ENV_PROGRESS: Final = "PLIANT_PROGRESS"

@@ -32,9 +32,8 @@ from pliant.tools.run.elastic.loop.gradients import (
     StepStart,
     TolerantGroup,
     at_end_of_backward,
-    guard_helper,
-    guard_optimizer,
 )
+from pliant.tools.run.elastic.loop.guards import guard_helper, guard_optimizer
 from pliant.tools.run.elastic.state.training import DOUBLING_STEPS, Mean, Training
 
 pytestmark = pytest.mark.torch

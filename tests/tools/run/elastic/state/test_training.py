@@ -46,23 +46,25 @@ class TestGroups:
         before, after = self.net(0.1, 0.2, 0.3), self.net(0.1)
         for parameter in before.model.parameters():
             parameter.grad = torch.ones_like(parameter)
-        before.optimizer.step()
+        before.optimizers["optimizer"].step()
         after.restore(before.capture())
-        assert [group["lr"] for group in after.optimizer.param_groups] == [0.1, 0.2, 0.3]
+        assert [group["lr"] for group in after.optimizers["optimizer"].param_groups] == [0.1, 0.2, 0.3]
         last = after.model[2].weight  # type: ignore[index]
-        assert torch.equal(after.optimizer.state[last]["momentum_buffer"], torch.ones(2, 2))
+        assert torch.equal(after.optimizers["optimizer"].state[last]["momentum_buffer"], torch.ones(2, 2))
 
     def test_a_script_adds_groups_again_that_have_come_back(self) -> None:
         before, after = self.net(0.1, 0.2), self.net(0.1)
         after.restore(before.capture())
-        after.optimizer.add_param_group({"params": after.model[1].parameters(), "lr": 0.9})  # type: ignore[index]
-        assert [group["lr"] for group in after.optimizer.param_groups] == [0.1, 0.2]
-        after.optimizer.add_param_group({"params": after.model[2].weight})  # type: ignore[index]
-        assert len(after.optimizer.param_groups) == 3
+        after.optimizers["optimizer"].add_param_group({"params": after.model[1].parameters(), "lr": 0.9})  # type: ignore[index]
+        assert [group["lr"] for group in after.optimizers["optimizer"].param_groups] == [0.1, 0.2]
+        after.optimizers["optimizer"].add_param_group({"params": after.model[2].weight})  # type: ignore[index]
+        assert len(after.optimizers["optimizer"].param_groups) == 3
 
     def test_an_optimizer_that_was_made_otherwise_is_refused_as_by_pytorch(self) -> None:
+        other = self.net(0.1, 0.2).capture()
+        other["optimizers"]["optimizer"]["groups"] = [["0.bias"], ["1.bias"]]
         with pytest.raises(ValueError, match="different number of parameter groups"):
-            self.net(0.1).restore(self.net(0.1, 0.2).capture() | {"groups": [["0.bias"], ["1.bias"]]})
+            self.net(0.1).restore(other)
 
 
 class TestOutside:
@@ -92,7 +94,7 @@ class TestOutside:
             ({"critic": lambda _: nn.Linear(1, 1)}, "critic gets gradients, which would train"),
             (
                 {"other": lambda _: torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)},
-                "other is a second optimizer, which",
+                "other is an optimizer, which",
             ),
         ],
         ids=["a module that gets gradients", "a second optimizer"],
@@ -113,14 +115,16 @@ class TestOutside:
 
         end = job.run(script)
         assert end.outcome == "crashed"
-        assert end.message.startswith("UsageError: the optimizer has 2 parameters that the model for job.pre")
+        assert end.message.startswith("UsageError: the optimizer has 2 parameters that no model for job.pre")
 
     def test_a_layer_that_the_model_gets_later_is_refused_when_the_optimizer_gets_it(self) -> None:
         model = nn.Sequential(nn.Linear(1, 1))
         training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
         model.append(nn.Linear(1, 1))
-        with pytest.raises(UsageError, match="did not have: each worker would train them for itself"):
-            training.optimizer.add_param_group({"params": model[1].parameters()})
+        with pytest.raises(
+            UsageError, match=r"no model for job\.prepare had: each worker would train them for itself"
+        ):
+            training.optimizers["optimizer"].add_param_group({"params": model[1].parameters()})
 
     def test_averages_and_parts_of_the_model_are_registered_as_before(self, job: Alone) -> None:
         end = job.run(self.script(average=AveragedModel, part=lambda net: net))

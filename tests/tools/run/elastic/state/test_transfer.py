@@ -102,9 +102,9 @@ def test_everything_that_is_registered_travels(wire: Wire) -> None:
     assert other.helpers["scaler"].get_scale() == one.helpers["scaler"].get_scale() == 16.0  # type: ignore[attr-defined]
     rates = []
     for each in (one, other):
-        each.optimizer.step()
+        each.optimizers["optimizer"].step()
         each.helpers["schedule"].step()  # type: ignore[attr-defined]
-        rates.append(each.optimizer.param_groups[0]["lr"])
+        rates.append(each.optimizers["optimizer"].param_groups[0]["lr"])
     assert rates[0] == rates[1]
 
 

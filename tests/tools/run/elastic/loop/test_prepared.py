@@ -1,0 +1,98 @@
+"""What ``job.prepare`` takes and returns, and what a script finds on it however it was started."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, TensorDataset
+
+from pliant.schemas.errors import UsageError
+from pliant.tools.run import elastic
+from pliant.tools.run.elastic.loop.gradients import Averaging, ElasticDataParallel
+
+pytestmark = pytest.mark.torch
+
+
+def sgd(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+def data() -> TensorDataset:
+    return TensorDataset(torch.zeros(10, 1))
+
+
+def test_it_returns_what_it_is_given_in_the_same_order() -> None:
+    one, other = nn.Linear(1, 1), nn.Linear(1, 2)
+    first, second, samples = sgd(one), sgd(other), data()
+    job = elastic.init(batch_size=4)
+    found = job.prepare(first, painter=one, data=samples, critic=other, second=second)
+    assert [id(found[at]) for at in (0, 1, 3, 4)] == [id(it) for it in (first, one, other, second)]
+    loader: Any = found[2]
+    assert (len(loader), len(loader.sampler), loader.dataset is samples) == (3, 10, True)
+    loader.sampler.set_epoch(1)
+
+
+class Sharded(FSDPModule, nn.Linear):
+    def __new__(cls, *sizes: int) -> Any:
+        return nn.Linear.__new__(cls)
+
+
+Accelerated = type("AcceleratedOptimizer", (torch.optim.SGD,), {"__module__": "accelerate.optimizer"})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda net: (nn.DataParallel(net), sgd(net)), "leave out DataParallel: each worker has one device"),
+        (lambda net: (Sharded(1, 1), sgd(net)), "leave out fully_shard; every worker has a whole copy"),
+        (
+            lambda net: (net, Accelerated(net.parameters(), lr=0.1)),
+            "leave out Accelerator: job.prepare",
+        ),
+        (
+            lambda net: (net, sgd(net), DataLoader(data(), 2)),
+            "DataLoader gives batches: give job.prepare",
+        ),
+        (lambda net: (net, data()), "job.prepare got no optimizer"),
+        (lambda net: (net, sgd(net), data(), data()), "job.prepare got several datasets"),
+        (lambda net: (net, sgd(net), torch.amp.GradScaler("cpu")), "GradScaler: register this object"),
+    ],
+    ids=["DataParallel", "fully_shard", "Accelerator", "DataLoader", "optimizer", "datasets", "scaler"],
+)
+def test_what_it_cannot_use_is_named_with_what_to_do_instead(given: Any, message: str) -> None:
+    with pytest.raises(UsageError) as found:
+        elastic.init(batch_size=4).prepare(*given(nn.Linear(1, 1)))
+    assert message in str(found.value)
+
+
+def test_a_model_among_workers_has_the_names_and_the_state_of_the_model_itself() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    among = ElasticDataParallel(net, Averaging())
+    assert list(among.state_dict()) == list(net.state_dict())
+    assert [name for name, _ in among.named_parameters()] == [name for name, _ in net.named_parameters()]
+    state = {name: torch.ones_like(value) for name, value in net.state_dict().items()}
+    among.load_state_dict(state)
+    torch.testing.assert_close(dict(net.state_dict()), state)
+    among.temperature = 3.0
+    assert (net.temperature, among.temperature) == (3.0, 3.0)
+    assert among[0] is net[0]
+    assert among.eval().training is net.training is False
+    average, other = AveragedModel(among), AveragedModel(copy.deepcopy(among))
+    other.load_state_dict(average.state_dict())
+
+
+def test_a_dictionary_is_registered_as_it_is() -> None:
+    best = {"loss": 1.0}
+    job = elastic.init(batch_size=4)
+    job.register(best=best)
+    kept = job._helpers["best"]
+    state = copy.deepcopy(kept.state_dict())
+    best |= {"loss": 0.5, "epoch": 3}
+    kept.load_state_dict(state)
+    assert best == {"loss": 1.0}

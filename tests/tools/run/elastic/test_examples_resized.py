@@ -1,0 +1,58 @@
+"""Examples that train in ways of their own: resized, cut and killed, they end with the same weights."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from pliant.tools.run.statedir.contract.presence import life
+from tests.tools.run.elastic.gang import Gang, plain
+
+pytestmark = pytest.mark.torch
+SCRIPT = Path(__file__).with_name("exampled.py")
+EXAMPLES = Path(__file__).parents[4] / "examples" / "after"
+WORDS = {
+    "get_batch": ("--steps", "40", "--batch", "6", "--accumulate", "2", "--evaluate-every", "10", "--last"),
+    "gan": ("--epochs", "4", "--size", "120", "--batch", "12", "--width", "8", "--out"),
+}
+Make = Callable[..., Gang]
+
+
+@pytest.mark.parametrize(("optimizer", "lr", "tolerance"), [("SGD", "0.05", 1e-6), ("Adam", "1e-3", 1e-5)])
+@pytest.mark.parametrize("example", WORDS)
+def test_an_example_that_is_resized_cut_and_killed_ends_with_the_weights_of_one_process(
+    gang: Make, tmp_path: Path, example: str, optimizer: str, lr: str, tolerance: float
+) -> None:
+    words = ["--optimizer", optimizer, "--lr", lr, *WORDS[example]]
+    script = str(EXAMPLES / f"{example}.py")
+    alone, found = (tmp_path / f"{name}.pt" for name in ("alone", "found"))
+    plain(tmp_path / "alone", script=SCRIPT, example=script, words=[*words, str(alone)])
+    job = gang(words=[*words, str(found)], example=script)
+    (tmp_path / "allowed").write_text("3")
+    job.start(1, global_batch=12, seed=None)
+    trains_under(job, [0, 1])
+    trains_under(job, [0, 1], accum=2)
+    trains_under(job, [1])
+    trains_under(job, [1, 2])
+    job.signal(1, signal.SIGKILL)
+    trains_under(job, [2], accum=3)
+    (tmp_path / "allowed").unlink()
+    job.end()
+    assert job.outcomes_of(2) == ["done"], job.errors()
+    torch.testing.assert_close(torch.load(found), torch.load(alone), rtol=0, atol=tolerance)
+
+
+def trains_under(job: Gang, members: Sequence[int], **plan: int) -> None:
+    """A few steps under another plan, once its workers have come."""
+    job.publish(members, global_batch=12, seed=None, **plan)
+    for number in members:
+        if number >= len(job.workers):
+            job.add(number)
+            job.until(lambda number=number: life(job.here.presence(number)) == "alive", "worker")
+    allowed = job.out / "allowed"
+    allowed.write_text(str(int(allowed.read_text()) + 5))
+    job.reaches()

@@ -1,0 +1,127 @@
+"""Loops over steps, several models and several optimizers: resized and killed, they train as one process."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome, best_visits
+from pliant.tools.run.elastic.state.checkpoint import Checkpoints
+from tests.tools.run.elastic.gang import Gang, final, plain
+
+pytestmark = pytest.mark.torch
+SCRIPT = Path(__file__).with_name("stepping.py")
+KINDS = ("inner", "passes", "gan", "gan steps", "gan inner", "muon", "closure", "stream", "stateful stream")
+PLACES = [(kind, place) for kind in ("inner", "passes") for place in ("top", "mid", "end")]
+PLACES += [("gan", "first"), ("gan", "second"), ("gan steps", "second"), ("gan inner", "second")]
+Make = Callable[..., Gang]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_two_one_two_with_micro_steps_and_a_kill_of_rank_0_trains_as_one_process_does(
+    gang: Make, tmp_path: Path, kind: str
+) -> None:
+    job = gang(kind=kind, step_s=0.02)
+    job.start(1)
+    job.wait_for("progress")
+    job.goes_through([0, 1])
+    job.publish([0, 1], accum=2)
+    job.reaches()
+    job.publish([1], accum=3)
+    job.reaches()
+    job.goes_through([1, 2])
+    job.signal(1, signal.SIGKILL)
+    job.goes_through([2], [2, 3])
+    job.publish([2, 3], abort=True)
+    job.end()
+    assert job.outcomes_of(2, 3) == ["stopped"] * 2, job.errors()
+    assert_trained_as_alone(job, tmp_path, kind)
+
+
+@pytest.mark.parametrize(("kind", "place"), PLACES)
+@pytest.mark.parametrize("accum", [1, 2])
+def test_rank_0_dies_at_a_place_of_a_step_while_another_worker_joins(
+    gang: Make, tmp_path: Path, kind: str, place: str, accum: int
+) -> None:
+    job = gang(kind=kind, step_s=0.01, die=[0, 12, place])
+    job.start(2, accum=accum)
+    job.until(lambda: job.workers[0].poll() == -signal.SIGKILL, "kill")
+    job.options["die"] = None
+    job.publish([1, 2], accum=accum)
+    job.add(2)
+    job.reaches()
+    job.publish([1, 2], accum=accum, abort=True)
+    job.end()
+    assert job.outcomes_of(1, 2) == ["stopped"] * 2, job.errors()
+    assert_trained_as_alone(job, tmp_path, kind)
+
+
+def assert_trained_as_alone(job: Gang, folder: Path, kind: str) -> None:
+    """The checkpoint has the weights of one process after as many steps, which agreed on the same values."""
+    saved = Checkpoints(job.dir.checkpoints).load().state
+    assert saved is not None
+    steps = saved["counters"]["step"]
+    plain(folder / "alone", script=SCRIPT, kind=kind, stop_at=steps)
+    expected = final(folder / "alone")["model"]
+    found = saved["model"] if kind.startswith("gan") else {f"net.{k}": v for k, v in saved["model"].items()}
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    alone = {(step, place): loss for step, place, loss in agreed(folder / "alone")}
+    for step, place, loss in agreed(folder):
+        if step < steps and place == "top":
+            assert loss == pytest.approx(alone[step, place], rel=1e-9), (step, place)
+
+
+def test_a_worker_that_joins_reads_a_stream_that_can_say_where_it_is_from_there(
+    gang: Make, tmp_path: Path
+) -> None:
+    job = gang(kind="stateful stream", step_s=0.02)
+    job.start(1)
+    job.wait_for("progress")
+    job.goes_through([0, 1])
+    job.publish([0, 1], abort=True)
+    job.end()
+    first, second = sorted(map(Path.read_text, tmp_path.glob("read-*")), key=len, reverse=True)
+    assert first.endswith(second), "it has read nothing that was trained before"
+
+
+@pytest.mark.parametrize(("kind", "workers"), [(kind, 1) for kind in KINDS] + [("gan", 2), ("inner", 2)])
+def test_a_measurement_takes_the_place_of_the_training(tmp_path: Path, kind: str, workers: int) -> None:
+    result, order = tmp_path / "outcome.json", tmp_path / "request.json"
+    request = MeasurementRequest(result=str(result), local_batches=(4,), least_seconds=0, costs=workers > 1)
+    order.write_text(request.model_dump_json())
+    plain(tmp_path, script=SCRIPT, kind=kind, workers=workers, env={ENV_PROFILE: str(order)})
+    outcome = Outcome.model_validate_json(result.read_bytes())
+    assert outcome.done
+    assert [point.local_batch for point in best_visits(outcome.points)] == [4]
+    assert not list(tmp_path.glob("agreed-*")), "no time is spent on evaluation"
+
+
+def agreed(folder: Path) -> list[tuple[int, str, float]]:
+    return [json.loads(line) for path in folder.glob("agreed-*") for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_that_is_stopped_and_launched_again_goes_on_at_its_step(
+    gang: Make, tmp_path: Path, kind: str
+) -> None:
+    job = gang(kind=kind, step_s=0.02)
+    assert job.run_and_stop(1) == ["stopped"]
+    assert job.run_and_stop(2, accum=2) == ["stopped"] * 2
+    assert job.run_and_stop(1) == ["stopped"]
+    assert_trained_as_alone(job, tmp_path, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_torchrun_and_a_limit_on_micro_batches_train_the_same(tmp_path: Path, kind: str) -> None:
+    plain(tmp_path / "alone", script=SCRIPT, kind=kind, stop_at=12)
+    plain(tmp_path / "two", script=SCRIPT, kind=kind, stop_at=12, workers=2, micro=2)
+    plain(tmp_path / "cut", script=SCRIPT, kind=kind, stop_at=12, micro=4)
+    for other in ("two", "cut"):
+        torch.testing.assert_close(
+            final(tmp_path / other)["model"], final(tmp_path / "alone")["model"], rtol=1e-9, atol=1e-11
+        )
