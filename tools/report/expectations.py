@@ -333,8 +333,8 @@ def _whole(value: object) -> object:
 
 def expectations_section(checked: tuple[CheckedFigure, ...]) -> Section:
     """What was found beside what was expected; sources have a column if a figure names one."""
-    headers = ("run", "figure", "source", "", "expected", "found", "deviation, %", "range")
-    rows = tuple(
+    headers: tuple[str, ...] = ("run", "figure", "source", "", "expected", "found", "deviation, %", "range")
+    rows: tuple[tuple[str, ...], ...] = tuple(
         (
             _name(each),
             each.metric,
