@@ -91,7 +91,12 @@ def _look(
     from pliant.cli.cluster import look_for
 
     if backend is not None:
-        return look_for(backend, slots, partitions, gres)
+        try:
+            return look_for(backend, slots, partitions, gres)
+        except ServiceMissingError as error:
+            if backend == "local":
+                raise
+            raise ServiceMissingError(f"{error}; without Slurm: --backend local") from error
     if shutil.which("scontrol") is None and not partitions and gres is None:
         return look_for("local", slots, [], None)
     try:

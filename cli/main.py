@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -195,7 +196,8 @@ def _made(name: str) -> Any:
 
 
 def _explained(made: Any) -> Any:
-    """The command; its help ends with what DURATION and the like stand for."""
+    """The command; its help ends with what DURATION and the like stand for, and shows every bracket."""
+    made.help = re.sub(r"\[(?=[a-z])", r"\\[", made.help or "")  # else taken for markup
     made.epilog = epilog(made.params)
     return made
 

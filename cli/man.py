@@ -105,7 +105,8 @@ def _page(context: typer.Context, within: list[typer.Context]) -> str:
 
 def _paragraphs(text: str) -> list[list[str]]:
     """Paragraphs of a docstring, as lines."""
-    blocks = re.split(r"\n\s*\n", text.replace("\b\n", "").strip())
+    plain = text.replace("\b\n", "").replace("\\[", "[")
+    blocks = re.split(r"\n\s*\n", plain.strip())
     return [[line.rstrip() for line in block.splitlines()] for block in blocks]
 
 

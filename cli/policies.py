@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -21,12 +22,14 @@ def policies(
 
     Example: pliant policies ares
     """
-    from pliant.schemas.text import fitted
+    from pliant.schemas.text import fitted, flowing
     from pliant.tools.schedule.registry import describe, policy_names
 
     width = width_for(sys.stdout)
     if name is not None:
-        out_text("".join(f"{line}\n" for line in fitted(page(describe(name)), width)))
+        found = describe(name)
+        lines = page(found) if width is None else page(replace(found, text=flowing(found.text)))
+        out_text("".join(f"{line}\n" for line in fitted(lines, width)))
         return
     longest = max(map(len, policy_names()))
     for each in policy_names():

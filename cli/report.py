@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from pliant.cli.config import configuration
 from pliant.cli.console import (
     UNKNOWN_WIDTH,
     lines_for,
@@ -163,7 +164,9 @@ def report(
     from pliant.tools.report.report import read_report
 
     if not events and nothing_comes_in():
-        raise UsageError("no events: name event files, or pipe one in")
+        state = configuration().state
+        as_here = "" if state is None else f", as in pliant report {shlex.quote(state)}"
+        raise UsageError(f"no events: name event files{as_here}, or pipe one in")
     form: ReportFormat = _BY_ENDING.get(Path(output).suffix, "table") if format is None else format
     _check_files(output, junit, write_expected)
     if junit and not expect:

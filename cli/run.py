@@ -299,8 +299,9 @@ def _serve(options: RunOptions) -> None:
 
     with _screen(options) as screen:
         log, left_by = run_and_follow(replace(options, sinks=(*_sinks(), *_words())), screen)
-    running = counted(sum(job.phase == "running" for job in log.active.values()), "job")
-    note(f"left; {running} train on; go on with: pliant run --follow --state {options.state}")
+    running = sum(job.phase == "running" for job in log.active.values())
+    left = f"{counted(running, 'job')} {'trains' if running == 1 else 'train'} on"
+    note(f"left; {left}; go on with: pliant run --follow --state {options.state}")
     raise typer.Exit(128 + (left_by or 0))
 
 
@@ -328,9 +329,14 @@ def _serve_in_background(options: RunOptions) -> None:
 
 
 def _screen(options: RunOptions) -> Screen:
-    from pliant.tools.run.watch.screen import Screen
+    from functools import partial
 
-    return Screen(stderr(), f"state directory: {options.state}")
+    from pliant.tools.run.statedir.directory import StateDir
+    from pliant.tools.run.watch.screen import Screen
+    from pliant.tools.run.watch.status import launched_jobs
+
+    dirs = StateDir(options.state.resolve())
+    return Screen(stderr(), f"state directory: {options.state}", partial(launched_jobs, dirs))
 
 
 def _sinks() -> tuple[Sink, ...]:

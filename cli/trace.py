@@ -52,25 +52,31 @@ def trace_import(
 ) -> None:
     """Turn a public trace into jobs, and measurements into a profile and convergence tables.
 
-    Says on stderr how many rows it read, which it dropped and why, and what it had to assume. pollux, sia,
-    ones and gavel write a folder: jobs.jsonl, profile.parquet, convergence.parquet and
-    history.jsonl (what jobs reported that ran), as far as the data goes. slurm reads what this prints:
+    Says on stderr how many rows it read, which it dropped and why, and what it
+    had to assume. pollux, sia, ones and gavel write a folder: jobs.jsonl,
+    profile.parquet, convergence.parquet and history.jsonl (what jobs reported
+    that ran), as far as the data goes. slurm reads what this prints:
     sacct -P --format=JobID,User,State,Submit,Start,ElapsedRaw,AllocTRES
 
     Example: pliant trace import philly cluster_job_log -o jobs.jsonl
     """
+    from pliant.tools.replay.importers.conversion import MalformedRowsError
     from pliant.tools.replay.importers.run import import_trace
 
-    with progress("import", "rows") as advance:
-        summary = import_trace(
-            format_name,
-            paths,
-            output,
-            lenient=lenient,
-            workload=workload,
-            cluster_out=cluster_out,
-            progress=advance,
-        )
+    try:
+        with progress("import", "rows") as advance:
+            summary = import_trace(
+                format_name,
+                paths,
+                output,
+                lenient=lenient,
+                workload=workload,
+                cluster_out=cluster_out,
+                progress=advance,
+            )
+    except MalformedRowsError:
+        note("nothing was written: some rows are malformed; --lenient drops and counts them")
+        raise
     for line in summary.lines():
         note(line)
 

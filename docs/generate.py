@@ -41,7 +41,8 @@ def cli_page() -> str:
     group = typer.main.get_command(app)
     context = typer.Context(group, info_name="pliant")
     text: str = get_docs_for_click(obj=group, ctx=context, name="pliant", title="Command line")
-    text = text.replace("\b\n", "")  # what keeps lines apart on a terminal
+    # Without what keeps lines apart, and brackets from being taken for markup, on a terminal.
+    text = text.replace("\b\n", "").replace("\\[", "[")
     title, rest = text.split("\n", 1)
     text = f"{title}\n{_GRAMMAR.format(duration=duration_words(), time=TIME, size=SIZE)}{rest}"
     return "\n".join(line.rstrip() for line in text.splitlines()).rstrip() + "\n"

@@ -9,8 +9,11 @@ mkdir -p "$out"
 
 # What `pliant demo` sets: the command may not be on the path of the shell.
 [ -z "${PLIANT_PYTHON:-}" ] || pliant() { "$PLIANT_PYTHON" -m pliant "$@"; }
-say() { printf '\n\033[1m$ %s\033[0m\n' "$*" >&2; }
-do_() { say "$@"; "$@"; }
+# Bold on a terminal alone.
+bold='' plain=''
+[ ! -t 2 ] || bold=$'\033[1m' plain=$'\033[0m'
+say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain" >&2; }
+do_() { say "$ $*"; "$@"; }
 
 jobs=(examples/jobs.jsonl --cluster examples/cluster.json)
 

@@ -23,6 +23,8 @@ _DAY_S: Final = 86_400
 _UNITS: Final = frozenset({"s", "min"})
 """Units of spans that have one unit."""
 _CUT: Final = "…"
+_LABEL: Final = re.compile(r"[\w-]+(?:, [\w-]+)*: |[-*] ")
+"""What begins a line that stays a line: a parameter with its meaning, or an item of a list."""
 _BREAKS: Final = re.compile(r"\d+(?:[.,:]\d+)*|\D")
 """Parts of a long word that stay whole: numbers, and single characters."""
 GAP: Final = "  "
@@ -236,6 +238,19 @@ def fitted(lines: Iterable[str], width: int | None) -> list[str]:
         begins = line[: len(line) - len(line.lstrip())]
         found += [begins + each for each in wrapped(line, width - width_of(begins))]
     return found
+
+
+def flowing(text: str) -> str:
+    """The text with each paragraph and each item of a list on one line; other indented lines stay."""
+    found: list[str] = []
+    for line in text.splitlines():
+        before = found[-1] if found else ""
+        indented = line[:1].isspace() and not _LABEL.match(before)
+        if not before or before[0].isspace() or not line or indented or _LABEL.match(line):
+            found.append(line)
+        else:
+            found[-1] += f" {line.strip()}"
+    return "\n".join(found)
 
 
 def _parts(word: str, width: int) -> Iterator[tuple[str, bool]]:

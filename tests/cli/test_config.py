@@ -10,6 +10,8 @@ import pytest
 
 from pliant.cli import config as config_module
 from pliant.cli.config import configuration
+from pliant.cli.report import report
+from pliant.schemas.errors import UsageError
 from pliant.schemas.io import write_cluster
 from tests.builders import cluster
 from tests.cli.calling import call
@@ -154,3 +156,10 @@ def test_a_stranger_s_file_in_a_folder_that_all_may_write_to_does_not_count(
     assert configuration().policy == "shadow-price"
     here.chmod(0o1777)
     assert configuration().policy is None
+
+
+def test_a_report_of_nothing_names_the_state_directory(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    monkeypatch.setenv("PLIANT_STATE", "my jobs")
+    with pytest.raises(UsageError, match="name event files, as in pliant report 'my jobs', or pipe one in"):
+        report()

@@ -110,7 +110,7 @@ def test_the_demo_says_what_it_needs(here: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("code", [0, 5])
 def test_the_demo_calls_this_pliant_in_its_folder_and_ends_as_its_commands_do(
-    code: int, here: Path, monkeypatch: pytest.MonkeyPatch
+    code: int, here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     python = here / "a python"
     python.write_text(f'#!/bin/sh\necho "$PWD $*" >> "{here}/called"\nexit {code}\n')
@@ -118,6 +118,8 @@ def test_the_demo_calls_this_pliant_in_its_folder_and_ends_as_its_commands_do(
     monkeypatch.setattr(sys, "executable", str(python))
     done = call("demo", "--replay", "my demo")
     assert done.exit_code == code
+    said = capfd.readouterr().err
+    assert said.startswith("\n$ pliant trace synth poisson"), "bold on a terminal alone"
     first, *more = (here / "called").read_text().splitlines()
     assert first.startswith(f"{here}/my demo -m pliant trace synth poisson")
     assert len(more) == (0 if code else 2)

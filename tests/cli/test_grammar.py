@@ -172,6 +172,7 @@ def test_a_decision_is_asked_for_at_a_date(here: Path) -> None:
         ("status", "name the state directory: --state DIR, PLIANT_STATE, or state in pliant.toml"),
         ("schema jbo", 'there is no kind "jbo"; did you mean "job"?'),
         ("trace import phily x", 'there is no format "phily"; did you mean "philly"?'),
+        ("trace import sacct x", 'there is no format "sacct"; what sacct prints is read as slurm'),
         ("policies shadow-prise", 'unknown policy "shadow-prise"; did you mean "shadow-price"?'),
         ("trace synth posson", 'nor a file (TOML or JSON); did you mean "poisson"?'),
         ("replay sweep.toml", "sweep.toml: a trace is JSON Lines; the recipe of a sweep goes with --recipe"),

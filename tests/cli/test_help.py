@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from pliant.cli.main import COMMANDS, GROUPS, main
+from pliant.cli.main import COMMANDS, GROUPS, MODULES, main
 from tests.cli.calling import call
 
 
@@ -23,6 +25,16 @@ def test_help_shows_no_marks_of_its_own_making(name: str) -> None:
 def test_examples_stand_on_lines_of_their_own() -> None:
     lines = [line.strip() for line in call("profile", "--help").stdout.splitlines()]
     assert "pliant profile jobs.jsonl --cluster cluster.json -o profile.parquet" in lines
+
+
+def test_help_leaves_out_no_word_of_what_a_command_says_of_itself() -> None:
+    """What stands in brackets is not taken for a colour."""
+    for name, *_ in COMMANDS:
+        said = inspect.getdoc(
+            getattr(import_module(f"pliant.cli.{MODULES.get(name, name)}"), name.replace(" ", "_"))
+        )
+        shown = call(*name.split(), "--help").stdout.replace("\u2502", " ").split()
+        assert not {*(said or "").replace("\b", "").split()} - {*shown}, name
 
 
 needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")

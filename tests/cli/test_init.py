@@ -82,7 +82,9 @@ def test_a_slurm_that_was_named_and_is_not_there_is_an_error_and_writes_nothing(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(here))
-    assert call("init", "--backend", "slurm").exit_code == 69
+    done = call("init", "--backend", "slurm")
+    assert done.exit_code == 69
+    assert "without Slurm: --backend local" in " ".join(done.stderr.replace("pliant:", "").split())
     assert list(here.iterdir()) == []
     assert call("init", "--slots", "cpu").exit_code == 0
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.cli.policies import entry, page, policies
-from pliant.schemas.text import fitted, width_of
+from pliant.schemas.text import fitted, flowing, width_of
 from pliant.tools.schedule.registry import describe, policy_names
 
 NAMES = policy_names()
@@ -21,6 +21,12 @@ def test_no_line_of_policies_is_wider_than_the_terminal(width: int) -> None:
         assert max(map(width_of, [*listed, *told])) <= width
         assert "".join("".join(listed).split()) == "".join(f"{name}{describe(name).summary}".split())
         assert "".join("".join(told).split()) == "".join("".join(page(describe(name))).split())
+
+
+def test_the_paragraphs_of_a_policy_fill_the_terminal() -> None:
+    text = "First\nline.\n\nmost, least: what\nit means.\n- an item\n  and more\n\n    code\n    stays"
+    shown = "First line.\n\nmost, least: what it means.\n- an item and more\n\n    code\n    stays"
+    assert flowing(text) == shown
 
 
 def test_a_pipe_gets_one_line_for_each_policy(capsys: pytest.CaptureFixture[str]) -> None:

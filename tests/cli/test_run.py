@@ -29,7 +29,10 @@ def test_without_a_schedule_dev_null_is_not_an_empty_pipe(
 ) -> None:
     with open(os.devnull) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        with pytest.raises(UsageError, match="no schedule: name a file, or pipe one in"):
+        with pytest.raises(
+            UsageError,
+            match="pipe one in from pliant schedule; pliant run --follow decides",
+        ):
             run(state=Path("live"), until_done=until_done)
 
 

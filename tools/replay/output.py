@@ -66,7 +66,7 @@ class Summary:
         spent = (
             "" if self.mean_decision_seconds is None else f", {1000 * self.mean_decision_seconds:.3g} ms each"
         )
-        parts += [f"ends at {self.end_s:.10g} s", f"{counted(self.decisions, 'decision')}{spent}"]
+        parts += [f"ends at {round(self.end_s, 1):.10g} s", f"{counted(self.decisions, 'decision')}{spent}"]
         parts += [counted(self.moves, "move")] if self.moves else []
         listed = [f"{self.policy}: {', '.join(parts)}"]
         left = [*in_words(self.rejections, "rejected"), *in_words(self.unfinished, "left")]

@@ -332,8 +332,9 @@ def _whole(value: object) -> object:
 
 
 def expectations_section(checked: tuple[CheckedFigure, ...]) -> Section:
-    headers = ("run", "figure", "source", "", "expected", "found", "deviation, %", "range")
-    rows = tuple(
+    """What was found beside what was expected; sources have a column if a figure names one."""
+    headers: tuple[str, ...] = ("run", "figure", "source", "", "expected", "found", "deviation, %", "range")
+    rows: tuple[tuple[str, ...], ...] = tuple(
         (
             _name(each),
             each.metric,
@@ -346,7 +347,13 @@ def expectations_section(checked: tuple[CheckedFigure, ...]) -> Section:
         )
         for each in checked
     )
-    return Section("Expected figures", headers, rows, 4, keys=2)
+    if not any(each.source for each in checked):
+        headers, rows = _without_source(headers), tuple(map(_without_source, rows))
+    return Section("Expected figures", headers, rows, len(headers) - 4, keys=2)
+
+
+def _without_source(cells: tuple[str, ...]) -> tuple[str, ...]:
+    return cells[:2] + cells[3:]
 
 
 def _checked(report: Report, expected: Expected) -> CheckedFigure:

@@ -224,7 +224,7 @@ def test_notes_of_all_columns_are_said_once_and_where_runs_come_from_on_demand()
     [
         *((0, "0 s"), (3.417, "3.42 s"), (59.96, "1 min"), (545, "9 min 5 s"), (3599.7, "1 h")),
         *((8040, "2 h 14 min"), (98_040, "27 h 14 min"), (734_400, "204 h"), (8_000_000, "92 d 14 h")),
-        *((-65_457, "−18 h 11 min"), (-0.0, "0 s")),
+        *((-65_457, "−18 h 11 min"), (-0.0, "0 s"), (5.34e-4, "0 s")),
     ],
 )
 def test_times_read(seconds, text):

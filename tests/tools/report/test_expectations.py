@@ -70,7 +70,7 @@ def test_a_limit_may_stand_without_a_published_figure(report, limits, holds, sho
     found = check_expectations(report, Expectations.model_validate_json(text))
     assert found[0].holds is holds
     row = expectations_section(found).rows[0]
-    assert row[4:] == ("–", "175", "–", shown)
+    assert row[-4:] == ("–", "175", "–", shown)
 
 
 def test_a_figure_may_be_the_ratio_of_two_runs(report):
@@ -84,6 +84,13 @@ def test_both_figures_are_shown_with_the_deviation(report):
     row = expectations_section(checked(report, value=200.0, tolerance=0.05, source="table 2")).rows[0]
     expected = ("fifo", "mean_jct_s", "table 2", "OUT OF RANGE", "200", "175", "-12.5", "190 to 210")
     assert row == expected
+
+
+def test_sources_have_a_column_only_where_a_figure_names_one(report):
+    section = expectations_section(checked(report, value=200.0, tolerance=0.05))
+    assert section.headers == ("run", "figure", "", "expected", "found", "deviation, %", "range")
+    assert section.rows[0] == ("fifo", "mean_jct_s", "OUT OF RANGE", "200", "175", "-12.5", "190 to 210")
+    assert section.headers[section.text_columns] == "expected"
 
 
 def test_an_expected_run_that_is_not_there(report):

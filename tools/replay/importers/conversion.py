@@ -26,6 +26,12 @@ from pliant.schemas.profile import ConvergenceRow, ProfileRow
 from pliant.schemas.text import counted
 
 T = TypeVar("T")
+
+
+class MalformedRowsError(BadInputError):
+    """Rows that a lenient import drops and counts."""
+
+
 Progress = Callable[[int, int | None], None]
 MOST_PROBLEMS: Final = 1000
 """Reading ends after this number of malformed rows: the file is of another format."""
@@ -106,7 +112,7 @@ class Conversion:
     def refuse(self, problems: list[Problem]) -> None:
         """A malformed row: an error at the end, or one more dropped row."""
         if self._lenient:
-            self.summary.dropped[f"malformed rows ({problems[0].pointer or 'as a whole'})"] += 1
+            self.summary.dropped[f"malformed ({problems[0].pointer or 'as a whole'})"] += 1
             self.summary.malformed += problems[: MALFORMED_NAMED - len(self.summary.malformed)]
             return
         self._problems += problems
@@ -119,7 +125,7 @@ class Conversion:
 
     def finish(self) -> None:
         if self._problems:
-            raise BadInputError(self._problems)
+            raise MalformedRowsError(self._problems)
 
     def new_id(self, text: str) -> str:
         """A job id made of ``text``: unused characters become ``_``, a repeated id gets ``-2``, ``-3``, …"""

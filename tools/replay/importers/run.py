@@ -84,7 +84,8 @@ def import_trace(
     :raises UsageError: the format is unknown, or the paths are not what it takes. Nothing is written then.
     """
     if name not in FORMATS:
-        hint = did_you_mean(name, FORMATS) or f"expected one of {', '.join(FORMATS)}"
+        meant = f"what {name} prints is read as slurm" if name == "sacct" else did_you_mean(name, FORMATS)
+        hint = meant or f"expected one of {', '.join(FORMATS)}"
         raise UsageError(f'there is no format "{name}"; {hint}')
     found = FORMATS[name]
     summary = ImportSummary(name)

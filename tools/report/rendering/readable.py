@@ -9,7 +9,7 @@ from typing import Final
 from pliant.schemas.text import wrapped
 from pliant.tools.report.rendering.sections import NOTHING, Kind
 
-_LEAST_S: Final = 5e-4
+_LEAST_S: Final = 1e-3
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86_400

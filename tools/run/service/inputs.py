@@ -316,7 +316,10 @@ def _use(question: Question, policy: Policy) -> PolicyUse:
 
 def _input(schedule: str | None) -> str:
     if schedule is None and not _may_be_piped_in():
-        raise UsageError("no schedule: name a file, or pipe one in from pliant schedule")
+        raise UsageError(
+            "no schedule: name a file, or pipe one in from pliant schedule; "
+            "pliant run --follow decides itself"
+        )
     return PIPE if schedule is None else schedule
 
 

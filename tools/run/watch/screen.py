@@ -161,10 +161,17 @@ class Screen:
     """Shows the log from time to time, however often it is called. Falls silent once its reader is gone.
 
     :param headline: shown once, as soon as there is a log.
+    :param launched: :attr:`Status.launched` of a log.
     """
 
-    def __init__(self, console: Console, headline: str) -> None:
+    def __init__(
+        self,
+        console: Console,
+        headline: str,
+        launched: Callable[[RunLog], frozenset[str]] = lambda _log: frozenset(),
+    ) -> None:
         self._console = console
+        self._launched = launched
         self._headline: str | None = headline
         self._live: Live | None = None
         self._due_s = float("-inf")
@@ -198,7 +205,7 @@ class Screen:
         if self._live is not None:
             from rich.text import Text
 
-            shown = status_text(Status(log), now_s, self._console.width)
+            shown = status_text(Status(log, launched=self._launched(log)), now_s, self._console.width)
             self._live.update(Text(shown, no_wrap=True), refresh=True)
         else:
             self._console.print(f"pliant: {line(log)}", soft_wrap=True, markup=False)

@@ -192,9 +192,23 @@ def _attempts(dirs: StateDir, log: RunLog, *, by_a_run: bool) -> tuple[frozenset
             continue
         if not by_a_run and _is_over(attempt):
             over.add(job_id)
-        elif job.change is not None and not job.job.changes_in_place:
+        elif _may_never_report(job):
             launched.add(job_id)
     return frozenset(launched), frozenset(over)
+
+
+def launched_jobs(dirs: StateDir, log: RunLog) -> frozenset[str]:
+    """:attr:`Status.launched`, for a run that looks at its own jobs."""
+    return frozenset(
+        job_id
+        for job_id, job in log.active.items()
+        if job.gpus and _may_never_report(job) and _newest_attempt(dirs.job(job_id), job) is not None
+    )
+
+
+def _may_never_report(job: JobLog) -> bool:
+    """Whether the first step is still to come, and the script need not use the library."""
+    return job.change is not None and not job.job.changes_in_place
 
 
 def _newest_attempt(folder: JobDir, job: JobLog) -> Handle | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from pliant.schemas.job import Elasticity
-from pliant.schemas.text import in_gpus
+from pliant.schemas.text import counted, in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import (
     Grant,
@@ -94,9 +94,9 @@ class FairShare(Policy):
         return decision_from_grants(snapshot, grants, rejected)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
-        active = len(snapshot.jobs)
+        active = counted(len(snapshot.jobs), "active job")
         return {
-            job.id: Explanation(f"its part of {snapshot.total_gpus} GPUs among {active} active jobs")
+            job.id: Explanation(f"its part of {snapshot.total_gpus} GPUs among {active}")
             if job.gpus
             else Explanation(
                 f"waits until the minima of earlier jobs leave {in_gpus(job.spec.min_gpus)}",

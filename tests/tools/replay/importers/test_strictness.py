@@ -18,6 +18,7 @@ from pliant.schemas.job import Job
 from pliant.tools.replay.importers.conversion import MOST_PROBLEMS, Conversion, ImportSummary
 from pliant.tools.replay.importers.run import SortedJobs, import_trace
 from tests.builders import job
+from tests.cli.calling import call
 from tests.tools.replay.importers.importing import TIRESIAS, problems, run, text
 
 GOOD = "1,2,30,606,vgg19,164,30"
@@ -43,7 +44,7 @@ def test_lenient_drops_and_counts_them_by_field(tmp_path: Path) -> None:
     path = jobs(tmp_path, GOOD, "2,x,30,606,vgg19,164,30", "3,1", "4,y,5,606,vgg19,164,30")
     result = run(tmp_path, "tiresias", path, lenient=True)
     assert [job.id for job in result.jobs] == ["1"]
-    assert result.dropped == {"malformed rows (/num_gpu)": 2, "malformed rows (as a whole)": 1}
+    assert result.dropped == {"malformed (/num_gpu)": 2, "malformed (as a whole)": 1}
     assert result.summary.lines()[0] == "tiresias: 4 rows read, 1 jobs written, 3 rows dropped"
     assert [line.replace(f"{tmp_path}/", "") for line in result.summary.lines() if "jobs.csv" in line] == [
         "malformed: jobs.csv:3: /num_gpu: 'x' is not a number",
@@ -156,3 +157,10 @@ def test_the_account_goes_to_stderr_and_the_jobs_to_the_file(
         "pliant: assumed: times are seconds since the start that the trace has",
     ]
     assert len(io.read_jobs(tmp_path / "jobs.jsonl")) == 1
+
+
+def test_the_command_names_the_option_that_drops_malformed_rows(tmp_path: Path) -> None:
+    path = jobs(tmp_path, GOOD, "2,x,30,606,vgg19,164,30")
+    done = call("trace", "import", "tiresias", path)
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert "--lenient drops and counts them" in done.stderr

@@ -155,6 +155,15 @@ def test_a_terminal_gets_the_table_in_place() -> None:
     assert "1 running, 1 waiting" not in table
 
 
+def test_a_job_that_may_never_report_runs_once_it_is_launched() -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=100, force_terminal=True)
+    with Screen(console, "state directory: x", lambda log: frozenset(log.active)) as screen:
+        screen(log(START), 100.0)
+    assert "running" in text.getvalue()
+    assert "starting" not in text.getvalue()
+
+
 def test_a_terminal_without_a_cursor_gets_lines_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a table in place it would show nothing."""
     monkeypatch.setenv("TERM", "dumb")

@@ -32,7 +32,7 @@ from pliant.tools.run.watch import status as watch_status
 from pliant.tools.run.watch.job_page import history, job_fields, status_document
 from pliant.tools.run.watch.job_status import STATES, in_order, statuses
 from pliant.tools.run.watch.screen import status_text
-from pliant.tools.run.watch.status import Status, Watcher, outlook
+from pliant.tools.run.watch.status import Status, Watcher, launched_jobs, outlook
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.policy import Reserved
 from tests.builders import cluster, job
@@ -391,6 +391,7 @@ def test_a_job_whose_script_need_not_report_runs_once_its_launcher_lives(
     units = (StartedUnit(node="n0", argv=(), cwd="", env={}),) * 2
     write_record(Handle("a", 1, attempt.path), LaunchRecord(job="a", attempt=1, backend="local", units=units))
     assert state_of(dirs) == then
+    assert launched_jobs(dirs, Watcher(dirs.path).look().log) == ({"a"} if then == "running" else set())
     attempt.exit_code(0).write_text("1")
     assert state_of(dirs) == then, "one of its two processes is left"
     attempt.exit_code(1).write_text("1")
