@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from torch.optim.lr_scheduler import (
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
-from pliant.tools.run.elastic.loop.batches import BatchSplit, MicroBatch, micro_batches
+from pliant.tools.run.elastic.loop.batches import BatchSplit, micro_batches
 from pliant.tools.run.elastic.loop.gradients import (
     Gradients,
     StepStart,
@@ -94,22 +93,6 @@ def test_workers_with_uneven_shares_average_to_the_whole_batch(expected: list[to
         by_worker.append(gradients(net))
     average = [torch.stack(same).mean(0) for same in zip(*by_worker, strict=True)]
     torch.testing.assert_close(average, expected)
-
-
-def test_among_workers_a_bucket_is_multiplied_once_and_no_parameter_has_a_hook() -> None:
-    net, inner = model(), Group()
-    held = Gradients(net)
-    held.bind(SimpleNamespace(require_backward_grad_sync=True), accumulates=False)  # type: ignore[arg-type]
-    group = TolerantGroup(inner, held.weigh_bucket)  # type: ignore[arg-type]
-    for weight, expected in ((0.5, [1.0, 2.0]), (1.0, [2.0, 4.0]), (0.0, [0.0, 0.0])):
-        held.begin(MicroBatch(0, 1, weight, last=True, step_samples=1, steps_left=0))
-        assert not any(parameter._backward_hooks for parameter in net.parameters())
-        bucket, used = torch.tensor([2.0, 4.0]), torch.tensor([1, 0])
-        if not weight:
-            bucket[0] = torch.inf
-        for each in (bucket, used):
-            group.allreduce([each])
-        assert (bucket.tolist(), used.tolist()) == (expected, [1, 0])
 
 
 def test_a_padding_sample_gives_zero_even_where_its_loss_is_infinite() -> None:
