@@ -240,7 +240,10 @@ def _reader(record: type[Record], field: str | None = None) -> TypeAdapter[Any] 
     if field is None:
         return TypeAdapter(record)
     found = record.model_fields.get(field)
-    return None if found is None else TypeAdapter(Annotated[found.annotation, found])
+    if found is None:
+        return None
+    kind: Any = Annotated[found.annotation, found]
+    return TypeAdapter(kind)
 
 
 def _reads(reader: TypeAdapter[Any] | None, value: object) -> bool:
