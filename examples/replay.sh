@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A day of synthetic jobs on 32 GPUs, replayed under three policies and compared. Nothing trains.
+# Half a day of synthetic jobs on 32 GPUs, replayed under three policies and compared. Nothing trains.
 # Everything is written to replay/.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -30,6 +30,9 @@ _BREAKS: Final = re.compile(r"\d+(?:[.,:]\d+)*|\D")
 GAP: Final = "  "
 _LONGEST_NAME: Final = 100
 """Characters of a mistyped name that are compared with the known ones."""
+_SHORTEST_WORD: Final = 4
+_ALIKE: Final = 0.75
+"""How alike a name and one word of a known one have to be, of 1."""
 
 
 def shortened(text: str, limit: int = 60) -> str:
@@ -79,8 +82,10 @@ def similar(name: str, known: Iterable[str], most: int = 3) -> list[str]:
     if len(typed) > 1:
         near += [each for each in sorted(by_lower) if each.startswith(typed) and each not in near]
     if not near:  # one word of a name, mistyped
-        words = {word: each for each in sorted(by_lower, reverse=True) for word in each.split("-")}
-        near = list(dict.fromkeys(words[word] for word in get_close_matches(typed[:_LONGEST_NAME], words)))
+        names = ((word, each) for each in sorted(by_lower, reverse=True) for word in each.split("-"))
+        words = {word: each for word, each in names if len(word) >= _SHORTEST_WORD and word.isalpha()}
+        alike = get_close_matches(typed[:_LONGEST_NAME], words, cutoff=_ALIKE)
+        near = list(dict.fromkeys(words[word] for word in alike))
     return [by_lower[each] for each in near[:most]]
 
 

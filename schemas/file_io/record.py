@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,7 +20,7 @@ from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.text import did_you_mean, shortened
 
 if TYPE_CHECKING:
-    from pydantic import GetJsonSchemaHandler
+    from pydantic import GetJsonSchemaHandler, TypeAdapter
     from pydantic_core import CoreSchema, ErrorDetails, ValidationError
 
 
@@ -201,30 +203,70 @@ def message(found: ErrorDetails, title: str) -> str:
         return f"not readable JSON: {context['error'].partition(' at line')[0]}"
     if "pointer" in context:
         return found["msg"]
-    return f"{_shown(found['input'])} {_expectation(kind, context, found['msg'])}{_like(found)}"
+    return f"{_shown(found['input'])} {_expectation(kind, context, found['msg'])}{_like(found, title)}"
 
 
-def _like(found: ErrorDetails) -> str:
-    """A bare value in the form that was expected: in a list, or as the first field of an object."""
+def _like(found: ErrorDetails, title: str) -> str:
+    """A bare value as a list or as the first field of an object, if it can be read in that form."""
     value, context = found["input"], found.get("ctx", {})
     if found["type"] in ("tuple_type", "list_type") and isinstance(value, str):
-        return f", like {_shown([value])}"
-    if "class_name" in context and isinstance(value, int) and not isinstance(value, bool):
-        named = (each for each in _kinds_of(Record) if each.__name__ == context["class_name"])
-        fields = next((list(each.model_fields) for each in named), [])
-        return f", like {_shown({fields[0]: value})}" if fields else ""
-    return ""
+        readers = [_reader(record, str(found["loc"][-1])) for record in _records_around(found, title)]
+        forms: list[object] = [_words(value)]
+    elif "class_name" in context and isinstance(value, int) and not isinstance(value, bool):
+        named = [each for each in _kinds_of(Record) if each.__name__ == context["class_name"]]
+        readers = [_reader(each) for each in named]
+        forms = [{name: value} for each in named for name in list(each.model_fields)[:1]]
+    else:
+        return ""
+    read = (form for form in forms for reader in readers if form and _reads(reader, form))
+    return "".join(f", like {_shown(form)}" for form in islice(read, 1))
+
+
+def _words(text: str) -> list[str]:
+    """As a shell splits it; empty where a quotation is left open."""
+    import shlex
+
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return []
+
+
+@cache
+def _reader(record: type[Record], field: str | None = None) -> TypeAdapter[Any] | None:
+    """Of a record or of one of its fields. Returns None if it has no such field."""
+    from pydantic import TypeAdapter
+
+    if field is None:
+        return TypeAdapter(record)
+    found = record.model_fields.get(field)
+    if found is None:
+        return None
+    kind: Any = Annotated[found.annotation, found]
+    return TypeAdapter(kind)
+
+
+def _reads(reader: TypeAdapter[Any] | None, value: object) -> bool:
+    try:
+        return reader is not None and reader.validate_json(json.dumps(value), strict=True) is not None
+    except ValueError:
+        return False
 
 
 def _hint(found: ErrorDetails, title: str) -> str:
     """The field that an unknown one may be meant for."""
+    names = sorted({name for record in _records_around(found, title) for name in record.model_fields})
+    hint = did_you_mean(str(found["loc"][-1]), names, 1)
+    return f"; {hint}" if hint else ""
+
+
+def _records_around(found: ErrorDetails, title: str) -> set[type[Record]]:
+    """Those that the field may belong to."""
     records = {each for each in _kinds_of(Record) if each.__name__ == title}
     for part in found["loc"][:-1]:
         inner = [each.model_fields[part].annotation for each in records if part in each.model_fields]
         records = {record for kind in inner for record in _records_in(kind)} or records
-    names = sorted({name for record in records for name in record.model_fields})
-    hint = did_you_mean(str(found["loc"][-1]), names, 1)
-    return f"; {hint}" if hint else ""
+    return records
 
 
 def _kinds_of(record: type[Record]) -> Iterator[type[Record]]:

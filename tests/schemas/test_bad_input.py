@@ -69,6 +69,10 @@ def job_problems(*lines: str | dict[str, Any]) -> list[str]:
         ({"a/b~": 1}, "/a~1b~0: is not a field that this version knows"),
         ({"labels": {"form:x": 1}}, "/labels/form:x: 1 has the wrong type, expected a string"),
         ({"command": "train.py"}, '/command: "train.py" has the wrong type, expected a list, like ["train.py"]'),
+        ({"command": "train.py --lr 0.1"}, '/command: "train.py --lr 0.1" has the wrong type, expected a list, like ["train.py", "--lr", "0.1"]'),
+        ({"command": "train.py 'x"}, """/command: "train.py 'x" has the wrong type, expected a list"""),
+        ({"gpus": -5}, "/gpus: -5 has the wrong type, expected an object"),
+        ({"resources": 4}, "/resources: 4 has the wrong type, expected an object"),
         ({"work": {"samples": 0}}, "/work/samples: 0 is not above 0, expected more than 0"),
         ({"work": {"dataset_size": 2}}, "/work/epochs: is missing"),
         ({"work": {"samples": 1, "speed": 2}}, "/work/speed: is not a field that this version knows"),
@@ -78,6 +82,14 @@ def job_problems(*lines: str | dict[str, Any]) -> list[str]:
 )  # fmt: skip
 def test_a_wrong_value_is_one_line(change: dict[str, Any], expected: str) -> None:
     assert job_problems(change) == [f"jobs.jsonl:1: {expected}"]
+
+
+def test_no_form_is_suggested_that_would_be_refused_too() -> None:
+    text = '{"schema": "pliant.cluster/1", "nodes": "n1", "slurm": 3}'
+    assert problems(io.read_cluster, text, "cluster.json") == [
+        'cluster.json:1: /nodes: "n1" has the wrong type, expected a list',
+        "cluster.json:1: /slurm: 3 has the wrong type, expected an object",
+    ]
 
 
 def test_every_problem_of_a_file_is_told_in_one_go() -> None:

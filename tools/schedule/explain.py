@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pliant.schemas.schedule import Schedule
-from pliant.schemas.text import Column, in_gpus, span_text, text_table, when_text
+from pliant.schemas.text import Column, counted, fitted, in_gpus, span_text, text_table, when_text
 from pliant.tools.schedule.jobs import JobState, Phase
 from pliant.tools.schedule.policy import Explanation
 from pliant.tools.schedule.session.session import Session
@@ -21,6 +21,8 @@ COLUMNS: Final = (
     Column("batch", 5),
     Column("why", 4, least=20),
 )
+ARRIVALS_NAMED: Final = 5
+"""Jobs that arrive after the decision; of more the table gives the number."""
 
 
 def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
@@ -61,8 +63,13 @@ def table(schedule: Schedule, width: int | None = None) -> str:
 
     :param width: of the terminal, in columns; None: nothing is left out or cut.
     """
-    rows = [*_held(schedule), *_waiting(schedule), *_rejected(schedule)]
-    return text_table(COLUMNS, rows, width) if rows else "no job\n"
+    arrivals = {job.id: job.submit_time for job in schedule.jobs if job.submit_time > schedule.time}
+    later = sorted((arrivals[each.job], each.job) for each in schedule.waiting if each.job in arrivals)
+    rows = [*_held(schedule), *_waiting(schedule, later), *_rejected(schedule)]
+    shown = text_table(COLUMNS, rows, width) if rows else "no job\n"
+    more = len(later) - ARRIVALS_NAMED
+    lines = fitted([f"and {counted(more, 'job')} that {'arrives' if more == 1 else 'arrive'} later"], width)
+    return "\n".join([shown.rstrip("\n"), *lines, ""]) if more > 0 else shown
 
 
 def _held(schedule: Schedule) -> Iterator[Row]:
@@ -73,9 +80,13 @@ def _held(schedule: Schedule) -> Iterator[Row]:
         yield (given.job, given.action, str(given.gpus), ends, where, batch, given.reason)
 
 
-def _waiting(schedule: Schedule) -> Iterator[Row]:
-    arrivals = {job.id: job.submit_time for job in schedule.jobs if job.submit_time > schedule.time}
+def _waiting(schedule: Schedule, later: Sequence[tuple[float, str]]) -> Iterator[Row]:
+    """:param later: arrivals after the decision, the first first."""
+    arrivals = {job_id: at_s for at_s, job_id in later}
+    unnamed = {job_id for _, job_id in later[ARRIVALS_NAMED:]}
     for verdict in schedule.waiting:
+        if verdict.job in unnamed:
+            continue
         needs = "" if verdict.needs_gpus is None else f"needs {verdict.needs_gpus}"
         arrives = _when("arrives", arrivals.get(verdict.job), schedule.time)
         starts = _when("starts", verdict.predicted_start, schedule.time)

@@ -65,6 +65,14 @@ def test_a_job_that_arrives_later_says_when() -> None:
     assert "arrives in 2 min (at 90 s)" in table(found)
 
 
+def test_of_jobs_that_arrive_later_the_first_are_listed_and_the_others_counted() -> None:
+    jobs = [job("a"), *(job(f"late{index}", at=10.0 + index) for index in range(7))]
+    found = decide(jobs, cluster(8), None, Question("fifo", explain=True), now_s=0.0)
+    *_, last, rest = table(found).splitlines()
+    assert (last.split()[0], rest) == ("late4", "and 2 jobs that arrive later")
+    assert "arrive later" not in table(decide(jobs[:6], cluster(8), None, Question("fifo"), now_s=0.0))
+
+
 @given(schedules(), st.integers(40, 200))
 @settings(deadline=None, max_examples=15)
 def test_no_line_is_wider_than_the_terminal(schedule: object, width: int) -> None:

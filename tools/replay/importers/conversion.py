@@ -113,7 +113,9 @@ class Conversion:
         """A malformed row: an error at the end, or one more dropped row."""
         if self._lenient:
             self.summary.dropped[f"malformed ({problems[0].pointer or 'as a whole'})"] += 1
-            self.summary.malformed += problems[: MALFORMED_NAMED - len(self.summary.malformed)]
+            room = MALFORMED_NAMED - len(self.summary.malformed)
+            self.summary.malformed += problems[:room]
+            self.summary.has_more_malformed |= len(problems) > room
             return
         self._problems += problems
         if len(self._problems) >= MOST_PROBLEMS:
@@ -166,6 +168,7 @@ class ImportSummary:
     """Rows that gave no job, by reason."""
     malformed: list[Problem] = field(default_factory=list)
     """The first faults in rows that were dropped for them."""
+    has_more_malformed: bool = False
     assumptions: dict[str, int | None] = field(default_factory=dict)
     """What the input does not say and was decided here; the number of times, or None: throughout."""
     files: list[str] = field(default_factory=list)
@@ -188,7 +191,7 @@ class ImportSummary:
         lines = [f"{self.format}: {self.rows} rows read, {made} written, {self.dropped.total()} rows dropped"]
         lines += [f"dropped: {count} {reason}" for reason, count in sorted(self.dropped.items())]
         lines += [f"malformed: {problem}" for problem in self.malformed]
-        if len(self.malformed) == MALFORMED_NAMED:
+        if self.has_more_malformed:
             lines.append("without --lenient the import lists the others, too")
         for sentence, count in self.assumptions.items():
             lines.append("assumed: " + (sentence if count is None else f"{sentence} ({count} times)"))

@@ -29,6 +29,7 @@ STATES: Final = (
 )
 NODES_NAMED: Final = 3
 """Drained and down nodes that the reason of a waiting job names; of more it gives the number."""
+_OVER: Final = "its processes have ended; the next call of pliant run records how"
 _NOTHING: Final = StartPrediction()
 
 
@@ -160,12 +161,14 @@ def _open_change(job: JobLog) -> tuple[str, float] | None:
 def _why(job: JobLog, now_s: float, expected: StartPrediction, others: int, status: Status) -> str:
     if job.ended:
         return job.reason
-    if job.job.id in status.cancelled:
-        return ""
-    if (words := _orders(job, now_s, status)) is not None:
-        return words
+    cancelled = job.job.id in status.cancelled
+    orders = None if cancelled else _orders(job, now_s, status)
     if job.job.id in status.over:
-        return "its processes have ended; the next call of pliant run records how"
+        return "; ".join(filter(None, [_OVER, orders]))
+    if cancelled:
+        return ""
+    if orders is not None:
+        return orders
     if job.gpus:
         change = _open_change(job)
         parts = [] if change is None else [f"for {span_text(max(0.0, now_s - change[1]))}"]
@@ -202,16 +205,20 @@ def _waits_for(job: JobLog, expected: StartPrediction, others: int) -> str:
 
 
 def _out_of_service(status: Status) -> list[str]:
-    """Free GPUs that no job gets, and why."""
+    """GPUs without a job that no job gets, and why."""
     closed = sorted(status.closed_gpus.items())
     if len(closed) > NODES_NAMED:
-        return [f"{in_gpus(sum(status.closed_gpus.values()))} free on {len(closed)} drained or down nodes"]
-    return [
-        f"{in_gpus(gpus)} free on {name}, which is {_closed(name, status)}"
-        if gpus
-        else f"node {name} is {_closed(name, status)}"
-        for name, gpus in closed
-    ]
+        gpus = in_gpus(sum(status.closed_gpus.values()))
+        return [f"{gpus} out of service on {len(closed)} drained or down nodes"]
+    return [_closed_words(name, gpus, status) for name, gpus in closed]
+
+
+def _closed_words(node: str, gpus: int, status: Status) -> str:
+    if not gpus:
+        return f"node {node} is {_closed(node, status)}"
+    if node in status.log.down:
+        return f"{node} with {in_gpus(gpus)} is down"
+    return f"{in_gpus(gpus)} free on {node}, which is drained"
 
 
 def _closed(node: str, status: Status) -> str:

@@ -58,6 +58,8 @@ class Use:
 class UseMeter:
     """Looks at the jobs of a state directory that hold GPUs, again and again.
 
+    Jobs whose processes have all ended use nothing and are left out.
+
     :raises UsageError: there is no log and no submission, or they are not this user's to see.
     """
 
@@ -70,9 +72,10 @@ class UseMeter:
 
         :raises BadInputError: the log is damaged.
         """
-        log = self._watcher.look().log
+        found = self._watcher.look()
+        log = found.log
         total = 0 if log.info is None else log.info.cluster.total_gpus
-        holding = {job_id: job for job_id, job in log.active.items() if job.gpus}
+        holding = {job_id: job for job_id, job in log.active.items() if job.gpus and job_id not in found.over}
         self._files = {job_id: self._file(job_id) for job_id in holding}
         return log, [self._use(job, total) for job in holding.values()]
 
@@ -111,7 +114,9 @@ def summary_line(log: RunLog, uses: Sequence[Use]) -> str:
     total = 0 if log.info is None else log.info.cluster.total_gpus
     held = round(sum(use.job.counted_gpus for use in uses))
     waiting = sum(not job.gpus for job in log.active.values())
-    return f"{counted(len(uses), 'job')} on {held} of {total} GPUs, {waiting} without"
+    ended = len(log.active) - waiting - len(uses)
+    line = f"{counted(len(uses), 'job')} on {held} of {total} GPUs, {waiting} without"
+    return f"{line}, {ended} ended, to be recorded" if ended else line
 
 
 def top_document(log: RunLog, uses: Sequence[Use]) -> str:

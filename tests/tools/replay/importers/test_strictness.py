@@ -53,6 +53,16 @@ def test_lenient_drops_and_counts_them_by_field(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("count", "more"), [(5, False), (6, True)])
+def test_lenient_speaks_of_other_malformed_rows_only_where_there_are_some(
+    tmp_path: Path, count: int, more: bool
+) -> None:
+    result = run(tmp_path, "tiresias", jobs(tmp_path, GOOD, *["3,1"] * count), lenient=True)
+    lines = result.summary.lines()
+    assert sum(line.startswith("malformed: ") for line in lines) == 5
+    assert ("without --lenient the import lists the others, too" in lines) is more
+
+
 def test_a_file_of_another_format_ends_early(tmp_path: Path) -> None:
     path = jobs(tmp_path, *["a,b"] * (3 * MOST_PROBLEMS))
     assert problems(tmp_path, "tiresias", path)[-1] == f"… and {MOST_PROBLEMS - 20} more"

@@ -22,6 +22,7 @@ from pliant.schemas.io import read_schedule, write_cluster, write_schedule
 from pliant.schemas.text import iso_time, width_of
 from pliant.tools.run.backends.protocol import Handle, LaunchRecord, StartedUnit, write_record
 from pliant.tools.run.doctor.checks import examine
+from pliant.tools.run.service import submit
 from pliant.tools.run.statedir.contract.plan import Member, Plan, write_progress
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import decision_event, run_event, submit_event
@@ -33,6 +34,7 @@ from pliant.tools.run.watch.job_page import history, job_fields, status_document
 from pliant.tools.run.watch.job_status import STATES, in_order, statuses
 from pliant.tools.run.watch.screen import status_text
 from pliant.tools.run.watch.status import Status, Watcher, launched_jobs, outlook
+from pliant.tools.run.watch.top import UseMeter, summary_line
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.policy import Reserved
 from tests.builders import cluster, job
@@ -311,7 +313,7 @@ def test_a_waiting_job_names_the_free_gpus_of_nodes_that_are_drained_or_down(tmp
     with State(dirs.path) as held:
         held.record([Event(NOW_S + 2, "node_down", detail={"node": "n2", "reason": "dead"})])
     (waiting,) = [each for each in statuses(Watcher(dirs.path).look(), NOW_S + 2) if each.id == "b"]
-    assert waiting.why.endswith("n1, which is drained; 4 GPUs free on n2, which is down")
+    assert waiting.why.endswith("n1, which is drained; n2 with 4 GPUs is down")
     assert waiting.brief == "for 4 GPUs; 2 nodes are drained or down"
     write_cluster(cluster(4), dirs.cluster)
     (waiting,) = [each for each in statuses(Watcher(dirs.path).look(), NOW_S + 2) if each.id == "b"]
@@ -400,6 +402,32 @@ def test_a_job_whose_script_need_not_report_runs_once_its_launcher_lives(
     assert found.why == "its processes have ended; the next call of pliant run records how"
     with State(dirs.path):
         assert state_of(dirs) == then, "the run that holds the directory records it at once"
+
+
+@pytest.mark.parametrize(("state", "asked"), [("ending", "hold"), ("cancelling", "cancel")])
+def test_of_a_job_that_has_ended_table_and_program_say_so_whatever_was_ordered_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, asked: str
+) -> None:
+    monkeypatch.setattr(submit, "user_name", lambda: "ada")
+    dirs = started(tmp_path / "state", elastic="none")
+    attempt = dirs.job("a").attempt(1)
+    attempt.path.mkdir(parents=True)
+    units = (StartedUnit(node="n0", argv=(), cwd="", env={}),)
+    write_record(Handle("a", 1, attempt.path), LaunchRecord(job="a", attempt=1, backend="local", units=units))
+    attempt.exit_code(0).write_text("0")
+    if asked == "cancel":
+        submit.cancel(dirs.path, ["a"])
+    else:
+        submit.order_jobs(dirs.path, "hold", ["a"])
+    (found,) = statuses(Watcher(dirs.path).look(), NOW_S + 9)
+    assert (found.state, found.brief) == (state, "ended, to be recorded")
+    assert found.why.startswith("its processes have ended; the next call of pliant run records how")
+    assert found.why.endswith("; ada has ordered to hold it") == (asked == "hold")
+    log, uses = UseMeter(dirs.path).look()
+    assert (uses, summary_line(log, uses)) == (
+        [],
+        "0 jobs on 0 of 0 GPUs, 0 without, 1 ended, to be recorded",
+    )
 
 
 def under_way(dirs: StateDir, **more: Any) -> None:

@@ -324,7 +324,7 @@ def _marginal(shares: Shares, worth: np.ndarray, row: int, least: float) -> list
         best = int(offers[(own[offers] / sizes[offers]).argmax()])
         before = len(shares.order) - 1 - shares.order.index(row)
         if shares.members.jobs[row].is_speed_guessed:
-            return [f"waits: {counted(before, 'job')} come before it"]
+            return [f"waits: {counted(before, 'job')} {'comes' if before == 1 else 'come'} before it"]
         saves = span_text(float(own[best] / sizes[best]))
         return [
             f"waits: {counted(before, 'job')} would end before it",

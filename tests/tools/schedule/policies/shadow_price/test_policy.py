@@ -9,6 +9,7 @@ import pytest
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.session.session import Session
 from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, session, sizes
@@ -129,6 +130,14 @@ def test_it_says_price_end_worth_of_a_gpu_and_why_a_job_waits():
     assert "1 GPU less would cost" in found["runs"].reason
     assert "waits: 1 job would end before it" in found["waits"].reason
     assert found["waits"].needs_gpus == 4
+
+
+def test_without_measurements_it_says_how_many_jobs_come_before_one_that_waits():
+    jobs = [job(name, gpus=4, work={"epochs": 5, "dataset_size": 4096}) for name in "abc"]
+    found = decide(jobs, cluster(4), None, Question("shadow-price", explain=True))
+    reasons = " ".join(each.reason for each in found.waiting)
+    assert "1 job comes before it" in reasons
+    assert "2 jobs come before it" in reasons
 
 
 def test_what_jobs_have_shown_survives_a_dump():
