@@ -44,7 +44,6 @@ R = TypeVar("R", bound=Record)
 AnyEvent = Event | EventRow
 Detail = Mapping[str, Any] | str
 """A detail, or its JSON text."""
-_NO_TRACE: Final = trace_hash(())
 _REPORTS: Final = frozenset({"progress", "epoch", "checkpoint", "finish"})
 Speeds = Mapping[int, tuple[float, float]]
 """(samples, seconds) of training, by GPUs."""
@@ -146,9 +145,6 @@ class _Fold:
             _shift(job, origin)
         if self.guesses:
             measure([*self.jobs.values()], self.last_s - origin)
-        if self.info.trace_hash == _NO_TRACE:
-            hashed = _hash_of_work(job.job for job in self.jobs.values())
-            self.info = self.info.model_copy(update={"trace_hash": hashed})
         return RunRecord(
             self.source,
             self.info,
@@ -159,6 +155,7 @@ class _Fold:
             self.decisions,
             self.decision_seconds,
             tuple(self.policies),
+            None if self.info.simulated else _hash_of_work(job.job for job in self.jobs.values()),
         )
 
     def _run_info(self, event: AnyEvent, number: int) -> bool:
@@ -380,9 +377,9 @@ def _shift(job: JobRecord, origin_s: float) -> None:
 
 
 def _hash_of_work(jobs: Iterable[Job]) -> str:
-    """What stands for the trace of a live run, which has none when it begins: its jobs, whenever they came.
+    """Equal for live runs that served the same jobs, whenever these came.
 
-    So runs are compared job by job only where they served the same jobs.
+    The hash of the trace only says which jobs a live run began with.
     """
     return trace_hash(job.model_copy(update={"submit_time": 0.0, "workdir": None}) for job in jobs)
 

@@ -41,6 +41,8 @@ class RunRecord:
     decision_seconds: float = 0.0
     policies: tuple[str, ...] = ()
     """In order of appearance."""
+    work_hash: str | None = None
+    """Of the jobs that a live run served, without the times at which they came; None of a simulation."""
     sha256: str = field(default="", compare=False)
     """Of the event file; empty where there was none."""
 
@@ -58,6 +60,15 @@ class RunRecord:
 
     def with_outcome(self, outcome: Outcome) -> list[JobRecord]:
         return [job for job in self.jobs if job.outcome == outcome]
+
+    def serves_jobs_of(self, other: RunRecord) -> bool:
+        """Whether jobs of the same id are the same work in both runs.
+
+        Two live runs of one trace may differ in jobs that were submitted later.
+        """
+        are_live = self.work_hash is not None and other.work_hash is not None
+        same_work = not are_live or self.work_hash == other.work_hash
+        return same_work and self.info.trace_hash == other.info.trace_hash
 
     @property
     def is_measured(self) -> bool:
