@@ -26,7 +26,7 @@ from pliant.schemas.file_io.events import EventRow, event_rows, parse_events
 from pliant.schemas.file_io.files import read_bytes, source_name
 from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.file_io.limits import ROWS_BYTES
-from pliant.schemas.file_io.record import MOST, Record, problems_of
+from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, Record, problems_of
 from pliant.schemas.job import GpuTimeWork, Job, trace_hash
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.tools.report.records import (
@@ -44,6 +44,7 @@ R = TypeVar("R", bound=Record)
 AnyEvent = Event | EventRow
 Detail = Mapping[str, Any] | str
 """A detail, or its JSON text."""
+_SHORTEST_STEP_S: Final = 1e-9
 _REPORTS: Final = frozenset({"progress", "epoch", "checkpoint", "finish"})
 Speeds = Mapping[int, tuple[float, float]]
 """(samples, seconds) of training, by GPUs."""
@@ -294,12 +295,13 @@ def _observe(job: JobRecord, event: AnyEvent) -> None:
         found.get("accum"),
         *(placement if isinstance(placement, list | tuple) else ()),
     ]
-    if not isinstance(step_s, int | float) or not 0 < step_s <= MOST or len(counts) < 3:
+    if type(step_s) not in (int, float) or not _SHORTEST_STEP_S <= step_s <= MOST or len(counts) < 3:
         return
-    if all(isinstance(count, int) and count > 0 for count in counts):
+    if all(type(count) is int and 0 < count <= LARGEST_BATCH for count in counts):  # a bool is no count
         local_batch, accum, *gpus = counts
         step = ObservedStep(tuple(gpus), local_batch, accum, float(step_s), job.global_batch)
-        job.observed.append(step)
+        if step.batch <= LARGEST_BATCH:
+            job.observed.append(step)
 
 
 def _forecast(job: JobRecord, found: object) -> None:

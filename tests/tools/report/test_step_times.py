@@ -74,7 +74,13 @@ def test_a_replay_and_a_run_without_a_profile_have_none(info):
     assert json.loads(text)["schema"] == "pliant.metrics/1"
 
 
-@pytest.mark.parametrize("odd", [{}, {"placement": 2}, {"placement": [0]}, {"step_seconds": -1}, "fast"])
+ODD = [
+    *({}, "fast", {"placement": 2}, {"placement": [0]}, {"placement": [10**400]}, {"accum": True}),
+    *({"local_batch": 10**30}, {"step_seconds": -1}, {"step_seconds": True}, {"step_seconds": 5e-324}),
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
 def test_reports_of_another_form_are_skipped(odd):
     whole = {"placement": [2], "local_batch": 240, "accum": 1, "step_seconds": 1.0}
     told = {**whole, **odd} if odd and isinstance(odd, dict) else odd
