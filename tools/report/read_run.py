@@ -132,7 +132,7 @@ class _Fold:
         other = self.jobs.get(named) if isinstance(named, str) else None
         if other is not None and other is not job and other.id not in self.beside:
             self.beside |= {job.id: other.id, other.id: job.id}
-            job.steps[-1].shared = True
+            job.steps[-1].shared = job.shared_lately = True
             _keep_on(other, event.time, shared=True)
 
     def record(self) -> RunRecord:
@@ -295,11 +295,15 @@ def _observe(job: JobRecord, event: AnyEvent) -> None:
         found.get("accum"),
         *(placement if isinstance(placement, list | tuple) else ()),
     ]
-    if type(step_s) not in (int, float) or not _SHORTEST_STEP_S <= step_s <= MOST or len(counts) < 3:
+    if isinstance(step_s, bool) or not isinstance(step_s, int | float) or len(counts) < 3:
         return
-    if all(type(count) is int and 0 < count <= LARGEST_BATCH for count in counts):  # a bool is no count
+    if _SHORTEST_STEP_S <= step_s <= MOST and all(
+        type(count) is int and 0 < count <= LARGEST_BATCH
+        for count in counts  # not a bool
+    ):
         local_batch, accum, *gpus = counts
-        step = ObservedStep(tuple(gpus), local_batch, accum, float(step_s), job.global_batch)
+        shared, job.shared_lately = job.shared_lately, bool(job.steps) and job.steps[-1].shared
+        step = ObservedStep(tuple(gpus), local_batch, accum, float(step_s), job.global_batch, shared)
         if step.batch <= LARGEST_BATCH:
             job.observed.append(step)
 
@@ -356,6 +360,7 @@ def _hold(job: JobRecord, time_s: float, gpus: int, name: str) -> None:
 
 
 def _keep_on(job: JobRecord, time_s: float, *, shared: bool) -> None:
+    job.shared_lately = job.shared_lately or shared
     if job.steps and job.steps[-1].gpus and job.steps[-1].shared != shared:
         last = job.steps[-1]
         again = AllocationStep(

@@ -109,6 +109,8 @@ class JobRecord:
     forecasts: list[Forecast] = field(default_factory=list)
     observed: list[ObservedStep] = field(default_factory=list)
     """Times of steps that its workers reported; of live runs only."""
+    shared_lately: bool = False
+    """Whether another job trained on its GPUs since its workers last reported the time of a step."""
     admission: Mapping[str, Any] = field(default_factory=dict)
     """What the policy said last on admission or rejection."""
 
@@ -211,6 +213,8 @@ class ObservedStep(NamedTuple):
     step_s: float
     global_batch: int | None
     """None where the log does not say it."""
+    shared: bool = False
+    """Whether another job trained on the same GPUs for at least some of the steps."""
 
     @property
     def batch(self) -> int:
