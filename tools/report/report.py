@@ -197,6 +197,13 @@ def baseline_of(report: Report, each: RunReport) -> RunReport | None:
     return found[0] if len(found) == 1 else None
 
 
+def warnings_of(report: Report) -> tuple[str, ...]:
+    """The warnings, but that of different traces where each run is divided by one of its own trace."""
+    if report.base_policy is None or any(baseline_of(report, each) is None for each in report.runs):
+        return report.warnings
+    return tuple(text for text in report.warnings if text != DIFFERENT_TRACES)
+
+
 def _is_swept(runs: Sequence[RunReport], policy: str) -> bool:
     """Whether a policy has several runs, each of another seed or trace."""
     found = [each.run.info for each in runs if each.run.info.policy == policy]
