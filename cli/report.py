@@ -161,7 +161,7 @@ def report(
     from pliant.tools.report.rendering.output import Extras, render, shows_expectations
     from pliant.tools.report.rendering.summary import Shown
     from pliant.tools.report.rendering.text import as_table
-    from pliant.tools.report.report import read_report
+    from pliant.tools.report.report import read_report, warnings_of
 
     if not events and nothing_comes_in():
         state = configuration().state
@@ -210,7 +210,7 @@ def report(
         note(f"{counted(len(drawn_files), 'figure')} in {figures}")
     _write_for_ci(made, extras.checked, write_expected, junit)
     if not shows_expectations(form):
-        for warning in made.warnings:
+        for warning in warnings_of(made):
             note(f"warning: {warning}")
         if extras.checked:
             table = as_table([expectations_section(extras.checked)], width_for(sys.stderr))

@@ -10,6 +10,7 @@ from pliant.schemas.file_io.record import NonNegativeFloat, NonNegativeInt, Reco
 
 Number = float | None
 Better = Literal["lower", "higher"]
+Unpredicted = Literal["batch", "spread", "shared", "speed"]
 _LOWER: Final = frozenset(
     (
         *("mean_jct_s", "median_jct_s", "p90_jct_s", "p99_jct_s", "makespan_s", "mean_queueing_delay_s"),
@@ -156,9 +157,12 @@ class StepTime(Record):
     measured_s: float
     """Their median."""
     predicted_s: Number = None
-    """Null: the log has no prediction at this batch, as it is not the job's own."""
+    """Null: the log has no prediction."""
     error: Number = None
     """Predicted / measured - 1."""
+    unpredicted: Unpredicted | None = None
+    """Why there is no prediction: another batch than the job's own (batch), more nodes than it needs
+    (spread), GPUs shared with another job (shared), or no known speed (speed)."""
 
 
 class ReportedRun(RunMetrics):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -12,6 +13,9 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+
+from pliant.schemas.io import read_jobs
+from pliant.schemas.job import trace_hash
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "ci"
 INSTALL = "pip install"
@@ -65,6 +69,11 @@ def test_the_example_passes_as_it_stands(workflow: str, tmp_path: Path) -> None:
     assert code == 0, said
     assert 'failures="0"' in (tmp_path / "junit.xml").read_text()
     assert "Expected figures" in (tmp_path / "summary.md").read_text()
+
+
+def test_the_expected_figures_name_the_trace_as_written_files_do() -> None:
+    expected = json.loads((EXAMPLE / "expected.json").read_text())
+    assert expected["traces"] == [trace_hash(read_jobs(EXAMPLE / "jobs.jsonl"))]
 
 
 def test_the_example_fails_where_scheduling_became_worse(workflow: str, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from pliant.schemas.file_io.events import EventRow, event_rows, parse_events
 from pliant.schemas.file_io.files import read_bytes, source_name
 from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.file_io.limits import ROWS_BYTES
-from pliant.schemas.file_io.record import MOST, Record, problems_of
+from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, Record, problems_of
 from pliant.schemas.job import GpuTimeWork, Job, trace_hash
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.tools.report.records import (
@@ -44,7 +44,7 @@ R = TypeVar("R", bound=Record)
 AnyEvent = Event | EventRow
 Detail = Mapping[str, Any] | str
 """A detail, or its JSON text."""
-_NO_TRACE: Final = trace_hash(())
+_SHORTEST_STEP_S: Final = 1e-9
 _REPORTS: Final = frozenset({"progress", "epoch", "checkpoint", "finish"})
 Speeds = Mapping[int, tuple[float, float]]
 """(samples, seconds) of training, by GPUs."""
@@ -132,7 +132,7 @@ class _Fold:
         other = self.jobs.get(named) if isinstance(named, str) else None
         if other is not None and other is not job and other.id not in self.beside:
             self.beside |= {job.id: other.id, other.id: job.id}
-            job.steps[-1].shared = True
+            job.steps[-1].shared = job.shared_lately = True
             _keep_on(other, event.time, shared=True)
 
     def record(self) -> RunRecord:
@@ -146,9 +146,6 @@ class _Fold:
             _shift(job, origin)
         if self.guesses:
             measure([*self.jobs.values()], self.last_s - origin)
-        if self.info.trace_hash == _NO_TRACE:
-            hashed = _hash_of_work(job.job for job in self.jobs.values())
-            self.info = self.info.model_copy(update={"trace_hash": hashed})
         return RunRecord(
             self.source,
             self.info,
@@ -159,6 +156,7 @@ class _Fold:
             self.decisions,
             self.decision_seconds,
             tuple(self.policies),
+            None if self.info.simulated else _hash_of_work(job.job for job in self.jobs.values()),
         )
 
     def _run_info(self, event: AnyEvent, number: int) -> bool:
@@ -297,12 +295,17 @@ def _observe(job: JobRecord, event: AnyEvent) -> None:
         found.get("accum"),
         *(placement if isinstance(placement, list | tuple) else ()),
     ]
-    if not isinstance(step_s, int | float) or not 0 < step_s <= MOST or len(counts) < 3:
+    if isinstance(step_s, bool) or not isinstance(step_s, int | float) or len(counts) < 3:
         return
-    if all(isinstance(count, int) and count > 0 for count in counts):
+    if _SHORTEST_STEP_S <= step_s <= MOST and all(
+        type(count) is int and 0 < count <= LARGEST_BATCH
+        for count in counts  # not a bool
+    ):
         local_batch, accum, *gpus = counts
-        step = ObservedStep(tuple(gpus), local_batch, accum, float(step_s), job.global_batch)
-        job.observed.append(step)
+        shared, job.shared_lately = job.shared_lately, bool(job.steps) and job.steps[-1].shared
+        step = ObservedStep(tuple(gpus), local_batch, accum, float(step_s), job.global_batch, shared)
+        if step.batch <= LARGEST_BATCH:
+            job.observed.append(step)
 
 
 def _forecast(job: JobRecord, found: object) -> None:
@@ -357,6 +360,7 @@ def _hold(job: JobRecord, time_s: float, gpus: int, name: str) -> None:
 
 
 def _keep_on(job: JobRecord, time_s: float, *, shared: bool) -> None:
+    job.shared_lately = job.shared_lately or shared
     if job.steps and job.steps[-1].gpus and job.steps[-1].shared != shared:
         last = job.steps[-1]
         again = AllocationStep(
@@ -380,9 +384,9 @@ def _shift(job: JobRecord, origin_s: float) -> None:
 
 
 def _hash_of_work(jobs: Iterable[Job]) -> str:
-    """What stands for the trace of a live run, which has none when it begins: its jobs, whenever they came.
+    """Equal for live runs that served the same jobs, whenever these came.
 
-    So runs are compared job by job only where they served the same jobs.
+    The hash of the trace only says which jobs a live run began with.
     """
     return trace_hash(job.model_copy(update={"submit_time": 0.0, "workdir": None}) for job in jobs)
 

@@ -41,6 +41,8 @@ class RunRecord:
     decision_seconds: float = 0.0
     policies: tuple[str, ...] = ()
     """In order of appearance."""
+    work_hash: str | None = None
+    """Of the jobs that a live run served, without the times at which they came; None of a simulation."""
     sha256: str = field(default="", compare=False)
     """Of the event file; empty where there was none."""
 
@@ -58,6 +60,15 @@ class RunRecord:
 
     def with_outcome(self, outcome: Outcome) -> list[JobRecord]:
         return [job for job in self.jobs if job.outcome == outcome]
+
+    def serves_jobs_of(self, other: RunRecord) -> bool:
+        """Whether jobs of the same id are the same work in both runs.
+
+        Two live runs of one trace may differ in jobs that were submitted later.
+        """
+        are_live = self.work_hash is not None and other.work_hash is not None
+        same_work = not are_live or self.work_hash == other.work_hash
+        return same_work and self.info.trace_hash == other.info.trace_hash
 
     @property
     def is_measured(self) -> bool:
@@ -98,6 +109,8 @@ class JobRecord:
     forecasts: list[Forecast] = field(default_factory=list)
     observed: list[ObservedStep] = field(default_factory=list)
     """Times of steps that its workers reported; of live runs only."""
+    shared_lately: bool = False
+    """Whether another job trained on its GPUs since its workers last reported the time of a step."""
     admission: Mapping[str, Any] = field(default_factory=dict)
     """What the policy said last on admission or rejection."""
 
@@ -200,6 +213,8 @@ class ObservedStep(NamedTuple):
     step_s: float
     global_batch: int | None
     """None where the log does not say it."""
+    shared: bool = False
+    """Whether another job trained on the same GPUs for at least some of the steps."""
 
     @property
     def batch(self) -> int:

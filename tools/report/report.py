@@ -197,6 +197,13 @@ def baseline_of(report: Report, each: RunReport) -> RunReport | None:
     return found[0] if len(found) == 1 else None
 
 
+def warnings_of(report: Report) -> tuple[str, ...]:
+    """The warnings, but that of different traces where each run is divided by one of its own trace."""
+    if report.base_policy is None or any(baseline_of(report, each) is None for each in report.runs):
+        return report.warnings
+    return tuple(text for text in report.warnings if text != DIFFERENT_TRACES)
+
+
 def _is_swept(runs: Sequence[RunReport], policy: str) -> bool:
     """Whether a policy has several runs, each of another seed or trace."""
     found = [each.run.info for each in runs if each.run.info.policy == policy]
@@ -372,17 +379,18 @@ def compare_jcts(first: RunRecord, second: RunRecord, dropped: float = 0.0) -> P
     """Test the JCTs of the jobs that finished in both runs.
 
     :param dropped: as :func:`steady`.
-    :raises UsageError: the runs are not of one trace, or no job finished in both.
+    :raises UsageError: the runs are not of the same jobs, or no job finished in both.
     """
-    if first.info.trace_hash != second.info.trace_hash:
-        raise UsageError(f"{first.source} and {second.source} are runs of different traces")
+    if not first.serves_jobs_of(second):
+        others = "traces" if first.info.trace_hash != second.info.trace_hash else "jobs"
+        raise UsageError(f"{first.source} and {second.source} are runs of different {others}")
     pairs = paired_jcts_s(first, second, dropped)
     return wilcoxon([left for left, _ in pairs], [right for _, right in pairs])
 
 
 def paired_jcts_s(first: RunRecord, second: RunRecord, dropped: float = 0.0) -> list[tuple[float, float]]:
-    """Both JCTs of each job that finished in two runs of one trace; empty for different traces."""
-    if first.info.trace_hash != second.info.trace_hash:
+    """Both JCTs of each job that finished in two runs; empty for runs of different jobs."""
+    if not first.serves_jobs_of(second):
         return []
     theirs = {job.id: job.jct_s for job in second.jobs}
     return [

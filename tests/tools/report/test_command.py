@@ -152,9 +152,11 @@ def test_expected_figures_of_another_trace_are_said_to_be_so(runs, tmp_path, cap
 def test_a_run_without_jobs_is_one_sentence(tmp_path, capsys):
     write_events(first_come()[:1], tmp_path / "none.parquet")
     report([str(tmp_path / "none.parquet")])
-    assert capsys.readouterr().out.splitlines()[0] == (
-        "fifo: no job was submitted, so there is nothing to report."
-    )
+    told = capsys.readouterr().out
+    assert told.splitlines()[0] == "fifo: no job was submitted, so there is nothing to report."
+    for form in ("table", "md"):
+        report([str(tmp_path / "none.parquet")], jobs=True, format=form)
+        assert "Jobs of" not in capsys.readouterr().out
 
 
 def test_a_profile_beside_the_runs_shows_its_residuals(runs, tmp_path, capsys):
@@ -174,6 +176,22 @@ def test_a_profile_beside_the_runs_shows_its_residuals(runs, tmp_path, capsys):
 def test_warnings_reach_a_reader_of_documents(runs, tmp_path, capsys):
     write_events(first_come(trace_hash="cd" * 32, policy="las"), tmp_path / "las.parquet")
     report([runs[0], str(tmp_path / "las.parquet")], format="csv")
+    assert "different traces" in capsys.readouterr().err
+
+
+def test_a_sweep_over_traces_is_not_warned_of_where_each_run_has_a_baseline_of_its_trace(tmp_path, capsys):
+    for policy in ("fifo", "las"):
+        for trace in ("ab", "cd"):
+            write_events(
+                first_come(trace_hash=trace * 32, policy=policy), tmp_path / f"{policy}{trace}.parquet"
+            )
+    report([str(tmp_path)], format="json", baseline="fifo")
+    told = capsys.readouterr()
+    assert json.loads(told.out)["warnings"] == []
+    assert told.err == ""
+    (tmp_path / "fifocd.parquet").unlink()
+    write_events(first_come(trace_hash="ef" * 32), tmp_path / "fifoef.parquet")
+    report([str(tmp_path)], format="json", baseline="fifo")
     assert "different traces" in capsys.readouterr().err
 
 

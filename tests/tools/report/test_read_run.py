@@ -5,14 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from pliant.schemas.errors import BadInputError
+from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.io import write_events
 from pliant.schemas.job import trace_hash
+from pliant.tools.report.groups import groups
 from pliant.tools.report.read_run import fold, read_run
 from pliant.tools.report.records import gpu_usage
-from pliant.tools.report.report import paired_jcts_s
+from pliant.tools.report.report import compare_jcts, make_report, paired_jcts_s
 from tests.builders import cluster, job
 from tests.tools.report.runs import begin, ran, shared, story, submit
 
@@ -84,16 +85,31 @@ def test_live_times_count_from_the_first_submission():
     assert run.last_event_s == 20.0
 
 
-def test_live_runs_that_began_without_jobs_are_paired_only_if_they_served_the_same_jobs():
-    def live(*jobs, at):
-        arrivals = [submit(each, at=at + 10 * number) for number, each in enumerate(jobs)]
-        ends = [event for each in jobs for event in ran(each.id, at + 20, at + 30)]
-        return story(*arrivals, *ends, at=at, simulated=False, trace_hash=trace_hash(()))
+def live(*jobs, at=1.8e9, began_with=()):
+    arrivals = [submit(each, at=at + 10 * number) for number, each in enumerate(jobs)]
+    ends = [event for each in jobs for event in ran(each.id, at + 20, at + 30)]
+    return story(*arrivals, *ends, at=at, simulated=False, trace_hash=trace_hash(began_with))
 
-    first, again = (live(job("a", at=at), job("b", at=at), at=at) for at in (1.8e9, 1.9e9))
-    other = live(job("a", at=1.8e9, model="vgg"), at=1.8e9)
+
+@pytest.mark.parametrize("began_with", [(), (job("a"),)])
+def test_live_runs_are_paired_only_if_they_served_the_same_jobs(began_with):
+    first, again = (
+        live(job("a", at=at), job("b", at=at), at=at, began_with=began_with) for at in (1.8e9, 1.9e9)
+    )
+    other = live(job("a", at=1.8e9), job("b", at=1.8e9, model="vgg"), began_with=began_with)
     assert len(paired_jcts_s(first, again)) == 2
     assert paired_jcts_s(first, other) == []
+    with pytest.raises(UsageError, match="runs of different jobs"):
+        compare_jcts(first, other)
+
+
+def test_two_live_runs_of_a_policy_stay_two_columns_and_no_sweep():
+    monday = replace(live(job("a", at=1.8e9)), source="monday.jsonl")
+    tuesday = replace(live(job("b", at=1.9e9), job("c", at=1.9e9), at=1.9e9), source="tuesday.jsonl")
+    columns = groups(make_report([monday, tuesday]))
+    assert [each.label for each in columns] == ["fifo [monday]", "fifo [tuesday]"]
+    with pytest.raises(UsageError, match=r"the policy of several runs; .*\[monday\].*\[tuesday\]"):
+        make_report([monday, tuesday], baseline="fifo")
 
 
 def test_what_a_change_cost_is_known_once_training_goes_on():

@@ -46,7 +46,7 @@ from pliant.tools.report.rendering.text import (
     long_rows,
     metrics_rows,
 )
-from pliant.tools.report.report import Report, RunReport, baseline_of
+from pliant.tools.report.report import Report, RunReport, baseline_of, warnings_of
 
 ReportFormat = Literal["table", "json", "csv", "csv-long", "md", "html"]
 UNKNOWN_WIDTH: Final = 80
@@ -129,7 +129,7 @@ def _beside(report: Report, extras: Extras) -> Sequence[Section]:
         used = [each.run.info.profile_hash for each in report.runs]
         sections.append(summary_section(extras.profile, used))
     if extras.jobs:
-        sections += [jobs_section(each) for each in report.runs]
+        sections += [jobs_section(each) for each in report.runs if each.run.jobs]
     return sections
 
 
@@ -159,7 +159,7 @@ def document(report: Report, extras: Extras = NO_EXTRAS) -> Metrics:
     return Metrics(
         runs=tuple(_run(each, report, with_jobs=extras.jobs) for each in report.runs),
         baseline=report.base_policy if report.baseline is None else report.baseline.label,
-        warnings=report.warnings,
+        warnings=warnings_of(report),
         expectations=extras.checked or None,
         answer=said.sentences,
         groups=tuple(

@@ -32,7 +32,7 @@ from pliant.tools.report.rendering.profile_table import (
 )
 from pliant.tools.report.rendering.sections import Section
 from pliant.tools.report.rendering.summary import SHORT, Shown, summary
-from pliant.tools.report.report import Report, against
+from pliant.tools.report.report import Report, against, warnings_of
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 
@@ -73,7 +73,7 @@ def page(
         title="Report: " + ", ".join(each.label for each in report.runs),
         sentences=short.answer.sentences,
         base=short.answer.base.label if short.answer.base is not None else "",
-        warnings=report.warnings,
+        warnings=report.warnings if shown.each_run else warnings_of(report),
         six=figure_table(short.table),
         all_figures=figure_table(full.table),
         of_means=[note for note in short.table.notes if note.startswith("means over")],

@@ -41,12 +41,12 @@ class Stretch(NamedTuple):
 def page_data(report: Report, most: int = MOST_STRETCHES) -> str:
     """JSON that may stand in a ``<script>`` element: it holds no ``<``."""
     words = _Words()
-    traces: dict[tuple[str, tuple[str, ...]], int] = {}
+    traces: dict[tuple[str, str | None, tuple[str, ...]], int] = {}
     columns: list[dict[str, Any]] = []
     runs = []
     team = team_label(job.job for each in report.runs for job in each.run.jobs)
     for each in report.runs:
-        key = each.run.info.trace_hash, tuple(job.id for job in each.run.jobs)
+        key = each.run.info.trace_hash, each.run.work_hash, tuple(job.id for job in each.run.jobs)
         tick_s = tick_of(each.run)
         if key not in traces:
             traces[key] = len(columns)

@@ -7,13 +7,19 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
+from pliant.schemas.metrics import Unpredicted
 from pliant.schemas.text import counted
 from pliant.tools.report.rendering.sections import NOTHING, Section, number, percent
 from pliant.tools.report.report import Report
 
 _BUSY: Final = 0.1
 """Above this part of its time, a row was measured on a busy machine."""
-_UNPREDICTED: Final = f"{NOTHING}: not the job's own batch, for which alone the log has a prediction"
+_UNPREDICTED: Final[dict[Unpredicted, str]] = {
+    "batch": "not the job's own batch",
+    "spread": "on more nodes than needed",
+    "shared": "shares its GPUs with another job",
+    "speed": "no speed is known",
+}
 _MEAN_TYPE: Final = "predicted: at the mean speed of the GPU types"
 _MOST: Final = 2000
 """Rows of a page."""
@@ -115,14 +121,16 @@ def step_time_sections(report: Report) -> list[Section]:
                 number(row.reports, 0),
                 _seconds(row.predicted_s),
                 _seconds(row.measured_s),
-                NOTHING if row.error is None else f"{100 * row.error:+.1f}",
+                f"{NOTHING} {row.unpredicted}" if row.error is None else f"{100 * row.error:+.1f}",
             )
             for row in each.step_times
         )
+        whys = dict.fromkeys(row.unpredicted for row in each.step_times if row.unpredicted)
+        reasons = ", ".join(f"{why}: {_UNPREDICTED[why]}" for why in whys)
         notes = [
             "GPUs of each node, most first; local: batch of a GPU, × micro-steps where there are several",
             "measured: median of what workers reported; error: predicted / measured - 1",
-            *([_UNPREDICTED] if any(row.error is None for row in each.step_times) else []),
+            *([f"{NOTHING}: the log predicts nothing here; {reasons}"] if reasons else []),
             *([_MEAN_TYPE] if len({node.gpu_type for node in each.run.info.cluster.nodes}) > 1 else []),
         ]
         if rows:
