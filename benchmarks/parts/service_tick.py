@@ -31,6 +31,7 @@ from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit
 from pliant.tools.run.elastic import report
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.report import Reporter
+from pliant.tools.run.elastic.state.checkpoint import Saved
 from pliant.tools.run.elastic.state.training import Mean, TrainingCounters
 from pliant.tools.run.service.allocation import Assignment, ChangeStep, Slot
 from pliant.tools.run.service.commands import CHECKPOINT_S, make_plan
@@ -158,7 +159,7 @@ def train_an_hour(job: JobDir, plan: Plan) -> None:
             losses.add(1 / (1 + step), 1)
             reporter.step_done(counters, losses, STEP_S)
             if step % int(CHECKPOINT_S / STEP_S) == 0:
-                reporter.checkpoint_done(counters, 1.25)
+                reporter.checkpoint_ended(Saved(counters, 0.1, 1.25, ""))
             if step % int(EPOCH_S / STEP_S) == 0:
                 counters.next_epoch()
                 reporter.epoch_done(counters, 1 / (1 + step), 1 - 1 / (1 + step))
