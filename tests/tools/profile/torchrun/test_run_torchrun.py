@@ -64,10 +64,11 @@ def test_the_loopback_interface_is_refused_on_several_nodes_before_anything_wait
 
 
 REPORTS = """
-import sys, time
+import pathlib, sys, time
 from pliant.tools.run.progress import TrainingProgress
 
 progress, step = TrainingProgress(), 0
+pathlib.Path(f"listens-{progress.rank}").touch()
 while True:
     time.sleep(0.01)
     step += 1
@@ -87,7 +88,7 @@ def test_a_notice_to_torchrun_reaches_its_workers_which_save_and_end_well(tmp_pa
     argv = torchrun(("train.py",), 2, standalone("127.0.0.1"), tmp_path / "logs")
     env = child_environment(os.environ, {**NO_STORE, **paths})
     with subprocess.Popen(argv, env=env, cwd=tmp_path, stdin=subprocess.DEVNULL) as process:
-        until(report.exists)
+        until(lambda: report.exists() and all((tmp_path / f"listens-{rank}").exists() for rank in (0, 1)))
         process.send_signal(signal.SIGUSR1)
         assert process.wait() == 0
     found = Progress.model_validate_json(report.read_bytes())

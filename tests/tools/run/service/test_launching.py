@@ -72,7 +72,7 @@ def test_what_torchrun_cannot_give_to_workers_is_refused(tmp_path: Path) -> None
     assert problems(found, tmp_path) == [
         f'schedule.json: /jobs/0/resources/ps: job "a" has parameter servers: {cannot}',
         'schedule.json: /jobs/1/resources/worker/gpu: job "b" needs 2 GPUs for each worker, which gets one',
-        f'schedule.json: /jobs/2/gpus/per_replica: job "c" resizes replicas of 2 GPUs: {cannot}',
+        f'schedule.json: /jobs/2/gpus/per_replica: job "c" resizes replicas of 2 GPUs in place: {cannot}',
     ]
 
 
