@@ -55,6 +55,7 @@ def test_rank_0_dies_at_a_place_of_a_step_while_another_worker_joins(
     job.publish([1, 2], accum=accum)
     job.add(2)
     job.reaches()
+    job.wait_for("progress", len(job.events("progress")) + 10)  # what is amiss may show after some steps
     job.publish([1, 2], accum=accum, abort=True)
     job.end()
     assert job.outcomes_of(1, 2) == ["stopped"] * 2, job.errors()

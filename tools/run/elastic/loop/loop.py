@@ -437,7 +437,10 @@ class TrainingLoop:
     def _catch_up(self) -> None:
         """All workers are at the same place of a step: what follows counts if the step was made."""
         self._catches_up_at, self._divided_in_pass = -1, True
-        self._averaging.idle = self.training.parts <= self._part
+        made = self.training.parts > self._part
+        self._averaging.idle = not made
+        if made:  # a worker that came with this state acts here like those that trained the part
+            self._turn = self._part
 
     # When the workers change
 
