@@ -10,7 +10,6 @@ far disturbed profiles are off; the other parts are described where they are mea
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -136,14 +135,5 @@ record = figure.renew
 """Rows of parts that could not be measured stay as they are."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Measure parts by name."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("parts", nargs="+", choices=PARTS)
-    wanted = options.parse_args(arguments)
-    parted.renew(NAME, {name: PARTS[name] for name in wanted.parts})
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(parted.main(NAME, PARTS, __doc__, sys.argv[1:]))

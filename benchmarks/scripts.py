@@ -6,9 +6,7 @@ results/scripts.json. Another part is a function that returns its rows, and its 
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -44,14 +42,5 @@ record = figure.renew
 """Rows of parts that could not be measured stay as they are."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Measure parts by name."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("parts", nargs="+", choices=PARTS)
-    wanted = options.parse_args(arguments)
-    parted.renew(NAME, {name: PARTS[name] for name in wanted.parts})
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(parted.main(NAME, PARTS, __doc__, sys.argv[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -29,3 +30,15 @@ def renew(name: str, parts: Mapping[str, Part]) -> None:
         figure.renew(name, rows)
         for row in rows:
             print(f"{row.name:40s} {'-' if row.value is None else f'{row.value:.6g}':>10s} {row.unit}")
+
+
+def main(name: str, parts: Mapping[str, Part], about: str | None, arguments: Sequence[str]) -> int:
+    """Measure parts that the command line names, and renew their rows.
+
+    :param about: what its help says.
+    """
+    options = argparse.ArgumentParser(description=about)
+    options.add_argument("parts", nargs="+", choices=parts)
+    wanted = options.parse_args(arguments)
+    renew(name, {each: parts[each] for each in wanted.parts})
+    return 0
