@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _GAP: Final = 1e-4
 """Relative: a solution this near to the best counts as the best."""
+TRIFLE: Final = 1e-6
+"""Of the most that one job can be worth: what the solver takes for nothing."""
 MOST_VARIABLES: Final = 100_000
 """Whole numbers of the largest problem that is tried."""
 
@@ -209,14 +211,17 @@ def solve(
     if not layout.count:
         return Optimum((None,) * len(bids), 0.0, 0.0)
     rows, low, high = constraints(layout, servers, used)
+    unit = float(layout.worths.max())  # ``TRIFLE`` is one of the solver's tolerances, which are absolute
     found = milp(
-        -layout.worths,
+        -layout.worths / unit,
         integrality=np.ones(layout.count, dtype=np.int64),
         bounds=Bounds(0, layout.most),
         constraints=LinearConstraint(rows, low, high),
         options={"time_limit": limit_s, "mip_rel_gap": _GAP, "presolve": False},
     )
-    bound = layout.best if found.mip_dual_bound is None else min(layout.best, -float(found.mip_dual_bound))
+    bound = layout.best
+    if found.mip_dual_bound is not None:
+        bound = min(bound, -unit * float(found.mip_dual_bound))
     if found.x is None:
         return Optimum((None,) * len(bids), 0.0, bound)
     plans = layout.plans(np.rint(found.x).astype(np.int64), len(bids))

@@ -26,7 +26,7 @@ from pliant.tools.report.read_run import read_run
 from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Servers
 from pliant.tools.schedule.policies.oasis import offline as offline_policy
 from pliant.tools.schedule.policies.oasis.market import Market
-from pliant.tools.schedule.policies.oasis.offline import Layout, OasisOffline, solve, variables
+from pliant.tools.schedule.policies.oasis.offline import TRIFLE, Layout, OasisOffline, solve, variables
 from pliant.tools.schedule.policies.oasis.policy import Oasis
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds
 from pliant.tools.schedule.policy import Policy
@@ -79,6 +79,7 @@ def test_it_is_the_best_of_all_orders(seed: int) -> None:
 @example(51)  # the solver misses these three with its presolve on
 @example(59)
 @example(197)
+@example(1357)  # all that there is to earn is 1.3e-7, beside jobs worth 47 that do not fit
 def test_its_plans_keep_all_rules_and_are_worth_no_less_than_those_of_oasis(seed: int) -> None:
     rng = np.random.default_rng(seed)
     slots, servers = 5, servers_of(rng, 2, 2)
@@ -89,7 +90,8 @@ def test_its_plans_keep_all_rules_and_are_worth_no_less_than_those_of_oasis(seed
     found = solve(bids, servers, slots)
     planned = [(bid, plan) for bid, plan in zip(bids, found.plans, strict=True) if plan is not None]
     assert broken_rules(servers, planned, slots) == []
-    assert found.utility >= online * (1 - 1e-3)
+    trifle = TRIFLE * max(float(bid.worth.max()) for bid in bids)
+    assert found.utility >= online * (1 - 1e-3) - trifle
 
 
 def test_units_do_not_matter() -> None:
@@ -97,6 +99,8 @@ def test_units_do_not_matter() -> None:
     bids = [job(name, 0, 1, [1.0]) for name in "ab"]
     tiny = [replace(bid, worker=1e-9 * bid.worker) for bid in bids]
     assert solve(tiny, replace(ONE_PLACE, workers=1e-9 * ONE_PLACE.workers), 1).utility == 1
+    cheap = [replace(bid, worth=1e-9 * bid.worth) for bid in bids]
+    assert solve(cheap, ONE_PLACE, 1).utility == pytest.approx(1e-9)
 
 
 def test_it_knows_that_a_better_job_will_come() -> None:
