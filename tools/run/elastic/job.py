@@ -16,6 +16,7 @@ from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measuring.worker import request_from_env
 from pliant.tools.run.elastic.context import Context, WorkerContext, find_context
 from pliant.tools.run.elastic.loop.batches import BatchSplit, DataSource
+from pliant.tools.run.elastic.loop.carried import Carried
 from pliant.tools.run.elastic.loop.gradients import Averaging, ElasticDataParallel, Gradients
 from pliant.tools.run.elastic.loop.guards import Closure, checked, guard_helper, guard_optimizer
 from pliant.tools.run.elastic.loop.loop import TrainingLoop
@@ -347,6 +348,25 @@ class ElasticJob:
         :raises UsageError: the script is in no loop over batches or steps.
         """
         return self._trained().draw(make)
+
+    def carried(self, make: Callable[[int], Any], *, dim: int = 0) -> Carried:
+        """What each row of a batch hands on to that of the next one, as the hidden state of a recurrent net.
+
+        ``make`` gives it for a number of rows at the start of an epoch: a tensor, or tensors in a tuple, list
+        or dictionary, with their rows along ``dim``. Call it before the first epoch or step, then read and
+        set its ``value`` in the loop, before ``optimizer.step()``::
+
+            hidden = job.carried(lambda rows: torch.zeros(LAYERS, rows, WIDTH), dim=1)
+            ...
+                    found, hidden.value = model(x, hidden.value)
+
+        It comes back without a history, and is a part of the state: resizes, kills and restarts keep it.
+
+        :raises UsageError: training has begun.
+        """
+        found = Carried(make, dim, self._trained)
+        self.register(**{f"carried-{len(self._helpers)}": found})
+        return found
 
     def log(
         self, loss: float | torch.Tensor | None = None, metric: float | torch.Tensor | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from torch import nn
 from pliant.tools.profile.measuring.request import MeasurementRequest
 from pliant.tools.profile.measuring.worker import Changes, Sweep
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.loop.batches import BatchSplit, DataSource, to_device
+from pliant.tools.run.elastic.loop.batches import BatchSplit, DataSource, Rows, to_device
 from pliant.tools.run.elastic.loop.gradients import Averaging
 from pliant.tools.run.elastic.loop.loop import numbers_of
 from pliant.tools.run.elastic.loop.passes import SampleOrder
@@ -49,9 +49,10 @@ class Measurement:
     ) -> None:
         """:param source: None where the script takes its own samples; ``split``: of the script's batch."""
         self._source, self._backend, self._split = source, backend, split
-        self._device = next(training.model.parameters()).device
+        self.device = next(training.model.parameters()).device
         self._training = training
         self._indices: list[int] = []
+        self._looks = 0
         changes = Changes(self._checkpoint, self._rescale)
         size = ANY_SIZE if source is None else source.size
         self._sweep = Sweep(request, _Measured(models), size, self._read, changes)
@@ -75,8 +76,20 @@ class Measurement:
     def numbers(self) -> torch.Tensor:
         return torch.tensor(self._indices)
 
+    def rows(self) -> Rows:
+        """As of one worker, and each time of a step of its own."""
+        self._looks += 1
+        count = self._sweep.local_batch
+        return Rows(0, count, count, count, self._looks, 0, 0, last=True, counts=True, after_optimizer=False)
+
+    def add_up(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Among the workers that are measured together, as in a training."""
+        for tensor in tensors if dist.is_initialized() else ():
+            dist.all_reduce(tensor)
+        return True
+
     def draw(self, make: Callable[[int, torch.Generator], Any]) -> Any:
-        return to_device(make(self._sweep.local_batch, torch.default_generator), self._device)
+        return to_device(make(self._sweep.local_batch, torch.default_generator), self.device)
 
     @property
     def global_batch(self) -> int:
@@ -134,7 +147,7 @@ class Measurement:
             self._training.resume(state)
 
     def _rescale(self, folder: Path) -> float:
-        return rehearse(folder, self._training, self._device, self._backend)
+        return rehearse(folder, self._training, self.device, self._backend)
 
     def _read(self, indices: Iterable[list[int]]) -> Iterable[Any]:
         if self._source is None:

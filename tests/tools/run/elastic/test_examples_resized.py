@@ -17,6 +17,7 @@ SCRIPT = Path(__file__).with_name("exampled.py")
 EXAMPLES = Path(__file__).parents[4] / "examples" / "after"
 WORDS = {
     "get_batch": ("--steps", "40", "--batch", "6", "--accumulate", "2", "--evaluate-every", "10", "--last"),
+    "rnn": ("--epochs", "2", "--size", "3400", "--batch", "12", "--out"),
     "gan": ("--epochs", "4", "--size", "120", "--batch", "12", "--width", "8", "--out"),
 }
 Make = Callable[..., Gang]

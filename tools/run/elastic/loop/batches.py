@@ -12,7 +12,7 @@ import atexit
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.synchronize import Event
@@ -61,6 +61,27 @@ class MicroBatch(NamedTuple):
     def loaded(self) -> slice:
         """Positions in the order that are loaded; never empty."""
         return slice(self.start, self.start + max(1, self.samples))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows that a micro-batch has in the batch of its step, and whether what is found for them counts."""
+
+    start: int
+    count: int
+    """At least 1: a worker without samples trains one, with weight 0."""
+    samples: int
+    """Those that are this worker's."""
+    batch: int
+    """Rows of the whole batch, over all workers and micro-steps."""
+    step: int
+    epoch: int
+    division: int
+    """Another one where the workers have changed."""
+    last: bool
+    """Whether the worker's rows are complete with these."""
+    counts: bool
+    after_optimizer: bool
 
 
 def epoch_order(dataset_size: int, epoch: int, seed: int, *, shuffle: bool = True) -> torch.Tensor:
@@ -194,6 +215,17 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, list | tuple):
         return type(batch)(to_device(value, device) for value in batch)
     return batch
+
+
+def tensors_in(batch: object) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors_in(value)
+    elif isinstance(batch, list | tuple):
+        for value in batch:
+            yield from tensors_in(value)
 
 
 def _obey(leaving: Event, worker: int) -> None:

@@ -193,6 +193,17 @@ class Averaging:
             raise error
         self._group.error = self._group.error or error
 
+    def add_up(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """The sums over the workers, in place; False if a worker was lost."""
+        if not self.begun:
+            return True
+        for tensor in tensors:
+            if self._group is None:
+                dist.all_reduce(tensor)
+            elif not self._group.add_up(tensor):
+                return False
+        return True
+
     def begin(self, models: Iterable[nn.Module], device: torch.device) -> None:
         """Average from now on over the process group, whose workers have the same state."""
         self._device, self._models = device, tuple(models)
@@ -398,6 +409,15 @@ class TolerantGroup(dist.ProcessGroup):
             self.error = self.error or error
             raise
         return work
+
+    def add_up(self, tensor: torch.Tensor) -> bool:
+        """The sum over the workers, in place and outside of a backward pass; False if it has failed."""
+        if self.error is None and self._inner is not None:
+            try:
+                self._inner.allreduce([tensor]).wait()
+            except RuntimeError as error:
+                self.error = self.error or error
+        return self.error is None
 
     def _expect(self, work: dist.Work) -> None:
         """Wait for an all-reduce once the backward pass has reached every parameter: then DDP needs it.

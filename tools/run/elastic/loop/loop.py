@@ -16,7 +16,7 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, Final
@@ -25,7 +25,7 @@ import torch
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.context import Context
-from pliant.tools.run.elastic.loop.batches import BatchSplit, MicroBatch, to_device
+from pliant.tools.run.elastic.loop.batches import BatchSplit, MicroBatch, Rows, tensors_in, to_device
 from pliant.tools.run.elastic.loop.gradients import Averaging, Gradients, StepStart
 from pliant.tools.run.elastic.membership.membership import Continue, Instruction, Leave, Membership, Regroup
 from pliant.tools.run.elastic.state.training import (
@@ -168,16 +168,40 @@ class TrainingLoop:
         micro = self.micro
         return torch.arange(micro.loaded.start, micro.loaded.stop)
 
+    def rows(self) -> Rows:
+        """:raises UsageError: the author's code is not in the loop over batches or steps."""
+        micro, counters = self.micro, self.training.counters
+        no_effect = self._averaging.idle or self.failed or self._catching_up or self._divided_in_pass
+        return Rows(
+            start=max(0, micro.start - counters.epoch_samples),  # others may have completed the step
+            count=max(1, micro.samples),
+            samples=micro.samples,
+            batch=micro.step_samples,
+            step=counters.step,
+            epoch=counters.epoch,
+            division=self.division,
+            last=micro.last,
+            counts=self._part == self._turn and not no_effect,
+            after_optimizer=self._part_over,
+        )
+
+    def add_up(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """The sums over the workers, in place; False if a worker was lost, which makes the step void."""
+        return self._averaging.add_up(tensors)
+
+    @property
+    def device(self) -> torch.device:
+        return self.context.device
+
     def draw(self, make: Callable[[int, torch.Generator], Any]) -> Any:
         """The micro-batch's rows of what ``make`` draws for the samples of the step."""
-        micro, training = self.micro, self.training
-        start = micro.start - training.counters.epoch_samples
+        rows, training = self.rows(), self.training
         generator = torch.Generator().manual_seed(
             mixed_seed(training.seed, training.counters.samples_done, self._drawn)
         )
         self._drawn += 1
-        rows = slice(start, start + max(1, micro.samples))
-        return to_device(_rows(make(micro.step_samples, generator), rows), self.context.device)
+        mine = slice(rows.start, rows.start + rows.count)
+        return to_device(_rows(make(rows.batch, generator), mine), self.device)
 
     @property
     def is_mid_step(self) -> bool:
@@ -647,14 +671,3 @@ def _rows(drawn: Any, rows: slice) -> Any:
     if isinstance(drawn, list | tuple):
         return type(drawn)(_rows(value, rows) for value in drawn)
     return drawn[rows]
-
-
-def tensors_in(batch: object) -> Iterator[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from tensors_in(value)
-    elif isinstance(batch, list | tuple):
-        for value in batch:
-            yield from tensors_in(value)
