@@ -2,5 +2,5 @@
 
 Each module needs the library that it is named after, and none of them is imported by the rest of pliant. What
 they do for a loop of one's own, :mod:`pliant.tools.run.progress` does with the standard library alone.
-docs/relaunch.md has a recipe for each.
+docs/elastic-training.md has a recipe for each.
 """

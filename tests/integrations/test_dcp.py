@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integrations.training import check
+from tests.integrations.training import check, recipe
 from tests.tools.run.site import Site
 
 pytestmark = pytest.mark.torch
 
-LOOP = """
+AROUND = """
 import pathlib
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from pliant.tools.run.progress import TrainingProgress
 
 if "RANK" not in os.environ:
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -36,7 +35,7 @@ def save(step):
     dist.barrier()
 
 
-def load():
+def load_newest():
     if not os.path.exists("newest"):
         return 0
     step = int(pathlib.Path("newest").read_text())
@@ -46,21 +45,19 @@ def load():
     return step
 
 
-step = load()
-progress = TrainingProgress(global_batch=8)
-while step < STEPS:
+def train_one_step(step):
     batch = data[torch.arange(step * 8, step * 8 + 8) % 96].chunk(workers)[rank]
     optimizer.zero_grad()
     loss = model(batch).square().mean()
     loss.backward()
     optimizer.step()
-    step += 1
-    after_step(step)
-    if progress.step(step, loss=loss):
-        save(step)
-        progress.saved(step)
-        progress.leave()
-progress.done()
+    after_step(step + 1)
+    return loss
+
+
+steps = STEPS
+"""
+AFTER = """
 whole = [each.detach().full_tensor() for each in model.parameters()]
 if rank == 0:
     torch.save(whole, "weights.pt")
@@ -71,4 +68,4 @@ dist.destroy_process_group()
 def test_a_sharded_model_goes_from_one_worker_to_two_and_back_and_ends_as_if_it_never_had(
     site: Site,
 ) -> None:
-    check(site, LOOP)
+    check(site, AROUND + recipe("FSDP2") + AFTER)

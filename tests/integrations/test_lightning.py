@@ -7,15 +7,16 @@ import pytest
 from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.watch.job_page import history
-from tests.integrations.training import check
+from tests.integrations.training import check, recipe
 from tests.tools.run.site import Site
 
 pytest.importorskip("lightning", reason="the extra integrations is not installed")
 pytestmark = pytest.mark.torch
 
-TRAINER = """
-from lightning.pytorch import LightningModule, Trainer
-from pliant.integrations.lightning import PliantCallback, local_workers, nodes
+AROUND = """
+import functools
+import lightning.pytorch
+from lightning.pytorch import LightningModule
 
 
 class Net(LightningModule):
@@ -38,15 +39,11 @@ class Net(LightningModule):
 x = torch.randn(96, 4, generator=torch.Generator().manual_seed(1))
 data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
 model = Net()
-pliant = PliantCallback("checkpoints")
-trainer = Trainer(
-    callbacks=[pliant], max_steps=STEPS, max_epochs=-1, accumulate_grad_batches=2, accelerator="cpu",
-    strategy="ddp", devices=local_workers(), num_nodes=nodes(), logger=False, enable_checkpointing=False,
-    enable_progress_bar=False, enable_model_summary=False,
+Trainer = functools.partial(
+    lightning.pytorch.Trainer, max_steps=STEPS, max_epochs=-1, accumulate_grad_batches=2, accelerator="cpu",
+    logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
 )
 loader = torch.utils.data.DataLoader(data, BATCH, shuffle=True)
-trainer.fit(model, loader, ckpt_path=pliant.checkpoint)
-at_end(model)
 """
 
 
@@ -73,4 +70,4 @@ def test_two_trainings_in_a_job_of_two_slots_are_warned_of(site: Site) -> None:
 
 
 def test_a_trainer_goes_from_one_worker_to_two_and_back_and_ends_as_if_it_never_had(site: Site) -> None:
-    check(site, TRAINER)
+    check(site, AROUND + recipe("Lightning") + "\nat_end(model)\n")

@@ -1,4 +1,4 @@
-"""The recipes of docs/relaunch.md name what is there."""
+"""The jobs and the report that the pages on relaunches show are valid."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from pliant.schemas.file_io.documents import parse_jobs
 from pliant.tools.run.statedir.contract.plan import Progress
+from tests.integrations.training import recipe
 
-PAGE = (Path(__file__).parents[2] / "docs" / "relaunch.md").read_text()
-JOB, REPORT = re.findall(r"^```json\n(.*?)\n```$", PAGE, re.DOTALL | re.MULTILINE)
-CODE = re.findall(r"^```python\n(.*?)\n```$", PAGE, re.DOTALL | re.MULTILINE)
+DOCS = Path(__file__).parents[2] / "docs"
+JOB, REPORT = re.findall(
+    r"^```json\n(.*?)\n```$", (DOCS / "relaunch.md").read_text(), re.DOTALL | re.MULTILINE
+)
+REPLICAS = recipe("FSDP2", "json")
 
 
 def test_the_job_and_the_report_are_valid() -> None:
@@ -23,13 +24,6 @@ def test_the_job_and_the_report_are_valid() -> None:
     assert found.samples_done == json.loads(REPORT)["step"] * found.global_batch
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("code", CODE, ids=["own loop", "transformers", "lightning"])
-def test_what_the_recipes_import_is_there(code: str) -> None:
-    for library in re.findall(r"pliant\.integrations\.(\w+)", code):
-        pytest.importorskip(library, reason="the extra integrations is not installed")
-    imports = [line for line in code.splitlines() if line.startswith("from ")]
-    assert imports
-    for line in imports:
-        exec(compile(line, "docs/relaunch.md", "exec"), {})  # noqa: S102 - our own page
-    compile(code, "docs/relaunch.md", "exec")
+def test_the_job_of_replicas_is_valid() -> None:
+    (job,) = parse_jobs(REPLICAS.encode(), "jobs.jsonl")
+    assert (job.gpus.per_replica, job.resize, job.min_gpus, job.gpus.max) == (4, "relaunch", 4, 16)

@@ -6,20 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.training import check
+from tests.integrations.training import check, recipe
 from tests.tools.run.site import Site
 
 pytest.importorskip("transformers", reason="the extra integrations is not installed")
 pytest.importorskip("accelerate", reason="the extra integrations is not installed")
 
-TRAINER = """
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
-from pliant.integrations.transformers import PliantCallback, newest_checkpoint
+AROUND = """
+import transformers
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
 
 
 class Slow(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         after_step(state.global_step)
+
+
+class Trainer(transformers.Trainer):
+    def __init__(self, *given, callbacks, **named):
+        super().__init__(*given, callbacks=[*callbacks, Slow()], **named)
 
 
 class Data(torch.utils.data.Dataset):
@@ -39,16 +44,13 @@ args = TrainingArguments(
     learning_rate=0.05, optim="sgd", lr_scheduler_type="linear", use_cpu=True, report_to=[],
     save_strategy="steps", save_steps=10**6, disable_tqdm=True, logging_steps=5,
 )
-model = GPT2LMHeadModel(config)
-trainer = Trainer(model, args, train_dataset=Data(), callbacks=[PliantCallback(), Slow()])
-trainer.train(resume_from_checkpoint=newest_checkpoint(args.output_dir))
-at_end(model)
+model, data = GPT2LMHeadModel(config), Data()
 """
 
 
 @pytest.mark.torch
 def test_a_trainer_goes_from_one_worker_to_two_and_back_and_ends_as_if_it_never_had(site: Site) -> None:
-    check(site, TRAINER)
+    check(site, AROUND + recipe("transformers' Trainer") + "\nat_end(model)\n")
 
 
 def test_a_checkpoint_that_is_not_complete_is_passed_over(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from pliant.tools.run.statedir.log.fold import RunLog
 from tests.tools.run.site import Site
 
 STEPS = 40
+PAGE = (Path(__file__).parents[2] / "docs" / "elastic-training.md").read_text()
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ACCELERATE_USE_CPU": "true"}
 COMMON = f"""
 import os, pathlib, sys, time, torch
@@ -41,6 +42,12 @@ def at_end(model):
 torch.manual_seed(0)
 torch.set_num_threads(1)
 """
+
+
+def recipe(heading: str, kind: str = "python") -> str:
+    """The code of a recipe of docs/elastic-training.md."""
+    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return section.split(f"```{kind}\n")[1].split("\n```")[0]
 
 
 class Training:

@@ -42,8 +42,8 @@ of a registered ``GradScaler`` act on the last micro-step of each step only.
 A checkpoint lies between two steps: after some step of an epoch but never after its last one, or between two
 epochs. So what follows the steps of an epoch (validation, ``scheduler.step()``) runs once.
 
-docs/elastic-training.md says what a script must keep to, how it ends early, and what happens when workers
-change, when one is lost and at a stop.
+docs/elastic-training.md has a recipe for each kind of script. docs/elastic-library.md says what a script must
+keep to, how it ends early, and what happens when workers change, when one is lost and at a stop.
 """
 
 from pliant.schemas.extras import missing

@@ -1,12 +1,14 @@
-"""docs/elastic-training.md: its scripts run, its change is as small as it says, its messages are those."""
+"""The pages on elastic scripts: recipes run, changes are as small as they say, messages are those."""
 
 from __future__ import annotations
 
 import difflib
 import io
 import json
+import math
 import runpy
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from pliant.schemas.errors import UsageError
+from pliant.schemas.file_io.documents import parse_jobs
 from pliant.tools.run import elastic
 from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.elastic import ElasticJob
@@ -24,6 +27,7 @@ from pliant.tools.run.service.endings import judge
 from pliant.tools.run.statedir.contract.plan import WorkerOutcome
 from pliant.tools.run.statedir.state import read_log
 from tests.builders import job
+from tests.integrations.training import recipe
 from tests.tools.run.elastic.alone import Alone
 from tests.tools.run.elastic.nursery import CONTEXT
 from tests.tools.run.site import Site
@@ -32,6 +36,7 @@ from tests.tools.run.test_training import pliant_run
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs" / "elastic-training.md").read_text()
+LIBRARY = (ROOT / "docs" / "elastic-library.md").read_text()
 BEFORE, AFTER = (ROOT / "examples" / folder / "stripes.py" for folder in ("before", "after"))
 SMALLEST = {
     BEFORE: ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "2"),
@@ -46,22 +51,38 @@ SMALLEST = {
         "--width",
         "4",
     ),
+    ROOT / "examples" / "after" / "rnn.py": ("--epochs", "2", "--size", "200", "--batch", "4"),
     ROOT / "examples" / "trainer_style.py": ("--epochs", "2", "--size", "64", "--batch", "8", "--width", "4"),
     ROOT / "examples" / "fabric_style.py": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "4"),
 }
 Author = Callable[[ElasticJob], object]
 
 
-@pytest.mark.parametrize(("name", "lines"), [("stripes", 10), ("get_batch", 25), ("gan", 15)])
-def test_few_lines_make_a_script_elastic(name: str, lines: int) -> None:
-    paths = (ROOT / "examples" / folder / f"{name}.py" for folder in ("before", "after"))
-    before, after = (path.read_text().splitlines() for path in paths)
+EXAMPLES = {
+    "#dataloader-loop": "stripes",
+    "#get_batch-loop": "get_batch",
+    "#several-optimizers": "gan",
+    "#rnn": "rnn",
+}
+
+
+@pytest.mark.parametrize("recipe", EXAMPLES)
+def test_as_few_lines_as_the_page_says_make_a_script_elastic(recipe: str) -> None:
+    before, after = (
+        [
+            line
+            for line in (ROOT / "examples" / folder / f"{EXAMPLES[recipe]}.py").read_text().splitlines()
+            if line
+        ]
+        for folder in ("before", "after")
+    )
     changes = [
         (old_end - old, new_end - new)
         for kind, old, old_end, new, new_end in difflib.SequenceMatcher(None, before, after).get_opcodes()
         if kind != "equal"
     ]
-    assert 0 < sum(max(change) for change in changes) <= lines
+    [row] = [line for line in PAGE.splitlines() if line.startswith("|") and f"({recipe})" in line]
+    assert int(row.split("|")[3]) == sum(max(change) for change in changes) <= 25
 
 
 def test_the_page_shows_the_change_as_it_is() -> None:
@@ -122,6 +143,79 @@ def test_a_script_of_iterations_trains_on_two_workers_of_pliant_run(tmp_path: Pa
     steps = [(e.detail or {}).get("step") for e in site.events() if e.event == "progress" and e.metric]
     assert steps == [0, 10]
     assert torch.load(weights)
+
+
+def test_a_recipe_is_no_longer_than_300_words() -> None:
+    recipes = PAGE.split("\n## ")[2:]
+    assert len(recipes) == 9
+    assert {
+        recipe.splitlines()[0]: len(recipe.split()) for recipe in recipes if len(recipe.split()) > 300
+    } == {}
+
+
+AROUND = {
+    "get_batch loop": """
+        block, max_steps, data = 4, 500, torch.arange(64.0)
+        class Loss(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.net = torch.nn.Linear(4, 1)
+            def forward(self, x, y):
+                return (self.net(x) - y).square().mean()
+        model = Loss()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+        def get_batch(ix):
+            return torch.stack([data[i : i + block] for i in ix]) / 64, data[ix + block].unsqueeze(1) / 64
+        def estimate_loss():
+            return {"val": float(model(*get_batch(torch.arange(8))))}
+    """,
+    "Several optimizers": """
+        epochs = 2
+        painter, critic = torch.nn.Linear(16, 2), torch.nn.Linear(2, 1)
+        first, second = (torch.optim.SGD(one.parameters(), lr=0.01) for one in (painter, critic))
+        data = torch.utils.data.TensorDataset(torch.randn(128, 2))
+        soft = torch.nn.functional.softplus
+        critic_loss = lambda real, fake: (soft(-real) + soft(fake)).mean()
+        painter_loss = lambda told: soft(-told).mean()
+    """,
+    "RNN": """
+        epochs, layers, width = 2, 1, 4
+        model, loss_fn = torch.nn.RNN(3, width, layers, batch_first=True), torch.nn.functional.mse_loss
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        data = torch.utils.data.TensorDataset(torch.randn(64, 5, 3), torch.randn(64, 5, width))
+    """,
+}
+
+
+def trained_by(heading: str) -> tuple[int, float]:
+    """Steps of a recipe under plain Python, and its last loss."""
+    found: dict[str, Any] = {"torch": torch}
+    exec(textwrap.dedent(AROUND[heading]), found)  # noqa: S102 - our own code
+    exec(recipe(heading, "python"), found)  # noqa: S102 - our own page
+    return found["job"]._loop.training.counters.step, float(found["loss"])
+
+
+@pytest.mark.parametrize(
+    ("heading", "steps"), [("get_batch loop", 500), ("Several optimizers", 4), ("RNN", 8)]
+)
+def test_a_recipe_trains_under_plain_python(heading: str, steps: int) -> None:
+    with CONTEXT.Pool(1) as python:
+        done, loss = python.apply(trained_by, (heading,))
+    assert (done, math.isfinite(loss)) == (steps, True)
+
+
+def test_the_job_of_the_rigid_recipe_gets_its_two_workers_and_arguments(tmp_path: Path) -> None:
+    [shown], site = parse_jobs(recipe("Plain rigid", "json").encode(), "jobs.jsonl"), Site(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import os, sys\nopen(f'rank-{os.environ[\"RANK\"]}', 'w').write(' '.join(sys.argv[1:]))\n"
+    )
+    site.jobs.append(shown.model_copy(update={"workdir": str(tmp_path)}))
+    with pliant_run(site, site.schedule("fifo"), "--state", site.state) as run:
+        _, errors = run.communicate()
+    assert run.returncode == 0, errors
+    assert {path.name: path.read_text() for path in tmp_path.glob("rank-*")} == dict.fromkeys(
+        ("rank-0", "rank-1"), "--epochs 3"
+    )
 
 
 def nothing() -> tuple[torch.nn.Module, torch.optim.Optimizer, TensorDataset]:
@@ -203,20 +297,20 @@ def test_a_mistake_has_the_message_that_the_page_gives(message: str) -> None:
     with pytest.raises(UsageError) as found:
         MISTAKES[message](elastic.init(batch_size=2))
     assert str(found.value) == message
-    assert message in PAGE
+    assert message in LIBRARY
 
 
 def test_a_script_without_a_batch_size_gets_a_message_of_the_page() -> None:
     with pytest.raises(UsageError) as found:
         elastic.init().prepare(*nothing())
-    assert str(found.value) in PAGE
+    assert str(found.value) in LIBRARY
 
 
 def test_a_script_that_trains_nothing_gets_a_message_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = Alone(tmp_path, monkeypatch).run(lambda _: None)
-    assert (end.outcome, end.message in PAGE) == ("crashed", True)
+    assert (end.outcome, end.message in LIBRARY) == ("crashed", True)
 
 
 @pytest.mark.parametrize(
@@ -232,11 +326,11 @@ def test_a_script_that_fails_gets_a_message_of_the_page(
 ) -> None:
     exited = [UnitStatus("exited", code)]
     verdict = judge(outcomes, exited, ranks=1, elastic=True, stop_requested=False)
-    assert (verdict.end, verdict.message in PAGE) == ("failed", True)
+    assert (verdict.end, verdict.message in LIBRARY) == ("failed", True)
 
 
 def test_the_job_that_the_page_submits_states_what_its_script_does() -> None:
-    [line] = [text for text in PAGE.splitlines() if text.strip().startswith('{"id"')]
+    [line] = [text for text in PAGE.splitlines() if text.startswith('{"id": "stripes"')]
     shown = json.loads(line)
     source = AFTER.read_text()
     for option, value in (
