@@ -42,14 +42,14 @@ _ESCAPES: Final = {
 
 
 @dataclass(slots=True)
-class Settings:
+class CommonOptions:
     """The common options; set once by ``cli.common``."""
 
     debug: bool = False
     quiet: bool = False
 
 
-settings = Settings()
+settings = CommonOptions()
 
 
 def stderr() -> Console:
@@ -226,7 +226,7 @@ def _lines(label: str, unit: str, every_s: float = 10.0) -> Advance:
     return advance
 
 
-class Shown:
+class Escaping:
     """Bytes for a terminal: escapes control characters but line ends and tabs, and what is not UTF-8.
 
     :param encoding: the terminal's; characters that it lacks are escaped too.

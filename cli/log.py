@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pliant.cli.config import STATE_HELP, state_directory
-from pliant.cli.console import Shown, is_terminal, out_text, reader_left
+from pliant.cli.console import Escaping, is_terminal, out_text, reader_left
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.files import write_stdout
 
@@ -67,7 +67,7 @@ def log(
         return
     from pliant.tools.run.watch.output import events_to_come, job_output, last_events
 
-    shown = Shown(sys.stdout.encoding) if is_terminal(sys.stdout) else None
+    shown = Escaping(sys.stdout.encoding) if is_terminal(sys.stdout) else None
     if job is None and tail is not None and not follow:
         for line in last_events(directory, tail):
             write_stdout(line if shown is None else shown.of(line))

@@ -14,7 +14,7 @@ import typer
 from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import is_screen, note, page_width, width_for
 from pliant.cli.grammar import FORM, TO_FILE, Form, form_and_file, out_or_file
-from pliant.cli.watching import EVERY, LOOK_S, Shown, check_every, refuse_watched, repeat, show
+from pliant.cli.watching import EVERY, LOOK_S, Screen, check_every, refuse_watched, repeat, show
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import did_you_mean
 
@@ -240,11 +240,11 @@ def _show(page: _Page, every_s: float | None) -> None:
     """Update the page on a screen; in a pipe print it when it changes."""
     from pliant.tools.run.watch.status import run_line
 
-    def look(width: int | None) -> Shown:
+    def look(width: int | None) -> Screen:
         found = page.look()
         return page.text(found, time.time(), width), [*_trouble(found), run_line(found, page.state)]
 
-    def changed() -> tuple[object, Callable[[], Shown]]:
+    def changed() -> tuple[object, Callable[[], Screen]]:
         found = page.look()
         return page.mark(found), lambda: (page.text(found, time.time(), page.width()), _trouble(found))
 

@@ -13,7 +13,7 @@ import typer
 from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import is_screen, note, width_for
 from pliant.cli.grammar import FORM, TO_FILE, Form, form_and_file, out_or_file
-from pliant.cli.watching import EVERY, LOOK_S, Shown, check_every, refuse_watched, repeat, show
+from pliant.cli.watching import EVERY, LOOK_S, Screen, check_every, refuse_watched, repeat, show
 
 
 def top(
@@ -56,11 +56,11 @@ def top(
         note(summary_line(log, uses))
         return
 
-    def look(width: int | None) -> Shown:
+    def look(width: int | None) -> Screen:
         log, uses = meter.look()
         return top_text(sorted_uses(uses, by), time.time(), width), [summary_line(log, uses)]
 
-    def changed() -> tuple[object, Callable[[], Shown]]:
+    def changed() -> tuple[object, Callable[[], Screen]]:
         log, uses = meter.look()
         mark = [(use.id, use.job.placement, use.progress) for use in uses]
         return mark, lambda: (top_text(sorted_uses(uses, by), time.time()), [summary_line(log, uses)])

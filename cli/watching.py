@@ -29,7 +29,7 @@ EVERY = Annotated[
         show_default="0.5",
     ),
 ]
-Shown = tuple[str, Sequence[str]]
+Screen = tuple[str, Sequence[str]]
 """A table, and lines below it."""
 
 
@@ -47,7 +47,7 @@ def refuse_watched(form: Form, output: str) -> None:
         raise UsageError(f"--watch shows a table here: leave -o {output} out")
 
 
-def show(look: Callable[[int | None], Shown], every_s: float) -> None:
+def show(look: Callable[[int | None], Screen], every_s: float) -> None:
     """Update a table on the terminal until q or Ctrl-C.
 
     :param look: the table now, for a terminal of that many columns.
@@ -65,7 +65,7 @@ def show(look: Callable[[int | None], Shown], every_s: float) -> None:
             pressed = keys.wait(every_s)
 
 
-def repeat(look: Callable[[], tuple[Any, Callable[[], Shown]]], every_s: float | None) -> None:
+def repeat(look: Callable[[], tuple[Any, Callable[[], Screen]]], every_s: float | None) -> None:
     """Print a table whenever something has changed; with ``every_s`` each time.
 
     :param look: a mark that differs if something has changed, and what to print then.

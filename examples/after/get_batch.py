@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Tells the next character at each place of a block; gives the loss if it is told, too."""
+    """Predicts the next character at each place of a block; gives the loss where it gets that one, too."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ class Parts(Dataset[State]):
 
 
 class Model(nn.Module):
-    """Tells the next character at each place, from what it has read before."""
+    """Predicts the next character at each place, from what it has read before."""
 
     def __init__(self) -> None:
         super().__init__()

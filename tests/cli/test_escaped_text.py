@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pliant.cli import common, console
-from pliant.cli.console import Shown
+from pliant.cli.console import Escaping
 from pliant.cli.main import app
 from pliant.schemas.event import Event
 from pliant.tools.run.statedir.log.events import submit_event
@@ -27,17 +27,17 @@ TITLE = "==> jobs/a/attempts/1/logs/launcher-0.log\n"
 
 
 def test_control_characters_are_shown_and_line_ends_and_tabs_obeyed() -> None:
-    assert Shown().of(HOSTILE) == HARMLESS.encode()
-    assert Shown().of("\x9b31m \u202egpj.exe\x7f".encode()) == b"\\x9b31m \\u202egpj.exe\\x7f"
+    assert Escaping().of(HOSTILE) == HARMLESS.encode()
+    assert Escaping().of("\x9b31m \u202egpj.exe\x7f".encode()) == b"\\x9b31m \\u202egpj.exe\\x7f"
 
 
 def test_a_character_that_is_cut_in_two_comes_whole() -> None:
-    shown = Shown()
+    shown = Escaping()
     assert b"".join(shown.of(bytes([byte])) for byte in "naïve 日本".encode()).decode() == "naïve 日本"
 
 
 def test_a_terminal_without_a_character_gets_its_number() -> None:
-    assert Shown("ascii").of("naïve\n".encode()) == b"na\\xefve\n"
+    assert Escaping("ascii").of("naïve\n".encode()) == b"na\\xefve\n"
 
 
 def on_a_terminal(*words: str) -> bytes:

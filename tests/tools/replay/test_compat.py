@@ -25,7 +25,7 @@ from pliant.tools.replay.compat import (
     whole_second_end,
 )
 from pliant.tools.replay.engine.costs import Cost
-from pliant.tools.replay.engine.running import Rounds
+from pliant.tools.replay.engine.running import RoundTimes
 from pliant.tools.replay.engine.simulated_cluster import Quirks, SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
@@ -49,8 +49,8 @@ def test_nothing_is_on_by_default():
 
 
 def test_time_passes_before_the_first_round():
-    assert Rounds(60.0).next_s(0.0) == 0
-    rounds = Rounds(60.0, first=1)
+    assert RoundTimes(60.0).next_s(0.0) == 0
+    rounds = RoundTimes(60.0, first=1)
     assert rounds.next_s(0.0) == 60
     rounds.hold(60.0)
     assert (rounds.next_s(60.0), rounds.next_s(121.0)) == (120, 180)

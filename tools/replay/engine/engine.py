@@ -23,7 +23,7 @@ from pliant.tools.replay.engine.running import (
     NODE_UP,
     SEGMENT_END,
     Agenda,
-    Rounds,
+    RoundTimes,
     RunningJobs,
 )
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
@@ -85,7 +85,7 @@ class Engine:
         for event in self.simulated.node_events:
             self._agenda.add(event.time_s, NODE_UP if event.up else NODE_DOWN, event.node)
         self._node_events_ahead = len(self.simulated.node_events)
-        self._rounds = Rounds(interval_s, self.simulated.quirks.first_round) if interval_s else None
+        self._rounds = RoundTimes(interval_s, self.simulated.quirks.first_round) if interval_s else None
         self._running = RunningJobs(
             session, self.simulated, self._agenda, self.log, interval_s, reveals_work=reveals_work
         )
@@ -131,7 +131,7 @@ class Engine:
             next_s = min(next_s, max(again_s, self._now_s))
         return next_s if self._rounds is None else min(next_s, self._next_round_s(self._rounds))
 
-    def _next_round_s(self, rounds: Rounds) -> float:
+    def _next_round_s(self, rounds: RoundTimes) -> float:
         quiet_until_s = -math.inf if self.session.changes else self.session.quiet_until_s
         if quiet_until_s == math.inf:
             return math.inf

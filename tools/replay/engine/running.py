@@ -281,7 +281,7 @@ class AgendaEntry(NamedTuple):
     """Number of the plan it belongs to; an entry whose plan no longer holds is void."""
 
 
-class Rounds:
+class RoundTimes:
     """Multiples of an interval, counted from time 0 so that no rounding error adds up."""
 
     def __init__(self, interval_s: float, first: int = 0) -> None:

@@ -66,7 +66,7 @@ SHORT: Final = Shown()
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class SummaryTable:
     """The beginning of a report."""
 
     answer: Answer
@@ -82,12 +82,12 @@ class Summary:
         return terms_text(self.terms, width)
 
 
-def summary(report: Report, shown: Shown = SHORT) -> Summary:
+def summary(report: Report, shown: Shown = SHORT) -> SummaryTable:
     columns = groups(report, each_run=shown.each_run)
     found = answer(columns, report.reference)
     table = _Table(report, columns, found, shown)
     rows = [*table.rows()]
-    return Summary(
+    return SummaryTable(
         found,
         Section(_title(columns), ("", *(each.label for each in columns)), tuple(rows), 1, table.notes(rows)),
         _against(report, columns, found)

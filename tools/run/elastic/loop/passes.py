@@ -7,6 +7,7 @@ each of them: the later ones train with what the earlier ones have changed.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import tee
@@ -20,15 +21,15 @@ from pliant.tools.run.elastic.loop.loop import TrainingLoop
 from pliant.tools.run.elastic.state.training import mixed_seed
 
 
-class Passes:
+class Passes(ABC):
     """Iterating it starts the epoch, or goes on where an earlier attempt stopped."""
 
     def __init__(self, loop: TrainingLoop) -> None:
         self._loop = loop
 
+    @abstractmethod
     def _given(self, micros: Iterator[MicroBatch]) -> Iterator[tuple[MicroBatch, Any]]:
         """What the loop body gets for each micro-batch."""
-        raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
         loop = self._loop

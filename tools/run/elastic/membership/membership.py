@@ -181,7 +181,7 @@ class Membership:
         return self.hear()
 
     def set_aside(self, seconds: float) -> None:
-        """An evaluation in the middle of a step took this long, which is no time of the step."""
+        """An evaluation in the middle of a step took this long, which is not part of the time of the step."""
         if self._step_since_s is not None:
             self._step_since_s += seconds
 
