@@ -10,7 +10,15 @@ import sys
 from functools import partial
 from typing import Final
 
-from benchmarks.parts import checkpoint_cost, figure, parted, relaunch_cost
+from benchmarks.parts import (
+    added_lines,
+    checkpoint_cost,
+    compile_count,
+    figure,
+    library_cpu,
+    parted,
+    relaunch_cost,
+)
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
 
@@ -20,10 +28,17 @@ NAME: Final = "scripts"
 PARTS: Final[dict[str, Part]] = {
     "checkpoint": checkpoint_cost.figures,
     "relaunch": relaunch_cost.figures,
+    "lines": added_lines.own_figures,
+    "lines-of-others": added_lines.others_figures,
+    "compile": compile_count.figures,
+    "cpu": library_cpu.by_sample,
 }
 SMALLEST: Final[dict[str, Part]] = {
     "checkpoint": partial(checkpoint_cost.figures, layers=1, width=32, rounds=1),
     "relaunch": partial(relaunch_cost.figures, rounds=1),
+    "lines": added_lines.own_figures,
+    "compile": partial(compile_count.figures, sizes=(2,)),
+    "cpu": partial(library_cpu.by_sample, epochs=2),
 }
 """The same parts in the form that the tests run."""
 

@@ -144,6 +144,15 @@ def figures(epochs: Mapping[str, int] = EPOCHS) -> list[Figure]:
     return found
 
 
+def by_sample(epochs: int = EPOCHS["mlp_by_sample"]) -> list[Figure]:
+    """The ratio for the small model on samples that both read one by one."""
+    overall, median = cpu_ratios("mlp_by_sample", epochs)
+    return [
+        Figure("library_cpu_ratio_mlp_by_sample", overall, "ratio", LIMIT, at_least=True),
+        Figure("library_cpu_ratio_mlp_by_sample_median", median, "ratio"),
+    ]
+
+
 def cpu_ratios(name: str, epochs: int) -> tuple[float, float]:
     """Plain processor time by the library's, both workers together: of all epochs, and their median."""
     words = json.dumps([name, BATCH[name], SAMPLES[name], epochs, WORKERS])

@@ -8,12 +8,12 @@ of transformers, or of Lightning, has more than before.
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Final
 
+from benchmarks.parts.added_lines import added
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.training_job import TrainingJob, running
 from pliant.tools.run.service.executor import Executor
@@ -94,8 +94,8 @@ def figures(rounds: int = ROUNDS) -> Sequence[Figure]:
     return [
         Figure("relaunch_resize_over_start", ratio, "ratio", LIMIT),
         Figure("relaunch_resize_s", fmean(map(median, resizes.values())), "s"),
-        Figure("added_lines_trainer", float(_added(*TRAINER)), "lines", LINES_LIMIT),
-        Figure("added_lines_lightning", float(_added(*LIGHTNING)), "lines", LINES_LIMIT),
+        Figure("added_lines_trainer", added(*TRAINER), "lines", LINES_LIMIT),
+        Figure("added_lines_lightning", added(*LIGHTNING), "lines", LINES_LIMIT),
     ]
 
 
@@ -107,8 +107,3 @@ def _takes(job: TrainingJob, workers: int) -> float:
     took_s = event.time - began_s
     job.train_for(1.0)
     return took_s
-
-
-def _added(before: str, after: str) -> int:
-    """Lines that are new or changed."""
-    return sum(line.startswith("+ ") for line in difflib.ndiff(before.splitlines(), after.splitlines()))
