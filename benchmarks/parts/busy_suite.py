@@ -48,4 +48,7 @@ def failures_beside_others(tests: Sequence[str] = (), run: Sequence[str] = RUN) 
     failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
     for case in failed:
         print(f"failed beside others: {case.get('classname')}::{case.get('name')}", file=sys.stderr)
+        for found in case.iter():
+            if found.tag in {"failure", "error"}:
+                print(found.text, file=sys.stderr)
     return len(failed)

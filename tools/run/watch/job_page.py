@@ -265,7 +265,8 @@ def _progress(job: JobStatus) -> str:
     else:
         parts = [progress(job)]
     if job.samples_per_second is not None:
-        parts.append(f"{job.samples_per_second:.4g} samples/s")
+        speed = float(f"{job.samples_per_second:.3g}")
+        parts.append(f"{speed:,.0f} samples/s" if speed >= 100 else f"{speed:g} samples/s")
     return ", ".join(parts)
 
 
