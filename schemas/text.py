@@ -50,6 +50,12 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def rate_text(value: float) -> str:
+    """Three digits, without an exponent where it is large: 44,600 or 0.0123."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:g}"
+
+
 def in_gpus(count: int) -> str:
     """``1 GPU``, ``2 GPUs``."""
     return counted(count, "GPU")

@@ -30,8 +30,17 @@ def counting(graph, inputs):
     return graph
 
 
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 1)
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
 job = elastic.init(batch_size=24, seed=0)
-net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+net = Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
 model, optimizer = job.prepare(net, optimizer)
 model = torch.compile(model, backend=counting)
@@ -56,6 +65,6 @@ def figures(sizes: Sequence[int] = SIZES) -> Sequence[Figure]:
         job.give(0)
         job.ends()
     return [
-        Figure("compile_recompiles_per_change", (counts[-1] - counts[0]) / len(sizes), "graphs", 1.0),
+        Figure("compile_recompiles_per_change", (counts[-1] - counts[0]) / len(sizes), "graphs", 0.0),
         Figure("compile_recompiles_after_first_change", float(counts[-1] - counts[1]), "graphs", 0.0),
     ]

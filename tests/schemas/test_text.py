@@ -14,6 +14,7 @@ from pliant.schemas.text import (
     cut_to_width,
     iso_time,
     one_line,
+    rate_text,
     span_text,
     text_table,
     when_text,
@@ -137,3 +138,11 @@ def test_a_time_that_is_not_known_exactly_names_its_unit_once_where_it_can() -> 
     assert between_text(NOON_S + 50 * 60, NOON_S + 70 * 60, NOON_S) == "in 50 min to 1 h 10 min"
     assert between_text(NOON_S + 40, NOON_S + 90, NOON_S) == "in 40 s to 2 min"
     assert between_text(NOON_S + 300, NOON_S + 310, NOON_S) == "in 5 min"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(44_561.3, "44,600"), (999.6, "1,000"), (99.96, "100"), (12.345, "12.3"), (0.012345, "0.0123")],
+)
+def test_a_rate_has_three_digits_and_no_exponent(value: float, text: str) -> None:
+    assert rate_text(value) == text

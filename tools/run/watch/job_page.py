@@ -21,6 +21,7 @@ from pliant.schemas.text import (
     in_gpus,
     iso_time,
     one_line,
+    rate_text,
     when_text,
     wrapped,
 )
@@ -265,8 +266,7 @@ def _progress(job: JobStatus) -> str:
     else:
         parts = [progress(job)]
     if job.samples_per_second is not None:
-        speed = float(f"{job.samples_per_second:.3g}")
-        parts.append(f"{speed:,.0f} samples/s" if speed >= 100 else f"{speed:g} samples/s")
+        parts.append(f"{rate_text(job.samples_per_second)} samples/s")
     return ", ".join(parts)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pliant.schemas.text import Column, counted, iso_time, span_text, text_table
+from pliant.schemas.text import Column, counted, iso_time, rate_text, span_text, text_table
 from pliant.tools.run.statedir.contract.plan import Progress, ProgressFile
 from pliant.tools.run.statedir.directory import check_job
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
@@ -138,8 +138,8 @@ def _row(use: Use, now_s: float) -> tuple[str, ...]:
         use.job.job.user or "-",
         str(use.job.gpus),
         f"{100 * use.share:.0f} %",
-        _figures(speed),
-        _figures(None if report is None or speed is None else speed / report.gpus),
+        "-" if speed is None else rate_text(speed),
+        "-" if report is None or speed is None else rate_text(speed / report.gpus),
         "-" if step_s is None else f"{_figures(step_s)} s",
         "-" if use.job.global_batch is None else str(use.job.global_batch),
         _memory(None if report is None else report.memory),
