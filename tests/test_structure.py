@@ -5,9 +5,13 @@ from __future__ import annotations
 import ast
 import tomllib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from graphlib import TopologicalSorter
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("cli", "integrations", "schemas", "tools")
@@ -162,3 +166,17 @@ def test_packaging_names_every_package() -> None:
 def test_no_folder_of_code_lacks_its_init() -> None:
     folders = {path.parent for path in modules()}
     assert [str(f.relative_to(ROOT)) for f in sorted(folders) if not (f / "__init__.py").exists()] == []
+
+
+def test_pinned_packages_take_the_oldest_python_that_the_project_takes() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = project["requires-python"].removeprefix(">=") + ".0"
+    pinned = [
+        line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+    ]
+    asked = {}
+    for name in pinned:
+        with suppress(PackageNotFoundError):  # of an extra that is not installed
+            asked[name] = metadata(name).get("Requires-Python") or ""
+    assert len(asked) > 20
+    assert {name: text for name, text in asked.items() if not SpecifierSet(text).contains(oldest)} == {}

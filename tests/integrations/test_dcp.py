@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.integrations.training import check, recipe
@@ -23,7 +25,9 @@ dist.init_process_group("gloo")
 rank, workers = dist.get_rank(), dist.get_world_size()
 data = torch.randn(96, 4, generator=torch.Generator().manual_seed(1))
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
-fully_shard(model, mesh=init_device_mesh("cpu", (workers,)))
+shards = min(REPLICA, workers)
+mesh = init_device_mesh("cpu", (workers // shards, shards), mesh_dim_names=("replicas", "shards"))
+fully_shard(model, mesh=mesh if workers > shards else mesh["shards"])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
@@ -68,4 +72,10 @@ dist.destroy_process_group()
 def test_a_sharded_model_goes_from_one_worker_to_two_and_back_and_ends_as_if_it_never_had(
     site: Site,
 ) -> None:
-    check(site, AROUND + recipe("FSDP2") + AFTER)
+    check(site, "REPLICA = 10**6" + AROUND + recipe("FSDP2") + AFTER)
+
+
+def test_a_job_goes_from_one_group_of_two_workers_to_two_groups_and_back(tmp_path: Path) -> None:
+    """Each group holds a whole model, cut over its workers (HSDP)."""
+    site = Site(tmp_path, slots=4)
+    check(site, "REPLICA = 2" + AROUND + recipe("FSDP2") + AFTER, replica=2)

@@ -51,10 +51,13 @@ def recipe(heading: str, kind: str = "python") -> str:
 
 
 class Training:
-    """A script that is trained alone by plain Python, and by ``pliant run`` on one, two and one workers."""
+    """A script that is trained alone by plain Python, and by ``pliant run`` on one, two and one replicas.
 
-    def __init__(self, site: Site, text: str) -> None:
-        self.site = site
+    :param replica: workers of each.
+    """
+
+    def __init__(self, site: Site, text: str, replica: int = 1) -> None:
+        self.site, self.replica = site, replica
         self.here, self.alone = site.folder / "resized", site.folder / "alone"
         for folder in (self.here, self.alone):
             folder.mkdir()
@@ -83,7 +86,9 @@ class Training:
             "a",
             text="placeholder",
             samples=8 * STEPS,
-            high=2,
+            gpus=self.replica,
+            high=2 * self.replica,
+            each=self.replica,
             resize="relaunch",
             elastic="size",
             workdir=str(self.here),
@@ -134,16 +139,20 @@ def weights(folder: Path) -> list[torch.Tensor]:
     return found
 
 
-def check(site: Site, text: str, tolerance: float = 1e-5) -> None:
+def check(site: Site, text: str, tolerance: float = 1e-5, replica: int = 1) -> None:
     """No step is lost or repeated, and but for rounding the weights are those of a plain training."""
-    training = Training(site, text)
+    training = Training(site, text, replica)
     alone = training.by_python()
     log = training.resized()
     assert log.jobs["a"].phase == "finished", log.jobs["a"].reason
     trained = training.trained()
     assert [step for step, _ in trained] == list(range(1, STEPS + 1))
     sizes = [size for _, size in trained]
-    assert [size for at, size in enumerate(sizes) if at == 0 or sizes[at - 1] != size] == [1, 2, 1]
+    assert [size for at, size in enumerate(sizes) if at == 0 or sizes[at - 1] != size] == [
+        replica,
+        2 * replica,
+        replica,
+    ]
     apart = max(float((a - b).abs().max()) for a, b in zip(alone, weights(training.here), strict=True))
     assert apart <= tolerance
     assert set(costs(site)) == {"start", "grow", "shrink"}
