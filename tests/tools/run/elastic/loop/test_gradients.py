@@ -83,6 +83,23 @@ def test_two_backward_passes_in_a_micro_step_add_up(expected: list[torch.Tensor]
     torch.testing.assert_close(gradients(net), expected)
 
 
+def test_accumulation_holds_one_copy_of_the_gradients_and_the_one_that_arrives() -> None:
+    net = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(6)))
+    held, most = Gradients(net, accumulates=True), 0
+
+    def count(arriving: torch.Tensor) -> None:
+        nonlocal most
+        there = sum(one.numel() for one in (*gradients(net), *held._aside.values()))
+        most = max(most, there + arriving.numel())
+
+    for parameter in net.parameters():
+        parameter.register_hook(count)
+    for micro in micro_batches(6, 0, BatchSplit(6, 1, 3), 0):
+        held.begin(micro)
+        net(torch.randn(2, 4)).sum().backward()
+    assert most == (6 + 1) * 16
+
+
 def test_workers_with_uneven_shares_average_to_the_whole_batch(expected: list[torch.Tensor]) -> None:
     by_worker = []
     for rank in range(3):
