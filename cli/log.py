@@ -1,4 +1,4 @@
-"""``pliant log``: what a job printed; or the log of the state directory, repaired."""
+"""``pliant log``: what a job printed, or the log of a state directory. ``pliant wait``: how jobs ended."""
 
 from __future__ import annotations
 
@@ -83,3 +83,35 @@ def log(
             write_stdout(chunk if shown is None else shown.of(chunk))
         elif reader_left(sys.stdout):
             raise BrokenPipeError
+
+
+def wait(
+    jobs: Annotated[list[str], typer.Argument(metavar="ID…", help="Jobs to wait for.", show_default=False)],
+    state: Annotated[
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP)
+    ] = None,
+) -> None:
+    """Wait until jobs have ended, and say how: a line for each, as it ends.
+
+    It says finished, failed or cancelled, and why. The exit code is 5 unless
+    all have finished. A job that failed and is tried again has not ended. With
+    coreutils' timeout it waits for so long at most.
+
+    Example: pliant submit jobs.jsonl | xargs pliant wait
+    """
+    from pliant.schemas.errors import JobsFailedError
+    from pliant.schemas.text import counted, one_line
+    from pliant.tools.run.watch.output import ends_of
+
+    failed = total = 0
+    for job in ends_of(state_directory(state), jobs):
+        if job is None:
+            if reader_left(sys.stdout):
+                raise BrokenPipeError
+            continue
+        why = f": {one_line(job.reason)}" if job.reason and job.phase != "finished" else ""
+        out_text(f"{job.job.id} {job.phase}{why}\n")
+        total += 1
+        failed += job.phase != "finished"
+    if failed:
+        raise JobsFailedError(f"{failed} of {counted(total, 'job')} did not finish")

@@ -45,6 +45,7 @@ COMMANDS: Final = (
     ("status", LIVE),
     ("top", LIVE),
     ("log", LIVE),
+    ("wait", LIVE),
     ("doctor", LIVE),
     ("init", FILES),
     ("validate", FILES),
@@ -58,6 +59,7 @@ COMMANDS: Final = (
 MODULES: Final = {
     **dict.fromkeys(("cancel", "hold", "release", "priority", "drain", "resume"), "orders"),
     "demo": "examples",
+    "wait": "log",
     "validate": "schema",
     **dict.fromkeys(("profile merge", "profile diff", "profile prune"), "profile_files"),
 }

@@ -2,32 +2,73 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
-from pliant.schemas.errors import BadInputError
+from pliant.schemas.errors import BadInputError, UsageError
+
+if TYPE_CHECKING:
+    from pliant.schemas.job import Job
+
+COMMAND_LINE: Final = "the command line"
+_GPUS: Final = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def submit(
     jobs: Annotated[
         str | None,
-        typer.Argument(help="Jobs (JSON Lines); - is stdin, also the default in a pipe.", show_default=False),
+        typer.Argument(
+            metavar="[FILE|SCRIPT]",
+            help="Jobs (JSON Lines; - is stdin, also the default in a pipe), or a script (*.py).",
+            show_default=False,
+        ),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- ARGUMENT…]", help="Of the script.", show_default=False),
     ] = None,
     *,
     state: Annotated[
         Path | None,
         typer.Option("--state", help="State directory; made if it is not there.", show_default=STATE_HELP),
     ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            "--gpus",
+            metavar="N|N-M",
+            help="Of a script: its GPUs; with N-M it is elastic.",
+            show_default="1, or what pliant.toml says",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", min=1, help="Of a script: its global batch.", show_default=False),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Of a script: the job's id.", show_default="the script's name"),
+    ] = None,
+    relaunch: Annotated[
+        bool,
+        typer.Option("--relaunch", help="Of a script: it is resized by saving and starting again."),
+    ] = False,
     priority: Annotated[
         float | None,
         typer.Option("--priority", help="Of all these jobs, instead of what they state.", show_default=False),
     ] = None,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Take jobs even if their script is not found here.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the jobs as JSON Lines, and submit none.")
     ] = False,
 ) -> None:
     """Give jobs to a state directory, all of them or none, and print their ids.
@@ -39,30 +80,36 @@ def submit(
     not state come from [job] of pliant.toml.
 
     Example: pliant submit jobs.jsonl --state live
+
+    Example: pliant submit train.py --gpus 1-4 --batch 128 --state live -- --epochs 90
     """
     import time
 
     from pliant.cli.orders import check_priority, say_unheeded
     from pliant.schemas.file_io.files import source_name
-    from pliant.schemas.io import read_jobs
+    from pliant.schemas.io import read_jobs, write_jobs
     from pliant.tools.run.service.submit import submit as ask
     from pliant.tools.run.statedir.directory import StateDir, holder_of
 
-    path = named_or_piped(jobs, "no jobs to submit: name a file, or pipe one in")
-    directory = state_directory(state)
-    found = read_jobs(path, configuration().job)
+    fields = _fields(gpus, batch, name, relaunch=relaunch)
+    if jobs is not None and jobs.endswith(".py"):
+        source, directory = COMMAND_LINE, None if dry_run else state_directory(state)
+        found = _of_script([jobs, *(arguments or ())], fields, directory)
+    else:
+        if fields or arguments:
+            text = "--gpus, --batch, --name, --relaunch and arguments are about a script (*.py)"
+            raise UsageError(f"{text}: in a file each job states them")
+        path = named_or_piped(jobs, "no jobs to submit: name a file or a script, or pipe one in")
+        source, found = source_name(path), read_jobs(path, configuration().job)
     if priority is not None:
         check_priority(priority)
         found = tuple(job.model_copy(update={"priority": priority}) for job in found)
+    if dry_run:
+        write_jobs(found, "-")
+        return
+    directory = state_directory(state)
     try:
-        ids = ask(
-            directory,
-            found,
-            source_name(path),
-            folder=Path.cwd(),
-            now_s=time.time(),
-            check_scripts=not no_check,
-        )
+        ids = ask(directory, found, source, folder=Path.cwd(), now_s=time.time(), check_scripts=not no_check)
     except BadInputError:
         if len(found) > 1:
             note(f"none of the {len(found)} jobs was submitted:")
@@ -73,3 +120,54 @@ def submit(
     if holder_of(StateDir(directory).lock) is None:
         by = f"from cron, or pliant run --follow --state {directory}"
         note(f"no run uses {directory} now: they wait for the next one, {by}")
+
+
+def _of_script(command: Sequence[str], stated: dict[str, Any], state: Path | None) -> tuple[Job, ...]:
+    """The job of a script, as if it had been written into a file.
+
+    :param stated: its fields so far.
+    :param state: where its id must be new; None if it is not submitted.
+    """
+    from pliant.schemas.file_io.documents import parse_jobs
+    from pliant.tools.run.service.submit import known_ids
+    from pliant.tools.run.statedir.directory import StateDir
+    from pliant.tools.run.statedir.requests import Spool
+
+    known: Collection[str] = ()
+    if "id" not in stated and state is not None and state.is_dir():
+        dirs = StateDir(state.resolve())
+        known = known_ids(dirs, Spool(dirs)) | {path.name for path in dirs.jobs.glob("*")}
+    fields = {"id": _new_id(Path(command[0]).stem, known), "command": command, **stated}
+    return parse_jobs(json.dumps(fields).encode(), COMMAND_LINE, configuration().job)
+
+
+def _fields(gpus: str | None, batch: int | None, name: str | None, *, relaunch: bool) -> dict[str, Any]:
+    """What the options say of a job."""
+    found: dict[str, Any] = {} if gpus is None else _sizes(gpus)
+    if batch is not None:
+        found["batch"] = {"size": batch}
+    if name is not None:
+        found["id"] = name
+    if relaunch:
+        found["resize"] = "relaunch"
+    return found
+
+
+def _sizes(gpus: str) -> dict[str, Any]:
+    """:raises UsageError: it is neither a number nor two of them."""
+    found = _GPUS.fullmatch(gpus)
+    if found is None or not int(found[1]) or int(found[2] or found[1]) < int(found[1]):
+        raise UsageError(f"--gpus {gpus}: expected a number of GPUs, as 2, or the least and the most, as 1-4")
+    if found[2] is None:
+        return {"gpus": {"requested": int(gpus)}}
+    least, most = int(found[1]), int(found[2])
+    return {"gpus": {"requested": most, "min": least, "max": most}, "elastic": "size"}
+
+
+def _new_id(stem: str, known: Collection[str]) -> str:
+    """The stem, with a number if there is a job of that name already."""
+    base = re.sub(r"[^A-Za-z0-9._-]", "-", stem)
+    number = 1
+    while (found := base if number == 1 else f"{base}-{number}") in known:
+        number += 1
+    return found

@@ -18,7 +18,8 @@ from pliant.schemas.file_io.json_lines import header
 from pliant.schemas.text import counted
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.directory import StateDir, check_job, check_seen
-from pliant.tools.run.statedir.log.view import repairable
+from pliant.tools.run.statedir.log.fold import JobLog
+from pliant.tools.run.statedir.log.view import LogView, repairable
 from pliant.tools.run.statedir.log.worker_reports import Tail
 from pliant.tools.run.statedir.state import no_state_directory, no_such_job
 from pliant.tools.run.watch.job_status import known_ids
@@ -137,10 +138,31 @@ def job_output(
     yield from output.fresh()
 
 
-def _check_known(dirs: StateDir, job_id: str) -> None:
+def _check_known(dirs: StateDir, *job_ids: str) -> None:
     known = known_ids(Watcher(dirs.path).look())
-    if job_id not in known:
-        raise no_such_job(dirs.path, [job_id], known)
+    if unknown := [job_id for job_id in job_ids if job_id not in known]:
+        raise no_such_job(dirs.path, unknown, known)
+
+
+def ends_of(state: Path, job_ids: Sequence[str]) -> Iterator[JobLog | None]:
+    """Each of these jobs once it has ended, in that order; None between looks, so that a reader can act.
+
+    A job that failed and is to be tried again has not ended.
+
+    :raises UsageError: no such state directory, or one of the jobs is not in it (any more).
+    """
+    dirs, left = StateDir(state), list(dict.fromkeys(job_ids))
+    _check_known(dirs, *left)
+    view = LogView(dirs)
+    while left:
+        jobs = view.refresh().jobs
+        for job_id in [each for each in left if each in jobs and jobs[each].ended]:
+            left.remove(job_id)
+            yield jobs[job_id]
+        if left:
+            _check_known(dirs, *(each for each in left if each not in jobs))
+            yield None
+            time.sleep(_POLL_S)
 
 
 class _Output:
