@@ -67,8 +67,8 @@ def test_what_a_dry_run_prints_can_be_submitted(here: Path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("jobs.jsonl", "--gpus", "2"), "--gpus goes with a script (*.py): in a file each job states it"),
-        (("jobs.jsonl", "--", "--epochs"), "arguments go with a script (*.py)"),
+        (("jobs.jsonl", "--gpus", "2"), "about a script (*.py): in a file each job states them"),
+        (("jobs.jsonl", "--", "--epochs"), "about a script (*.py): in a file each job states them"),
         (
             ("train.py", "--gpus", "4-1"),
             "--gpus 4-1: expected a number of GPUs, as 2, or the least and the most",
