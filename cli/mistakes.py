@@ -37,7 +37,10 @@ def _options_like(typed: str, error: Any) -> str:
     shown = [each for each in error.ctx.command.params if not getattr(each, "hidden", False)]
     names = ["--help", *(name for each in shown for name in each.opts if name.startswith("--"))]
     hint = did_you_mean(typed, names).replace('"', "")
-    return f"; {hint}" if hint else _where_to_look(error)
+    if hint:
+        return f"; {hint}"
+    has_rest = any("-- " in (each.metavar or "") for each in shown)
+    return "; what is the script's goes behind --" if has_rest else _where_to_look(error)
 
 
 def _where_to_look(error: Any) -> str:

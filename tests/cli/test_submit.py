@@ -73,6 +73,7 @@ def test_what_a_dry_run_prints_can_be_submitted(here: Path):
             ("train.py", "--gpus", "4-1"),
             "--gpus 4-1: expected a number of GPUs, as 2, or the least and the most",
         ),
+        (("train.py", "--epochs", "3"), "No such option: --epochs; what is the script's goes behind --"),
         (("train.py", "--gpus", "0"), "--gpus 0: expected a number of GPUs"),
     ],
 )
