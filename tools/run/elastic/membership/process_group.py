@@ -57,6 +57,9 @@ SILENCE_S: Final = 9.0
 """A host that does not answer for this long is dead, or cut off."""
 _STUCK: Final = 1
 _SETTLE_S: Final = 0.1
+_FREEING_S: Final = 5.0
+_in_use: list[tuple[dist.Store, ...]] = []
+"""Stores of groups that are not freed: C++ may still call them."""
 _ANSWER: Final = timedelta(seconds=10)
 _STORE: Final = "store"
 _PROCESS: Final = Path("/proc/self")
@@ -111,7 +114,8 @@ class ProcessGroup:
     def leave(self) -> None:
         """Give up the process group, if there is one, even if the script still refers to it."""
         self._connections.close()
-        leave()
+        if not leave():
+            _in_use.append(self._stores)
         if self._own is not None:
             self._own.unlink(missing_ok=True)
         self._stores, self._own = (), None
@@ -183,15 +187,33 @@ def _leave_slowly() -> None:
     time.sleep(_SETTLE_S)
 
 
-def leave() -> None:
-    """Give up the process group, or what is left of one that did not form.
+def leave() -> bool:
+    """Give up the process group, or what is left of one that did not form. Returns whether it is freed.
 
     PyTorch numbers groups, and workers find each other only under the same number. It forgets the number of
     a destroyed group, but not of one that failed to form here and may have formed elsewhere.
     """
+    freed = True
     if dist.is_initialized():
+        groups = list(_world.pg_map)
         dist.destroy_process_group()
+        freed = _freed(groups)
     _world.group_count = 0
+    return freed
+
+
+def _freed(groups: list[dist.ProcessGroup]) -> bool:
+    """Free groups, whose destructors wait for their last operations. Returns False if they still do.
+
+    Gloo (PyTorch 2.13) forgets an operation whose first write fails. Then that takes as long as the timeout
+    of the group: a thread of its own waits, and the end of the process does not.
+    """
+    thread = threading.Thread(target=groups.clear, name="pliant-freeing", daemon=True)
+    thread.start()
+    thread.join(_FREEING_S)
+    if thread.is_alive():
+        _log.debug("an operation of the former process group does not end: the job goes on without it")
+    return not thread.is_alive()
 
 
 @contextmanager

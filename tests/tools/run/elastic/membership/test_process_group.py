@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -399,3 +400,18 @@ def test_a_worker_that_hangs_in_a_library_while_it_connects_ends(tmp_path: Path)
         assert worker.exitcode == 1
     finally:
         worker.kill()
+
+
+def test_a_group_that_waits_for_an_operation_for_ever_is_left_to_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over = threading.Event()
+
+    class Waits:
+        def __del__(self) -> None:
+            over.wait()
+
+    monkeypatch.setattr(process_group, "_FREEING_S", 0.05)
+    assert not process_group._freed([Waits()])
+    over.set()
+    assert process_group._freed([Waits()])
