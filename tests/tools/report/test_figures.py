@@ -125,7 +125,7 @@ def test_axes_name_their_units(report):
 
 def test_the_legend_says_what_is_simulated_and_what_is_missing(report):
     legend = [text.get_text() for text in draw(report)["jct-cdf"].legends[0].get_texts()]
-    assert legend == ["fifo (simulated, 1 jobs missing)", "ares (simulated)"]
+    assert legend == ["fifo (simulated, 1 job missing)", "ares (simulated)"]
 
 
 def test_a_run_in_which_nothing_happened_has_no_figures_and_one_in_which_nothing_finished_its_allocation():

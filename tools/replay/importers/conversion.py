@@ -181,14 +181,16 @@ class ImportSummary:
         self.assumptions[sentence] = (self.assumptions.get(sentence) or 0) + 1
 
     def lines(self) -> list[str]:
-        made = f"{self.jobs} jobs"
+        made = counted(self.jobs, "job")
         if self.profile_rows or self.convergence_rows:
-            made += f", {self.profile_rows} profile rows, {self.convergence_rows} convergence rows"
+            rows = counted(self.profile_rows, "profile row")
+            made += f", {rows}, {counted(self.convergence_rows, 'convergence row')}"
         if self.history_jobs:
             made += f", the history of {counted(self.history_jobs, 'job')}"
         if self.nodes:
-            made += f", {self.nodes} nodes"
-        lines = [f"{self.format}: {self.rows} rows read, {made} written, {self.dropped.total()} rows dropped"]
+            made += f", {counted(self.nodes, 'node')}"
+        read, dropped = counted(self.rows, "row"), counted(self.dropped.total(), "row")
+        lines = [f"{self.format}: {read} read, {made} written, {dropped} dropped"]
         lines += [f"dropped: {count} {reason}" for reason, count in sorted(self.dropped.items())]
         lines += [f"malformed: {problem}" for problem in self.malformed]
         if self.has_more_malformed:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from pliant.schemas.text import counted
 from pliant.tools.report.figures.style import (
     COLOURS,
     GREY,
@@ -87,7 +88,8 @@ def _name(each: RunReport, shown: int) -> str:
     demand = [f"{info.demand} demand"] if info.demand != "stated" else []
     oracle = ["oracle"] if info.oracle and info.demand != "oracle" else []
     facts = [kind(each.run), *oracle, *demand]
-    return f"{each.label} ({', '.join([*facts, *([f'{missing} jobs missing'] if missing else [])])})"
+    absent = [f"{counted(missing, 'job')} missing"] if missing else []
+    return f"{each.label} ({', '.join([*facts, *absent])})"
 
 
 def _finish(figure: Figure, plot: Axes, found: Sequence[Sequence[float]], *, wide: float) -> None:

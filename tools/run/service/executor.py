@@ -269,7 +269,8 @@ class Executor:
         del self.gangs[job_id]
         if verdict.end != "stopped":
             self.targets.pop(job_id, None)
-        elif verdict.message:
+        elif verdict.message and (gang.target.job.elastic != "none" or "SIGKILL" in verdict.message):
+            # SIGTERM is how a rigid job is meant to end
             _log.warning("job %s: stopped, not cleanly: %s", job_id, verdict.message)
         yield AttemptEnded(job_id, gang.handle.attempt, verdict)
 

@@ -172,9 +172,7 @@ def test_a_list_of_nodes_becomes_a_cluster(tmp_path: Path) -> None:
     ]
     assert found.nodes[0].memory == 1024 * 2**20
     assert result.dropped == {"are nodes without GPUs": 1}
-    assert result.summary.lines()[0] == (
-        "alibaba-v2023: 4 rows read, 1 jobs, 2 nodes written, 1 rows dropped"
-    )
+    assert result.summary.lines()[0] == ("alibaba-v2023: 4 rows read, 1 job, 2 nodes written, 1 row dropped")
 
 
 def test_nodes_that_share_a_name_are_no_cluster(tmp_path: Path) -> None:

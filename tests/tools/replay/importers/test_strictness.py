@@ -45,7 +45,7 @@ def test_lenient_drops_and_counts_them_by_field(tmp_path: Path) -> None:
     result = run(tmp_path, "tiresias", path, lenient=True)
     assert [job.id for job in result.jobs] == ["1"]
     assert result.dropped == {"malformed (/num_gpu)": 2, "malformed (as a whole)": 1}
-    assert result.summary.lines()[0] == "tiresias: 4 rows read, 1 jobs written, 3 rows dropped"
+    assert result.summary.lines()[0] == "tiresias: 4 rows read, 1 job written, 3 rows dropped"
     assert [line.replace(f"{tmp_path}/", "") for line in result.summary.lines() if "jobs.csv" in line] == [
         "malformed: jobs.csv:3: /num_gpu: 'x' is not a number",
         "malformed: jobs.csv:4: has 2 fields, expected 7",
@@ -161,7 +161,7 @@ def test_the_account_goes_to_stderr_and_the_jobs_to_the_file(
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
-        "pliant: tiresias: 2 rows read, 1 jobs written, 1 rows dropped",
+        "pliant: tiresias: 2 rows read, 1 job written, 1 row dropped",
         "pliant: dropped: 1 asked for no GPU",
         "pliant: assumed: work is duration times GPUs; the iterations are kept as a label",
         "pliant: assumed: times are seconds since the start that the trace has",

@@ -1,4 +1,4 @@
-"""Examples that train in ways of their own: resized, cut and killed, they end with the same weights."""
+"""Examples that train in ways of their own: resized, preempted and killed, they end with the same weights."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.torch
 SCRIPT = Path(__file__).with_name("exampled.py")
 EXAMPLES = Path(__file__).parents[4] / "examples" / "after"
 WORDS = {
-    "get_batch": ("--steps", "40", "--batch", "6", "--accumulate", "2", "--evaluate-every", "10", "--last"),
-    "rnn": ("--epochs", "2", "--size", "3400", "--batch", "12", "--out"),
+    "get_batch": ("--steps", "48", "--batch", "6", "--accumulate", "2", "--evaluate-every", "10", "--last"),
+    "rnn": ("--epochs", "3", "--size", "3400", "--batch", "12", "--out"),
     "gan": ("--epochs", "4", "--size", "120", "--batch", "12", "--width", "8", "--out"),
 }
 Make = Callable[..., Gang]
@@ -25,7 +25,7 @@ Make = Callable[..., Gang]
 
 @pytest.mark.parametrize(("optimizer", "lr", "tolerance"), [("SGD", "0.05", 1e-6), ("Adam", "1e-3", 1e-5)])
 @pytest.mark.parametrize("example", WORDS)
-def test_an_example_that_is_resized_cut_and_killed_ends_with_the_weights_of_one_process(
+def test_an_example_that_is_resized_preempted_and_killed_ends_with_the_weights_of_one_process(
     gang: Make, tmp_path: Path, example: str, optimizer: str, lr: str, tolerance: float
 ) -> None:
     words = ["--optimizer", optimizer, "--lr", lr, *WORDS[example]]
@@ -37,6 +37,9 @@ def test_an_example_that_is_resized_cut_and_killed_ends_with_the_weights_of_one_
     job.start(1, global_batch=12, seed=None)
     trains_under(job, [0, 1])
     trains_under(job, [0, 1], accum=2)
+    preempted(job, [0, 1])
+    job.start(1, global_batch=12, seed=None)
+    trains_under(job, [0, 1])
     trains_under(job, [1])
     trains_under(job, [1, 2])
     job.signal(1, signal.SIGKILL)
@@ -54,6 +57,18 @@ def trains_under(job: Gang, members: Sequence[int], **plan: int) -> None:
         if number >= len(job.workers):
             job.add(number)
             job.until(lambda number=number: life(job.here.presence(number)) == "alive", "worker")
-    allowed = job.out / "allowed"
-    allowed.write_text(str(int(allowed.read_text()) + 5))
+    allow_more(job)
     job.reaches()
+
+
+def preempted(job: Gang, members: Sequence[int]) -> None:
+    """All workers save and leave."""
+    job.publish(members, global_batch=12, seed=None, abort=True)
+    allow_more(job)
+    job.end()
+    assert job.outcomes_of(*members) == ["stopped"] * len(members), job.errors()
+
+
+def allow_more(job: Gang) -> None:
+    allowed = job.out / "allowed"
+    allowed.write_text(str(int(allowed.read_text()) + 4))
