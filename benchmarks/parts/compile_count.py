@@ -57,10 +57,8 @@ def figures(sizes: Sequence[int] = SIZES) -> Sequence[Figure]:
     """:param sizes: numbers of workers, one change after the other; the job starts on one."""
     counts = []
     with running(Executor, SCRIPT, "", BATCH) as job:
-        job.go_to(1)
         for size in (1, *sizes):
-            if counts:
-                job.go_to(size)
+            job.go_to(size)
             counts.append(int((job.folder / "graphs-0").read_text()))
         job.give(0)
         job.ends()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from benchmarks.parts.figure import Figure
@@ -123,10 +123,11 @@ if job.rank == 0:
 """
 
 
-def figures(epochs: Mapping[str, int] = EPOCHS) -> list[Figure]:
+def figures(epochs: Mapping[str, int] = EPOCHS, limited: Collection[str] = LIMITED) -> list[Figure]:
     """The ratios for a small model, whose steps are short, and for a large one, whose state is large.
 
     :param epochs: of each model that is measured.
+    :param limited: the models whose ratio has a limit.
     """
     found = []
     for name, count in epochs.items():
@@ -136,7 +137,7 @@ def figures(epochs: Mapping[str, int] = EPOCHS) -> list[Figure]:
                 f"library_cpu_ratio_{name}",
                 overall,
                 "ratio",
-                LIMIT if name in LIMITED else None,
+                LIMIT if name in limited else None,
                 at_least=True,
             ),
             Figure(f"library_cpu_ratio_{name}_median", median, "ratio"),
@@ -146,11 +147,7 @@ def figures(epochs: Mapping[str, int] = EPOCHS) -> list[Figure]:
 
 def by_sample(epochs: int = EPOCHS["mlp_by_sample"]) -> list[Figure]:
     """The ratio for the small model on samples that both read one by one."""
-    overall, median = cpu_ratios("mlp_by_sample", epochs)
-    return [
-        Figure("library_cpu_ratio_mlp_by_sample", overall, "ratio", LIMIT, at_least=True),
-        Figure("library_cpu_ratio_mlp_by_sample_median", median, "ratio"),
-    ]
+    return figures({"mlp_by_sample": epochs}, ("mlp_by_sample",))
 
 
 def cpu_ratios(name: str, epochs: int) -> tuple[float, float]:

@@ -160,7 +160,8 @@ def ends_of(state: Path, job_ids: Sequence[str]) -> Iterator[JobLog | None]:
             left.remove(job_id)
             yield jobs[job_id]
         if left:
-            _check_known(dirs, *(each for each in left if each not in jobs))
+            if waiting := [each for each in left if each not in jobs]:
+                _check_known(dirs, *waiting)
             yield None
             time.sleep(_POLL_S)
 
