@@ -15,6 +15,7 @@ from pliant.schemas.file_io.record import (
     Record,
     broken_rule,
 )
+from pliant.schemas.shares import Shares
 from pliant.schemas.text import counted
 
 MOST_NODES: Final = 1_000_000
@@ -140,6 +141,8 @@ class Cluster(Record):
     """Limits by the user that jobs name; "*": those of each user that is not named here."""
     sharing: Sharing = Sharing()
     """What policies that pack jobs may assume of two jobs on one GPU."""
+    shares: Shares | None = None
+    """The teams that share it, and how. Default: it is one pool."""
 
     @model_validator(mode="after")
     def _is_of_this_world(self) -> Self:
@@ -171,8 +174,10 @@ class Cluster(Record):
     @property
     def minor(self) -> int:
         """1: nodes name devices, or it says how Slurm is asked, or has rules. 2: nodes have ``resources``, or
-        it says when jobs share GPUs.
+        it says when jobs share GPUs. 3: teams share it.
         """
+        if self.shares is not None:
+            return 3
         if self.sharing != Sharing() or any(node.resources for node in self.nodes):
             return 2
         rules = (self.min_run_seconds, self.cooldown_seconds, self.user_limits)

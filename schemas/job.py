@@ -236,6 +236,10 @@ class Job(Record):
     """Default: one."""
     user: str = ""
     """Who submitted it; empty if not stated."""
+    team: str = ""
+    """The team of the cluster's ``shares`` that it counts for. Default: the first that lists its user."""
+    weight: Annotated[float, Field(gt=0, le=MOST)] = 1.0
+    """How much it counts beside other jobs of its team, for the policies that weigh jobs."""
     priority: BoundedFloat = 0.0
     """Larger is more important, for the policies that look at it (``pliant policies NAME`` says how)."""
     command: tuple[PlainText, ...] | None = None
@@ -316,8 +320,10 @@ class Job(Record):
     @property
     def minor(self) -> int:
         """1: it refuses to share its GPUs; 2: its epochs are of a data set of unknown size; 3: its replicas
-        have several GPUs, or it is resized by a relaunch.
+        have several GPUs, or it is resized by a relaunch; 4: it names its team, or has a weight.
         """
+        if self.team or self.weight != 1.0:
+            return 4
         if self.gpus.per_replica > 1 or self.resize != "in-place":
             return 3
         unsized = self.work is not None and self.work_gap is not None

@@ -141,6 +141,27 @@ class PolicyState(Record):
     state: Any = None
 
 
+class TeamStanding(Record):
+    """How one team, or one user of a team that weighs its users, stands right after a decision."""
+
+    team: str
+    user: str = ""
+    """Empty: all of the team."""
+    own: NonNegativeFloat
+    """GPUs that are its part if every team could use all: what it holds beyond them is borrowed."""
+    entitled: NonNegativeInt
+    """GPUs that it was entitled to, as jobs and usage were."""
+    held: NonNegativeInt
+    borrowed: NonNegativeInt = 0
+    lent: NonNegativeFloat = 0.0
+    """GPUs of its own that others hold."""
+    waiting_jobs: NonNegativeInt = 0
+    waiting_gpus: NonNegativeInt = 0
+    """GPUs that these jobs need at least."""
+    usage_gpu_hours: NonNegativeFloat = 0.0
+    """Used so far; halves with the half-life of the cluster's ``shares``."""
+
+
 class ForecastState(Record):
     """What predicts the work of jobs, as it goes from one decision to the next."""
 
@@ -169,6 +190,8 @@ class Schedule(Record):
     forecast: ForecastState | None = None
     """Null: the policy does not ask for predictions."""
     decision_seconds: NonNegativeFloat | None = None
+    teams: tuple[TeamStanding, ...] = ()
+    """Where teams share the cluster, how they stand."""
 
     def given(self) -> list[Allocation]:
         """The allocations that hold something."""
@@ -176,11 +199,13 @@ class Schedule(Record):
 
     @property
     def minor(self) -> int:
-        """5 where replicas have several GPUs or jobs are resized by a relaunch, 4 where jobs train on data of
-        unknown size, 3 where they have more than GPUs or share them, 2 where work is predicted, else its
-        cluster's.
+        """6 where teams share the cluster or jobs have weights, 5 where replicas have several GPUs or jobs are
+        resized by a relaunch, 4 where jobs train on data of unknown size, 3 where they have more than GPUs
+        or share them, 2 where work is predicted, else its cluster's.
         """
         newest = max((job.minor for job in self.jobs), default=0)
+        if self.cluster.minor > 2:
+            return 6
         if newest > 1:
             return newest + 2
         if self.cluster.minor > 1 or newest:

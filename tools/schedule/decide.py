@@ -358,6 +358,7 @@ def schedule_of(
         jobs=tuple(job.spec for job in (*active, *rejects)),
         demand=session.demand,
         forecast=session.forecast_state(),
+        teams=session.standings(time_s),
         policy_state=_forgiving(lambda: _storable(session.policy_state(), forgive), lambda: None, forgive),
     )
 

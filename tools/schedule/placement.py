@@ -74,6 +74,14 @@ class FreeGpus:
     def regain(self, node: NodeState) -> None:
         self._set(node, node.gpus)
 
+    def refit(self, index: int, gpus: int, free: int, *, up: bool) -> None:
+        """A node of a part of the cluster has as many GPUs now, and as many of them free."""
+        node = self.nodes[index]
+        if (node.gpus, self._free[index], node.up) != (gpus, free, up):
+            self._set(node, 0)
+            node.gpus, node.up = gpus, up
+            self._set(node, free)
+
     def choose(
         self, gpus: int, gpu_types: Iterable[str], keep: NodeGpus = (), *, per_replica: int = 1
     ) -> NodeGpus | None:

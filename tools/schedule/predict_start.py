@@ -107,7 +107,7 @@ def copy_of(session: Session) -> Session:
     jobs = (*session.jobs.values(), *session.ended.values())
     shared = [session.cluster, session.speeds, *(job.spec for job in jobs)]
     copied = copy.deepcopy(session, {id(thing): thing for thing in shared})
-    copied.policy.look_ahead()
+    copied.look_ahead()
     copied.forecast.learn_no_more()
     return copied
 

@@ -192,7 +192,7 @@ class Speeds:
         least = self.least_size(job, kind, global_batch, accumulates=accumulates)
         what = ("useful part", kind, least, shape, global_batch)
         gpus = self.of_kind(job, what, lambda: self._useful_part(job, shape, kind, global_batch, least))
-        return placement if gpus == sum(shape) else _cut(placement, gpus, job.placement)
+        return placement if gpus == sum(shape) else cut(placement, gpus, job.placement)
 
     def _useful_part(self, job: JobState, shape: Placement, gpu_type: str, batch: int, least: int) -> int:
         total, sizes = sum(shape), _UsefulSizes()
@@ -293,7 +293,7 @@ def _first_of(shape: Placement, gpus: int) -> Placement:
     return tuple(sorted(found, reverse=True))
 
 
-def _cut(placement: NodeGpus, gpus: int, held: NodeGpus) -> NodeGpus:
+def cut(placement: NodeGpus, gpus: int, held: NodeGpus) -> NodeGpus:
     """That many GPUs of a placement, in its order of nodes."""
     own = dict(held)
     order = sorted(range(len(placement)), key=lambda n: (-placement[n][1], -own.get(placement[n][0], 0), n))

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from pliant.schemas.event import EventName
 from pliant.schemas.job import Job
@@ -35,6 +35,7 @@ Advance = Callable[[int, int | None], None]
 """Called with (jobs done, jobs of the trace) now and then."""
 Describe = Callable[[JobState], Detail]
 
+_OF_A_CHANGE: Final = ("team", "user", "entitled", "held", "waiting_jobs")
 _PATIENCE: Final = 1000
 """Decisions in a row without an arrival, an end or a failure, after which to look for a standstill."""
 
@@ -97,6 +98,7 @@ class Engine:
         """Whether a job ended at this moment after the decision: it took less time than clocks resolve."""
         self._quiet_decisions = 0
         self._last_look: tuple[float, float] = (-math.inf, -1.0)
+        self._teams: list[dict[str, Any]] = []
 
     def run(self) -> None:
         while self._jobs_ahead() and (now_s := self._next_s()) < math.inf:
@@ -233,12 +235,21 @@ class Engine:
         self.counters.decision_seconds += time.perf_counter() - started
         for transition in transitions:
             self._apply(transition, now_s)
+        self._note_teams(now_s)
         for job_id, said in self.session.admissions.items():
             if (job := self.session.jobs.get(job_id)) is not None:  # a rejection says it by itself
                 words = compact_json({"admission": said})
                 self.log.add(now_s, "progress", job_id, gpus=job.gpus, detail=words)
         for job, detail in self._forecasts.due(self.session, now_s):
             self.log.add(now_s, "progress", job.id, gpus=job.gpus, detail=compact_json(detail))
+
+    def _note_teams(self, now_s: float) -> None:
+        """Log how teams stand, where that has changed."""
+        standings = [each.model_dump(exclude_defaults=True) for each in self.session.standings(now_s)]
+        seen = [{name: value for name, value in each.items() if name in _OF_A_CHANGE} for each in standings]
+        if seen != self._teams:
+            self._teams = seen
+            self.log.add(now_s, "decision", detail=compact_json({"teams": standings}))
 
     def _apply(self, transition: Transition, now_s: float) -> None:
         job, done = transition.job, transition.job.samples_done(now_s)

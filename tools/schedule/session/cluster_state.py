@@ -18,6 +18,7 @@ from pliant.tools.schedule.rates import GpuSharing, Speeds, shape_of
 from pliant.tools.schedule.session.commands import Commands
 from pliant.tools.schedule.session.holdings import Holding, Transition, company_in, hold, step_of
 from pliant.tools.schedule.session.withheld import Withheld, node_of
+from pliant.tools.schedule.shares import Usage
 from pliant.tools.schedule.snapshot import Change, ChangeKind
 
 
@@ -55,6 +56,8 @@ class ClusterState:
         self._index = {node.name: node.index for node in self.nodes}
         self.noted_until_s = 0.0
         self.commands = Commands()
+        self.usage = None if cluster.shares is None else Usage.under(cluster.shares)
+        """What teams have used, where teams share the cluster."""
 
     @property
     def in_play(self) -> Mapping[str, JobState]:
@@ -109,7 +112,7 @@ class ClusterState:
         del self.jobs[job_id]
         self.withheld.release(job_id)
         self._leave(state, time_s)
-        hold(state, time_s, ())
+        self._hold(state, time_s, ())
         self.ended[job_id] = state
         self._note(outcome, time_s, job=state)
         if self.commands.hide_jobs:
@@ -124,7 +127,7 @@ class ClusterState:
         partner = self._give_back(job_id, time_s)
         if state.gpus:
             self._leave(state, time_s)
-            hold(state, time_s, ())
+            self._hold(state, time_s, ())
             self._note("lost", time_s, job=state)
         self._keep_others_from(partner, time_s)
         self._unbind(job_id, time_s)
@@ -401,7 +404,7 @@ class ClusterState:
         if place == before and (not place or unchanged):
             return None
         step, same_batch = step_of(job, place), batch == job.global_batch
-        hold(job, time_s, place, servers)
+        self._hold(job, time_s, place, servers)
         job.global_batch = batch
         if place:
             job.gpu_type = self.free.node(place[0][0]).gpu_type
@@ -417,6 +420,11 @@ class ClusterState:
         elif step not in ("start", "resume"):
             job.rescales += 1
         return Transition(job, step, before)
+
+    def _hold(self, job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
+        if self.usage is not None and self.cluster.shares is not None:
+            self.usage.hold(self.cluster.shares.owner_of(job.spec), gpus_of(place) - job.gpus, time_s)
+        hold(job, time_s, place, servers)
 
     def _leave(self, job: JobState, time_s: float) -> None:
         """A job's GPUs are free, or its partner's alone; the caller updates the job."""

@@ -21,6 +21,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import profile_to_columns
 from pliant.schemas.job import Gpus, Job
 from pliant.schemas.profile import Profile
+from pliant.schemas.shares import Owner
 from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeState, Observation, Phase, node_states
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.session.session import Session
@@ -39,7 +40,7 @@ _PARTS: Final = frozenset(
         *("policy", "cluster", "capacities", "nodes", "speeds", "free", "jobs", "ended", "changes", "past"),
         *("withheld", "oracle", "forecast", "demand", "foreseen_changes", "seed", "rng", "admissions"),
         "trace",
-        *("commands", "_rules", "_dwell", "_index", "slowed", "_parted"),
+        *("commands", "usage", "_rules", "_dwell", "_index", "slowed", "_parted", "_parts"),
     )
 )
 """Attributes of a session that its maker gives it, or that are kept in another form."""
@@ -145,6 +146,8 @@ def _own_values(session: Session) -> Iterator[tuple[str, Any]]:
     for name, value in vars(session).items():
         if name == "commands":
             yield from vars(value).items()
+        elif name == "usage" and value is not None:
+            yield name, [value.since_s, dict(value.gpu_s)]
         elif name not in _PARTS:
             yield name, value
 
@@ -164,6 +167,9 @@ def take_up(session: Session, saved: SavedSession) -> list[Event]:
     session.free = FreeGpus(session.nodes)
     commands = vars(session.commands)
     for name, value in facts.session.items():
+        if name == "usage":
+            _take_up_usage(session, value)
+            continue
         (commands if name in commands else vars(session))[name] = _shaped(value)
     vars(session.withheld).update({name: _shaped(value) for name, value in facts.withheld.items()})
     session.jobs = {job_id: saved.state_of(job_id, saved.jobs[job_id]) for job_id in facts.active}
@@ -171,8 +177,16 @@ def take_up(session: Session, saved: SavedSession) -> list[Event]:
     session.ended = states_kept_small(ended, saved.spec_of)
     for state in session.jobs.values():
         session.free.take(session.counted(state))
+        if session.usage is not None and session.cluster.shares is not None:
+            session.usage.hold(session.cluster.shares.owner_of(state.spec), state.gpus, session.usage.since_s)
     session.past = Past(facts.changes, ChainMap(session.jobs, session.ended), session.free)
     return [Event(**{**each, "placement": _shaped(each["placement"])}) for each in facts.together]
+
+
+def _take_up_usage(session: Session, value: Any) -> None:
+    if session.usage is not None:
+        session.usage.since_s, used = float(value[0]), _shaped(value[1])
+        session.usage.gpu_s = {Owner(*owner): gpu_s for owner, gpu_s in used.items()}
 
 
 def states_kept_small(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.schedule import ForecastState, PolicyState
+from pliant.schemas.schedule import ForecastState, PolicyState, TeamStanding
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand, WorkForecast
 from pliant.tools.schedule.jobs import JobState, Phase
@@ -37,6 +37,7 @@ from pliant.tools.schedule.session.assignment import (
 )
 from pliant.tools.schedule.session.cluster_state import ClusterState
 from pliant.tools.schedule.session.holdings import Holding, Transition, in_net
+from pliant.tools.schedule.session.parts import STATE_VERSION, Parts, has_states
 from pliant.tools.schedule.session.rules import RuleBook
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from pliant.tools.schedule.snapshot import Oracle
 
 
+MOST_ROUNDS: Final = 10
+"""What the policy of one team leaves is offered to others so often at one decision."""
 _FREES_FIRST: Final = {"reject": 0, "preempt": 1, "shrink": 2, "rebatch": 3, "move": 4}
 
 
@@ -91,6 +94,9 @@ class Session(ClusterState):
         self.admissions: Mapping[str, Mapping[str, Any]] = {}
         """What the last decision said of jobs that it admitted or rejected."""
         self._rules = RuleBook(policy, self.nodes, self.speeds)
+        shares = cluster.shares
+        self._parts = None if shares is None else Parts(policy, shares, self.nodes, self.speeds)
+        """The policies of the owners, where teams share the cluster; they are asked instead of ``policy``."""
         self._dwell = Dwell(cluster.min_run_seconds, cluster.cooldown_seconds)
         self._parted = policy.packs
         """Whether all jobs that share GPUs may do so under this policy."""
@@ -137,6 +143,20 @@ class Session(ClusterState):
         """
         time_s = self._at(time_s)
         self.slowed.clear()
+        done = self._decide_once(time_s)
+        if self._parts is None or self.usage is None:
+            return done
+        for _ in range(MOST_ROUNDS):
+            if not self._parts.leaves_room(self.in_play.values(), self.usage, time_s):
+                break
+            again_s, admissions, kept = self.ask_again_s, self.admissions, self.kept_until_s
+            done = in_net([*done, *self._decide_once(time_s)])
+            self.ask_again_s = min((at for at in (again_s, self.ask_again_s) if at is not None), default=None)
+            self.admissions = {**admissions, **self.admissions}
+            self.kept_until_s = {**kept, **self.kept_until_s}
+        return sorted(done, key=_frees_first)
+
+    def _decide_once(self, time_s: float) -> list[Transition]:
         freed = self._make_leave(time_s)
         if self.learns:
             self._foresee(time_s)
@@ -144,7 +164,7 @@ class Session(ClusterState):
         if self._refused:  # not of the log, so they do not count as changes that were seen
             seen = seen._replace(changes=(*self._refused, *seen.changes))
         try:
-            decision = self.policy.decide(seen, self.rng)
+            decision = self._asked.decide(seen, self.rng)
         except (Exception, SystemExit) as error:
             blame(type(self.policy), error)
             raise
@@ -166,6 +186,20 @@ class Session(ClusterState):
         return done
 
     @property
+    def _asked(self) -> Policy | Parts:
+        return self.policy if self._parts is None else self._parts
+
+    def look_ahead(self) -> None:
+        """The policy of this copy may decide with less effort."""
+        self._asked.look_ahead()
+
+    def standings(self, time_s: float) -> tuple[TeamStanding, ...]:
+        """How teams stand after a decision; none where the cluster is one pool."""
+        if self._parts is None or self.usage is None:
+            return ()
+        return self._parts.standings(self.in_play.values(), self.usage, time_s)
+
+    @property
     def learns(self) -> bool:
         """Whether the forecast is used, and so learns from jobs that finish."""
         return self.demand == "predicted" or self.policy.asks_forecast
@@ -182,7 +216,7 @@ class Session(ClusterState):
         """
         seen = self.snapshot(self._at(time_s))
         with blaming(type(self.policy)):
-            found = self.policy.explain(seen)
+            found = self._asked.explain(seen)
         self._rules.check_explained(found)
         return found
 
@@ -190,7 +224,7 @@ class Session(ClusterState):
         """What jobs are to hold later, as the policy has planned it; ask after ``decide``."""
         seen = self.snapshot(self._at(time_s))
         with blaming(type(self.policy)):
-            return self.policy.reserved(seen)
+            return self._asked.reserved(seen)
 
     def _learn_from(self, changes: Sequence[Change], first: int) -> None:
         """Learn from jobs that finished; ``first`` is the number of changes before these."""
@@ -214,13 +248,18 @@ class Session(ClusterState):
     def policy_state(self) -> PolicyState:
         """What the policy carries to its next call in another process."""
         with blaming(type(self.policy)):
-            state = self.policy.dump_state()
+            state = self._asked.dump_state()
         return PolicyState(
             policy=self.policy.name,
-            version=self.policy.state_version,
+            version=self._state_version,
             changes_seen=self.changes_seen,
             state=state,
         )
+
+    @property
+    def _state_version(self) -> int:
+        """Parts keep their states in another form."""
+        return self.policy.state_version + (0 if self._parts is None else STATE_VERSION)
 
     def carry(self, carried: PolicyState | None) -> bool:
         """Let a fresh policy resume from carried state: it then sees only later changes.
@@ -228,7 +267,7 @@ class Session(ClusterState):
         Returns False, and shows the policy all of the history, if the state is empty, another policy's,
         of another version, or newer than this session.
         """
-        known = (self.policy.name, self.policy.state_version)
+        known = (self.policy.name, self._state_version)
         fits = (
             carried is not None
             and carried.state is not None
@@ -238,21 +277,28 @@ class Session(ClusterState):
         if self.learns:
             self._learn_from([*self.past, *self.changes], 0)
         seen = carried.changes_seen if fits and carried is not None else 0
+        if self._parts is not None and fits and carried is not None and not has_states(carried.state):
+            seen = 0  # its policies rebuild what they need from the whole history
         self.changes = [*self.past[seen:], *self.changes[max(0, seen - len(self.past)) :]]
         self.past = ()
         if fits and carried is not None:
             with blaming(type(self.policy)):
-                self.policy.load_state(carried.state, ChainMap(self.jobs, self.ended))
+                self._asked.load_state(carried.state, ChainMap(self.jobs, self.ended))
             self.changes_seen = seen
         return fits
 
     def _make_leave(self, time_s: float) -> list[Transition]:
-        """Take the GPUs that jobs have to leave; the policy sees them as lost."""
+        """Take the GPUs that jobs have to leave, and those that come back to their team; the policy sees them
+        as lost.
+        """
         leavers = self.leavers(elastic=self.policy.elasticity != "none")
         left = self.adopt(leavers, time_s) if leavers else []
         if not self._parted:
             left += self.adopt(self._guests(), time_s)
             self._parted = True
+        if self._parts is not None and self.usage is not None:
+            lent = self._parts.reclaim(self.in_play.values(), self.usage, time_s)
+            left += self.adopt(lent, time_s) if lent else []
         if not left:
             return left
         seen = self.in_play
@@ -292,7 +338,7 @@ class Session(ClusterState):
             other = None if place is None or target.beside is None else self.jobs[target.beside]
             transition = self._change(job, after.placement, batch, time_s, after.servers, beside=other)
             transitions.extend([transition] if transition else [])
-        return sorted(transitions, key=lambda transition: _FREES_FIRST.get(transition.step, 5))
+        return sorted(transitions, key=_frees_first)
 
     def _to_change(self, decision: Decision, time_s: float) -> dict[str, Target]:
         """The targets that differ from what jobs have and that the dwell rule allows now.
@@ -357,6 +403,10 @@ class Session(ClusterState):
     def _left_by_others(self, moving: Mapping[str, Target]) -> Demands:
         staying = (job for job in self.jobs.values() if job.gpus and job.room is not None)
         return Demands(self.capacities, self._index, (job for job in staying if job.id not in moving))
+
+
+def _frees_first(transition: Transition) -> int:
+    return _FREES_FIRST.get(transition.step, 5)
 
 
 def _sharing_last(targets: Mapping[str, Target]) -> Iterable[tuple[str, Target]]:

@@ -20,6 +20,7 @@ from pliant.schemas.cluster import Cluster, UserLimit
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import PolicyState
+from pliant.schemas.shares import Shares
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.predict_start import happen, in_order_of_arrival
 from pliant.tools.schedule.session.holdings import Holding
@@ -41,6 +42,15 @@ from pliant.tools.schedule.testing.harness import (
     with_replicas,
 )
 
+_SHARES: Final = {
+    "teams": {
+        "first": {"users": ("a",), "weight": 2.0, "guaranteed": {"*": 2}},
+        "second": {"users": {"b": 2.0, "c": 1.0}, "max": {"*": 8}},
+        "third": {"users": ("d",), "guaranteed": {"gpu": 4, "a": 4, "b": 4}, "borrows": False},
+    },
+    "half_life_hours": 0.02,
+}
+"""One user, e, is in no team."""
 _STEPS_TO_DRAIN: Final = 20_000
 _DRAWS: Final = 16
 _STORY: Final = 60
@@ -260,6 +270,21 @@ def check_limits_of_users(make: Factory) -> None:
     require(not held.jobs, f"under limits of users, these jobs never end: {', '.join(sorted(held.jobs))}")
 
 
+def check_teams(make: Factory) -> None:
+    """Teams share the cluster: whatever happens, every rule is kept, and all jobs end."""
+    import numpy as np
+
+    shares = Shares.model_validate(_SHARES)
+    rng = np.random.default_rng(4)
+    for pool in CLUSTERS:
+        nodes = pool.model_copy(update={"shares": shares})
+        known = [each for each in jobs_for(make(), 30) if each.work is not None]
+        jobs = [each.model_copy(update={"user": "abcde"[at % 5]}) for at, each in enumerate(known)]
+        held, _ = _story(make, jobs, nodes)
+        require(not held.jobs, f"where teams share the cluster, these never end: {sorted(held.jobs)}")
+        check_ops(make, random_ops(rng, 150), nodes, users="abcde")
+
+
 def check_mixed_types(make: Factory) -> None:
     """No job mixes GPU types, one too large for either never runs, the others all end."""
     nodes = cluster(node(4, 2, "slow"), node(4, 1, "fast"))
@@ -341,6 +366,7 @@ CHECKS: Final[tuple[Callable[[Factory], None], ...]] = (
     check_a_vanishing_node,
     check_a_held_job,
     check_limits_of_users,
+    check_teams,
     check_mixed_types,
     check_replicas_are_whole,
     check_explanations,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
@@ -261,15 +261,22 @@ def random_ops(rng: np.random.Generator, count: int) -> list[Op]:
 
 
 def check_ops(
-    make: Factory, ops: Iterable[Op], nodes: Cluster = CLUSTERS[0], *, replicas: bool = False
+    make: Factory,
+    ops: Iterable[Op],
+    nodes: Cluster = CLUSTERS[0],
+    *,
+    replicas: bool = False,
+    users: Sequence[str] = ("",),
 ) -> None:
     """Any sequence of events, each followed by a decision, keeps every rule.
 
     :param replicas: those of some jobs have several GPUs.
+    :param users: whose the jobs are, in turn.
     """
     held = CheckedSession(make(), nodes)
     pool = jobs_for(held.session.policy, 200)
     pool = with_replicas(pool) if replicas else pool
+    pool = [each.model_copy(update={"user": users[at % len(users)]}) for at, each in enumerate(pool)]
     for op in ops:
         held.time_s += op.seconds
         _happen(held, op, pool)

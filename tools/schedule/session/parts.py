@@ -1,0 +1,521 @@
+"""The parts of a shared cluster: a policy of its own for each owner, asked about that owner's GPUs and jobs.
+
+Any policy serves a shared cluster unchanged. At each decision the entitlements are computed
+(:mod:`pliant.tools.schedule.shares`), GPUs that were lent come back, and the cluster is divided: an owner has
+the GPUs that its jobs hold, and of the free ones as many as it is entitled to, whole nodes first. Then each
+owner's policy is asked about its part alone. The counts of a part bind; where a policy names no nodes, jobs
+are placed on the whole cluster, so that parts do not scatter them.
+
+A part has all nodes of the cluster under their own indices, with the GPUs that are its own; a node on
+which it has none is down for it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pliant.schemas.schedule import TeamStanding
+from pliant.schemas.shares import Owner, Shares
+from pliant.tools.schedule.jobs import JobState, NodeState, gpus_of
+from pliant.tools.schedule.placement import FreeGpus
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Reserved, Target
+from pliant.tools.schedule.rates import Speeds, cut
+from pliant.tools.schedule.session.holdings import Holding
+from pliant.tools.schedule.session.rules import RuleBook
+from pliant.tools.schedule.shares import Claim, Entitlement, Usage, claims_of, entitle
+from pliant.tools.schedule.snapshot import Change, ChangeKind, Snapshot
+
+if TYPE_CHECKING:
+    import numpy as np
+
+STATE_VERSION: Final = 1000
+"""Added to the version of a policy's state where the states of its parts are kept."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one owner has: a policy, and the cluster as it sees it."""
+
+    owner: Owner
+    policy: Policy
+    free: FreeGpus
+    rules: RuleBook
+    told: dict[int, int] | None = None
+    """GPUs by index of the node when the policy was last asked; None: never."""
+    unheard: list[Change] = field(default_factory=list)
+    again_s: float | None = None
+    """When its policy wants to be asked again."""
+
+    @property
+    def nodes(self) -> Sequence[NodeState]:
+        return self.free.nodes
+
+    @property
+    def up_gpus(self) -> int:
+        return sum(node.gpus for node in self.nodes if node.up)
+
+
+class Declined(NamedTuple):
+    """GPUs that were free for an owner and that its policy left free."""
+
+    gpus: int
+    mark: tuple[int, int, str]
+    """What its jobs were like (:meth:`Claim.mark`)."""
+    until_s: float
+    """When its policy may think otherwise."""
+
+
+def has_states(state: Any) -> bool:
+    """Whether a dumped state holds any of a policy."""
+    return any(each["state"] is not None for each in state["parts"])
+
+
+class Parts:
+    """The owners' policies; asked as one."""
+
+    def __init__(self, policy: Policy, shares: Shares, nodes: Sequence[NodeState], speeds: Speeds) -> None:
+        self._template = policy
+        self._shares = shares
+        self._nodes = nodes
+        self._speeds = speeds
+        self._resizes = policy.elasticity != "none"
+        self._parts: dict[Owner, _Part] = {}
+        self._looks_ahead = False
+        self._entitled: dict[Owner, Entitlement] = {}
+        self._claims: dict[Owner, Claim] = {}
+        self._declined: dict[tuple[Owner, str], Declined] = {}
+
+    # What owners are entitled to, and what must come back.
+
+    def reclaim(self, jobs: Iterable[JobState], usage: Usage, time_s: float) -> list[Holding]:
+        """What jobs are to hold instead, so that each owner can have what it is entitled to."""
+        usage.advance(time_s)
+        total = self._total()
+        claims = claims_of(jobs, self._shares, self._speeds, total, resizes=self._resizes)
+        self._look_at_declined(claims, time_s)
+        self._claims = claims
+        self._entitled = entitle(self._shares, claims, usage, total)
+        cuts: dict[str, Holding] = {}
+        for kind in total:
+            over = {owner: more for owner in claims if (more := self._over(owner, kind)) > 0}
+            if not over:
+                continue
+            given_back = self._shrink(over, kind, cuts)
+            self._preempt(over, kind, given_back, cuts)
+        return list(cuts.values())
+
+    def _over(self, owner: Owner, kind: str) -> int:
+        return self._claims[owner].held.get(kind, 0) - self._entitled[owner].now.get(kind, 0)
+
+    def _shrink(self, over: dict[Owner, int], kind: str, cuts: dict[str, Holding]) -> int:
+        """Shrink elastic jobs of those who hold too many, the largest first; returns the GPUs freed."""
+        freed = 0
+        for owner in list(over) if self._resizes else ():
+            jobs = [job for job in self._claims[owner].running if job.gpu_type == kind and _shrinks(job)]
+            for job in sorted(jobs, key=lambda job: (job.spec.min_gpus - job.gpus, job.id)):
+                left = over[owner]
+                if left <= 0:
+                    break
+                size = self._smaller(job, max(job.spec.min_gpus, job.gpus - left), kind)
+                if size is not None:
+                    cuts[job.id] = Holding(job.id, cut(job.placement, size, job.placement), None, job.servers)
+                    over[owner] = left - (job.gpus - size)
+                    freed += job.gpus - size
+        return freed
+
+    def _smaller(self, job: JobState, gpus: int, kind: str) -> int | None:
+        """The largest size up to ``gpus`` on which the job trains; None if there is none."""
+        for size in range(gpus - gpus % job.per_replica, job.spec.min_gpus - 1, -job.per_replica):
+            if size < job.gpus and self._speeds.rate(job, size, kind, global_batch=job.global_batch) > 0:
+                return size
+        return None
+
+    def _preempt(self, over: dict[Owner, int], kind: str, freed: int, cuts: dict[str, Holding]) -> None:
+        """Stop jobs on borrowed GPUs where the owner of these has jobs that wait for them.
+
+        Elastic jobs first, then the rigid ones; of each those that would lose least.
+        """
+        missing = -freed - self._free_of(kind)
+        for owner, given in self._entitled.items():
+            claim = self._claims.get(owner)
+            due = min(given.now.get(kind, 0), math.floor(given.own.get(kind, 0.0) + 1e-9))
+            lacks = due - (claim.held.get(kind, 0) if claim else 0)
+            if claim is not None and lacks > 0 and claim.can_start(kind, lacks):
+                missing += lacks
+        for owner in sorted(over, key=lambda owner: (-over[owner], owner)):
+            own = math.ceil(self._entitled[owner].own.get(kind, 0.0) - 1e-9)
+            running = [job for job in self._claims[owner].running if job.gpu_type == kind]
+            borrowed = self._claims[owner].held.get(kind, 0) - own
+            borrowed -= sum(self._freed_by(job, cuts) for job in running)
+            jobs = [job for job in running if job.counts_gpus]
+            for job in sorted(jobs, key=lambda job: (not _resizable(job), -job.granted_s, job.id)):
+                if missing <= 0 or borrowed <= 0 or over[owner] <= 0:
+                    break
+                more = job.gpus - self._freed_by(job, cuts)
+                cuts[job.id] = Holding(job.id)
+                if job.beside is not None:
+                    cuts[job.beside] = Holding(job.beside)
+                missing, borrowed = missing - more, borrowed - more
+                over[owner] -= more
+
+    def _freed_by(self, job: JobState, cuts: Mapping[str, Holding]) -> int:
+        return job.gpus - gpus_of(cuts[job.id].placement) if job.id in cuts else 0
+
+    def _free_of(self, kind: str) -> int:
+        """GPUs of a type that nobody holds."""
+        held = sum(claim.held.get(kind, 0) for claim in self._claims.values())
+        return self._total().get(kind, 0) - held
+
+    def _total(self) -> dict[str, int]:
+        total: dict[str, int] = {}
+        for node in self._nodes:
+            total[node.gpu_type] = total.get(node.gpu_type, 0) + (node.gpus if node.up else 0)
+        return total
+
+    # The parts.
+
+    def _part(self, owner: Owner) -> _Part:
+        part = self._parts.get(owner)
+        if part is None:
+            policy = type(self._template)(**self._template.parameters)
+            if self._looks_ahead:
+                policy.look_ahead()
+            nodes = [copy.copy(node) for node in self._nodes]
+            for node in nodes:
+                node.up = node.up and node.for_servers
+            rules = RuleBook(policy, nodes, self._speeds)
+            part = self._parts[owner] = _Part(owner, policy, FreeGpus(nodes), rules)
+        return part
+
+    def _fit(self, jobs: Mapping[str, JobState], free: FreeGpus) -> dict[Owner, dict[str, JobState]]:
+        """Give each part what its jobs hold and its share of the free GPUs; returns jobs by owner."""
+        mine: dict[Owner, dict[str, JobState]] = {}
+        held: dict[Owner, Counter[int]] = {}
+        index = {node.name: node.index for node in self._nodes} if jobs else {}
+        for job_id, job in jobs.items():
+            owner = self._shares.owner_of(job.spec)
+            mine.setdefault(owner, {})[job_id] = job
+            if job.counts_gpus:
+                for name, count in job.placement:
+                    held.setdefault(owner, Counter())[index[name]] += count
+        for owner in mine:
+            self._part(owner)
+        dealt = self._deal(held, mine, free)
+        for owner, part in self._parts.items():
+            own, more = held.get(owner, Counter[int]()), dealt.get(owner, Counter[int]())
+            for node, real in zip(part.nodes, self._nodes, strict=True):
+                if real.for_servers:
+                    part.free.refit(node.index, 0, 0, up=real.up)
+                    continue
+                spare = more[node.index]
+                gpus = own[node.index] + spare
+                part.free.refit(node.index, gpus, spare, up=real.up and gpus > 0)
+        return mine
+
+    def _deal(
+        self,
+        held: Mapping[Owner, Counter[int]],
+        owners: Iterable[Owner],
+        free: FreeGpus,
+    ) -> dict[Owner, Counter[int]]:
+        """Free GPUs by node for each owner: as many as it is entitled to, then what none can use as yet."""
+        spare: dict[str, dict[int, int]] = {}
+        for node in self._nodes:
+            if node.up and (count := free.free_on(node.name)):
+                spare.setdefault(node.gpu_type, {})[node.index] = count
+        found: dict[Owner, Counter[int]] = {owner: Counter() for owner in owners}
+        for kind, nodes in spare.items():
+            for amount in (lambda given: given.now, lambda given: given.reach):
+                self._deal_type(kind, nodes, held, found, amount)
+        return found
+
+    def _deal_type(
+        self,
+        kind: str,
+        spare: dict[int, int],
+        held: Mapping[Owner, Counter[int]],
+        found: dict[Owner, Counter[int]],
+        amount: Callable[[Entitlement], Mapping[str, int]],
+    ) -> None:
+        needs: dict[Owner, int] = {}
+        for owner, dealt in found.items():
+            given = self._entitled.get(owner)
+            both = held.get(owner, Counter()) + dealt
+            has = sum(count for i, count in both.items() if self._nodes[i].gpu_type == kind)
+            if given is not None and (need := amount(given).get(kind, 0) - has) > 0:
+                needs[owner] = need
+        for owner in sorted(needs, key=lambda owner: (-needs[owner], owner)):
+            picked = _pick(needs[owner], spare, held.get(owner, Counter()), self._nodes)
+            found[owner].update(picked)
+            for i, count in picked.items():
+                spare[i] -= count
+                if not spare[i]:
+                    del spare[i]
+
+    def _view(
+        self, part: _Part, seen: Snapshot, jobs: Mapping[str, JobState], changes: Sequence[Change]
+    ) -> Snapshot:
+        return seen._replace(
+            nodes=part.nodes,
+            jobs=jobs,
+            changes=changes,
+            total_gpus=part.up_gpus,
+            free_gpus=part.free.by_type,
+            free=part.free,
+            future=[job for job in seen.future if self._shares.owner_of(job) == part.owner],
+        )
+
+    def _changes(self, part: _Part, time_s: float) -> list[Change]:
+        """What the policy of a part has not heard of: of its jobs, then of its nodes."""
+        heard, part.unheard = part.unheard, []
+        before = part.told
+        part.told = {node.index: node.gpus for node in part.nodes if node.up}
+        if before is None:
+            return heard
+        for i in sorted(before.keys() | part.told.keys()):
+            was, now = before.get(i, 0), part.told.get(i, 0)
+            if was == now:
+                continue
+            kind: ChangeKind = "node_up" if not was else "capacity" if now else "node_down"
+            heard.append(Change(time_s, kind, node=part.nodes[i], gpus=now - was))
+        return heard
+
+    # Asked as one policy.
+
+    def decide(self, seen: Snapshot, rng: np.random.Generator) -> Decision:
+        """Ask the policy of each part that has jobs, or had some, and put the answers together."""
+        mine = self._fit(seen.jobs, seen.free)
+        for change in seen.changes:
+            if change.job is not None:
+                self._part(self._shares.owner_of(change.job.spec)).unheard.append(change)
+        merged, admissions = Decision(), dict[str, Mapping[str, Any]]()
+        quiet_s, asked = math.inf, False
+        for owner in sorted(self._parts):
+            part, jobs = self._parts[owner], mine.get(owner, {})
+            if not jobs and not part.unheard:
+                continue
+            asked = True
+            own = self._view(part, seen, jobs, self._changes(part, seen.time_s))
+            said = part.policy.decide(own, rng)
+            part.rules.check_form(said)
+            part.again_s = said.ask_again_s
+            part.rules.check(said, jobs, part.free.by_type, own.total_gpus)
+            merged.targets |= self._typed(said.targets, jobs, part.free.by_type)
+            merged.rejected |= said.rejected
+            admissions |= said.admissions
+            merged.ask_again_s = _earlier(merged.ask_again_s, said.ask_again_s)
+            quiet_s = min(quiet_s, -math.inf if said.quiet_until_s is None else said.quiet_until_s)
+        merged.admissions = admissions
+        merged.quiet_until_s = quiet_s if asked and quiet_s > -math.inf else None
+        return merged
+
+    def _typed(
+        self, targets: Mapping[str, Target], jobs: Mapping[str, JobState], free: Mapping[str, int]
+    ) -> dict[str, Target]:
+        """Targets that name their GPU type, so that no job takes GPUs of another part."""
+        if len(free) < 2:
+            return dict(targets)
+        left = Counter(dict(free))
+        for job_id, target in targets.items():
+            job = jobs[job_id]
+            if job.gpus and job.frees_gpus(targets):
+                left[job.gpu_type or ""] += job.gpus
+            if target.gpus and target.gpu_type is not None and target.beside is None:
+                left[target.gpu_type] -= target.gpus
+        found = dict(targets)
+        for job_id, target in targets.items():
+            if not target.gpus or target.gpu_type or target.placement or target.beside:
+                continue
+            job = jobs[job_id]
+            rates = {kind: self._speeds.rate(job, target.gpus, kind) for kind in free}
+            able = [kind for kind, rate in rates.items() if rate > 0 and left[kind] >= target.gpus]
+            if able:
+                kind = min(able, key=lambda kind: (-rates[kind], kind != job.gpu_type, kind))
+                left[kind] -= target.gpus
+                found[job_id] = target._replace(gpu_type=kind)
+        return found
+
+    def leaves_room(self, jobs: Iterable[JobState], usage: Usage, time_s: float) -> bool:
+        """Whether GPUs that their owner has left free are of use to another one.
+
+        Called after the policies have decided. What an owner did not use counts as declined until its jobs
+        change, its policy wants to be asked, or more is offered.
+        """
+        total = self._total()
+        claims = claims_of(jobs, self._shares, self._speeds, total, resizes=self._resizes)
+        for owner, claim in claims.items():
+            for kind in total:
+                offered = self._entitled[owner].now.get(kind, 0) if owner in self._entitled else 0
+                more = offered - claim.held.get(kind, 0)
+                if more > 0 and owner in self._parts:
+                    again_s = self._parts[owner].again_s
+                    until_s = math.inf if again_s is None or again_s <= time_s else again_s
+                    self._declined[owner, kind] = Declined(more, claim.mark(kind), until_s)
+        self._look_at_declined(claims, time_s)
+        now = entitle(self._shares, claims, usage, total)
+        return any(
+            given.now.get(kind, 0) > claims[owner].held.get(kind, 0)
+            for owner, given in now.items()
+            for kind in total
+            if owner in claims
+        )
+
+    def _look_at_declined(self, claims: Mapping[Owner, Claim], time_s: float) -> None:
+        """Forget what was declined by jobs that have changed since."""
+        for (owner, kind), said in list(self._declined.items()):
+            claim = claims.get(owner)
+            if claim is None or said.until_s <= time_s or claim.mark(kind) != said.mark:
+                del self._declined[owner, kind]
+            else:
+                claim.declined[kind] = said.gpus
+
+    def explain(self, seen: Snapshot) -> dict[str, Explanation]:
+        """What the policy of each part says; a job that waits is told how its owner stands."""
+        found: dict[str, Explanation] = {}
+        for part, own in self._views(seen):
+            said = part.policy.explain(own)
+            part.rules.check_explained(said)
+            for job_id, why in said.items():
+                found[job_id] = self._of_owner(own.jobs.get(job_id), part.owner, why)
+        return found
+
+    def _of_owner(self, job: JobState | None, owner: Owner, why: Explanation) -> Explanation:
+        given, claim = self._entitled.get(owner), self._claims.get(owner)
+        if job is None or job.gpus or given is None or claim is None:
+            return why
+        held, now = sum(claim.held.values()), sum(given.now.values())
+        text = f"{why.reason}; {in_words(owner)} holds {held} of {now} GPUs"
+        return Explanation(text, why.needs_gpus)
+
+    def reserved(self, seen: Snapshot) -> dict[str, Sequence[Reserved]]:
+        found: dict[str, Sequence[Reserved]] = {}
+        for part, own in self._views(seen):
+            found |= part.policy.reserved(own)
+        return found
+
+    def _views(self, seen: Snapshot) -> Iterator[tuple[_Part, Snapshot]]:
+        mine = self._fit(seen.jobs, seen.free)
+        for owner in sorted(mine):
+            part = self._parts[owner]
+            yield part, self._view(part, seen, mine[owner], ())
+
+    def look_ahead(self) -> None:
+        self._looks_ahead = True
+        for part in self._parts.values():
+            part.policy.look_ahead()
+
+    def dump_state(self) -> Any:
+        """The states of all parts with the nodes that they know of; None if none has a state."""
+        states = [
+            {
+                "team": owner.team,
+                "user": owner.user,
+                "state": part.policy.dump_state(),
+                "told": {self._nodes[i].name: gpus for i, gpus in (part.told or {}).items()},
+            }
+            for owner, part in sorted(self._parts.items())
+        ]
+        declined = [
+            [*owner, kind, said.gpus, said.mark, None if said.until_s == math.inf else said.until_s]
+            for (owner, kind), said in sorted(self._declined.items())
+        ]
+        if not declined and all(each["state"] is None for each in states):
+            return None
+        return {"parts": states, "declined": declined}
+
+    def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
+        index = {node.name: node.index for node in self._nodes}
+        for team, user, kind, gpus, mark, until_s in state["declined"]:
+            until = math.inf if until_s is None else until_s
+            self._declined[Owner(team, user), kind] = Declined(gpus, tuple(mark), until)
+        for each in state["parts"]:
+            owner = Owner(each["team"], each["user"])
+            part = self._part(owner)
+            part.told = {index[name]: gpus for name, gpus in each["told"].items() if name in index}
+            if each["state"] is not None:
+                mine = ((job_id, job) for job_id, job in jobs.items() if self._owns(owner, job))
+                part.policy.load_state(each["state"], dict(mine))
+
+    def _owns(self, owner: Owner, job: JobState) -> bool:
+        return self._shares.owner_of(job.spec) == owner
+
+    # How teams stand.
+
+    def standings(self, jobs: Iterable[JobState], usage: Usage, time_s: float) -> tuple[TeamStanding, ...]:
+        """Of each team of the file, and of each owner with jobs or usage."""
+        usage.advance(time_s)
+        claims = claims_of(jobs, self._shares, self._speeds, self._total(), resizes=self._resizes)
+        owners = sorted({*self._entitled, *claims, *usage.gpu_s})
+        held = {owner: sum(claims[owner].held.values()) if owner in claims else 0 for owner in owners}
+        own = {owner: _own(self._entitled.get(owner)) for owner in owners}
+        borrowed = {owner: max(0, held[owner] - math.ceil(own[owner] - 1e-9)) for owner in owners}
+        unused = {owner: max(0.0, own[owner] - held[owner]) for owner in owners}
+        lends = min(1.0, sum(borrowed.values()) / (sum(unused.values()) or 1.0))
+        return tuple(
+            TeamStanding(
+                team=owner.team,
+                user=owner.user,
+                own=round(own[owner], 2),
+                entitled=sum(self._entitled[owner].now.values()) if owner in self._entitled else 0,
+                held=held[owner],
+                borrowed=borrowed[owner],
+                lent=round(unused[owner] * lends, 2),
+                waiting_jobs=len(claims[owner].waiting) if owner in claims else 0,
+                waiting_gpus=_least(claims[owner]) if owner in claims else 0,
+                usage_gpu_hours=round(usage.gpu_s.get(owner, 0.0) / 3600, 3),
+            )
+            for owner in owners
+        )
+
+
+def in_words(owner: Owner) -> str:
+    team = "the jobs of no team" if owner.team == "*" else f"team {owner.team}"
+    return f"{owner.user} of {team}" if owner.user else team
+
+
+def _own(given: Entitlement | None) -> float:
+    return 0.0 if given is None else sum(given.own.values())
+
+
+def _least(claim: Claim) -> int:
+    """GPUs that its waiting jobs need at least."""
+    return sum(wait.least for wait in claim.waiting)
+
+
+def _resizable(job: JobState) -> bool:
+    return job.spec.elastic != "none"
+
+
+def _shrinks(job: JobState) -> bool:
+    return _resizable(job) and job.beside is None and job.gpus > job.spec.min_gpus
+
+
+def _earlier(one_s: float | None, other_s: float | None) -> float | None:
+    return min((each for each in (one_s, other_s) if each is not None), default=None)
+
+
+def _pick(
+    need: int, spare: Mapping[int, int], held: Mapping[int, int], nodes: Sequence[NodeState]
+) -> dict[int, int]:
+    """Free GPUs for one owner: on its own nodes, then whole nodes, then where they fit best."""
+    found: dict[int, int] = {}
+    for i in sorted(held, key=lambda i: (-held[i], i)):
+        if need and (count := min(need, spare.get(i, 0))):
+            found[i] = count
+            need -= count
+    left = {i: count for i, count in spare.items() if i not in found}
+    for i, count in sorted(left.items(), key=lambda item: (-item[1], item[0])):
+        if count == nodes[i].gpus and count <= need:
+            found[i] = left.pop(i)
+            need -= count
+    while need and left:
+        fitting = [i for i, count in left.items() if count >= need]
+        i = min(fitting, key=lambda i: (left[i], i)) if fitting else max(left, key=lambda i: (left[i], -i))
+        found[i] = min(need, left.pop(i))
+        need -= found[i]
+    return found

@@ -1,0 +1,360 @@
+"""What each team is entitled to: weighted max-min over what teams can use, guarantees first.
+
+:func:`entitle` divides the GPUs of each type in whole numbers. A team gets what it is guaranteed, as far as
+it can use it; the rest goes by weight, where no team gets more than it can use. Usage lowers a weight: a team
+that has used ``u`` of all GPU time, where its part of the weights is ``s``, counts with weight times
+2^(-u/s), so that one that used exactly its part counts half, and one that used nothing counts whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from pliant.schemas.shares import ANY_TYPE, Owner, Shares, Team
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.rates import Speeds
+
+_HOUR_S: Final = 3600.0
+_ROUNDING: Final = 1e-9
+_NEVER: Final = (math.inf, "")
+
+
+@dataclass(slots=True)
+class Usage:
+    """GPU-seconds by owner, which halve every ``half_life_s`` (0: none is kept), and what owners hold now."""
+
+    half_life_s: float
+    gpu_s: dict[Owner, float] = field(default_factory=dict)
+    """Until ``since_s``."""
+    held: dict[Owner, int] = field(default_factory=dict)
+    since_s: float = 0.0
+
+    @classmethod
+    def under(cls, shares: Shares) -> Usage:
+        return cls(shares.half_life_hours * _HOUR_S)
+
+    def hold(self, owner: Owner, more: int, time_s: float) -> None:
+        """An owner holds ``more`` GPUs from ``time_s`` on, or fewer if that is negative."""
+        if more:
+            self.advance(time_s)
+            self.held[owner] = self.held.get(owner, 0) + more
+            if not self.held[owner]:
+                del self.held[owner]
+
+    def advance(self, time_s: float) -> None:
+        """Count what was held until ``time_s``."""
+        passed_s = time_s - self.since_s
+        if passed_s <= 0:
+            return
+        self.since_s = time_s
+        if not self.half_life_s:
+            return
+        kept = 0.5 ** (passed_s / self.half_life_s)
+        worth_s = self.half_life_s / math.log(2) * (1 - kept)  # of one GPU held all the time, decayed
+        for owner in self.gpu_s.keys() | self.held.keys():
+            self.gpu_s[owner] = self.gpu_s.get(owner, 0.0) * kept + self.held.get(owner, 0) * worth_s
+
+
+@dataclass(slots=True)
+class Claim:
+    """What one owner holds and could use."""
+
+    owner: Owner
+    held: dict[str, int] = field(default_factory=dict)
+    """GPUs by type."""
+    wanted: dict[str, int] = field(default_factory=dict)
+    """GPUs by type that its running jobs could use there, those that they hold included."""
+    running: list[JobState] = field(default_factory=list)
+    waiting: list[Wait] = field(default_factory=list)
+    declined: dict[str, int] = field(default_factory=dict)
+    """Free GPUs by type that were its own to take, and that its policy left."""
+
+    def mark(self, kind: str) -> tuple[int, int, str]:
+        """Changes with what its jobs could do with more GPUs."""
+        last = max((wait.job.arrival for wait in self.waiting), default=(0.0, ""))
+        return self.held.get(kind, 0), len(self.waiting), last[1]
+
+    def could_use(self, kind: str) -> int:
+        """GPUs of a type that its jobs could use, if those that wait all went there."""
+        return self.wanted.get(kind, 0) + sum(wait.most.get(kind, 0) for wait in self.waiting)
+
+    def has_use(self, kind: str, more: int) -> bool:
+        """Whether its jobs could use any of ``more`` GPUs of a type beyond those that it holds."""
+        if more <= self.declined.get(kind, 0):
+            return False
+        if self.wanted.get(kind, 0) > self.held.get(kind, 0):
+            return True
+        return self.can_start(kind, more)
+
+    def can_start(self, kind: str, more: int) -> bool:
+        fits = any(kind in wait.most and wait.least <= more for wait in self.waiting)
+        return fits and more > self.declined.get(kind, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A job that waits."""
+
+    job: JobState
+    least: int
+    """The fewest GPUs that it can use, under this policy."""
+    most: Mapping[str, int]
+    """The most GPUs that it can use, by type that it runs on."""
+
+
+def claims_of(
+    jobs: Iterable[JobState], shares: Shares, speeds: Speeds, total: Mapping[str, int], *, resizes: bool
+) -> dict[Owner, Claim]:
+    """What the owners of jobs hold and could use, by owner in order of names.
+
+    :param total: GPUs that are up, by type.
+    :param resizes: the policy resizes elastic jobs.
+    """
+    found: dict[Owner, Claim] = {}
+    for job in jobs:
+        owner = shares.owner_of(job.spec)
+        claim = found.get(owner) or found.setdefault(owner, Claim(owner))
+        if not job.gpus:
+            sizes = {
+                kind: most_useful(job, kind, gpus, speeds, resizes=resizes) for kind, gpus in total.items()
+            }
+            most = {kind: size for kind, size in sizes.items() if size}
+            rigid = not resizes or job.spec.elastic == "none"
+            least = job.spec.gpus.requested if rigid else job.spec.min_gpus
+            claim.waiting.append(Wait(job, least, most))
+            continue
+        kind = job.gpu_type or ""
+        claim.running.append(job)
+        if job.counts_gpus:
+            most_here = most_useful(job, kind, total.get(kind, 0), speeds, resizes=resizes)
+            claim.held[kind] = claim.held.get(kind, 0) + job.gpus
+            claim.wanted[kind] = claim.wanted.get(kind, 0) + max(job.gpus, most_here)
+    return dict(sorted(found.items()))
+
+
+def most_useful(job: JobState, kind: str, gpus: int, speeds: Speeds, *, resizes: bool) -> int:
+    """The most GPUs of a type that a job can use, of ``gpus``; 0 if it cannot run there."""
+    if not resizes or job.spec.elastic == "none":
+        size = job.spec.gpus.requested
+        return size if size <= min(gpus, job.max_gpus(gpus)) and speeds.rate(job, size, kind) > 0 else 0
+    return speeds.useful(job, job.max_gpus(gpus), kind, global_batch=job.global_batch)
+
+
+@dataclass(slots=True)
+class Entitlement:
+    """What one owner is entitled to, by GPU type."""
+
+    owner: Owner
+    own: dict[str, float] = field(default_factory=dict)
+    """Its part if all could use everything, without regard to usage: beyond it, GPUs are borrowed."""
+    now: dict[str, int] = field(default_factory=dict)
+    """Whole GPUs, of what owners can use at this time."""
+    reach: dict[str, int] = field(default_factory=dict)
+    """``now``, and what it is entitled to besides and none of its jobs can use as yet."""
+
+
+def entitle(
+    shares: Shares, claims: Mapping[Owner, Claim], usage: Usage, total: Mapping[str, int]
+) -> dict[Owner, Entitlement]:
+    """Divide all GPUs that are up among teams, and those of teams that weigh users among these."""
+    by_team: dict[str, list[Claim]] = {}
+    for name in shares.teams:
+        by_team[name] = []
+    for owner, claim in claims.items():
+        by_team.setdefault(owner.team, []).append(claim)
+    used: dict[str, float] = {}
+    for owner, gpu_s in usage.gpu_s.items():
+        used[owner.team] = used.get(owner.team, 0.0) + gpu_s
+    teams = [
+        _Party(Owner(name), shares.team(name).weight, shares.team(name), tuple(each), used.get(name, 0.0))
+        for name, each in by_team.items()
+    ]
+    found: dict[Owner, Entitlement] = {}
+    for party, given in zip(teams, _divide(teams, total), strict=True):
+        if not shares.team(party.owner.team).weighs_users:
+            found[party.owner] = given
+            continue
+        members = [
+            _Party(each.owner, shares.weight_of(each.owner), None, (each,), usage.gpu_s.get(each.owner, 0.0))
+            for each in party.claims
+        ]
+        for member, part in zip(members, _divide(members, given.reach, given.own), strict=True):
+            found[member.owner] = part
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Party:
+    """One of those among whom GPUs are divided: a team, or a user of a team."""
+
+    owner: Owner
+    weight: float
+    rules: Team | None
+    claims: Sequence[Claim]
+    used_gpu_s: float
+
+    def held(self, kind: str) -> int:
+        return sum(claim.held.get(kind, 0) for claim in self.claims)
+
+    def wanted(self, kind: str) -> int:
+        return sum(claim.wanted.get(kind, 0) for claim in self.claims)
+
+    def could_start(self, kind: str) -> int:
+        return sum(wait.most.get(kind, 0) for claim in self.claims for wait in claim.waiting)
+
+    def has_use(self, kind: str, more: int) -> bool:
+        return any(claim.has_use(kind, more) for claim in self.claims)
+
+    @property
+    def turn(self) -> tuple[float, tuple[float, str], Owner]:
+        """Who gives way comes last."""
+        first = min((wait.job.arrival for claim in self.claims for wait in claim.waiting), default=_NEVER)
+        return self.used_gpu_s / self.weight, first, self.owner
+
+    def waits_for(self) -> int:
+        """GPUs that its waiting jobs could use, wherever they run."""
+        return sum(max(wait.most.values(), default=0) for claim in self.claims for wait in claim.waiting)
+
+
+def _divide(
+    parties: Sequence[_Party], total: Mapping[str, int], own_of: Mapping[str, float] | None = None
+) -> list[Entitlement]:
+    """Divide GPUs of each type, one type after the other.
+
+    :param own_of: by type, what the parties may call their own together; None: all.
+    """
+    found = [Entitlement(party.owner) for party in parties]
+    starts = [party.waits_for() for party in parties]
+    """What waiting jobs could still use of further types."""
+    room = [_limit(party.rules, ANY_TYPE) for party in parties]
+    floors = [_guarantee(party.rules, ANY_TYPE) for party in parties]
+    weights = _weighed(parties)
+    for kind, gpus in total.items():
+        firm, own, caps, kept = [], [], [], 0.0
+        limits = [min(_limit(party.rules, kind), most) for party, most in zip(parties, room, strict=True)]
+        for party, limit, floor in zip(parties, limits, floors, strict=True):
+            firm.append(min(limit, gpus, max(_guarantee(party.rules, kind), floor)))
+        of_all = gpus if own_of is None else own_of.get(kind, 0.0)
+        own = _shared(of_all, [party.weight for party in parties], firm, limits)
+        for i, party in enumerate(parties):
+            can = min(limits[i], party.wanted(kind) + min(party.could_start(kind), starts[i]))
+            if party.rules is not None and not party.rules.borrows:
+                can = min(can, own[i] + _ROUNDING)
+            caps.append(math.floor(can))
+            if party.rules is not None and not party.rules.lends:
+                kept += max(0.0, firm[i] - caps[i])
+        at_hand = max(0, gpus - math.ceil(kept))
+        now, reach = _in_use(parties, kind, at_hand, _Terms(weights, firm, caps))
+        for i, party in enumerate(parties):
+            found[i].own[kind], found[i].now[kind], found[i].reach[kind] = own[i], now[i], reach[i]
+            starts[i] -= max(0, now[i] - party.wanted(kind))
+            room[i] -= now[i]
+            floors[i] -= min(floors[i], now[i])
+    return found
+
+
+class _Terms(NamedTuple):
+    """By party: the weight, what is guaranteed, and what can be used at most."""
+
+    weights: Sequence[float]
+    firm: Sequence[float]
+    caps: Sequence[int]
+
+
+def _in_use(parties: Sequence[_Party], kind: str, gpus: int, terms: _Terms) -> tuple[list[int], list[int]]:
+    """Whole GPUs that can be used at once, and those that parties are entitled to besides.
+
+    A part that none of its party's jobs fits goes to others, so that their jobs may fit: the one that has
+    used most for its weight gives way first, of equal ones the one whose jobs came last.
+    """
+    usable = list(terms.caps)
+    held = [party.held(kind) for party in parties]
+    reach: list[int] | None = None
+    while True:
+        parts = _whole(_shared(gpus, terms.weights, terms.firm, usable), held, usable, gpus)
+        reach = parts if reach is None else [max(pair) for pair in zip(reach, parts, strict=True)]
+        idle = [
+            i
+            for i, party in enumerate(parties)
+            if parts[i] > held[i] and not party.has_use(kind, parts[i] - held[i])
+        ]
+        if not idle:
+            break
+        last = max(idle, key=lambda i: parties[i].turn)
+        usable[last] = held[last]
+    gave_way = [i for i, most in enumerate(terms.caps) if usable[i] < most]
+    for i in sorted(gave_way, key=lambda i: parties[i].turn):
+        more = min(terms.caps[i] - parts[i], gpus - sum(parts))
+        if more > 0 and parties[i].has_use(kind, parts[i] + more - held[i]):
+            parts[i] += more
+    return parts, [max(pair) for pair in zip(reach, parts, strict=True)]
+
+
+def _weighed(parties: Sequence[_Party]) -> list[float]:
+    used = sum(party.used_gpu_s for party in parties)
+    weights = sum(party.weight for party in parties)
+    if used <= 0:
+        return [party.weight for party in parties]
+    return [
+        party.weight * 2.0 ** -((party.used_gpu_s / used) / (party.weight / weights)) for party in parties
+    ]
+
+
+def _limit(rules: Team | None, kind: str) -> float:
+    return math.inf if rules is None else rules.max.get(kind, math.inf)
+
+
+def _guarantee(rules: Team | None, kind: str) -> float:
+    return 0 if rules is None else rules.guaranteed.get(kind, 0)
+
+
+def _shared(
+    amount: float, weights: Sequence[float], firm: Sequence[float], caps: Sequence[float]
+) -> list[float]:
+    """Firm amounts first, then the rest by weight, never above a cap.
+
+    Firm amounts that exceed all there is are cut in proportion.
+    """
+    base = [min(first, cap) for first, cap in zip(firm, caps, strict=True)]
+    if (promised := sum(base)) > amount:
+        return [each * amount / promised for each in base]
+    left, parts = amount - promised, list(base)
+    open_ = [i for i, cap in enumerate(caps) if cap > base[i] and weights[i] > 0]
+    while open_ and left > 0:
+        level = left / sum(weights[i] for i in open_)
+        full = [i for i in open_ if caps[i] - parts[i] <= level * weights[i]]
+        if not full:
+            for i in open_:
+                parts[i] += level * weights[i]
+            break
+        for i in full:
+            left -= caps[i] - parts[i]
+            parts[i] = caps[i]
+        open_ = [i for i in open_ if i not in full]
+    return parts
+
+
+def _whole(parts: Sequence[float], held: Sequence[int], caps: Sequence[int], gpus: int) -> list[int]:
+    """Whole GPUs less than one away from ``parts``; what is held now stays where that allows it.
+
+    They come to as many as the parts do, to the nearest.
+    """
+    target = min(gpus, round(math.fsum(parts)))
+    whole = [
+        have if abs(part - have) < 1 - _ROUNDING else math.floor(part + _ROUNDING)
+        for part, have in zip(parts, held, strict=True)
+    ]
+    whole = [min(each, int(cap)) for each, cap in zip(whole, caps, strict=True)]
+    order = range(len(parts))
+    while sum(whole) < target:
+        short = [i for i in order if whole[i] < caps[i]]
+        if not short:
+            break
+        whole[max(short, key=lambda i: (parts[i] - whole[i], -i))] += 1
+    while sum(whole) > target:
+        over = [i for i in order if whole[i] > 0]
+        whole[max(over, key=lambda i: (whole[i] - parts[i], i))] -= 1
+    return whole
