@@ -236,7 +236,7 @@ def _divide(
         firm, own, caps, kept = [], [], [], 0.0
         limits = [min(_limit(party.rules, kind), most) for party, most in zip(parties, room, strict=True)]
         for party, limit, floor in zip(parties, limits, floors, strict=True):
-            firm.append(min(limit, gpus, max(_guarantee(party.rules, kind), floor)))
+            firm.append(min(limit, max(_guarantee(party.rules, kind), floor)))
         of_all = gpus if own_of is None else own_of.get(kind, 0.0)
         own = _shared(of_all, [party.weight for party in parties], firm, limits)
         for i, party in enumerate(parties):
@@ -320,7 +320,7 @@ def _shared(
     """
     base = [min(first, cap) for first, cap in zip(firm, caps, strict=True)]
     if (promised := sum(base)) > amount:
-        return [each * amount / promised for each in base]
+        return _shared(amount, firm, [0.0] * len(base), base)
     left, parts = amount - promised, list(base)
     open_ = [i for i, cap in enumerate(caps) if cap > base[i] and weights[i] > 0]
     while open_ and left > 0:

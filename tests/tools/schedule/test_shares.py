@@ -1,0 +1,232 @@
+"""Entitlements by hand, and what holds of them in all cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.schemas.shares import OTHERS, Owner, Shares
+from pliant.tools.schedule.jobs import node_states
+from pliant.tools.schedule.rates import Speeds
+from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.shares import Entitlement, Usage, claims_of, entitle
+from tests.builders import cluster, curves, job, session
+
+HOUR_S = 3600.0
+
+
+def shares(half_life_hours: float = 0.0, **teams: dict[str, Any]) -> Shares:
+    """Teams whose one user has the team's name, unless they say otherwise."""
+    listed = {name: {"users": (name,), **rules} for name, rules in teams.items()}
+    return Shares.model_validate({"teams": listed, "half_life_hours": half_life_hours})
+
+
+def wants(user: str, gpus: int, at: float = 0.0, **more: Any) -> Any:
+    return job(f"{user}-{gpus}-{at}", at=at, gpus=gpus, low=1, high=gpus, user=user, **more)
+
+
+def divided(
+    rules: Shares, jobs: list[Any], gpus: int, used: dict[str, float] | None = None
+) -> dict[str, Entitlement]:
+    """Entitlements by team on idle nodes of four GPUs."""
+    nodes = cluster(*(4,) * (gpus // 4), gpus % 4)
+    held = session(make_policy("fifo"), nodes)
+    for each in jobs:
+        held.submit(each, each.submit_time)
+    usage = Usage(HOUR_S, {Owner(team): gpu_s for team, gpu_s in (used or {}).items()})
+    speeds = Speeds(curves(), node_states(nodes))
+    claims = claims_of(held.jobs.values(), rules, speeds, {"gpu": gpus}, resizes=True)
+    return {owner.team: each for owner, each in entitle(rules, claims, usage, {"gpu": gpus}).items()}
+
+
+def now(found: dict[str, Entitlement]) -> dict[str, int]:
+    return {team: each.now["gpu"] for team, each in found.items()}
+
+
+def test_weights_divide_what_all_can_use():
+    found = divided(shares(a={"weight": 3.0}, b={}), [wants("a", 16), wants("b", 16)], 16)
+    assert now(found) == {"a": 12, "b": 4}
+
+
+def test_what_a_team_cannot_use_goes_to_the_others_by_weight():
+    jobs = [wants("a", 2), wants("b", 16), wants("c", 16)]
+    found = divided(shares(a={"weight": 5.0}, b={"weight": 2.0}, c={}), jobs, 16)
+    assert now(found) == {"a": 2, "b": 9, "c": 5}  # 14 as 2 to 1, to the nearest: 9.33 and 4.67
+    assert found["a"].own["gpu"] == pytest.approx(10.0)
+
+
+def test_guarantees_come_before_weights():
+    jobs = [wants("a", 16), wants("b", 16)]
+    assert now(divided(shares(a={"guaranteed": {"gpu": 8}}, b={}), jobs, 16)) == {"a": 12, "b": 4}
+
+
+def test_guarantees_beyond_all_there_is_are_cut_in_proportion():
+    rules = shares(a={"guaranteed": {"gpu": 24}}, b={"guaranteed": {"gpu": 8}})
+    assert now(divided(rules, [wants("a", 16), wants("b", 16)], 16)) == {"a": 12, "b": 4}
+
+
+def test_no_team_exceeds_its_max():
+    found = divided(shares(a={"max": {"*": 3}}, b={}), [wants("a", 16), wants("b", 16)], 16)
+    assert now(found) == {"a": 3, "b": 13}
+
+
+def test_who_may_not_borrow_stays_within_the_own_share():
+    found = divided(shares(a={"borrows": False}, b={}), [wants("a", 16)], 16)
+    assert now(found) == {"a": 8, "b": 0}
+
+
+def test_who_does_not_lend_keeps_what_is_guaranteed():
+    rules = shares(a={"guaranteed": {"gpu": 6}, "lends": False}, b={})
+    assert now(divided(rules, [wants("b", 16)], 16)) == {"a": 0, "b": 10}
+
+
+def test_usage_lowers_a_weight():
+    """All of the usage at half of the weights: 2^-2, beside 1."""
+    jobs = [wants("a", 20), wants("b", 20)]
+    found = divided(shares(1.0, a={}, b={}), jobs, 20, {"a": 3600.0})
+    assert now(found) == {"a": 4, "b": 16}
+    equal = divided(shares(1.0, a={}, b={}), jobs, 20, {"a": 3600.0, "b": 3600.0})
+    assert now(equal) == {"a": 10, "b": 10}
+
+
+def test_jobs_of_no_team_are_a_team():
+    found = divided(shares(a={}), [wants("a", 16), wants("stranger", 16)], 16)
+    assert now(found) == {"a": 8, OTHERS: 8}
+
+
+def test_a_part_that_no_job_fits_goes_to_others():
+    """Half of ten is not enough for eight; who came last gives way."""
+    jobs = [job("x", gpus=8, user="a"), job("y", at=1.0, gpus=8, user="b")]
+    assert now(divided(shares(a={}, b={}), jobs, 10)) == {"a": 8, "b": 0}
+
+
+def test_usage_halves_with_the_half_life():
+    usage = Usage(HOUR_S)
+    owner = Owner("a")
+    usage.hold(owner, 4, 0.0)
+    usage.hold(owner, -4, HOUR_S)
+    full = usage.gpu_s[owner]
+    usage.advance(2 * HOUR_S)
+    assert usage.gpu_s[owner] == pytest.approx(full / 2)
+    assert 4 * HOUR_S / 2 < full < 4 * HOUR_S
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Shares, list[Any], int]:
+    names = draw(st.lists(st.sampled_from("abcde"), min_size=1, max_size=5, unique=True))
+    rules = {
+        name: {
+            "weight": draw(st.sampled_from((0.5, 1.0, 3.0))),
+            "guaranteed": {"gpu": draw(st.integers(0, 6))},
+            "lends": draw(st.booleans()),
+            "borrows": draw(st.booleans()),
+        }
+        for name in names
+    }
+    jobs = []
+    for number in range(draw(st.integers(0, 8))):
+        user, gpus = draw(st.sampled_from("abcdef")), draw(st.integers(1, 12))
+        rigid = draw(st.booleans())
+        limits: dict[str, int] = {} if rigid else {"low": 1, "high": gpus}
+        jobs.append(job(f"j{number}", at=float(number), gpus=gpus, user=user, **limits))
+    return shares(**rules), jobs, draw(st.integers(1, 24))
+
+
+@given(cases())
+@settings(max_examples=150, deadline=None)
+def test_no_gpu_is_given_twice_and_none_beyond_what_can_be_used(case: tuple[Shares, list[Any], int]):
+    rules, jobs, gpus = case
+    found = now(divided(rules, jobs, gpus))
+    assert sum(found.values()) <= gpus
+    for team, given_gpus in found.items():
+        most = sum(each.gpus.requested for each in jobs if rules.team_of(each) == team)
+        assert 0 <= given_gpus <= most
+
+
+@given(cases())
+@settings(max_examples=100, deadline=None)
+def test_gpus_are_left_only_where_no_job_could_use_them(case: tuple[Shares, list[Any], int]):
+    rules, jobs, gpus = case
+    open_rules = Shares(
+        teams={
+            name: team.model_copy(update={"lends": True, "borrows": True})
+            for name, team in rules.teams.items()
+        },
+        half_life_hours=0.0,
+    )
+    found = divided(open_rules, jobs, gpus)
+    left = gpus - sum(now(found).values())
+    for each in jobs:
+        if each.elastic == "none" and each.gpus.requested <= left:
+            assert now(found)[rules.team_of(each)] >= each.gpus.requested
+
+
+def three_teams(**rules: dict[str, Any]) -> Session:
+    nodes = cluster(4, 4).model_copy(update={"shares": shares(**rules)})
+    return session(make_policy("fair-share"), nodes)
+
+
+def gpus_by_user(opened: Session) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for state in opened.jobs.values():
+        found[state.spec.user] = found.get(state.spec.user, 0) + state.gpus
+    return found
+
+
+def test_lent_gpus_come_back_by_shrinking_and_no_job_stops():
+    opened = three_teams(a={}, b={})
+    opened.submit(wants("a", 8), 0.0)
+    opened.decide(0.0)
+    assert gpus_by_user(opened) == {"a": 8}
+    opened.submit(wants("b", 8, at=10.0), 10.0)
+    done = {each.job.spec.user: each.step for each in opened.decide(10.0)}
+    assert gpus_by_user(opened) == {"a": 4, "b": 4}
+    assert done == {"a": "shrink", "b": "start"}
+
+
+def test_rigid_borrowers_are_stopped_last_and_those_that_lose_least_first():
+    opened = three_teams(a={}, b={})
+    for number, at in enumerate((0.0, 5.0)):
+        opened.submit(job(f"rigid-{number}", at=at, gpus=3, user="a"), at)
+        opened.decide(at)
+    opened.submit(wants("a", 2, at=6.0), 6.0)
+    opened.decide(6.0)
+    assert gpus_by_user(opened) == {"a": 8}
+    opened.submit(job("mine", at=10.0, gpus=4, user="b"), 10.0)
+    opened.decide(10.0)
+    assert gpus_by_user(opened)["b"] == 4
+    assert opened.jobs["rigid-0"].gpus == 3
+    assert opened.jobs["rigid-1"].gpus == 0
+
+
+def test_own_gpus_are_not_taken_for_another_team():
+    """b may use all eight GPUs, but four are a's own, and a's job cannot shrink."""
+    opened = three_teams(a={}, b={})
+    opened.submit(job("mine", gpus=4, user="a"), 0.0)
+    opened.decide(0.0)
+    opened.submit(wants("b", 8, at=1.0), 1.0)
+    opened.decide(1.0)
+    assert gpus_by_user(opened) == {"a": 4, "b": 4}
+
+
+def test_users_with_weights_divide_their_team():
+    rules = {"t": {"users": {"ann": 3.0, "bob": 1.0}}}
+    nodes = cluster(4, 4).model_copy(update={"shares": shares(**rules)})
+    opened = session(make_policy("fair-share"), nodes)
+    opened.submit(wants("ann", 8), 0.0)
+    opened.submit(wants("bob", 8, at=1.0), 1.0)
+    opened.decide(1.0)
+    assert gpus_by_user(opened) == {"ann": 6, "bob": 2}
+
+
+def test_standings_say_who_lends_to_whom():
+    opened = three_teams(a={}, b={}, c={})
+    opened.submit(wants("a", 8), 0.0)
+    opened.decide(0.0)
+    found = {each.team: each for each in opened.standings(0.0)}
+    assert (found["a"].held, found["a"].borrowed) == (8, 5)  # its own are 2.67, so three whole ones
+    assert found["b"].lent + found["c"].lent == pytest.approx(5.0, abs=0.4)
