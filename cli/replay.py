@@ -160,7 +160,10 @@ def _replay(options: CommandOptions) -> None:
         from pliant.tools.replay.inputs import Sources
 
     names = [name for names in options.policy for name in names.split(",")]
-    sources = Sources(options.jobs, options.cluster, options.profile, options.jobs_limit, options.convergence)
+    sources = Sources(
+        *(options.jobs, options.cluster, options.profile, options.jobs_limit, options.convergence),
+        shares=options.shares,
+    )
     tasks = tasks_of(options, names, options.param or [], options.output, timing=options.timing)
     with progress("replay", "jobs") as advance:
         summaries = replay_all(

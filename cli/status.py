@@ -175,11 +175,14 @@ class _Page:
     def text(self, found: Status, now_s: float, width: int | None) -> str:
         from pliant.tools.run.watch.job_page import error_lines, job_page
         from pliant.tools.run.watch.screen import USUAL, status_text
+        from pliant.tools.run.watch.teams import teams_text
 
         if self.job is None:
-            return status_text(
+            table = status_text(
                 *(found, now_s, width), explain=self.explain, only=self.only, columns=self.columns or USUAL
             )
+            teams = teams_text(found.teams, width)
+            return f"{teams}\n{table}" if teams else table
         job = self._one(self.job, found, now_s)
         happened, errors = self._happened(found, self.job), error_lines(self.watcher.dirs, job)
         return job_page(

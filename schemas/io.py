@@ -15,7 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import EVENT, Event
 from pliant.schemas.file_io.columns import rows_from_columns
 from pliant.schemas.file_io.documents import document_bytes, job_lines, parse_document, parse_jobs
@@ -24,6 +27,7 @@ from pliant.schemas.file_io.files import PIPE, read_bytes, source_name, write_by
 from pliant.schemas.file_io.json_lines import header
 from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.parquet import columns_hash, parquet_bytes, parse_parquet, to_columns
+from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.predictor import Predictor
@@ -37,6 +41,7 @@ from pliant.schemas.profile import (
     ProfileRow,
 )
 from pliant.schemas.schedule import Schedule
+from pliant.schemas.shares import USER, Shares
 
 
 def read_jobs(path: str | Path, defaults: Mapping[str, Any] | None = None) -> tuple[Job, ...]:
@@ -64,6 +69,19 @@ def read_schedule(path: str | Path) -> Schedule:
 
 def write_schedule(schedule: Schedule, path: str | Path, *, mode: int = 0o666) -> None:
     write_bytes(path, document_bytes(schedule, "schedule"), mode=mode)
+
+
+def read_shares(text: str) -> Shares:
+    """The teams in a file, as the ``shares`` of a cluster; or, of ``user`` and ``label:NAME``, one for each
+    user, or for each value of a label of jobs.
+    """
+    if text == USER or text.startswith("label:"):
+        return Shares.by_label(text.removeprefix("label:"))
+    data, source = read_bytes(text), source_name(text)
+    try:
+        return Shares.model_validate_json(data)
+    except ValidationError as error:
+        raise BadInputError(problems_of(error, source)) from error
 
 
 def read_metrics(path: str | Path) -> Metrics:

@@ -7,8 +7,8 @@ from typing import Annotated, Final, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from pliant.schemas.file_io.record import (
-    IDENTIFIER,
     MOST_GPUS,
+    TEAM_NAME,
     Identifier,
     NonNegativeFloat,
     PositiveFloat,
@@ -18,9 +18,11 @@ from pliant.schemas.file_io.record import (
 from pliant.schemas.job import Job
 
 GpuLimit = Annotated[int, Field(ge=0, le=MOST_GPUS)]
-TeamName = Annotated[str, Field(pattern=IDENTIFIER[:-1] + r"$|^\*$")]
+TeamName = Annotated[str, Field(pattern=TEAM_NAME)]
 OTHERS: Final = "*"
 """The team of all jobs that are in no other."""
+USER: Final = "user"
+"""As the label that names teams: each user is a team."""
 ANY_TYPE: Final = "*"
 """As a GPU type in ``guaranteed`` and ``max``: all types together."""
 
@@ -68,7 +70,7 @@ class Shares(Record):
     is not guaranteed. 0: only what teams hold and ask for now counts."""
     label: Identifier | None = None
     """Label of jobs that names their team if nothing else does, as the virtual cluster of a trace. A team
-    that is not in the file has weight 1."""
+    that is not in the file has weight 1. "user": each user is a team."""
 
     @model_validator(mode="after")
     def _names_each_once(self) -> Self:
@@ -80,6 +82,11 @@ class Shares(Record):
                         text = f"has {member!r}, which is in team {seen[member]!r}, too"
                         raise broken_rule(text, f"/teams/{name}/{what}")
         return self
+
+    @classmethod
+    def by_label(cls, label: str) -> Shares:
+        """A team of weight 1 for each value of a label; only what teams hold and ask for now counts."""
+        return cls(label=label, half_life_hours=0.0)
 
     def teams_of(self, user: str) -> list[str]:
         """Names of the teams that list a user, in the order of the file."""
@@ -94,6 +101,8 @@ class Shares(Record):
         listed = self.teams_of(job.user)
         if listed:
             return listed[0]
+        if self.label == USER:
+            return job.user or OTHERS
         return (job.labels.get(self.label, "") if self.label is not None else "") or OTHERS
 
     def team(self, name: str) -> Team:

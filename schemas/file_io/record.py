@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 IDENTIFIER: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 NODE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._{}-]{0,127}$"
+TEAM_NAME: Final = IDENTIFIER + r"|^\*$"
 FORM: Final = "form:"
 """Prefix of the tags of a tagged union: they stand in pydantic's locations but not in the file."""
 Identifier = Annotated[str, Field(pattern=IDENTIFIER)]
@@ -72,6 +73,7 @@ _NAME: Final = "1 to 128 letters, digits, '.', '_' and '-', the first a letter o
 _PATTERNS: Final = {
     IDENTIFIER: _NAME,
     NODE_NAME: _NAME + ", {} for the number",
+    TEAM_NAME: _NAME + "; or * for who is in no team",
     PLAIN_TEXT: "text without NUL characters",
     VARIABLE: "a name, not empty, without '=' and NUL characters",
 }

@@ -19,6 +19,7 @@ from pliant.schemas.io import (
     read_convergence,
     read_jobs,
     read_profile,
+    read_shares,
 )
 from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, Job, SampleWork, Work, trace_hash
 from pliant.schemas.profile import Profile
@@ -56,6 +57,8 @@ class Sources:
     """Only this many jobs, the first to arrive."""
     convergence: str | None = None
     """None: no job has a table of epochs."""
+    shares: str | None = None
+    """Teams that share the cluster, as ``--shares`` names them. None: as the cluster file says."""
 
     @garbage_collection_paused()
     def read(self) -> Inputs:
@@ -63,6 +66,8 @@ class Sources:
         jobs = sorted(read_jobs(self.jobs), key=lambda job: (job.submit_time, job.id))
         tables = {} if self.convergence is None else validations(read_convergence(self.convergence))
         cluster = read_cluster(self.cluster)
+        if self.shares is not None:
+            cluster = cluster.model_copy(update={"shares": read_shares(self.shares)})
         found = inputs(jobs[: self.jobs_limit], cluster, profile, source_name(self.jobs), tables)
         return replace(found, name=trace_name(self.jobs))
 

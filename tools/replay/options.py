@@ -204,6 +204,16 @@ class ReplayOptions(Conditions):
     profile: ProfileFile = None
     convergence: ConvergenceFile = None
     jobs_limit: JobsLimit = None
+    shares: Annotated[
+        str | None,
+        Option(
+            "Teams that share the cluster: a JSON file as the shares of a cluster, user for a team for each "
+            "user, or label:NAME for one for each value of that label.",
+            CLUSTER,
+            metavar="FILE|user|label:NAME",
+            default="what the cluster says",
+        ),
+    ] = None
     seed: Annotated[int, Ge(0), Option("Seed of policies that decide at random.", POLICIES)] = 0
 
 

@@ -169,7 +169,8 @@ class SweepTask(Record, ReplayOptions):  # type: ignore[misc]  # pydantic freeze
         return made_from(self.model_dump(mode="json", exclude={"name", "made_from"}), digests)
 
     def sources(self) -> Sources:
-        return Sources(self.jobs, self.cluster, self.profile, self.jobs_limit, self.convergence)
+        files = (self.jobs, self.cluster, self.profile, self.jobs_limit, self.convergence)
+        return Sources(*files, shares=self.shares)
 
     def run(self) -> Run:
         simulated = simulated_cluster(self, self.profile)

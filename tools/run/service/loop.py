@@ -302,7 +302,7 @@ class Loop:
         event_lines([event(admissions=waiting), *rejected])
         change = self._change_to(self._complete(found.schedule, found.seconds), found.wanted, now)
         forecasts = decisions.forecasts(now - self._origin_s)  # last: these jobs count as noted from here on
-        decision = event(forecasts=forecasts, admissions=waiting)
+        decision = event(forecasts=forecasts, admissions=waiting, teams=found.schedule.teams)
         return replace(change, events=[decision, *rejected, *change.events])
 
     def _put_ended_away(self) -> None:
@@ -350,7 +350,7 @@ class Loop:
     def _schedules_decision(self, now: float) -> Event:
         found = self._schedule
         name, once = label_of(found.policy.name), self._decisions is None
-        return decision_event(now, self._origin_s, name, found.decision_seconds, once=once)
+        return decision_event(now, self._origin_s, name, found.decision_seconds, once=once, teams=found.teams)
 
     def _now(self) -> float:
         return self.clock() - self._origin_s

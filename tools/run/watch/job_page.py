@@ -306,6 +306,7 @@ def status_document(status: Status, jobs: Iterable[Mapping[str, Any]], now_s: fl
             }
             for name, drain in sorted(status.log.drained.items())
         ],
+        **({"teams": [each.model_dump(mode="json") for each in status.teams]} if status.teams else {}),
         "jobs": list(jobs),
     }
     return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

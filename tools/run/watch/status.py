@@ -21,7 +21,7 @@ from pliant.schemas.io import read_cluster, read_profile, read_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.schemas.runinfo import RunInfo
-from pliant.schemas.schedule import Schedule
+from pliant.schemas.schedule import Schedule, TeamStanding
 from pliant.schemas.text import clock_text, counted, span_text
 from pliant.tools.run.backends.protocol import Handle, read_record
 from pliant.tools.run.statedir.clock import Clock, passed_since
@@ -82,6 +82,8 @@ class Status:
     """Running jobs whose scripts may never report, as they need not use the library."""
     over: frozenset[str] = frozenset()
     """Running jobs whose processes have all ended, which no run has recorded yet."""
+    teams: tuple[TeamStanding, ...] = ()
+    """How teams stood after the last decision, where they share the cluster."""
     closed_gpus: Mapping[str, int] = field(default_factory=dict)
     """GPUs on which no job runs, by node, of nodes that are drained or down; without full nodes, unless no
     node is in service.
@@ -137,6 +139,7 @@ class Watcher:
             reserved=_reserved(schedule, log.origin_s or 0.0),
             launched=launched,
             over=over,
+            teams=() if schedule is None else schedule.teams,
             closed_gpus=_closed_gpus(self.dirs, log),
         )
 

@@ -5,7 +5,7 @@ Those of the workers are in ``service/reports.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -14,7 +14,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import profile_hash
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import PromisedBounds, RunInfo
-from pliant.schemas.schedule import Schedule
+from pliant.schemas.schedule import Schedule, TeamStanding
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.statedir.log.retries import BELIEVED, given_up, wait_s
 from pliant.tools.schedule.policy_file import label_of
@@ -58,6 +58,7 @@ def decision_event(
     once: bool = False,
     forecasts: Mapping[str, Any] | None = None,
     admissions: Mapping[str, Any] | None = None,
+    teams: Sequence[TeamStanding] = (),
 ) -> Event:
     """The policy was asked, or a schedule was read.
 
@@ -65,6 +66,7 @@ def decision_event(
     :param once: the call that writes it does not stay, such as one from cron.
     :param forecasts: predictions by job id.
     :param admissions: by id, what the policy said of jobs that it admitted or that are to wait.
+    :param teams: how the teams stand, where they share the cluster.
     """
     detail: dict[str, Any] = {"origin_s": origin_s, "policy": policy}
     if decision_seconds is not None:
@@ -77,6 +79,8 @@ def decision_event(
         detail["forecasts"] = dict(forecasts)
     if admissions:
         detail["admissions"] = dict(admissions)
+    if teams:
+        detail["teams"] = [each.model_dump(exclude_defaults=True) for each in teams]
     return Event(time_s, "decision", detail=detail)
 
 
