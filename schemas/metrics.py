@@ -165,6 +165,25 @@ class StepTime(Record):
     (spread), GPUs shared with another job (shared), or no known speed (speed)."""
 
 
+class TeamFigures(Record):
+    """How one team of a shared cluster fared, or one user of it."""
+
+    team: str
+    """"*": the jobs of no team."""
+    user: str = ""
+    """Empty: all of the team."""
+    jobs: NonNegativeInt
+    finished: NonNegativeInt
+    mean_jct_s: Number = None
+    p99_jct_s: Number = None
+    service_gpu_hours: float = 0.0
+    """GPU-hours held."""
+    deficit_gpu_hours: Number = None
+    """GPU-hours below its entitlement while it had jobs that waited; null for users without one."""
+    borrowed_gpu_hours: Number = None
+    """GPU-hours beyond its own share; null likewise."""
+
+
 class ReportedRun(RunMetrics):
     """The figures of one run as a report names it, with what they leave out."""
 
@@ -182,12 +201,15 @@ class ReportedRun(RunMetrics):
     """In order of submission (with --jobs)."""
     step_times: tuple[StepTime, ...] | None = None
     """Of a live run with a profile whose workers reported times of steps; else left out."""
+    teams: tuple[TeamFigures, ...] | None = None
+    """Where teams share the cluster; else left out."""
 
     @model_serializer(mode="wrap")
     def _without_unknown_steps(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         found: dict[str, Any] = fields(self)
-        if self.step_times is None:
-            found.pop("step_times", None)
+        for name in ("step_times", "teams"):
+            if getattr(self, name) is None:
+                found.pop(name, None)
         return found
 
 
@@ -267,7 +289,9 @@ class Metrics(Record):
 
     @property
     def minor(self) -> int:
-        """1: runs have ``step_times``."""
+        """1: runs have ``step_times``; 2: they have ``teams``."""
+        if any(run.teams is not None for run in self.runs):
+            return 2
         return int(any(run.step_times is not None for run in self.runs))
 
 

@@ -29,6 +29,7 @@ from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, Record, problems_of
 from pliant.schemas.job import GpuTimeWork, Job, trace_hash
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
+from pliant.schemas.schedule import TeamStanding
 from pliant.tools.report.records import (
     AllocationStep,
     Curve,
@@ -91,6 +92,7 @@ class _Fold:
         self.decisions = 0
         self.decision_seconds = 0.0
         self.policies: dict[str, None] = {}
+        self.teams: list[tuple[float, tuple[TeamStanding, ...]]] = []
         self.curves: dict[Curve, Curve] = {}
         self.beside: dict[str, str] = {}
         """The other job of two on the same GPUs."""
@@ -157,6 +159,7 @@ class _Fold:
             self.decision_seconds,
             tuple(self.policies),
             None if self.info.simulated else _hash_of_work(job.job for job in self.jobs.values()),
+            teams=tuple((time - origin, standings) for time, standings in self.teams),
         )
 
     def _run_info(self, event: AnyEvent, number: int) -> bool:
@@ -199,6 +202,9 @@ class _Fold:
         for job_id, found in admissions.items() if isinstance(admissions, Mapping) else ():
             if job_id in self.jobs:
                 _admission(self.jobs[job_id], found)
+        if detail.get("teams"):
+            found = self._parse(_Teams, {"teams": detail["teams"]}, number)
+            self.teams += [] if found is None else [(event.time, found.teams)]
         seconds = detail.get("decision_seconds")
         if isinstance(seconds, int | float) and number > 1:
             self.decisions += 1
@@ -228,6 +234,10 @@ class _Fold:
     def _problem(self, number: int, text: str, pointer: str = "") -> None:
         where = f"event {number}: {pointer}" if pointer else f"event {number}"
         self.problems.append(Problem(self.source, None, where, text))
+
+
+class _Teams(Record):
+    teams: tuple[TeamStanding, ...]
 
 
 def _fields(event: AnyEvent) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 from pliant.schemas.event import End
 from pliant.schemas.job import Job, Utility
 from pliant.schemas.runinfo import RunInfo
+from pliant.schemas.schedule import TeamStanding
 
 Curve = tuple[tuple[int, float], ...]
 """(GPUs, samples per second), sizes ascending."""
@@ -45,6 +46,8 @@ class RunRecord:
     """Of the jobs that a live run served, without the times at which they came; None of a simulation."""
     sha256: str = field(default="", compare=False)
     """Of the event file; empty where there was none."""
+    teams: tuple[tuple[float, tuple[TeamStanding, ...]], ...] = ()
+    """How teams stood after decisions, where they share the cluster."""
 
     @property
     def total_gpus(self) -> int:

@@ -16,7 +16,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.file_io.record import a_file
 from pliant.schemas.kinds import kind_of_parquet
-from pliant.schemas.metrics import PairedJcts, RunMetrics, StepTime
+from pliant.schemas.metrics import PairedJcts, RunMetrics, StepTime, TeamFigures
 from pliant.schemas.text import counted, shortened
 from pliant.tools.report.fairness import Fairness, Reference, References
 from pliant.tools.report.metrics import NOTHING_MORE, Wanted, knows_one_gpu, run_metrics
@@ -33,6 +33,7 @@ from pliant.tools.report.records import (
     parameters_text,
 )
 from pliant.tools.report.step_times import off_caveat, step_times
+from pliant.tools.report.teams import team_figures
 
 _DEMANDS: Final = {
     "predicted": "predicted demand",
@@ -89,6 +90,8 @@ class RunReport:
     """Figures that the run should have and that cannot be known, and why."""
     step_times: tuple[StepTime, ...] = ()
     """What workers measured beside what the profile predicted; of live runs with a profile only."""
+    teams: tuple[TeamFigures, ...] = ()
+    """Where teams share the cluster."""
 
 
 @garbage_collection_paused()
@@ -223,7 +226,9 @@ def _run_report(run: RunRecord, label: str, references: References, wanted: Want
         *unknown_caveats(unknown),
         *(bound_caveats(run) if metrics.bound_jct_s is not None else ()),
     ]
-    return RunReport(label, run, fair, usage, metrics, provenance(run), notes, unknown, steps)
+    return RunReport(
+        *(label, run, fair, usage, metrics, provenance(run), notes, unknown, steps), teams=team_figures(run)
+    )
 
 
 def find_run(runs: Sequence[RunReport], name: str) -> RunReport:

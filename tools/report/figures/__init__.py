@@ -11,7 +11,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.extras import require
 from pliant.schemas.file_io.files import atomic_write, write_error
 from pliant.schemas.text import did_you_mean, shortened
-from pliant.tools.report.figures.allocation import allocation, gpu_use
+from pliant.tools.report.figures.allocation import allocation, gpu_use, team_use
 from pliant.tools.report.figures.curves import completed_over_time, ftf_cdf, jct_cdf, progress
 from pliant.tools.report.figures.style import Form, image
 from pliant.tools.report.report import Report
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _OF_ALL_RUNS: Final = ("jct-cdf", "ftf-cdf", "completed", "gpu-use")
-_OF_EACH_RUN: Final = ("allocation", "progress")
+_OF_EACH_RUN: Final = ("allocation", "progress", "teams")
 
 
 def draw(report: Report) -> dict[str, Figure]:
@@ -39,6 +39,7 @@ def draw(report: Report) -> dict[str, Figure]:
     for each in report.runs:
         drawn[f"allocation-{_file_name(each.label)}"] = allocation(each)
         drawn[f"progress-{_file_name(each.label)}"] = progress(each)
+        drawn[f"teams-{_file_name(each.label)}"] = team_use(each)
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 

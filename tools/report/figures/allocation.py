@@ -24,6 +24,7 @@ from pliant.tools.report.figures.style import (
 from pliant.tools.report.records import kind
 from pliant.tools.report.rendering.sections import TimeUnit, time_unit
 from pliant.tools.report.report import Report, RunReport
+from pliant.tools.report.teams import over_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 MOST_JOBS: Final = 30
 """With more jobs, those of one model share a band."""
 _MOST_MODELS: Final = 8
+_MOST_TEAMS: Final = 8
 _ACROSS: Final = 0.0125
 _UPRIGHT: Final = 0.045
 """Width of a character as a part of the plot's width, height of a line as a part of its height."""
@@ -195,6 +197,35 @@ def _draw_usage(plot: Axes, each: RunReport, unit: TimeUnit, colour: str) -> Non
     plot.set_ylim(0, 1.08 * max(1, *up, *each.usage.held))
     plot.set_title(each.label, loc="left", fontsize=9, color=GREY, pad=3)
     whole_numbers(plot, most=4)
+
+
+def team_use(each: RunReport) -> Figure | None:
+    """GPUs that each team held, and was entitled to, over time. Returns None where the cluster is one pool."""
+    end_s, found = each.run.last_event_s, over_time(each.run)
+    if not found or end_s <= 0:
+        return None
+    unit = time_unit([end_s])
+    slots = "GPUs" if each.run.info.cluster.slots == "gpu" else "CPU slots"
+    largest = sorted(found, key=lambda name: (-sum(found[name][1]), name))[:_MOST_TEAMS]
+    figure, rows = axes_below(
+        f"{slots} held by teams; line: what they were entitled to: {each.label}",
+        f"time since the first submission, {unit.name}",
+        slots,
+        len(largest),
+    )
+    for index, (plot, name) in enumerate(zip(rows, largest, strict=True)):
+        times, held, entitled = found[name]
+        at, gpus = thinned(times, held)
+        x = [time / unit.seconds for time in at]
+        plot.fill_between(x, gpus, step="post", facecolor=area_colour(index), linewidth=0)
+        at, gpus = thinned(times, entitled)
+        x = [time / unit.seconds for time in at]
+        plot.plot(x, gpus, drawstyle="steps-post", color=GREY, linewidth=0.9)
+        plot.set_ylim(0, 1.08 * max(1, *held, *entitled))
+        plot.set_xlim(0, end_s / unit.seconds)
+        plot.set_title(name, loc="left", fontsize=9, color=GREY, pad=3)
+        whole_numbers(plot, most=4)
+    return figure
 
 
 def thinned(

@@ -36,6 +36,7 @@ from pliant.tools.report.rendering.sections import (
     job_rows,
     jobs_section,
     ratios_to,
+    team_sections,
 )
 from pliant.tools.report.rendering.summary import SHORT, Shown, summary
 from pliant.tools.report.rendering.text import (
@@ -115,7 +116,7 @@ def shows_expectations(kind: ReportFormat) -> bool:
 
 def _beside(report: Report, extras: Extras) -> Sequence[Section]:
     """What is shown on demand, after the figures of the runs."""
-    sections = []
+    sections = team_sections(report)
     promised = guarantee_section(report)
     if report.reference == "gps" and promised.rows:
         sections.append(promised)
@@ -135,7 +136,7 @@ def _beside(report: Report, extras: Extras) -> Sequence[Section]:
 
 def _asked_for(report: Report, extras: Extras) -> Sequence[Section]:
     """Beside the figures of a page, which has sections of its own for tests, jobs and the profile."""
-    sections = [guarantee_section(report)]
+    sections = [guarantee_section(report), *team_sections(report)]
     if extras.checked:
         sections.append(expectations_section(extras.checked))
     if extras.simulated is not None:
@@ -188,6 +189,7 @@ def _run(each: RunReport, report: Report, *, with_jobs: bool) -> ReportedRun:
         paired=report.paired.get(each.label),
         jobs=_jobs(each) if with_jobs else None,
         step_times=each.step_times or None,
+        teams=each.teams or None,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from pliant.schemas.metrics import RunMetrics
+from pliant.schemas.shares import OTHERS
 from pliant.tools.report.fairness import REFERENCES, promise
 from pliant.tools.report.report import Report, RunReport
 
@@ -112,6 +113,43 @@ def ratios_to(metrics: RunMetrics, base: RunMetrics) -> dict[str, float]:
     """Each figure of which a ratio says something, divided by that of the baseline."""
     found = {row.name: ratio_to(metrics, base, row.name) for row in FIGURES}
     return {name: ratio for name, ratio in found.items() if ratio is not None}
+
+
+def team_sections(report: Report) -> list[Section]:
+    """Of each run whose cluster is shared, a row for each team and user."""
+    headers = (
+        "team",
+        "user",
+        "jobs",
+        "JCT, mean",
+        "JCT, p99",
+        "GPU-h held",
+        "GPU-h borrowed",
+        "GPU-h lacked",
+    )
+    found = []
+    for each in report.runs:
+        unit = time_unit([row.p99_jct_s for row in each.teams if row.p99_jct_s is not None])
+        rows = tuple(
+            (
+                "(no team)" if row.team == OTHERS else row.team,
+                row.user or "all",
+                number(row.jobs, 0),
+                *(unit.text(seconds) for seconds in (row.mean_jct_s, row.p99_jct_s)),
+                *(
+                    NOTHING if hours is None else number(hours, 1)
+                    for hours in (row.service_gpu_hours, row.borrowed_gpu_hours, row.deficit_gpu_hours)
+                ),
+            )
+            for row in each.teams
+        )
+        notes = (
+            f"JCT in {unit.name}; borrowed: beyond the own share",
+            "lacked: below the entitlement while the team had jobs that waited",
+        )
+        if rows:
+            found.append(Section(f"Teams of {each.label}", headers, rows, 2, notes))
+    return found
 
 
 def jobs_section(each: RunReport) -> Section:
