@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.parts.figure import Figure
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import read_events, write_cluster
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir
@@ -32,6 +33,7 @@ from pliant.tools.run.statedir.state import read_log
 from tests.builders import cluster, job
 
 JOBS: Final = 7
+ONE_SLOT: Final = cluster(1, slots="cpu")
 LIMIT_S: Final = 1.0
 PATIENCE_S: Final = 180.0
 MARKS: Final = ("keeper", "process", "began", "imported", "ready", "first_step")
@@ -99,11 +101,11 @@ def measure(jobs: int) -> list[dict[str, float]]:
 
 
 @contextmanager
-def following(folder: Path) -> Iterator[StateDir]:
-    """A live loop with one CPU slot, in a process of its own."""
+def following(folder: Path, nodes: Cluster = ONE_SLOT, policy: str = "fifo") -> Iterator[StateDir]:
+    """A live loop in a process of its own."""
     dirs = StateDir(folder / "state")
-    write_cluster(cluster(1, slots="cpu"), folder / "cluster.json")
-    words = ("run", "--follow", "--state", str(dirs.path), "--policy", "fifo")
+    write_cluster(nodes, folder / "cluster.json")
+    words = ("run", "--follow", "--state", str(dirs.path), "--policy", policy)
     loop = subprocess.Popen(
         [sys.executable, "-m", "pliant.cli", *words, "--cluster", str(folder / "cluster.json")],
         stdin=subprocess.DEVNULL,

@@ -43,7 +43,7 @@ def team_figures(run: RunRecord) -> tuple[TeamFigures, ...]:
                 jobs=len(own),
                 finished=len(times),
                 mean_jct_s=mean(times),
-                p99_jct_s=percentile(times, 99.0) if times else None,
+                p99_jct_s=percentile(times, 0.99),
                 service_gpu_hours=sum(job.gpu_seconds(run.last_event_s) for job in own) / HOUR_S,
                 deficit_gpu_hours=deficit.get((team, user)),
                 borrowed_gpu_hours=borrowed.get((team, user)),

@@ -200,7 +200,7 @@ def _draw_usage(plot: Axes, each: RunReport, unit: TimeUnit, colour: str) -> Non
 
 
 def team_use(each: RunReport) -> Figure | None:
-    """GPUs that each team held, and was entitled to, over time. Returns None where the cluster is one pool."""
+    """GPUs that each team held, and was entitled to, over time. Returns None of one pool."""
     end_s, found = each.run.last_event_s, over_time(each.run)
     if not found or end_s <= 0:
         return None

@@ -72,7 +72,7 @@ def test_the_metrics_document_is_read_back(one_run, tmp_path):
     text = render(one_run, "json", Extras())
     (tmp_path / "metrics.json").write_text(text)
     assert read_metrics(tmp_path / "metrics.json") == document(one_run)
-    assert {*json.loads(text)["runs"][0], "step_times"} == set(ReportedRun.model_fields)
+    assert {*json.loads(text)["runs"][0], "step_times", "teams"} == set(ReportedRun.model_fields)
 
 
 def test_the_metrics_document_has_ratios_jobs_and_expected_figures(report):

@@ -1,0 +1,32 @@
+"""The study of teams that lend each other GPUs, small enough for a test."""
+
+from __future__ import annotations
+
+from experiments.harness.spec import Study, find
+from experiments.harness.study import page_of, read_findings
+from experiments.sharing.measure import outcome
+from experiments.sharing.workload import LABEL, Workload, workload
+from tests.builders import job
+
+
+def busy_and_idle() -> Workload:
+    """A team with more jobs than GPUs, and one that needs its own only later."""
+    busy = [job(f"b{n}", at=60.0 * n, gpus=4, gpu_seconds=8000.0, labels={LABEL: "busy"}) for n in range(6)]
+    idle = [job(f"i{n}", at=2000.0 + n, gpus=4, gpu_seconds=4000.0, labels={LABEL: "idle"}) for n in range(2)]
+    found = workload(sorted([*busy, *idle], key=lambda each: each.submit_time))
+    return Workload(found.jobs, {"busy": 8, "idle": 8})
+
+
+def test_lending_shortens_what_others_wait_and_costs_the_owner_little():
+    load = busy_and_idle()
+    fixed, stopped, shrunk = (outcome(load, "ares", way) for way in ("static", "preempt", "shrink"))
+    assert stopped["mean_jct_s"] < fixed["mean_jct_s"]
+    assert shrunk["deficit_gpu_hours"] <= stopped["deficit_gpu_hours"]
+    assert shrunk["teams"]["idle"]["mean_jct_s"] <= 1.1 * fixed["teams"]["idle"]["mean_jct_s"]
+    assert all(each["finished"] == 8 for each in (fixed, stopped, shrunk))
+
+
+def test_the_page_is_made_from_what_is_committed():
+    study = find("sharing")
+    assert isinstance(study, Study)
+    assert page_of(study, read_findings(study)) == study.page.read_text()
