@@ -16,6 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+import psutil
+
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.first_step import following, until
 from pliant.schemas.cluster import Cluster
@@ -84,7 +86,7 @@ def reclaimed(how: Literal["shrink", "preempt"]) -> Reclaimed:
     """Lend both slots to one team, and let the other one want its own."""
     shares = Shares(label=USER, half_life_hours=0.0)
     slots = cluster(2, slots="cpu").model_copy(update={"shares": shares})
-    with tempfile.TemporaryDirectory(prefix="pliant-reclaim-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix="pliant-reclaim-") as name:
         return _in_folder(Path(name), how, slots)
 
 
@@ -103,7 +105,7 @@ def _in_folder(folder: Path, how: Literal["shrink", "preempt"], slots: Cluster) 
         until(lambda: len(_times(steps)) >= resumed + _WARM_STEPS)
         events, trained = read_events(dirs.events), _times(steps)
         cancel(dirs.path, ["borrower"])
-        until(partial(_has_ended, dirs, "borrower"))
+        until(lambda: not _trains(folder / "train.py"))  # a run that leaves lets jobs train on
     return _shrunk(events, trained) if how == "shrink" else _stopped(events, trained)
 
 
@@ -141,6 +143,11 @@ def _job(folder: Path, name: str, steps: Path, samples: int, **more: object) -> 
 
 def _times(path: Path) -> list[float]:
     return [float(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def _trains(script: Path) -> bool:
+    found = psutil.process_iter(["cmdline"])
+    return any(str(script) in (each.info["cmdline"] or ()) for each in found)
 
 
 def _has_ended(dirs: StateDir, job_id: str) -> bool:

@@ -21,7 +21,7 @@ from pliant.tools.replay.run import Run, replay
 from pliant.tools.report.read_run import read_run
 from pliant.tools.report.report import make_report
 
-POLICIES: Final = ("ares", "fair-share", "srtf")
+POLICIES: Final = ("ares", "srtf")
 START_S: Final = 30.0
 """A start and a resume: processes begin, and read a checkpoint."""
 RESCALE_S: Final = 1.0
