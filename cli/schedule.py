@@ -182,6 +182,7 @@ def _assumed(found: Schedule) -> Sequence[Assumption]:
         speeds_assumed,
         speeds_doubted,
         trust_of_columns,
+        weights_ignored,
     )
     from pliant.tools.schedule.registry import policy_class
 
@@ -196,6 +197,7 @@ def _assumed(found: Schedule) -> Sequence[Assumption]:
         *speeds_doubted(models, () if profile is None else trust_of_columns(profile)),
         *order_assumed(found.jobs, policy, profiled=profile is not None),
         *priorities_ignored(found.jobs, policy),
+        *weights_ignored(found.jobs, policy),
         *nothing_to_resize(found.jobs, policy),
     ]
 

@@ -10,6 +10,7 @@ from pliant.schemas.cluster import Cluster, UserLimit
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.job import Job
 from pliant.schemas.resources import Capacities
+from pliant.schemas.shares import Shares
 from pliant.schemas.text import in_gpus, similar
 
 
@@ -22,6 +23,7 @@ class Room(NamedTuple):
     limit_of: Callable[[str], UserLimit | None] = lambda _: None
     capacities: Capacities | None = None
     """What jobs with further demands can get, if nodes state capacities."""
+    shares: Shares | None = None
 
     @classmethod
     def of(cls, cluster: Cluster) -> Room:
@@ -29,7 +31,7 @@ class Room(NamedTuple):
         for node in cluster.nodes:
             by_type[node.gpu_type] += node.gpus * (node.count or 1)
         most = max(by_type.values(), default=0)
-        return cls(most, len(by_type), cluster.limit_of, Capacities(cluster.nodes))
+        return cls(most, len(by_type), cluster.limit_of, Capacities(cluster.nodes), cluster.shares)
 
 
 def check_fits(jobs: Iterable[Job], cluster: Cluster | Room, source: str) -> None:
@@ -52,6 +54,9 @@ def oversized(jobs: Iterable[Job], cluster: Cluster | Room) -> dict[str, str]:
         elif limit is not None and limit.gpus is not None and job.gpus.requested > limit.gpus:
             requested = in_gpus(job.gpus.requested)
             found[job.id] = f'requests {requested}, user "{job.user}" may hold {limit.gpus}'
+        elif room.shares is not None and job.min_gpus > room.shares.most_gpus(job):
+            team, most = room.shares.team_of(job), room.shares.most_gpus(job)
+            found[job.id] = f'needs {in_gpus(job.min_gpus)}, team "{team}" may hold {most:g}'
         elif room.capacities is not None and (why := room.capacities.why_too_large(job)) is not None:
             found[job.id] = why
     return found

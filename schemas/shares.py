@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from typing import Annotated, Final, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -35,8 +37,6 @@ class Team(Record):
     in the same way as the cluster among teams; a list leaves that to the policy."""
     groups: tuple[str, ...] = ()
     """UNIX groups whose members are in it; looked up when a job is submitted."""
-    accounts: tuple[str, ...] = ()
-    """Accounts of Slurm whose jobs it counts for."""
     weight: PositiveFloat = 1.0
     """Its part of what is not guaranteed, beside the weights of the other teams."""
     guaranteed: dict[str, GpuLimit] = Field(default_factory=dict)
@@ -74,13 +74,12 @@ class Shares(Record):
 
     @model_validator(mode="after")
     def _names_each_once(self) -> Self:
-        for what in ("groups", "accounts"):
-            seen: dict[str, str] = {}
-            for name, team in self.teams.items():
-                for member in getattr(team, what):
-                    if seen.setdefault(member, name) != name:
-                        text = f"has {member!r}, which is in team {seen[member]!r}, too"
-                        raise broken_rule(text, f"/teams/{name}/{what}")
+        seen: dict[str, str] = {}
+        for name, team in self.teams.items():
+            for group in team.groups:
+                if seen.setdefault(group, name) != name:
+                    text = f"has {group!r}, which is in team {seen[group]!r}, too"
+                    raise broken_rule(text, f"/teams/{name}/groups")
         return self
 
     @classmethod
@@ -91,6 +90,22 @@ class Shares(Record):
     def teams_of(self, user: str) -> list[str]:
         """Names of the teams that list a user, in the order of the file."""
         return [name for name, team in self.teams.items() if user in team.users]
+
+    def joined(self, job: Job, groups: Collection[str]) -> Job:
+        """The job with the team of its user's UNIX groups, if nothing else names one."""
+        if job.team or self.teams_of(job.user):
+            return job
+        found = next((name for name, team in self.teams.items() if set(team.groups) & {*groups}), "")
+        return job.model_copy(update={"team": found}) if found else job
+
+    def why_not(self, job: Job, groups: Collection[str]) -> str | None:
+        """Why a job may not count for the team that it names, as a clause; None: it may."""
+        team = self.teams.get(job.team)
+        if not job.team or (team is not None and (job.user in team.users or set(team.groups) & {*groups})):
+            return None
+        if team is None:
+            return f'names team "{job.team}", expected one of {", ".join(self.teams) or "none"}'
+        return f'names team "{job.team}", which user {job.user or "(none)"} is not in'
 
     def team_of(self, job: Job) -> str:
         """The team that a job counts for: the one that it names, else the first that lists its user, else
@@ -107,6 +122,10 @@ class Shares(Record):
 
     def team(self, name: str) -> Team:
         return self.teams.get(name) or _OTHERS
+
+    def most_gpus(self, job: Job) -> float:
+        """GPUs that the team of a job never exceeds; infinity: it has no such limit."""
+        return self.team(self.team_of(job)).max.get(ANY_TYPE, math.inf)
 
     def owner_of(self, job: Job) -> Owner:
         name = self.team_of(job)

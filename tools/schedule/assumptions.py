@@ -151,6 +151,16 @@ def priorities_ignored(jobs: Iterable[Job], policy: type[Policy]) -> list[Assump
     return [Assumption(kind="priority", text=text)]
 
 
+def weights_ignored(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumption]:
+    """An assumption if jobs have weights and the policy has no place for them."""
+    stating = [job.id for job in jobs if job.weight != 1.0] if not policy.weight_means else []
+    if not stating:
+        return []
+    who = f'job "{stating[0]}" has' if len(stating) == 1 else f"{len(stating)} jobs have"
+    text = f'policy "{policy.name}" does not look at weights: {who} one'
+    return [Assumption(kind="priority", text=text)]
+
+
 def sharing_assumed(cluster: Cluster, policy: type[Policy]) -> list[Assumption]:
     """An assumption if jobs may share GPUs though the profile has no such measurement."""
     together = cluster.sharing.unmeasured == "together"

@@ -116,6 +116,8 @@ class Policy:
     priority_means: ClassVar[str | None] = None
     """What the priority of a job (``job.priority``) means to it, as a clause; empty: nothing. None: it does
     not say, so no user is warned that priorities do not count."""
+    weight_means: ClassVar[str] = ""
+    """The same of their weights (``job.spec.weight``); empty: it has no place for them, and says so."""
     when_rigid: ClassVar[str] = ""
     """What it does where no job is elastic, if that is less than its name says, as a clause."""
     trusts_guesses: ClassVar[bool] = False

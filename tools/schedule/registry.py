@@ -197,6 +197,7 @@ def _traits(policy: type[Policy]) -> tuple[str, ...]:
         f"Decisions depend on the speed of the machine with {clock}.": bool(clock),
         f"Reads a file: {files}, in a recipe of a sweep relative to the recipe.": bool(files),
         "States a bound that reports hold runs against.": policy.bounds is not Policy.bounds,
+        f"Weights of jobs: {policy.weight_means}.": bool(policy.weight_means),
     }
     return tuple(text for text, holds in told.items() if holds)
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pliant.schemas.checks import oversized
 from pliant.schemas.shares import OTHERS, Owner, Shares
 from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.rates import Speeds
@@ -230,3 +231,24 @@ def test_standings_say_who_lends_to_whom():
     found = {each.team: each for each in opened.standings(0.0)}
     assert (found["a"].held, found["a"].borrowed) == (8, 5)  # its own are 2.67, so three whole ones
     assert found["b"].lent + found["c"].lent == pytest.approx(5.0, abs=0.4)
+
+
+def test_a_job_that_its_team_can_never_hold_is_refused():
+    nodes = cluster(4, 4).model_copy(update={"shares": shares(a={"max": {"*": 3}})})
+    found = oversized(
+        [job("x", gpus=4, user="a"), job("y", gpus=3, user="a"), job("z", gpus=4, user="b")], nodes
+    )
+    assert found == {"x": 'needs 4 GPUs, team "a" may hold 3'}
+
+
+def test_a_team_is_named_by_the_job_its_user_its_groups_or_a_label():
+    rules = shares(a={}, b={"users": ("ann", "bob")}, c={"groups": ("staff",)}).model_copy(
+        update={"label": "vc"}
+    )
+    assert rules.team_of(job("x", user="ann", team="a")) == "a"
+    assert rules.team_of(job("x", user="ann", labels={"vc": "d"})) == "b"
+    assert rules.team_of(job("x", user="eve", labels={"vc": "d"})) == "d"
+    assert rules.team_of(rules.joined(job("x", user="eve"), ["staff"])) == "c"
+    assert rules.why_not(job("x", user="eve", team="c"), ["staff"]) is None
+    assert rules.why_not(job("x", user="eve", team="b"), []) == 'names team "b", which user eve is not in'
+    assert rules.why_not(job("x", team="e"), []) == 'names team "e", expected one of a, b, c'

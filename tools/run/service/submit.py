@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import grp
 import os
 import pwd
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, PliantError, Problem, UsageError
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
 from pliant.schemas.job import Job, arriving_at
+from pliant.schemas.shares import Shares
 from pliant.schemas.text import EPOCH_LIKE_S, counted
 from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle
 from pliant.tools.run.statedir.directory import StateDir
@@ -48,7 +52,10 @@ def submit(
         if used:
             raise BadInputError(used)
         if dirs.cluster.exists():
-            _check(listed, dirs, source)
+            cluster = read_cluster(dirs.cluster)
+            if cluster.shares is not None:
+                listed = _in_teams(listed, cluster.shares, source)
+            _check(listed, cluster, dirs, source)
         spool.take_back({job.id for job in listed})
         spool.ask_to_run(_in_utc(job, now_s) for job in listed)
     return [job.id for job in listed]
@@ -96,14 +103,40 @@ def known_ids(dirs: StateDir, spool: Spool) -> set[str]:
     return asked | ahead | LogView(dirs).refresh().jobs.keys()
 
 
-def _check(jobs: Iterable[Job], dirs: StateDir, source: str) -> None:
+def _in_teams(jobs: Iterable[Job], shares: Shares, source: str) -> list[Job]:
+    """The jobs with this account's name where they state no user, and with the team of its groups.
+
+    :raises BadInputError: a job names a team that is not there, or that its user is not in.
+    """
+    account = user_name()
+    own = [job if job.user else job.model_copy(update={"user": account}) for job in jobs]
+    groups = {job.user: _groups_of(job.user) for job in own}
+    wrong = [(job, why) for job in own if (why := shares.why_not(job, groups[job.user])) is not None]
+    if wrong:
+        raise BadInputError([Problem(source, None, "/team", f'job "{job.id}" {why}') for job, why in wrong])
+    return [shares.joined(job, groups[job.user]) for job in own]
+
+
+def _groups_of(account: str) -> list[str]:
+    """Names of the UNIX groups of an account; none of one that is not known here."""
+    try:
+        found = pwd.getpwnam(account)
+    except KeyError:
+        return []
+    names = []
+    for group in os.getgrouplist(account, found.pw_gid):
+        with contextlib.suppress(KeyError):
+            names.append(grp.getgrgid(group).gr_name)
+    return names
+
+
+def _check(jobs: Iterable[Job], cluster: Cluster, dirs: StateDir, source: str) -> None:
     from pliant.tools.schedule.decide import throughput_for
     from pliant.tools.schedule.demand import JobCheck
     from pliant.tools.schedule.jobs import node_states
     from pliant.tools.schedule.rates import Speeds
     from pliant.tools.schedule.registry import make_policy
 
-    cluster = read_cluster(dirs.cluster)
     profile = read_profile(dirs.profile) if dirs.profile.exists() else None
     decided = read_schedule(dirs.schedule) if dirs.schedule.exists() else None
     policy = None if decided is None else make_policy(decided.policy.name, decided.policy.parameters)

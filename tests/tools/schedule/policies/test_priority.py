@@ -9,7 +9,7 @@ import pytest
 
 from pliant.cli.policies import page
 from pliant.schemas.errors import BadInputError
-from pliant.tools.schedule.assumptions import priorities_ignored, refuse
+from pliant.tools.schedule.assumptions import priorities_ignored, refuse, weights_ignored
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import BUILT_IN, describe, make_policy, policy_class
@@ -102,3 +102,16 @@ def test_a_policy_of_another_package_that_says_nothing_about_priorities_is_not_s
 def test_with_strict_priorities_that_mean_nothing_are_an_error():
     with pytest.raises(BadInputError, match='--strict: policy "ares" does not look at priorities'):
         refuse(priorities_ignored([job("b", priority=2.0)], policy_class("ares")))
+
+
+def test_a_weight_is_a_share_under_ares_and_worth_under_shadow_price():
+    """Both jobs need all GPUs for as long; the one of weight 3 comes last, and is served first."""
+    for policy in ("ares", "shadow-price"):
+        held = session(make_policy(policy), cluster(2))
+        for each in (job("a", gpus=2, gpu_seconds=200.0), job("b", gpus=2, gpu_seconds=200.0, weight=3.0)):
+            held.submit(each, 0.0)
+        held.decide(0.0)
+        assert held.jobs["b"].gpus == 2, policy
+        assert not weights_ignored([job("b", weight=3.0)], policy_class(policy))
+    (said,) = weights_ignored([job("a"), job("b", weight=3.0)], policy_class("fifo"))
+    assert said.text == 'policy "fifo" does not look at weights: job "b" has one'

@@ -13,6 +13,7 @@ long as that offers at least the size it holds, however fast another one is: eac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -55,6 +56,7 @@ class Ares(Policy):
     name: ClassVar[str] = "ares"
     knows: ClassVar[Knows] = "profile"
     priority_means: ClassVar[str] = ""
+    weight_means: ClassVar[str] = "a job of weight 2 has the fair share of two jobs"
     of_unknown_work: ClassVar[str] = "gives such jobs equal shares of its pool, whichever came first"
     elasticity: ClassVar[Elasticity] = "size"
 
@@ -121,10 +123,11 @@ class Ares(Policy):
             "virtual": self._gps.virtual,
             "gps": dict(sorted(self._gps.active.items())),
             "jobs": dict(sorted(self._finish.items())),
+            **({"weights": dict(sorted(self._gps.weights.items()))} if self._gps.weights else {}),
         }
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        self._gps = VirtualTime(state["time_s"], state["virtual"], state["gps"])
+        self._gps = VirtualTime(state["time_s"], state["virtual"], state["gps"], state.get("weights"))
         self._finish = dict(state["jobs"])
         self._queue = None
 
@@ -142,7 +145,7 @@ class Ares(Policy):
     def _follow_job(self, change: Change, job: JobState, gpus: int, speeds: Speeds) -> None:
         if change.kind == "arrived" and job.known_samples is not None:
             self._gps.advance(change.time_s, gpus)
-            self._finish[job.id] = self._gps.enter(job.id, demand_gpu_s(job, speeds))
+            self._finish[job.id] = self._gps.enter(job.id, demand_gpu_s(job, speeds), job.spec.weight)
         elif change.kind in _WITHDRAWN:
             self._gps.advance(change.time_s, gpus)
             self._gps.leave(job.id)
@@ -221,19 +224,28 @@ class VirtualTime:
     ``M`` GPUs are shared equally and without limit of divisibility by the ``N(t)`` jobs active *in GPS*.
     Virtual time grows by ``dV/dt = M/N(t)`` and stands still while no job (or no GPU) is there. A job of
     demand ``L`` that arrives at ``a`` gets the virtual finish time ``F = V(a) + L`` and leaves when ``V``
-    reaches it.
+    reaches it. A job of weight ``w`` counts as ``w`` jobs: ``N(t)`` is the sum of all weights, and ``F`` is
+    ``V(a) + L/w``.
 
     ``V`` is advanced only at events that change its slope, so asking in between leaves not even a rounding
     error in the state.
     """
 
-    def __init__(self, time_s: float = 0.0, virtual: float = 0.0, active: Mapping[str, float] | None = None):
+    def __init__(
+        self,
+        time_s: float = 0.0,
+        virtual: float = 0.0,
+        active: Mapping[str, float] | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
         self.time_s = time_s
         """Real time up to which ``virtual`` is known, seconds."""
         self.virtual = virtual
         """V at ``time_s``, GPU-seconds."""
         self.active: dict[str, float] = dict(active or {})
         """F of the jobs that are active in GPS, by id."""
+        self.weights: dict[str, float] = dict(weights or {})
+        """Of the active jobs that have another weight than 1."""
         self._heap = [(finish, job_id) for job_id, finish in self.active.items()]
         heapify(self._heap)
 
@@ -248,21 +260,30 @@ class VirtualTime:
             if self.active.get(job_id) != finish:  # withdrawn, and perhaps back with another F
                 heappop(self._heap)
                 continue
-            share = gpus / len(self.active)
+            share = gpus / self._weight
             leaves_s = self.time_s + (finish - self.virtual) / share
             if leaves_s > to_s:
                 self.virtual = min(finish, self.virtual + (to_s - self.time_s) * share)
                 break
             heappop(self._heap)
-            del self.active[job_id]
+            self.leave(job_id)
             self.time_s, self.virtual = leaves_s, finish
             departures.append((leaves_s, job_id))
         self.time_s = max(self.time_s, to_s)
         return departures
 
-    def enter(self, job_id: str, demand_gpu_s: float) -> float:
+    @property
+    def _weight(self) -> float:
+        """That of all active jobs."""
+        if not self.weights:
+            return len(self.active)
+        return len(self.active) - len(self.weights) + math.fsum(self.weights.values())
+
+    def enter(self, job_id: str, demand_gpu_s: float, weight: float = 1.0) -> float:
         """Returns the virtual finish time of a job that arrives now."""
-        finish = self.virtual + demand_gpu_s
+        finish = self.virtual + demand_gpu_s / weight
+        if weight != 1.0:
+            self.weights[job_id] = weight
         self.active[job_id] = finish
         heappush(self._heap, (finish, job_id))
         return finish
@@ -270,3 +291,4 @@ class VirtualTime:
     def leave(self, job_id: str) -> None:
         """A job ends before its time (cancelled, failed); does nothing if GPS has served it already."""
         self.active.pop(job_id, None)
+        self.weights.pop(job_id, None)

@@ -413,8 +413,8 @@ class PoolColumns:
 
 
 def weight(job: JobState) -> float:
-    """What a second of the job's completion time counts: 2 to its priority."""
-    return math.exp2(min(max(job.priority, -_MOST_PRIORITY), _MOST_PRIORITY))
+    """What a second of the job's completion time counts: its weight times 2 to its priority."""
+    return job.spec.weight * math.exp2(min(max(job.priority, -_MOST_PRIORITY), _MOST_PRIORITY))
 
 
 def _scattered(job: JobState, pool: Pool, speeds: Speeds) -> float:

@@ -80,6 +80,7 @@ class ShadowPrice(Policy):
     elasticity: ClassVar[Elasticity] = "size+batch"
     default_interval_s: ClassVar[float | None] = 60.0
     priority_means: ClassVar[str] = "the completion time of a job counts 2 to the power of its priority"
+    weight_means: ClassVar[str] = "the completion time of a job counts as often as its weight says"
     rebuilds_state: ClassVar[bool] = False
 
     def __init__(

@@ -83,3 +83,11 @@ def test_equal_demands_leave_together_in_order_of_id() -> None:
     for job_id in "bca":
         gps.enter(job_id, 2)
     assert gps.advance(10, gpus=3) == [(pytest.approx(2), "a"), (2, "b"), (2, "c")]
+
+
+def test_a_job_of_weight_two_counts_as_two_jobs():
+    """Three GPUs, weights 2 and 1: two GPUs and one, so 20 GPU-seconds and 10 end together."""
+    gps = VirtualTime()
+    assert gps.enter("heavy", 20.0, 2.0) == gps.enter("light", 10.0) == 10.0
+    assert gps.advance(20.0, 3) == [(10.0, "heavy"), (10.0, "light")]
+    assert not gps.weights
