@@ -97,6 +97,8 @@ class SimulatedWorkers:
     """Samples that are trained."""
     said: int = 0
     """Events that its workers have written."""
+    signalled: bool = False
+    """A script of its own was sent SIGTERM: if it then ends with 0, it has saved, for all that can be known."""
     _plan: Plan | None = None
     _mark: tuple[int, int] = (0, 0)
     _met_s: float = float("inf")
@@ -141,8 +143,10 @@ class SimulatedWorkers:
                 one.dies_s = min(one.dies_s, now_s + one.dies_in_s)
                 if one.dies_s <= now_s:
                     one.end(-9)
-            elif one.obeys and not one.stands_still:
-                self._terminate(number)
+            else:
+                self.signalled = True
+                if one.obeys and not one.stands_still:
+                    self._terminate(number)
 
     def _terminate(self, number: int) -> None:
         """SIGTERM: a script of its own ends; a worker saves with the others, where they live."""
@@ -175,7 +179,7 @@ class SimulatedWorkers:
         if now_s >= max(one.ready_s for one in self.units):
             self.done += SAMPLES_PER_GPU_S * seconds * sum(len(one.slots) for one in self.units)
         if self.done >= self.training.samples:
-            self.training.ends += 1
+            self.training.ends += not self.signalled
             for one in self.units:
                 one.end(0)
 
