@@ -39,23 +39,27 @@ class Usage:
     def hold(self, owner: Owner, more: int, time_s: float) -> None:
         """An owner holds ``more`` GPUs from ``time_s`` on, or fewer if that is negative."""
         if more:
-            self.advance(time_s)
+            self.gpu_s = self.until(time_s)
+            self.since_s = max(self.since_s, time_s)
             self.held[owner] = self.held.get(owner, 0) + more
             if not self.held[owner]:
                 del self.held[owner]
 
-    def advance(self, time_s: float) -> None:
-        """Count what was held until ``time_s``."""
+    def until(self, time_s: float) -> dict[Owner, float]:
+        """GPU-seconds by owner at a time.
+
+        They are kept only when somebody's GPUs change, so that a log leads to the same numbers as the run
+        that wrote it, to the last digit.
+        """
         passed_s = time_s - self.since_s
-        if passed_s <= 0:
-            return
-        self.since_s = time_s
-        if not self.half_life_s:
-            return
+        if passed_s <= 0 or not self.half_life_s:
+            return dict(self.gpu_s)
         kept = 0.5 ** (passed_s / self.half_life_s)
         worth_s = self.half_life_s / math.log(2) * (1 - kept)  # of one GPU held all the time, decayed
-        for owner in self.gpu_s.keys() | self.held.keys():
-            self.gpu_s[owner] = self.gpu_s.get(owner, 0.0) * kept + self.held.get(owner, 0) * worth_s
+        owners = sorted(self.gpu_s.keys() | self.held.keys())
+        return {
+            owner: self.gpu_s.get(owner, 0.0) * kept + self.held.get(owner, 0) * worth_s for owner in owners
+        }
 
 
 @dataclass(slots=True)
@@ -157,7 +161,7 @@ class Entitlement:
 
 
 def entitle(
-    shares: Shares, claims: Mapping[Owner, Claim], usage: Usage, total: Mapping[str, int]
+    shares: Shares, claims: Mapping[Owner, Claim], used_gpu_s: Mapping[Owner, float], total: Mapping[str, int]
 ) -> dict[Owner, Entitlement]:
     """Divide all GPUs that are up among teams, and those of teams that weigh users among these."""
     by_team: dict[str, list[Claim]] = {}
@@ -166,7 +170,7 @@ def entitle(
     for owner, claim in claims.items():
         by_team.setdefault(owner.team, []).append(claim)
     used: dict[str, float] = {}
-    for owner, gpu_s in usage.gpu_s.items():
+    for owner, gpu_s in used_gpu_s.items():
         used[owner.team] = used.get(owner.team, 0.0) + gpu_s
     teams = [
         _Party(Owner(name), shares.team(name).weight, shares.team(name), tuple(each), used.get(name, 0.0))
@@ -178,7 +182,7 @@ def entitle(
             found[party.owner] = given
             continue
         members = [
-            _Party(each.owner, shares.weight_of(each.owner), None, (each,), usage.gpu_s.get(each.owner, 0.0))
+            _Party(each.owner, shares.weight_of(each.owner), None, (each,), used_gpu_s.get(each.owner, 0.0))
             for each in party.claims
         ]
         for member, part in zip(members, _divide(members, given.reach, given.own), strict=True):

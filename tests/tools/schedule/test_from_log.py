@@ -6,10 +6,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.schedule import PolicyState
+from pliant.schemas.shares import Shares
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.from_log import CarriedOver, correct, session_from_events, session_from_schedule
@@ -154,12 +156,14 @@ STORY = st.lists(st.tuples(st.sampled_from(["submit", "submit", "finish", "down"
 class Live:
     """Keeps a session and the log that a runner would write of it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, nodes: Cluster = NODES, users: str = " ") -> None:
         self.name = name
-        self.held = Session(make_policy(name), NODES, CurveThroughput())
+        self.nodes = nodes
+        self.held = Session(make_policy(name), nodes, CurveThroughput())
         self.log: list[Event] = []
         self.time = 0.0
-        self.pool = some_jobs(41)
+        drawn = enumerate(some_jobs(41))
+        self.pool = [each.model_copy(update={"user": users[at % len(users)].strip()}) for at, each in drawn]
 
     def happen(self, kind: str, index: int) -> None:
         self.time += 7.0
@@ -187,7 +191,7 @@ class Live:
 
     def reopened(self, carried: PolicyState | None) -> Session:
         return session_from_events(
-            self.log, make_policy(self.name), NODES, CurveThroughput(), CarriedOver(carried)
+            self.log, make_policy(self.name), self.nodes, CurveThroughput(), CarriedOver(carried)
         )
 
 
@@ -219,6 +223,30 @@ def test_kept_carried_and_rebuilt_policies_decide_alike(name, before, after):
     if rebuilt_.policy.rebuilds_state:
         assert view(rebuilt_, now) == view(live.held, now)
     assert carried.changes_seen == rebuilt_.changes_seen == live.held.changes_seen
+
+
+TEAMS = Shares.model_validate(
+    {"teams": {"x": {"users": ("a",), "weight": 2.0}, "y": {"users": {"b": 1.0, "c": 2.0}}}}
+)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+@settings(max_examples=4, deadline=None)
+@given(before=STORY, after=STORY)
+def test_policies_of_teams_decide_alike_in_another_process(name, before, after):
+    live = Live(name, NODES.model_copy(update={"shares": TEAMS}), "abcd")
+    for kind, index in before:
+        live.happen(kind, index)
+        live.decide()
+    state = PolicyState.model_validate_json(live.held.policy_state().model_dump_json())
+    for kind, index in after:
+        live.happen(kind, index)
+    carried = live.reopened(state)
+    assert carried.usage == live.held.usage
+    for held in (live.held, carried):
+        held.decide(live.time)
+    assert view(carried, live.time) == view(live.held, live.time)
+    assert carried.standings(live.time) == live.held.standings(live.time)
 
 
 def test_what_a_job_has_measured_is_known_to_policies() -> None:

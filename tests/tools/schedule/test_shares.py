@@ -38,10 +38,10 @@ def divided(
     held = session(make_policy("fifo"), nodes)
     for each in jobs:
         held.submit(each, each.submit_time)
-    usage = Usage(HOUR_S, {Owner(team): gpu_s for team, gpu_s in (used or {}).items()})
+    used_gpu_s = {Owner(team): gpu_s for team, gpu_s in (used or {}).items()}
     speeds = Speeds(curves(), node_states(nodes))
     claims = claims_of(held.jobs.values(), rules, speeds, {"gpu": gpus}, resizes=True)
-    return {owner.team: each for owner, each in entitle(rules, claims, usage, {"gpu": gpus}).items()}
+    return {owner.team: each for owner, each in entitle(rules, claims, used_gpu_s, {"gpu": gpus}).items()}
 
 
 def now(found: dict[str, Entitlement]) -> dict[str, int]:
@@ -110,9 +110,8 @@ def test_usage_halves_with_the_half_life():
     owner = Owner("a")
     usage.hold(owner, 4, 0.0)
     usage.hold(owner, -4, HOUR_S)
-    full = usage.gpu_s[owner]
-    usage.advance(2 * HOUR_S)
-    assert usage.gpu_s[owner] == pytest.approx(full / 2)
+    full = usage.until(HOUR_S)[owner]
+    assert usage.until(2 * HOUR_S)[owner] == pytest.approx(full / 2)
     assert 4 * HOUR_S / 2 < full < 4 * HOUR_S
 
 

@@ -94,12 +94,11 @@ class Parts:
 
     def reclaim(self, jobs: Iterable[JobState], usage: Usage, time_s: float) -> list[Holding]:
         """What jobs are to hold instead, so that each owner can have what it is entitled to."""
-        usage.advance(time_s)
         total = self._total()
         claims = claims_of(jobs, self._shares, self._speeds, total, resizes=self._resizes)
         self._look_at_declined(claims, time_s)
         self._claims = claims
-        self._entitled = entitle(self._shares, claims, usage, total)
+        self._entitled = entitle(self._shares, claims, usage.until(time_s), total)
         cuts: dict[str, Holding] = {}
         for kind in total:
             over = {owner: more for owner in claims if (more := self._over(owner, kind)) > 0}
@@ -357,7 +356,7 @@ class Parts:
                     until_s = math.inf if again_s is None or again_s <= time_s else again_s
                     self._declined[owner, kind] = Declined(more, claim.mark(kind), until_s)
         self._look_at_declined(claims, time_s)
-        now = entitle(self._shares, claims, usage, total)
+        now = entitle(self._shares, claims, usage.until(time_s), total)
         return any(
             given.now.get(kind, 0) > claims[owner].held.get(kind, 0)
             for owner, given in now.items()
@@ -448,9 +447,9 @@ class Parts:
 
     def standings(self, jobs: Iterable[JobState], usage: Usage, time_s: float) -> tuple[TeamStanding, ...]:
         """Of each team of the file, and of each owner with jobs or usage."""
-        usage.advance(time_s)
+        used_gpu_s = usage.until(time_s)
         claims = claims_of(jobs, self._shares, self._speeds, self._total(), resizes=self._resizes)
-        owners = sorted({*self._entitled, *claims, *usage.gpu_s})
+        owners = sorted({*self._entitled, *claims, *used_gpu_s})
         held = {owner: sum(claims[owner].held.values()) if owner in claims else 0 for owner in owners}
         own = {owner: _own(self._entitled.get(owner)) for owner in owners}
         borrowed = {owner: max(0, held[owner] - math.ceil(own[owner] - 1e-9)) for owner in owners}
@@ -467,7 +466,7 @@ class Parts:
                 lent=round(unused[owner] * lends, 2),
                 waiting_jobs=len(claims[owner].waiting) if owner in claims else 0,
                 waiting_gpus=_least(claims[owner]) if owner in claims else 0,
-                usage_gpu_hours=round(usage.gpu_s.get(owner, 0.0) / 3600, 3),
+                usage_gpu_hours=round(used_gpu_s.get(owner, 0.0) / 3600, 3),
             )
             for owner in owners
         )

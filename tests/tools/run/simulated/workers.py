@@ -98,7 +98,7 @@ class SimulatedWorkers:
     said: int = 0
     """Events that its workers have written."""
     signalled: bool = False
-    """A script of its own was sent SIGTERM: if it then ends with 0, it has saved, for all that can be known."""
+    """A script of its own was sent SIGTERM: if it then ends with 0, it counts as saved."""
     _plan: Plan | None = None
     _mark: tuple[int, int] = (0, 0)
     _met_s: float = float("inf")
