@@ -43,6 +43,7 @@ COMMANDS: Final = (
     ("drain", LIVE),
     ("resume", LIVE),
     ("status", LIVE),
+    ("why", LIVE),
     ("top", LIVE),
     ("log", LIVE),
     ("wait", LIVE),

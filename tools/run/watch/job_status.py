@@ -57,6 +57,11 @@ class JobStatus:
         return None if self.log.gpus or self.log.ended else self.log.retry_s
 
     @property
+    def waits_for_limit(self) -> bool:
+        """Whether it waits for its user's limit, and not for GPUs."""
+        return not self.log.gpus and self.policy_says.startswith(OVER_LIMIT)
+
+    @property
     def samples_per_second(self) -> float | None:
         return self.log.samples_per_second if self.log.gpus else None
 
