@@ -46,6 +46,7 @@ COMMANDS: Final = (
     ("why", LIVE),
     ("top", LIVE),
     ("log", LIVE),
+    ("stack", LIVE),
     ("wait", LIVE),
     ("doctor", LIVE),
     ("init", FILES),

@@ -337,6 +337,11 @@ class NodeState:
         return not self.made_gpus
 
 
+def team_of(job: Job) -> str:
+    """The team that a job counts for; empty if it names none (label ``team``)."""
+    return job.labels.get("team", "")
+
+
 def gpus_of(placement: NodeGpus) -> int:
     return placement[0][1] if len(placement) == 1 else sum(count for _, count in placement)
 

@@ -28,8 +28,8 @@ from pliant.schemas.text import (
 from pliant.tools.profile.torchrun.start import last_lines
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog
+from pliant.tools.run.watch.columns import progress
 from pliant.tools.run.watch.job_status import JobStatus
-from pliant.tools.run.watch.screen import progress
 from pliant.tools.run.watch.status import Status, run_line
 from pliant.tools.schedule.jobs import gpus_of
 from pliant.tools.schedule.policy import Reserved

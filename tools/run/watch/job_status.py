@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Final
 
 from pliant.schemas.file_io.garbage import garbage_collection_paused
@@ -12,6 +13,7 @@ from pliant.schemas.text import EPOCH_LIKE_S, clock_text, counted, in_gpus, span
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.statedir.log.worker_reports import refined
 from pliant.tools.run.watch.status import Status, measured_ends
+from pliant.tools.schedule.jobs import team_of
 from pliant.tools.schedule.policy import Reserved
 from pliant.tools.schedule.predict_start import StartPrediction
 from pliant.tools.schedule.session.commands import OVER_LIMIT
@@ -98,6 +100,9 @@ class JobFilter:
 
     users: frozenset[str] = frozenset()
     states: frozenset[str] = frozenset()
+    teams: frozenset[str] = frozenset()
+    patterns: frozenset[str] = frozenset()
+    """Of ids, as shells have them: ``sweep-*``."""
 
     def of(self, jobs: Iterable[JobStatus]) -> list[JobStatus]:
         return [
@@ -105,6 +110,8 @@ class JobFilter:
             for job in jobs
             if (not self.users or job.log.job.user in self.users)
             and (not self.states or job.state in self.states)
+            and (not self.teams or team_of(job.log.job) in self.teams)
+            and (not self.patterns or any(fnmatchcase(job.id, pattern) for pattern in self.patterns))
         ]
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pliant.schemas.text import Column, counted, in_gpus, iso_time, text_table
+from pliant.tools.run.watch.columns import until
 from pliant.tools.run.watch.job_page import until_facts
 from pliant.tools.run.watch.job_status import JobStatus
-from pliant.tools.run.watch.screen import until
 from pliant.tools.run.watch.status import Status
 
 MOST_HOLDERS: Final = 10
