@@ -107,6 +107,8 @@ VALUES: Final[dict[tuple[str, str], Values]] = {
     ("priority", "job"): _jobs_left,
     ("status", "job"): _jobs_there,
     ("log", "job"): _jobs_there,
+    ("why", "job"): _jobs_there,
+    ("stack", "job"): _jobs_left,
     ("drain", "nodes"): _nodes,
     ("resume", "nodes"): _nodes,
 }

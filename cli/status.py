@@ -44,12 +44,26 @@ def status(
         list[str] | None,
         typer.Option("--user", "-u", metavar="NAME,…", help="Only jobs of these users.", show_default=False),
     ] = None,
+    team: Annotated[
+        list[str] | None,
+        typer.Option("--team", metavar="NAME,…", help="Only jobs of these teams.", show_default=False),
+    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
+            "--state-is",
             "--only",
             metavar="STATE,…",
             help="Only jobs in these states, like running,waiting.",
+            show_default=False,
+        ),
+    ] = None,
+    pattern: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--job",
+            metavar="PATTERN,…",
+            help="Only jobs whose ids match, like 'sweep-*'.",
             show_default=False,
         ),
     ] = None,
@@ -58,11 +72,20 @@ def status(
         typer.Option(
             "--columns",
             metavar="NAME,…",
-            help="Columns to show, uncut in a pipe: job, user, state, gpus, nodes, model, priority, "
+            help="Columns to show, uncut in a pipe: job, user, team, state, gpus, nodes, model, priority, "
             "progress, speed, loss, failures, submitted, until, why.",
             show_default="job,state,gpus,progress,until,why",
         ),
     ] = None,
+    sort: Annotated[
+        str,
+        typer.Option(
+            "--sort",
+            metavar="NAME",
+            help="Sort by a column, with - before it from the largest on.",
+            show_default="submission",
+        ),
+    ] = "",
     format: FORM = Form.table,
     output: TO_FILE = "-",
 ) -> None:
@@ -70,30 +93,31 @@ def status(
 
     For each job: state, GPUs and global batch, progress, until when (at its
     measured speed), and why. For one job also its history and its last error
-    lines. It only reads, so it works while a run holds the directory. A pipe
-    gets lines of 80 columns, or of $COLUMNS.
+    lines. Users and teams are shown where there is more than one. It only
+    reads, so it works while a run holds the directory. A pipe gets lines of 80
+    columns, or of $COLUMNS. With -f json the jobs have all fields, or those that
+    --columns names.
 
     \b
     Examples:
       pliant status --state live --watch
       pliant status char-lm --state live
-      pliant status --state live --user ada --only running,waiting
+      pliant status --state live --user ada --state-is running,waiting --sort=-gpus
     """  # noqa: D301 - keeps the lines of the examples apart
     from pliant.schemas.file_io.garbage import garbage_collection_paused
 
     form, output = form_and_file(format, output)
     check_every(every, watch=watch)
     directory = state_directory(state)
-    if job is not None and (user or only or columns):
-        raise UsageError("--user, --only and --columns show a table of jobs: leave the job out")
-    if columns and form is Form.json:
-        raise UsageError("--columns is for the table: leave it out with --format json")
-    chosen, shown = _filter(user, only), _columns(columns)
+    if job is not None and (user or team or only or pattern or columns or sort):
+        raise UsageError("options that choose or order jobs show a list of them: leave the job out")
+    chosen, shown = _filter(user, team, only, pattern), _columns(columns)
+    _check_sort(sort)
 
     def page() -> _Page:
         from pliant.tools.run.watch.status import Watcher
 
-        return _Page(Watcher(directory), directory, job, chosen, shown, explain=explain)
+        return _Page(Watcher(directory), directory, job, chosen, shown, sort, explain=explain)
 
     if not watch:
         with garbage_collection_paused(to_the_end=True):
@@ -107,18 +131,26 @@ def _names(given: list[str] | None) -> list[str]:
     return [name for part in given or () for name in part.split(",") if name]
 
 
-def _filter(users: list[str] | None, states: list[str] | None) -> JobFilter:
+def _filter(*given: list[str] | None) -> JobFilter:
+    """Of users, teams, states and patterns of ids."""
     from pliant.tools.run.watch.job_status import STATES, JobFilter
 
-    wanted = _names(states)
-    _check("--only", wanted, STATES)
-    return JobFilter(frozenset(_names(users)), frozenset(wanted))
+    users, teams, states, patterns = (frozenset(_names(each)) for each in given)
+    _check("--state-is", sorted(states), STATES)
+    return JobFilter(users, states, teams, patterns)
+
+
+def _check_sort(sort: str) -> None:
+    if sort:
+        from pliant.tools.run.watch.columns import CELLS
+
+        _check("--sort", [sort.removeprefix("-")], CELLS)
 
 
 def _columns(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
-    from pliant.tools.run.watch.screen import CELLS
+    from pliant.tools.run.watch.columns import CELLS
 
     wanted = _names([text])
     _check("--columns", wanted, CELLS)
@@ -161,6 +193,7 @@ class _Page:
     only: JobFilter
     columns: tuple[str, ...] | None
     """None: the usual ones."""
+    sort: str
     explain: bool
     _history: tuple[float, list[Happened]] = (-1.0, [])
     """The time of the log's last event, and what had happened to the job by then."""
@@ -174,12 +207,16 @@ class _Page:
 
     def text(self, found: Status, now_s: float, width: int | None) -> str:
         from pliant.tools.run.watch.job_page import error_lines, job_page
-        from pliant.tools.run.watch.screen import USUAL, status_text
+        from pliant.tools.run.watch.screen import status_text
         from pliant.tools.run.watch.teams import teams_text
 
         if self.job is None:
             table = status_text(
-                *(found, now_s, width), explain=self.explain, only=self.only, columns=self.columns or USUAL
+                *(found, now_s, width),
+                explain=self.explain,
+                only=self.only,
+                columns=self.columns,
+                sort=self.sort,
             )
             teams = teams_text(found.teams, width)
             return f"{teams}\n{table}" if teams else table
@@ -190,19 +227,23 @@ class _Page:
         )
 
     def document(self, found: Status, now_s: float) -> str:
+        from pliant.tools.run.watch.columns import column_fields, sorted_jobs
         from pliant.tools.run.watch.job_page import described_fields, error_lines, job_fields, status_document
         from pliant.tools.run.watch.job_status import statuses
 
         if self.job is None:
-            return status_document(found, map(job_fields, self.only.of(statuses(found, now_s))), now_s)
+            jobs = sorted_jobs(self.only.of(statuses(found, now_s)), self.sort)
+            named = self.columns
+            fields = (job_fields(each) if named is None else column_fields(each, named) for each in jobs)
+            return status_document(found, fields, now_s)
         job = self._one(self.job, found, now_s)
         errors = error_lines(self.watcher.dirs, job)
         return status_document(found, [described_fields(job, self._happened(found, self.job), errors)], now_s)
 
     def mark(self, found: Status) -> list[tuple[object, ...]]:
         """A value that changes whenever a further table is worth printing."""
+        from pliant.tools.run.watch.columns import progress
         from pliant.tools.run.watch.job_status import statuses
-        from pliant.tools.run.watch.screen import progress
 
         return [
             (found.log.policy_error, tuple(found.log.drained), tuple(found.ordered)),

@@ -19,9 +19,10 @@ from benchmarks.parts.fault_sequences import sequence, silent
 from benchmarks.parts.figure import Figure
 from pliant.schemas.errors import PliantError
 from pliant.schemas.text import GAP
+from pliant.tools.run.watch.columns import CELLS
 from pliant.tools.run.watch.job_page import error_lines, history, job_page
 from pliant.tools.run.watch.job_status import statuses
-from pliant.tools.run.watch.screen import CELLS, USUAL, status_text
+from pliant.tools.run.watch.screen import status_text
 from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.registry import policy_names
 from tests.tools.run.simulated.world import DEEDS, MEMORY, World
@@ -93,7 +94,7 @@ def broken(state: Path, width: int = WIDTH) -> int:
     seen = watcher.look(ahead=True)
     jobs = list(statuses(seen, now_s))
     found = 0
-    for columns in (USUAL, tuple(CELLS)):
+    for columns in (None, tuple(CELLS)):
         for explain in (False, True):
             text = status_text(seen, now_s, width, explain=explain, columns=columns)
             found += _too_wide(text, width) + (not _is_whole(text, [job.id for job in jobs]))

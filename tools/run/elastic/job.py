@@ -26,6 +26,7 @@ from pliant.tools.run.elastic.loop.streams import ElasticStream, StreamSource, i
 from pliant.tools.run.elastic.measured import Measurement
 from pliant.tools.run.elastic.membership.membership import Leave, Membership
 from pliant.tools.run.elastic.membership.process_group import join_plainly
+from pliant.tools.run.elastic.stacks import StackWatch
 from pliant.tools.run.elastic.state.training import Stateful, Training, seed_everything
 
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
@@ -58,6 +59,7 @@ def init(
         torch.cuda.set_device(context.device)
     membership: Membership | None = None
     if isinstance(context, WorkerContext):
+        StackWatch(context.attempt, context.worker).begin()
         membership = Membership(context, backend)
         if context.plan.seed is not None:
             if context.rank == 0 and (other := _other_seed(context.plan.seed, seed)):

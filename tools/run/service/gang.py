@@ -36,6 +36,7 @@ from pliant.tools.run.service.members import (
     slots_text,
 )
 from pliant.tools.run.service.script_reports import ScriptReports
+from pliant.tools.run.service.stacks import SOON_S, LastStacks
 from pliant.tools.run.statedir.contract.plan import (
     LOST_PEER,
     Member,
@@ -96,9 +97,12 @@ class Gang:
         for event in islice(Tail(handle.files.progress).read(), seen):
             self.settles(event)
         self._stage: Stage | None = None
-        self._deadline_s = float("inf")
+        self._deadline_s = self._ask_s = float("inf")
         self._at_break: tuple[UnitStatus, ...] = ()
         self._lifetimes = Lifetimes()
+        self._stacks = LastStacks(handle.files, lambda worker: str(self._members.slot(worker)))
+        self._overdue: dict[int, float] = {}
+        """Units that are to be killed, and when: their workers are asked for their stacks before."""
 
     @property
     def stopping(self) -> bool:
@@ -181,7 +185,7 @@ class Gang:
                 continue
             del self._gone[worker]
             if worker in self._silenced:
-                ended = "it stood still, and was killed"
+                ended = f"it stood still, and was killed{self._stacks.words}"
             else:
                 ended = "its process is gone" if status.state == "running" else describe([status])
             why.setdefault(self._members.message(worker) or ended, []).append(self._members.slot(worker))
@@ -257,8 +261,17 @@ class Gang:
         elif self._stage is None and any(found.outcome == "stopped" for found in outcomes.values()):
             self._enter("abort", now_s)
         elif now_s >= self._deadline_s:
+            self._keep_stacks()
             self._enter("term" if self._stage == "abort" else "kill", now_s)
+        elif self._stage is not None and now_s >= self._ask_s and self.target.job.changes_in_place:
+            self._stacks.ask()
         return None
+
+    def _keep_stacks(self) -> None:
+        """Keep where the workers are that do not stop."""
+        if self.target.job.changes_in_place and not self._at_break:
+            workers = self._running.intersection(self._workers)
+            self._stacks.keep(workers, "these workers were asked to stop, and did not")
 
     def verdict(self) -> Ending:
         """How it ended. Nothing of it is left after this."""
@@ -281,6 +294,8 @@ class Gang:
             found = replace(found, samples_done=self.script.samples_done)
         if removed and found.end == "failed":
             found = replace(found, message=f"{found.message}; its folder was removed while it ran")
+        if found.message and self._stacks.kept is not None:
+            found = replace(found, message=f"{found.message}{self._stacks.words}")
         return found
 
     def _leaves(self) -> bool:
@@ -359,15 +374,28 @@ class Gang:
         if silent:
             self._silenced |= silent
             slots = [self._members.slot(worker) for worker in sorted(silent)]
-            _log.warning("job %s: the workers on %s stand still: killed", self.handle.job, slots_text(slots))
+            where = self._stacks.keep(silent, "these workers stood still, and were killed")
+            _log.warning(
+                "job %s: the workers on %s stand still: killed%s", self.handle.job, slots_text(slots), where
+            )
             self._backend.stop(self.handle, "kill", silent)
 
     def _end_lingering(self, now_s: float) -> None:
         """Kill launchers that outlive their workers, and workers that should have left."""
-        overdue = self._members.overdue(self._idle, now_s)
+        for unit in self._members.overdue(self._idle, now_s):
+            asks = self.target.job.changes_in_place and self._members.life(unit) == "alive"
+            if asks and unit not in self._overdue:
+                self._stacks.ask()
+            self._overdue.setdefault(unit, now_s + (SOON_S if asks else 0.0))
+        due = [unit for unit, kill_s in self._overdue.items() if now_s >= kill_s]
+        overdue = [unit for unit in due if unit in self._running]
+        for unit in due:
+            del self._overdue[unit]
         if overdue:
             where = self._places(overdue)
-            _log.warning("job %s: what is left on %s does not end: killed", self.handle.job, where)
+            asked = overdue if self.target.job.changes_in_place else []
+            kept = self._stacks.keep(asked, "these workers had nothing left to do, and did not end")
+            _log.warning("job %s: what is left on %s does not end: killed%s", self.handle.job, where, kept)
             self._backend.stop(self.handle, "kill", overdue)
 
     def _places(self, units: Iterable[int]) -> str:
@@ -392,6 +420,7 @@ class Gang:
 
     def _enter(self, stage: Stage, now_s: float, seconds: float | None = None) -> None:
         self._stage = stage
-        self._deadline_s = now_s + (self._timeouts.of(stage) if seconds is None else seconds)
+        lasts_s = self._timeouts.of(stage) if seconds is None else seconds
+        self._deadline_s, self._ask_s = now_s + lasts_s, now_s + max(lasts_s - SOON_S, lasts_s / 2)
         if stage != "abort":
             self._backend.stop(self.handle, "term" if stage == "term" else "kill")

@@ -39,6 +39,7 @@ from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.members import Setback, Timeouts
 from pliant.tools.run.statedir.contract.folders import PRIVATE, DamagedError
 from pliant.tools.run.statedir.contract.plan import Plan
+from pliant.tools.run.statedir.contract.stacks import offer_stacks
 from pliant.tools.run.statedir.directory import StateDir, check_job
 
 Nodes = Mapping[str, NodeInfo]
@@ -77,6 +78,7 @@ class Launching:
         reason = before.reason if before is not None and before.abort else ""
         plan = make_plan(target, generation, handle.attempt, nodes, reason)
         write_plan(job_dir, plan)
+        offer_stacks(handle.files)
         if not target.job.changes_in_place:
             atomic_write(handle.files.stop, b"", mode=PRIVATE)
         first = nodes[target.slots[0].node]

@@ -28,8 +28,8 @@ from pliant.schemas.text import (
 from pliant.tools.profile.torchrun.start import last_lines
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog
+from pliant.tools.run.watch.columns import progress
 from pliant.tools.run.watch.job_status import JobStatus
-from pliant.tools.run.watch.screen import progress
 from pliant.tools.run.watch.status import Status, run_line
 from pliant.tools.schedule.jobs import gpus_of
 from pliant.tools.schedule.policy import Reserved
@@ -178,17 +178,20 @@ def job_page(
     """
     lines: list[str] = []
     facts = [*_facts(job, status, now_s, state, explain=explain), ("workers", _losses(happened))]
-    for label, text in facts:
-        if text:
-            lines += _hanging(f"{label:{_LABEL}}", one_line(text), width)
+    lines += fact_lines(facts, width)
     if happened:
-        lines += ["", "history"]
-        for each in happened:
-            lines += _entry(each, now_s, width, explain=explain)
+        lines += ["", "history", *history_lines(happened, now_s, width, explain=explain)]
     last = list(errors)
     if last:
         lines += ["", "last error lines", *fitted((f"  {line}" for line in last), width)]
     return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def fact_lines(facts: Iterable[tuple[str, str]], width: int | None) -> list[str]:
+    """A line for each (label, text), broken between words; facts without a text are left out."""
+    return [
+        line for label, text in facts if text for line in _hanging(f"{label:{_LABEL}}", one_line(text), width)
+    ]
 
 
 def _facts(
@@ -197,8 +200,7 @@ def _facts(
     yield "job", job.id
     yield "state", job.state
     yield "why", job.why
-    yield "order", _overtaken(job, status)
-    yield _until_label(job), _until(job, now_s)
+    yield from until_facts(job, status, now_s, more="(--explain)")
     if job.log.gpus:
         yield "holds", _held(job.log) + (f", beside {job.log.beside}" if job.log.beside else "")
     yield "progress", _progress(job)
@@ -208,6 +210,16 @@ def _facts(
     yield "policy", job.policy_says if explain else ""
     if job.log.ended_s is None and status.holder is None:
         yield "run", run_line(status, state)
+
+
+def until_facts(job: JobStatus, status: Status, now_s: float, *, more: str = "") -> Iterable[tuple[str, str]]:
+    """Until when its state lasts, and why others come first.
+
+    :param more: where the policy's reason is to be found.
+    """
+    overtaken = _overtaken(job, status)
+    yield "order", f"{overtaken} {more}".rstrip() if overtaken else ""
+    yield _until_label(job), _until(job, now_s)
 
 
 def _overtaken(job: JobStatus, status: Status) -> str:
@@ -225,7 +237,7 @@ def _overtaken(job: JobStatus, status: Status) -> str:
     who = f"job {later[0]}, submitted later, holds" if len(later) == 1 else f"{len(later)} later jobs hold"
     blind = info.profile_hash is None and not info.profile
     knows = "; without a profile it knows of their length only the GPU time that jobs state" if blind else ""
-    return f"{who} GPUs: policy {info.policy} does not go by submission alone{knows} (--explain)"
+    return f"{who} GPUs: policy {info.policy} does not go by submission alone{knows}"
 
 
 def _losses(happened: Sequence[Happened]) -> str:
@@ -268,6 +280,12 @@ def _progress(job: JobStatus) -> str:
     if job.samples_per_second is not None:
         parts.append(f"{rate_text(job.samples_per_second)} samples/s")
     return ", ".join(parts)
+
+
+def history_lines(
+    happened: Iterable[Happened], now_s: float, width: int | None, *, explain: bool = False
+) -> list[str]:
+    return [line for each in happened for line in _entry(each, now_s, width, explain=explain)]
 
 
 def _entry(each: Happened, now_s: float, width: int | None, *, explain: bool) -> list[str]:
@@ -361,7 +379,11 @@ def _span(span: Reserved) -> dict[str, Any]:
 
 
 def described_fields(job: JobStatus, happened: Iterable[Happened], errors: Sequence[str]) -> dict[str, Any]:
-    history = [
+    return {**job_fields(job), "history": history_fields(happened), "error_lines": list(errors)}
+
+
+def history_fields(happened: Iterable[Happened]) -> list[dict[str, Any]]:
+    return [
         {
             "at": iso_time(each.time_s),
             "event": each.event,
@@ -371,7 +393,6 @@ def described_fields(job: JobStatus, happened: Iterable[Happened], errors: Seque
         }
         for each in happened
     ]
-    return {**job_fields(job), "history": history, "error_lines": list(errors)}
 
 
 def _number(value: float | None) -> float | None:

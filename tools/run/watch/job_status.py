@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Final
 
 from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.job import Job
+from pliant.schemas.shares import OTHERS, Shares
 from pliant.schemas.text import EPOCH_LIKE_S, clock_text, counted, in_gpus, span_text
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.statedir.log.worker_reports import refined
@@ -46,6 +48,8 @@ class JobStatus:
     expected: StartPrediction = field(default=_NOTHING)
     reserved: tuple[Reserved, ...] = ()
     """What it is to hold from now on, if the policy plans that."""
+    team: str = ""
+    """Empty: of no team."""
 
     @property
     def id(self) -> str:
@@ -55,6 +59,11 @@ class JobStatus:
     def retry_s(self) -> float | None:
         """The earliest time of the retry that it waits for."""
         return None if self.log.gpus or self.log.ended else self.log.retry_s
+
+    @property
+    def waits_for_limit(self) -> bool:
+        """Whether it waits for its user's limit, and not for GPUs."""
+        return not self.log.gpus and self.policy_says.startswith(OVER_LIMIT)
 
     @property
     def samples_per_second(self) -> float | None:
@@ -84,7 +93,17 @@ def statuses(status: Status, now_s: float) -> list[JobStatus]:
     waiting = sum(not job.gpus for job in status.log.active.values())
     taken_up = [_status(job, now_s, status, expected, waiting) for job in in_order(status.log)]
     submitted = [_submitted(job, asked_s, now_s, status, expected) for job, asked_s in status.submitted]
-    return [*taken_up, *submitted]
+    cluster = None if status.log.info is None else status.log.info.cluster
+    shares = None if cluster is None else cluster.shares
+    return [replace(each, team=_team(each.log.job, shares)) for each in (*taken_up, *submitted)]
+
+
+def _team(job: Job, shares: Shares | None) -> str:
+    """The team that a job counts for; empty for one of no team."""
+    if shares is None:
+        return job.team
+    team = shares.team_of(job)
+    return "" if team == OTHERS else team
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +112,9 @@ class JobFilter:
 
     users: frozenset[str] = frozenset()
     states: frozenset[str] = frozenset()
+    teams: frozenset[str] = frozenset()
+    patterns: frozenset[str] = frozenset()
+    """Of ids, as shells have them: ``sweep-*``."""
 
     def of(self, jobs: Iterable[JobStatus]) -> list[JobStatus]:
         return [
@@ -100,6 +122,8 @@ class JobFilter:
             for job in jobs
             if (not self.users or job.log.job.user in self.users)
             and (not self.states or job.state in self.states)
+            and (not self.teams or job.team in self.teams)
+            and (not self.patterns or any(fnmatchcase(job.id, pattern) for pattern in self.patterns))
         ]
 
 

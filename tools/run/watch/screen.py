@@ -11,25 +11,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Self
 
 from pliant.schemas.event import Event
-from pliant.schemas.text import Column, between_text, clock_text, text_table, when_text
+from pliant.schemas.text import Column, text_table
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.watch.job_status import EVERY_JOB, JobFilter, JobStatus, in_order, standing, statuses
+from pliant.tools.run.watch.columns import CELLS, USUAL, sorted_jobs, usual_columns, why
+from pliant.tools.run.watch.job_status import EVERY_JOB, JobFilter, in_order, standing, statuses
 from pliant.tools.run.watch.status import Status
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
-JOB_COLUMNS: Final = (
-    Column("job"),
-    Column("state", 1),
-    Column("GPUs/batch", 5),
-    Column("progress", 3),
-    Column("until", 2),
-    Column("why", 4, least=16),
-)
-USUAL: Final = ("job", "state", "gpus", "progress", "until", "why")
-"""Names of :data:`JOB_COLUMNS`."""
 SUMMARY: Final = (
     Column("job"),
     Column("end", 1),
@@ -56,73 +47,24 @@ def status_text(
     *,
     explain: bool = False,
     only: JobFilter = EVERY_JOB,
-    columns: Sequence[str] = USUAL,
+    columns: Sequence[str] | None = None,
+    sort: str = "",
 ) -> str:
-    """Jobs in order of submission, one a line; ``now_s`` is UTC.
+    """Jobs, one a line; ``now_s`` is UTC.
 
     :param width: of the terminal, in columns; None leaves out and cuts nothing.
     :param explain: add what the policy says.
-    :param columns: names of :data:`CELLS`.
+    :param columns: names of :data:`~pliant.tools.run.watch.columns.CELLS`; None for the usual ones.
+    :param sort: the column to sort by, with a "-" before it from the largest on; empty for submission.
     """
-    usual = dict(zip(USUAL, JOB_COLUMNS, strict=True))
-    shown = [usual.get(name) or Column(name, 1) for name in columns]
+    jobs = sorted_jobs(only.of(statuses(status, now_s)), sort)
+    names = usual_columns(jobs) if columns is None else columns
+    shown = [USUAL.get(name) or Column(name, 1) for name in names]
     rows = [
-        tuple(_why(job, explain=explain) if name == "why" else CELLS[name](job, now_s) for name in columns)
-        for job in only.of(statuses(status, now_s))
+        tuple(why(job, explain=explain) if name == "why" else CELLS[name].text(job, now_s) for name in names)
+        for job in jobs
     ]
     return text_table(shown, rows, width)
-
-
-def _why(job: JobStatus, *, explain: bool) -> str:
-    parts = [job.brief or job.why, f"policy: {job.policy_says}" if explain and job.policy_says else ""]
-    return "; ".join(filter(None, parts))
-
-
-def size(job: JobStatus) -> str:
-    if not job.log.gpus:
-        return "-"
-    return str(job.log.gpus) if job.log.global_batch is None else f"{job.log.gpus}/{job.log.global_batch}"
-
-
-def progress(job: JobStatus) -> str:
-    """Share of the work done, or samples where the work is unknown."""
-    if job.progress is not None and (job.log.samples_done or job.log.gpus or job.state == "finished"):
-        return f"{100 if job.state == 'finished' else min(99, int(100 * job.progress))} %"
-    return f"{job.log.samples_done:.0f} samples" if job.log.samples_done else "-"
-
-
-def until(job: JobStatus, now_s: float) -> str:
-    """When the job's state is expected to end, or since when the job has ended."""
-    if job.log.ended_s is not None:
-        return f"since {clock_text(job.log.ended_s, now_s)}"
-    if job.until_s is None:
-        return "-"
-    if not job.log.gpus and job.retry_s is None and job.expected.between_s is not None:
-        return between_text(*job.expected.between_s, now_s)
-    return when_text(max(job.until_s, now_s), now_s)
-
-
-def _rate(job: JobStatus) -> str:
-    return "-" if job.samples_per_second is None else f"{job.samples_per_second:.4g}/s"
-
-
-CELLS: Final[Mapping[str, Callable[[JobStatus, float], str]]] = {
-    "job": lambda job, _now_s: job.id,
-    "user": lambda job, _now_s: job.log.job.user or "-",
-    "state": lambda job, _now_s: job.state,
-    "gpus": lambda job, _now_s: size(job),
-    "nodes": lambda job, _now_s: " ".join(f"{name}:{gpus}" for name, gpus in job.log.placement or ()) or "-",
-    "model": lambda job, _now_s: job.log.job.model or "-",
-    "priority": lambda job, _now_s: f"{job.log.job.priority:g}",
-    "progress": lambda job, _now_s: progress(job),
-    "speed": lambda job, _now_s: _rate(job),
-    "loss": lambda job, _now_s: "-" if job.log.loss is None else f"{job.log.loss:.4g}",
-    "failures": lambda job, _now_s: str(job.log.failures),
-    "submitted": lambda job, now_s: clock_text(job.log.submitted_s, now_s),
-    "until": until,
-    "why": lambda job, _now_s: _why(job, explain=False),
-}
-"""What ``pliant status --columns`` can show of a job, by name."""
 
 
 def line(log: RunLog) -> str:

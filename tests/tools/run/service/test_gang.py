@@ -21,6 +21,7 @@ from pliant.tools.run.service.members import GangMembers, Setback, Timeouts
 from pliant.tools.run.statedir.contract import folders
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan, WorkerOutcome
+from pliant.tools.run.statedir.contract.stacks import Frame, StackAnswer, ThreadStack, answer, question
 from tests.builders import job
 
 RUNNING, CLEAN = UnitStatus("running"), UnitStatus("exited", 0)
@@ -414,3 +415,43 @@ def test_a_gang_in_which_nothing_happens_is_looked_at_without_reading_its_files(
     scene.watch(10.0)
     assert scene.gang.handle.files.outcome(1) in read
     assert scene.gang.stopping
+
+
+def stands_in(scene: Scene, worker: int, function: str) -> None:
+    """A worker answers the newest question: it is in this function."""
+    files = scene.gang.handle.files
+    thread = ThreadStack(name="MainThread", frames=(Frame("train.py", 3, function),))
+    answer(files, worker, StackAnswer(question=question(files), threads=(thread,)))
+
+
+def test_workers_that_do_not_stop_say_where_they_are_before_they_are_ended(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "size")
+    files = scene.gang.handle.files
+    files.logs.mkdir()
+    scene.reaches(1)
+    scene.stop(0.0)
+    assert scene.watch(56.0) == []
+    assert question(files) == "", "a stop that goes well asks nothing"
+    scene.watch(57.5)
+    stands_in(scene, 1, "all_reduce")
+    assert scene.watch(60.0) == ["term"]
+    kept = files.kept_stacks.read_text()
+    assert "1 worker (n1/0)\n  all_reduce (train.py:3)" in kept
+    assert "n0/0" not in kept, "it has not answered"
+    scene.gang.statuses = (UnitStatus("exited", -9), UnitStatus("exited", -9))
+    scene.watch(90.0)
+    assert scene.gang.verdict().message.endswith("attempts/1/logs/stacks.log")
+
+
+def test_a_worker_that_has_ended_its_training_and_hangs_says_where_it_is(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "size")
+    files = scene.gang.handle.files
+    files.logs.mkdir()
+    scene.reaches(1)
+    scene.gang._members.life = lambda _worker: "alive"  # type: ignore[method-assign]
+    scene.gang._members.overdue = lambda *_: [1] if question(files) == "" else []  # type: ignore[method-assign]
+    assert scene.watch(300.0) == []
+    stands_in(scene, 1, "finishes")
+    assert scene.watch(302.0) == []
+    assert scene.watch(303.5) == ["kill [1]"]
+    assert "finishes" in files.kept_stacks.read_text()

@@ -586,6 +586,37 @@ def test_jobs_are_chosen_by_user_and_state_and_columns_by_name(
             status(state=dirs.path, **wrong)  # type: ignore[arg-type]
 
 
+def test_users_and_teams_are_shown_where_there_are_several_and_jobs_are_chosen_and_sorted_by_any_column(
+    tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dirs = running(tmp_path / "state")
+    told = [("sweep-1", "ada", "vision", 1.0), ("sweep-2", "ada", "nlp", 3.0), ("x", "ada", "", 2.0)]
+    with State(dirs.path) as held:
+        for name, user, team, worth in told:
+            new = job(name, at=NOW_S, user=user, team=team, priority=worth)
+            held.record([submit_event(new, NOW_S)])
+
+    def shown(**chosen: Any) -> list[list[str]]:
+        status(state=dirs.path, **chosen)
+        return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+    assert shown()[0][:4] == ["job", "user", "team", "state"]
+    assert shown(pattern=["sweep-*"])[0][:3] == ["job", "team", "state"], "all are ada's"
+    assert shown(pattern=["b,c"])[0][:2] == ["job", "state"]
+    ordered = shown(user=["ada"], sort="-priority", columns="job,priority")[1:]
+    assert ordered == [["sweep-2", "3"], ["x", "2"], ["sweep-1", "1"]]
+    assert [line[0] for line in shown(sort="team", columns="job")[1:3]] == ["sweep-2", "sweep-1"]
+    assert [line[0] for line in shown(team=["nlp,vision"], columns="job")[1:]] == ["sweep-1", "sweep-2"]
+    status(state=dirs.path, format=Form.json, columns="job,gpus,until,team,submitted", sort="-gpus")
+    first, *_ = json.loads(capsys.readouterr().out)["jobs"]
+    expected = {"job": "a", "gpus": 4, "until": iso_time(NOW_S + 375), "team": None}
+    assert first == {**expected, "submitted": iso_time(NOW_S)}
+    with pytest.raises(UsageError, match="--sort prio: "):
+        status(state=dirs.path, sort="prio")
+    with pytest.raises(UsageError, match="leave the job out"):
+        status("a", state=dirs.path, sort="job")
+
+
 def test_a_pipe_gets_lines_of_80_columns_and_columns_by_name_whole(
     tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

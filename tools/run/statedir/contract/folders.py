@@ -67,6 +67,8 @@ class AttemptDir(Folder):
     """Events of the workers (progress, epoch, checkpoint), an event file of its own that rank 0 writes."""
     stop = Inside("stop")
     """For scripts without the elastic library: empty until they are to save and to leave."""
+    stacks = Inside("stacks")
+    """Asks the workers where they are: a mark that their answers bear; empty until then."""
     logs = Inside("logs")
     """Folder of the workers' standard output and error."""
     meetings = Inside("meet")
@@ -90,6 +92,19 @@ class AttemptDir(Folder):
     def orders(self, unit: int) -> Path:
         """What the keeper of one unit is to do, where no signal reaches it: nothing, "term" or "kill"."""
         return self.path / f"orders-{unit}"
+
+    def stack(self, worker: int) -> Path:
+        """Where the threads of one worker were when it was asked."""
+        return self.path / f"worker-{worker}.stack"
+
+    def held_stack(self, worker: int) -> Path:
+        """The same, written without it while one long call holds up its interpreter; empty otherwise."""
+        return self.path / f"worker-{worker}.held"
+
+    @property
+    def kept_stacks(self) -> Path:
+        """Where workers were when they were ended because they hung."""
+        return self.logs / "stacks.log"
 
     def outcome(self, worker: int) -> Path:
         return self.path / f"worker-{worker}.json"

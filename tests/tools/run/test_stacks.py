@@ -1,0 +1,143 @@
+"""``pliant stack``, and what is kept of workers that are ended because they hang."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pliant.tools.run.service import run as runner
+from pliant.tools.run.service.run import run_once
+from pliant.tools.run.service.stacks import WorkerStack, stacks_text
+from pliant.tools.run.statedir.contract.stacks import Frame, ThreadStack, read_dump
+from pliant.tools.run.statedir.directory import StateDir
+from tests.cli.calling import call
+from tests.tools.run.conftest import left_running
+from tests.tools.run.scripts import PlainBackend
+from tests.tools.run.site import Site, until
+from tests.tools.run.test_standing_still import PRESENT
+
+WATCHED = PRESENT.replace(
+    "while True:\n    if worker == 0:",
+    """
+from pliant.tools.run.elastic.stacks import StackWatch
+
+StackWatch(attempt, worker, held_s=0.5 if worker == 1 else 600.0).begin()
+
+def reads_data():
+    time.sleep(600)
+
+def holds_the_interpreter():
+    import ctypes
+    (pathlib.Path(__file__).parent / "held").touch()
+    ctypes.PyDLL(None).sleep(600)
+
+if worker == 1 and HOW == "held":
+    holds_the_interpreter()
+if worker != 0:
+    reads_data()
+while True:
+    if worker == 0:""",
+)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """All that it runs ends with the test."""
+    monkeypatch.setattr(runner, "open_backend", lambda _name, nodes, dirs: PlainBackend(nodes, dirs.jobs))
+    found = Site(tmp_path / "with blank", 3)
+    yield found
+    for process in left_running(found.folder):
+        process.kill()
+
+
+def test_workers_at_one_place_are_one_group_and_programs_get_each(site: Site) -> None:
+    site.job("a", text=f"HOW = ''\n{WATCHED}", gpus=3, high=3)
+    attempt = StateDir(site.state).job("a").attempt(1)
+    run_once(site.options())
+    until(lambda: all(attempt.held_stack(worker).exists() for worker in range(3)))
+    until(attempt.reached.exists)
+    said = call("stack", "a", "--state", str(site.state), "--within", "10m")
+    assert said.exit_code == 0, said.output
+    headlines = [line for line in said.stdout.splitlines() if line.startswith(("1", "2"))]
+    assert headlines == ["2 workers (n0/1 n0/2)", "1 worker (n0/0)"]
+    assert "\n  reads_data (" in said.stdout
+    document = json.loads(call("stack", "a", "-f", "json", "--state", str(site.state)).stdout)
+    assert document["groups"] == [["n0/1", "n0/2"], ["n0/0"]]
+    assert document["workers"][1]["threads"][0]["frames"][0]["function"] == "reads_data"
+
+
+def test_a_worker_that_stands_still_is_ended_and_its_stacks_are_kept(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.job("a", text=f"HOW = 'held'\n{WATCHED}", gpus=2, high=2)
+    attempt = StateDir(site.state).job("a").attempt(1)
+    run_once(site.options())
+    until(lambda: attempt.reached.exists() and read_dump(attempt, 1))
+    run_once(site.options())
+    os.utime(attempt.presence(1), (1.0, 1.0))  # a minute goes by
+    run_once(site.options())
+    kept = "stacks: jobs/a/attempts/1/logs/stacks.log"
+    assert f"the workers on n0/1 stand still: killed; its {kept}" in caplog.text
+    assert "holds_the_interpreter" in attempt.kept_stacks.read_text()
+    assert "holds_the_interpreter" in call("log", "a", "--state", str(site.state)).stdout
+
+
+FAKE = """#!/bin/sh
+echo "$@" >> "{calls}"
+echo '[{{"thread_name": "reader", "frames": []}}, {{"thread_name": "MainThread", "frames":
+ [{{"name": "waits", "filename": "/x/site-packages/torch/y.py", "line": 7}}]}}]'
+"""
+
+
+def test_jobs_without_the_library_are_shown_by_py_spy_if_it_is_there(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.job("a", text="import time\ntime.sleep(600)\n", gpus=1)
+    run_once(site.options())
+    until(lambda: left_running(site.folder))
+    programs = site.folder / "programs"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+    without = call("stack", "a", "--state", str(site.state))
+    assert without.exit_code == 69
+    assert "py-spy is not on PATH" in without.stderr
+    fake = programs / "py-spy"
+    fake.write_text(FAKE.format(calls=site.folder / "calls"))
+    fake.chmod(0o755)
+    said = call("stack", "a", "--state", str(site.state))
+    assert said.stdout == "1 worker (n0/0)\n  waits (torch/y.py:7)\n"
+    (asked,) = (site.folder / "calls").read_text().splitlines()
+    assert asked.startswith("dump --json --pid ")
+    fake.write_text("#!/bin/sh\necho 'Error: Permission Denied' >&2\nexit 1\n")
+    assert (
+        "1 worker (n0/0): py-spy: Error: Permission Denied"
+        in call("stack", "a", "--state", str(site.state)).stdout
+    )
+
+
+def test_a_job_that_does_not_run_has_no_workers(site: Site) -> None:
+    site.job("a", text="pass\n", gpus=1)
+    run_once(site.options())
+    until(lambda: run_once(site.options())[0].jobs["a"].ended)
+    said = call("stack", "a", "--state", str(site.state))
+    assert said.exit_code == 2
+    assert "job a has no workers: it is finished" in said.stderr
+    assert call("stack", "b", "--state", str(site.state)).exit_code == 2
+
+
+def test_long_calls_fit_and_what_is_not_known_comes_last() -> None:
+    frame = Frame("/home/ada/" + "deep/" * 30 + "train.py", 3, "main\x1b[31m")
+    stacks = [
+        WorkerStack("n0/0", (), "it has ended"),
+        WorkerStack("n1/0", (ThreadStack(name="m", frames=(frame,)),)),
+    ]
+    lines = stacks_text(stacks, 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "1 worker (n1/0)"
+    assert lines[1].endswith("(…/deep/train.py:3)")
+    assert lines[-1] == "1 worker (n0/0): it has ended"
+    assert "\x1b" not in "".join(lines)

@@ -1,0 +1,226 @@
+"""What one job cost: the GPU time that it held by use, its speed against its profile, its cheapest size.
+
+The log says what each start, change and checkpoint cost (``overhead_seconds``). A failure costs more than
+the start that follows it: the GPUs of an attempt that never trained, and the training that is repeated from
+the last checkpoint on, whose time is interpolated between reports. All that is left was training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final, Literal
+
+from pliant.schemas.event import PLACED, STARTS, Event
+from pliant.tools.report.comparisons import relative_speed
+from pliant.tools.report.read_run import fold
+from pliant.tools.report.records import AllocationStep, JobRecord, RunRecord
+
+Loss = Literal["starts", "changes", "checkpoints", "failures"]
+LOSSES: Final[Sequence[Loss]] = ("starts", "changes", "checkpoints", "failures")
+_FAILED: Final = frozenset({"requeue", "fail"})
+_REPORTS: Final = frozenset({"progress", "epoch", "checkpoint", "finish"})
+_AS_CHEAP: Final = 1 + 1e-9
+NO_PROFILE: Final = "there is no profile"
+Held = tuple[float, float, AllocationStep]
+
+
+@dataclass(frozen=True, slots=True)
+class JobCost:
+    """One job until now, or until it ended; GPUs that two jobs share count one half for each."""
+
+    held_gpu_s: float
+    lost_gpu_s: Mapping[Loss, float] | None
+    """None if its script reports no steps, so that a start cannot be told from training."""
+    samples: float
+    """Trained, without those that were trained again."""
+    repeated_samples: float
+    speed: float | None
+    """Samples trained over those that the profile predicts for the same time at the same sizes."""
+    no_speed: str
+    """Why ``speed`` is None."""
+    cheapest_gpus: int | None
+    """Of the sizes that it can run on the one with the fewest GPU seconds a sample."""
+    cheapest_gpu_s: float | None
+    """GPU seconds a sample there."""
+    no_cheapest: str
+    """Why there is none."""
+    preemptions: int
+    rescales: int
+    moves: int
+    restarts: int
+
+    @property
+    def trained_gpu_s(self) -> float | None:
+        return None if self.lost_gpu_s is None else max(0.0, self.held_gpu_s - sum(self.lost_gpu_s.values()))
+
+    @property
+    def gpu_s_per_sample(self) -> float | None:
+        return self.held_gpu_s / self.samples if self.samples else None
+
+
+def job_cost(
+    events: Sequence[Event], job_id: str, until_s: float, samples_done: float | None = None
+) -> JobCost:
+    """The cost of a job by the log of its run.
+
+    :param until_s: now, on the clock of the log; a job that has ended cost nothing since.
+    :param samples_done: its newest progress, where that is not in the log yet.
+    :raises BadInputError: the events do not fit together.
+    """
+    run = fold(events)
+    job = next(each for each in run.jobs if each.id == job_id)
+    until_s = max(run.last_event_s, until_s - run.origin_s)
+    account = _Account([*job.held(until_s)])
+    for event in events:
+        if event.job == job_id:
+            account.take(replace(event, time=event.time - run.origin_s))
+    account.charge_idle(job)
+    tells = account.reported or job.job.changes_in_place
+    job.samples_done = job.samples_done if samples_done is None else samples_done
+    samples = job.samples_done or 0.0
+    if job.samples_done is not None:
+        job.samples_done += account.repeated
+    speed, no_speed = _speed(job, until_s, tells=account.reported)
+    cheapest, no_cheapest = _cheapest(job, run)
+    return JobCost(
+        job.gpu_seconds(until_s),
+        account.lost if tells else None,
+        samples,
+        account.repeated,
+        speed,
+        no_speed,
+        cheapest[0],
+        cheapest[1],
+        no_cheapest,
+        job.preemptions,
+        job.rescales,
+        job.moves,
+        job.restarts,
+    )
+
+
+class _Account:
+    """Charges GPU time to what it was lost to, event by event.
+
+    :param held: when the job held which GPUs.
+    """
+
+    def __init__(self, held: Sequence[Held]) -> None:
+        self.lost: dict[Loss, float] = dict.fromkeys(LOSSES, 0.0)
+        self.repeated = 0.0
+        self._held = held
+        self._charges: list[tuple[float, float]] = []
+        """(time, GPU seconds), so that training that is repeated is not charged for them again."""
+        self._trail: list[tuple[float, float]] = []
+        """(time, samples) as training went on."""
+        self._stopped_by: Loss = "failures"
+        """What a start of the job after its last stop is charged to."""
+        self._placed_by: Loss = "starts"
+        self._starts: dict[float, Loss] = {}
+        """What each start is charged to, by its time."""
+        self._trained: set[float] = set()
+        """The starts that have led to a step."""
+        self._began_again = False
+
+    @property
+    def reported(self) -> bool:
+        return bool(self._trained)
+
+    def take(self, event: Event) -> None:
+        detail = event.detail or {}
+        if event.event in PLACED:
+            self._place(event.event, event.time, setback="setback" in detail)
+        elif event.event in ("preempt", "requeue"):
+            self._stopped_by = "changes" if event.event == "preempt" else "failures"
+        if event.overhead_seconds:
+            cause: Loss = "changes"
+            if event.event == "checkpoint":
+                cause = "checkpoints"
+            elif "lost" in detail:
+                cause = "failures"
+            elif "after" in detail or event.event in PLACED:
+                cause = self._placed_by
+            self._charge(cause, event.time, event.overhead_seconds)
+        if event.event in _REPORTS and "lost_workers" not in detail:
+            self._trained |= {max(self._starts)} if self._starts else set()
+        if event.samples_done is not None:
+            self._reach(event, went_back=self._began_again or "lost_samples" in detail)
+            self._began_again &= event.event not in _REPORTS
+
+    def _place(self, name: str, time_s: float, *, setback: bool) -> None:
+        if name in STARTS:
+            self._placed_by = self._stopped_by if name == "resume" else "starts"
+            self._starts[time_s] = self._placed_by
+            self._began_again = True
+        else:
+            self._placed_by = "failures" if setback else "changes"
+
+    def _charge(self, cause: Loss, time_s: float, seconds: float) -> None:
+        held = (step.counted_gpus for start_s, _, step in reversed(self._held) if start_s <= time_s)
+        gpus = next(held, 0.0)
+        self.lost[cause] += gpus * seconds
+        self._charges.append((time_s, gpus * seconds))
+
+    def _reach(self, event: Event, *, went_back: bool) -> None:
+        """Follow the training; what lies between here and the furthest point is trained again."""
+        samples = event.samples_done or 0.0
+        if self._trail and samples < self._trail[-1][1]:
+            if not went_back:
+                return  # told late
+            until_s, furthest = self._trail[-1]
+            since_s = self._when(samples)
+            self.repeated += furthest - samples
+            charged = sum(gpu_s for time_s, gpu_s in self._charges if since_s < time_s <= until_s)
+            self.lost[self._stopped_by] += max(0.0, self._held_between(since_s, until_s) - charged)
+            self._trail = [point for point in self._trail if point[1] <= samples]
+        self._trail.append((event.time, samples))
+
+    def _when(self, samples: float) -> float:
+        """When training had reached that many samples."""
+        for (left_s, left), (right_s, right) in pairwise(self._trail):
+            if left <= samples < right:
+                return left_s + (samples - left) / (right - left) * (right_s - left_s)
+        return self._trail[0][0]
+
+    def _held_between(self, since_s: float, until_s: float) -> float:
+        spans = ((min(end, until_s) - max(start, since_s), step) for start, end, step in self._held)
+        return sum(seconds * step.counted_gpus for seconds, step in spans if seconds > 0)
+
+    def charge_idle(self, job: JobRecord) -> None:
+        """Charge the starts that have led to no step: they failed, were stopped, or are under way."""
+        if not (self.reported or job.job.changes_in_place):
+            return
+        following = {id(step): after.event for step, after in pairwise(job.steps)}
+        began_s = 0.0
+        for start_s, end_s, step in self._held:
+            began_s = start_s if start_s in self._starts else began_s
+            if step.event in STARTS and began_s not in self._trained:
+                failed = following.get(id(step)) in _FAILED
+                cause: Loss = "failures" if failed else self._starts.get(began_s, "starts")
+                self.lost[cause] += (end_s - start_s) * step.counted_gpus
+                step.overhead_s = end_s - start_s
+
+
+def _speed(job: JobRecord, until_s: float, *, tells: bool) -> tuple[float | None, str]:
+    if job.is_measured:
+        return None, NO_PROFILE
+    found = relative_speed(job, until_s) if tells or job.outcome == "finished" else None
+    if found:
+        return found, ""
+    waits = tells or job.job.changes_in_place
+    return None, "it has not trained yet" if waits else "its script reports no steps"
+
+
+def _cheapest(job: JobRecord, run: RunRecord) -> tuple[tuple[int, float] | tuple[None, None], str]:
+    """(GPUs, GPU seconds a sample); of sizes that are equally cheap the largest, which is the fastest."""
+    if job.is_measured:
+        return (None, None), NO_PROFILE
+    largest = job.job.max_gpus(run.largest_gang)
+    usable = ((size, rate) for size, rate in job.curve if size <= largest and job.job.can_train_on(size))
+    costs = {size: size / rate for size, rate in usable}
+    if not costs:
+        return (None, None), "the profile has no size that it can run on"
+    best = max(size for size, cost in costs.items() if cost <= min(costs.values()) * _AS_CHEAP)
+    return (best, costs[best]), ""
