@@ -48,6 +48,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.schemas.schedule import Allocation, BatchPlan, Cut
 from pliant.tools.run.statedir.contract.plan import Progress
+from pliant.tools.run.statedir.log.counts import Counts
 from pliant.tools.run.statedir.log.retries import (
     CHECKPOINT_S,
     WINDOW_S,
@@ -123,6 +124,8 @@ class JobLog:
     """What the last measured change of its GPUs cost."""
     points: tuple[tuple[float, float], ...] = ()
     """(time, samples done) of the newest two progress events since the last change."""
+    gpu_seconds_per_sample: float | None = None
+    """What a sample cost when its speed was last measured."""
 
     @property
     def samples_per_second(self) -> float | None:
@@ -165,6 +168,14 @@ class JobLog:
         checkpoint_s = self.job.checkpoint_seconds or CHECKPOINT_S
         return is_worth_its_while(gained, self.total_samples, time_s - self.launched_s, checkpoint_s)
 
+    def repeated_by(self, event: Event) -> float:
+        """GPU seconds of work that an event says is to be done again; 0 if the speed is unknown."""
+        if event.event not in WORKER_EVENTS or event.samples_done is None:
+            return 0.0
+        is_step = "first_step" in (event.detail or {})
+        began_at = event.samples_done - (event.global_batch or 0 if is_step else 0)
+        return max(0.0, self.samples_done - began_at) * (self.gpu_seconds_per_sample or 0.0)
+
     def add(self, event: Event) -> None:
         if event.gpus is not None:
             self.gpus, self.placement = event.gpus, event.placement or ()
@@ -175,6 +186,8 @@ class JobLog:
             self.furthest = max(self.furthest, event.samples_done)
         if event.event == "progress" and event.samples_done is not None:
             self.points = (*self.points[-1:], (event.time, event.samples_done))
+            if speed := self.samples_per_second:
+                self.gpu_seconds_per_sample = self.counted_gpus / speed
         elif event.gpus is not None:
             self.points = ()
         if event.loss is not None:
@@ -249,6 +262,14 @@ class Drain:
     """Whether its jobs leave it at once; else they finish there."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A slot that no job gets for a while."""
+
+    until_s: float
+    reason: str = ""
+
+
 @dataclass(slots=True)
 class RunLog:
     """The whole log, folded."""
@@ -279,6 +300,9 @@ class RunLog:
     """Whether the last decision was written by a call that does not stay."""
     suspects: Suspects = field(default_factory=Suspects)
     """Slots on which new workers died."""
+    left_out: dict[str, LeftOut] = field(default_factory=dict)
+    """Slots that no job gets, or got for a while: see :meth:`out_of_service`."""
+    counts: Counts = field(default_factory=Counts)
     newest: dict[str, Progress] = field(default_factory=dict, compare=False)
     """What workers reported last, which is not in the log: see ``worker_reports.py``."""
 
@@ -292,18 +316,21 @@ class RunLog:
             detail = SubmitDetail.model_validate_json(_json(event))
             job = JobLog(detail.job, event.time, total_samples=detail.samples)
             self.jobs[event.job] = self.active[event.job] = job
+            self.counts.happened(event, 0.0, 0.0)
         elif event.event in OF_NODES:
             self._node(event)
         elif event.event in OF_SLOTS:
             self.suspects.add(event.job, event.event, event.detail or {})
+            self._slot(event)
         elif event.event == "release":
             self.broken_off.pop(event.job or "", None)
         elif event.job is not None and event.job in self.jobs:
             job = self.jobs[event.job]
-            before = job.phase
+            before, repeated = job.phase, job.repeated_by(event)
             job.add(event)
             if event.gpus is not None:
                 self._pair(job, event)
+            self.counts.happened(event, job.counted_gpus, repeated)
             if job.ended:
                 self.ends[job.phase] = self.ends.get(job.phase, 0) + 1
                 if event.job not in self.active:
@@ -352,6 +379,19 @@ class RunLog:
         if event.event == "node_down":
             self.down[str(detail["node"])] = str(detail.get("reason", ""))
 
+    def out_of_service(self, now_s: float) -> dict[str, LeftOut]:
+        """Slots (``node/index``) that no job gets at this time."""
+        return {slot: left for slot, left in self.left_out.items() if left.until_s > now_s}
+
+    def _slot(self, event: Event) -> None:
+        detail = event.detail or {}
+        if event.event == "slot_up":
+            self.left_out.pop(str(detail.get("slot", "")), None)
+        elif event.job is None:
+            self.left_out = self.out_of_service(event.time)
+            until_s = event.time + float(detail.get("seconds", 0.0))
+            self.left_out[str(detail.get("slot", ""))] = LeftOut(until_s, str(detail.get("reason", "")))
+
     def _decided(self, event: Event) -> None:
         detail = event.detail or {}
         if (kept := detail.get("restored")) is not None:
@@ -362,6 +402,7 @@ class RunLog:
             self.origin_s = detail.get("origin_s", self.origin_s)
             self.policy_error = str(detail.get("error", ""))
             self.once = bool(detail.get("once"))
+            self.counts.decided(event)
 
     def _restore(self, kept: Mapping[str, Any]) -> None:
         """Take over what a snapshot knew, as far as this version has its fields."""
