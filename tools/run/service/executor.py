@@ -40,6 +40,7 @@ from pliant.tools.run.service.endings import Ending
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.launching import Launching, next_handle
 from pliant.tools.run.service.members import Setback, Timeouts
+from pliant.tools.run.service.notices import Notices
 from pliant.tools.run.service.reports import (
     AttemptEnded,
     Displaced,
@@ -53,7 +54,7 @@ from pliant.tools.run.service.reports import (
 from pliant.tools.run.statedir.contract.folders import DamagedError, UnreadableError
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.fault import Faults, may_pass
-from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.log.fold import Drain, RunLog
 from pliant.tools.run.statedir.log.retries import Suspects
 
 STARTING_S: Final = 0.5
@@ -98,6 +99,7 @@ class Executor:
         self._faults = Faults(dirs.path, self.condemn)
         self._condemned = Condemned(backend, lambda job_id: next_handle(dirs, job_id))
         self._unclear = UnclearJobs(backend, timeouts)
+        self._notices = Notices()
         self._log = RunLog()
 
     @property
@@ -203,14 +205,17 @@ class Executor:
         self.nodes = {node.name: node for node in self.backend.nodes()}
         return {node.name: node.reason or "down" for node in self.nodes.values() if not node.up}
 
-    def leave(self, down: Mapping[str, str]) -> Iterator[Report]:
-        """Take all jobs off nodes that are down. Of two jobs that share slots the first gives up all."""
+    def leave(self, nodes: Mapping[str, str]) -> Iterator[Report]:
+        """Take all jobs off these nodes. Of two jobs that share slots the first gives up all.
+
+        :param nodes: what is the matter with each, as the end of a sentence.
+        """
         company = companions(self.targets)
         for job_id, target in sorted(self.targets.items()):
-            gone = tuple(slot for slot in target.slots if slot.node in down)
+            gone = tuple(slot for slot in target.slots if slot.node in nodes)
             if not gone:
                 continue
-            reason = "; ".join(f"node {name} is down: {down[name]}" for name in by_node(gone))
+            reason = "; ".join(f"node {name} {nodes[name]}" for name in by_node(gone))
             shared = company.get(job_id) in self.targets
             left = Setback(gone, reason).without(target, target.allocation.cut, shared=shared)
             if not left.job.can_train_on(left.allocation.gpus):
@@ -218,6 +223,27 @@ class Executor:
             else:
                 self.targets[job_id] = left
             yield Displaced(job_id, reason, left.allocation)
+
+    def heed(self, drains: Mapping[str, Drain], now_utc_s: float) -> dict[str, str]:
+        """Have what runs on nodes with a notice leave in time.
+
+        Returns the nodes that no job may hold any longer, for :meth:`leave`.
+        """
+        now_s = self._clock()
+        if not self._notices.hear(drains, now_utc_s, now_s) and not self._notices.by_node:
+            return {}
+        late = self._notices.late(now_s)
+        for job_id, gang in sorted(self.gangs.items()):
+            with self._faults.of(job_id):
+                nodes = {slot.node for slot in gang.busy}
+                notice = self._notices.of(nodes)
+                gang.heed(notice, now_s)
+                if notice is not None and now_s >= notice.stop_s:
+                    name = min(nodes & late.keys())
+                    self.stop(gang, f"node {name} {late[name]}")
+                if notice is not None and now_s >= notice.over_s:
+                    gang.end_left_over(nodes & late.keys())
+        return late
 
     def tick(self) -> list[Report]:
         """One look and one step; returns what happened."""

@@ -166,6 +166,7 @@ class Loop:
         happened, self._ask = self._ask, False
         since_s, self._looked_s = self._looked_s, self.clock()
         happened |= self._see_nodes()
+        happened |= self._heed_notices()
         happened |= self._record(self.executor.tick(), since_s)
         if self._decisions is None or self.drained:
             return
@@ -234,13 +235,18 @@ class Loop:
         known = self.state.log.down
         if down is None or down.keys() == known.keys():
             return False
-        self._record(self.executor.leave(down), 0.0)
+        self._record(self.executor.leave({name: f"is down: {why}" for name, why in down.items()}), 0.0)
         went = [node_event(name, self.clock(), why) for name, why in down.items() if name not in known]
         came = [node_event(name, self.clock(), None) for name in known if name not in down]
         self.state.record([*went, *came])
         for event in (*went, *came):
             self._tell(event)
         return True
+
+    def _heed_notices(self) -> bool:
+        """Take jobs off nodes that they should have left by now; returns whether any was there."""
+        late = self.executor.heed(self.state.log.drained, self.clock())
+        return bool(late) and self._record(self.executor.leave(late), 0.0)
 
     def _refine(self, report: Progressed) -> None:
         """Inform the policy how far a job is; the log records it when something happens to the job."""

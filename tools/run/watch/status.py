@@ -276,6 +276,8 @@ def closed_lines(status: Status, now_s: float) -> list[str]:
 def _drained(log: RunLog, name: str, drain: Drain, now_s: float) -> str:
     on_it = sum(name in dict(job.placement) for job in log.active.values())
     left = f"; {counted(on_it, 'job')} {'to leave it' if drain.now else 'to finish there'}" if on_it else ""
+    if on_it and drain.until_s is not None:
+        left += f" by {clock_text(drain.until_s, now_s)}"
     why = f": {drain.reason}" if drain.reason else ""
     return f"node {name} is drained by {drain.user} since {clock_text(drain.since_s, now_s)}{why}{left}"
 

@@ -29,7 +29,7 @@ How ``run`` uses the events:
   that was ended while something of it might run. A job that finishes, or fails with an ``attempt``, ends only
   when nothing of it is left, and has no such event.
 - ``hold`` and ``unhold`` by a ``user``, ``priority``, and ``drain`` and ``undrain`` of a ``node`` (``now``:
-  its jobs leave it) execute an order, whose number is in the detail.
+  its jobs leave it, ``until`` a time) execute an order, whose number is in the detail.
 - ``node_down`` and ``node_up``: the backend cannot use a ``node``, for a ``reason``, or can again. Jobs with
   GPUs there have left it before, by a ``shrink`` or a ``requeue``.
 """
@@ -260,6 +260,8 @@ class Drain:
     reason: str = ""
     now: bool = False
     """Whether its jobs leave it at once; else they finish there."""
+    until_s: float | None = None
+    """By when nothing may run there; None if that has time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +359,7 @@ class RunLog:
             self.drained[str(detail["node"])] = Drain(
                 *(str(detail.get("user", "")), event.time, str(detail.get("reason", ""))),
                 now=bool(detail.get("now")),
+                until_s=detail.get("until"),
             )
         elif event.event == "undrain":
             self.drained.pop(str(detail["node"]), None)
