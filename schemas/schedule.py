@@ -176,11 +176,13 @@ class Schedule(Record):
 
     @property
     def minor(self) -> int:
-        """5 where replicas have several GPUs or jobs are resized by a relaunch, 4 where jobs train on data of
-        unknown size, 3 where they have more than GPUs or share them, 2 where work is predicted, else its
-        cluster's.
+        """6 where the cluster has what only its newest version has, 5 where replicas have several GPUs or
+        jobs are resized by a relaunch, 4 where jobs train on data of unknown size, 3 where they have more
+        than GPUs or share them, 2 where work is predicted, else its cluster's.
         """
         newest = max((job.minor for job in self.jobs), default=0)
+        if self.cluster.minor > 2:
+            return 6
         if newest > 1:
             return newest + 2
         if self.cluster.minor > 1 or newest:

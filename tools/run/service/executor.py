@@ -45,6 +45,7 @@ from pliant.tools.run.service.reports import (
     AttemptEnded,
     Displaced,
     Hindered,
+    Idled,
     Lost,
     Progressed,
     Proven,
@@ -52,6 +53,7 @@ from pliant.tools.run.service.reports import (
     Said,
 )
 from pliant.tools.run.statedir.contract.folders import DamagedError, UnreadableError
+from pliant.tools.run.statedir.contract.use import use_of
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.fault import Faults, may_pass
 from pliant.tools.run.statedir.log.fold import Drain, RunLog
@@ -245,6 +247,28 @@ class Executor:
                     gang.end_left_over(nodes & late.keys())
         return late
 
+    def used(self) -> dict[str, float | None]:
+        """The part of its slots that each job uses that trains; None where that is not known."""
+        found: dict[str, float | None] = {}
+        for job_id, gang in self.gangs.items():
+            if gang.serves(self.targets.get(job_id)):
+                slots = gang.target.slots
+                use = use_of(gang.handle.files, gang.units)
+                has_gpus = self.nodes[slots[0].node].devices is not None
+                found[job_id] = None if use is None else use.of_slots(len(slots), gpus=has_gpus)
+        return found
+
+    def shrink_idle(self, job_id: str, reason: str, wait_s: float) -> Idled | None:
+        """Let an elastic job keep its smallest size. Returns None if it has that, or does not shrink."""
+        target = self.targets.get(job_id)
+        if target is None or job_id in companions(self.targets) or target.job.elastic == "none":
+            return None
+        slots = target.slots[: target.job.min_gpus]
+        if len(slots) == len(target.slots) or not target.job.can_train_on(len(slots)):
+            return None
+        left = self.targets[job_id] = Assignment.of(target.job, slots, target.allocation.cut)
+        return Idled(job_id, reason, left.allocation, wait_s)
+
     def tick(self) -> list[Report]:
         """One look and one step; returns what happened."""
         reports = self.look()
@@ -283,6 +307,8 @@ class Executor:
                 yield Said(job_id, gang.handle.attempt, tuple(said), serves)
             yield Progressed(job_id, progress, serves and progress.generation == gang.plan.generation)
         if not gang.ended:
+            if not self.backend.in_place and any(status.noticed for status in gang.statuses):
+                self.stop(gang, "Slurm has announced the end of its job")
             if (found := gang.watch(self._clock())) is not None:
                 self._launching.publish(gang, *found)
             yield from self._hear(job_id, gang)

@@ -130,6 +130,11 @@ class Gang:
         """Slots of units that still run although the plan goes on without their workers."""
         return self._slots_of(self._running.difference(self._workers))
 
+    @property
+    def units(self) -> Sequence[int]:
+        """The numbers of the units that its plan needs."""
+        return self._workers if self.target.job.changes_in_place else range(len(self.statuses))
+
     def _slots_of(self, workers: Iterable[int]) -> set[Slot]:
         """Where workers are; units whose workers do not change stay where they began."""
         if not self.target.job.changes_in_place:
@@ -305,8 +310,9 @@ class Gang:
 
     def _leaves(self) -> bool:
         """Whether its script can go on although it ended well."""
-        signalled = self._stage in ("term", "kill")
-        asked, job = self.plan.abort, self.target.job
+        taken = any(status.displaced for status in (*self._at_break, *self.statuses))
+        signalled = taken or self._stage in ("term", "kill")
+        asked, job = taken or self.plan.abort, self.target.job
         return self.script is not None and self.script.leaves(job, asked=asked, signalled=signalled)
 
     def _last_words(self, place: int) -> str:

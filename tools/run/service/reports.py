@@ -12,6 +12,7 @@ from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.schedule import Allocation
 from pliant.tools.run.service.allocation import ChangeStep, Slot
 from pliant.tools.run.service.endings import Ending
+from pliant.tools.run.service.idle import IdleJob
 from pliant.tools.run.service.members import Setback
 from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.log.events import (
@@ -96,7 +97,17 @@ class Lost:
     reason: str
 
 
-Report = Said | Progressed | AttemptEnded | Hindered | Displaced | Proven | Lost
+@dataclass(frozen=True, slots=True)
+class Idled:
+    """A job hardly uses its slots, and gives up some of them for a while."""
+
+    job_id: str
+    reason: str
+    left: Allocation
+    wait_s: float
+
+
+Report = Said | Progressed | AttemptEnded | Hindered | Displaced | Proven | Lost | Idled
 
 
 def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
@@ -109,7 +120,7 @@ def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
 
 
 def report_events(
-    report: Said | AttemptEnded | Hindered | Displaced | Proven | Lost,
+    report: Said | AttemptEnded | Hindered | Displaced | Proven | Lost | Idled,
     log: RunLog,
     time_s: float,
     retries: int,
@@ -132,6 +143,8 @@ def report_events(
         return hindrance_events(report, job, log, time_s)
     if isinstance(report, Displaced):
         return [_without(report, job, time_s, {"reason": report.reason})]
+    if isinstance(report, Idled):
+        return [_without(report, job, time_s, {"reason": report.reason, "wait_seconds": report.wait_s})]
     if isinstance(report, Proven):
         return [Event(time_s, "slot_up", report.job_id, detail={"slot": str(slot)}) for slot in report.slots]
     if isinstance(report, Lost):
@@ -194,11 +207,20 @@ def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) 
     return [_without(report, job, time_s, detail), *downs]
 
 
-def _without(report: Hindered | Displaced, job: JobLog, time_s: float, detail: Mapping[str, Any]) -> Event:
+def _without(
+    report: Hindered | Displaced | Idled, job: JobLog, time_s: float, detail: Mapping[str, Any]
+) -> Event:
     """The job trains on with what it has left, or waits if that is too little."""
     if not job.job.can_train_on(report.left.gpus):
         return Event(time_s, "requeue", report.job_id, gpus=0, placement=(), detail=detail)
     return _holding("shrink", time_s, report.left, {**detail, **_division(report.left), "setback": True})
+
+
+def idle_event(job_id: str, time_s: float, found: IdleJob) -> Event:
+    """A job hardly uses its slots, or does so again."""
+    if not found.for_s:
+        return Event(time_s, "progress", job_id, detail={"idle": None})
+    return Event(time_s, "progress", job_id, detail={"idle": found.used, "warning": found.words})
 
 
 def _slot_down(report: Hindered, slot: str, suspects: Suspects, time_s: float, *, held: bool) -> Event:
@@ -237,6 +259,7 @@ def worker_events(said: Said, job: JobLog) -> list[Event]:
         step_seconds = _number(detail.pop("step_seconds", None))
         detail.pop("observed", None)
         detail.pop("lost_workers", None)
+        detail.pop("idle", None)
         if _number(detail.get("noise_scale")) is None:
             detail.pop("noise_scale", None)
         if said.settled and change is None:

@@ -17,7 +17,8 @@ How ``run`` uses the events:
 - ``progress``, ``epoch`` and ``checkpoint`` come from the workers of an ``attempt``, so that the next
   launcher knows how many it has seen. They are few: the newest progress of a job is in a file of its own
   (``worker_reports.py``). One ``checkpoint`` stands for ``count`` of them. ``progress`` with
-  ``lost_workers``: workers died on these slots; the others train on while new ones start there.
+  ``lost_workers``: workers died on these slots; the others train on while new ones start there. ``idle``:
+  the part of its slots that the job uses, which the cluster's rule calls idle; null: it is busy again.
 - ``requeue``: the job lost its GPUs without the policy's doing, for a ``reason``, and waits again. An
   ``attempt`` has failed (``failures`` in a row, ``retries`` allowed), or is ``over`` without a failure
   because its place was taken away (``displacements`` in a row), or the run was interrupted.
@@ -126,6 +127,8 @@ class JobLog:
     """(time, samples done) of the newest two progress events since the last change."""
     gpu_seconds_per_sample: float | None = None
     """What a sample cost when its speed was last measured."""
+    idle: tuple[float, float] | None = None
+    """Since when the cluster's rule calls it idle, and the part of its slots that it used."""
 
     @property
     def samples_per_second(self) -> float | None:
@@ -202,6 +205,7 @@ class JobLog:
         if event.event not in WORKER_EVENTS:
             self.reason = str(detail.get("reason", ""))
         if event.gpus is not None:
+            self.idle = None
             unasked = event.event == "requeue" or "setback" in detail
             self.trouble = self.reason if unasked else ""
         if event.event in PLACED:
@@ -211,7 +215,10 @@ class JobLog:
             if event.event in STARTS:
                 self.launched_s, self.retry_s, self.begun = event.time, None, self.change
         elif event.event in WORKER_EVENTS:
-            if "lost_workers" in detail:
+            if "idle" in detail:
+                used = detail["idle"]
+                self.idle = None if used is None else (event.time, float(used))
+            if "lost_workers" in detail or "idle" in detail:
                 return
             attempt = int(detail.get("attempt", 0))
             self.seen[attempt] = self.seen.get(attempt, 0) + 1
