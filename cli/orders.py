@@ -135,7 +135,8 @@ def drain(
 def resume(nodes: NODES, state: STATE = None) -> None:
     """Give nodes work again that pliant drain has taken out: all that are named, or none if one is unknown.
 
-    Nothing happens to a node that is not drained.
+    It also gives back the slots of the node on which workers of several jobs
+    died. Nothing happens to any other node.
 
     Example: pliant resume node7 --state live
     """

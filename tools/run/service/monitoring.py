@@ -20,6 +20,7 @@ from pliant.schemas.errors import PliantError
 from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.job import Job
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
+from pliant.tools.schedule.session.withheld import node_of
 
 EVERY_S: Final = 60.0
 """The file is never older than this while a run turns."""
@@ -67,7 +68,7 @@ def _capacity(log: RunLog, nodes: Iterable[Node], now_s: float) -> Iterator[Fami
     for job in log.active.values():
         if job.beside is None or job.beside > job.job.id:  # shared GPUs are held once
             held.update(dict(job.placement))
-    left_out = Counter(slot.rpartition("/")[0] for slot in log.out_of_service(now_s))
+    left_out = Counter(node_of(slot) for slot in log.out_of_service(now_s))
     gpus, kinds, states = Counter[tuple[str, str]](), set[str](), Counter[str]()
     for node in nodes:
         kind, closed = node.gpu_type, _closed(log, node.name)

@@ -22,8 +22,9 @@ from pliant.tools.run.statedir.log.events import (
     missing_place_event,
 )
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
-from pliant.tools.run.statedir.log.retries import Suspects
+from pliant.tools.run.statedir.log.retries import UNTIL_RESUMED_S, Suspects
 from pliant.tools.run.statedir.log.worker_reports import refined
+from pliant.tools.schedule.session.withheld import node_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,7 @@ def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) 
     held = set(slots) if job.beside is not None else {str(slot) for slot in report.held}
     downs = [_slot_down(report, slot, log.suspects, time_s, held=slot in held) for slot in slots]
     left_out = [
-        f"{slot} is left out for {(down.detail or {})['seconds']:g} s"
+        f"{slot} is left out {_until((down.detail or {})['seconds'], slot)}"
         for slot, down in zip(slots, downs, strict=True)
     ]
     waits = [] if wait_s is None else [f"it keeps its size for {wait_s:g} s"]
@@ -226,8 +227,16 @@ def idle_event(job_id: str, time_s: float, found: IdleJob) -> Event:
 def _slot_down(report: Hindered, slot: str, suspects: Suspects, time_s: float, *, held: bool) -> Event:
     job_id, reason = report.job_id, report.setback.reason
     follows = suspects.next_death(job_id, slot)
+    if follows.is_sick:
+        reason = f"new workers of {follows.jobs} jobs died there, last of {job_id}: {reason}"
     detail = {"slot": slot, "seconds": follows.seconds, "by": job_id, "reason": reason}
     return Event(time_s, "slot_down", None if follows.for_all and not held else job_id, detail=detail)
+
+
+def _until(seconds: float, slot: str) -> str:
+    if seconds >= UNTIL_RESUMED_S:
+        return f"until pliant resume {node_of(slot)}"
+    return f"for {seconds:g} s"
 
 
 def stamped(event: Event, job: JobLog, since_s: float, now_s: float) -> Event:

@@ -52,12 +52,14 @@ from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.log.counts import Counts
 from pliant.tools.run.statedir.log.retries import (
     CHECKPOINT_S,
+    UNTIL_RESUMED_S,
     WINDOW_S,
     FailureRecord,
     Suspects,
     is_worth_its_while,
 )
 from pliant.tools.schedule.jobs import NodeGpus, gpus_of
+from pliant.tools.schedule.session.withheld import node_of
 
 WORKER_EVENTS: Final = frozenset({"progress", "epoch", "checkpoint"})
 
@@ -277,6 +279,12 @@ class LeftOut:
 
     until_s: float
     reason: str = ""
+    since_s: float = 0.0
+
+    @property
+    def is_sick(self) -> bool:
+        """Whether only an operator gives it back."""
+        return self.until_s - self.since_s >= UNTIL_RESUMED_S
 
 
 @dataclass(slots=True)
@@ -369,11 +377,18 @@ class RunLog:
                 until_s=detail.get("until"),
             )
         elif event.event == "undrain":
-            self.drained.pop(str(detail["node"]), None)
+            self._resume(str(detail["node"]))
         number = detail.get("order")
         if number is not None:
             before = self.executed if event.time == self.executed_s else ()
             self.executed, self.executed_s = (*before, int(number)), event.time
+
+    def _resume(self, node: str) -> None:
+        """A node gets work again, also on slots that an operator has to give back."""
+        self.drained.pop(node, None)
+        for slot in [slot for slot, left in self.left_out.items() if node_of(slot) == node and left.is_sick]:
+            del self.left_out[slot]
+            self.suspects.slots.pop(slot, None)
 
     def may_be_there(self) -> Iterable[str]:
         """Jobs of which something may be left."""
@@ -400,7 +415,9 @@ class RunLog:
         elif event.job is None:
             self.left_out = self.out_of_service(event.time)
             until_s = event.time + float(detail.get("seconds", 0.0))
-            self.left_out[str(detail.get("slot", ""))] = LeftOut(until_s, str(detail.get("reason", "")))
+            self.left_out[str(detail.get("slot", ""))] = LeftOut(
+                until_s, str(detail.get("reason", "")), event.time
+            )
 
     def _decided(self, event: Event) -> None:
         detail = event.detail or {}
