@@ -54,6 +54,8 @@ def test_the_times_of_a_notice_outlive_a_restart_and_a_clock_that_was_set() -> N
     assert found.of(["n1"]) is None
     assert found.hear({}, 1012.0, 7.0), "the node was resumed"
     assert found.by_node == {}
+    found.hear({"n0": DRAIN}, 1090.0, 8.0)
+    assert found.by_node == {}, "no run was there in time: jobs leave as after --now"
 
 
 @pytest.mark.usefixtures("plain_python")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from pliant.tools.run.service.run import run_and_follow
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.use import UnitUse, use_of
 from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.watch.job_page import job_page
 from pliant.tools.run.watch.job_status import status_of
 from pliant.tools.run.watch.status import Watcher
 from pliant.tools.run.watch.top import UseMeter
@@ -221,15 +223,24 @@ def test_an_idle_job_saves_and_is_ended_with_the_reason(site: Site, monkeypatch:
 def test_top_shows_what_a_running_job_uses(site: Site) -> None:
     seen: list[float] = []
 
+    pages: list[str] = []
+
     def measured(_log: RunLog) -> bool:
         _, uses = UseMeter(site.state).look()
         seen.extend(use.busy for use in uses if use.busy is not None)
         return bool(seen)
 
+    def look() -> None:
+        found = Watcher(site.state).look()
+        job = status_of(found, "a", found.log.last_s)
+        assert job is not None
+        pages.append(job_page(job, found, [], [], found.log.last_s, state=site.state))
+
     spins = "while True: pass"
     run_and_follow(
         begin(site),
-        story((nothing, lambda: ask(site, "a", text=spins, elastic="none", work=None)), (measured, int)),
+        story((nothing, lambda: ask(site, "a", text=spins, elastic="none", work=None)), (measured, look)),
     )
     assert 0.0 < seen[0] <= 1.0
+    assert re.search(r"^uses +\d+ % of its slots over the last minute, \d", pages[0], re.MULTILINE)
     end_all(site, "a")

@@ -55,17 +55,20 @@ class Notices:
     def hear(self, drains: Mapping[str, Drain], now_utc_s: float, now_s: float) -> bool:
         """Take up which nodes are drained now; a notice that is known keeps its times.
 
+        Of one that is over before it is heard only the drain is left: jobs have the usual time to stop.
+
         Returns whether a notice came or went.
         """
         found = {name: drain for name, drain in drains.items() if drain.until_s is not None}
         if found == self._drains:
             return False
-        self.by_node = {
-            name: self.by_node[name]
-            if self._drains.get(name) == drain
-            else Notice.of(drain, drain.until_s or 0.0, now_utc_s, now_s)
-            for name, drain in found.items()
-        }
+        before, self.by_node = self.by_node, {}
+        for name, drain in found.items():
+            until_s = drain.until_s or 0.0
+            if name in before and self._drains.get(name) == drain:
+                self.by_node[name] = before[name]
+            elif until_s > now_utc_s:
+                self.by_node[name] = Notice.of(drain, until_s, now_utc_s, now_s)
         self._drains = found
         return True
 

@@ -14,7 +14,7 @@ from pliant.schemas.text import Column, counted, iso_time, rate_text, span_text,
 from pliant.tools.run.statedir.contract.folders import UnreadableError, read_record
 from pliant.tools.run.statedir.contract.plan import Plan, Progress, ProgressFile
 from pliant.tools.run.statedir.contract.use import use_of
-from pliant.tools.run.statedir.directory import check_job
+from pliant.tools.run.statedir.directory import StateDir, check_job
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.watch.status import Watcher
 
@@ -98,26 +98,27 @@ class UseMeter:
         file.fresh()
         found = file.newest
         share = job.counted_gpus / total if total else 0.0
-        busy, memory = self._measured(job)
+        busy, memory = measured(self._watcher.dirs, job)
         if found is None or found.attempt < max(job.seen, default=0):
             return Use(job, share, None, None, busy, memory)
         return Use(job, share, found, file.written_s, busy, memory)
 
-    def _measured(self, job: JobLog) -> tuple[float | None, int | None]:
-        """The part of its slots that is busy, and the memory of its processes, as far as that is known."""
-        folder = self._watcher.dirs.job(job.job.id)
-        try:
-            plan = read_record(folder.plan, "plan", Plan, tries=1)
-        except (BadInputError, UnreadableError):
-            return None, None
-        if plan is None:
-            return None, None
-        units = plan.workers if job.job.changes_in_place else range(len({one.node for one in plan.members}))
-        use = use_of(folder.attempt(plan.attempt), units)
-        if use is None:
-            return None, None
-        gpus = any(member.device == "cuda" for member in plan.members)
-        return use.of_slots(len(plan.members), gpus=gpus), use.memory
+
+def measured(dirs: StateDir, job: JobLog) -> tuple[float | None, int | None]:
+    """The part of its slots that a job uses, and the memory of its processes, as far as that is known."""
+    folder = dirs.job(job.job.id)
+    try:
+        plan = read_record(folder.plan, "plan", Plan, tries=1)
+    except (BadInputError, UnreadableError):
+        return None, None
+    if plan is None:
+        return None, None
+    units = plan.workers if job.job.changes_in_place else range(len({one.node for one in plan.members}))
+    use = use_of(folder.attempt(plan.attempt), units)
+    if use is None:
+        return None, None
+    gpus = any(member.device == "cuda" for member in plan.members)
+    return use.of_slots(len(plan.members), gpus=gpus), use.memory
 
 
 def sorted_uses(uses: Sequence[Use], by: By) -> list[Use]:
@@ -168,14 +169,14 @@ def _row(use: Use, now_s: float) -> tuple[str, ...]:
         "-" if step_s is None else f"{_figures(step_s)} s",
         "-" if use.job.global_batch is None else str(use.job.global_batch),
         "-" if use.busy is None else f"{100 * use.busy:.0f} %",
-        _memory(None if report is None else report.memory),
+        memory_text(None if report is None else report.memory),
         _figures(None if report is None else report.loss),
         "-" if report is None else f"{report.attempt}.{report.generation}",
         "-" if use.heard_s is None else f"{span_text(max(0.0, now_s - use.heard_s))} ago",
     )
 
 
-def _memory(held: int | None) -> str:
+def memory_text(held: int | None) -> str:
     return "-" if held is None else f"{held / 2**30:.1f} GiB"
 
 
