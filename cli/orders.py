@@ -14,6 +14,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import note
+from pliant.cli.grammar import DURATION_SHOWN, duration
 from pliant.schemas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -98,6 +99,16 @@ def drain(
     now: Annotated[
         bool, typer.Option("--now", help="Let the jobs that run there leave at the next decision.")
     ] = False,
+    within: Annotated[
+        float | None,
+        typer.Option(
+            "--within",
+            parser=duration(least=1.0),
+            metavar=DURATION_SHOWN,
+            help="As --now, and nothing runs there after this time.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Give nodes no further work until pliant resume: all that are named, or none if one is unknown.
 
@@ -106,19 +117,26 @@ def drain(
     there, the others stop with a checkpoint and wait. Without a run in progress
     it takes effect with the next one.
 
+    --within is for a node that is about to be taken away: what has not left by
+    half of the time saves and stops. SIGTERM follows shortly before the end,
+    and SIGKILL not before it.
+
+    Example: pliant drain spot3 --state live --within 90s
+
     Example: pliant drain node7 --state live --reason "new power supply" --now
     """
     from pliant.tools.run.service.submit import order_nodes
 
     directory = state_directory(state)
-    order_nodes(directory, "drain", nodes, reason=reason, now=now)
+    order_nodes(directory, "drain", nodes, reason=reason, now=now or within is not None, within_s=within)
     _say_when(directory)
 
 
 def resume(nodes: NODES, state: STATE = None) -> None:
     """Give nodes work again that pliant drain has taken out: all that are named, or none if one is unknown.
 
-    Nothing happens to a node that is not drained.
+    It also gives back the slots of the node on which workers of several jobs
+    died. Nothing happens to any other node.
 
     Example: pliant resume node7 --state live
     """

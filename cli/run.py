@@ -136,6 +136,15 @@ def run(
             show_default="64 MiB",
         ),
     ] = None,
+    metrics: Annotated[
+        Path | None,
+        typer.Option(
+            "--metrics",
+            metavar="FILE",
+            help="Keep figures for a monitoring system in this file (OpenMetrics).",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Execute a schedule on real processes: start, stop, resize and resume jobs with torchrun.
 
@@ -193,6 +202,7 @@ def run(
         retries=retries,
         timeouts=Timeouts(abort_s=stop_timeout),
         log_bytes=log_bytes,
+        metrics=metrics,
     )
     if begins and cluster is not None:
         _name_assumptions(cluster, profile)

@@ -50,7 +50,7 @@ def cli_page() -> str:
 
 def schemas_page() -> str:
     """Tables of all file kinds, from the records and the column tables."""
-    from pliant.schemas.cluster import Cluster, Node, SlurmOptions
+    from pliant.schemas.cluster import Cluster, IdleRule, Node, SlurmOptions
     from pliant.schemas.event import EVENT
     from pliant.schemas.job import Batch, Gpus, Job
     from pliant.schemas.metrics import (
@@ -69,7 +69,7 @@ def schemas_page() -> str:
 
     records: tuple[tuple[str, str, tuple[type[BaseModel], ...]], ...] = (
         ("job", "JSON Lines, one job a line", (Job, Gpus, Batch)),
-        ("cluster", "JSON", (Cluster, Node, SlurmOptions)),
+        ("cluster", "JSON", (Cluster, Node, SlurmOptions, IdleRule)),
         ("schedule", "JSON", (Schedule, Allocation, BatchPlan, Verdict)),
         (
             "metrics",

@@ -91,6 +91,17 @@ class Sharing(Record):
     """Part of its speed alone that each keeps, where that was not measured."""
 
 
+class IdleRule(Record):
+    """What happens to jobs that hardly use their GPUs, or CPU slots. Not measured is not idle."""
+
+    below: Annotated[float, Field(gt=0, le=1)]
+    """A job is idle while it uses less than this part of its slots, as a mean over a minute."""
+    for_seconds: PositiveFloat
+    """For how long without a break."""
+    then: Literal["warn", "shrink", "end"] = "warn"
+    """"shrink": an elastic job keeps its smallest size for an hour; "end": it saves and is cancelled."""
+
+
 class SlurmOptions(Record):
     """How nodes are asked for where the backend is Slurm."""
 
@@ -109,6 +120,9 @@ class SlurmOptions(Record):
     """Ask for whole nodes; otherwise for the GPUs (or CPU slots), cpus and memory that the file names."""
     options: tuple[SbatchOption, ...] = ()
     """Further options of sbatch: "--constraint=ib"."""
+    notice_seconds: Annotated[float, Field(gt=0, le=65_535)] | None = None
+    """How long before a time limit Slurm announces the end (--signal=USR1@…), so that jobs leave the node
+    while they train, or save. Default: not at all."""
 
     @model_validator(mode="after")
     def _leaves_jobs_to_be_found(self) -> Self:
@@ -143,6 +157,8 @@ class Cluster(Record):
     """What policies that pack jobs may assume of two jobs on one GPU."""
     shares: Shares | None = None
     """The teams that share it, and how. Default: it is one pool."""
+    idle: IdleRule | None = None
+    """A rule about jobs that hardly use their slots. Default: none."""
 
     @model_validator(mode="after")
     def _is_of_this_world(self) -> Self:
@@ -174,9 +190,11 @@ class Cluster(Record):
     @property
     def minor(self) -> int:
         """1: nodes name devices, or it says how Slurm is asked, or has rules. 2: nodes have ``resources``, or
-        it says when jobs share GPUs. 3: teams share it.
+        it says when jobs share GPUs. 3: teams share it, Slurm gives notice, or it
+        has a rule about idle jobs.
         """
-        if self.shares is not None:
+        newest = (self.shares, self.slurm.notice_seconds, self.idle)
+        if any(each is not None for each in newest):
             return 3
         if self.sharing != Sharing() or any(node.resources for node in self.nodes):
             return 2

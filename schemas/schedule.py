@@ -199,9 +199,9 @@ class Schedule(Record):
 
     @property
     def minor(self) -> int:
-        """6 where teams share the cluster or jobs have weights, 5 where replicas have several GPUs or jobs
-        are resized by a relaunch, 4 where jobs train on data of unknown size, 3 where they have more than
-        GPUs or share them, 2 where work is predicted, else its cluster's.
+        """6 where jobs have weights or the cluster has what only its newest version has, 5 where replicas
+        have several GPUs or jobs are resized by a relaunch, 4 where jobs train on data of unknown size, 3
+        where they have more than GPUs or share them, 2 where work is predicted, else its cluster's.
         """
         newest = max((job.minor for job in self.jobs), default=0)
         if self.cluster.minor > 2:

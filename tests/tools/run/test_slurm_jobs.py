@@ -15,6 +15,7 @@ from pliant.tools.run.backends.slurm.jobs import SlurmJobsBackend
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.log.fold import RunLog
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.scripts import plain
 from tests.tools.run.site import Site, in_order, until
@@ -57,6 +58,27 @@ def test_a_change_of_size_is_another_job_that_goes_on_from_where_the_first_one_w
     )
     assert (site.state / "jobs/a/attempts/3").is_dir()
     until(lambda: slurm.command("squeue", "-h", "-o", "%j").strip() == "")
+
+
+def test_a_job_that_is_about_to_end_saves_and_goes_on_in_another_one(site: Site, slurm: SlurmCluster) -> None:
+    site.job("a", "--gate", site.gate, low=1, high=2)
+
+    def announce(log: RunLog, _now_s: float) -> None:
+        if not log.jobs["a"].samples_done:
+            return
+        attempts = sorted(path.name for path in (site.state / "jobs/a/attempts").iterdir())
+        if attempts == ["1"] and not notice.exists():
+            jobs = slurm.command("squeue", "-h", "-t", "RUNNING", "-o", "%i").split()
+            slurm.command("scancel", "--signal=USR1", *jobs)
+            until(notice.exists)
+        elif attempts == ["1", "2"]:
+            site.gate.touch()
+
+    notice = site.state / "jobs/a/attempts/1/unit-0.notice"
+    log, _ = run_until_done(site.options(), announce)
+    assert log.jobs["a"].samples_done == 200.0
+    assert float((site.state / "jobs/a/saved-0").read_text()) > 0
+    assert site.story() == ["submit a", "start a 2", "finish a 0"], "no failure, and no wait"
 
 
 def test_calls_from_cron_submit_a_job_once_and_find_it_in_the_queue_and_ended(

@@ -103,7 +103,12 @@ def keep_logs_private() -> None:
 
 
 def pass_on_notices() -> None:
-    """Send a SIGUSR1 to the workers; a worker that has no handler for it ends, as without torchrun."""
+    """Send a SIGUSR1 to the workers; a worker that has no handler for it ends, as without torchrun.
+
+    Where it is ignored from the start, the workers get it themselves, and begin with it ignored, too.
+    """
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN:
+        return
 
     def send(number: int, _frame: FrameType | None) -> None:
         for worker in psutil.Process().children():

@@ -20,14 +20,17 @@ import time
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import FrameType
+    from typing import Any
 
 LOG_BYTES = 64 << 20
 """Most bytes of each output file that stay on disk, unless the environment says otherwise."""
 ENV_LOG_BYTES = "PLIANT_LOG_BYTES"
+ENV_NOTICES = "PLIANT_NOTICES"
 LOOK_S = 5.0
 BEAT_S = 2.0
+USE_S = 5.0
 ORDER_S = 0.5
 _BLOCK = 1 << 16
 _NEW = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -46,7 +49,8 @@ def keep(code_file: str, folder: str, argv: list[str], order: Callable[[], int] 
     """Run a command in a folder, with the environment of this process.
 
     :param order: asked every :data:`ORDER_S` for a signal to the command; 0 for none. With it, a SIGTERM is
-        Slurm's, which sends it to all processes: it is noted in a file and not passed on. Nor is a SIGUSR1.
+        Slurm's, which sends it to all processes: it is noted in a file and not passed on. So is a SIGUSR1,
+        the notice that one follows. The launcher reads of it, so the command begins with SIGUSR1 ignored.
     """
     child: list[int] = []
     terminated: list[int] = []
@@ -56,10 +60,17 @@ def keep(code_file: str, folder: str, argv: list[str], order: Callable[[], int] 
         for pid in child:
             os.kill(pid, number)
 
-    signal.signal(signal.SIGTERM, lambda number, _: note_displaced(code_file) if order else send(number))
-    signal.signal(signal.SIGUSR1, lambda number, _: None if order else send(number))
+    def take(number: int, _frame: FrameType | None) -> None:
+        if order is None:
+            send(number)
+        else:
+            note(code_file, number)
+
+    signal.signal(signal.SIGTERM, take)
+    signal.signal(signal.SIGUSR1, take)
     adopt_orphans()
-    beat_s, looked_s = [time.monotonic()], [time.monotonic()]
+    beat_s, looked_s, used_s = [time.monotonic()], [time.monotonic()], [float("-inf")]
+    meter = use_meter(code_file)
 
     def tick(_number: int, _frame: FrameType | None) -> None:
         if order is not None and (ordered := order()):
@@ -67,6 +78,9 @@ def keep(code_file: str, folder: str, argv: list[str], order: Callable[[], int] 
         if time.monotonic() - beat_s[0] >= BEAT_S - ORDER_S / 2:
             beat_s[0] = time.monotonic()
             beat(code_file)
+        if meter is not None and time.monotonic() - used_s[0] >= USE_S:
+            used_s[0] = time.monotonic()
+            meter.look()
         if time.monotonic() - looked_s[0] >= LOOK_S:
             looked_s[0] = time.monotonic()
             look_after_logs(code_file)
@@ -77,7 +91,7 @@ def keep(code_file: str, folder: str, argv: list[str], order: Callable[[], int] 
     signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
     try:
         os.chdir(folder)
-        child.append(os.posix_spawnp(argv[0], argv, os.environ, setsigdef=[signal.SIGTERM, signal.SIGUSR1]))
+        child.append(spawn_unnoticing(argv) if order else spawn(argv, os.environ))
     except OSError as error:
         print(f"{argv[0]}: cannot be started in {folder}: {error.strerror}", file=sys.stderr)
         return write_code(code_file, 127)
@@ -90,9 +104,46 @@ def keep(code_file: str, folder: str, argv: list[str], order: Callable[[], int] 
     return write_code(code_file, os.waitstatus_to_exitcode(status))
 
 
-def note_displaced(code_file: str) -> None:
+def use_meter(code_file: str) -> Any:
+    """``use.py`` by its path, as this process has no packages. Returns None if it cannot be had."""
+    import importlib
+
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    try:
+        meter = importlib.import_module("use").TreeMeter
+        return meter(_beside(code_file, ".use"), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    except Exception as error:  # noqa: BLE001 - the command matters more than what it uses
+        print(f"pliant: what is used is not measured: {error!r}", file=sys.stderr)
+        return None
+    finally:
+        del sys.path[0]
+
+
+def spawn(argv: list[str], env: Mapping[str, str]) -> int:
+    return os.posix_spawnp(argv[0], argv, env, setsigdef=[signal.SIGTERM, signal.SIGUSR1])
+
+
+def spawn_unnoticing(argv: list[str]) -> int:
+    """Start a command that ignores SIGUSR1 until it sets a handler of its own.
+
+    A signal that comes meanwhile stays pending for this process: what is blocked is never dropped as ignored.
+    """
+    before = signal.getsignal(signal.SIGUSR1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        env = {**os.environ, ENV_NOTICES: "1"}
+        return os.posix_spawnp(argv[0], argv, env, setsigmask=[], setsigdef=[signal.SIGTERM])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+
+
+def note(code_file: str, number: int) -> None:
+    """Let the launcher know that Slurm ends this unit, or is about to."""
+    ending = ".displaced" if number == signal.SIGTERM else ".notice"
     with contextlib.suppress(OSError):
-        os.close(os.open(_beside(code_file, ".displaced"), _NEW, 0o600))
+        os.close(os.open(_beside(code_file, ending), _NEW, 0o600))
 
 
 def beat(code_file: str) -> None:

@@ -93,6 +93,8 @@ class UnitStatus:
     """It counts as running but this process must look again until it really does."""
     displaced: str = field(default="", compare=False)
     """Why it lost its place through no fault of its own."""
+    noticed: bool = field(default=False, compare=False)
+    """It runs, and an end that is none of its doing has been announced."""
     began: bool = field(default=True, compare=False)
     """False if certainly nothing of it has ever run."""
 

@@ -40,10 +40,12 @@ from pliant.tools.run.service.endings import Ending
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.launching import Launching, next_handle
 from pliant.tools.run.service.members import Setback, Timeouts
+from pliant.tools.run.service.notices import Notices
 from pliant.tools.run.service.reports import (
     AttemptEnded,
     Displaced,
     Hindered,
+    Idled,
     Lost,
     Progressed,
     Proven,
@@ -51,9 +53,10 @@ from pliant.tools.run.service.reports import (
     Said,
 )
 from pliant.tools.run.statedir.contract.folders import DamagedError, UnreadableError
+from pliant.tools.run.statedir.contract.use import use_of
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.fault import Faults, may_pass
-from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.log.fold import Drain, RunLog
 from pliant.tools.run.statedir.log.retries import Suspects
 
 STARTING_S: Final = 0.5
@@ -98,6 +101,7 @@ class Executor:
         self._faults = Faults(dirs.path, self.condemn)
         self._condemned = Condemned(backend, lambda job_id: next_handle(dirs, job_id))
         self._unclear = UnclearJobs(backend, timeouts)
+        self._notices = Notices()
         self._log = RunLog()
 
     @property
@@ -203,14 +207,17 @@ class Executor:
         self.nodes = {node.name: node for node in self.backend.nodes()}
         return {node.name: node.reason or "down" for node in self.nodes.values() if not node.up}
 
-    def leave(self, down: Mapping[str, str]) -> Iterator[Report]:
-        """Take all jobs off nodes that are down. Of two jobs that share slots the first gives up all."""
+    def leave(self, nodes: Mapping[str, str]) -> Iterator[Report]:
+        """Take all jobs off these nodes. Of two jobs that share slots the first gives up all.
+
+        :param nodes: what is the matter with each, as the end of a sentence.
+        """
         company = companions(self.targets)
         for job_id, target in sorted(self.targets.items()):
-            gone = tuple(slot for slot in target.slots if slot.node in down)
+            gone = tuple(slot for slot in target.slots if slot.node in nodes)
             if not gone:
                 continue
-            reason = "; ".join(f"node {name} is down: {down[name]}" for name in by_node(gone))
+            reason = "; ".join(f"node {name} {nodes[name]}" for name in by_node(gone))
             shared = company.get(job_id) in self.targets
             left = Setback(gone, reason).without(target, target.allocation.cut, shared=shared)
             if not left.job.can_train_on(left.allocation.gpus):
@@ -218,6 +225,49 @@ class Executor:
             else:
                 self.targets[job_id] = left
             yield Displaced(job_id, reason, left.allocation)
+
+    def heed(self, drains: Mapping[str, Drain], now_utc_s: float) -> dict[str, str]:
+        """Have what runs on nodes with a notice leave in time.
+
+        Returns the nodes that no job may hold any longer, for :meth:`leave`.
+        """
+        now_s = self._clock()
+        if not self._notices.hear(drains, now_utc_s, now_s) and not self._notices.by_node:
+            return {}
+        late = self._notices.late(now_s)
+        for job_id, gang in sorted(self.gangs.items()):
+            with self._faults.of(job_id):
+                nodes = {slot.node for slot in gang.busy}
+                notice = self._notices.of(nodes)
+                gang.heed(notice, now_s)
+                if notice is not None and now_s >= notice.stop_s:
+                    name = min(nodes & late.keys())
+                    self.stop(gang, f"node {name} {late[name]}")
+                if notice is not None and now_s >= notice.over_s:
+                    gang.end_left_over(nodes & late.keys())
+        return late
+
+    def used(self) -> dict[str, float | None]:
+        """The part of its slots that each job uses that trains; None where that is not known."""
+        found: dict[str, float | None] = {}
+        for job_id, gang in self.gangs.items():
+            if gang.serves(self.targets.get(job_id)):
+                slots = gang.target.slots
+                use = use_of(gang.handle.files, gang.units)
+                has_gpus = self.nodes[slots[0].node].devices is not None
+                found[job_id] = None if use is None else use.of_slots(len(slots), gpus=has_gpus)
+        return found
+
+    def shrink_idle(self, job_id: str, reason: str, wait_s: float) -> Idled | None:
+        """Let an elastic job keep its smallest size. Returns None if it has that, or does not shrink."""
+        target = self.targets.get(job_id)
+        if target is None or job_id in companions(self.targets) or target.job.elastic == "none":
+            return None
+        slots = target.slots[: target.job.min_gpus]
+        if len(slots) == len(target.slots) or not target.job.can_train_on(len(slots)):
+            return None
+        left = self.targets[job_id] = Assignment.of(target.job, slots, target.allocation.cut)
+        return Idled(job_id, reason, left.allocation, wait_s)
 
     def tick(self) -> list[Report]:
         """One look and one step; returns what happened."""
@@ -257,6 +307,8 @@ class Executor:
                 yield Said(job_id, gang.handle.attempt, tuple(said), serves)
             yield Progressed(job_id, progress, serves and progress.generation == gang.plan.generation)
         if not gang.ended:
+            if not self.backend.in_place and any(status.noticed for status in gang.statuses):
+                self.stop(gang, "Slurm has announced the end of its job")
             if (found := gang.watch(self._clock())) is not None:
                 self._launching.publish(gang, *found)
             yield from self._hear(job_id, gang)

@@ -15,7 +15,7 @@ then SIGTERM; then SIGKILL, repeated until nothing is left.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Final
@@ -35,6 +35,7 @@ from pliant.tools.run.service.members import (
     Timeouts,
     slots_text,
 )
+from pliant.tools.run.service.notices import Notice
 from pliant.tools.run.service.script_reports import ScriptReports
 from pliant.tools.run.service.stacks import SOON_S, LastStacks
 from pliant.tools.run.statedir.contract.plan import (
@@ -98,6 +99,7 @@ class Gang:
             self.settles(event)
         self._stage: Stage | None = None
         self._deadline_s = self._ask_s = float("inf")
+        self._notice: Notice | None = None
         self._at_break: tuple[UnitStatus, ...] = ()
         self._lifetimes = Lifetimes()
         self._stacks = LastStacks(handle.files, lambda worker: str(self._members.slot(worker)))
@@ -131,6 +133,11 @@ class Gang:
     def leaving(self) -> set[Slot]:
         """Slots of units that still run although the plan goes on without their workers."""
         return self._slots_of(self._running.difference(self._workers))
+
+    @property
+    def units(self) -> Sequence[int]:
+        """The numbers of the units that its plan needs."""
+        return self._workers if self.target.job.changes_in_place else range(len(self.statuses))
 
     def _slots_of(self, workers: Iterable[int]) -> set[Slot]:
         """Where workers are; units whose workers do not change stay where they began."""
@@ -244,6 +251,24 @@ class Gang:
     def kill(self, now_s: float) -> None:
         self._enter("kill", now_s)
 
+    def heed(self, notice: Notice | None, now_s: float) -> None:
+        """Leave by a time: it takes the place of the limits of a stop, be they shorter or longer."""
+        if notice == self._notice:
+            return
+        self._notice = notice
+        if self._stage is not None:
+            self._deadline_s = self._limit_s(self._stage, now_s)
+
+    def end_left_over(self, nodes: Collection[str]) -> None:
+        """Kill units on these nodes that the plan goes on without."""
+        if not self.target.job.changes_in_place:
+            return
+        left = {
+            unit for unit in self._running.difference(self._workers) if self._members.slot(unit).node in nodes
+        }
+        if left:
+            self._backend.stop(self.handle, "kill", left)
+
     def watch(self, now_s: float) -> NextPlan | None:
         """Move on to the next stage when it is due; returns a plan to go on without workers that died.
 
@@ -300,8 +325,9 @@ class Gang:
 
     def _leaves(self) -> bool:
         """Whether its script can go on although it ended well."""
-        signalled = self._stage in ("term", "kill")
-        asked, job = self.plan.abort, self.target.job
+        taken = any(status.displaced for status in (*self._at_break, *self.statuses))
+        signalled = taken or self._stage in ("term", "kill")
+        asked, job = taken or self.plan.abort, self.target.job
         return self.script is not None and self.script.leaves(job, asked=asked, signalled=signalled)
 
     def _last_words(self, place: int) -> str:
@@ -418,9 +444,16 @@ class Gang:
     def _running(self) -> set[int]:
         return {number for number, unit in enumerate(self.statuses) if unit.state == "running"}
 
+    def _limit_s(self, stage: Stage, now_s: float) -> float:
+        """When the next stage of a stop is due."""
+        if self._notice is not None and stage != "kill":
+            return max(now_s, self._notice.term_s if stage == "abort" else self._notice.over_s)
+        return now_s + self._timeouts.of(stage)
+
     def _enter(self, stage: Stage, now_s: float, seconds: float | None = None) -> None:
         self._stage = stage
-        lasts_s = self._timeouts.of(stage) if seconds is None else seconds
-        self._deadline_s, self._ask_s = now_s + lasts_s, now_s + max(lasts_s - SOON_S, lasts_s / 2)
+        until_s = self._limit_s(stage, now_s) if seconds is None else now_s + seconds
+        lasts_s = until_s - now_s
+        self._deadline_s, self._ask_s = until_s, now_s + max(lasts_s - SOON_S, lasts_s / 2)
         if stage != "abort":
             self._backend.stop(self.handle, "term" if stage == "term" else "kill")

@@ -10,9 +10,11 @@ in the log before they are carried out, so the next loop carries on one that die
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import event_lines
@@ -22,6 +24,7 @@ from pliant.tools.run.service.allocation import ChangeStep, startable
 from pliant.tools.run.service.arrivals import Arrivals
 from pliant.tools.run.service.decisions import Decided, Decisions
 from pliant.tools.run.service.executor import Executor
+from pliant.tools.run.service.idle import IdleWatch
 from pliant.tools.run.service.options import RETRIES
 from pliant.tools.run.service.reports import (
     Lost,
@@ -29,12 +32,14 @@ from pliant.tools.run.service.reports import (
     Report,
     Said,
     change_event,
+    idle_event,
     in_turns,
     progress_event,
     report_events,
 )
 from pliant.tools.run.statedir.fault import Faults
 from pliant.tools.run.statedir.log.events import (
+    cancel_event,
     decision_event,
     give_up_event,
     interruption_event,
@@ -48,6 +53,9 @@ from pliant.tools.schedule.from_log import apply_events
 from pliant.tools.schedule.policy_file import label_of
 from pliant.tools.schedule.session.saved import states_kept_small
 from pliant.tools.schedule.session.session import Session
+
+SHRUNK_S: Final = 3600.0
+"""How long an idle job keeps its smallest size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,8 @@ class Loop:
         """Jobs that an error ends, with the reasons, until the log has them."""
         self._faults = Faults(state.dirs.path, self._given_up.setdefault)
         self._looked_s = 0.0
+        self._rule = schedule.cluster.idle
+        self._idle_watch = None if self._rule is None else IdleWatch(self._rule)
         self._ask = False
         self.drained = False
         """All jobs were asked to stop."""
@@ -166,6 +176,8 @@ class Loop:
         happened, self._ask = self._ask, False
         since_s, self._looked_s = self._looked_s, self.clock()
         happened |= self._see_nodes()
+        happened |= self._heed_notices()
+        happened |= self._look_for_idle_jobs()
         happened |= self._record(self.executor.tick(), since_s)
         if self._decisions is None or self.drained:
             return
@@ -234,13 +246,45 @@ class Loop:
         known = self.state.log.down
         if down is None or down.keys() == known.keys():
             return False
-        self._record(self.executor.leave(down), 0.0)
+        self._record(self.executor.leave({name: f"is down: {why}" for name, why in down.items()}), 0.0)
         went = [node_event(name, self.clock(), why) for name, why in down.items() if name not in known]
         came = [node_event(name, self.clock(), None) for name in known if name not in down]
         self.state.record([*went, *came])
         for event in (*went, *came):
             self._tell(event)
         return True
+
+    def _heed_notices(self) -> bool:
+        """Take jobs off nodes that they should have left by now; returns whether any was there."""
+        late = self.executor.heed(self.state.log.drained, self.clock())
+        return bool(late) and self._record(self.executor.leave(late), 0.0)
+
+    def _look_for_idle_jobs(self) -> bool:
+        """Warn of jobs that hardly use their slots, shrink or end them; returns whether any was changed."""
+        watch, now_s = self._idle_watch, time.monotonic()
+        if watch is None or self._rule is None or not watch.is_due(now_s):
+            return False
+        happened = False
+        for found in watch.look(self.executor.used(), now_s):
+            if found.for_s and self._rule.then == "end":
+                self._end_idle(found.job_id, found.words)
+                happened = True
+            elif found.for_s and self._rule.then == "shrink" and self._shrink_idle(found.job_id, found.words):
+                watch.forget(found.job_id)
+                happened = True
+            else:
+                self.state.record([idle_event(found.job_id, self.clock(), found)])
+        return happened
+
+    def _end_idle(self, job_id: str, words: str) -> None:
+        if job_id in self.session.jobs:
+            self.session.end(job_id, self._now(), "cancelled")
+        self.state.record([cancel_event(job_id, self.clock(), f"ended by the rule about idle jobs: {words}")])
+        self._stop(job_id)
+
+    def _shrink_idle(self, job_id: str, words: str) -> bool:
+        report = self.executor.shrink_idle(job_id, f"shrunk by the rule about idle jobs: {words}", SHRUNK_S)
+        return report is not None and self._record([report], 0.0)
 
     def _refine(self, report: Progressed) -> None:
         """Inform the policy how far a job is; the log records it when something happens to the job."""

@@ -41,6 +41,8 @@ class RunOptions:
     """Most bytes of each output file of a worker that stay on disk; None for the keeper's default."""
     sinks: tuple[Sink, ...] = ()
     """They get every event as it is written; unless the run follows, past events first."""
+    metrics: Path | None = None
+    """File for the operator's monitoring."""
 
 
 def free_state_name(folder: Path) -> Path:

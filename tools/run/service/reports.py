@@ -12,6 +12,7 @@ from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.schedule import Allocation
 from pliant.tools.run.service.allocation import ChangeStep, Slot
 from pliant.tools.run.service.endings import Ending
+from pliant.tools.run.service.idle import IdleJob
 from pliant.tools.run.service.members import Setback
 from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.log.events import (
@@ -21,8 +22,9 @@ from pliant.tools.run.statedir.log.events import (
     missing_place_event,
 )
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
-from pliant.tools.run.statedir.log.retries import Suspects
+from pliant.tools.run.statedir.log.retries import UNTIL_RESUMED_S, Suspects
 from pliant.tools.run.statedir.log.worker_reports import refined
+from pliant.tools.schedule.session.withheld import node_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,17 @@ class Lost:
     reason: str
 
 
-Report = Said | Progressed | AttemptEnded | Hindered | Displaced | Proven | Lost
+@dataclass(frozen=True, slots=True)
+class Idled:
+    """A job hardly uses its slots, and gives up some of them for a while."""
+
+    job_id: str
+    reason: str
+    left: Allocation
+    wait_s: float
+
+
+Report = Said | Progressed | AttemptEnded | Hindered | Displaced | Proven | Lost | Idled
 
 
 def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
@@ -109,7 +121,7 @@ def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
 
 
 def report_events(
-    report: Said | AttemptEnded | Hindered | Displaced | Proven | Lost,
+    report: Said | AttemptEnded | Hindered | Displaced | Proven | Lost | Idled,
     log: RunLog,
     time_s: float,
     retries: int,
@@ -132,6 +144,8 @@ def report_events(
         return hindrance_events(report, job, log, time_s)
     if isinstance(report, Displaced):
         return [_without(report, job, time_s, {"reason": report.reason})]
+    if isinstance(report, Idled):
+        return [_without(report, job, time_s, {"reason": report.reason, "wait_seconds": report.wait_s})]
     if isinstance(report, Proven):
         return [Event(time_s, "slot_up", report.job_id, detail={"slot": str(slot)}) for slot in report.slots]
     if isinstance(report, Lost):
@@ -182,7 +196,7 @@ def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) 
     held = set(slots) if job.beside is not None else {str(slot) for slot in report.held}
     downs = [_slot_down(report, slot, log.suspects, time_s, held=slot in held) for slot in slots]
     left_out = [
-        f"{slot} is left out for {(down.detail or {})['seconds']:g} s"
+        f"{slot} is left out {_until((down.detail or {})['seconds'], slot)}"
         for slot, down in zip(slots, downs, strict=True)
     ]
     waits = [] if wait_s is None else [f"it keeps its size for {wait_s:g} s"]
@@ -194,18 +208,35 @@ def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) 
     return [_without(report, job, time_s, detail), *downs]
 
 
-def _without(report: Hindered | Displaced, job: JobLog, time_s: float, detail: Mapping[str, Any]) -> Event:
+def _without(
+    report: Hindered | Displaced | Idled, job: JobLog, time_s: float, detail: Mapping[str, Any]
+) -> Event:
     """The job trains on with what it has left, or waits if that is too little."""
     if not job.job.can_train_on(report.left.gpus):
         return Event(time_s, "requeue", report.job_id, gpus=0, placement=(), detail=detail)
     return _holding("shrink", time_s, report.left, {**detail, **_division(report.left), "setback": True})
 
 
+def idle_event(job_id: str, time_s: float, found: IdleJob) -> Event:
+    """A job hardly uses its slots, or does so again."""
+    if not found.for_s:
+        return Event(time_s, "progress", job_id, detail={"idle": None})
+    return Event(time_s, "progress", job_id, detail={"idle": found.used, "warning": found.words})
+
+
 def _slot_down(report: Hindered, slot: str, suspects: Suspects, time_s: float, *, held: bool) -> Event:
     job_id, reason = report.job_id, report.setback.reason
     follows = suspects.next_death(job_id, slot)
+    if follows.is_sick:
+        reason = f"new workers of {follows.jobs} jobs died there, last of {job_id}: {reason}"
     detail = {"slot": slot, "seconds": follows.seconds, "by": job_id, "reason": reason}
     return Event(time_s, "slot_down", None if follows.for_all and not held else job_id, detail=detail)
+
+
+def _until(seconds: float, slot: str) -> str:
+    if seconds >= UNTIL_RESUMED_S:
+        return f"until pliant resume {node_of(slot)}"
+    return f"for {seconds:g} s"
 
 
 def stamped(event: Event, job: JobLog, since_s: float, now_s: float) -> Event:
@@ -237,6 +268,7 @@ def worker_events(said: Said, job: JobLog) -> list[Event]:
         step_seconds = _number(detail.pop("step_seconds", None))
         detail.pop("observed", None)
         detail.pop("lost_workers", None)
+        detail.pop("idle", None)
         if _number(detail.get("noise_scale")) is None:
             detail.pop("noise_scale", None)
         if said.settled and change is None:

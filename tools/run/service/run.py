@@ -21,7 +21,7 @@ from typing import Final, NoReturn, Self
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError, LockedError, PliantError, ServiceMissingError, UsageError
-from pliant.schemas.file_io.files import write_error
+from pliant.schemas.file_io.files import PIPE, check_output, write_error
 from pliant.schemas.file_io.garbage import spared_by_garbage_collection
 from pliant.schemas.io import read_cluster
 from pliant.schemas.text import counted
@@ -32,6 +32,7 @@ from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.launching import next_handle
 from pliant.tools.run.service.loop import Loop
+from pliant.tools.run.service.monitoring import MetricsFile
 from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -71,10 +72,11 @@ def run_and_follow(options: RunOptions, view: View) -> tuple[RunLog, Signals | N
 
 def _run(options: RunOptions, view: View, turn: Turn, *, follow: bool) -> tuple[RunLog, Signals | None]:
     prepared = PreparedRun.read(options, open_backend, resume=True)
+    metrics = _metrics_file(prepared)
     with prepared.open(past=not follow) as state, Interrupts() as interrupts, spared_by_garbage_collection():
         loop = prepared.loop(state, follow=follow)
         try:
-            turn(loop, interrupts, view)
+            turn(loop, interrupts, view if metrics is None else _both(view, metrics.look))
         except ServiceMissingError as error:
             if loop.drained:
                 _end(loop, interrupts)
@@ -91,6 +93,8 @@ def _run(options: RunOptions, view: View, turn: Turn, *, follow: bool) -> tuple[
             _end(loop, interrupts)
             raise
         view(state.log, prepared.clock())
+        if metrics is not None:
+            metrics.write(state.log, prepared.clock())
         if not follow:
             loop.executor.release(state.log)
         elif held := loop.executor.backend.held_nodes:
@@ -107,6 +111,7 @@ def run_once(options: RunOptions) -> tuple[RunLog, list[str]]:
     :raises LockedError: jobs neither start nor end in the time that stops have; the next call goes on.
     """
     prepared = PreparedRun.read(options, open_backend, resume=False)
+    metrics = _metrics_file(prepared)
     with prepared.open() as state:
         ended = state.log.jobs.keys() - state.log.active.keys()
         loop = prepared.reconciling(state)
@@ -119,11 +124,32 @@ def run_once(options: RunOptions) -> tuple[RunLog, list[str]]:
             loop.step()
             time.sleep(POLL_S)
         log = state.log
+        if metrics is not None:
+            metrics.write(log, prepared.clock())
         if not log.active:
             loop.executor.release(log)
         left = [log.jobs[job_id] for job_id in log.jobs.keys() - ended - log.active.keys()]
         failed = sorted((job.ended_s or 0.0, job.job.id) for job in left if job.phase == "failed")
         return log, [job_id for _, job_id in failed]
+
+
+def _metrics_file(prepared: PreparedRun) -> MetricsFile | None:
+    """:raises PliantError: it could not be written."""
+    path = prepared.options.metrics
+    if path is None:
+        return None
+    if str(path) == PIPE:
+        raise UsageError("--metrics names a file, which is replaced each minute")
+    check_output(path)
+    return MetricsFile(path, prepared.schedule.cluster.expanded())
+
+
+def _both(view: View, other: View) -> View:
+    def look(log: RunLog, now_s: float) -> None:
+        view(log, now_s)
+        other(log, now_s)
+
+    return look
 
 
 def release_nodes(state: Path, backend: str | None = None) -> int:

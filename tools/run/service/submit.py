@@ -177,12 +177,19 @@ def order_jobs(
 
 
 def order_nodes(
-    state: Path, action: NodeAction, names: Sequence[str], *, reason: str = "", now: bool = False
+    state: Path,
+    action: NodeAction,
+    names: Sequence[str],
+    *,
+    reason: str = "",
+    now: bool = False,
+    within_s: float | None = None,
 ) -> None:
     """Order the same for several nodes, for all or none; durable when this returns.
 
     :param reason: why a node is drained.
     :param now: jobs leave a drained node at the next decision.
+    :param within_s: nothing may run there after this time; it goes with ``now``.
     :raises UsageError: there is no such state directory or node, or it is not this user's.
     """
     dirs, spool = _spool(state)
@@ -195,7 +202,15 @@ def order_nodes(
             raise UsageError(f"{state} has no node {', '.join(unknown)}; it has: {_few(known)}")
         user, now_s = user_name(), time.time()
         spool.give(
-            Order(action=action, node=name, user=user, asked_s=now_s, reason=reason, now=now)
+            Order(
+                action=action,
+                node=name,
+                user=user,
+                asked_s=now_s,
+                reason=reason,
+                now=now,
+                within_s=within_s,
+            )
             for name in dict.fromkeys(names)
         )
 

@@ -26,7 +26,14 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.file_io.files import atomic_write, remove_temporaries, sync_folder
-from pliant.schemas.file_io.record import BoundedFloat, Identifier, NonNegativeFloat, PlainText, Record
+from pliant.schemas.file_io.record import (
+    BoundedFloat,
+    Identifier,
+    NonNegativeFloat,
+    PlainText,
+    PositiveFloat,
+    Record,
+)
 from pliant.schemas.io import write_jobs
 from pliant.schemas.job import Job
 from pliant.tools.run.statedir.contract.folders import PRIVATE
@@ -72,6 +79,8 @@ class Order(Record):
     """Why, of ``drain``."""
     now: bool = False
     """Jobs leave the node at the next decision, of ``drain``."""
+    within_s: PositiveFloat | None = None
+    """Nothing may run on the node after this time, of ``drain``."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
@@ -101,6 +110,8 @@ def order_event(number: int, order: Order, time_s: float) -> Event:
     """The event that executes an order; ``number`` is that of its file."""
     said = order.model_dump(include={"user", "node", "priority", "reason", "now"}, exclude_defaults=True)
     detail: dict[str, Any] = {**said, "order": number}
+    if order.within_s is not None:
+        detail["until"] = order.asked_s + order.within_s
     return Event(time_s, _EVENTS[order.action], order.job, detail=detail)
 
 

@@ -31,6 +31,7 @@ from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.watch.columns import progress
 from pliant.tools.run.watch.job_status import JobStatus
 from pliant.tools.run.watch.status import Status, run_line
+from pliant.tools.run.watch.top import measured, memory_text
 from pliant.tools.schedule.jobs import gpus_of
 from pliant.tools.schedule.policy import Reserved
 from pliant.tools.schedule.predict_start import Source
@@ -194,11 +195,20 @@ def fact_lines(facts: Iterable[tuple[str, str]], width: int | None) -> list[str]
     ]
 
 
+def _used(job: JobLog, state: Path) -> str:
+    """What a running job uses; empty if that is not known."""
+    busy, memory = measured(StateDir(state), job) if job.gpus else (None, None)
+    if busy is None:
+        return ""
+    return f"{100 * busy:.0f} % of its slots over the last minute, {memory_text(memory)} of main memory"
+
+
 def _facts(
     job: JobStatus, status: Status, now_s: float, state: Path, *, explain: bool
 ) -> Iterable[tuple[str, str]]:
     yield "job", job.id
     yield "state", job.state
+    yield "uses", _used(job.log, state)
     yield "why", job.why
     yield from until_facts(job, status, now_s, more="(--explain)")
     if job.log.gpus:

@@ -196,6 +196,9 @@ def _why(job: JobLog, now_s: float, expected: StartPrediction, others: int, stat
     if job.gpus:
         change = _open_change(job)
         parts = [] if change is None else [f"for {span_text(max(0.0, now_s - change[1]))}"]
+        if job.idle is not None:
+            since_s, used = job.idle
+            parts.append(f"idle: {100 * used:.0f} % of its slots used, as of {clock_text(since_s, now_s)}")
         return "; ".join([*parts, *filter(None, [job.trouble])])
     if job.retry_s is not None:
         return _retry(job, now_s)

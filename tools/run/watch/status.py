@@ -27,7 +27,7 @@ from pliant.tools.run.backends.protocol import Handle, read_record
 from pliant.tools.run.statedir.clock import Clock, passed_since
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.directory import Lock, StateDir, check_seen, holder_of
-from pliant.tools.run.statedir.log.fold import Drain, JobLog, RunLog
+from pliant.tools.run.statedir.log.fold import Drain, JobLog, LeftOut, RunLog
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.statedir.log.worker_reports import (
     Reports,
@@ -48,6 +48,7 @@ from pliant.tools.schedule.decide import (
 from pliant.tools.schedule.policy import Reserved
 from pliant.tools.schedule.predict_start import StartPrediction, predictions
 from pliant.tools.schedule.session.saved import Basis, SavedSession
+from pliant.tools.schedule.session.withheld import node_of
 
 AHEAD_S: Final = 5.0
 """After this time a watcher predicts again even if it has seen nothing new: speeds change."""
@@ -269,16 +270,25 @@ def run_line(status: Status, state: Path) -> str:
 
 
 def closed_lines(status: Status, now_s: float) -> list[str]:
-    """The nodes that get no work: those that are down, and those that are or will be drained."""
+    """The nodes that get no work: those that are down, and those that are or will be drained; and slots."""
     down = [f"node {name} is down: {why}" for name, why in sorted(status.log.down.items())]
     lines = [_drained(status.log, name, drain, now_s) for name, drain in sorted(status.log.drained.items())]
     waiting = [order for _, order in sorted(status.ordered.items()) if order.node is not None]
+    lines += [_left_out(slot, left, now_s) for slot, left in sorted(status.log.out_of_service(now_s).items())]
     return [*down, *lines, *(f"{order.user} has ordered to {order.words}" for order in waiting)]
+
+
+def _left_out(slot: str, left: LeftOut, now_s: float) -> str:
+    node = node_of(slot)
+    until = f"pliant resume {node}" if left.is_sick else clock_text(left.until_s, now_s)
+    return f"slot {slot} gets no job until {until}: {left.reason}"
 
 
 def _drained(log: RunLog, name: str, drain: Drain, now_s: float) -> str:
     on_it = sum(name in dict(job.placement) for job in log.active.values())
     left = f"; {counted(on_it, 'job')} {'to leave it' if drain.now else 'to finish there'}" if on_it else ""
+    if on_it and drain.until_s is not None:
+        left += f" by {clock_text(drain.until_s, now_s)}"
     why = f": {drain.reason}" if drain.reason else ""
     return f"node {name} is drained by {drain.user} since {clock_text(drain.since_s, now_s)}{why}{left}"
 

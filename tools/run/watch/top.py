@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from pliant.schemas.errors import BadInputError
 from pliant.schemas.text import Column, counted, iso_time, rate_text, span_text, text_table
-from pliant.tools.run.statedir.contract.plan import Progress, ProgressFile
-from pliant.tools.run.statedir.directory import check_job
+from pliant.tools.run.statedir.contract.folders import UnreadableError, read_record
+from pliant.tools.run.statedir.contract.plan import Plan, Progress, ProgressFile
+from pliant.tools.run.statedir.contract.use import use_of
+from pliant.tools.run.statedir.directory import StateDir, check_job
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.watch.status import Watcher
 
-SCHEMA: Final = "pliant.top/1"
+SCHEMA: Final = "pliant.top/1.1"
 COLUMNS: Final = (
     Column("job"),
     Column("user", 7),
@@ -25,6 +28,7 @@ COLUMNS: Final = (
     Column("per GPU", 5, right=True),
     Column("step", 3, right=True),
     Column("batch", 8, right=True),
+    Column("busy", 4, right=True),
     Column("memory", 5, right=True),
     Column("loss", 4, right=True),
     Column("plan", 9, right=True),
@@ -45,6 +49,10 @@ class Use:
     """The newest report of its current attempt."""
     heard_s: float | None
     """When that was written, UTC."""
+    busy: float | None = None
+    """Part of its slots that was busy over the last minute, as the keepers of its processes see it."""
+    memory: int | None = None
+    """Resident bytes of all its processes."""
 
     @property
     def id(self) -> str:
@@ -90,9 +98,27 @@ class UseMeter:
         file.fresh()
         found = file.newest
         share = job.counted_gpus / total if total else 0.0
+        busy, memory = measured(self._watcher.dirs, job)
         if found is None or found.attempt < max(job.seen, default=0):
-            return Use(job, share, None, None)
-        return Use(job, share, found, file.written_s)
+            return Use(job, share, None, None, busy, memory)
+        return Use(job, share, found, file.written_s, busy, memory)
+
+
+def measured(dirs: StateDir, job: JobLog) -> tuple[float | None, int | None]:
+    """The part of its slots that a job uses, and the memory of its processes, as far as that is known."""
+    folder = dirs.job(job.job.id)
+    try:
+        plan = read_record(folder.plan, "plan", Plan, tries=1)
+    except (BadInputError, UnreadableError):
+        return None, None
+    if plan is None:
+        return None, None
+    units = plan.workers if job.job.changes_in_place else range(len({one.node for one in plan.members}))
+    use = use_of(folder.attempt(plan.attempt), units)
+    if use is None:
+        return None, None
+    gpus = any(member.device == "cuda" for member in plan.members)
+    return use.of_slots(len(plan.members), gpus=gpus), use.memory
 
 
 def sorted_uses(uses: Sequence[Use], by: By) -> list[Use]:
@@ -142,14 +168,15 @@ def _row(use: Use, now_s: float) -> tuple[str, ...]:
         "-" if report is None or speed is None else rate_text(speed / report.gpus),
         "-" if step_s is None else f"{_figures(step_s)} s",
         "-" if use.job.global_batch is None else str(use.job.global_batch),
-        _memory(None if report is None else report.memory),
+        "-" if use.busy is None else f"{100 * use.busy:.0f} %",
+        memory_text(None if report is None else report.memory),
         _figures(None if report is None else report.loss),
         "-" if report is None else f"{report.attempt}.{report.generation}",
         "-" if use.heard_s is None else f"{span_text(max(0.0, now_s - use.heard_s))} ago",
     )
 
 
-def _memory(held: int | None) -> str:
+def memory_text(held: int | None) -> str:
     return "-" if held is None else f"{held / 2**30:.1f} GiB"
 
 
@@ -171,4 +198,6 @@ def _fields(use: Use) -> Mapping[str, Any]:
         "samples_done": use.job.samples_done if report is None else report.samples_done,
         **{name: None if report is None else getattr(report, name) for name in names},
         "heard_at": iso_time(use.heard_s),
+        "busy": use.busy,
+        "memory_of_all": use.memory,
     }

@@ -268,13 +268,18 @@ class ClusterState:
             drained[name] = now or drained.get(name, False)
 
     def resume(self, name: str, time_s: float) -> None:
-        """A drained node gets work again. Any other node is left as it is.
+        """A drained node gets work again, and slots of the node that wait for this go back into service.
 
         :raises KeyError: there is no such node.
         """
         node, time_s = self.free.node(name), self._at(time_s)
-        if name not in self.commands.drained:
-            return
+        if name in self.commands.drained:
+            self._resume_drained(node, time_s)
+        for slot in self.withheld.until_resumed(name, time_s):
+            self.restore(slot, time_s)
+
+    def _resume_drained(self, node: NodeState, time_s: float) -> None:
+        name = node.name
         there = [job_id for job_id in self.jobs if self._is_on(job_id, name)]
         with self._rebound(there, time_s):
             del self.commands.drained[name]

@@ -11,6 +11,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from typing import Final
+
+LONG_S: Final = 86_400.0
+"""A slot that is out of service for longer than this waits for an operator to resume its node."""
 
 
 class Withheld:
@@ -34,6 +38,14 @@ class Withheld:
         self._slots[slot] = max(until_s, self._slots.get(slot, until_s))
         self._look()
         return not known
+
+    def until_resumed(self, node: str, now_s: float) -> list[str]:
+        """Slots of a node that are out of service until an operator resumes it."""
+        return sorted(
+            slot
+            for slot, until_s in self._slots.items()
+            if node_of(slot) == node and until_s > now_s + LONG_S
+        )
 
     def bar(self, job_id: str, slot: str, until_s: float) -> None:
         self._pairs[job_id, slot] = until_s

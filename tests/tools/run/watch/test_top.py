@@ -67,9 +67,9 @@ def test_it_shows_the_jobs_that_hold_gpus_with_what_their_workers_reported(dirs:
     log, uses = UseMeter(dirs.path).look()
     table = top_text(sorted_uses(uses, "gpus"), NOW_S + 8).splitlines()
     assert [" ".join(line.split()) for line in table] == [
-        "job user GPUs share samples/s per GPU step batch memory loss plan heard",
-        "b B 4 50 % - - - 64 - - - -",
-        "a A 2 25 % 120 60 0.25 s 64 1.5 GiB 1.5 1.3 3 s ago",
+        "job user GPUs share samples/s per GPU step batch busy memory loss plan heard",
+        "b B 4 50 % - - - 64 - - - - -",
+        "a A 2 25 % 120 60 0.25 s 64 - 1.5 GiB 1.5 1.3 3 s ago",
     ]
     assert summary_line(log, uses) == "2 jobs on 6 of 8 GPUs, 1 without"
 

@@ -13,7 +13,7 @@ import shlex
 import socket
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -60,6 +60,8 @@ STEADY_S: Final = 60.0
 """A lease that has run this long has not ended at once."""
 REFUSED_S: Final = 15.0
 """Between two submissions of a lease that Slurm refuses."""
+LEAST_NOTICE_S: Final = 600.0
+"""If a lease still runs this long after its end was announced, the node gets work again."""
 WAIT_S: Final = 30.0
 """How long a node counts as up while its lease waits."""
 _NOT_LOOKED_AT: Final = ("", "None")
@@ -100,6 +102,9 @@ class SlurmBackend:
         self._looked_at: ControllerView | None = None
         self._dead_s: dict[str, float] = {}
         """When the keepers of a node were found silent."""
+        self._announced: dict[str, tuple[str | None, float]] = {}
+        """Leases whose end was announced, by node, and when."""
+        self._notice_s = max(LEAST_NOTICE_S, 2 * (cluster.slurm.notice_seconds or 0.0))
         self._addresses = Addresses()
 
     # Nodes.
@@ -130,6 +135,8 @@ class SlurmBackend:
         dead_for_s = time.monotonic() - self._dead_s.get(name, float("-inf"))
         if dead_for_s < DEAD_NODE_S and not self._beats_on(name):
             return "nothing is heard of it"
+        if self._is_to_end(name):
+            return "Slurm has announced the end of its lease"
         if not self._serves[name]:
             return f"Slurm says {'+'.join(sorted(found.state))}{f': {found.reason}' if found.reason else ''}"
         return "" if self.leases.serves(name) or not self._is_used else self.leases.why_not(name)
@@ -238,11 +245,24 @@ class SlurmBackend:
             status = unit.kept(attempt.beats, seen, now_s)
             if status.state == "lost" and seen.step is not None:
                 self._dead_s[unit.node] = now_s
+            if status.state == "running" and attempt.folder.get(f"notice {unit.number}", unit.is_noticed):
+                self._announce(unit.node, now_s)
+                return replace(status, noticed=True)
             return status
         status = unit.starting(self._place(unit), seen, os.environ, now_s, asking=self._asks_for(unit.node))
         if status.displaced:
             self._dead_s[unit.node] = now_s
         return status
+
+    def _announce(self, name: str, now_s: float) -> None:
+        """Note that a unit has got a notice, which all units in a lease get."""
+        lease_id = self.leases.id_of(name)
+        if name not in self._announced or self._announced[name][0] != lease_id:
+            self._announced[name] = lease_id, now_s
+
+    def _is_to_end(self, name: str) -> bool:
+        lease_id, since_s = self._announced.get(name, (None, float("-inf")))
+        return lease_id == self.leases.id_of(name) and time.monotonic() - since_s < self._notice_s
 
     def _asks_for(self, name: str) -> bool:
         """Whether a node may get its lease in a moment, instead of waiting in Slurm's queue."""

@@ -64,13 +64,17 @@ def lease_prefix(state: Path) -> str:
 
 
 def asked_for(options: SlurmOptions) -> tuple[str, ...]:
-    """Options for a job's queue and time limit; Slurm decides what is left out."""
+    """Options for a job's queue and time limit; Slurm decides what is left out.
+
+    Without ``B:`` the signal goes to the steps, and not to the script of the job.
+    """
     asked = {
         "partition": options.partition,
         "account": options.account,
         "qos": options.qos,
         "reservation": options.reservation,
         "time": None if options.lease_seconds is None else str(math.ceil(options.lease_seconds / 60)),
+        "signal": None if options.notice_seconds is None else f"USR1@{math.ceil(options.notice_seconds)}",
     }
     return tuple(f"--{name}={value}" for name, value in asked.items() if value is not None)
 

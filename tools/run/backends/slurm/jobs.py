@@ -14,7 +14,7 @@ import shlex
 import time
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from pliant.schemas.cluster import Cluster
@@ -251,7 +251,9 @@ class Attempt:
         if ended is not None:
             return ended
         if self.folder.get(f"keeper {unit.number}", unit.is_taken_over):
-            return unit.kept(self.beats, self._seen(unit, listed, stage), now_s)
+            status = unit.kept(self.beats, self._seen(unit, listed, stage), now_s)
+            noticed = status.state == "running" and self.folder.get(f"notice {unit.number}", unit.is_noticed)
+            return replace(status, noticed=True) if noticed else status
         if unit.order:  # checked after the order was given: whatever takes the unit over now finds the order
             return _RUNNING if unit.is_taken_over() else UnitStatus("exited", CODES[unit.order])
         if stage != "gone":

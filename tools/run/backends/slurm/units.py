@@ -124,8 +124,12 @@ class SlurmUnit:
     def _displaced(self) -> str:
         """Why it was ended without an order; empty if it was not."""
         if not self.order:
-            self._taken = look_again(self._files.displaced(self.number)) is not None
+            self._taken = look_again(self._files.displaced(self.number)) is not None or self.is_noticed()
         return f"Slurm has ended what ran on node {self.node}" if self._taken else ""
+
+    def is_noticed(self) -> bool:
+        """Whether Slurm has announced its end."""
+        return look_again(self._files.notice(self.number)) is not None
 
     def is_taken_over(self) -> bool:
         return look_again(self.beat_file) is not None

@@ -25,7 +25,7 @@ from pliant.tools.run.statedir.contract.folders import (
     look_again,
     read_record,
 )
-from pliant.tools.run.statedir.contract.plan import Plan
+from pliant.tools.run.statedir.contract.plan import ENV_NOTICES, Plan
 from pliant.tools.run.statedir.contract.presence import life
 
 _POLL_S: Final = 0.01
@@ -37,6 +37,8 @@ _ASK_FOR_OTHERS_S: Final = 1.0
 """Between two questions to the server for workers that a plan adds; training goes on meanwhile."""
 STOP: Final = 1 << 62
 """Counts as newer than every generation: a signal asked a worker to stop."""
+UNHEARD_S: Final = 30.0
+"""A worker that got a notice, and no plan since, stops the job itself."""
 BETWEEN_VOTES_S: Final = 0.1
 """Workers vote at every step, but not more often than this."""
 MOST_STEPS: Final = 32
@@ -61,17 +63,35 @@ class StopSignal:
     """SIGTERM or SIGUSR1 as a request that the next step boundary answers.
 
     Slurm and clouds send one of them before they take a machine away. A script that has a handler of its own
-    for SIGUSR1 keeps it.
+    for SIGUSR1 keeps it. Where the launcher reads of a SIGUSR1, it asks for less than a stop if that is
+    enough; if no new plan comes for :data:`UNHEARD_S`, the launcher is not there.
     """
 
     def __init__(self) -> None:
-        self.received = False
+        self._asked = False
+        self._noticed_s: float | None = None
         signal.signal(signal.SIGTERM, self._note)
         if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, signal.SIG_IGN):
-            signal.signal(signal.SIGUSR1, self._note)
+            signal.signal(signal.SIGUSR1, self._notice if ENV_NOTICES in os.environ else self._note)
+
+    @property
+    def received(self) -> bool:
+        since_s = self._noticed_s
+        return self._asked or (since_s is not None and time.monotonic() - since_s >= UNHEARD_S)
+
+    @received.setter
+    def received(self, asked: bool) -> None:
+        self._asked = asked
+
+    def new_plan(self) -> None:
+        """The launcher is there."""
+        self._noticed_s = None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = True
+        self._asked = True
+
+    def _notice(self, number: int, frame: FrameType | None) -> None:
+        self._noticed_s = time.monotonic()
 
 
 class RateLimiter:
@@ -181,6 +201,8 @@ class PlanWatch:
             return True
         if plan is not None and plan.generation > self._plan.generation:
             self._plan = plan
+            if self._stop is not None:
+                self._stop.new_plan()
         return True
 
 

@@ -89,6 +89,14 @@ class AttemptDir(Folder):
         """Exists once one unit was ended by another party than the launcher: it has lost its place."""
         return self.path / f"unit-{unit}.displaced"
 
+    def notice(self, unit: int) -> Path:
+        """Exists once Slurm has announced that it will end one unit."""
+        return self.path / f"unit-{unit}.notice"
+
+    def use(self, unit: int) -> Path:
+        """What one unit uses of its host, as its keeper sees it; written in place."""
+        return self.path / f"unit-{unit}.use"
+
     def orders(self, unit: int) -> Path:
         """What the keeper of one unit is to do, where no signal reaches it: nothing, "term" or "kill"."""
         return self.path / f"orders-{unit}"

@@ -48,6 +48,8 @@ ENV_NOISE: Final = "PLIANT_NOISE"
 """Set if the batch may change: the worker then measures the noise of its gradients."""
 ENV_LOG_BYTES: Final = "PLIANT_LOG_BYTES"
 """Most bytes of each of a unit's output files that its keeper leaves on disk."""
+ENV_NOTICES: Final = "PLIANT_NOTICES"
+"""Set if the launcher reads of a SIGUSR1 and has the worker save or leave: it only waits for that."""
 PROTOCOL: Final = 3
 """What workers exchange while they train; to be raised when that changes (3: which tensors of a state are on
 GPUs, several models and optimizers). All workers of an attempt have the same, see :attr:`Plan.protocol`."""

@@ -102,8 +102,9 @@ def reject_event(
     return Event(time_s, "reject", job_id, gpus=0, placement=(), detail=detail)
 
 
-def cancel_event(job_id: str, time_s: float) -> Event:
-    return Event(time_s, "cancel", job_id, gpus=0, placement=())
+def cancel_event(job_id: str, time_s: float, reason: str = "") -> Event:
+    detail = {"reason": reason} if reason else None
+    return Event(time_s, "cancel", job_id, gpus=0, placement=(), detail=detail)
 
 
 def release_event(job_id: str, time_s: float) -> Event:

@@ -17,7 +17,8 @@ How ``run`` uses the events:
 - ``progress``, ``epoch`` and ``checkpoint`` come from the workers of an ``attempt``, so that the next
   launcher knows how many it has seen. They are few: the newest progress of a job is in a file of its own
   (``worker_reports.py``). One ``checkpoint`` stands for ``count`` of them. ``progress`` with
-  ``lost_workers``: workers died on these slots; the others train on while new ones start there.
+  ``lost_workers``: workers died on these slots; the others train on while new ones start there. ``idle``:
+  the part of its slots that the job uses, which the cluster's rule calls idle; null: it is busy again.
 - ``requeue``: the job lost its GPUs without the policy's doing, for a ``reason``, and waits again. An
   ``attempt`` has failed (``failures`` in a row, ``retries`` allowed), or is ``over`` without a failure
   because its place was taken away (``displacements`` in a row), or the run was interrupted.
@@ -29,7 +30,7 @@ How ``run`` uses the events:
   that was ended while something of it might run. A job that finishes, or fails with an ``attempt``, ends only
   when nothing of it is left, and has no such event.
 - ``hold`` and ``unhold`` by a ``user``, ``priority``, and ``drain`` and ``undrain`` of a ``node`` (``now``:
-  its jobs leave it) execute an order, whose number is in the detail.
+  its jobs leave it, ``until`` a time) execute an order, whose number is in the detail.
 - ``node_down`` and ``node_up``: the backend cannot use a ``node``, for a ``reason``, or can again. Jobs with
   GPUs there have left it before, by a ``shrink`` or a ``requeue``.
 """
@@ -48,14 +49,17 @@ from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.schemas.schedule import Allocation, BatchPlan, Cut
 from pliant.tools.run.statedir.contract.plan import Progress
+from pliant.tools.run.statedir.log.counts import Counts
 from pliant.tools.run.statedir.log.retries import (
     CHECKPOINT_S,
+    UNTIL_RESUMED_S,
     WINDOW_S,
     FailureRecord,
     Suspects,
     is_worth_its_while,
 )
 from pliant.tools.schedule.jobs import NodeGpus, gpus_of
+from pliant.tools.schedule.session.withheld import node_of
 
 WORKER_EVENTS: Final = frozenset({"progress", "epoch", "checkpoint"})
 
@@ -123,6 +127,10 @@ class JobLog:
     """What the last measured change of its GPUs cost."""
     points: tuple[tuple[float, float], ...] = ()
     """(time, samples done) of the newest two progress events since the last change."""
+    gpu_seconds_per_sample: float | None = None
+    """What a sample cost when its speed was last measured."""
+    idle: tuple[float, float] | None = None
+    """Since when the cluster's rule calls it idle, and the part of its slots that it used."""
 
     @property
     def samples_per_second(self) -> float | None:
@@ -165,6 +173,14 @@ class JobLog:
         checkpoint_s = self.job.checkpoint_seconds or CHECKPOINT_S
         return is_worth_its_while(gained, self.total_samples, time_s - self.launched_s, checkpoint_s)
 
+    def repeated_by(self, event: Event) -> float:
+        """GPU seconds of work that an event says is to be done again; 0 if the speed is unknown."""
+        if event.event not in WORKER_EVENTS or event.samples_done is None:
+            return 0.0
+        is_step = "first_step" in (event.detail or {})
+        began_at = event.samples_done - (event.global_batch or 0 if is_step else 0)
+        return max(0.0, self.samples_done - began_at) * (self.gpu_seconds_per_sample or 0.0)
+
     def add(self, event: Event) -> None:
         if event.gpus is not None:
             self.gpus, self.placement = event.gpus, event.placement or ()
@@ -175,6 +191,8 @@ class JobLog:
             self.furthest = max(self.furthest, event.samples_done)
         if event.event == "progress" and event.samples_done is not None:
             self.points = (*self.points[-1:], (event.time, event.samples_done))
+            if speed := self.samples_per_second:
+                self.gpu_seconds_per_sample = self.counted_gpus / speed
         elif event.gpus is not None:
             self.points = ()
         if event.loss is not None:
@@ -189,6 +207,7 @@ class JobLog:
         if event.event not in WORKER_EVENTS:
             self.reason = str(detail.get("reason", ""))
         if event.gpus is not None:
+            self.idle = None
             unasked = event.event == "requeue" or "setback" in detail
             self.trouble = self.reason if unasked else ""
         if event.event in PLACED:
@@ -198,7 +217,10 @@ class JobLog:
             if event.event in STARTS:
                 self.launched_s, self.retry_s, self.begun = event.time, None, self.change
         elif event.event in WORKER_EVENTS:
-            if "lost_workers" in detail:
+            if "idle" in detail:
+                used = detail["idle"]
+                self.idle = None if used is None else (event.time, float(used))
+            if "lost_workers" in detail or "idle" in detail:
                 return
             attempt = int(detail.get("attempt", 0))
             self.seen[attempt] = self.seen.get(attempt, 0) + 1
@@ -247,6 +269,22 @@ class Drain:
     reason: str = ""
     now: bool = False
     """Whether its jobs leave it at once; else they finish there."""
+    until_s: float | None = None
+    """By when nothing may run there; None if that has time."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A slot that no job gets for a while."""
+
+    until_s: float
+    reason: str = ""
+    since_s: float = 0.0
+
+    @property
+    def is_sick(self) -> bool:
+        """Whether only an operator gives it back."""
+        return self.until_s - self.since_s >= UNTIL_RESUMED_S
 
 
 @dataclass(slots=True)
@@ -279,6 +317,9 @@ class RunLog:
     """Whether the last decision was written by a call that does not stay."""
     suspects: Suspects = field(default_factory=Suspects)
     """Slots on which new workers died."""
+    left_out: dict[str, LeftOut] = field(default_factory=dict)
+    """Slots that no job gets, or got for a while: see :meth:`out_of_service`."""
+    counts: Counts = field(default_factory=Counts)
     newest: dict[str, Progress] = field(default_factory=dict, compare=False)
     """What workers reported last, which is not in the log: see ``worker_reports.py``."""
 
@@ -292,18 +333,21 @@ class RunLog:
             detail = SubmitDetail.model_validate_json(_json(event))
             job = JobLog(detail.job, event.time, total_samples=detail.samples)
             self.jobs[event.job] = self.active[event.job] = job
+            self.counts.happened(event, 0.0, 0.0)
         elif event.event in OF_NODES:
             self._node(event)
         elif event.event in OF_SLOTS:
             self.suspects.add(event.job, event.event, event.detail or {})
+            self._slot(event)
         elif event.event == "release":
             self.broken_off.pop(event.job or "", None)
         elif event.job is not None and event.job in self.jobs:
             job = self.jobs[event.job]
-            before = job.phase
+            before, repeated = job.phase, job.repeated_by(event)
             job.add(event)
             if event.gpus is not None:
                 self._pair(job, event)
+            self.counts.happened(event, job.counted_gpus, repeated)
             if job.ended:
                 self.ends[job.phase] = self.ends.get(job.phase, 0) + 1
                 if event.job not in self.active:
@@ -330,13 +374,21 @@ class RunLog:
             self.drained[str(detail["node"])] = Drain(
                 *(str(detail.get("user", "")), event.time, str(detail.get("reason", ""))),
                 now=bool(detail.get("now")),
+                until_s=detail.get("until"),
             )
         elif event.event == "undrain":
-            self.drained.pop(str(detail["node"]), None)
+            self._resume(str(detail["node"]))
         number = detail.get("order")
         if number is not None:
             before = self.executed if event.time == self.executed_s else ()
             self.executed, self.executed_s = (*before, int(number)), event.time
+
+    def _resume(self, node: str) -> None:
+        """A node gets work again, also on slots that an operator has to give back."""
+        self.drained.pop(node, None)
+        for slot in [slot for slot, left in self.left_out.items() if node_of(slot) == node and left.is_sick]:
+            del self.left_out[slot]
+            self.suspects.slots.pop(slot, None)
 
     def may_be_there(self) -> Iterable[str]:
         """Jobs of which something may be left."""
@@ -352,6 +404,21 @@ class RunLog:
         if event.event == "node_down":
             self.down[str(detail["node"])] = str(detail.get("reason", ""))
 
+    def out_of_service(self, now_s: float) -> dict[str, LeftOut]:
+        """Slots (``node/index``) that no job gets at this time."""
+        return {slot: left for slot, left in self.left_out.items() if left.until_s > now_s}
+
+    def _slot(self, event: Event) -> None:
+        detail = event.detail or {}
+        if event.event == "slot_up":
+            self.left_out.pop(str(detail.get("slot", "")), None)
+        elif event.job is None:
+            self.left_out = self.out_of_service(event.time)
+            until_s = event.time + float(detail.get("seconds", 0.0))
+            self.left_out[str(detail.get("slot", ""))] = LeftOut(
+                until_s, str(detail.get("reason", "")), event.time
+            )
+
     def _decided(self, event: Event) -> None:
         detail = event.detail or {}
         if (kept := detail.get("restored")) is not None:
@@ -362,6 +429,7 @@ class RunLog:
             self.origin_s = detail.get("origin_s", self.origin_s)
             self.policy_error = str(detail.get("error", ""))
             self.once = bool(detail.get("once"))
+            self.counts.decided(event)
 
     def _restore(self, kept: Mapping[str, Any]) -> None:
         """Take over what a snapshot knew, as far as this version has its fields."""

@@ -22,6 +22,9 @@ BELIEVED: Final = 3
 """Attempts in a row whose place was taken away; further ones count as failed."""
 FIRST_S: Final = 60.0
 LONGEST_SUSPICION_S: Final = 3600.0
+SICK: Final = 3
+"""A slot on which new workers of this many jobs died is left out until an operator resumes its node."""
+UNTIL_RESUMED_S: Final = 10 * 365 * 86400.0
 SLOTS: Final = 3
 """After deaths on this many different slots in a row the job is at fault."""
 
@@ -79,6 +82,13 @@ class Consequence:
     """For how long the slot is withheld."""
     for_all: bool
     """From all jobs, not from that job alone."""
+    jobs: int = field(default=1, compare=False)
+    """Whose workers have died there, since one last trained there for long enough."""
+
+    @property
+    def is_sick(self) -> bool:
+        """Whether only an operator gives the slot back."""
+        return self.seconds >= UNTIL_RESUMED_S
 
 
 @dataclass(slots=True)
@@ -86,7 +96,8 @@ class Suspects:
     """Slots on which new workers died, and their jobs: what is kept from what, and for how long.
 
     One death does not tell whether the slot or the job is at fault, so first the job is kept from that slot.
-    A slot on which workers of a second job died is bad for all; a job whose workers died on several slots in
+    A slot on which workers of a second job died is bad for all, and after a third one only an operator gives
+    it back; a job whose workers died on several slots in
     a row keeps its size for a while. The time doubles with every further death, and a worker that trains for
     long enough clears both its slot and its job.
     """
@@ -114,7 +125,8 @@ class Suspects:
         by_job = self.slots.get(slot, {})
         others = [job for job in by_job if job != job_id]
         deaths = sum(by_job.values()) if others else by_job.get(job_id, 0)
-        return Consequence(doubled(deaths), bool(others))
+        seconds = doubled(deaths) if len(others) + 1 < SICK else UNTIL_RESUMED_S
+        return Consequence(seconds, bool(others), len(others) + 1)
 
     def wait_s(self, job_id: str, slots: Iterable[str]) -> float | None:
         """Seconds for which the job keeps its size if its workers die on these slots now.

@@ -312,11 +312,13 @@ def _close(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
     for node, drain in sorted(known.drained.items()):
         if _words(log.drained.get(node)) != _words(drain):
             detail = {"node": node, "user": drain.user, "reason": drain.reason, "now": drain.now}
+            if drain.until_s is not None:
+                detail["until"] = drain.until_s
             yield Event(at_s, "drain", detail=detail)
 
 
 def _words(drain: Drain | None) -> tuple[object, ...] | None:
-    return None if drain is None else (drain.user, drain.reason, drain.now)
+    return None if drain is None else (drain.user, drain.reason, drain.now, drain.until_s)
 
 
 def _order(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:

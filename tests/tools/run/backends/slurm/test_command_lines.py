@@ -10,15 +10,18 @@ from pydantic import ValidationError
 
 from pliant.schemas.cluster import Cluster, SlurmOptions
 from pliant.tools.run.backends.slurm.commands import (
+    JobRequest,
     Lease,
     StepRequest,
     lease_of,
     lease_prefix,
+    sbatch,
     sbatch_lease,
     scancel_named,
     srun_step,
     step_gres,
 )
+from pliant.tools.run.statedir.contract.folders import AttemptDir
 
 STATE = Path("/shared/state")
 
@@ -62,6 +65,15 @@ def test_what_a_site_wants_to_know_is_asked_for() -> None:
     words = sbatch_lease(lease(cluster), cluster.slurm, STATE)
     asked = {"--partition=gpu", "--account=ml", "--qos=high", "--reservation=r1", "--gres=gpu:a100:4"}
     assert {*asked, "--time=61", "--constraint=ib"} < set(words)
+
+
+def test_slurm_announces_the_end_of_a_lease_to_its_steps_and_of_a_job_likewise(tmp_path: Path) -> None:
+    """Not to the script of the job (``B:``), which would end by it."""
+    cluster = one_node(slots="cpu", slurm={"lease_seconds": 7200.0, "notice_seconds": 89.5})
+    assert "--signal=USR1@90" in sbatch_lease(lease(cluster), cluster.slurm, STATE)
+    words = sbatch(JobRequest("a", 1, 1), cluster.slurm, AttemptDir(tmp_path))
+    assert "--signal=USR1@90" in words
+    assert cluster.minor == 3
 
 
 @pytest.mark.parametrize("word", ["", "a b", "--wrap=x", "a\nb", "$(x)"])

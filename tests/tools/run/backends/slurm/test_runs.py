@@ -152,6 +152,43 @@ def test_jobs_leave_a_node_that_goes_down_and_come_back_to_it(site: SlurmSite, l
     assert site.samples() == {"a": 1e5}
 
 
+@pytest.mark.torch
+def test_an_elastic_job_leaves_a_node_whose_lease_is_about_to_end_while_it_trains(
+    site: SlurmSite, live: SlurmCluster
+) -> None:
+    site.cluster = slurm_nodes("n0", "n1", gpus=1)
+    site.job("a", 40, 0.02, text=ELASTIC, samples=40 * 64, low=1, high=2)
+    run = site.run(site.schedule("fair-share"), "--until-done", program=REAL)
+    until(lambda: site.samples().get("a", 0.0) > 0)
+    listed = dict(line.split() for line in live.command("squeue", "-h", "-o", "%N %i").splitlines())
+    live.command("scancel", "--signal=USR1", listed["n1"])
+    until(lambda: "n1" in site.log().down)
+    assert site.log().down["n1"] == "Slurm has announced the end of its lease"
+    until(lambda: dict(site.log().jobs["a"].placement) == {"n0": 1})
+    until(lambda: (site.state / "jobs/a/attempts/1/exit-1").exists() or run.poll() is not None)
+    live.command("scancel", listed["n1"])
+    assert run.wait() == 0, site.said()
+    assert site.samples() == {"a": 40 * 64}
+    assert in_order(["start a 2", "shrink a 1", "node_down None", "finish a 0"], site.story()), site.story()
+    assert [path.name for path in (site.state / "jobs/a/attempts").iterdir()] == ["1"], "in place"
+
+
+def test_slurm_gives_notice_before_the_end_of_a_lease_and_jobs_save_and_have_not_failed(
+    site: SlurmSite, live: SlurmCluster
+) -> None:
+    """Its clock for that is coarse: with a limit of a minute, a notice of 50 s may come at once."""
+    site.cluster = slurm_nodes("n0", gpus=1, lease_seconds=60.0, notice_seconds=50.0)
+    site.job("a", "--gate", site.gate)
+    run = site.run(site.schedule("fifo"), "--until-done")
+    until(lambda: any(event.event == "requeue" for event in site.events()) if site.state.exists() else False)
+    (left,) = [event for event in site.events() if event.event == "requeue"]
+    assert (left.detail or {})["reason"] == "node n0 is down: Slurm has announced the end of its lease"
+    until((site.state / "jobs/a/saved-0").exists)
+    assert site.log().jobs["a"].failures == 0
+    run.send_signal(signal.SIGTERM)
+    run.wait()
+
+
 ENDS_ITS_GROUP = """
 import os, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pliant.tools.run.backends.slurm import step
@@ -95,6 +96,32 @@ def test_a_signal_of_slurm_is_noted_and_an_order_is_not(tmp_path: Path) -> None:
     (ordered / "orders-0").write_text("term")
     start(ordered, "sleep", "600").wait()
     assert not (ordered / "unit-0.displaced").exists()
+
+
+IGNORES = """
+import os, pathlib, signal, sys, time
+pathlib.Path("up").write_text(f"{os.environ['PLIANT_NOTICES']} {signal.getsignal(signal.SIGUSR1).name}")
+while not pathlib.Path("end").exists():
+    time.sleep(0.02)
+"""
+
+
+def test_a_notice_of_slurm_is_noted_and_ends_no_command_that_knows_nothing_of_it(tmp_path: Path) -> None:
+    """All processes of a step get it; of an unprepared one it would be the end."""
+    attempt = tmp_path / "1"
+    attempt.mkdir()
+    keeper = start(attempt, sys.executable, "-c", IGNORES)
+    until((attempt / "up").exists)
+    until((attempt / "up").read_text)
+    assert (attempt / "up").read_text() == "1 SIG_IGN"
+    (worker,) = psutil.Process(keeper.pid).children()
+    keeper.send_signal(signal.SIGUSR1)
+    worker.send_signal(signal.SIGUSR1)
+    until((attempt / "unit-0.notice").exists)
+    assert not (attempt / "unit-0.displaced").exists()
+    (attempt / "end").touch()
+    keeper.wait()
+    assert code(attempt) == 0
 
 
 def test_a_unit_that_shall_end_before_it_is_started_does_not_start(tmp_path: Path) -> None:

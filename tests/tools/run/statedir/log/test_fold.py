@@ -10,6 +10,7 @@ from pliant.schemas.file_io.events import event_lines, read_event
 from pliant.schemas.io import profile_hash, profile_to_columns
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.schedule import PolicyUse, Schedule
+from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.run.service.allocation import Slot
 from pliant.tools.run.service.endings import Ending
 from pliant.tools.run.service.members import Setback
@@ -23,7 +24,11 @@ from pliant.tools.run.statedir.log.events import (
 )
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog, allocation_of, fold
 from pliant.tools.run.statedir.log.retries import FailureRecord
+from pliant.tools.run.watch.status import Status, closed_lines
 from pliant.tools.schedule.decide import Question, decide
+from pliant.tools.schedule.from_log import apply_events
+from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job
 
 
@@ -349,6 +354,30 @@ def test_a_log_can_hold_that_a_slot_is_bad_for_all_jobs() -> None:
     assert [(each.event, each.job) for each in events] == [("shrink", "a"), ("slot_down", None)]
     lines = event_lines(events).splitlines()
     assert [read_event(line).event for line in lines] == ["shrink", "slot_down"]
+
+
+def test_a_slot_on_which_workers_of_three_jobs_died_gets_no_job_until_its_node_is_resumed() -> None:
+    found = log(START)
+    for other in "bc":
+        found.suspects.died(other, "n0/1")
+    events = report_events(hindered(1, "n0/1"), found, 20.0, 3)
+    assert (events[0].detail or {})["reason"] == "no memory; n0/1 is left out until pliant resume n0"
+    session = Session(Fifo(), cluster(2), CurveThroughput())
+    for each in events:
+        found.add(each)
+    apply_events(session, [events[1]])
+    later_s = 20.0 + 365 * 86400
+    (left,) = found.out_of_service(later_s).values()
+    assert left.reason == "new workers of 3 jobs died there, last of a: no memory"
+    session.advance(later_s)
+    assert session.up_gpus == 1
+    resumed = Event(later_s, "undrain", detail={"node": "n0", "user": "ada", "order": 1})
+    found.add(resumed)
+    apply_events(session, [resumed])
+    assert (found.out_of_service(later_s), session.up_gpus) == ({}, 2)
+    assert not found.suspects.deaths_on("n0/1")
+    line = closed_lines(Status(fold(events)), 30.0)
+    assert line == [f"slot n0/1 gets no job until pliant resume n0: {left.reason}"]
 
 
 @pytest.mark.parametrize("why", ["it shares", "another job comes"])

@@ -22,6 +22,14 @@ def test_a_slot_on_which_two_jobs_failed_is_bad_for_all() -> None:
     assert known.next_death("b", "n0/1") == Consequence(2 * FIRST_S, for_all=True)
 
 
+def test_a_slot_on_which_three_jobs_failed_is_left_out_until_an_operator_says_otherwise() -> None:
+    known = Suspects()
+    known.died("a", "n0/1")
+    known.died("b", "n0/1")
+    assert not known.next_death("b", "n0/1").is_sick, "two jobs may both be at fault"
+    assert known.next_death("c", "n0/1").is_sick
+
+
 def test_a_job_that_fails_on_one_slot_after_the_other_keeps_its_size() -> None:
     known = Suspects()
     found = []

@@ -1,0 +1,187 @@
+"""``pliant run --metrics FILE``: what a monitoring system reads of a run."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.event import Event
+from pliant.schemas.schedule import PolicyUse, Schedule
+from pliant.tools.run.service.monitoring import MetricsFile, metrics_text
+from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
+from pliant.tools.run.statedir.log.events import decision_event, run_event, submit_event
+from pliant.tools.run.statedir.log.fold import RunLog, fold
+from tests.builders import job, mixed_cluster
+from tests.cli.calling import call
+from tests.tools.run.service.openmetrics import read, value
+from tests.tools.run.site import Site
+from tests.tools.run.test_follow import ask, begin, end_all, go_on, phase, story, trains
+
+DOCS = Path(__file__).parents[4] / "docs" / "monitoring.md"
+CLUSTER = mixed_cluster(a100=(4, 4, 4), t4=(2,))
+
+
+def held(at: float, name: str, kind: str, *where: tuple[str, int], **more: object) -> Event:
+    gpus = sum(count for _, count in where)
+    return Event(at, kind, name, gpus=gpus, placement=where, **more)  # type: ignore[arg-type]
+
+
+def a_day() -> RunLog:
+    asked = PolicyUse(name='fifo "quoted"\\', parameters={}, seed=0)
+    schedule = Schedule(time=0.0, policy=asked, cluster=CLUSTER)
+    placed = ("a100-0", 2), ("a100-1", 2)
+    step = {"attempt": 1}
+    first = {**step, "after": "start"}
+    return fold(
+        [
+            run_event(schedule, "0" * 64, 1.0),
+            *(submit_event(job(name), 2.0) for name in "abc"),
+            decision_event(3.0, 0.0, "fifo", 0.25),
+            held(3.0, "a", "start", *placed, global_batch=10),
+            held(3.0, "b", "start", ("t4-0", 1)),
+            Event(5.0, "progress", "a", samples_done=10.0, overhead_seconds=2.0, detail=first),
+            Event(15.0, "progress", "a", samples_done=110.0, detail=step),
+            Event(16.0, "checkpoint", "a", samples_done=110.0, overhead_seconds=0.5, detail=step),
+            held(17.0, "a", "requeue", detail={"attempt": 1, "reason": "exit code 1", "failures": 1}),
+            held(18.0, "b", "preempt"),
+            Event(19.0, "drain", detail={"node": "a100-1", "user": "ada"}),
+            Event(19.0, "node_down", detail={"node": "a100-2", "reason": "gone"}),
+            Event(20.0, "slot_down", detail={"slot": "t4-0/1", "seconds": 60.0, "by": "a", "reason": "died"}),
+            decision_event(21.0, 0.0, "fifo", 0.75),
+            held(21.0, "a", "resume", *placed, global_batch=10),
+            Event(
+                23.0, "progress", "a", samples_done=60.0, global_batch=10, overhead_seconds=2.0,
+                detail={"attempt": 2, "after": "resume", "first_step": True},
+            ),
+            Event(24.0, "hold", "c", detail={"user": "ada", "order": 1}),
+        ]
+    )  # fmt: skip
+
+
+def test_every_number_of_the_file_is_that_of_the_log() -> None:
+    def team_of(spec: object) -> str | None:
+        return "red" if getattr(spec, "id", "") == "a" else None
+
+    text = metrics_text(a_day(), CLUSTER.expanded(), 30.0, team_of)
+    of = partial(value, text)
+    gpus = {key: int(found) for key, found in read(text).items() if key[0] == "pliant_gpus"}
+    assert sum(gpus.values()) == 14, "each GPU is in one state"
+    assert of("pliant_gpus", type="a100", state="held") == 4
+    assert of("pliant_gpus", type="a100", state="free") == 2
+    assert of("pliant_gpus", type="a100", state="drained") == 2
+    assert of("pliant_gpus", type="a100", state="down") == 4
+    assert of("pliant_gpus", type="t4", state="left_out") == 1
+    assert of("pliant_nodes", state="up") == 2
+    assert of("pliant_team_gpus_held", team="red") == 4
+    assert [of("pliant_jobs", state=state) for state in ("waiting", "running", "held")] == [1, 1, 1]
+    totals = ("jobs_submitted", "job_starts", "preemptions", "failures", "decisions", "policy_errors")
+    assert [of(f"pliant_{name}_total") for name in totals] == [3, 3, 1, 1, 2, 0]
+    lost = partial(of, "pliant_lost_gpu_seconds_total")
+    assert lost(cause="changes") == 2 * 2.0 * 4
+    assert lost(cause="checkpoints") == 0.5 * 4
+    assert lost(cause="repeats") == pytest.approx(60 * 10 / 100 * 4), "it went back from 110 samples to 50"
+    assert (of("pliant_last_decision_seconds"), of("pliant_decision_seconds_total")) == (0.75, 1.0)
+    assert of("pliant_last_decision_timestamp_seconds") == 21.0
+    assert of("pliant_last_turn_timestamp_seconds") == 30.0
+    assert any(
+        ("policy", 'fifo "quoted"\\') in labels for name, labels in read(text) if name == "pliant_run_info"
+    )
+
+
+def test_it_is_written_after_each_decision_at_most_once_a_second_and_once_a_minute(tmp_path: Path) -> None:
+    now, log, path = [0.0], a_day(), tmp_path / "pliant.prom"
+    file = MetricsFile(path, CLUSTER.expanded(), clock=lambda: now[0])
+
+    def written_at(at_s: float) -> bool:
+        now[0] = at_s
+        file.look(log, at_s)
+        return value(path.read_text(), "pliant_last_turn_timestamp_seconds") == at_s
+
+    assert written_at(0.0)
+    assert not written_at(30.0)
+    log.add(decision_event(30.0, 0.0, "fifo", 0.1))
+    assert written_at(31.0)
+    log.add(decision_event(31.5, 0.0, "fifo", 0.1))
+    assert not written_at(31.5)
+    assert written_at(32.0), "the decision is in the file a second later"
+    assert written_at(92.0)
+
+
+def test_a_file_that_cannot_be_written_is_warned_of_once_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = MetricsFile(tmp_path / "gone" / "pliant.prom", CLUSTER.expanded())
+    file.write(a_day(), 1.0)
+    file.write(a_day(), 2.0)
+    assert len([each for each in caplog.records if "pliant.prom" in each.getMessage()]) == 1
+    (tmp_path / "gone").mkdir()
+    file.write(a_day(), 3.0)
+    assert (tmp_path / "gone" / "pliant.prom").exists()
+
+
+@pytest.mark.usefixtures("plain_python")
+def test_counters_go_on_after_a_restart_of_the_run(site: Site) -> None:
+    path = site.folder / "pliant.prom"
+
+    def now(name: str, **labels: str) -> float:
+        return value(path.read_text(), name, **labels)
+
+    run_and_follow(
+        begin(site, metrics=path),
+        story((lambda log: True, lambda: ask(site, "a", high=2)), (trains("a"), int)),
+    )
+    assert (now("pliant_jobs", state="running"), now("pliant_job_starts_total")) == (1, 1)
+    assert now("pliant_gpus", type="gpu", state="held") == 2
+    before = now("pliant_decisions_total")
+    path.unlink()
+    run_and_follow(replace(go_on(site), metrics=path), story((phase("a", "finished"), int)))
+    assert now("pliant_decisions_total") > before
+    assert (now("pliant_job_starts_total"), now("pliant_jobs_ended_total", end="finished")) == (1, 1)
+    assert now("pliant_gpus", type="gpu", state="free") == 2
+    end_all(site)
+
+
+@pytest.mark.usefixtures("plain_python")
+def test_a_run_that_stays_for_its_jobs_alone_and_a_turn_from_cron_write_it_too(site: Site) -> None:
+    path = site.folder / "pliant.prom"
+    site.job("a", samples=50)
+    run_until_done(site.options(metrics=path), lambda log, now_s: None)
+    assert value(path.read_text(), "pliant_jobs_ended_total", end="finished") == 1
+    assert os.stat(path).st_mode & 0o044 == 0o044 & ~_umask(), "the monitoring is another user"
+    site.state = site.folder / "cron"
+    site.jobs.clear()
+    site.job("b", samples=1e6)
+    run_once(site.options(metrics=path))
+    assert value(path.read_text(), "pliant_jobs", state="running") == 1
+    end_all(site, "b")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_place_where_no_file_can_be_is_refused_before_anything_begins(here_site: Site) -> None:
+    for wrong, words in (("no/such/file", "the folder no/such is missing"), ("-", "names a file")):
+        done = call("run", here_site.schedule(), "--state", str(here_site.state), "--metrics", wrong)
+        assert done.exit_code == 2, done.stderr
+        assert words in done.stderr
+    assert not here_site.state.exists()
+
+
+@pytest.fixture
+def here_site(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.chdir(site.folder)
+    return site
+
+
+def test_the_docs_name_every_metric_and_no_other() -> None:
+    text = metrics_text(a_day(), CLUSTER.expanded(), 30.0, lambda _job: "red")
+    named = set(re.findall(r"^\| `(pliant_\w+)", DOCS.read_text(), re.MULTILINE))
+    assert named == {name for name, _ in read(text)}
