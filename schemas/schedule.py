@@ -176,9 +176,9 @@ class Schedule(Record):
 
     @property
     def minor(self) -> int:
-        """5 where replicas have several GPUs or jobs are resized by a relaunch, 4 where jobs train on data of
-        unknown size, 3 where they have more than GPUs or share them, 2 where work is predicted, else its
-        cluster's.
+        """6 where jobs wait for others, belong to arrays or are held, 5 where replicas have several GPUs or
+        jobs are resized by a relaunch, 4 where jobs train on data of unknown size, 3 where they have more
+        than GPUs or share them, 2 where work is predicted, else its cluster's.
         """
         newest = max((job.minor for job in self.jobs), default=0)
         if newest > 1:

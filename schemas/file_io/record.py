@@ -83,14 +83,15 @@ _BOUNDS: Final = {
 }
 KINDS: Final = ("job", "cluster", "profile", "convergence", "schedule", "event", "metrics", "predictor")
 MAJOR: Final = 1
-MINORS: Final = {"event": 1, "job": 3, "cluster": 2, "schedule": 5, "metrics": 1}
+MINORS: Final = {"event": 1, "job": 4, "cluster": 2, "schedule": 6, "metrics": 1}
 """The newest minor version of each kind that this version knows, 0 where none is named.
 
 event: 1, lines may end in a checksum (:mod:`pliant.schemas.file_io.json_lines`). job: 1, it refuses to share
-its GPUs; 2, epochs of a data set of unknown size; 3, replicas of several GPUs, or resized by a relaunch.
-cluster: 1, nodes name their devices and the cluster says how Slurm is asked; 2, nodes state further
-capacities. schedule: 1, as cluster 1, which it holds; 2, the work of jobs may be predicted; 3, as cluster 2,
-and jobs hold parameter servers and future time slots, or share GPUs; 4, as job 2; 5, as job 3.
+its GPUs; 2, epochs of a data set of unknown size; 3, replicas of several GPUs, or resized by a relaunch; 4,
+it waits for other jobs, belongs to an array, or is held from the start. cluster: 1, nodes name
+their devices and the cluster says how Slurm is asked; 2, nodes state further capacities. schedule: 1, as
+cluster 1, which it holds; 2, the work of jobs may be predicted; 3, as cluster 2, and jobs hold parameter
+servers and future time slots, or share GPUs; 4, as job 2; 5, as job 3; 6, as job 4.
 """
 _SCHEMA_ID: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 

@@ -116,6 +116,8 @@ class Policy:
     priority_means: ClassVar[str | None] = None
     """What the priority of a job (``job.priority``) means to it, as a clause; empty: nothing. None: it does
     not say, so no user is warned that priorities do not count."""
+    heeds_deadlines: ClassVar[bool] = False
+    """Whether it looks at what finishing by a time is worth to a job (``job.spec.utility``)."""
     when_rigid: ClassVar[str] = ""
     """What it does where no job is elastic, if that is less than its name says, as a clause."""
     trusts_guesses: ClassVar[bool] = False

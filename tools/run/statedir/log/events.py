@@ -98,8 +98,11 @@ def reject_event(
     return Event(time_s, "reject", job_id, gpus=0, placement=(), detail=detail)
 
 
-def cancel_event(job_id: str, time_s: float) -> Event:
-    return Event(time_s, "cancel", job_id, gpus=0, placement=())
+def cancel_event(job_id: str, time_s: float, reason: str = "") -> Event:
+    """A job is cancelled. ``reason``: why, if it was not asked for."""
+    return Event(
+        time_s, "cancel", job_id, gpus=0, placement=(), detail={"reason": reason} if reason else None
+    )
 
 
 def release_event(job_id: str, time_s: float) -> Event:
