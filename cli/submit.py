@@ -15,6 +15,7 @@ from pliant.cli.console import named_or_piped, note, out_text
 from pliant.schemas.errors import BadInputError, UsageError
 
 if TYPE_CHECKING:
+    from pliant.cli.submit_fields import ArrayNumbers
     from pliant.schemas.job import Job
 
 COMMAND_LINE: Final = "the command line"
@@ -60,6 +61,38 @@ def submit(
         bool,
         typer.Option("--relaunch", help="Of a script: it is resized by saving and starting again."),
     ] = False,
+    array: Annotated[
+        str | None,
+        typer.Option(
+            "--array",
+            metavar="0-9[%4]",
+            help="Of a script: a job for each number, NAME-0 to NAME-9, at most 4 of them at a time.",
+            show_default=False,
+        ),
+    ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--after",
+            metavar="JOB[:ok|any]",
+            help="All these jobs start once that job or array has finished, or with :any has ended.",
+            show_default=False,
+        ),
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("--begin", metavar="WHEN", help="They arrive then, not now.", show_default=False),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            "--deadline",
+            metavar="WHEN",
+            help="They are worth something until then only, for policies that know deadlines.",
+            show_default=False,
+        ),
+    ] = None,
+    hold: Annotated[bool, typer.Option("--hold", help="They wait for pliant release.")] = False,
     priority: Annotated[
         float | None,
         typer.Option("--priority", help="Of all these jobs, instead of what they state.", show_default=False),
@@ -79,6 +112,11 @@ def submit(
     missing or is not Python, seen from the job's workdir. Fields that jobs do
     not state come from [job] of pliant.toml.
 
+    WHEN is seconds from now, a time like +2h, a time of day like 22:00, or a
+    date like 2026-03-01T08:30. A job of an array finds its number in
+    PLIANT_ARRAY_INDEX. A job that was to start after one that did not finish is
+    cancelled; with :any it starts.
+
     Example: pliant submit jobs.jsonl --state live
 
     Example: pliant submit train.py --gpus 1-4 --batch 128 --state live -- --epochs 90
@@ -86,30 +124,35 @@ def submit(
     import time
 
     from pliant.cli.orders import check_priority, say_unheeded
+    from pliant.cli.submit_fields import numbers_of, with_options
     from pliant.schemas.file_io.files import source_name
     from pliant.schemas.io import read_jobs, write_jobs
+    from pliant.tools.run.service.submit import deaf_to_deadlines
     from pliant.tools.run.service.submit import submit as ask
     from pliant.tools.run.statedir.directory import StateDir, holder_of
 
-    fields = _fields(gpus, batch, name, relaunch=relaunch)
+    fields, now_s = _fields(gpus, batch, name, relaunch=relaunch), time.time()
     if jobs is not None and jobs.endswith(".py"):
         source, directory = COMMAND_LINE, None if dry_run else state_directory(state)
-        found = _of_script([jobs, *(arguments or ())], fields, directory)
+        numbers = None if array is None else numbers_of(array)
+        found = _of_script([jobs, *(arguments or ())], fields, directory, numbers)
     else:
-        if fields or arguments:
-            text = "--gpus, --batch, --name, --relaunch and arguments are about a script (*.py)"
+        if fields or arguments or array is not None:
+            text = "--gpus, --batch, --name, --relaunch, --array and arguments are about a script (*.py)"
             raise UsageError(f"{text}: in a file each job states them")
         path = named_or_piped(jobs, "no jobs to submit: name a file or a script, or pipe one in")
         source, found = source_name(path), read_jobs(path, configuration().job)
     if priority is not None:
         check_priority(priority)
         found = tuple(job.model_copy(update={"priority": priority}) for job in found)
+    where = state if dry_run else state_directory(state)
+    found = with_options(found, after or (), begin, deadline, where, now_s=now_s, hold=hold)
     if dry_run:
         write_jobs(found, "-")
         return
     directory = state_directory(state)
     try:
-        ids = ask(directory, found, source, folder=Path.cwd(), now_s=time.time(), check_scripts=not no_check)
+        ids = ask(directory, found, source, folder=Path.cwd(), now_s=now_s, check_scripts=not no_check)
     except BadInputError:
         if len(found) > 1:
             note(f"none of the {len(found)} jobs was submitted:")
@@ -117,13 +160,17 @@ def submit(
     out_text("".join(f"{job_id}\n" for job_id in ids))
     if any(job.priority for job in found):
         say_unheeded(directory)
+    if deadline is not None and (policy := deaf_to_deadlines(directory)) is not None:
+        note(f'policy "{policy}" does not look at deadlines: they count once another one decides')
     if holder_of(StateDir(directory).lock) is None:
         by = f"from cron, or pliant run --follow --state {directory}"
         note(f"no run uses {directory} now: they wait for the next one, {by}")
 
 
-def _of_script(command: Sequence[str], stated: dict[str, Any], state: Path | None) -> tuple[Job, ...]:
-    """The job of a script, as if it had been written into a file.
+def _of_script(
+    command: Sequence[str], stated: dict[str, Any], state: Path | None, array: ArrayNumbers | None = None
+) -> tuple[Job, ...]:
+    """The job of a script, or its array, as if it had been written into a file.
 
     :param stated: its fields so far.
     :param state: where its id must be new; None if it is not submitted.
@@ -137,8 +184,11 @@ def _of_script(command: Sequence[str], stated: dict[str, Any], state: Path | Non
     if "id" not in stated and state is not None and state.is_dir():
         dirs = StateDir(state.resolve())
         known = known_ids(dirs, Spool(dirs)) | {path.name for path in dirs.jobs.glob("*")}
-    fields = {"id": _new_id(Path(command[0]).stem, known), "command": command, **stated}
-    return parse_jobs(json.dumps(fields).encode(), COMMAND_LINE, configuration().job)
+    endings = [""] if array is None else [f"-{number}" for number in array.numbers]
+    fields = {"id": _new_id(Path(command[0]).stem, endings, known), "command": command, **stated}
+    listed = [fields] if array is None else array.jobs(fields)
+    text = "\n".join(map(json.dumps, listed))
+    return parse_jobs(text.encode(), COMMAND_LINE, configuration().job)
 
 
 def _fields(gpus: str | None, batch: int | None, name: str | None, *, relaunch: bool) -> dict[str, Any]:
@@ -164,10 +214,12 @@ def _sizes(gpus: str) -> dict[str, Any]:
     return {"gpus": {"requested": most, "min": least, "max": most}, "elastic": "size"}
 
 
-def _new_id(stem: str, known: Collection[str]) -> str:
-    """The stem, with a number if there is a job of that name already."""
+def _new_id(stem: str, endings: Collection[str], known: Collection[str]) -> str:
+    """The stem, with a number if there is a job of that name, and of one of these endings, already."""
     base = re.sub(r"[^A-Za-z0-9._-]", "-", stem)
     number = 1
-    while (found := base if number == 1 else f"{base}-{number}") in known:
+    while True:
+        found = base if number == 1 else f"{base}-{number}"
+        if not any(f"{found}{ending}" in known for ending in endings):
+            return found
         number += 1
-    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from pliant.schemas.cluster import Cluster, UserLimit
@@ -71,6 +71,39 @@ def check_profiled(jobs: Iterable[Job], models: Collection[str], source: str) ->
         if job.model not in known
     ]
     _refuse(problems, source)
+
+
+def check_after(jobs: Sequence[Job], known: Collection[str], source: str) -> None:
+    """Refuse jobs that wait for jobs that are not there, or for each other.
+
+    :param known: ids of further jobs.
+    :raises BadInputError: one problem for each such job.
+    """
+    waiting = {job.id: job.after for job in jobs if job.after}
+    if not waiting:
+        return
+    ids = {job.id for job in jobs}
+    problems = [
+        f'job "{job_id}": there is no job "{other}" that it could wait for{_near(other, ids)}'
+        for job_id, after in waiting.items()
+        for other in after
+        if other not in ids and other not in known
+    ]
+    left = {job_id: {other for other in after if other in waiting} for job_id, after in waiting.items()}
+    while free := [job_id for job_id, others in left.items() if not others]:
+        for job_id in free:
+            del left[job_id]
+        for others in left.values():
+            others.difference_update(free)
+    problems += [
+        f'job "{job_id}": it waits for itself, through the jobs after which it starts' for job_id in left
+    ]
+    _refuse(problems, source)
+
+
+def _near(name: str, ids: Collection[str]) -> str:
+    near = similar(name, sorted(ids), 1)
+    return f'; did you mean "{near[0]}"?' if near else ""
 
 
 def _refuse(problems: Iterable[str], source: str) -> None:

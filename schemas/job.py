@@ -24,6 +24,7 @@ from pliant.schemas.file_io.record import (
     GpuCount,
     Identifier,
     NonNegativeFloat,
+    NonNegativeInt,
     PlainText,
     PositiveFloat,
     Record,
@@ -36,6 +37,7 @@ from pliant.schemas.file_io.record import (
 
 Elasticity = Literal["none", "size", "size+batch"]
 Resize = Literal["in-place", "relaunch"]
+Awaited = Literal["ok", "any"]
 LONGEST_TEXT: Final = 100_000
 """Bytes of one argument or variable; Linux takes 131,072."""
 MOST_TEXT: Final = 500_000
@@ -219,6 +221,17 @@ class ResourceDemand(Record):
 _NO_DEMAND: Final = ResourceDemand()
 
 
+class ArrayPlace(Record):
+    """A job's place in an array of jobs that differ in a number alone."""
+
+    name: Identifier
+    """Name of the array."""
+    index: NonNegativeInt
+    """The number; the workers find it in ``PLIANT_ARRAY_INDEX``."""
+    limit: GpuCount | None = None
+    """The most jobs of the array that are given GPUs at a time. Default: all of them."""
+
+
 class Job(Record):
     """One training job: what it is, what it needs, and when it was submitted.
 
@@ -264,6 +277,13 @@ class Job(Record):
     """Key into a convergence table."""
     utility: Utility = Utility()
     resources: ResourceDemand = Field(default_factory=lambda: _NO_DEMAND)
+    after: dict[Identifier, Awaited] = Field(default_factory=dict)
+    """Jobs that end before this one gets GPUs, by id. ok: it has to finish, else this job is cancelled; any:
+    it may end in any way."""
+    array: ArrayPlace | None = None
+    """Its place in an array of jobs. Default: it is in none."""
+    hold: bool = False
+    """Whether it is held from its submission on, until ``pliant release``; a replay holds no job."""
     shares_gpus: bool = True
     """Whether another job may train on its GPUs at the same time, under a policy that packs jobs."""
     checkpoint_seconds: PositiveFloat | None = None
@@ -288,6 +308,8 @@ class Job(Record):
         self._refuse_what_cannot_be_passed_on()
         if self.resize == "relaunch":
             self._settle_relaunch(values)
+        if self.id in self.after:
+            raise broken_rule("names the job itself, expected other jobs", "/after")
         gpus = self.gpus
         if self.elastic == "none" and {gpus.min, gpus.max} - {None, gpus.requested}:
             text = "'none' contradicts gpus.min and gpus.max, expected them to equal gpus.requested"
@@ -320,9 +342,10 @@ class Job(Record):
     @property
     def minor(self) -> int:
         """1: it refuses to share its GPUs; 2: its epochs are of a data set of unknown size; 3: its replicas
-        have several GPUs, or it is resized by a relaunch; 4: it names its team, or has a weight.
+        have several GPUs, or it is resized by a relaunch; 4: it names its team, has a weight, waits for other
+        jobs, belongs to an array, or is held from the start.
         """
-        if self.team or self.weight != 1.0:
+        if self.team or self.weight != 1.0 or self.after or self.array is not None or self.hold:
             return 4
         if self.gpus.per_replica > 1 or self.resize != "in-place":
             return 3

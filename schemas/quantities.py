@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, time, timedelta
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -23,7 +23,9 @@ _PART: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ms|min|[smhdw])", re.ASCII)
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)([kmgtp])(i?)b", re.ASCII | re.IGNORECASE)
 _PREFIXES: Final = "kmgtp"
 _UNITS: Final[dict[Unit, str]] = {"s": "seconds", "h": "hours"}
+_OF_DAY: Final = re.compile(r"\d\d:\d\d(:\d\d)?", re.ASCII)
 
+AHEAD: Final = "seconds from now, a time like +2h, a time of day like 22:00, or a date like 2026-03-01T08:30"
 TIME: Final = "seconds, or a date like 2026-03-01 or 2026-03-01T08:30"
 SIZE: Final = "bytes, or a size like 64GB or 64GiB"
 
@@ -80,6 +82,33 @@ def read_time(text: str) -> float:
     if not 0 <= seconds < inf:
         raise ValueError(f"expected {TIME}")
     return seconds
+
+
+def read_ahead(text: str, now_s: float) -> float:
+    """A moment to come, as UTC seconds since the epoch: seconds or a length of time from now, with or without
+    a ``+`` before it; a time of day, the next one that the local clock shows; or an ISO 8601 date.
+
+    :raises ValueError: it is something else, or lies in the past.
+    """
+    typed = text.strip()
+    try:
+        return now_s + read_duration(typed.removeprefix("+"))
+    except ValueError:
+        pass
+    try:
+        found = _next_time_of_day(typed, now_s) if _OF_DAY.fullmatch(typed) else read_time(typed)
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(f"expected {AHEAD}") from None
+    if found < now_s:
+        raise ValueError("lies in the past")
+    return found
+
+
+def _next_time_of_day(text: str, now_s: float) -> float:
+    """:raises ValueError: no day has that time."""
+    today = datetime.fromtimestamp(now_s)
+    at = datetime.combine(today, time.fromisoformat(text))
+    return (at if at.timestamp() >= now_s else at + timedelta(days=1)).timestamp()
 
 
 def _number(text: str) -> float | None:

@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pliant.schemas.file_io.documents import parse_jobs
-from pliant.schemas.io import write_jobs
-from tests.builders import job
+from pliant.schemas.io import write_jobs, write_schedule
+from pliant.schemas.job import ArrayPlace
+from pliant.schemas.quantities import read_ahead
+from pliant.schemas.schedule import PolicyUse, Schedule
+from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.schedule.registry import make_policy
+from tests.builders import cluster, job
 from tests.cli.calling import call
 
 SUBMIT = ("submit", "jobs.jsonl", "--state", "live")
@@ -82,3 +91,74 @@ def test_options_that_make_no_job_are_refused(here: Path, words: tuple[str, ...]
     refused = call("submit", *words, "--state", "live", columns=200)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert message in refused.stderr
+
+
+def submitted(here: Path) -> dict[str, Any]:
+    requests = Spool(StateDir(here / "live")).requests()
+    return {job.id: job for request in requests for job in request.jobs}
+
+
+def test_an_array_is_a_job_for_each_number_and_others_may_wait_for_all_of_it(here: Path):
+    (here / "train.py").write_text("print('hello')\n")
+    assert call("submit", "train.py", "--array", "0-4:2,7%2", "--state", "live").stdout.split() == [
+        *("train-0", "train-2", "train-4", "train-7")
+    ]
+    assert (
+        call("submit", "train.py", "--name", "sum", "--after", "train:any", "--state", "live").exit_code == 0
+    )
+    assert call("submit", "train.py", "--array", "0", "--state", "live").stdout == "train-2-0\n"
+    found = submitted(here)
+    assert found["train-7"].array == ArrayPlace(name="train", index=7, limit=2)
+    assert found["sum"].after == dict.fromkeys(("train-0", "train-2", "train-4", "train-7"), "any")
+
+
+def test_jobs_of_a_file_are_given_times_and_a_hold(here: Path):
+    (here / "train.py").write_text("print('hello')\n")
+    write_jobs([job("a", command=("train.py",))], "jobs.jsonl")
+    before = time.time()
+    assert call(*SUBMIT, "--begin", "+2h", "--deadline", "12h", "--hold").exit_code == 0
+    found = submitted(here)["a"]
+    assert 7200 <= found.submit_time - before < 7300
+    assert (found.utility.shape, found.utility.target, found.hold) == ("step", pytest.approx(36000), True)
+
+
+def test_times_ahead_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    now_s = datetime(2026, 11, 23, 20, 30, tzinfo=UTC).timestamp()  # 21:30 there
+    wanted = {"22:00": 1800, "21:00": 23.5 * 3600, "+2h": 7200, "90": 90, "2026-11-24T06:00": 8.5 * 3600}
+    try:
+        assert {text: read_ahead(text, now_s) - now_s for text in wanted} == wanted
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--after", "frist"), 'live has no job and no array "frist"; did you mean "first"?'),
+        (("--after", "first:done"), "--after first:done: expected JOB, JOB:ok or JOB:any"),
+        (("--begin", "2020-01-01"), "--begin 2020-01-01: lies in the past"),
+        (("--begin", "soon"), "--begin soon: expected seconds from now, a time like +2h"),
+        (("--begin", "+2h", "--deadline", "+1h"), 'job "train" arrives only then or later'),
+        (("--array", "5-1"), "--array 5-1: expected numbers, as 0-9"),
+        (("--array", "0-99999"), "has more than 10,000 jobs"),
+    ],
+)
+def test_starts_that_make_no_sense_are_refused(here: Path, words: tuple[str, ...], message: str):
+    (here / "train.py").write_text("print('hello')\n")
+    call("submit", "train.py", "--name", "first", "--state", "live")
+    refused = call("submit", "train.py", *words, "--state", "live", columns=200)
+    assert (refused.exit_code in (2, 3), refused.stdout) == (True, "")
+    assert message in refused.stderr
+
+
+def test_a_policy_that_knows_no_deadlines_is_named_once(here: Path):
+    (here / "train.py").write_text("print('hello')\n")
+    for policy, said in (("fifo", 1), ("oasis", 0)):
+        (here / policy).mkdir(mode=0o700)
+        used = PolicyUse(name=policy, parameters=dict(make_policy(policy, {}).parameters))
+        write_schedule(Schedule(time=0.0, policy=used, cluster=cluster(4)), here / policy / "schedule.json")
+        words = ("--deadline", "+2h", "--array", "0-1", "--state", policy)
+        assert call("submit", "train.py", *words).stderr.count("does not look at deadlines") == said

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from pliant.schemas.checks import check_profiled
+from pliant.schemas.checks import check_after, check_profiled
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.files import PIPE, source_name
@@ -118,8 +118,10 @@ def inputs(
     A job without stated work does that of its validation run in ``tables``. A job that is too large for the
     cluster is not an error: the replay says what becomes of it.
 
-    :raises BadInputError: a job's work is unknown or has no number of samples, or its model is not profiled.
+    :raises BadInputError: a job waits for one that is not there, its work is unknown or has no number of
+        samples, or its model is not profiled.
     """
+    check_after(jobs, (), source)
     throughput = throughput_for(profile, cluster, simulated=True)
     if throughput.models():
         check_profiled(jobs, throughput.models(), source)

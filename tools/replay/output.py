@@ -56,6 +56,8 @@ class Summary:
     """The part of that time in which this process had a core."""
     moves: int = 0
     """Changes of jobs to other GPUs, as many as before and with the same batch."""
+    cancelled: int | None = None
+    """Jobs that were to start after others which did not finish; null: none."""
     assumptions: tuple[str, ...] = ()
     """What was taken for granted because no input said it."""
 
@@ -63,6 +65,7 @@ class Summary:
         """The outcome in words, with the unfinished jobs and why."""
         parts = [f"{self.finished} of {counted(self.jobs, 'job')} finished"]
         parts += [f"{self.rejected} rejected"] if self.rejected else []
+        parts += [f"{self.cancelled} cancelled"] if self.cancelled else []
         spent = (
             "" if self.mean_decision_seconds is None else f", {1000 * self.mean_decision_seconds:.3g} ms each"
         )
@@ -101,6 +104,8 @@ def _reason(job: JobState, session: Session, stands_still: bool) -> str:
     most = max(session.speeds.gpu_types.values(), default=0)
     if low > most:
         return f"needs at least {in_gpus(low)} of one type, the cluster has {most}"
+    if (words := session.commands.awaiting.get(job.id)) is not None:
+        return words
     if stands_still:
         return (
             f'policy "{session.policy.name}" moves jobs more often than they can pay for starts and rescales'

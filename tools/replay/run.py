@@ -278,6 +278,7 @@ def _summary(inputs: Inputs, engine: Engine, run: Run, assumptions: tuple[Assump
         jobs=len(inputs.jobs),
         finished=counters.finished,
         rejected=counters.rejected,
+        cancelled=counters.cancelled or None,
         unfinished=tuple(unfinished(engine.session, stands_still=engine.stands_still)),
         rejections=tuple(rejections(engine.log)) if counters.rejected else (),
         end_s=engine.log.time[-1],

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from pliant.schemas.checks import check_profiled, oversized
+from pliant.schemas.checks import check_after, check_profiled, oversized
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, InfeasibleError, UsageError
 from pliant.schemas.event import Event
@@ -101,6 +101,7 @@ def decide(
     jobs = tuple(jobs)
     throughput = throughput_for(profile, cluster)
     too_large = _too_large(jobs, cluster, source)
+    check_after(jobs, (), source)
     fitting = [job for job in jobs if job.id not in too_large]
     if throughput.models():
         check_profiled(fitting, throughput.models(), source)
@@ -118,6 +119,7 @@ def decide(
                 if session.take_up(job, now_s) is not None:
                     session.end(job.id, now_s, "rejected")
                 session.turned_away[job.id] = too_large[job.id]
+    session.turned_away |= session.end_hopeless(now_s, "rejected")
     future = [job for job in fitting if job.submit_time > now_s]
     found = _ask(session, now_s, question, future, profile)
     if jobs and len(found.rejected) == len(jobs):

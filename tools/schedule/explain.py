@@ -40,13 +40,15 @@ def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
 def plain_explanations(session: Session) -> dict[str, Explanation]:
     rigid = session.policy.elasticity == "none"
     plain = {job.id: _plain(job, rigid=rigid) for job in session.jobs.values()}
+    commands = session.commands
     bound = {
         job_id: Explanation(f"goes on until it ends on {name}, which is drained")
-        for job_id, name in session.commands.bound.items()
+        for job_id, name in commands.bound.items()
     }
-    limited = {job_id: Explanation(words) for job_id, words in session.commands.limited.items()}
-    held = {job_id: Explanation(f"held by {by}") for job_id, by in session.commands.held.items()}
-    return plain | bound | limited | held
+    kept = {**commands.limited, **commands.in_line, **commands.awaiting}
+    waiting = {job_id: Explanation(words) for job_id, words in kept.items()}
+    held = {job_id: Explanation(f"held by {by}") for job_id, by in commands.held.items()}
+    return plain | bound | waiting | held
 
 
 def _plain(job: JobState, *, rigid: bool) -> Explanation:

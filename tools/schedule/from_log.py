@@ -1,8 +1,9 @@
 """Sessions rebuilt from an event log or from a schedule: nothing else is the truth.
 
-How the log is read: ``submit`` carries the job in its detail; ``start``, ``resume``, ``grow``, ``shrink`` and
-``move`` carry the placement from then on, ``preempt`` takes it away; ``requeue`` means that the job lost its
-GPUs without the policy's doing and waits again; ``finish``, ``fail``, ``cancel`` and ``reject`` end it;
+How the log is read: ``submit`` carries the job in its detail, held from then on if it says ``hold``;
+``start``, ``resume``, ``grow``, ``shrink`` and ``move`` carry the placement from then on, ``preempt`` takes
+it away; ``requeue`` means that the job lost its GPUs without the policy's doing and waits again; ``finish``,
+``fail``, ``cancel`` and ``reject`` end it;
 ``node_down`` and ``node_up`` name the node in their detail. From ``hold`` to ``unhold`` the policy does not
 see a job (``user`` in the detail says who asked for it); ``priority`` gives it another one. From ``drain`` to
 ``undrain`` a node gets no work (``now``: its jobs leave). ``slot_down`` names a slot and the ``seconds`` for

@@ -118,6 +118,8 @@ class Policy:
     not say, so no user is warned that priorities do not count."""
     weight_means: ClassVar[str] = ""
     """The same of their weights (``job.spec.weight``); empty: it has no place for them, and says so."""
+    heeds_deadlines: ClassVar[bool] = False
+    """Whether it looks at what finishing by a time is worth to a job (``job.spec.utility``)."""
     when_rigid: ClassVar[str] = ""
     """What it does where no job is elastic, if that is less than its name says, as a clause."""
     trusts_guesses: ClassVar[bool] = False

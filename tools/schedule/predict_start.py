@@ -128,7 +128,8 @@ class _Starts:
     def find(self, until_s: float) -> None:
         """Ask the policy while jobs end, until every job has started or the time is up."""
         jobs = self.session.jobs.values()
-        waiting = {job.id for job in jobs if not job.gpus and job.id not in self.session.commands.held}
+        never = self.session.commands.held.keys() | self.session.commands.hopeless.keys()
+        waiting = {job.id for job in jobs if not job.gpus and job.id not in never}
         dated = True
         for number in range(DECISIONS_AHEAD):
             if not waiting or time.monotonic() > until_s:

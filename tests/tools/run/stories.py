@@ -9,6 +9,7 @@ from pathlib import Path
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
 from pliant.schemas.io import write_cluster, write_schedule
+from pliant.schemas.job import ArrayPlace, Job
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import (
@@ -68,6 +69,7 @@ class Story:
     :param seed: equal seeds give equal stories.
     :param most_active: jobs at a time.
     :param happenings: what happens; all equally likely, as are ``reports``.
+    :param linked: jobs wait for each other, belong to arrays, or are held from the start.
     :param name: what a job is called, from its usual id.
     """
 
@@ -82,6 +84,7 @@ class Story:
         happenings: Sequence[str] = HAPPENINGS,
         reports: Sequence[str] = REPORTS,
         name: Callable[[str], str] = str,
+        linked: bool = False,
     ) -> None:
         self._random = random.Random(seed)
         self.now_s = BEGAN_S
@@ -92,6 +95,7 @@ class Story:
         self._most_active = most_active
         self._happenings = happenings
         self._reports = reports
+        self._linked = linked
         self._down: str | None = None
         self.schedule = Schedule(time=BEGAN_S, policy=PolicyUse(name=policy), cluster=nodes)
         self.events = [run_event(self.schedule, "hash", BEGAN_S)]
@@ -105,6 +109,7 @@ class Story:
             if self._random.random() < 0.8:  # else at the time of the last one
                 self.now_s += self._random.choice([0.25, 1.0, 7.0, 40.0])
             self._happen(self._random.choice(self._happenings))
+            self._cancel_hopeless()
             if self._random.random() < 0.6:
                 self.decide(last=last)
         return self.events
@@ -118,6 +123,7 @@ class Story:
         self.events.append(decision_event(self.now_s, 0.0, self.session.policy.name, 0.001))
         for transition in transitions:
             self.events.append(_transition_event(transition, self.now_s))
+        self._cancel_hopeless()
         if last:
             self.schedule = schedule_of(self.session, transitions, self.now_s)
 
@@ -145,9 +151,22 @@ class Story:
 
     def _submit(self) -> None:
         spec = self._jobs.pop(0).model_copy(update={"submit_time": self.now_s})
+        spec = self._link(spec) if self._linked else spec
         state = self.session.submit(spec, self.now_s)
         detail = submit_detail(state, self.session.speeds)
         self.events.append(submit_event(spec, self.now_s, detail))
+
+    def _link(self, spec: Job) -> Job:
+        known = sorted({*self.session.jobs, *self.session.ended})
+        others = self._random.sample(known, min(len(known), self._random.choice([0, 0, 1, 2])))
+        after = {other: self._random.choice(["ok", "any"]) for other in others}
+        place = ArrayPlace(name=self._random.choice("xy"), index=len(known), limit=2)
+        array = place if self._random.random() < 0.4 else None
+        return spec.model_copy(update={"after": after, "array": array, "hold": self._random.random() < 0.1})
+
+    def _cancel_hopeless(self) -> None:
+        for job_id, reason in self.session.end_hopeless(self.now_s).items():
+            self.events.append(cancel_event(job_id, self.now_s, reason))
 
     def _node(self) -> None:
         name, self._down = self._down or "n1", None if self._down else "n1"

@@ -48,6 +48,8 @@ class EngineCounters:
     decision_seconds: float = 0.0
     finished: int = 0
     rejected: int = 0
+    cancelled: int = 0
+    """Jobs that were to start after others which did not finish."""
 
 
 class Engine:
@@ -104,6 +106,7 @@ class Engine:
         while self._jobs_ahead() and (now_s := self._next_s()) < math.inf:
             self._now_s = now_s
             self._happen(now_s)
+            self._cancel_hopeless(now_s)
             self._running.heed_neighbours(now_s)
             if self._policy_is_due(now_s):
                 self._ask(now_s)
@@ -201,6 +204,8 @@ class Engine:
         self._running.arrive(state)
         if self._order is not None:
             state.arrival = self._order(spec)
+        if spec.hold:
+            self.session.let_go(spec.id, now_s)
         self.log.add(now_s, "submit", spec.id, detail=self._describe(state) if self._describe else None)
 
     def _finish(self, job_id: str, now_s: float) -> None:
@@ -211,6 +216,15 @@ class Engine:
         job.report_progress(now_s, trained)
         self.log.add(now_s, "finish", job_id, gpus=0, samples_done=trained)
         self._tell_progress()
+
+    def _cancel_hopeless(self, now_s: float) -> None:
+        if not self.session.commands.hopeless:
+            return
+        self._quiet_decisions = 0
+        for job_id, reason in self.session.end_hopeless(now_s).items():
+            self.counters.cancelled += 1
+            self.log.add(now_s, "cancel", job_id, gpus=0, detail=compact_json({"reason": reason}))
+            self._tell_progress()
 
     def _node_event(self, node: str, now_s: float, *, up: bool) -> None:
         self._quiet_decisions = 0
@@ -240,6 +254,7 @@ class Engine:
             if (job := self.session.jobs.get(job_id)) is not None:  # a rejection says it by itself
                 words = compact_json({"admission": said})
                 self.log.add(now_s, "progress", job_id, gpus=job.gpus, detail=words)
+        self._cancel_hopeless(now_s)
         for job, detail in self._forecasts.due(self.session, now_s):
             self.log.add(now_s, "progress", job.id, gpus=job.gpus, detail=compact_json(detail))
 
@@ -280,7 +295,7 @@ class Engine:
         self._running.begin(job, row, cost_s, now_s)
 
     def _ended(self) -> int:
-        return self.counters.finished + self.counters.rejected
+        return self.counters.finished + self.counters.rejected + self.counters.cancelled
 
     def _tell_progress(self) -> None:
         if self._advance is None:

@@ -32,6 +32,7 @@ from pliant.tools.run.statedir.contract.folders import (
     write_record,
 )
 from pliant.tools.run.statedir.contract.plan import (
+    ENV_ARRAY_INDEX,
     ENV_BATCH,
     ENV_JOB_DIR,
     ENV_LOG_BYTES,
@@ -126,10 +127,12 @@ def ranked(target: Assignment) -> tuple[Slot, ...]:
 def environment(job: Job, slots: Sequence[Slot], nodes: Mapping[str, NodeInfo]) -> dict[str, str]:
     """What tells the libraries in use about the slots, and what the job adds."""
     devices = nodes[slots[0].node].devices
+    own = {} if job.array is None else {ENV_ARRAY_INDEX: str(job.array.index)}
+    own |= job.env
     if devices is None:
-        return {**ONE_THREAD, "PYTHONUNBUFFERED": "1", **job.env, "CUDA_VISIBLE_DEVICES": ""}
+        return {**ONE_THREAD, "PYTHONUNBUFFERED": "1", **own, "CUDA_VISIBLE_DEVICES": ""}
     visible = ",".join(devices[slot.index] for slot in slots)
-    return {"PYTHONUNBUFFERED": "1", **job.env, "CUDA_VISIBLE_DEVICES": visible}
+    return {"PYTHONUNBUFFERED": "1", **own, "CUDA_VISIBLE_DEVICES": visible}
 
 
 def _rendezvous(target: Assignment, index: int, nodes: Mapping[str, NodeInfo], port: int) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ from pliant.tools.run.service.reports import (
     report_events,
 )
 from pliant.tools.run.statedir.fault import Faults
+from pliant.tools.run.statedir.log.awaited import hopeless_jobs
 from pliant.tools.run.statedir.log.events import (
     cancel_event,
     decision_event,
@@ -159,6 +160,7 @@ class Loop:
         self.executor.adopt(log)
         self._see_nodes()
         self._record(self.executor.look(), 0.0)
+        self._cancel_hopeless()
         now = self._looked_s = self.clock()
         here = self._arrivals.arrive({allocation.job for allocation in found.allocations})
         self.state.record([self._schedules_decision(now), *here])
@@ -179,12 +181,16 @@ class Loop:
         happened |= self._heed_notices()
         happened |= self._look_for_idle_jobs()
         happened |= self._record(self.executor.tick(), since_s)
+        if self._decisions is None and happened:
+            self._cancel_hopeless()
         if self._decisions is None or self.drained:
             return
         here = self._arrivals.arrive()
         self.state.record(here)
         happened |= bool(here)
         happened |= self._hear(self.clock())
+        if self.session.commands.hopeless:
+            self._cancel_hopeless()
         if happened or self._now() >= self._decisions.ask_at_s():
             self._decide(self._decisions)
             self._count_idle()
@@ -312,6 +318,16 @@ class Loop:
             if job_id in self.session.jobs:
                 self.session.end(job_id, self._now(), "failed")
         return bool(given_up)
+
+    def _cancel_hopeless(self) -> None:
+        """Cancel the jobs that were to start after jobs which have not finished."""
+        while found := hopeless_jobs(self.state.log):
+            now = self.clock()
+            self.state.record(cancel_event(job_id, now, reason) for job_id, reason in found.items())
+            for job_id in found:
+                self._stop(job_id)
+                if job_id in self.session.jobs:
+                    self.session.end(job_id, self._now(), "cancelled")
 
     def _hear(self, until_s: float) -> bool:
         """Take up what was submitted, cancelled and ordered; returns whether the policy shall be asked."""

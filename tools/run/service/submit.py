@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from pliant.schemas.checks import check_after
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, PliantError, Problem, UsageError
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
@@ -35,8 +36,8 @@ def submit(
     :param source: what messages call the jobs.
     :param folder: where a job starts that names no folder.
     :param check_scripts: refuse jobs whose script is not there or is not a Python script.
-    :raises BadInputError: an id is in use, the run of the directory could not serve a job, or its log is
-        damaged.
+    :raises BadInputError: an id is in use, a job waits for one that is not there, the run of the directory
+        could not serve a job, or its log is damaged.
     """
     listed = [at_home(job, folder) for job in arriving_at(jobs, 0.0)]
     problems = [found for job in listed for found in _problems(job, source, check_script=check_scripts)]
@@ -48,6 +49,7 @@ def submit(
         # a log that was repaired may have lost the lines of a job that was started
         known = known_ids(dirs, spool) | {path.name for path in dirs.jobs.iterdir()}
         text = f"was submitted to {state} before, expected new ids"
+        check_after(listed, known, source)
         used = [Problem(source, None, "", f'job "{job.id}" {text}') for job in listed if job.id in known]
         if used:
             raise BadInputError(used)
@@ -128,6 +130,20 @@ def _groups_of(account: str) -> list[str]:
         with contextlib.suppress(KeyError):
             names.append(grp.getgrgid(group).gr_name)
     return names
+
+
+def array_jobs(dirs: StateDir, spool: Spool) -> dict[str, list[str]]:
+    """The ids of the jobs of each array, by its name.
+
+    :raises BadInputError: the log is damaged.
+    """
+    asked = {job.id: job for request in spool.requests() for job in request.jobs}
+    logged = {job_id: found.job for job_id, found in LogView(dirs).refresh().jobs.items()}
+    by_name: dict[str, list[str]] = {}
+    for job in {**asked, **logged}.values():
+        if job.array is not None:
+            by_name.setdefault(job.array.name, []).append(job.id)
+    return by_name
 
 
 def _check(jobs: Iterable[Job], cluster: Cluster, dirs: StateDir, source: str) -> None:
@@ -217,11 +233,24 @@ def order_nodes(
 
 def deaf_to_priorities(state: Path) -> str | None:
     """The policy that decided last there if it ignores priorities, else None."""
+    name = _deciding(state)
+    return name if name is not None and policy_class(name).priority_means == "" else None
+
+
+def deaf_to_deadlines(state: Path) -> str | None:
+    """The policy that decided last there if it knows of no deadlines, else None."""
+    name = _deciding(state)
+    return name if name is not None and not policy_class(name).heeds_deadlines else None
+
+
+def _deciding(state: Path) -> str | None:
+    """The policy that decided last there. Returns None if none has, or it is not here."""
     try:
         name = read_schedule(StateDir(state.resolve()).schedule).policy.name
-        return name if policy_class(name).priority_means == "" else None
+        policy_class(name)
     except PliantError:
         return None
+    return name
 
 
 def _spool(state: Path) -> tuple[StateDir, Spool]:

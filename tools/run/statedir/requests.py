@@ -244,12 +244,19 @@ class Spool:
         sync_folder(self._folder.parent)
 
     def withdraw(self, job_ids: Collection[str]) -> None:
-        """Before the first run, take jobs and orders about them out. Call it while :meth:`locked`."""
+        """Before the first run, take jobs and orders about them out. Call it while :meth:`locked`.
+
+        Jobs that were to start after one of them had finished go with it; others need not wait for it.
+        """
+        gone = {*job_ids}
+        waiting = [job for request in self.requests() for job in request.jobs if job.after]
+        while more := {job.id for job in waiting if _needs(job, gone)} - gone:
+            gone |= more
         for request in self.requests():
-            if request.order is not None and request.order.job in job_ids:
+            if request.order is not None and request.order.job in gone:
                 request.path.unlink()
-            kept = [job for job in request.jobs if job.id not in job_ids]
-            if kept and len(kept) < len(request.jobs):
+            kept = [_without(job, gone) for job in request.jobs if job.id not in gone]
+            if kept and kept != [*request.jobs]:
                 write_jobs(kept, request.path)
             elif request.jobs and not kept:
                 request.path.unlink()
@@ -290,6 +297,16 @@ class Spool:
             if os.path.lexists(path):  # else another process has settled it between two looks
                 _log.warning("%s: left aside, it is not a request: %s", path, error)
             return Request(path)
+
+
+def _needs(job: Job, gone: Container[str]) -> bool:
+    return any(other in gone for other, awaited in job.after.items() if awaited == "ok")
+
+
+def _without(job: Job, gone: Container[str]) -> Job:
+    """A job that does not wait for those that are gone."""
+    left = {other: awaited for other, awaited in job.after.items() if other not in gone}
+    return job if left == job.after else job.model_copy(update={"after": left})
 
 
 def unheard(

@@ -11,6 +11,7 @@ from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.job import Job
 from pliant.schemas.shares import OTHERS, Shares
 from pliant.schemas.text import EPOCH_LIKE_S, clock_text, counted, in_gpus, span_text
+from pliant.tools.run.statedir.log.awaited import awaited
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.statedir.log.worker_reports import refined
 from pliant.tools.run.watch.status import Status, measured_ends
@@ -202,8 +203,8 @@ def _why(job: JobLog, now_s: float, expected: StartPrediction, others: int, stat
         return "; ".join([*parts, *filter(None, [job.trouble])])
     if job.retry_s is not None:
         return _retry(job, now_s)
-    limit = _over_limit(job, status)
-    waits = [limit] if limit else [_waits_for(job, expected, others), *_out_of_service(status)]
+    kept = _kept_back(job, status)
+    waits = [kept] if kept else [_waits_for(job, expected, others), *_out_of_service(status)]
     return "; ".join(filter(None, [*waits, job.trouble, status.log.policy_error]))
 
 
@@ -217,7 +218,11 @@ def _orders(job: JobLog, now_s: float, status: Status) -> str | None:
     return f"held by {by} since {clock_text(since_s, now_s)}{let_go}"
 
 
-def _over_limit(job: JobLog, status: Status) -> str:
+def _kept_back(job: JobLog, status: Status) -> str:
+    """The job or the limit that it waits for; empty if it waits for GPUs alone."""
+    wait = awaited(job.job, status.log)
+    if wait is not None:
+        return wait.words
     reason = status.reasons.get(job.job.id, "")
     return reason if reason.startswith(OVER_LIMIT) else ""
 
@@ -265,7 +270,7 @@ def _brief(job: JobLog, expected: StartPrediction, status: Status) -> str:
         return "ended, to be recorded"
     waits = not (job.gpus or job.held or job.trouble or job.retry_s is not None)
     asked = job.job.id in status.cancelled or job.job.id in status.ordered
-    if not waits or asked or _over_limit(job, status):
+    if not waits or asked or _kept_back(job, status):
         return ""
     ahead = expected.jobs_ahead
     place = {None: "", 0: ", next"}.get(ahead, f", {ahead} ahead")

@@ -15,7 +15,8 @@ from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_of, node_states
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.rates import GpuSharing, Speeds, shape_of
-from pliant.tools.schedule.session.commands import Commands
+from pliant.tools.schedule.session.awaited import wait_of
+from pliant.tools.schedule.session.commands import Commands, first_holder
 from pliant.tools.schedule.session.holdings import Holding, Transition, company_in, hold, step_of
 from pliant.tools.schedule.session.withheld import Withheld, node_of
 from pliant.tools.schedule.shares import Usage
@@ -43,6 +44,8 @@ class ClusterState:
         self.jobs: dict[str, JobState] = {}
         """Active jobs, in order of submission."""
         self.ended: MutableMapping[str, JobState] = {}
+        self.fell: dict[str, End] = {}
+        """Jobs that have ended without having finished, and how."""
         self.turned_away: dict[str, str] = {}
         """Jobs rejected without a decision of the policy, and why, until the log has them."""
         self.changes: list[Change] = []
@@ -83,7 +86,11 @@ class ClusterState:
             state.room = self.capacities.room(job)
             self._look_at_room([state])
         self.jobs[job.id] = state
-        self._arrive(state, min(self._at(time_s), job.submit_time))
+        arrived_s = min(self._at(time_s), job.submit_time)
+        if job.hold:
+            self.commands.held[job.id] = first_holder(job)
+        else:
+            self._arrive(state, arrived_s)
         return state
 
     def take_up(self, job: Job, time_s: float) -> JobState | None:
@@ -96,8 +103,9 @@ class ClusterState:
         try:
             return self.submit(self.capacities.without_what_never_fits(job), time_s)
         except (BadInputError, ArithmeticError) as error:
-            self.ended[job.id] = JobState(job, 1, None)
+            self.ended[job.id], self.fell[job.id] = JobState(job, 1, None), "rejected"
             self.turned_away[job.id] = str(error)
+            self._move_up(job, self._at(time_s))
             return None
 
     def turn_away(self, job_id: str, time_s: float, reason: str) -> None:
@@ -114,12 +122,23 @@ class ClusterState:
         self._leave(state, time_s)
         self._hold(state, time_s, ())
         self.ended[job_id] = state
+        if outcome != "finished":
+            self.fell[job_id] = outcome
         self._note(outcome, time_s, job=state)
         if self.commands.hide_jobs:
             self._keep_others_from(partner, time_s)
             self.commands.forget(job_id)
-            self._admit(state.spec.user, time_s)
+            self._move_up(state.spec, time_s)
         return state
+
+    def end_hopeless(self, time_s: float, outcome: End = "cancelled") -> dict[str, str]:
+        """End the jobs that wait for jobs which ended otherwise than they had to; returns them, and why."""
+        found: dict[str, str] = {}
+        while hopeless := dict(self.commands.hopeless):
+            for job_id in hopeless:
+                self.end(job_id, time_s, outcome)
+            found |= hopeless
+        return found
 
     def lose(self, job_id: str, time_s: float) -> JobState:
         """A job lost its GPUs without the policy's doing (crash, node gone) and waits again."""
@@ -134,7 +153,40 @@ class ClusterState:
         return state
 
     def _arrive(self, job: JobState, time_s: float) -> None:
-        """The policy sees a new job only once its user's limit has room for it."""
+        """The policy sees a new job only once it waits for no other one and the limits have room for it."""
+        wait = wait_of(job.spec, self._outcome) if job.spec.after else None
+        array = job.spec.array
+        if wait is not None:
+            self.commands.awaiting[job.id] = wait.words
+            if wait.is_hopeless:
+                self.commands.hopeless[job.id] = wait.words
+        elif array is not None and array.limit is not None:
+            self.commands.line_up(job, array)
+            self._admit_next_of(array.name, time_s)
+        else:
+            self._come_in(job, time_s)
+
+    def _outcome(self, job_id: str) -> End | None:
+        """How a job has ended. Returns None if it has not, or is to come."""
+        return self.fell.get(job_id, "finished") if job_id in self.ended else None
+
+    def _move_up(self, left: Job, time_s: float) -> None:
+        """A job has ended, or is held: those that waited for it or for its room come in."""
+        waiting = self.commands.awaiting
+        for job_id in [job_id for job_id in waiting if left.id in self.jobs[job_id].spec.after]:
+            self.commands.let_in(job_id)
+            self._arrive(self.jobs[job_id], time_s)
+        if left.array is not None and self.commands.in_line:
+            self._admit_next_of(left.array.name, time_s)
+        self._admit(left.user, time_s)
+
+    def _admit_next_of(self, array: str, time_s: float) -> None:
+        for job in self.commands.next_in_line(self.jobs.values(), array):
+            del self.commands.in_line[job.id]
+            self._come_in(job, time_s)
+
+    def _come_in(self, job: JobState, time_s: float) -> None:
+        """The policy sees a job once its user's limit has room for it."""
         limit = self.cluster.limit_of(job.spec.user) if self.cluster.user_limits else None
         if limit is None:
             self._note("arrived", time_s, job=job)
@@ -172,8 +224,8 @@ class ClusterState:
         job, time_s = self.jobs[job_id], self._at(time_s)
         self._note("cancelled", time_s, job=job)
         self.commands.held[job_id] = by
-        self.commands.limited.pop(job_id, None)
-        self._admit(job.spec.user, time_s)
+        self.commands.let_in(job_id)
+        self._move_up(job.spec, time_s)
 
     def let_go(self, job_id: str, time_s: float) -> None:
         """A held job arrives again, for the policy. Any other job is left as it is.
@@ -199,19 +251,18 @@ class ClusterState:
     def leavers(self, *, elastic: bool) -> list[Holding]:
         """What jobs that must give up GPUs at once hold instead.
 
-        These jobs are held, wait for their user's limit, or sit on a drained node.
+        These jobs are held, wait for a limit or another job, or sit on a drained node.
 
         :param elastic: jobs may keep what they hold on other nodes.
         """
         commands = self.commands
-        if not commands.held and not commands.limited and not commands.drained:
+        if not commands.hide_jobs and not commands.drained:
             return []
-        hidden = (*commands.held, *commands.limited)
-        found = [Holding(job_id) for job_id in hidden if self.jobs[job_id].gpus]
+        found = [Holding(job_id) for job_id in commands.must_wait() if self.jobs[job_id].gpus]
         leaving = commands.must_be_left()
         for job_id, job in self.jobs.items() if leaving else ():
             rest = tuple((name, count) for name, count in job.placement if name not in leaving)
-            if job_id in commands.held or job_id in commands.limited or rest == job.placement:
+            if job_id in commands.held or commands.keeps_waiting(job_id) or rest == job.placement:
                 continue
             gpus = gpus_of(rest)
             stays = elastic and job.spec.elastic != "none" and gpus >= job.spec.min_gpus

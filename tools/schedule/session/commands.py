@@ -1,16 +1,19 @@
-"""What operators have commanded, and the limits of users.
+"""What operators have commanded, the limits of users and arrays, and jobs that wait for other jobs.
 
-Policies need no code for any of it: it is hidden from them. A job that is held, or over its user's limit, is
-not in the snapshot. A drained node is down. A job that may finish on a drained node is *bound* to it: it is
-hidden, too, and its GPUs on other nodes are out of service until it ends.
+Policies need no code for any of it: it is hidden from them. A job that is held, over its user's or its
+array's limit, or that waits for another job is not in the snapshot. A drained node is down. A job that may
+finish on a drained node is *bound* to it: it is hidden, too, and its GPUs on other nodes are out of service
+until it ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Final
 
 from pliant.schemas.cluster import UserLimit
+from pliant.schemas.job import ArrayPlace, Job
 from pliant.schemas.text import counted, in_gpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus
 
@@ -18,10 +21,16 @@ OVER_LIMIT: Final = "beyond the limit of"
 """Reasons of jobs that wait for their user's limit begin so."""
 
 
+def first_holder(job: Job) -> str:
+    """Who holds a job that is held from its submission on."""
+    return job.user or "its submitter"
+
+
 class Commands:
     """What is in force; ``ClusterState`` carries it out.
 
-    A job is held or limited, not both; it is bound only while it holds GPUs on a drained node.
+    A job is held, awaiting, in line or limited, never two of them; it is bound only while it holds GPUs on a
+    drained node.
     """
 
     def __init__(self) -> None:
@@ -31,6 +40,12 @@ class Commands:
         """Nodes that get no further work, and whether their jobs must leave at the next decision."""
         self.bound: dict[str, str] = {}
         """Jobs that keep their GPUs until they end, and the node that they finish on."""
+        self.awaiting: dict[str, str] = {}
+        """Jobs that wait for other jobs to end, and for which, in words."""
+        self.hopeless: dict[str, str] = {}
+        """Those of them that can never start, and why."""
+        self.in_line: dict[str, str] = {}
+        """Jobs over the limit of their array, and the limit in words."""
         self.limited: dict[str, str] = {}
         """Jobs over their user's limit, and the limit in words."""
         self.vanished: dict[str, float] = {}
@@ -38,14 +53,28 @@ class Commands:
 
     @property
     def hide_jobs(self) -> bool:
-        return bool(self.held or self.bound or self.limited)
+        return bool(self.held or self.bound or self.limited or self.awaiting or self.in_line)
 
     def hides(self, job_id: str) -> bool:
-        return job_id in self.held or job_id in self.bound or job_id in self.limited
+        return job_id in self.held or job_id in self.bound or self.keeps_waiting(job_id)
+
+    def keeps_waiting(self, job_id: str) -> bool:
+        """Whether a job waits for another one or for room within a limit."""
+        return job_id in self.limited or job_id in self.awaiting or job_id in self.in_line
+
+    def let_in(self, job_id: str) -> None:
+        """A job waits for no other one and for no limit."""
+        for hidden in (self.awaiting, self.hopeless, self.in_line, self.limited):
+            hidden.pop(job_id, None)
 
     def forget(self, job_id: str) -> None:
-        for hidden in (self.held, self.bound, self.limited):
+        self.let_in(job_id)
+        for hidden in (self.held, self.bound):
             hidden.pop(job_id, None)
+
+    def must_wait(self) -> Iterator[str]:
+        """Jobs that may hold no GPUs."""
+        return chain(self.held, self.awaiting, self.in_line, self.limited)
 
     def in_service(self, placement: NodeGpus) -> NodeGpus:
         """The part of a placement on nodes that are not drained."""
@@ -69,13 +98,33 @@ class Commands:
         parts += [counted(limit.jobs, "job")] if limit.jobs is not None else []
         self.limited[job.id] = f"{OVER_LIMIT} {who}: {', '.join(parts)}"
 
+    def line_up(self, job: JobState, array: ArrayPlace) -> None:
+        """A job waits until its array's limit has room for it."""
+        self.in_line[job.id] = (
+            f"{OVER_LIMIT} array {array.name}: {counted(array.limit or 0, 'job')} at a time"
+        )
+
+    def next_in_line(self, jobs: Iterable[JobState], name: str) -> list[JobState]:
+        """The jobs in line that the limit of their array has room for, in order of priority and arrival."""
+        own = [job for job in jobs if job.spec.array is not None and job.spec.array.name == name]
+        own = [job for job in own if job.id not in self.held and job.id not in self.awaiting]
+        count, found = sum(job.id not in self.in_line for job in own), []
+        for job in sorted((job for job in own if job.id in self.in_line), key=lambda job: job.turn):
+            limit = None if job.spec.array is None else job.spec.array.limit
+            if limit is not None and count >= limit:
+                break
+            count += 1
+            found.append(job)
+        return found
+
     def within_limit(self, jobs: Iterable[JobState], user: str, limit: UserLimit) -> list[JobState]:
         """The waiting jobs of a user that the limit has room for, in order of priority and arrival.
 
         No job overtakes one that must wait. What a job requests counts from its arrival, so no decision can
         exceed a limit.
         """
-        own = [job for job in jobs if job.spec.user == user and job.id not in self.held]
+        kept = (self.held, self.awaiting, self.in_line)
+        own = [job for job in jobs if job.spec.user == user and not any(job.id in each for each in kept)]
         inside = [job for job in own if job.id not in self.limited]
         count, gpus = len(inside), sum(max(job.gpus, job.spec.gpus.requested) for job in inside)
         found = []

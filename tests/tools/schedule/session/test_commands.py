@@ -297,10 +297,11 @@ def test_a_log_leads_to_the_session_that_wrote_it_whatever_was_ordered(seed: int
     """The policy's state counts on that: it knows how many changes it has seen."""
     policy = ("fifo", "fair-share", "ares")[seed % 3]
     nodes = limited(4, 4, others=UserLimit(gpus=6, jobs=4)) if seed % 2 else cluster(4, 4)
-    story = Story(seed, policy, nodes=nodes)
+    story = Story(seed, policy, nodes=nodes, linked=seed % 4 > 1)
     events, live = story.go_on(80, last=False), story.session
     again = session_from_events(events, make_policy(policy), nodes, CurveThroughput())
     assert vars(again.commands) == vars(live.commands)
+    assert again.fell == live.fell
     assert again.up_gpus == live.up_gpus
     assert list(again.in_play) == list(live.in_play)
     assert placed(again) == placed(live)

@@ -6,7 +6,9 @@ How ``run`` uses the events:
   ``origin_s`` (UTC seconds at which the clock of ``submit_time`` shows 0) and ``decision_seconds``; ``once``
   if the call does not stay, such as one from cron; ``restored`` after events that were made from a snapshot
   (``snapshot.py``): fields of the records here that no other event says.
-- ``submit`` brings the job in its detail (a SubmitDetail), its submit_time moved to UTC.
+- ``submit`` brings the job in its detail (a SubmitDetail), its submit_time moved to UTC. A job that says
+  ``hold`` is held from then on. Which jobs it waits for and which array it is in says the job; whether it
+  still waits follows from the ends of those jobs.
 - ``start``, ``resume``, ``grow``, ``shrink``, ``move``, ``preempt`` are written when they are decided, before
   anything is done. They say what the job holds from then on: ``gpus``, ``placement``, ``global_batch``, and
   in the detail ``accum``, ``lr_scale``, ``reason``, and ``beside``, the job that has the same GPUs. A changed
@@ -26,7 +28,8 @@ How ``run`` uses the events:
   slot that the job (or, without a job, every job) does not get for some ``seconds``; ``by`` names the job
   whose worker died. ``slot_up``: a worker has trained there for long enough.
 - ``wait_seconds``: how long the job is not started, or gets no further GPU.
-- ``fail``, ``finish``, ``reject`` and ``cancel`` end a job; gpus 0. ``release``: nothing is left of a job
+- ``fail``, ``finish``, ``reject`` and ``cancel`` end a job; gpus 0. A ``cancel`` with a ``reason`` was not
+  asked for: the job was to start after one that did not finish. ``release``: nothing is left of a job
   that was ended while something of it might run. A job that finishes, or fails with an ``attempt``, ends only
   when nothing of it is left, and has no such event.
 - ``hold`` and ``unhold`` by a ``user``, ``priority``, and ``drain`` and ``undrain`` of a ``node`` (``now``:
@@ -59,6 +62,7 @@ from pliant.tools.run.statedir.log.retries import (
     is_worth_its_while,
 )
 from pliant.tools.schedule.jobs import NodeGpus, gpus_of
+from pliant.tools.schedule.session.commands import first_holder
 from pliant.tools.schedule.session.withheld import node_of
 
 WORKER_EVENTS: Final = frozenset({"progress", "epoch", "checkpoint"})
@@ -332,6 +336,8 @@ class RunLog:
         elif event.event == "submit" and event.job is not None:
             detail = SubmitDetail.model_validate_json(_json(event))
             job = JobLog(detail.job, event.time, total_samples=detail.samples)
+            if detail.job.hold:
+                job.held = first_holder(detail.job), event.time
             self.jobs[event.job] = self.active[event.job] = job
             self.counts.happened(event, 0.0, 0.0)
         elif event.event in OF_NODES:

@@ -147,6 +147,7 @@ class Rrh(Policy):
     name: ClassVar[str] = "rrh"
     knows: ClassVar[Knows] = "work"
     priority_means: ClassVar[str] = ""
+    heeds_deadlines: ClassVar[bool] = True
 
     def __init__(self, *, threshold: float = 0.0) -> None:
         self.threshold = threshold

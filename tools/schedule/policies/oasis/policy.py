@@ -61,6 +61,7 @@ class BooksSlots(Policy):
 
     knows: ClassVar[Knows] = "work"
     priority_means: ClassVar[str] = ""
+    heeds_deadlines: ClassVar[bool] = True
     trusts_guesses: ClassVar[bool] = True
     elasticity: ClassVar[Elasticity] = "size"
     rebuilds_state: ClassVar[bool] = False

@@ -51,7 +51,7 @@ def test_wherever_a_log_is_cut_nothing_that_its_snapshot_knows_is_lost_and_all_t
 ) -> None:
     """Read at once, repaired, or simply gone on from: each time it is the log that was there."""
     rng = random.Random(seed)
-    events = Story(seed).go_on(rng.randrange(10, 90))
+    events = Story(seed, linked=seed % 2 > 0).go_on(rng.randrange(10, 90))
     behind = rng.randrange(2, len(events) + 1)
     state = left_by(tmp_path / "whole", events, behind)
     known, size = fold(events[:behind]), state.events.stat().st_size
@@ -190,7 +190,7 @@ def test_killed_in_the_middle_of_writing_back_it_is_done_again_and_once(
 def test_a_damaged_line_that_the_snapshot_has_seen_costs_nothing(tmp_path: Path) -> None:
     """The end of a job is unreadable, others have its GPUs since: a repair knows when it ended."""
     for seed in range(1, 12):
-        events = Story(seed).go_on(70)
+        events = Story(seed, linked=seed % 2 > 0).go_on(70)
         done = next((i for i, event in enumerate(events[:-3]) if event.event == "finish"), None)
         if done is None:
             continue
@@ -209,7 +209,7 @@ def test_a_damaged_line_that_the_snapshot_has_seen_costs_nothing(tmp_path: Path)
 def test_a_log_that_was_cut_under_a_run_that_wrote_on_has_all_of_it_after_a_repair(tmp_path: Path) -> None:
     """The lines of the living run follow what is not there any more."""
     for seed in range(1, 6):
-        events = Story(seed).go_on(70)
+        events = Story(seed, linked=seed % 2 > 0).go_on(70)
         state = left_by(tmp_path / str(seed), events, 40)
         go_on(state, events[40:], snapshot=False)
         cut_lines(state, 21, 41)
