@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from pliant.schemas.text import Column, counted, iso_time, rate_text, span_text, text_table
+from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.plan import Progress, ProgressFile
 from pliant.tools.run.statedir.directory import check_job
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
@@ -87,7 +88,8 @@ class UseMeter:
 
     def _use(self, job: JobLog, total: int) -> Use:
         file = self._files[job.job.id]
-        file.fresh()
+        with files_of(self._watcher.dirs.job(job.job.id)):
+            file.fresh()
         found = file.newest
         share = job.counted_gpus / total if total else 0.0
         if found is None or found.attempt < max(job.seen, default=0):

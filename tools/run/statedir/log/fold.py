@@ -123,6 +123,8 @@ class JobLog:
     """What the last measured change of its GPUs cost."""
     points: tuple[tuple[float, float], ...] = ()
     """(time, samples done) of the newest two progress events since the last change."""
+    uid: int | None = None
+    """The account that submitted it through the door; None for the owner of the state directory."""
 
     @property
     def samples_per_second(self) -> float | None:
@@ -290,7 +292,7 @@ class RunLog:
             self._decided(event)
         elif event.event == "submit" and event.job is not None:
             detail = SubmitDetail.model_validate_json(_json(event))
-            job = JobLog(detail.job, event.time, total_samples=detail.samples)
+            job = JobLog(detail.job, event.time, total_samples=detail.samples, uid=detail.uid)
             self.jobs[event.job] = self.active[event.job] = job
         elif event.event in OF_NODES:
             self._node(event)
