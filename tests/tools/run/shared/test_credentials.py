@@ -106,12 +106,12 @@ def test_a_fork_bomb_ends_at_its_limit_and_with_its_job_while_another_users_job_
 
 def test_a_next_launcher_takes_over_and_ends_what_a_dead_one_has_started(shared_folder: Path) -> None:
     attempt = Attempt(shared_folder)
-    attempt.start("sleep 600")
+    attempt.start("exec sleep 600")
     keeper = attempt.keeper()
     successor = local.LocalBackend(attempt.backend._cluster, attempt.dirs.jobs)
     assert successor.adopt() == [attempt.handle]
     assert successor.poll([attempt.handle])[attempt.handle] == (UnitStatus("running"),)
-    until(lambda: len(of_user(ANN)) == 1)
+    until(lambda: [process.name() for process in of_user(ANN)] == ["sleep"])
     successor.stop(attempt.handle, "kill")
     until(lambda: keeper.status() == psutil.STATUS_ZOMBIE)
     assert attempt.end() == (UnitStatus("exited", -signal.SIGKILL),)
