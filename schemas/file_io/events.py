@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -341,10 +341,14 @@ class LogReader:
     """The events of a growing log, each given once.
 
     :param place: where to begin.
+    :param opener: of the file, as ``open`` takes it.
     """
 
-    def __init__(self, path: Path, place: LogPlace | None = None) -> None:
+    def __init__(
+        self, path: Path, place: LogPlace | None = None, opener: Callable[[str, int], int] | None = None
+    ) -> None:
         self._path = path
+        self._opener = opener
         self.place = place = place or LogPlace()
         """After the last line that was read."""
         self._seals = Seals(None if place.link is None else place.link.encode())
@@ -371,7 +375,7 @@ class LogReader:
         if left < 0:
             raise BadInputError.one(str(self._path), "is shorter than it was")
         rest = b""
-        with self._path.open("rb") as file:
+        with open(self._path, "rb", opener=self._opener) as file:
             file.seek(self.place.bytes)
             while left and (block := file.read(min(left, _LOG_BLOCK))):
                 left -= len(block)

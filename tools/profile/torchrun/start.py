@@ -221,9 +221,14 @@ def _failed_first(log: Path) -> tuple[bool, int, str]:
     return "Traceback" not in _end_of(log), changed_ns, log.parent.name.rjust(9)
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    """A job may have put a pipe or a link in the place of its log."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+
+
 def _end_of(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - _END_BYTES))
             return file.read().decode(errors="replace").strip("\0")

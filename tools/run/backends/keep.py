@@ -20,9 +20,17 @@ import time
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from types import FrameType
-    from typing import Any
+    from typing import Any, Protocol
+
+    class Account(Protocol):
+        """Another account, as which the command runs; see ``keep_as.py``."""
+
+        def start(self, argv: list[str]) -> int: ...
+
+        def kill(self, pid: int, number: int) -> None: ...
+
 
 LOG_BYTES = 64 << 20
 """Most bytes of each output file that stay on disk, unless the environment says otherwise."""
@@ -33,7 +41,9 @@ BEAT_S = 2.0
 USE_S = 5.0
 ORDER_S = 0.5
 _BLOCK = 1 << 16
-_NEW = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Never waits for the other end of a pipe that a job has put there."""
+_NEW = _OPEN | os.O_CREAT
 _looking: list[bool] = []
 _PUNCH_HOLE_AND_KEEP_SIZE = 3
 _PR_SET_CHILD_SUBREAPER = 36
@@ -45,20 +55,28 @@ def main(arguments: list[str]) -> int:
     return keep(arguments[0], arguments[1], arguments[2:])
 
 
-def keep(code_file: str, folder: str, argv: list[str], order: Callable[[], int] | None = None) -> int:
+def keep(
+    code_file: str,
+    folder: str,
+    argv: list[str],
+    order: Callable[[], int] | None = None,
+    account: Account | None = None,
+) -> int:
     """Run a command in a folder, with the environment of this process.
 
     :param order: asked every :data:`ORDER_S` for a signal to the command; 0 for none. With it, a SIGTERM is
         Slurm's, which sends it to all processes: it is noted in a file and not passed on. So is a SIGUSR1,
         the notice that one follows. The launcher reads of it, so the command begins with SIGUSR1 ignored.
+    :param account: whose the command is; None for this process's own.
     """
+    start, kill = (spawn, os.kill) if account is None else (account.start, account.kill)
     child: list[int] = []
     terminated: list[int] = []
 
     def send(number: int) -> None:
         terminated.append(number)
         for pid in child:
-            os.kill(pid, number)
+            kill(pid, number)
 
     def take(number: int, _frame: FrameType | None) -> None:
         if order is None:
@@ -91,16 +109,16 @@ def keep(code_file: str, folder: str, argv: list[str], order: Callable[[], int] 
     signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
     try:
         os.chdir(folder)
-        child.append(spawn_unnoticing(argv) if order else spawn(argv, os.environ))
+        child.append(spawn_unnoticing(argv) if order else start(argv))
     except OSError as error:
         print(f"{argv[0]}: cannot be started in {folder}: {error.strerror}", file=sys.stderr)
         return write_code(code_file, 127)
     if terminated:
-        os.kill(child[0], terminated[-1])
+        kill(child[0], terminated[-1])
     wait_for(child[0])
     pid = child.pop()  # before it is reaped, so that no signal goes to another process with its pid
     _, status = os.waitpid(pid, 0)
-    end_orphans()
+    end_orphans(kill)
     return write_code(code_file, os.waitstatus_to_exitcode(status))
 
 
@@ -119,8 +137,8 @@ def use_meter(code_file: str) -> Any:
         del sys.path[0]
 
 
-def spawn(argv: list[str], env: Mapping[str, str]) -> int:
-    return os.posix_spawnp(argv[0], argv, env, setsigdef=[signal.SIGTERM, signal.SIGUSR1])
+def spawn(argv: list[str]) -> int:
+    return os.posix_spawnp(argv[0], argv, os.environ, setsigdef=[signal.SIGTERM, signal.SIGUSR1])
 
 
 def spawn_unnoticing(argv: list[str]) -> int:
@@ -180,7 +198,7 @@ def wait_for(pid: int) -> None:
             os.waitpid(ended.si_pid, os.WNOHANG)
 
 
-def end_orphans() -> None:
+def end_orphans(kill: Callable[[int, int], None] | None = None) -> None:
     """Kill all that is left, repeatedly: children of what is killed become children of this process."""
     deadline_s = time.monotonic() + _KILL_S
     while time.monotonic() < deadline_s:
@@ -191,7 +209,7 @@ def end_orphans() -> None:
             return
         for pid in children():
             with contextlib.suppress(PermissionError):  # it runs as another user now
-                os.kill(pid, signal.SIGKILL)
+                (kill or os.kill)(pid, signal.SIGKILL)
         time.sleep(0.01)
 
 
@@ -244,7 +262,7 @@ def trim(path: str, most: int) -> None:
     end = (found.st_size - most // 2) // _BLOCK * _BLOCK
     if 512 * found.st_blocks <= most or end <= 0:
         return
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, _OPEN)
     try:
         if not punch(descriptor, end):
             os.ftruncate(descriptor, 0)

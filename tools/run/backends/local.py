@@ -6,6 +6,7 @@ A unit runs under ``keep.py``, which writes the exit code to a file for any late
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -37,16 +38,22 @@ from pliant.tools.run.backends.protocol import (
     read_or_rebuild,
     write_record,
 )
+from pliant.tools.run.statedir.contract.as_user import files_of, with_own_files
 from pliant.tools.run.statedir.contract.folders import (
     FolderCache,
     UnreadableError,
     make_log_folder,
+    open_log,
     read_file,
     refuse_public,
 )
-from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_LOG_BYTES, ENV_WORKER
 
 KEEPER: Final = str(Path(__file__).with_name("keep.py"))
+KEEPER_AS: Final = str(Path(__file__).with_name("keep_as.py"))
+_KEEPERS: Final = frozenset((Path(KEEPER).name, Path(KEEPER_AS).name))
+OF_KEEPER: Final = (ENV_JOB_DIR, ENV_WORKER, ENV_LOG_BYTES)
+"""What the keeper of another account's unit needs of its environment, which may hold anything."""
 LOOPBACK: Final = "127.0.0.1"
 _RUNNING: Final = UnitStatus("running")
 _STANDS_STILL: Final = UnitStatus("running", idle=True)
@@ -100,8 +107,10 @@ class LocalBackend:
     def shown(self, handle: Handle, units: Sequence[Unit]) -> Sequence[str]:
         return [f"{unit.node}: {unit.in_a_shell}" for unit in units]
 
+    @with_own_files
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
-        make_log_folder(handle.files.logs)
+        with files_of(handle.files):
+            make_log_folder(handle.files.logs)
         for pid in tuple(self._children):
             self._reap(pid)
         before = self._record(handle)
@@ -129,15 +138,23 @@ class LocalBackend:
 
     def _spawn(self, handle: Handle, index: int, unit: Unit, record: StartedUnit) -> StartedUnit:
         code_file = str(handle.files.exit_code(index))
-        argv = (sys.executable, "-I", "-S", KEEPER, code_file, unit.cwd, *unit.argv)
-        env = child_environment(os.environ, unit.env)
-        pid = spawn(argv, env, handle.files.launcher_log(index))
+        keeper, env, told = KEEPER, child_environment(os.environ, unit.env), b""
+        if unit.account is not None:
+            own = unit.account.environment()
+            keeper, told = KEEPER_AS, json.dumps(unit.account.order({**own, **unit.env})).encode()
+            env = {"PATH": own["PATH"], **{name: unit.env[name] for name in OF_KEEPER if name in unit.env}}
+        argv = (sys.executable, "-I", "-S", keeper, code_file, unit.cwd, *unit.argv)
+        with files_of(handle.files):
+            log = open_log(handle.files.launcher_log(index))
+        with log:
+            pid = spawn(argv, env, log, told)
         try:
             self._children[pid] = born = birth(pid)
         except psutil.NoSuchProcess:  # it has ended, and the system has reaped it
             born = ""
         return record.model_copy(update={"pid": pid, "born": born})
 
+    @with_own_files
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
         """SIGTERM to each keeper, which passes it on, or SIGKILL to every process with the job's mark."""
         try:
@@ -149,10 +166,16 @@ class LocalBackend:
         meant = [keeper for index, keeper in found if only is None or index in only]
         keepers = [keeper for keeper in meant if keeper is not None]
         if level == "kill":
-            for keeper in keepers:
+            left = keepers if handle.kept is None else [each for each in keepers if not _kill_below(each)]
+            for keeper in left:
                 kill(tree(keeper))
             workers = None if only is None else {str(index) for index in only}
-            kill(process for process in strays(_mark(handle)) if _is_one_of(process, workers))
+            spared = {keeper.pid for keeper in keepers}
+            kill(
+                process
+                for process in strays(_mark(handle))
+                if process.pid not in spared and _is_one_of(process, workers)
+            )
             return
         for keeper in keepers:
             try:
@@ -160,12 +183,14 @@ class LocalBackend:
             except psutil.Error:
                 continue
 
+    @with_own_files
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
         return {handle: self._statuses(handle) for handle in handles}
 
     def _statuses(self, handle: Handle) -> tuple[UnitStatus, ...]:
         folder = self._folders.setdefault(handle, FolderCache(handle.folder))
-        folder.look()
+        with files_of(handle.files):
+            folder.look()
         record = folder.get("record", lambda: self._record(handle))
         mark = folder.get("mark", lambda: _mark(handle))
         running = [self._running(unit, mark) for unit in (record.units if record else ())]
@@ -220,6 +245,16 @@ def _mark(handle: Handle) -> tuple[str, str]:
     return ENV_JOB_DIR, str(handle.folder.parent.parent)
 
 
+def _kill_below(keeper: psutil.Process) -> bool:
+    """Kill what another account's keeper has started, so that it finds and ends what hides, and then itself.
+
+    Returns False if nothing was there.
+    """
+    below = tree(keeper)[:-1]
+    kill(below)
+    return bool(below)
+
+
 def _is_one_of(process: psutil.Process, workers: Collection[str] | None) -> bool:
     """Whether it belongs to one of these workers; None is any."""
     try:
@@ -246,8 +281,10 @@ def _found(handle: Handle) -> tuple[StartedUnit, ...]:
     found: dict[int, StartedUnit] = {}
     for process in strays(_mark(handle)):
         with contextlib.suppress(psutil.Error):
+            if process.uids().real != os.getuid():
+                continue
             argv = process.cmdline()
-            at = next((place for place, word in enumerate(argv) if Path(word).name == Path(KEEPER).name), -1)
+            at = next((place for place, word in enumerate(argv) if Path(word).name in _KEEPERS), -1)
             code_file = Path(argv[at + 1]) if 0 <= at < len(argv) - 2 else Path()
             number = code_file.name.removeprefix("exit-")
             if code_file.parent == handle.folder and number.isdecimal():
@@ -263,7 +300,8 @@ def _found(handle: Handle) -> tuple[StartedUnit, ...]:
 
 
 def _ended(handle: Handle, index: int) -> UnitStatus:
-    text = read_file(handle.files.exit_code(index))
+    with files_of(handle.files):
+        text = read_file(handle.files.exit_code(index))
     try:
         return UnitStatus("lost") if text is None else UnitStatus("exited", int(text))
     except ValueError:

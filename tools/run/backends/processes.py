@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import psutil
-
-from pliant.tools.run.statedir.contract.folders import open_log
 
 _PROC: Final = Path("/proc")
 _START_TICKS: Final = 19
@@ -28,10 +26,13 @@ _SURE_S: Final = 1.0
 """How long a pid is trusted after its process was recognised."""
 
 
-def spawn(argv: tuple[str, ...], env: Mapping[str, str], log: Path) -> int:
-    """Start a process in a session of its own, with its output appended to a log; returns its pid."""
-    with open_log(log) as output, open(os.devnull, "rb") as nothing:
-        descriptors = ((nothing.fileno(), 0), (output.fileno(), 1), (output.fileno(), 2))
+def spawn(argv: tuple[str, ...], env: Mapping[str, str], output: BinaryIO, told: bytes = b"") -> int:
+    """Start a process in a session of its own, with its output appended to a log; returns its pid.
+
+    :param told: what it finds on its standard input.
+    """
+    with _input(told) as source:
+        descriptors = ((source.fileno(), 0), (output.fileno(), 1), (output.fileno(), 2))
         return os.posix_spawnp(
             argv[0],
             argv,
@@ -41,6 +42,16 @@ def spawn(argv: tuple[str, ...], env: Mapping[str, str], log: Path) -> int:
             setsigmask=(),
             setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGCHLD),
         )
+
+
+def _input(told: bytes) -> BinaryIO:
+    """In memory, as it may be more than fits into a pipe, and holds secrets."""
+    if not told:
+        return open(os.devnull, "rb")
+    file = open(os.memfd_create("pliant"), "w+b")  # noqa: SIM115 - the caller closes it
+    file.write(told)
+    file.seek(0)
+    return file
 
 
 def birth(pid: int) -> str:

@@ -20,7 +20,9 @@ from typing import Final, Literal, Protocol
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.record import Identifier, PositiveInt, Record
 from pliant.schemas.text import counted
+from pliant.tools.run.backends.credentials import Credentials
 from pliant.tools.run.statedir.contract import folders
+from pliant.tools.run.statedir.contract.as_user import own_files
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 
 StopLevel = Literal["term", "kill"]
@@ -54,7 +56,9 @@ class Unit:
     argv: tuple[str, ...]
     cwd: str
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Added to the launcher's environment without the variables of other launchers."""
+    """Added to the launcher's environment without the variables of other launchers, or to its account's."""
+    account: Credentials | None = None
+    """Whose process it is, if several accounts share the run; None: the launcher's."""
 
     @property
     def in_a_shell(self) -> str:
@@ -69,14 +73,21 @@ class Handle:
     job: str
     attempt: int
     folder: Path
+    kept: Path | None = None
+    """The launcher's own folder of it, if several accounts share the run."""
+
+    @classmethod
+    def of(cls, job: JobDir, attempt: int) -> Handle:
+        files = job.attempt(attempt)
+        return cls(job.path.name, attempt, files.path, files.kept)
 
     @property
     def files(self) -> AttemptDir:
-        return AttemptDir(self.folder)
+        return AttemptDir(self.folder, self.kept)
 
     @property
     def job_files(self) -> JobDir:
-        return JobDir(self.folder.parent.parent)
+        return JobDir(self.folder.parent.parent, None if self.kept is None else self.kept.parent.parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +206,8 @@ class LaunchRecord(Record):
 
 
 def write_record(handle: Handle, record: LaunchRecord) -> None:
-    folders.write_record(handle.files.launch, "launch", record)
+    with own_files():
+        folders.write_record(handle.files.launch, "launch", record)
 
 
 def read_record(handle: Handle) -> LaunchRecord | None:
@@ -205,7 +217,8 @@ def read_record(handle: Handle) -> LaunchRecord | None:
     :raises DamagedError: it is damaged.
     :raises BadInputError: it is of an unknown version.
     """
-    return folders.read_record(handle.files.launch, "launch", LaunchRecord)
+    with own_files():
+        return folders.read_record(handle.files.launch, "launch", LaunchRecord)
 
 
 def read_or_rebuild(
@@ -231,9 +244,9 @@ def newest_attempts(jobs: Path, over: Container[str] = ()) -> list[Handle]:
     for name in _folders(jobs):
         if name in over:
             continue
-        number = JobDir(jobs / name).newest_attempt()
-        if number:
-            handles.append(Handle(name, number, JobDir(jobs / name).attempt(number).path))
+        job = folders.job_folder(jobs, name)
+        if number := job.newest_attempt():
+            handles.append(Handle.of(job, number))
     return handles
 
 

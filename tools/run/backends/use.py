@@ -19,7 +19,7 @@ WIDTH = 240
 """Bytes of the file, whose one line is padded: it is written in place, so its folder does not change."""
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_NEW = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PARENT, _USER, _SYSTEM, _START, _RESIDENT = 1, 11, 12, 19, 21
 """Fields of ``stat`` after the name of the process."""
 

@@ -21,8 +21,10 @@ from pliant.schemas.job import Job
 from pliant.schemas.schedule import Cut
 from pliant.schemas.text import whole_number
 from pliant.tools.profile.torchrun.start import ALONE, NO_STORE, ONE_THREAD, one_worker, standalone, torchrun
+from pliant.tools.run.backends.credentials import Credentials
 from pliant.tools.run.backends.protocol import NodeInfo, Unit
 from pliant.tools.run.service.allocation import Assignment, Slot, by_node
+from pliant.tools.run.statedir.contract.as_user import files_of, own_files
 from pliant.tools.run.statedir.contract.folders import (
     AttemptDir,
     DamagedError,
@@ -61,6 +63,7 @@ def units(
     *,
     first: int = 0,
     log_bytes: int | None = None,
+    account: Credentials | None = None,
 ) -> list[Unit]:
     """What to start for one attempt, in order of rank.
 
@@ -68,6 +71,7 @@ def units(
     :param port: free on the first node; used only by a job that is not elastic and spans several nodes.
     :param first: number of the first unit, if the attempt has some already.
     :param log_bytes: most bytes of each output file that stay on disk; None for the keeper's default.
+    :param account: whose processes they are; None for the launcher's.
     """
     job = target.job
     groups = groups_of(target)
@@ -94,7 +98,7 @@ def units(
         if log_bytes is not None:
             own[ENV_LOG_BYTES] = str(log_bytes)
         env = {**environment(job, slots, nodes), ENV_JOB_DIR: str(job_dir), **own}
-        made.append(Unit(slots[0].node, argv, job.workdir or str(Path.cwd()), env))
+        made.append(Unit(slots[0].node, argv, job.workdir or str(Path.cwd()), env, account))
     return made
 
 
@@ -186,8 +190,16 @@ def aborted(plan: Plan, reason: str = "") -> Plan:
 
 def write_plan(job: JobDir, plan: Plan) -> None:
     """Replace the plan file, and keep a copy in the attempt's folder."""
-    for path in (job.attempt(plan.attempt).plan(plan.generation), job.plan):
+    for path in (job.attempt(plan.attempt).kept_plan(plan.generation), job.plan):
         write_record(path, "plan", plan)
+    hand_out(job, plan)
+
+
+def hand_out(job: JobDir, plan: Plan) -> None:
+    """Give workers of another account their copy of a plan. It is never read back."""
+    if job.kept is not None:
+        with files_of(job):
+            write_plan(JobDir(job.path), plan)
 
 
 def read_plan(job: JobDir) -> Plan | None:
@@ -205,7 +217,7 @@ def read_plan(job: JobDir) -> Plan | None:
             return found
     except DamagedError as error:
         damage = error
-    copies = sorted(job.path.glob("attempts/*/plan-*.json"), key=generation_of)
+    copies = sorted((job.kept or job.path).glob("attempts/*/plan-*.json"), key=generation_of)
     plan = read_plan_of(copies[-1]) if copies else None
     if plan is None:
         if damage is not None:
@@ -218,7 +230,7 @@ def read_plan(job: JobDir) -> Plan | None:
 
 def last_generation(job: JobDir) -> int:
     """The newest generation that was ever written, 0 if none was."""
-    return max(map(generation_of, job.path.glob("attempts/*/plan-*.json")), default=0)
+    return max(map(generation_of, (job.kept or job.path).glob("attempts/*/plan-*.json")), default=0)
 
 
 def generation_of(path: Path) -> int:
@@ -237,7 +249,8 @@ def read_reached(attempt: AttemptDir, known: Mapping[int, Plan]) -> Plan | None:
     if generation is None or generation in known:
         return None if generation is None else known[generation]
     try:
-        return read_plan_of(attempt.plan(generation))
+        with own_files():
+            return read_plan_of(attempt.kept_plan(generation))
     except BadInputError:
         return None
 

@@ -35,7 +35,7 @@ from pliant.tools.run.service.allocation import (
     plan_steps,
     way_to,
 )
-from pliant.tools.run.service.commands import assignment_of, read_plan
+from pliant.tools.run.service.commands import assignment_of, hand_out, read_plan
 from pliant.tools.run.service.endings import Ending
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.launching import Launching, next_handle
@@ -52,6 +52,7 @@ from pliant.tools.run.service.reports import (
     Report,
     Said,
 )
+from pliant.tools.run.service.submitters import Submitters
 from pliant.tools.run.statedir.contract.folders import DamagedError, UnreadableError
 from pliant.tools.run.statedir.contract.use import use_of
 from pliant.tools.run.statedir.directory import StateDir
@@ -76,6 +77,7 @@ class Executor:
 
     :param clock: a clock that cannot be set, for deadlines.
     :param log_bytes: most bytes of each output file of a worker that stay on disk; None for the default.
+    :param submitters: the accounts that jobs run as; None for this process's.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Executor:
         timeouts: Timeouts | None = None,
         *,
         log_bytes: int | None = None,
+        submitters: Submitters | None = None,
     ) -> None:
         self.nodes: Mapping[str, NodeInfo] = {node.name: node for node in backend.nodes()}
         self._nodes_due_s = clock()
@@ -97,7 +100,8 @@ class Executor:
         self._dirs = dirs
         self._clock = clock
         timeouts = timeouts or Timeouts()
-        self._launching = Launching(backend, dirs, timeouts, log_bytes=log_bytes)
+        self.submitters = submitters
+        self._launching = Launching(backend, dirs, timeouts, log_bytes=log_bytes, submitters=submitters)
         self._faults = Faults(dirs.path, self.condemn)
         self._condemned = Condemned(backend, lambda job_id: next_handle(dirs, job_id))
         self._unclear = UnclearJobs(backend, timeouts)
@@ -194,6 +198,7 @@ class Executor:
             return
         seen = job.seen.get(handle.attempt, 0)
         target = assignment_of(plan, job.job)
+        hand_out(self._dirs.job(handle.job), plan)
         gang = self.gangs[handle.job] = self._launching.gang(handle, plan, target, seen=seen)
         if plan.abort:
             self.stop(gang)
@@ -299,9 +304,9 @@ class Executor:
 
     def _look(self, job_id: str, gang: Gang) -> Iterable[Report]:
         serves = gang.serves(self.targets.get(job_id))
-        for settled, events in groupby(gang.tail.read(), gang.settles):
+        for settled, events in groupby(gang.heard(), gang.settles):
             yield Said(job_id, gang.handle.attempt, tuple(events), serves and settled)
-        progress = gang.progress.fresh()
+        progress = gang.reported()
         if progress is not None and progress.attempt == gang.handle.attempt:
             if said := gang.said(progress):
                 yield Said(job_id, gang.handle.attempt, tuple(said), serves)
@@ -474,8 +479,7 @@ class Condemned:
             following = self._next_handle(job_id)
             number = following.attempt - 1
             if number:
-                folder = following.folder.with_name(str(number))
-                self._backend.stop(replace(following, attempt=number, folder=folder), "kill")
+                self._backend.stop(Handle.of(following.job_files, number), "kill")
         return number
 
 

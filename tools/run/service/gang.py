@@ -15,10 +15,11 @@ then SIGTERM; then SIGKILL, repeated until nothing is left.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
-from typing import Final
+from functools import wraps
+from itertools import chain, islice
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from pliant.schemas.event import Event
 from pliant.tools.profile.torchrun.start import ERROR_LINE, last_lines, last_words
@@ -38,6 +39,7 @@ from pliant.tools.run.service.members import (
 from pliant.tools.run.service.notices import Notice
 from pliant.tools.run.service.script_reports import ScriptReports
 from pliant.tools.run.service.stacks import SOON_S, LastStacks
+from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.plan import (
     LOST_PEER,
     Member,
@@ -57,7 +59,20 @@ EXIT_CODE_S: Final = 5.0
 """How long the exit code of a worker that is gone is waited for."""
 NextPlan = tuple[Plan, Setback | None]
 """A plan that an attempt shall go on under, and the slots that it does without."""
+P = ParamSpec("P")
+T = TypeVar("T")
 _log = logging.getLogger("pliant")
+
+
+def _as_its_user(work: Callable[Concatenate[Gang, P], T]) -> Callable[Concatenate[Gang, P], T]:
+    """Work with the files of an attempt, which may be another account's."""
+
+    @wraps(work)
+    def done(gang: Gang, /, *args: P.args, **named: P.kwargs) -> T:
+        with files_of(gang.handle.files):
+            return work(gang, *args, **named)
+
+    return done
 
 
 class Gang:
@@ -95,7 +110,8 @@ class Gang:
         self._silenced = set[int]()
         """Workers that were killed because they stood still."""
         self._told = plan.generation if self._members.trains() is None else 0
-        for event in islice(Tail(handle.files.progress).read(), seen):
+        told = Tail(handle.files.progress)
+        for event in islice(chain.from_iterable(iter(told.read, [])), seen):
             self.settles(event)
         self._stage: Stage | None = None
         self._deadline_s = self._ask_s = float("inf")
@@ -115,6 +131,7 @@ class Gang:
         return all(status.state != "running" for status in self.statuses)
 
     @property
+    @_as_its_user
     def in_doubt(self) -> bool:
         """Whether a worker may stand still, which a few more looks would show."""
         return not self.stopping and not self.ended and self._members.in_doubt(self._timeouts)
@@ -154,6 +171,17 @@ class Gang:
             and target.allocation.cut == self.target.allocation.cut
         )
 
+    @_as_its_user
+    def heard(self) -> list[Event]:
+        """What its workers have said since the last call."""
+        return self.tail.read()
+
+    @_as_its_user
+    def reported(self) -> Progress | None:
+        """Their newest report, if there is a new one."""
+        return self.progress.fresh()
+
+    @_as_its_user
     def training(self) -> tuple[Plan | None, bool]:
         """The plan that its workers train under, None if they do not yet; and whether its script reports."""
         # looked at first: workers make known that they train before they report
@@ -161,12 +189,14 @@ class Gang:
         self._members.look()
         return self._members.trains(), reports
 
+    @_as_its_user
     def said(self, found: Progress) -> list[Event]:
         """The events of a new report, if its script writes none of its own."""
         if self.script is None or self.handle.files.progress.exists():
             return []
         return self.script.events(found, self.progress.written_s or 0.0)
 
+    @_as_its_user
     def lost_work(self) -> tuple[Progress, Event] | None:
         """The report and the event that put a script back to its last save. Returns None if nothing is lost.
 
@@ -183,6 +213,7 @@ class Gang:
         found, self._setback = self._setback, None
         return found
 
+    @_as_its_user
     def losses(self, now_s: float) -> list[tuple[tuple[Slot, ...], str]]:
         """The slots of workers that trained and are gone, with the reason; each worker once."""
         why: dict[str, list[Slot]] = {}
@@ -198,6 +229,7 @@ class Gang:
             why.setdefault(self._members.message(worker) or ended, []).append(self._members.slot(worker))
         return [(tuple(slots), reason) for reason, slots in why.items()]
 
+    @_as_its_user
     def proven(self) -> set[Slot]:
         """Slots on which workers have trained long enough to be trusted, by the clock of their files."""
         trains = self._members.trains()
@@ -217,6 +249,7 @@ class Gang:
         cut = trains.cut if trains is not None and old_size else self.plan.cut
         return next_plan(self.plan, members, cut), setback
 
+    @_as_its_user
     def plan_to_stop(self, reason: str = "") -> Plan | None:
         """A plan to save and leave, with the reason for a relaunch. Returns None if it has one."""
         if self.plan.abort:
@@ -235,6 +268,7 @@ class Gang:
         if setback is not None:
             self._setback = setback if self._setback is None else self._setback.and_also(setback)
 
+    @_as_its_user
     def stop(self, now_s: float) -> None:
         """Wait for the workers to save and leave; what reads no plans, or has not begun, gets SIGTERM now.
 
@@ -269,6 +303,7 @@ class Gang:
         if left:
             self._backend.stop(self.handle, "kill", left)
 
+    @_as_its_user
     def watch(self, now_s: float) -> NextPlan | None:
         """Move on to the next stage when it is due; returns a plan to go on without workers that died.
 
@@ -298,6 +333,7 @@ class Gang:
             workers = self._running.intersection(self._workers)
             self._stacks.keep(workers, "these workers were asked to stop, and did not")
 
+    @_as_its_user
     def verdict(self) -> Ending:
         """How it ended. Nothing of it is left after this."""
         self._backend.stop(self.handle, "kill")

@@ -35,6 +35,7 @@ from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.launching import runnable
 from pliant.tools.run.service.loop import Loop
 from pliant.tools.run.service.options import RunOptions
+from pliant.tools.run.service.submitters import Submitters
 from pliant.tools.run.statedir.clock import Clock, origin
 from pliant.tools.run.statedir.contract.folders import PRIVATE
 from pliant.tools.run.statedir.directory import StateDir, check_own
@@ -92,6 +93,8 @@ class PreparedRun:
         dirs, clock = StateDir(options.state.resolve()), clock or Clock()
         if dirs.path.exists():
             check_own(dirs, close=not dry)
+            if dirs.is_shared and not options.shared and not dry:
+                raise UsageError(f"{options.state} is shared by several accounts: pliant run --shared")
         view = LogView(dirs, keeps_events=True)
         log = view.refresh()
         there, accepted = log.info is not None, _acknowledged(log, dirs)
@@ -117,7 +120,12 @@ class PreparedRun:
                 f"lets jobs share GPUs, and {backend_name} gives a GPU to one job: schedule for that backend"
             )
             raise BadInputError.one(source_name(name), text)
-        executor = Executor(backend, dirs, clock.steady, options.timeouts, log_bytes=options.log_bytes)
+        submitters = Submitters(options.limits, root=options.allow_root_jobs) if options.shared else None
+        executor = Executor(
+            *(backend, dirs, clock.steady, options.timeouts),
+            log_bytes=options.log_bytes,
+            submitters=submitters,
+        )
         return cls(options, schedule, dirs, executor, clock, trace_hash(found.jobs), there, view)
 
     def open(self, *, past: bool = True) -> State:
@@ -127,6 +135,7 @@ class PreparedRun:
             wait_s=self.options.wait_s,
             view=self.view,
             restored=self.options.restored,
+            shared=self.options.shared,
         )
         if self.resumed != (state.log.info is not None):
             state.close()

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.file_io.files import atomic_write, make_folder
+from pliant.schemas.file_io.files import make_folder
 from pliant.schemas.job import Job
 from pliant.schemas.resources import most_on_a_node, replica_on_a_node
 from pliant.schemas.schedule import Schedule
+from pliant.tools.run.backends.credentials import Credentials
+from pliant.tools.run.backends.keep import LOG_BYTES
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit, port_to_meet_at
 from pliant.tools.run.service.allocation import Assignment, InPlace
 from pliant.tools.run.service.commands import (
@@ -37,27 +39,39 @@ from pliant.tools.run.service.commands import (
 )
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.members import Setback, Timeouts
+from pliant.tools.run.service.submitters import Submitters
+from pliant.tools.run.statedir.contract import as_user
+from pliant.tools.run.statedir.contract.as_user import Rights, files_of, make_job_folder
 from pliant.tools.run.statedir.contract.folders import PRIVATE, DamagedError
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.contract.stacks import offer_stacks
 from pliant.tools.run.statedir.directory import StateDir, check_job
 
 Nodes = Mapping[str, NodeInfo]
+_NO_COMMAND: Final = " has no command: it can be replayed, but not run"
 
 
 class Launching:
     """Starts processes on a backend; the plan is on disk before they start.
 
     :param log_bytes: most bytes of each output file of a worker that stay on disk; None for the default.
+    :param submitters: the accounts that jobs run as; None for this process's.
     """
 
     def __init__(
-        self, backend: Backend, dirs: StateDir, timeouts: Timeouts, *, log_bytes: int | None = None
+        self,
+        backend: Backend,
+        dirs: StateDir,
+        timeouts: Timeouts,
+        *,
+        log_bytes: int | None = None,
+        submitters: Submitters | None = None,
     ) -> None:
         self._backend = backend
         self._dirs = dirs
         self._timeouts = timeouts
         self._log_bytes = log_bytes
+        self._submitters = submitters
 
     def launch(self, job_id: str, target: Assignment, nodes: Nodes) -> Gang:
         """Start the next attempt of a job.
@@ -65,22 +79,30 @@ class Launching:
         :raises BadInputError: the job cannot be started here and now.
         :raises OSError: its processes cannot be started.
         """
-        check_startable(target.job)
         check_job(self._dirs, job_id)
         job_dir = self._dirs.job(job_id)
+        if (account := self._account(job_id)) is None:
+            check_startable(target.job)
+        else:  # its keeper finds out, as the user, whether it can be started in its folder
+            check_command(target.job)
+            make_job_folder(job_dir.path, Rights(account.uid, account.gid))
         try:
             before = read_plan(job_dir)
         except DamagedError:  # nothing runs under it, and its number is known
             before = None
         handle = next_handle(self._dirs, job_id)
-        make_folder(handle.folder, exist_ok=False, mode=0o700)
+        make_folder(handle.kept or handle.folder, exist_ok=False, mode=0o700)
+        if handle.kept is not None:
+            with files_of(handle.files):
+                make_folder(handle.folder, mode=0o700)
         generation = max(last_generation(job_dir), before.generation if before else 0) + 1
         reason = before.reason if before is not None and before.abort else ""
         plan = make_plan(target, generation, handle.attempt, nodes, reason)
         write_plan(job_dir, plan)
         offer_stacks(handle.files)
         if not target.job.changes_in_place:
-            atomic_write(handle.files.stop, b"", mode=PRIVATE)
+            with files_of(handle.files):
+                as_user.write(handle.files.stop, b"", PRIVATE)
         first = nodes[target.slots[0].node]
         port = port_to_meet_at(first.address) if meets_at_port(target) else 0
         self._backend.start(handle, self._commands(target, handle, nodes, port=port))
@@ -88,7 +110,8 @@ class Launching:
 
     def gang(self, handle: Handle, plan: Plan, target: Assignment, seen: int = 0) -> Gang:
         """The gang of an attempt that was started, ``seen`` events of whose workers were read before."""
-        gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts, seen=seen)
+        with files_of(handle.files):
+            gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts, seen=seen)
         gang.statuses = self._backend.poll([handle])[handle]
         return gang
 
@@ -119,13 +142,20 @@ class Launching:
         self, target: Assignment, handle: Handle, nodes: Nodes, *, first: int = 0, port: int = 0
     ) -> list[Unit]:
         job, files, most = handle.job_files.path, handle.files, self._log_bytes
-        return units(target, job, files, nodes, port, first=first, log_bytes=most)
+        account = self._account(handle.job)
+        if account is not None and most is None:  # else the job could say it
+            most = LOG_BYTES
+        return units(target, job, files, nodes, port, first=first, log_bytes=most, account=account)
+
+    def _account(self, job_id: str) -> Credentials | None:
+        """:raises BadInputError: the job is root's, and such jobs are refused."""
+        return None if self._submitters is None else self._submitters.of(job_id)
 
 
 def next_handle(dirs: StateDir, job_id: str) -> Handle:
     """The attempt after the newest one that has a folder."""
     number = dirs.job(job_id).newest_attempt() + 1
-    return Handle(job_id, number, dirs.job(job_id).attempt(number).path)
+    return Handle.of(dirs.job(job_id), number)
 
 
 def runnable(schedule: Schedule, source: str, folder: Path, accepted: Collection[str] = ()) -> Schedule:
@@ -167,11 +197,17 @@ def check_startable(job: Job) -> None:
         raise BadInputError(text.lstrip(": "))
 
 
+def check_command(job: Job) -> None:
+    """:raises BadInputError: it has no command."""
+    if not job.command:
+        raise BadInputError(_NO_COMMAND)
+
+
 def _obstacles(job: Job) -> dict[str, str]:
     """What keeps a job from being started, by field, as the end of a sentence about it."""
     found = {}
     if not job.command:
-        found["command"] = " has no command: it can be replayed, but not run"
+        found["command"] = _NO_COMMAND
     if not os.path.isdir(job.workdir or "."):
         found["workdir"] = f": no such folder: {job.workdir}"
     return found

@@ -93,6 +93,8 @@ class Loop:
         self.session = session
         self.executor = executor
         self.executor.suspects = state.log.suspects
+        if executor.submitters is not None:
+            executor.submitters.log = state.log
         self.clock = clock
         self._schedule = schedule
         self._schedule_file = ScheduleFile(state.dirs.schedule)

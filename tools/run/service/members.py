@@ -15,6 +15,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.schedule import Cut
 from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import generation_of, read_plan_of, read_reached
+from pliant.tools.run.statedir.contract.as_user import own_files
 from pliant.tools.run.statedir.contract.folders import AttemptDir, FolderCache
 from pliant.tools.run.statedir.contract.plan import Plan, WorkerOutcome
 from pliant.tools.run.statedir.contract.presence import BEAT_S, Heartbeats, Life, Sighting, last_beat
@@ -47,12 +48,16 @@ class GangMembers:
         self._folder = FolderCache(files.path)
         self._plans: dict[int, Plan] = {}
         """The newest one and the one that trains, by generation."""
-        for path in files.path.glob("plan-*.json"):
+        with own_files():
+            self._add_former(plan)
+        self.add(plan)
+
+    def _add_former(self, plan: Plan) -> None:
+        for path in (self._files.kept or self._files.path).glob("plan-*.json"):
             with contextlib.suppress(BadInputError):
                 own = generation_of(path) == plan.generation
                 if not own and (found := read_plan_of(path)) is not None:
                     self.add(found)
-        self.add(plan)
 
     def add(self, plan: Plan) -> None:
         self._generation, self._workers = plan.generation, plan.workers

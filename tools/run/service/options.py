@@ -7,6 +7,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Final
 
+from pliant.tools.run.backends.credentials import Limits
 from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.statedir.state import Sink
 from pliant.tools.schedule.decide import Question
@@ -35,6 +36,12 @@ class RunOptions:
     """How long to wait for a state directory that another process writes to."""
     restored: bool = False
     """The user says that no job runs any more in the directory that this is a copy of."""
+    shared: bool = False
+    """Several accounts submit jobs, which run as these; then root has to run it."""
+    allow_root_jobs: bool = False
+    """In a shared run root's jobs are refused otherwise."""
+    limits: Limits = field(default_factory=Limits)
+    """What the jobs of one account may take in a shared run."""
     retries: int = RETRIES
     timeouts: Timeouts = field(default_factory=Timeouts)
     log_bytes: int | None = None

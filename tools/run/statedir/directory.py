@@ -30,7 +30,7 @@ from typing import Final
 from pliant.schemas.errors import BadInputError, LockedError, PliantError, UsageError
 from pliant.schemas.file_io.files import atomic_write, make_folder, sync_folder, write_error
 from pliant.schemas.text import listed, whole_number
-from pliant.tools.run.statedir.contract.folders import PRIVATE, Folder, Inside, JobDir
+from pliant.tools.run.statedir.contract.folders import KEPT, PRIVATE, Folder, Inside, JobDir, job_folder
 from pliant.tools.run.statedir.fault import may_pass
 
 SCHEMA: Final = "pliant.state/1"
@@ -39,6 +39,8 @@ FORMAT: Final = 2
 _UNUSABLE: Final = "cannot be used as state directory"
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 _OPEN: Final = stat.S_IRWXG | stat.S_IRWXO
+_PASSAGE: Final = 0o711
+"""Mode of the folders that users of a shared run pass through."""
 _GLANCE_S: Final = 0.25
 """A lock that is held is tried for this long: the holder may be a process that only looks."""
 _RETRY_S: Final = 0.05
@@ -68,9 +70,16 @@ class StateDir(Folder):
     """Submissions, cancellations and orders that the log does not hold yet."""
     jobs = Inside("jobs")
     """The folder of the jobs' folders."""
+    kept = Inside(KEPT)
+    """The launcher's own files of each job, if several accounts share the run: else they are with the job."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several accounts share it: then each job's folder is its user's, and all else root's."""
+        return self.kept.is_dir()
 
     def job(self, job_id: str) -> JobDir:
-        return JobDir(self.jobs / job_id)
+        return job_folder(self.jobs, job_id)
 
 
 # Whose it is.
@@ -132,11 +141,52 @@ def check_own(dirs: StateDir, *, close: bool = True) -> None:
             raise UsageError(f"{path}: {text}: chmod go-w {path}")
     if not close:
         return
+    if dirs.is_shared:
+        _let_enter(dirs)
+        return
     for path, found in parts:  # only now: a folder that is refused is refused the next time, too
         if found.st_mode & _OPEN and _is_its(dirs, Path(path)):
             os.chmod(path, stat.S_IMODE(found.st_mode) & ~_OPEN)
     if others_enter:
         _log.warning("%s was open to other users: from now on it is yours alone", dirs.path)
+
+
+def make_shared(dirs: StateDir) -> None:
+    """Let several accounts share a state directory of root's, in which no job has run yet.
+
+    :raises UsageError: this user is not root, jobs have run there, or others cannot reach it or could put
+        another one in its place.
+    """
+    if dirs.is_shared:
+        return
+    if os.geteuid() != 0:
+        raise UsageError("jobs run as their users only where root runs them: pliant run --shared needs root")
+    if dirs.jobs.is_dir() and any(dirs.jobs.iterdir()):
+        raise UsageError(f"{dirs.path}: one account has run jobs there: name a new folder for a shared run")
+    check_reachable(dirs.path)
+    make_folder(dirs.kept, mode=0o700)
+    _let_enter(dirs)
+
+
+def check_reachable(path: Path) -> None:
+    """Make sure that every account can enter the folders above a path, and none can exchange one of them.
+
+    :raises UsageError: one of them cannot, or could.
+    """
+    for above in path.resolve().parents:
+        found = os.lstat(above)
+        if not found.st_mode & stat.S_IXOTH:
+            text = "other users cannot enter it: a shared state directory is where they can, as in /var/lib"
+            raise UsageError(f"{above}: {text}")
+        if found.st_uid != 0 or (found.st_mode & _WRITABLE and not found.st_mode & stat.S_ISVTX):
+            raise UsageError(f"{above}: others than root may write in it, and so replace {path}")
+
+
+def _let_enter(dirs: StateDir) -> None:
+    """Others pass through these two folders, and can list neither."""
+    for folder in (dirs.path, dirs.jobs):
+        if stat.S_IMODE(os.lstat(folder).st_mode) != _PASSAGE:
+            os.chmod(folder, _PASSAGE)
 
 
 def check_seen(dirs: StateDir) -> None:
@@ -158,7 +208,8 @@ def check_job(dirs: StateDir, job_id: str) -> None:
     path = f"{dirs.jobs}/{job_id}"
     with contextlib.suppress(FileNotFoundError):
         found = os.lstat(path)
-        _check_owner(path, found, os.lstat(dirs.path).st_uid)
+        if not dirs.is_shared:
+            _check_owner(path, found, os.lstat(dirs.path).st_uid)
         _check_kind(path, found)
 
 
@@ -183,7 +234,7 @@ def _parts(dirs: StateDir) -> Iterator[tuple[str, os.stat_result]]:
     own = os.lstat(dirs.path)
     yield str(dirs.path), own
     yield from _entries(dirs.path)
-    if own.st_mode & _OPEN and dirs.jobs.is_dir() and not dirs.jobs.is_symlink():
+    if own.st_mode & _OPEN and dirs.jobs.is_dir() and not dirs.jobs.is_symlink() and not dirs.is_shared:
         yield from _entries(dirs.jobs)
 
 
@@ -197,7 +248,7 @@ def _entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 def _is_its(dirs: StateDir, path: Path) -> bool:
     """Whether a path is part of the state directory, and not a foreign file beside it."""
     files = (dirs.events, dirs.snapshot, dirs.cluster, dirs.profile, dirs.schedule)
-    own = (dirs.path, dirs.spool, dirs.jobs, *files, dirs.version, dirs.lock, dirs.run_log)
+    own = (dirs.path, dirs.spool, dirs.jobs, dirs.kept, *files, dirs.version, dirs.lock, dirs.run_log)
     return path.parent == dirs.jobs or path in own
 
 

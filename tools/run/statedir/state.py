@@ -21,7 +21,15 @@ from pliant.schemas.schedule import Schedule
 from pliant.schemas.text import counted, did_you_mean
 from pliant.tools.run.statedir.clock import passed_since
 from pliant.tools.run.statedir.contract.folders import PRIVATE
-from pliant.tools.run.statedir.directory import Lock, StateDir, check_job, claim, make_own, unusable
+from pliant.tools.run.statedir.directory import (
+    Lock,
+    StateDir,
+    check_job,
+    claim,
+    make_own,
+    make_shared,
+    unusable,
+)
 from pliant.tools.run.statedir.fault import may_pass
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.repair import mend
@@ -46,11 +54,13 @@ class State:
         wait_s: float = 0.0,
         view: LogView | None = None,
         restored: bool = False,
+        shared: bool = False,
     ) -> None:
         """Lock and read a state directory, making it for its owner alone if it is not there.
 
         :param view: of its log, from before the lock was taken.
         :param restored: the caller says that no job runs any more in the directory that this is a copy of.
+        :param shared: several accounts are to share it, see :func:`make_shared`.
         :raises LockedError: another process still writes to it after ``wait_s``.
         :raises UsageError: the folder cannot be made or used, is not this user's alone, or is a copy of one
             in which jobs run.
@@ -66,6 +76,8 @@ class State:
             self._lock.release()
             raise unusable(Path(path), error) from error
         try:
+            if shared:
+                make_shared(self.dirs)
             self.quiet_s = passed_since(self.dirs.events)
             """Seconds since the log was last written, when this process began."""
             self._view = view or LogView(self.dirs, keeps_events=True)
@@ -106,7 +118,8 @@ class State:
         remove_temporaries(self.dirs.path)
         for job_id in self.log.may_be_there():
             check_job(self.dirs, job_id)
-            remove_temporaries(self.dirs.job(job_id).path)
+            job = self.dirs.job(job_id)
+            remove_temporaries(job.kept or job.path)
 
     def record(self, events: Iterable[Event]) -> None:
         """Append events: on disk when this returns.

@@ -26,6 +26,7 @@ from pliant.schemas.text import (
     wrapped,
 )
 from pliant.tools.profile.torchrun.start import last_lines
+from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.watch.columns import progress
@@ -155,9 +156,10 @@ def error_lines(dirs: StateDir, job: JobStatus) -> list[str]:
         return []
     folder = dirs.job(job.id)
     attempt = folder.attempt(job.log.failed_attempt or max(1, folder.newest_attempt()))
-    launchers = sorted(attempt.logs.glob("launcher-*.log"))
-    workers = [path for unit in range(len(launchers) or 1) for path in attempt.worker_errors(unit)]
-    return last_lines(workers, *launchers, most=ERROR_LINES)
+    with files_of(attempt):
+        launchers = attempt.launcher_logs()
+        workers = [path for unit in range(len(launchers) or 1) for path in attempt.worker_errors(unit)]
+        return last_lines(workers, *launchers, most=ERROR_LINES)
 
 
 def job_page(

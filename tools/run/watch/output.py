@@ -16,7 +16,8 @@ from pliant.schemas.event import ENDS, Event
 from pliant.schemas.file_io.events import LogReader, event_lines
 from pliant.schemas.file_io.json_lines import header
 from pliant.schemas.text import counted
-from pliant.tools.run.statedir.contract.folders import AttemptDir
+from pliant.tools.run.statedir.contract.as_user import files_of, opened
+from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.directory import StateDir, check_job, check_seen
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.statedir.log.view import LogView, repairable
@@ -177,7 +178,7 @@ class _Output:
         self._shown: Path | None = None
         if lines is not None:
             for path in output_files(dirs.job(job_id).attempt(self._attempt)):
-                self._files[path] = OutputFile(path)
+                self._files[path] = self._output(path)
                 self._files[path].skip_all_but(lines)
 
     def fresh(self) -> Iterator[bytes]:
@@ -189,18 +190,22 @@ class _Output:
         self._attempt = newest
 
     def _rest(self, path: Path) -> Iterator[bytes]:
-        for piece in self._files.setdefault(path, OutputFile(path)).rest():
+        for piece in self._files.setdefault(path, self._output(path)).rest():
             if self._shown != path:
                 self._shown = path
                 yield f"==> {path.relative_to(self._dirs.path)}\n".encode()
             yield piece if isinstance(piece, bytes) else _note(piece)
+
+    def _output(self, path: Path) -> OutputFile:
+        return OutputFile(path, self._dirs.job(self._job_id))
 
     def _newest(self) -> int:
         return max(1, self._dirs.job(self._job_id).newest_attempt())
 
 
 def output_files(attempt: AttemptDir) -> list[Path]:
-    return [*sorted(attempt.logs.glob("*.log")), *sorted(attempt.logs.rglob("*/std*.log"))]
+    with files_of(attempt):
+        return [*sorted(attempt.logs.glob("*.log")), *sorted(attempt.logs.rglob("*/std*.log"))]
 
 
 def _note(gone: int) -> bytes:
@@ -208,17 +213,31 @@ def _note(gone: int) -> bytes:
 
 
 class OutputFile:
-    """Gives out each byte once, and counts those that are no longer on disk."""
+    """Gives out each byte once, and counts those that are no longer on disk.
 
-    def __init__(self, path: Path) -> None:
+    :param job: the folder of the job whose file it is; None for a file of one's own.
+    """
+
+    def __init__(self, path: Path, job: JobDir | None = None) -> None:
         self._path = path
+        self._job = job or JobDir(path.parent)
         self._at = 0
         self._file: tuple[int, int] | None = None
+
+    def _open(self) -> int:
+        """:raises FileNotFoundError: it is not there, or is another user's that is not a plain file."""
+        try:
+            with files_of(self._job):
+                return opened(self._path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError as error:
+            if self._job.kept is None:
+                raise
+            raise FileNotFoundError(error.errno, error.strerror, str(self._path)) from error
 
     def skip_all_but(self, lines: int) -> None:
         """Begin with the last lines that are there now, including one without its end."""
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = self._open()
         except FileNotFoundError:
             return
         try:
@@ -229,7 +248,7 @@ class OutputFile:
     def rest(self) -> Iterator[bytes | int]:
         """What was printed between the last call and this one, from the start if the file was replaced."""
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = self._open()
         except FileNotFoundError:
             return
         try:

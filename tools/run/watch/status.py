@@ -7,6 +7,7 @@ taken at a moment when no run writes.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from pliant.schemas.schedule import Schedule, TeamStanding
 from pliant.schemas.text import clock_text, counted, span_text
 from pliant.tools.run.backends.protocol import Handle, read_record
 from pliant.tools.run.statedir.clock import Clock, passed_since
+from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.directory import Lock, StateDir, check_seen, holder_of
 from pliant.tools.run.statedir.log.fold import Drain, JobLog, LeftOut, RunLog
@@ -224,20 +226,22 @@ def _newest_attempt(folder: JobDir, job: JobLog) -> Handle | None:
     except OSError:
         return None
     is_new = number > job.over_attempt and since_launch_s >= -CLOCKS_S
-    return Handle(job.job.id, number, attempt.path) if is_new else None
+    return Handle.of(folder, number) if is_new else None
 
 
 def _is_over(attempt: Handle) -> bool:
     """Whether each process that was launched has left its exit code."""
-    if not attempt.files.exit_code(0).exists():
-        return False
+    with files_of(attempt.files):
+        if not os.path.lexists(attempt.files.exit_code(0)):
+            return False
     try:
         record = read_record(attempt)
     except PliantError:
         return False
-    return record is not None and all(
-        attempt.files.exit_code(unit).exists() for unit in range(len(record.units))
-    )
+    with files_of(attempt.files):
+        return record is not None and all(
+            os.path.lexists(attempt.files.exit_code(unit)) for unit in range(len(record.units))
+        )
 
 
 def _closed_gpus(dirs: StateDir, log: RunLog) -> dict[str, int]:

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.text import Column, counted, iso_time, rate_text, span_text, text_table
+from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import UnreadableError, read_record
 from pliant.tools.run.statedir.contract.plan import Plan, Progress, ProgressFile
 from pliant.tools.run.statedir.contract.use import use_of
@@ -95,7 +96,8 @@ class UseMeter:
 
     def _use(self, job: JobLog, total: int) -> Use:
         file = self._files[job.job.id]
-        file.fresh()
+        with files_of(self._watcher.dirs.job(job.job.id)):
+            file.fresh()
         found = file.newest
         share = job.counted_gpus / total if total else 0.0
         busy, memory = measured(self._watcher.dirs, job)
@@ -114,7 +116,8 @@ def measured(dirs: StateDir, job: JobLog) -> tuple[float | None, int | None]:
     if plan is None:
         return None, None
     units = plan.workers if job.job.changes_in_place else range(len({one.node for one in plan.members}))
-    use = use_of(folder.attempt(plan.attempt), units)
+    with files_of(folder):
+        use = use_of(folder.attempt(plan.attempt), units)
     if use is None:
         return None, None
     gpus = any(member.device == "cuda" for member in plan.members)

@@ -194,7 +194,8 @@ class SlurmUnit:
     def _start(self, place: StepPlace, env: Mapping[str, str], now_s: float) -> None:
         own = {**child_environment(env, self._started.env), **of_slurm(env, CONF)}
         own.pop("CUDA_VISIBLE_DEVICES", None)
-        self.srun = spawn(self.argv(place), own, self._srun_log)
+        with open_log(self._srun_log) as log:
+            self.srun = spawn(self.argv(place), own, log)
         self._tries, self._since_s = self._tries + 1, now_s
 
     def reap(self, now_s: float) -> None:

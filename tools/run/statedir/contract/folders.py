@@ -17,16 +17,18 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
 from pydantic import ValidationError
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
-from pliant.schemas.file_io.files import atomic_write, make_folder
+from pliant.schemas.file_io.files import make_folder
 from pliant.schemas.file_io.json_lines import validate_value, warn_dropped
 from pliant.schemas.file_io.record import Record, check_schema_id, problems_of, schema_id
+from pliant.tools.run.statedir.contract import as_user
 
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
@@ -37,6 +39,10 @@ FRESH_S: Final = 2.0
 STALE_S: Final = 5.0
 """A file system of another host may show a change of a folder late: nothing is kept for longer."""
 _AGAIN_S: Final = 0.02
+KEPT: Final = "kept"
+"""Folder of a state directory beside that of the jobs, if several accounts share the run."""
+_MOST_NAMES: Final = 1000
+"""That a folder of a job is searched for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +62,28 @@ class Inside:
         return folder.path / self._name
 
 
-class AttemptDir(Folder):
+@dataclass(frozen=True, slots=True)
+class SplitFolder(Folder):
+    """A folder of a job. Where several accounts share a run, the launcher keeps its own files apart."""
+
+    kept: Path | None = None
+    """Where they are; None: beside the others. What workers read of them is a copy then."""
+
+
+class Kept:
+    """A path of this name among the launcher's own files."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: SplitFolder, kind: type[SplitFolder]) -> Path:
+        return (folder.kept or folder.path) / self._name
+
+
+class AttemptDir(SplitFolder):
     """One start of one job: everything between two launches of its gang."""
 
-    launch = Inside("launch.json")
+    launch = Kept("launch.json")
     """How it was started: commands, nodes, processes with their start times."""
     reached = Inside("reached")
     """The generation that trains, written by rank 0."""
@@ -75,7 +99,12 @@ class AttemptDir(Folder):
     """Where workers meet: ``GENERATION.ROUND``, made by rank 0, there until the next one trains."""
 
     def plan(self, generation: int) -> Path:
+        """A plan as its workers read it."""
         return self.path / f"plan-{generation}.json"
+
+    def kept_plan(self, generation: int) -> Path:
+        """A plan as the launcher reads it."""
+        return (self.kept or self.path) / f"plan-{generation}.json"
 
     def presence(self, worker: int) -> Path:
         """Whether one worker is ready, and alive: locked while it lives, touched every second."""
@@ -123,16 +152,31 @@ class AttemptDir(Folder):
 
     def worker_errors(self, unit: int) -> list[Path]:
         """Standard error of each worker of one unit, as far as it is there."""
-        return sorted(self.logs.glob(f"{unit}/*/attempt_*/*/stderr.log"))
+        starts = [path for above in _some_in(self.logs / str(unit)) for path in _some_in(above)]
+        found = [path for start in starts if start.name.startswith("attempt_") for path in _some_in(start)]
+        return sorted(log for path in found if os.path.lexists(log := path / "stderr.log"))
+
+    def launcher_logs(self) -> list[Path]:
+        """Those of all units that are there."""
+        return sorted(log for log in _some_in(self.logs) if fnmatchcase(log.name, "launcher-*.log"))
 
     def launcher_log(self, unit: int) -> Path:
         return self.logs / f"launcher-{unit}.log"
 
 
-class JobDir(Folder):
+def _some_in(folder: Path) -> list[Path]:
+    """What lies in a folder, without an end where a job makes names without an end."""
+    try:
+        with os.scandir(folder) as entries:
+            return [folder / entry.name for entry in islice(entries, _MOST_NAMES)]
+    except OSError:
+        return []
+
+
+class JobDir(SplitFolder):
     """One job's folder. Job ids are validated by the schema, so an id is always a plain folder name."""
 
-    plan = Inside("plan.json")
+    plan = Kept("plan.json")
     """The newest plan: the durable truth."""
     progress = Inside("progress.json")
     """How far it is right now: the newest report of its rank 0, a Progress."""
@@ -140,13 +184,20 @@ class JobDir(Folder):
     """Folder of the checkpoints: the newest two, verified by hash on load."""
 
     def attempt(self, number: int) -> AttemptDir:
-        return AttemptDir(self.path / "attempts" / str(number))
+        place = f"attempts/{number}"
+        return AttemptDir(self.path / place, None if self.kept is None else self.kept / place)
 
     def newest_attempt(self) -> int:
         """The last attempt that has a folder, 0 if there is none."""
-        folder = self.path / "attempts"
+        folder = (self.kept or self.path) / "attempts"
         found = folder.iterdir() if folder.is_dir() else ()
         return max((int(path.name) for path in found if path.name.isdecimal()), default=0)
+
+
+def job_folder(jobs: Path, job_id: str) -> JobDir:
+    """The folder of a job in the folder of jobs of a state directory."""
+    kept = jobs.with_name(KEPT)
+    return JobDir(jobs / job_id, kept / job_id if kept.is_dir() else None)
 
 
 class UnreadableError(ServiceMissingError):
@@ -165,7 +216,7 @@ def write_record(path: Path, kind: str, record: Record) -> None:
     :raises PliantError: it cannot be written.
     """
     fields = {"schema": schema_id(kind), **record.model_dump(mode="json")}
-    atomic_write(path, json.dumps(fields).encode() + b"\n", mode=PRIVATE)
+    as_user.write(path, json.dumps(fields).encode() + b"\n", PRIVATE)
 
 
 def read_record(path: Path, kind: str, record: type[R], *, tries: int = 2) -> R | None:
@@ -187,7 +238,7 @@ def read_file(path: Path, *, tries: int = 2) -> bytes | None:
     """
     for left in reversed(range(tries)):
         try:
-            return path.read_bytes()
+            return as_user.read(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -200,7 +251,7 @@ def read_file(path: Path, *, tries: int = 2) -> bytes | None:
 
 def open_log(path: Path) -> BinaryIO:
     """A file to append to, whose owner alone can read it."""
-    return open(path, "ab", opener=partial(os.open, mode=PRIVATE))
+    return open(path, "ab", opener=as_user.opener)
 
 
 def make_log_folder(folder: Path) -> None:
@@ -215,7 +266,7 @@ def look_again(path: str | Path) -> os.stat_result | None:
     its server, also whether another file has taken its name.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = as_user.opened(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
     try:

@@ -27,7 +27,6 @@ from typing import Any, Final, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.file_io.record import (
     Identifier,
     NonNegativeFloat,
@@ -36,6 +35,7 @@ from pliant.schemas.file_io.record import (
     PositiveInt,
     Record,
 )
+from pliant.tools.run.statedir.contract import as_user
 from pliant.tools.run.statedir.contract.folders import PRIVATE, read_file, read_record
 
 ENV_JOB_DIR: Final = "PLIANT_JOB_DIR"
@@ -227,8 +227,8 @@ def write_progress(path: Path, progress: Progress) -> None:
     :raises OSError: it cannot be written; the one before stays.
     """
     temporary = path.with_name(f"{path.name}.new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    with open(os.open(temporary, flags, 0o600), "wb") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with open(as_user.opened(temporary, flags), "wb") as file:
         file.write(progress.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n")
     temporary.replace(path)
 
@@ -241,7 +241,7 @@ def ask_to_stop(path: Path) -> None:
     :raises PliantError: the request cannot be written.
     """
     if not read_file(path):
-        atomic_write(path, b"asked\n", mode=PRIVATE)
+        as_user.write(path, b"asked\n", PRIVATE)
 
 
 class ProgressFile:
@@ -265,7 +265,7 @@ class ProgressFile:
             mark = (found.st_mtime_ns, found.st_ino, found.st_size)
             if mark == self._mark or not stat.S_ISREG(found.st_mode):
                 return None
-            with open(self._path, "rb") as file:
+            with open(self._path, "rb", opener=as_user.opener) as file:
                 data = file.read(_MOST_BYTES)
         except OSError:
             return None

@@ -28,6 +28,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import ClassVar, Final, Literal, NamedTuple
 
+from pliant.tools.run.statedir.contract import as_user
 from pliant.tools.run.statedir.contract.folders import look_again
 
 BEAT_S: Final = 1.0
@@ -40,7 +41,7 @@ _KNOWS_FLOCK: Final = sys.platform == "linux" and struct.calcsize("P") == 8
 _LAYOUT: Final = struct.Struct("hhqqi4x")
 """``struct flock`` there: type, whence, start, length, process."""
 _WANTED: Final = _LAYOUT.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-_FLAGS: Final = (os.O_RDONLY if _KNOWS_FLOCK else os.O_RDWR) | os.O_CLOEXEC
+_FLAGS: Final = os.O_RDONLY if _KNOWS_FLOCK else os.O_RDWR
 
 
 class Presence:
@@ -71,7 +72,7 @@ class Presence:
 def life(path: str | Path) -> Life:
     """What another process's file says. Never ask for one's own: that would free the lock."""
     try:
-        descriptor = os.open(path, _FLAGS)
+        descriptor = as_user.opened(path, _FLAGS)
     except OSError:
         return "absent"
     try:
@@ -111,7 +112,7 @@ class Sighting:
 
     def _keep(self) -> None:
         with contextlib.suppress(OSError):
-            self._descriptor = os.open(self._path, _FLAGS)
+            self._descriptor = as_user.opened(self._path, _FLAGS)
             self._close = weakref.finalize(self, _let_go, self._descriptor)
             self._close.atexit = False
             Sighting._kept += 1

@@ -135,6 +135,8 @@ class JobLog:
     """What a sample cost when its speed was last measured."""
     idle: tuple[float, float] | None = None
     """Since when the cluster's rule calls it idle, and the part of its slots that it used."""
+    uid: int | None = None
+    """The account that submitted it through the door; None for the owner of the state directory."""
 
     @property
     def samples_per_second(self) -> float | None:
@@ -335,7 +337,7 @@ class RunLog:
             self._decided(event)
         elif event.event == "submit" and event.job is not None:
             detail = SubmitDetail.model_validate_json(_json(event))
-            job = JobLog(detail.job, event.time, total_samples=detail.samples)
+            job = JobLog(detail.job, event.time, total_samples=detail.samples, uid=detail.uid)
             if detail.job.hold:
                 job.held = first_holder(detail.job), event.time
             self.jobs[event.job] = self.active[event.job] = job

@@ -14,15 +14,22 @@ from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Final
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import LogReader
+from pliant.tools.run.statedir.contract import as_user
+from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import JobDir, UnreadableError, read_record
 from pliant.tools.run.statedir.contract.plan import Plan, Progress, ProgressFile
 from pliant.tools.run.statedir.directory import StateDir, check_job
 from pliant.tools.run.statedir.log.fold import WORKER_EVENTS, JobLog, RunLog
 
+LOOK_BYTES: Final = 1 << 18
+"""Bytes of another account's events that one look reads; the next one goes on."""
+MOST_BYTES: Final = 1 << 26
+"""Bytes of such events that are read of an attempt: those of years."""
 _log = logging.getLogger("pliant")
 
 
@@ -35,11 +42,21 @@ class Tail:
 
     def __init__(self, path: Path, skip: int = 0, only: Container[str] = WORKER_EVENTS) -> None:
         self._path = path
-        self._reader: LogReader | None = LogReader(path)
+        self._reader: LogReader | None = LogReader(path, opener=as_user.opener)
         self._skip = skip
         self._only = only
         self._name = str(path)
         self._size = -1
+
+    def _within_bounds(self, until: int) -> int:
+        """The size up to which the file is known, if a part of it is left for the next look.
+
+        :raises BadInputError: a line is longer than any event, or the file than the events of any job.
+        """
+        place = 0 if self._reader is None else self._reader.place.bytes
+        if place + LOOK_BYTES == until or place > MOST_BYTES:
+            raise BadInputError.one(self._name, f"has a line of more than {LOOK_BYTES} bytes, or too many")
+        return place
 
     def read(self) -> list[Event]:
         """Whole lines since the last call; a file that is not an event file is warned of once."""
@@ -49,7 +66,10 @@ class Tail:
             size = os.stat(self._name).st_size
             if size == self._size:
                 return []
-            found = [event for _, event in self._reader.read() if event.event in self._only]
+            until = self._reader.place.bytes + LOOK_BYTES if as_user.is_other() else None
+            found = [event for _, event in self._reader.read(until=until) if event.event in self._only]
+            if until is not None and size > until:
+                size = self._within_bounds(until)
         except OSError:
             return []
         except BadInputError as error:
@@ -128,7 +148,8 @@ class Reports:
                 check_job(self._dirs, job_id)
                 self._files[job_id] = ProgressFile(self._dirs.job(job_id).progress)
             file = self._files[job_id]
-            file.fresh()
+            with files_of(self._dirs.job(job_id)):
+                file.fresh()
             if file.newest is not None:
                 log.newest[job_id] = file.newest
                 if job.change is not None and trains_as_held(self._dirs.job(job_id), job, file.newest):

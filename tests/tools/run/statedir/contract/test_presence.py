@@ -202,7 +202,7 @@ def test_to_look_again_opens_the_file_for_the_server_to_be_asked(
     opened: list[object] = []
     real = os.open
     path = beats(tmp_path / "worker", 500.0)
-    monkeypatch.setattr(os, "open", lambda path, flags: opened.append(path) or real(path, flags))
+    monkeypatch.setattr(os, "open", lambda path, flags, _mode=0: opened.append(path) or real(path, flags))
     found = look_again(path)
     assert found is not None
     assert (found.st_mtime, opened) == (500.0, [path])

@@ -1,0 +1,61 @@
+"""Runs that several accounts share: real ids, so the tests need root. The ids need no accounts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pliant.schemas.errors import UsageError
+from pliant.tools.run.statedir.directory import check_reachable
+from tests.tools.run.shared.users import UIDS
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if sys.platform == "linux" and os.geteuid() == 0:
+        return
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason="needs root: jobs run as other users"))
+
+
+def _processes() -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.uids().real in UIDS:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """An empty folder that every user can enter and only root can write to. Its users leave nothing."""
+    made = None
+    for place in (tempfile.gettempdir(), "/tmp", "/var/tmp"):  # noqa: S108 - the folder in it is new
+        try:
+            check_reachable(Path(place) / "state")
+        except (OSError, UsageError):
+            continue
+        made = Path(tempfile.mkdtemp(prefix="pliant shared ", dir=place)).resolve()
+        break
+    if made is None:
+        pytest.skip("no temporary folder that other users can enter")
+    made.chmod(0o755)
+    try:
+        yield made
+    finally:
+        left = _processes()
+        for process in left:
+            process.kill()
+        psutil.wait_procs(left, timeout=20)
+        shutil.rmtree(made)
+    assert left == []

@@ -1,0 +1,215 @@
+"""Runs that serve several users: whose jobs, files and processes are, and what a hostile job can do."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.job import Job
+from pliant.tools.run.backends.local import LocalBackend
+from pliant.tools.run.backends.protocol import Handle, Unit
+from pliant.tools.run.service import arrivals
+from pliant.tools.run.service import run as runner
+from pliant.tools.run.service.run import run_once, run_until_done
+from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.log.events import submit_event
+from pliant.tools.run.statedir.log.fold import RunLog
+from tests.tools.run.scripts import plain
+from tests.tools.run.shared.users import ANN, BOB, as_user, of_user
+from tests.tools.run.site import Site
+
+PYTHON = shutil.which("python3", path="/usr/bin:/usr/local/bin")
+pytestmark = pytest.mark.skipif(PYTHON is None, reason="no Python that other users can start")
+
+HARMFUL = """
+import contextlib, os, pathlib, sys, time
+kind, secret = sys.argv[1], pathlib.Path(sys.argv[2])
+job = pathlib.Path(os.environ["PLIANT_JOB_DIR"])
+attempt = job / "attempts/1"
+
+
+def put(path):
+    with contextlib.suppress(OSError):
+        path.unlink()
+    with contextlib.suppress(OSError):
+        path.rename(f"{path}.was")
+    if kind == "link":
+        path.symlink_to(secret)
+    elif kind == "hard link":
+        with contextlib.suppress(PermissionError):
+            os.link(secret, path)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "huge":
+        path.write_bytes(b"{")
+        os.truncate(path, 1 << 40)
+    elif kind == "deep":
+        path.write_text("[" * 60000)
+    elif kind == "closed":
+        path.write_text("{}")
+        path.chmod(0)
+
+
+print("at work", flush=True)
+if kind == "swapped":
+    os.rename(attempt, job / "was")
+    attempt.symlink_to(secret.parent)
+elif kind == "no way in":
+    attempt.chmod(0)
+elif kind == "flood":
+    line = '{"time": 1.0, "event": "progress", "job": "x", "detail": {"x": "%s"}}\\n' % ("y" * 1000000)
+    (attempt / "progress.jsonl").write_text('{"schema": "pliant.event/1"}\\n' + line * 5)
+else:
+    for name in ("progress.jsonl", "reached", "stop", "plan-1.json", "worker-0.json", "worker-0.alive"):
+        put(attempt / name)
+    for name in ("exit-0", "exit-0.tmp", "unit-0.alive"):
+        put(attempt / name)
+    put(attempt / "logs" / "launcher-0.log")
+    put(job / "progress.json")
+    put(job / "plan.json")
+time.sleep(0.5)
+"""
+KINDS = (
+    *("link", "hard link", "pipe", "folder", "huge", "deep", "closed"),
+    *("swapped", "no way in", "flood"),
+)
+
+
+class ForUsers(LocalBackend):
+    """Starts a job's command by a Python that every user can start."""
+
+    def start(self, handle: Handle, units: Sequence[Unit]) -> None:
+        super().start(handle, [replace(unit, argv=(str(PYTHON), *plain(unit.argv)[1:])) for unit in units])
+
+
+@pytest.fixture
+def users(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The users of jobs, by id; the log gets them as from a proven submission."""
+    found: dict[str, int] = {}
+
+    def event(job: Job, time_s: float, detail: Mapping[str, Any] | None = None) -> Event:
+        uid = {"uid": found[job.id]} if job.id in found else {}
+        return submit_event(job, time_s, {**(detail or {}), **uid})
+
+    def backend(name: str, nodes: Cluster, dirs: StateDir) -> LocalBackend:
+        return ForUsers(nodes, dirs.jobs)
+
+    monkeypatch.setattr(arrivals, "submit_event", event)
+    monkeypatch.setattr(runner, "open_backend", backend)
+    monkeypatch.setattr(runner, "POLL_S", 0.01)
+    return found
+
+
+@pytest.fixture
+def site(shared_folder: Path) -> Site:
+    return Site(shared_folder)
+
+
+def ignore(_log: RunLog, _time_s: float) -> None:
+    pass
+
+
+def test_each_job_is_its_users_and_neither_sees_the_others_nor_the_runs_files(
+    site: Site, users: dict[str, int]
+) -> None:
+    users |= {"a": ANN, "b": BOB}
+    site.job("a")
+    site.job("b")
+    log, _ = run_until_done(site.options(shared=True), ignore)
+    assert {job.phase for job in log.jobs.values()} == {"finished"}
+    assert {name: job.uid for name, job in log.jobs.items()} == users
+    dirs = StateDir(site.state)
+    for name, uid in users.items():
+        folder = dirs.job(name).path
+        assert (folder.stat().st_uid, stat.S_IMODE(folder.stat().st_mode)) == (uid, 0o700)
+        assert {path.lstat().st_uid for path in folder.rglob("*")} == {uid}
+        assert as_user(uid, "/bin/cat", str(folder / "plan.json")) == 0
+    other = dirs.job("b").path
+    outputs = [*other.rglob("stdout.log"), *other.rglob("launcher-0.log")]
+    assert outputs
+    for path in (other / "plan.json", *outputs, dirs.events, dirs.schedule, dirs.cluster, dirs.lock):
+        assert as_user(ANN, "/bin/cat", str(path)) == 1
+    for folder in (dirs.path, dirs.jobs, dirs.spool, dirs.kept, dirs.kept / "a", other):
+        assert as_user(ANN, "/bin/ls", str(folder)) == 2
+        assert as_user(ANN, "/bin/mkdir", str(folder / "new")) == 1
+    assert as_user(ANN, "/bin/mv", str(dirs.job("a").path), str(dirs.jobs / "c")) == 1
+
+
+def test_a_hostile_job_harms_itself_alone(site: Site, users: dict[str, int], tmp_path: Path) -> None:
+    """Whatever it puts in the place of its files: nothing is read or written there, and nothing waits."""
+    secret = tmp_path / "secret"
+    secret.write_text("of root alone")
+    secret.chmod(0o600)
+    users |= {kind.replace(" ", "-"): ANN for kind in KINDS} | {"good": BOB}
+    for kind in KINDS:
+        site.job(kind.replace(" ", "-"), kind, secret, text=HARMFUL)
+    site.job("good")
+    log, _ = run_until_done(site.options(shared=True, retries=0), ignore)
+    assert log.jobs["good"].phase == "finished"
+    assert all(job.ended for job in log.jobs.values())
+    assert secret.read_text() == "of root alone"
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+    assert b"of root alone" not in (site.state / "events.jsonl").read_bytes()
+    assert (site.state / "events.jsonl").stat().st_size < 1 << 19
+
+
+def test_a_job_outlives_its_service_and_the_next_one_takes_it_to_its_end(
+    site: Site, users: dict[str, int]
+) -> None:
+    users |= {"a": ANN, "b": BOB}
+    site.job("a", "--gate", site.gate)
+    site.job("b", "--gate", site.gate)
+    log, failed = run_once(site.options(shared=True))
+    assert (sorted(log.active), failed) == (["a", "b"], [])
+    site.gate.touch()
+    log, _ = run_until_done(site.options(None, shared=True), ignore)
+    assert {job.phase for job in log.jobs.values()} == {"finished"}
+    assert {len(job.seen) for job in log.jobs.values()} == {1}
+    assert of_user(ANN) == of_user(BOB) == []
+
+
+def test_roots_jobs_are_refused_unless_it_is_told_to_run_them(site: Site, users: dict[str, int]) -> None:
+    site.job("a")
+    log, _ = run_until_done(site.options(shared=True, retries=0), ignore)
+    assert (log.jobs["a"].phase, "--allow-root-jobs" in log.jobs["a"].reason) == ("failed", True)
+    again = Site(site.folder / "again")
+    again.job("a")
+    log, _ = run_until_done(again.options(shared=True, allow_root_jobs=True), ignore)
+    assert log.jobs["a"].phase == "finished"
+
+
+def test_a_shared_folder_stays_shared_and_one_of_a_single_account_does_not_become_it(
+    site: Site, users: dict[str, int]
+) -> None:
+    users["a"] = ANN
+    site.job("a")
+    log, _ = run_until_done(site.options(shared=True), ignore)
+    assert log.jobs["a"].phase == "finished"
+    with pytest.raises(UsageError, match="--shared"):
+        run_until_done(site.options(None), ignore)
+    single = Site(site.folder / "single")
+    single.job("a")
+    log, _ = run_until_done(single.options(), ignore)
+    assert log.jobs["a"].phase == "finished"
+    with pytest.raises(UsageError, match="one account"):
+        run_until_done(single.options(None, shared=True), ignore)
+
+
+def test_a_folder_that_others_cannot_reach_is_refused(tmp_path: Path, users: dict[str, int]) -> None:
+    tmp_path.chmod(0o700)
+    closed = Site(tmp_path / "site")
+    closed.job("a")
+    with pytest.raises(UsageError, match="cannot enter"):
+        run_until_done(closed.options(shared=True), ignore)

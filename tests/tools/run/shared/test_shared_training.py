@@ -1,0 +1,91 @@
+"""Real training as another user: resized in place, stopped with its service, and resumed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pliant.tools.run.service.submit import submit
+from pliant.tools.run.statedir.directory import StateDir
+from tests.tools.run.shared.users import ANN, BOB, of_user
+from tests.tools.run.site import Site, environment, in_order, until
+from tests.tools.run.test_training import ELASTIC, slow_until_the_gate
+
+pytestmark = pytest.mark.torch
+
+IN_SIGHT = """
+set -e
+mount --bind "$1" "$2"
+mount -t tmpfs -o mode=755 none "$3"
+mkdir -p "$1"
+mount --bind "$2" "$1"
+shift 3
+exec "$@"
+"""
+
+
+def in_sight(folder: Path) -> list[str]:
+    """What begins a command whose users' processes can start this Python, wherever it is installed."""
+    python = Path(sys.base_prefix).resolve()
+    closed = [above for above in (python, *python.parents) if not above.stat().st_mode & 0o001]
+    if not closed:
+        return []
+    place = folder / "python"
+    place.mkdir()
+    words = ["unshare", "-m", "sh", "-c", IN_SIGHT, "sh", str(python), str(place), str(closed[-1])]
+    venv = [*Path(sys.prefix).resolve().parents, Path(sys.prefix)]
+    able = shutil.which("unshare") and all(above.stat().st_mode & 0o001 for above in venv)
+    if not able or closed[0] == python or subprocess.run([*words, "true"], check=False).returncode:
+        pytest.skip(f"other users cannot enter {closed[-1]}, where Python is")
+    return words
+
+
+@contextmanager
+def service(site: Site, *schedule: str) -> Iterator[subprocess.Popen[str]]:
+    uids = json.dumps({"long": ANN, "short": BOB, "late": BOB})
+    own = [sys.executable, "-m", "tests.tools.run.shared.service_process", str(site.state), uids, *schedule]
+    about = {"cwd": site.folder, "env": environment(), "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*in_sight(site.folder), *own], **about) as run:  # type: ignore[call-overload]
+        try:
+            yield run
+        finally:
+            run.kill()
+
+
+def test_a_job_is_resized_and_resumed_as_its_user(shared_folder: Path) -> None:
+    site = Site(shared_folder)
+    site.job("long", 24, 0.5, text=slow_until_the_gate(site), samples=24 * 64, high=2)
+    site.job("short", 2, 0.02, text=ELASTIC, samples=2 * 64)
+    late = site.job("late", 2, 0.02, text=ELASTIC, samples=2 * 64)
+    del site.jobs[-1]
+
+    def held(wanted: str) -> None:
+        until(lambda: run.poll() is not None or in_order(wanted.split("; "), site.of("long")))
+        assert run.poll() is None, run.stderr and run.stderr.read()
+
+    with service(site, site.schedule("fair-share")) as run:
+        until((site.state / "events.jsonl").exists)
+        held("start long 1; grow long 2")
+        submit(site.state, [late], "jobs", folder=site.folder, now_s=0.0)
+        held("grow long 2; shrink long 1; grow long 2")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait() == 0
+    assert of_user(ANN) == []
+    before = site.log().jobs["long"].samples_done
+    with service(site) as run:
+        site.gate.touch()
+        assert run.wait() == 0, run.stderr and run.stderr.read()
+    log = site.log()
+    assert {name: job.phase for name, job in log.jobs.items()} == dict.fromkeys(
+        ("long", "short", "late"), "finished"
+    )
+    assert 0 < before < log.jobs["long"].samples_done == 24 * 64
+    assert {path.lstat().st_uid for path in StateDir(site.state).job("long").path.rglob("*")} == {ANN}

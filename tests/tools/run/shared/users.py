@@ -1,0 +1,116 @@
+"""Users of a shared run, and one attempt of a job of theirs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from pliant.tools.run.backends.credentials import Credentials, Limits
+from pliant.tools.run.backends.local import LocalBackend
+from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus, read_record
+from pliant.tools.run.statedir.contract.as_user import Rights, files_of, make_job_folder
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
+from pliant.tools.run.statedir.directory import StateDir, make_own, make_shared
+from tests.builders import cluster
+from tests.tools.run.site import until
+
+ANN: Final = 61001
+BOB: Final = 61002
+UIDS: Final = frozenset({ANN, BOB})
+
+
+def shared_state(folder: Path) -> StateDir:
+    dirs = StateDir(folder / "state")
+    make_own(dirs)
+    make_shared(dirs)
+    return dirs
+
+
+class Attempt:
+    """An attempt of a user's job on the local backend; its units are shell scripts."""
+
+    def __init__(self, folder: Path, uid: int = ANN, job: str = "a", limits: Limits | None = None) -> None:
+        self.dirs = StateDir(folder / "state")
+        if not self.dirs.is_shared:
+            shared_state(folder)
+        self.account = Credentials.of(uid, limits)
+        job_dir = self.dirs.job(job)
+        make_job_folder(job_dir.path, Rights(uid, self.account.gid))
+        self.handle = Handle.of(job_dir, 1)
+        assert self.handle.kept is not None
+        self.handle.kept.mkdir(parents=True)
+        with files_of(self.handle.files):
+            self.handle.folder.mkdir(parents=True, mode=0o700)
+        self.backend = LocalBackend(cluster(2, slots="cpu"), self.dirs.jobs)
+
+    def start(self, *scripts: str, cwd: str = "/", env: Mapping[str, str] | None = None) -> None:
+        units: Sequence[Unit] = [
+            Unit(
+                *("n0", ("/bin/sh", "-c", text), cwd),
+                {
+                    **(env or {}),
+                    ENV_JOB_DIR: str(self.handle.job_files.path),
+                    ENV_WORKER: str(number),
+                },
+                self.account,
+            )
+            for number, text in enumerate(scripts)
+        ]
+        self.backend.start(self.handle, units)
+
+    def poll(self) -> tuple[UnitStatus, ...]:
+        return self.backend.poll([self.handle])[self.handle]
+
+    def end(self) -> tuple[UnitStatus, ...]:
+        until(lambda: all(status.state != "running" for status in self.poll()))
+        return self.poll()
+
+    def kill(self) -> tuple[UnitStatus, ...]:
+        """End it as the service does: again and again."""
+        until(lambda: (self.backend.stop(self.handle, "kill"), self.ended)[1])
+        return self.poll()
+
+    @property
+    def ended(self) -> bool:
+        return all(status.state != "running" for status in self.poll())
+
+    def said(self, unit: int = 0) -> str:
+        return self.handle.files.launcher_log(unit).read_text()
+
+    def keeper(self) -> psutil.Process:
+        record = read_record(self.handle)
+        assert record is not None
+        return psutil.Process(record.units[0].pid)
+
+
+def of_user(uid: int) -> list[psutil.Process]:
+    """The processes of a user that live."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.uids().real == uid and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def as_user(uid: int, *argv: str) -> int:
+    """The exit code of a command of a user."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(uid)
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, 1)
+            os.dup2(nothing, 2)
+            os.execv(argv[0], argv)  # noqa: S606 - a test says what is run
+        finally:
+            os._exit(126)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
