@@ -31,26 +31,43 @@ class Usage:
     """Until ``since_s``."""
     held: dict[Owner, int] = field(default_factory=dict)
     since_s: float = 0.0
+    changes: dict[Owner, int] = field(default_factory=dict)
+    """GPUs that owners hold more, or fewer, than ``held`` since ``changed_s``."""
+    changed_s: float = 0.0
 
     @classmethod
     def under(cls, shares: Shares) -> Usage:
         return cls(shares.half_life_hours * _HOUR_S)
 
     def hold(self, owner: Owner, more: int, time_s: float) -> None:
-        """An owner holds ``more`` GPUs from ``time_s`` on, or fewer if that is negative."""
-        if more:
-            self.gpu_s = self.until(time_s)
-            self.since_s = max(self.since_s, time_s)
-            self.held[owner] = self.held.get(owner, 0) + more
-            if not self.held[owner]:
-                del self.held[owner]
+        """An owner holds ``more`` GPUs from ``time_s`` on, or fewer if that is negative.
+
+        What changes at one time counts in net: a log leads to the same numbers as the run that wrote it.
+        """
+        if not more:
+            return
+        self._settle(time_s)
+        self.changed_s = max(time_s, self.changed_s)
+        self.changes[owner] = self.changes.get(owner, 0) + more
+        if not self.changes[owner]:
+            del self.changes[owner]
 
     def until(self, time_s: float) -> dict[Owner, float]:
-        """GPU-seconds by owner at a time.
+        """GPU-seconds by owner at a time, which is no earlier than the last change."""
+        self._settle(time_s)
+        return self._until(time_s)
 
-        They are kept only when somebody's GPUs change, so that a log leads to the same numbers as the run
-        that wrote it, to the last digit.
-        """
+    def _settle(self, time_s: float) -> None:
+        """Count until the last change, once its time is over."""
+        if not self.changes or time_s <= self.changed_s:
+            return
+        self.gpu_s, self.since_s = self._until(self.changed_s), self.changed_s
+        for owner, more in self.changes.items():
+            self.held[owner] = self.held.get(owner, 0) + more
+        self.held = {owner: gpus for owner, gpus in self.held.items() if gpus}
+        self.changes = {}
+
+    def _until(self, time_s: float) -> dict[Owner, float]:
         passed_s = time_s - self.since_s
         if passed_s <= 0 or not self.half_life_s:
             return dict(self.gpu_s)

@@ -147,7 +147,10 @@ def _own_values(session: Session) -> Iterator[tuple[str, Any]]:
         if name == "commands":
             yield from vars(value).items()
         elif name == "usage" and value is not None:
-            yield name, [value.since_s, dict(value.gpu_s)]
+            yield (
+                name,
+                [value.since_s, value.changed_s, *map(_by_owner, (value.gpu_s, value.held, value.changes))],
+            )
         elif name not in _PARTS:
             yield name, value
 
@@ -177,16 +180,19 @@ def take_up(session: Session, saved: SavedSession) -> list[Event]:
     session.ended = states_kept_small(ended, saved.spec_of)
     for state in session.jobs.values():
         session.free.take(session.counted(state))
-        if session.usage is not None and session.cluster.shares is not None:
-            session.usage.hold(session.cluster.shares.owner_of(state.spec), state.gpus, session.usage.since_s)
     session.past = Past(facts.changes, ChainMap(session.jobs, session.ended), session.free)
     return [Event(**{**each, "placement": _shaped(each["placement"])}) for each in facts.together]
 
 
+def _by_owner(values: Mapping[Owner, float]) -> list[list[Any]]:
+    return [[*owner, value] for owner, value in values.items()]
+
+
 def _take_up_usage(session: Session, value: Any) -> None:
     if session.usage is not None:
-        session.usage.since_s, used = float(value[0]), _shaped(value[1])
-        session.usage.gpu_s = {Owner(*owner): gpu_s for owner, gpu_s in used.items()}
+        session.usage.since_s, session.usage.changed_s, *tables = value
+        found = [{Owner(team, user): value for team, user, value in table} for table in tables]
+        session.usage.gpu_s, session.usage.held, session.usage.changes = found
 
 
 def states_kept_small(
