@@ -104,6 +104,10 @@ def _jobs(log: RunLog, team_of: TeamOf) -> Iterator[Family]:
     if held:
         by_team = [({"team": team}, float(gpus)) for team, gpus in sorted(held.items())]
         yield Family("pliant_team_gpus_held", "gauge", "GPUs that the jobs of a team hold.", by_team)
+    if log.entitled:
+        by_team = [({"team": team}, float(gpus)) for team, gpus in sorted(log.entitled.items())]
+        text = "GPUs that a team was entitled to at the last decision."
+        yield Family("pliant_team_gpus_entitled", "gauge", text, by_team)
 
 
 def _state(job: JobLog) -> str:

@@ -141,7 +141,9 @@ def _metrics_file(prepared: PreparedRun) -> MetricsFile | None:
     if str(path) == PIPE:
         raise UsageError("--metrics names a file, which is replaced each minute")
     check_output(path)
-    return MetricsFile(path, prepared.schedule.cluster.expanded())
+    cluster = prepared.schedule.cluster
+    shares = cluster.shares
+    return MetricsFile(path, cluster.expanded(), (lambda _job: None) if shares is None else shares.team_of)
 
 
 def _both(view: View, other: View) -> View:

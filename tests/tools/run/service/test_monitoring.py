@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.event import Event
-from pliant.schemas.schedule import PolicyUse, Schedule
+from pliant.schemas.schedule import PolicyUse, Schedule, TeamStanding
 from pliant.tools.run.service.monitoring import MetricsFile, metrics_text
 from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
 from pliant.tools.run.statedir.log.events import decision_event, run_event, submit_event
@@ -29,6 +29,9 @@ CLUSTER = mixed_cluster(a100=(4, 4, 4), t4=(2,))
 def held(at: float, name: str, kind: str, *where: tuple[str, int], **more: object) -> Event:
     gpus = sum(count for _, count in where)
     return Event(at, kind, name, gpus=gpus, placement=where, **more)  # type: ignore[arg-type]
+
+
+RED = TeamStanding(team="red", own=4.5, entitled=5, held=4)
 
 
 def a_day() -> RunLog:
@@ -52,7 +55,7 @@ def a_day() -> RunLog:
             Event(19.0, "drain", detail={"node": "a100-1", "user": "ada"}),
             Event(19.0, "node_down", detail={"node": "a100-2", "reason": "gone"}),
             Event(20.0, "slot_down", detail={"slot": "t4-0/1", "seconds": 60.0, "by": "a", "reason": "died"}),
-            decision_event(21.0, 0.0, "fifo", 0.75),
+            decision_event(21.0, 0.0, "fifo", 0.75, teams=[RED]),
             held(21.0, "a", "resume", *placed, global_batch=10),
             Event(
                 23.0, "progress", "a", samples_done=60.0, global_batch=10, overhead_seconds=2.0,
@@ -78,6 +81,7 @@ def test_every_number_of_the_file_is_that_of_the_log() -> None:
     assert of("pliant_gpus", type="t4", state="left_out") == 1
     assert of("pliant_nodes", state="up") == 2
     assert of("pliant_team_gpus_held", team="red") == 4
+    assert of("pliant_team_gpus_entitled", team="red") == 5
     assert [of("pliant_jobs", state=state) for state in ("waiting", "running", "held")] == [1, 1, 1]
     totals = ("jobs_submitted", "job_starts", "preemptions", "failures", "decisions", "policy_errors")
     assert [of(f"pliant_{name}_total") for name in totals] == [3, 3, 1, 1, 2, 0]

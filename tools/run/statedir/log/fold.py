@@ -41,6 +41,7 @@ How ``run`` uses the events:
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
@@ -293,6 +294,13 @@ class LeftOut:
         return self.until_s - self.since_s >= UNTIL_RESUMED_S
 
 
+def _entitled(teams: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    found = Counter[str]()
+    for each in teams:
+        found[str(each["team"])] += int(each["entitled"])
+    return found
+
+
 @dataclass(slots=True)
 class RunLog:
     """The whole log, folded."""
@@ -326,6 +334,8 @@ class RunLog:
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     """Slots that no job gets, or got for a while: see :meth:`out_of_service`."""
     counts: Counts = field(default_factory=Counts)
+    entitled: dict[str, int] = field(default_factory=dict)
+    """GPUs that teams were entitled to at the last decision; empty where the cluster is one pool."""
     newest: dict[str, Progress] = field(default_factory=dict, compare=False)
     """What workers reported last, which is not in the log: see ``worker_reports.py``."""
 
@@ -438,6 +448,7 @@ class RunLog:
             self.policy_error = str(detail.get("error", ""))
             self.once = bool(detail.get("once"))
             self.counts.decided(event)
+            self.entitled = dict(_entitled(detail.get("teams", ())))
 
     def _restore(self, kept: Mapping[str, Any]) -> None:
         """Take over what a snapshot knew, as far as this version has its fields."""
