@@ -111,6 +111,8 @@ class PreparedRun:
         _refuse_oracle(found.policy.name)
         schedule = runnable(found, source_name(name), Path.cwd(), accepted)
         backend_name = options.backend or schedule.cluster.backend
+        if options.shared and backend_name != "local":
+            raise UsageError(f"a shared run starts jobs as their users on local slots, not by {backend_name}")
         if backend_name == "local" and not dry:
             _require_torch(job for job in schedule.jobs if job.id not in accepted)
         backend = open_backend(backend_name, schedule.cluster, dirs)

@@ -207,6 +207,13 @@ def test_a_shared_folder_stays_shared_and_one_of_a_single_account_does_not_becom
         run_until_done(single.options(None, shared=True), ignore)
 
 
+def test_a_place_that_would_run_users_jobs_as_root_is_refused(site: Site, users: dict[str, int]) -> None:
+    site.job("a")
+    with pytest.raises(UsageError, match="not by slurm"):
+        run_until_done(site.options(shared=True, backend="slurm"), ignore)
+    assert not site.state.exists()
+
+
 def test_a_folder_that_others_cannot_reach_is_refused(tmp_path: Path, users: dict[str, int]) -> None:
     tmp_path.chmod(0o700)
     closed = Site(tmp_path / "site")

@@ -18,8 +18,9 @@ from pliant.tools.run.statedir.directory import StateDir, make_own, make_shared
 from tests.builders import cluster
 from tests.tools.run.site import until
 
-ANN: Final = 61001
-BOB: Final = 61002
+ANN: Final = 1_900_000_000 + 2 * os.getpid()
+"""No other user's, also while tests of another process run."""
+BOB: Final = ANN + 1
 UIDS: Final = frozenset({ANN, BOB})
 
 
