@@ -46,6 +46,7 @@ COMMANDS: Final = (
     ("top", LIVE),
     ("log", LIVE),
     ("wait", LIVE),
+    ("whatif", LIVE),
     ("doctor", LIVE),
     ("init", FILES),
     ("validate", FILES),

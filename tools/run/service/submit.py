@@ -50,9 +50,9 @@ def submit(
         if used:
             raise BadInputError(used)
         if dirs.cluster.exists():
-            _check(listed, dirs, source)
+            check_against(dirs, listed, source)
         spool.take_back({job.id for job in listed})
-        spool.ask_to_run(_in_utc(job, now_s) for job in listed)
+        spool.ask_to_run(in_utc(job, now_s) for job in listed)
     return [job.id for job in listed]
 
 
@@ -112,7 +112,8 @@ def array_jobs(dirs: StateDir, spool: Spool) -> dict[str, list[str]]:
     return by_name
 
 
-def _check(jobs: Iterable[Job], dirs: StateDir, source: str) -> None:
+def check_against(dirs: StateDir, jobs: Iterable[Job], source: str = "jobs") -> None:
+    """:raises BadInputError: the run of a state directory could not serve one of the jobs."""
     from pliant.tools.schedule.decide import throughput_for
     from pliant.tools.schedule.demand import JobCheck
     from pliant.tools.schedule.jobs import node_states
@@ -127,7 +128,8 @@ def _check(jobs: Iterable[Job], dirs: StateDir, source: str) -> None:
     JobCheck(cluster, speeds, policy, "stated" if decided is None else decided.demand).check(jobs, source)
 
 
-def _in_utc(job: Job, now_s: float) -> Job:
+def in_utc(job: Job, now_s: float) -> Job:
+    """A job whose ``submit_time`` is UTC; one that counts from now becomes so."""
     if job.submit_time >= EPOCH_LIKE_S:
         return job
     return job.model_copy(update={"submit_time": now_s + job.submit_time})
