@@ -10,7 +10,7 @@ import sys
 from functools import partial
 from typing import Final
 
-from benchmarks.parts import figure, parted, reclaim, team_division
+from benchmarks.parts import figure, parted, reclaim, team_division, whatif_time
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
 
@@ -19,6 +19,7 @@ NAME: Final = "sharing"
 PARTS: Final[dict[str, Part]] = {
     "division": team_division.figures,
     "reclaim": reclaim.figures,
+    "whatif": whatif_time.figures,
 }
 
 

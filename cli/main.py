@@ -48,6 +48,7 @@ COMMANDS: Final = (
     ("log", LIVE),
     ("stack", LIVE),
     ("wait", LIVE),
+    ("whatif", LIVE),
     ("doctor", LIVE),
     ("init", FILES),
     ("validate", FILES),

@@ -101,7 +101,11 @@ def submit(
         bool, typer.Option("--no-check", help="Take jobs even if their script is not found here.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the jobs as JSON Lines, and submit none.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Submit none: print them as JSON Lines, and on stderr what would happen in --state.",
+        ),
     ] = False,
 ) -> None:
     """Give jobs to a state directory, all of them or none, and print their ids.
@@ -133,7 +137,7 @@ def submit(
 
     fields, now_s = _fields(gpus, batch, name, relaunch=relaunch), time.time()
     if jobs is not None and jobs.endswith(".py"):
-        source, directory = COMMAND_LINE, None if dry_run else state_directory(state)
+        source, directory = COMMAND_LINE, _named(state) if dry_run else state_directory(state)
         numbers = None if array is None else numbers_of(array)
         found = _of_script([jobs, *(arguments or ())], fields, directory, numbers)
     else:
@@ -145,10 +149,11 @@ def submit(
     if priority is not None:
         check_priority(priority)
         found = tuple(job.model_copy(update={"priority": priority}) for job in found)
-    where = state if dry_run else state_directory(state)
+    where = _named(state) if dry_run else state_directory(state)
     found = with_options(found, after or (), begin, deadline, where, now_s=now_s, hold=hold)
     if dry_run:
         write_jobs(found, "-")
+        _say_what_would_happen(found, where, now_s)
         return
     directory = state_directory(state)
     try:
@@ -165,6 +170,38 @@ def submit(
     if holder_of(StateDir(directory).lock) is None:
         by = f"from cron, or pliant run --follow --state {directory}"
         note(f"no run uses {directory} now: they wait for the next one, {by}")
+
+
+def _named(state: Path | None) -> Path | None:
+    """The state directory of a dry run, which needs none."""
+    found = configuration().state
+    return Path(found) if state is None and found is not None else state
+
+
+def _say_what_would_happen(jobs: Sequence[Job], state: Path | None, now_s: float) -> None:
+    """When jobs would start in a run that has begun, and which others they would delay.
+
+    :raises BadInputError: that run could not serve one of them.
+    """
+    from pliant.tools.run.service.submit import check_against, in_utc, known_ids
+    from pliant.tools.run.statedir.directory import StateDir
+    from pliant.tools.run.statedir.requests import Spool
+
+    if state is None:
+        return
+    dirs = StateDir(state.resolve())
+    if not (dirs.cluster.exists() and dirs.events.is_file()):
+        note(f"no run has begun in {state}: nothing can be predicted")
+        return
+    from pliant.cli.ahead import would_be
+
+    new, known = [in_utc(job, now_s) for job in jobs], known_ids(dirs, Spool(dirs))
+    if used := [job.id for job in new if job.id in known]:
+        note(f"jobs of these ids were submitted before, so it would be refused: {', '.join(used[:5])}")
+        return
+    check_against(dirs, new)
+    for line in would_be(state, new):
+        note(line)
 
 
 def _of_script(

@@ -81,7 +81,7 @@ def predictions(
     thread a longer decision is interrupted.
     :param ranges: the least and the most samples per second measured of jobs.
     """
-    speeds = _Speeds(session, time_s, measured)
+    speeds = CorrectedSpeeds(session, time_s, measured)
     ends = {job.id: end for job in session.jobs.values() if (end := speeds.end_s(job)) is not None}
     sources = {job_id: speeds.source(session.jobs[job_id]) for job_id in ends}
     slow, fast = speeds.doubt(ends, measured, ranges)
@@ -117,7 +117,7 @@ class _Starts:
     """When each waiting job gets GPUs; without jobs of unknown work or too far ahead."""
 
     session: Session
-    speeds: _Speeds
+    speeds: CorrectedSpeeds
     time_s: float
     asks_now: bool
     found: dict[str, tuple[int, float | None]] = field(default_factory=dict)
@@ -206,7 +206,7 @@ def _time_limit(seconds: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class _Speeds:
+class CorrectedSpeeds:
     """How fast jobs train: measured speeds correct the predicted ones."""
 
     def __init__(self, session: Session, time_s: float, measured: Mapping[str, float]) -> None:
@@ -257,14 +257,17 @@ class _Speeds:
             if transition.job.gpus:
                 transition.job.samples_per_second *= self._ratio(transition.job)
 
-    def end_s(self, job: JobState) -> float | None:
-        """When a job ends at its speed; without a measured speed, only GPU time is known."""
-        known = self._profiled or job.id in self._ratios or job.spec.model in self._by_model
+    def is_known(self, job: JobState) -> bool:
+        """Whether its speed is known: without measurements only that of GPU time is."""
         if job.id in self._overdue:
-            return None
-        if known or isinstance(job.spec.work, GpuTimeWork):
-            return job.finish_time_s()
-        return None
+            return False
+        if self._profiled or isinstance(job.spec.work, GpuTimeWork):
+            return True
+        return job.id in self._ratios or job.spec.model in self._by_model
+
+    def end_s(self, job: JobState) -> float | None:
+        """When a job ends at its speed. Returns None if that is not known."""
+        return job.finish_time_s() if self.is_known(job) else None
 
 
 Coming = deque[Job]

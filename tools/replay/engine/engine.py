@@ -68,10 +68,12 @@ class Engine:
         describe: Describe | None = None,
         advance: Advance | None = None,
         reveals_work: bool = False,
+        correct: Callable[[Sequence[Transition]], None] | None = None,
     ) -> None:
         """
         :param interval_s: ask the policy at multiples of it only; None: at every change.
         :param reveals_work: policies see at which progress each job ends, whatever it states.
+        :param correct: is shown what a decision changed before it takes effect, to correct the speeds.
         """
         self.session = session
         self.simulated = simulated or SimulatedCluster()
@@ -81,6 +83,7 @@ class Engine:
         """Whether the replay ended because the policy moves jobs more often than they can pay for."""
         self._describe = describe
         self._advance = advance
+        self._correct = correct
         self._arrivals = sorted(jobs, key=lambda job: (job.submit_time, job.id))
         self._order = self.simulated.quirks.order
         self._arrived = 0
@@ -98,12 +101,31 @@ class Engine:
         self._forecasts = ForecastLog()
         self._ended_late = False
         """Whether a job ended at this moment after the decision: it took less time than clocks resolve."""
+        self._least_changes = 0
+        """Changes after which the policy is asked; 0: it is asked as often as it is to be."""
+        self._must_ask = False
+        """Whether the policy has to be asked at once, as the replay begins with jobs."""
         self._quiet_decisions = 0
         self._last_look: tuple[float, float] = (-math.inf, -1.0)
         self._teams: list[dict[str, Any]] = []
 
-    def run(self) -> None:
+    def carry_on(self, now_s: float) -> None:
+        """Begin at this time with the jobs that the session has already, before :meth:`run`."""
+        self._now_s = now_s
+        self._must_ask = True
+        for job in self.session.jobs.values():
+            row = self.log.add(now_s, "progress", job.id, gpus=job.gpus, placement=job.placement)
+            self._running.take_over(job, row, now_s)
+
+    def ask_after(self, changes: int) -> None:
+        """From now on, ask the policy once so much has changed, or where else nothing would happen."""
+        self._least_changes = changes
+
+    def run(self, goes_on: Callable[[float], bool] | None = None) -> None:
+        """:param goes_on: is asked before each moment whether to go there; None: to the end."""
         while self._jobs_ahead() and (now_s := self._next_s()) < math.inf:
+            if goes_on is not None and not goes_on(now_s):
+                break
             self._now_s = now_s
             self._happen(now_s)
             self._cancel_hopeless(now_s)
@@ -124,12 +146,12 @@ class Engine:
         return bool(self.session.jobs) or self._arrived < len(self._arrivals)
 
     def _next_s(self) -> float:
-        if self._ended_late and self._rounds is None:
+        if self._must_ask or (self._ended_late and self._rounds is None):
             return self._now_s  # nothing else might lead to another decision
         next_s = self._agenda.next_s()
         if self._arrived < len(self._arrivals):
             next_s = min(next_s, self._arrivals[self._arrived].submit_time)
-        if not self.session.jobs:
+        if not self.session.jobs or (self._least_changes and next_s < math.inf):
             return next_s
         again_s = self.session.ask_again_s
         if again_s is not None and again_s > self._asked_s:
@@ -143,6 +165,10 @@ class Engine:
         return rounds.next_s(max(self._now_s, quiet_until_s))
 
     def _policy_is_due(self, now_s: float) -> bool:
+        if self._must_ask:
+            return True
+        if self._least_changes:
+            return len(self.session.changes) >= self._least_changes or self._agenda.next_s() == math.inf
         again_s = self.session.ask_again_s
         wished = again_s is not None and self._asked_s < again_s <= now_s and bool(self.session.jobs)
         if self._rounds is None:
@@ -242,11 +268,13 @@ class Engine:
     # What the policy makes of it.
 
     def _ask(self, now_s: float) -> None:
-        self._asked_s = now_s
+        self._asked_s, self._must_ask = now_s, False
         self.counters.decisions += 1
         started = time.perf_counter()
         transitions = self.session.decide(now_s)
         self.counters.decision_seconds += time.perf_counter() - started
+        if self._correct is not None:
+            self._correct(transitions)
         for transition in transitions:
             self._apply(transition, now_s)
         self._note_teams(now_s)

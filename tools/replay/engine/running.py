@@ -91,6 +91,13 @@ class RunningJobs:
         self._held[job.id] = held
         self._train(job, held, now_s, held.paid_s)
 
+    def take_over(self, job: JobState, row: int, now_s: float) -> None:
+        """The job was there before the replay began; what it holds is paid for."""
+        if job.samples_done(now_s) > 0:
+            self._trained.add(job.id)
+        if job.gpus:
+            self.begin(job, row, 0.0, now_s)
+
     def leave(self, job_id: str, now_s: float) -> RunningJob:
         """The job's allocation ends; if it was still being paid for, only that much was paid."""
         self._agenda.unplan(job_id)

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pliant.schemas.checks import check_after
-from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, PliantError, Problem, UsageError
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
 from pliant.schemas.job import Job, arriving_at
@@ -54,12 +53,12 @@ def submit(
         if used:
             raise BadInputError(used)
         if dirs.cluster.exists():
-            cluster = read_cluster(dirs.cluster)
-            if cluster.shares is not None:
-                listed = _in_teams(listed, cluster.shares, source)
-            _check(listed, cluster, dirs, source)
+            shares = read_cluster(dirs.cluster).shares
+            if shares is not None:
+                listed = _in_teams(listed, shares, source)
+            check_against(dirs, listed, source)
         spool.take_back({job.id for job in listed})
-        spool.ask_to_run(_in_utc(job, now_s) for job in listed)
+        spool.ask_to_run(in_utc(job, now_s) for job in listed)
     return [job.id for job in listed]
 
 
@@ -146,13 +145,15 @@ def array_jobs(dirs: StateDir, spool: Spool) -> dict[str, list[str]]:
     return by_name
 
 
-def _check(jobs: Iterable[Job], cluster: Cluster, dirs: StateDir, source: str) -> None:
+def check_against(dirs: StateDir, jobs: Iterable[Job], source: str = "jobs") -> None:
+    """:raises BadInputError: the run of a state directory could not serve one of the jobs."""
     from pliant.tools.schedule.decide import throughput_for
     from pliant.tools.schedule.demand import JobCheck
     from pliant.tools.schedule.jobs import node_states
     from pliant.tools.schedule.rates import Speeds
     from pliant.tools.schedule.registry import make_policy
 
+    cluster = read_cluster(dirs.cluster)
     profile = read_profile(dirs.profile) if dirs.profile.exists() else None
     decided = read_schedule(dirs.schedule) if dirs.schedule.exists() else None
     policy = None if decided is None else make_policy(decided.policy.name, decided.policy.parameters)
@@ -160,7 +161,8 @@ def _check(jobs: Iterable[Job], cluster: Cluster, dirs: StateDir, source: str) -
     JobCheck(cluster, speeds, policy, "stated" if decided is None else decided.demand).check(jobs, source)
 
 
-def _in_utc(job: Job, now_s: float) -> Job:
+def in_utc(job: Job, now_s: float) -> Job:
+    """A job whose ``submit_time`` is UTC; one that counts from now becomes so."""
     if job.submit_time >= EPOCH_LIKE_S:
         return job
     return job.model_copy(update={"submit_time": now_s + job.submit_time})

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
@@ -50,6 +51,7 @@ from pliant.tools.schedule.decide import (
 from pliant.tools.schedule.policy import Reserved
 from pliant.tools.schedule.predict_start import StartPrediction, predictions
 from pliant.tools.schedule.session.saved import Basis, SavedSession
+from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.withheld import node_of
 
 AHEAD_S: Final = 5.0
@@ -343,17 +345,44 @@ def measured_ends(log: RunLog, now_s: float) -> dict[str, StartPrediction]:
 def _asked(
     view: LogView, dirs: StateDir, schedule: Schedule | None, requests: Sequence[Request], now_s: float
 ) -> Mapping[str, StartPrediction]:
-    log, asked = view.log, requested(requests, view.log, now_s)
-    more = [*reported(dirs, log, now_s), *asked]
+    session, _ = live_session(view, dirs, schedule, requests, now_s)
+    log = view.log
+    return predictions(
+        *(session, now_s, measured_speeds(log)),
+        asks_now=True,
+        within_s=WITHIN_S,
+        ranges=measured_ranges(log),
+    )
+
+
+def live_session(
+    view: LogView,
+    dirs: StateDir,
+    schedule: Schedule | None,
+    requests: Sequence[Request],
+    now_s: float,
+    *,
+    question: Question | None = None,
+    cluster: Cluster | None = None,
+) -> tuple[Session, Profile | None]:
+    """The session where the log ends, with the newest reports of workers and what was asked for until now.
+
+    :param question: another policy than the one that decides there.
+    :param cluster: another cluster than the one that the run has; the policy then sees the whole history.
+    """
+    asked = requested(requests, view.log, now_s)
+    more = [*reported(dirs, view.log, now_s), *asked]
+    if cluster is not None and schedule is not None:
+        schedule = schedule.model_copy(update={"policy_state": None})
     past = history(view, now_s, more, schedule, str(dirs.events))
-    session, _ = session_from_history(past, _question(log.info, schedule), now_s=now_s)
+    question = question or policy_in_use(view.log.info, schedule)
+    session, profile = session_from_history(past, question, now_s=now_s, cluster=cluster)
     new = [event.job for event in asked if event.event == "submit" and event.job]
     turn_away_unfit(session, new, now_s)
-    ranges = measured_ranges(log)
-    return predictions(session, now_s, past.measured, asks_now=True, within_s=WITHIN_S, ranges=ranges)
+    return session, profile
 
 
-def _question(info: RunInfo | None, schedule: Schedule | None) -> Question:
+def policy_in_use(info: RunInfo | None, schedule: Schedule | None) -> Question:
     if schedule is not None:
         used = schedule.policy
         return Question(used.name, used.parameters, used.seed)

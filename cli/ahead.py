@@ -1,0 +1,310 @@
+"""What is to come in a live state, asked by ``pliant whatif`` and ``pliant submit --dry-run``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pliant.schemas.cluster import Cluster, Node
+from pliant.schemas.errors import UsageError
+from pliant.schemas.job import Job
+from pliant.schemas.text import Column, counted, iso_time, span_text, text_table
+from pliant.tools.replay.ahead import Change, Comparison, JobAhead, look_ahead, world_of
+from pliant.tools.replay.past_errors import Came, PastErrors, past_errors
+from pliant.tools.run.watch.live import LiveState
+from pliant.tools.schedule.decide import Question
+from pliant.tools.schedule.predict_start import copy_of
+from pliant.tools.schedule.session.session import Session
+
+LOOK_S: Final = 1.4
+"""Seconds of the processor for each of the two looks."""
+PAST_S: Final = 0.25
+"""The same for each look from a moment of the past."""
+MOMENTS: Final = 3
+SHOWN: Final = 20
+"""Jobs that the table names; of more it gives the number."""
+NAMED: Final = 5
+COLUMNS: Final = (
+    Column("job"),
+    Column("GPUs", 4),
+    Column("starts", 2),
+    Column("then", 2),
+    Column("ends", 1),
+    Column("then", 1),
+    Column("later by", 3),
+    Column("ends between", 5),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Two looks at a live state, and how wrong such looks were."""
+
+    now_s: float
+    looks: Comparison
+    starts: PastErrors
+    ends: PastErrors
+
+
+def ask(live: LiveState, otherwise: Callable[[Session], tuple[Session, Sequence[Job]]]) -> Answer:
+    """What is to come as things are, and otherwise.
+
+    :param otherwise: makes the other session from a copy of the present one, and says which further jobs
+        arrive later.
+    """
+    session, coming = live.session(), live.coming()
+    world = world_of(live.events(), live.profile)
+    other, more = otherwise(copy_of(session))
+    past = live.past(MOMENTS, session)
+    errors = past_errors(past, _came(live), live.now_s, world, each_s=PAST_S)
+    about = (live.now_s, world, live.measured)
+    now = look_ahead(session, *about, coming=coming, within_s=LOOK_S)
+    then = look_ahead(other, *about, coming=[*coming, *more], within_s=LOOK_S)
+    return Answer(live.now_s, Comparison(now, then), *errors)
+
+
+def _came(live: LiveState) -> dict[str, Came]:
+    found = {}
+    for job_id, job in live.log.jobs.items():
+        if job.phase in ("waiting", "running", "preempted", "finished") and job.held is None:
+            found[job_id] = Came(job.started_s, job.ended_s)
+    return found
+
+
+def with_jobs(jobs: Sequence[Job]) -> Callable[[Session], tuple[Session, Sequence[Job]]]:
+    """As if these jobs were submitted; their submit_time is UTC."""
+
+    def submitted(session: Session) -> tuple[Session, Sequence[Job]]:
+        for job in jobs:
+            if job.submit_time <= session.now_s:
+                session.submit(job, session.now_s)
+        return session, [job for job in jobs if job.submit_time > session.now_s]
+
+    return submitted
+
+
+def otherwise(
+    live: LiveState,
+    cluster: Cluster | None,
+    remove: Sequence[str],
+    cancel: Sequence[str],
+    question: Question | None,
+) -> Callable[[Session], tuple[Session, Sequence[Job]]]:
+    """As if the cluster, the policy or the jobs were others.
+
+    :param cluster: with further nodes; None: as it is.
+    :raises UsageError: when it is called, for a node or a job that is not there.
+    """
+
+    def changed(session: Session) -> tuple[Session, Sequence[Job]]:
+        known = [node.name for node in session.nodes]
+        _check(live, "node", [name for name in remove if name not in known])
+        _check(live, "active job", [job_id for job_id in cancel if job_id not in session.jobs])
+        if cluster is not None or question is not None:
+            session = copy_of(live.session(question, cluster))
+        for job_id in dict.fromkeys(cancel):
+            session.end(job_id, live.now_s, "cancelled")
+        for name in remove:
+            session.drain(name, live.now_s, now=True)
+        return session, ()
+
+    return changed
+
+
+def _check(live: LiveState, what: str, unknown: Sequence[str]) -> None:
+    if unknown:
+        raise UsageError(f"{live.path} has no {what} {', '.join(unknown)}")
+
+
+def enlarged(cluster: Cluster, text: str) -> Cluster:
+    """A cluster with further nodes: ``2``, like its last one, or ``2:TYPE``, like its last one of a type.
+
+    :raises UsageError: it is something else, or no node is of that type.
+    """
+    number, _, kind = text.partition(":")
+    alike = [node for node in cluster.expanded() if node.gpus and (not kind or node.gpu_type == kind)]
+    if not (number.isascii() and number.isdigit() and 0 < int(number[:5]) <= 10_000):
+        raise UsageError(f"--add-nodes {text}: expected a number of nodes, as 2 or 2:TYPE")
+    if not alike:
+        types = ", ".join(sorted({node.gpu_type for node in cluster.nodes if node.gpus}))
+        raise UsageError(f"--add-nodes {text}: no node is of type {kind}, the cluster has {types}")
+    names = {node.name for node in cluster.expanded()}
+    free = [name for index in range(int(number) + len(names)) if (name := f"new-{index + 1}") not in names]
+    last: Node = alike[-1]
+    update = {"count": None, "address": None, "devices": ()}
+    new = tuple(last.model_copy(update={**update, "name": name}) for name in free[: int(number)])
+    return cluster.model_copy(update={"nodes": (*cluster.nodes, *new)})
+
+
+# In words.
+
+
+def table(answer: Answer, width: int | None, *, every: bool) -> str:
+    """The jobs for which something changes, the largest changes first, and the sums.
+
+    :param every: also those for which nothing changes, and without a limit.
+    """
+    changes = [each for each in answer.looks.changes if every or each.is_one]
+    changes.sort(key=lambda each: (-abs(each.delay_s or 0.0), each.job))
+    shown = changes if every else changes[:SHOWN]
+    known = len(COLUMNS) if answer.ends.low is not None else len(COLUMNS) - 1
+    rows = [_row(each, answer)[:known] for each in shown]
+    lines = [text_table(COLUMNS[:known], rows, width)] if shown else []
+    left = len(answer.looks.changes) - len(shown)
+    if left and not every:
+        more = len(changes) - len(shown)
+        rest = [f"{counted(more, 'more job')} that it changes" if more else ""]
+        same = left - more
+        rest += [f"{counted(same, 'job')} that it does not change" if same else ""]
+        lines.append(f"and {' and '.join(filter(None, rest))} (--all shows them)\n")
+    return "".join([*lines, *(f"{line}\n" for line in sums(answer))])
+
+
+def _row(change: Change, answer: Answer) -> tuple[str, ...]:
+    now_s, (now, then) = answer.now_s, (change.now, change.then)
+    gpus = "-" if then is None else str(then.gpus)
+    late_s = change.delay_s
+    between = None if then is None else answer.ends.between_s(then.end_s, now_s)
+    return (
+        change.job,
+        gpus,
+        _start(now, now_s),
+        _start(then, now_s),
+        _end(now, now_s),
+        _end(then, now_s),
+        "-" if late_s is None else _signed(late_s),
+        "-" if between is None else " to ".join(span_text(at_s - now_s) for at_s in between),
+    )
+
+
+def _start(job: JobAhead | None, now_s: float) -> str:
+    if job is None or (job.start_s is None and not job.gpus):
+        return "-"
+    return "runs" if job.start_s is None else _in(job.start_s, now_s)
+
+
+def _end(job: JobAhead | None, now_s: float) -> str:
+    if job is None or job.end_s is None:
+        return "-"
+    return _in(job.end_s, now_s) if job.end == "finished" else str(job.end)
+
+
+def _in(at_s: float, now_s: float) -> str:
+    return "now" if at_s - now_s < 1 else f"in {span_text(at_s - now_s)}"
+
+
+def _signed(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else ''}{span_text(abs(seconds))}"
+
+
+def sums(answer: Answer) -> list[str]:
+    """Mean JCT and the use of GPUs, now and then."""
+    looks = answer.looks
+    jct = looks.mean_jct_s
+    both = sum(
+        each.now is not None and each.then is not None and None not in (each.now.jct_s, each.then.jct_s)
+        for each in looks.changes
+    )
+    lines = ["mean JCT: - (no job is known to finish in both cases)"]
+    if jct is not None:
+        lines = [f"mean JCT: now {span_text(jct[0])}, then {span_text(jct[1])} ({counted(both, 'job')})"]
+    use = ["-" if each.gpu_use is None else f"{each.gpu_use:.0%}" for each in (looks.now, looks.then)]
+    return [*lines, f"GPUs in use until the last end: now {use[0]}, then {use[1]}"]
+
+
+def remarks(answer: Answer) -> list[str]:
+    """How far the answer can be trusted."""
+    looks, now_s = answer.looks, answer.now_s
+    exact = [each.exact_until_s for each in (looks.now, looks.then) if each.exact_until_s is not None]
+    lines = [answer.starts.words("starts"), answer.ends.words("ends")]
+    if exact:
+        far = span_text(min(exact) - now_s)
+        lines.append(f"beyond {far} from now the policy was asked more rarely than it will be")
+    whys = {each.then.why for each in looks.changes if each.then is not None and each.then.why}
+    lines += [f"some ends are not known: {why}" for why in sorted(whys)[:NAMED]]
+    return lines
+
+
+def of_new_jobs(answer: Answer, new: Sequence[str]) -> list[str]:
+    """When new jobs start and end, and which others end later for them."""
+    then = answer.looks.then
+    lines = [f"{job_id}: {_would(then.jobs[job_id], answer)}" for job_id in new[:SHOWN]]
+    if len(new) > SHOWN:
+        lines.append(f"and {counted(len(new) - SHOWN, 'more job')}")
+    late = [each for each in answer.looks.changes if each.is_one and (each.delay_s or 0.0) > 0]
+    late.sort(key=lambda each: (-(each.delay_s or 0.0), each.job))
+    named = ", ".join(f"{each.job} by {span_text(each.delay_s or 0.0)}" for each in late[:NAMED])
+    more = f" and {len(late) - NAMED} more" if len(late) > NAMED else ""
+    verb = "job would be" if len(late) == 1 else "jobs would be"
+    lines.append(f"{len(late)} {verb} delayed: {named}{more}" if late else "no job would be delayed")
+    return lines
+
+
+def _would(job: JobAhead, answer: Answer) -> str:
+    now_s = answer.now_s
+    if job.end in ("rejected", "cancelled"):
+        return f"would be {job.end}"
+    if job.start_s is None:
+        return f"no start is predicted: {job.why or 'it gets no GPUs'}"
+    when = _in(job.start_s, now_s)
+    between = None if when == "now" else answer.starts.between_s(job.start_s, now_s)
+    if between is not None:
+        when += f" ({' to '.join(span_text(at_s - now_s) for at_s in between)})"
+    on = f"would start {when} on {counted(job.gpus, 'GPU')}"
+    if job.end_s is None:
+        return f"{on}; its end is not known: {job.why}"
+    return f"{on}, and end {_in(job.end_s, now_s)}"
+
+
+# For programs.
+
+
+def document(answer: Answer) -> dict[str, Any]:
+    looks, jct = answer.looks, answer.looks.mean_jct_s
+    return {
+        "schema": "pliant.whatif/1",
+        "time": iso_time(answer.now_s),
+        "mean_jct_seconds": None if jct is None else {"now": jct[0], "then": jct[1]},
+        "gpu_use": {"now": looks.now.gpu_use, "then": looks.then.gpu_use},
+        "exact_until": {"now": iso_time(looks.now.exact_until_s), "then": iso_time(looks.then.exact_until_s)},
+        "errors": {"starts": _errors(answer.starts, "starts"), "ends": _errors(answer.ends, "ends")},
+        "jobs": [
+            {
+                "job": each.job,
+                "now": _fields(each.now, answer),
+                "then": _fields(each.then, answer),
+                "delay_seconds": each.delay_s,
+            }
+            for each in looks.changes
+        ],
+    }
+
+
+def _errors(errors: PastErrors, what: str) -> dict[str, Any]:
+    found = {"comparisons": errors.comparisons, "low": errors.low, "high": errors.high}
+    return found if errors.low is not None else {**found, "reason": errors.words(what)}
+
+
+def _fields(job: JobAhead | None, answer: Answer) -> dict[str, Any] | None:
+    if job is None:
+        return None
+    starts = answer.starts.between_s(job.start_s, answer.now_s)
+    ends = answer.ends.between_s(job.end_s, answer.now_s)
+    return {
+        "gpus": job.gpus,
+        "starts": iso_time(job.start_s),
+        "starts_between": None if starts is None else [*map(iso_time, starts)],
+        "ends": iso_time(job.end_s),
+        "ends_between": None if ends is None else [*map(iso_time, ends)],
+        "end": job.end,
+        "why": job.why or None,
+    }
+
+
+def would_be(state: Path, jobs: Sequence[Job]) -> list[str]:
+    """What would happen to new jobs, in lines; their ``submit_time`` is UTC."""
+    live = LiveState(state)
+    answer = ask(live, with_jobs(jobs))
+    return [*of_new_jobs(answer, [job.id for job in jobs]), *remarks(answer)]

@@ -1,0 +1,79 @@
+"""``pliant whatif``: what would become of the jobs of a live state if something were different."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pliant.cli.common import PARAM, policy_parameters
+from pliant.cli.config import STATE_HELP, state_directory
+from pliant.cli.console import note, out_text, page_width
+from pliant.schemas.errors import UsageError
+
+
+def whatif(
+    *,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP)
+    ] = None,
+    add_nodes: Annotated[
+        str | None,
+        typer.Option(
+            "--add-nodes",
+            metavar="N[:TYPE]",
+            help="With N nodes more, like the last one (of that GPU type).",
+            show_default=False,
+        ),
+    ] = None,
+    remove_node: Annotated[
+        list[str] | None,
+        typer.Option("--remove-node", metavar="NODE", help="Without that node.", show_default=False),
+    ] = None,
+    cancel: Annotated[
+        list[str] | None,
+        typer.Option("--cancel", metavar="ID", help="Without that job.", show_default=False),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="Under that policy, or its file.", show_default=False)
+    ] = None,
+    param: PARAM = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Show all jobs, also those that stay the same.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Say what would become of the jobs of a run if something were different. Nothing is changed.
+
+    The run is replayed on from where it stands, once as it is and once as you
+    ask, with the speeds and costs that it has measured. Options may be given
+    together and repeated. Jobs yet to be submitted are not foreseen: ranges
+    come from how wrong such predictions were in this run before.
+
+    Example: pliant whatif --add-nodes 2 --state live
+
+    Example: pliant whatif --policy shadow-price --state live --json
+    """
+    from pliant.cli.ahead import ask, document, enlarged, otherwise, remarks, table
+    from pliant.tools.run.watch.live import LiveState
+    from pliant.tools.schedule.decide import Question
+
+    parameters = policy_parameters(param, None)
+    if not (add_nodes or remove_node or cancel or policy):
+        raise UsageError("what if what? name --add-nodes, --remove-node, --cancel or --policy")
+    if parameters and policy is None:
+        raise UsageError("--param is about the policy that --policy names")
+    live = LiveState(state_directory(state))
+    cluster = None if add_nodes is None else enlarged(live.cluster, add_nodes)
+    question = None if policy is None else Question(policy, parameters, live.policy.seed)
+    case = otherwise(live, cluster=cluster, remove=remove_node or (), cancel=cancel or (), question=question)
+    answer = ask(live, case)
+    if as_json:
+        out_text(json.dumps(document(answer), indent=2) + "\n")
+        return
+    out_text(table(answer, page_width(sys.stdout), every=every))
+    for line in remarks(answer):
+        note(line)

@@ -1,0 +1,116 @@
+"""Replaying on from a live session, and how wrong such looks ahead were."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.replay.ahead import Comparison, look_ahead, world_of
+from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.engine.engine import Engine
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.past_errors import LEAST, Came, PastErrors, past_errors
+from pliant.tools.run.watch.live import PastMoment
+from pliant.tools.schedule.predict_start import copy_of
+from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.testing.harness import some_jobs
+from tests.builders import FREE_CHANGES, cluster, job
+from tests.tools.replay.world import ends, play
+
+DEAR = SimulatedCluster(start_cost=Cost(10.0), rescale_cost=Cost(10.0))
+NODES = cluster(4, 4)
+JOBS = [each for each in some_jobs(40) if each.work is not None]
+
+
+@pytest.mark.parametrize("policy", ["fifo", "fair-share", "ares"])
+@pytest.mark.parametrize("stop_s", [30.0, 155.0])
+def test_a_look_ahead_says_what_the_replay_comes_to(policy: str, stop_s: float) -> None:
+    whole = ends(play(make_policy(policy), JOBS, NODES, simulated=FREE_CHANGES))
+    session = Session(make_policy(policy), NODES, CurveThroughput())
+    engine = Engine(session, JOBS, FREE_CHANGES)
+    engine.run(lambda time_s: time_s <= stop_s)
+    later = [each for each in JOBS if each.submit_time > stop_s]
+    now_s = max(event.time for event in engine.log.events())
+    found = look_ahead(copy_of(session), now_s, FREE_CHANGES, coming=later)
+    assert len(found.jobs) > 10
+    assert {name: each.end_s for name, each in found.jobs.items()} == pytest.approx(
+        {name: whole[name] for name in found.jobs}
+    )
+    assert found.exact_until_s is None
+
+
+def waiting(*more: object) -> Session:
+    held = Session(make_policy("fifo"), cluster(4), CurveThroughput())
+    for name in "abc":
+        held.submit(job(name, gpus=4, gpu_seconds=400.0, model=name), 0.0)
+    held.decide(0.0)
+    return held
+
+
+def test_measured_speeds_and_costs_count() -> None:
+    found = look_ahead(waiting(), 0.0, DEAR, {"a": 2.0}).jobs  # of 4 samples a second
+    assert (found["a"].end_s, found["b"].start_s, found["b"].end_s) == (200.0, 200.0, 310.0)
+    assert (found["a"].gpus, found["a"].start_s, found["b"].gpus) == (4, None, 4)
+
+
+def test_what_cannot_be_known_is_said() -> None:
+    held = Session(make_policy("fifo"), cluster(4), CurveThroughput(is_guess=True))
+    held.submit(job("a", gpus=4, work={"samples": 100}), 0.0)
+    held.submit(job("b", gpus=4, gpu_seconds=100), 0.0)
+    held.submit(job("c", gpus=1, gpu_seconds=100, after={"b": "ok"}), 0.0)
+    held.submit(job("d", gpus=1, gpu_seconds=100, hold=True), 0.0)
+    held.decide(0.0)
+    assert {name: each.why for name, each in look_ahead(held, 0.0, DEAR).jobs.items()} == {
+        "a": "its speed is not known",
+        "b": "it waits for jobs of unknown end",
+        "c": "waits for job b to finish",
+        "d": "it is held",
+    }
+
+
+def test_with_little_time_the_policy_is_asked_more_rarely_and_then_not_at_all() -> None:
+    jobs = [each for each in some_jobs(400) if each.work is not None]
+
+    def look(within_s: float | None):
+        held = Session(make_policy("fair-share"), NODES, CurveThroughput())
+        for each in jobs:
+            held.submit(each.model_copy(update={"submit_time": 0.0}), 0.0)
+        return look_ahead(held, 0.0, FREE_CHANGES, within_s=within_s)
+
+    exact, none = look(None), look(0.0)
+    assert exact.exact_until_s is None
+    assert all(each.end_s is not None for each in exact.jobs.values())
+    assert none.reached_s < math.inf
+    assert {each.why for each in none.jobs.values()} == {"it lies further ahead than was looked"}
+
+
+def test_two_looks_are_compared_over_the_jobs_of_both() -> None:
+    less = waiting()
+    less.end("b", 0.0, "cancelled")
+    found = Comparison(look_ahead(waiting(), 0.0, FREE_CHANGES), look_ahead(less, 0.0, FREE_CHANGES))
+    assert {each.job: each.delay_s for each in found.changes} == {"a": 0.0, "b": None, "c": -100.0}
+    assert found.mean_jct_s == (200.0, 150.0)
+    assert (found.now.gpu_use, found.then.gpu_use) == (1.0, 1.0)
+
+
+def test_costs_come_from_the_log_or_are_those_of_a_replay() -> None:
+    assert world_of([], None).start_cost == SimulatedCluster(Cost(30.0)).start_cost
+
+
+def test_past_predictions_are_held_against_what_came() -> None:
+    errors = PastErrors.of([0.5, *[1.0] * 8, 4.0])
+    assert errors.between_s(110.0, 10.0) == (110.0, 110.0)
+    assert PastErrors.of([2.0] * LEAST).between_s(110.0, 10.0) == (210.0, 210.0)
+    few = PastErrors.of([1.0])
+    assert few.between_s(110.0, 10.0) is None
+    assert few.words("starts") == f"no ranges of starts: 1 of {LEAST} past predictions to compare with"
+
+
+def test_what_has_not_come_yet_counts_as_coming_now() -> None:
+    moments = [PastMoment(0.0, waiting(), {})]
+    came = {"a": Came(0.0, 150.0), "b": Came(200.0, None), "c": Came(None, None)}
+    starts, ends_ = past_errors(moments, came, 300.0, FREE_CHANGES, each_s=60.0)
+    assert (starts.comparisons, ends_.comparisons) == (2, 2)
