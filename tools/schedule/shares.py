@@ -23,7 +23,7 @@ _NEVER: Final = (math.inf, "")
 
 
 @dataclass(slots=True)
-class Usage:
+class TeamUsage:
     """GPU-seconds by owner, which halve every ``half_life_s`` (0: none is kept), and what owners hold now."""
 
     half_life_s: float
@@ -36,7 +36,7 @@ class Usage:
     changed_s: float = 0.0
 
     @classmethod
-    def under(cls, shares: Shares) -> Usage:
+    def under(cls, shares: Shares) -> TeamUsage:
         return cls(shares.half_life_hours * _HOUR_S)
 
     def hold(self, owner: Owner, more: int, time_s: float) -> None:
@@ -89,7 +89,7 @@ class Claim:
     wanted: dict[str, int] = field(default_factory=dict)
     """GPUs by type that its running jobs could use there, those that they hold included."""
     running: list[JobState] = field(default_factory=list)
-    waiting: list[Wait] = field(default_factory=list)
+    waiting: list[WaitingJob] = field(default_factory=list)
     declined: dict[str, int] = field(default_factory=dict)
     """Free GPUs by type that were its own to take, and that its policy left."""
 
@@ -116,7 +116,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitingJob:
     """A job that waits."""
 
     job: JobState
@@ -145,7 +145,7 @@ def claims_of(
             most = {kind: size for kind, size in sizes.items() if size}
             rigid = not resizes or job.spec.elastic == "none"
             least = job.spec.gpus.requested if rigid else job.spec.min_gpus
-            claim.waiting.append(Wait(job, least, most))
+            claim.waiting.append(WaitingJob(job, least, most))
             continue
         kind = job.gpu_type or ""
         claim.running.append(job)

@@ -14,7 +14,7 @@ from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.shares import Entitlement, Usage, claims_of, entitle
+from pliant.tools.schedule.shares import Entitlement, TeamUsage, claims_of, entitle
 from tests.builders import cluster, curves, job, session
 
 HOUR_S = 3600.0
@@ -106,7 +106,7 @@ def test_a_part_that_no_job_fits_goes_to_others():
 
 
 def test_usage_halves_with_the_half_life():
-    usage = Usage(HOUR_S)
+    usage = TeamUsage(HOUR_S)
     owner = Owner("a")
     usage.hold(owner, 4, 0.0)
     usage.hold(owner, -4, HOUR_S)

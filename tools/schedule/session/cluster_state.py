@@ -19,7 +19,7 @@ from pliant.tools.schedule.session.awaited import wait_of
 from pliant.tools.schedule.session.commands import Commands, first_holder
 from pliant.tools.schedule.session.holdings import Holding, Transition, company_in, hold, step_of
 from pliant.tools.schedule.session.withheld import Withheld, node_of
-from pliant.tools.schedule.shares import Usage
+from pliant.tools.schedule.shares import TeamUsage
 from pliant.tools.schedule.snapshot import Change, ChangeKind
 
 
@@ -59,7 +59,7 @@ class ClusterState:
         self._index = {node.name: node.index for node in self.nodes}
         self.noted_until_s = 0.0
         self.commands = Commands()
-        self.usage = None if cluster.shares is None else Usage.under(cluster.shares)
+        self.usage = None if cluster.shares is None else TeamUsage.under(cluster.shares)
         """What teams have used, where teams share the cluster."""
 
     @property

@@ -27,7 +27,7 @@ from pliant.tools.schedule.policy import Decision, Explanation, Policy, Reserved
 from pliant.tools.schedule.rates import Speeds, cut
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.rules import RuleBook
-from pliant.tools.schedule.shares import Claim, Entitlement, Usage, claims_of, entitle
+from pliant.tools.schedule.shares import Claim, Entitlement, TeamUsage, claims_of, entitle
 from pliant.tools.schedule.snapshot import Change, ChangeKind, Snapshot
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ STATE_VERSION: Final = 1000
 
 
 @dataclass(slots=True)
-class _Part:
+class _TeamPart:
     """What one owner has: a policy, and the cluster as it sees it."""
 
     owner: Owner
@@ -75,7 +75,7 @@ def has_states(state: Any) -> bool:
     return any(each["state"] is not None for each in state["parts"])
 
 
-class Parts:
+class TeamParts:
     """The owners' policies; asked as one."""
 
     def __init__(self, policy: Policy, shares: Shares, nodes: Sequence[NodeState], speeds: Speeds) -> None:
@@ -84,7 +84,7 @@ class Parts:
         self._nodes = nodes
         self._speeds = speeds
         self._resizes = policy.elasticity != "none"
-        self._parts: dict[Owner, _Part] = {}
+        self._parts: dict[Owner, _TeamPart] = {}
         self._looks_ahead = False
         self._entitled: dict[Owner, Entitlement] = {}
         self._claims: dict[Owner, Claim] = {}
@@ -92,7 +92,7 @@ class Parts:
 
     # What owners are entitled to, and what must come back.
 
-    def reclaim(self, jobs: Iterable[JobState], usage: Usage, time_s: float) -> list[Holding]:
+    def reclaim(self, jobs: Iterable[JobState], usage: TeamUsage, time_s: float) -> list[Holding]:
         """What jobs are to hold instead, so that each owner can have what it is entitled to."""
         total = self._total()
         claims = claims_of(jobs, self._shares, self._speeds, total, resizes=self._resizes)
@@ -178,7 +178,7 @@ class Parts:
 
     # The parts.
 
-    def _part(self, owner: Owner) -> _Part:
+    def _part(self, owner: Owner) -> _TeamPart:
         part = self._parts.get(owner)
         if part is None:
             policy = type(self._template)(**self._template.parameters)
@@ -188,7 +188,7 @@ class Parts:
             for node in nodes:
                 node.up = node.up and node.for_servers
             rules = RuleBook(policy, nodes, self._speeds)
-            part = self._parts[owner] = _Part(owner, policy, FreeGpus(nodes), rules)
+            part = self._parts[owner] = _TeamPart(owner, policy, FreeGpus(nodes), rules)
         return part
 
     def _fit(self, jobs: Mapping[str, JobState], free: FreeGpus) -> dict[Owner, dict[str, JobState]]:
@@ -257,7 +257,7 @@ class Parts:
                     del spare[i]
 
     def _view(
-        self, part: _Part, seen: Snapshot, jobs: Mapping[str, JobState], changes: Sequence[Change]
+        self, part: _TeamPart, seen: Snapshot, jobs: Mapping[str, JobState], changes: Sequence[Change]
     ) -> Snapshot:
         return seen._replace(
             nodes=part.nodes,
@@ -269,7 +269,7 @@ class Parts:
             future=[job for job in seen.future if self._shares.owner_of(job) == part.owner],
         )
 
-    def _changes(self, part: _Part, time_s: float) -> list[Change]:
+    def _changes(self, part: _TeamPart, time_s: float) -> list[Change]:
         """What the policy of a part has not heard of: of its jobs, then of its nodes."""
         heard, part.unheard = part.unheard, []
         before = part.told
@@ -339,7 +339,7 @@ class Parts:
                 found[job_id] = target._replace(gpu_type=kind)
         return found
 
-    def leaves_room(self, jobs: Iterable[JobState], usage: Usage, time_s: float) -> bool:
+    def leaves_room(self, jobs: Iterable[JobState], usage: TeamUsage, time_s: float) -> bool:
         """Whether GPUs that their owner has left free are of use to another one.
 
         Called after the policies have decided. What an owner did not use counts as declined until its jobs
@@ -397,7 +397,7 @@ class Parts:
             found |= part.policy.reserved(own)
         return found
 
-    def _views(self, seen: Snapshot) -> Iterator[tuple[_Part, Snapshot]]:
+    def _views(self, seen: Snapshot) -> Iterator[tuple[_TeamPart, Snapshot]]:
         mine = self._fit(seen.jobs, seen.free)
         for owner in sorted(mine):
             part = self._parts[owner]
@@ -445,7 +445,9 @@ class Parts:
 
     # How teams stand.
 
-    def standings(self, jobs: Iterable[JobState], usage: Usage, time_s: float) -> tuple[TeamStanding, ...]:
+    def standings(
+        self, jobs: Iterable[JobState], usage: TeamUsage, time_s: float
+    ) -> tuple[TeamStanding, ...]:
         """Of each team of the file, and of each owner with jobs or usage."""
         used_gpu_s = usage.until(time_s)
         claims = claims_of(jobs, self._shares, self._speeds, self._total(), resizes=self._resizes)

@@ -37,7 +37,7 @@ from pliant.tools.schedule.session.assignment import (
 )
 from pliant.tools.schedule.session.cluster_state import ClusterState
 from pliant.tools.schedule.session.holdings import Holding, Transition, in_net
-from pliant.tools.schedule.session.parts import STATE_VERSION, Parts, has_states
+from pliant.tools.schedule.session.parts import STATE_VERSION, TeamParts, has_states
 from pliant.tools.schedule.session.rules import RuleBook
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
@@ -95,7 +95,7 @@ class Session(ClusterState):
         """What the last decision said of jobs that it admitted or rejected."""
         self._rules = RuleBook(policy, self.nodes, self.speeds)
         shares = cluster.shares
-        self._parts = None if shares is None else Parts(policy, shares, self.nodes, self.speeds)
+        self._parts = None if shares is None else TeamParts(policy, shares, self.nodes, self.speeds)
         """The policies of the owners, where teams share the cluster; they are asked instead of ``policy``."""
         self._dwell = Dwell(cluster.min_run_seconds, cluster.cooldown_seconds)
         self._parted = policy.packs
@@ -186,7 +186,7 @@ class Session(ClusterState):
         return done
 
     @property
-    def _asked(self) -> Policy | Parts:
+    def _asked(self) -> Policy | TeamParts:
         return self.policy if self._parts is None else self._parts
 
     def look_ahead(self) -> None:
