@@ -19,6 +19,8 @@ from pliant.tools.schedule.rates import Speeds
 
 _HOUR_S: Final = 3600.0
 _ROUNDING: Final = 1e-9
+_MOST_OVER: Final = 10.0
+"""Usage lowers a weight to a thousandth at most, however often a team has used its part."""
 _NEVER: Final = (math.inf, "")
 
 
@@ -169,21 +171,19 @@ class Entitlement:
     """What one owner is entitled to, by GPU type."""
 
     owner: Owner
-    own: dict[str, float] = field(default_factory=dict)
-    """Its part if all could use everything, without regard to usage: beyond it, GPUs are borrowed."""
+    own: float = 0.0
+    """GPUs of its own: its part if all could use everything, without regard to usage. More are borrowed."""
     now: dict[str, int] = field(default_factory=dict)
-    """Whole GPUs, of what owners can use at this time."""
-    reach: dict[str, int] = field(default_factory=dict)
-    """``now``, and what it is entitled to besides and none of its jobs can use as yet."""
+    """Whole GPUs that its jobs can use at this time."""
+    due: dict[str, int] = field(default_factory=dict)
+    """The same before what no job of it fits goes to others."""
 
 
 def entitle(
     shares: Shares, claims: Mapping[Owner, Claim], used_gpu_s: Mapping[Owner, float], total: Mapping[str, int]
 ) -> dict[Owner, Entitlement]:
     """Divide all GPUs that are up among teams, and those of teams that weigh users among these."""
-    by_team: dict[str, list[Claim]] = {}
-    for name in shares.teams:
-        by_team[name] = []
+    by_team: dict[str, list[Claim]] = {name: [] for name in shares.teams}
     for owner, claim in claims.items():
         by_team.setdefault(owner.team, []).append(claim)
     used: dict[str, float] = {}
@@ -194,15 +194,20 @@ def entitle(
         for name, each in by_team.items()
     ]
     found: dict[Owner, Entitlement] = {}
-    for party, given in zip(teams, _divide(teams, total), strict=True):
+    for party, given in zip(teams, _divide(teams, total, sum(used.values())), strict=True):
         if not shares.team(party.owner.team).weighs_users:
             found[party.owner] = given
             continue
+        by_user: dict[Owner, tuple[Claim, ...]] = {
+            Owner(party.owner.team, user): () for user in shares.team(party.owner.team).users
+        }
+        by_user |= {each.owner: (each,) for each in party.claims}
         members = [
-            _Party(each.owner, shares.weight_of(each.owner), None, (each,), used_gpu_s.get(each.owner, 0.0))
-            for each in party.claims
+            _Party(owner, shares.weight_of(owner), None, own, used_gpu_s.get(owner, 0.0))
+            for owner, own in by_user.items()
         ]
-        for member, part in zip(members, _divide(members, given.reach, given.own), strict=True):
+        at_hand = {kind: max(gpus, given.now[kind]) for kind, gpus in given.due.items()}
+        for member, part in zip(members, _divide(members, at_hand, party.used_gpu_s, given.own), strict=True):
             found[member.owner] = part
     return found
 
@@ -220,12 +225,6 @@ class _Party:
     def held(self, kind: str) -> int:
         return sum(claim.held.get(kind, 0) for claim in self.claims)
 
-    def wanted(self, kind: str) -> int:
-        return sum(claim.wanted.get(kind, 0) for claim in self.claims)
-
-    def could_start(self, kind: str) -> int:
-        return sum(wait.most.get(kind, 0) for claim in self.claims for wait in claim.waiting)
-
     def has_use(self, kind: str, more: int) -> bool:
         return any(claim.has_use(kind, more) for claim in self.claims)
 
@@ -235,93 +234,153 @@ class _Party:
         first = min((wait.job.arrival for claim in self.claims for wait in claim.waiting), default=_NEVER)
         return self.used_gpu_s / self.weight, first, self.owner
 
-    def waits_for(self) -> int:
-        """GPUs that its waiting jobs could use, wherever they run."""
-        return sum(max(wait.most.values(), default=0) for claim in self.claims for wait in claim.waiting)
+    def could_use(self, kind: str, gpus: int) -> int:
+        """GPUs of a type that its jobs could use, if those that wait all went there."""
+        most = min(gpus, _limit(self.rules, kind))
+        return int(min(most, sum(claim.could_use(kind) for claim in self.claims)))
+
+    @property
+    def wants(self) -> int:
+        """GPUs that its jobs could use together, each on one type."""
+        return sum(
+            sum(claim.wanted.values()) + sum(max(wait.most.values(), default=0) for wait in claim.waiting)
+            for claim in self.claims
+        )
+
+    def most(self, total: Mapping[str, int]) -> float:
+        """GPUs that its rules allow."""
+        typed = sum(min(gpus, _limit(self.rules, kind)) for kind, gpus in total.items())
+        return min(typed, _limit(self.rules, ANY_TYPE))
+
+    def firm(self, total: Mapping[str, int]) -> float:
+        """GPUs that it is guaranteed."""
+        typed = sum(_guarantee(self.rules, kind) for kind in total)
+        return min(max(typed, _guarantee(self.rules, ANY_TYPE)), _limit(self.rules, ANY_TYPE))
 
 
 def _divide(
-    parties: Sequence[_Party], total: Mapping[str, int], own_of: Mapping[str, float] | None = None
+    parties: Sequence[_Party],
+    total: Mapping[str, int],
+    used_gpu_s: float,
+    own_gpus: float | None = None,
 ) -> list[Entitlement]:
-    """Divide GPUs of each type, one type after the other.
+    """Divide the number of GPUs first, then the types: held ones stay, and who gets more gets few types.
 
-    :param own_of: by type, what the parties may call their own together; None: all.
+    :param used_gpu_s: by all.
+    :param own_gpus: what the parties may call their own together; None: all.
     """
-    found = [Entitlement(party.owner) for party in parties]
-    starts = [party.waits_for() for party in parties]
-    """What waiting jobs could still use of further types."""
-    room = [_limit(party.rules, ANY_TYPE) for party in parties]
-    floors = [_guarantee(party.rules, ANY_TYPE) for party in parties]
-    weights = _weighed(parties)
-    for kind, gpus in total.items():
-        firm, own, caps, kept = [], [], [], 0.0
-        limits = [min(_limit(party.rules, kind), most) for party, most in zip(parties, room, strict=True)]
-        for party, limit, floor in zip(parties, limits, floors, strict=True):
-            firm.append(min(limit, max(_guarantee(party.rules, kind), floor)))
-        of_all = gpus if own_of is None else own_of.get(kind, 0.0)
-        own = _shared(of_all, [party.weight for party in parties], firm, limits)
-        for i, party in enumerate(parties):
-            can = min(limits[i], party.wanted(kind) + min(party.could_start(kind), starts[i]))
-            if party.rules is not None and not party.rules.borrows:
-                can = min(can, own[i] + _ROUNDING)
-            caps.append(math.floor(can))
-            if party.rules is not None and not party.rules.lends:
-                kept += max(0.0, firm[i] - caps[i])
-        at_hand = max(0, gpus - math.ceil(kept))
-        now, reach = _in_use(parties, kind, at_hand, _Terms(weights, firm, caps))
-        for i, party in enumerate(parties):
-            found[i].own[kind], found[i].now[kind], found[i].reach[kind] = own[i], now[i], reach[i]
-            starts[i] -= max(0, now[i] - party.wanted(kind))
-            room[i] -= now[i]
-            floors[i] -= min(floors[i], now[i])
-    return found
+    gpus = sum(total.values())
+    limits = [party.most(total) for party in parties]
+    firm = [party.firm(total) for party in parties]
+    plain = [party.weight for party in parties]
+    own = _shared(gpus if own_gpus is None else own_gpus, plain, firm, limits)
+    caps, kept = [], 0.0
+    for party, limit, mine, first in zip(parties, limits, own, firm, strict=True):
+        could = sum(party.could_use(kind, count) for kind, count in total.items())
+        can = min(limit, party.wants, could)
+        if party.rules is not None and not party.rules.borrows:
+            can = min(can, mine + _ROUNDING)
+        if party.rules is not None and not party.rules.lends:
+            kept += max(0.0, min(first, mine) - can)
+        caps.append(math.floor(can))
+    at_hand = max(0, gpus - math.ceil(kept - _ROUNDING))
+    terms = _Terms(_weighed(parties, used_gpu_s), firm, caps, at_hand)
+    now, due = _in_use(parties, total, terms)
+    return [
+        Entitlement(party.owner, mine, given, first)
+        for party, mine, given, first in zip(parties, own, now, due, strict=True)
+    ]
 
 
 class _Terms(NamedTuple):
-    """By party: the weight, what is guaranteed, and what can be used at most."""
+    """By party: the weight, what is guaranteed, and what can be used at most; and all that is divided."""
 
     weights: Sequence[float]
     firm: Sequence[float]
     caps: Sequence[int]
+    gpus: int
 
 
-def _in_use(parties: Sequence[_Party], kind: str, gpus: int, terms: _Terms) -> tuple[list[int], list[int]]:
-    """Whole GPUs that can be used at once, and those that parties are entitled to besides.
+_Parts = list[dict[str, int]]
+"""GPUs by type, of each party."""
+
+
+def _in_use(parties: Sequence[_Party], total: Mapping[str, int], terms: _Terms) -> tuple[_Parts, _Parts]:
+    """Whole GPUs that can be used at once, and those before parties give way.
 
     A part that none of its party's jobs fits goes to others, so that their jobs may fit: the one that has
     used most for its weight gives way first, of equal ones the one whose jobs came last.
     """
-    usable = list(terms.caps)
-    held = [party.held(kind) for party in parties]
-    reach: list[int] | None = None
+    could = [{kind: party.could_use(kind, count) for kind, count in total.items()} for party in parties]
+    usable = [dict(each) for each in could]
+    held = [sum(party.held(kind) for kind in total) for party in parties]
+    due: _Parts | None = None
     while True:
-        parts = _whole(_shared(gpus, terms.weights, terms.firm, usable), held, usable, gpus)
-        reach = parts if reach is None else [max(pair) for pair in zip(reach, parts, strict=True)]
+        caps = [min(cap, sum(each.values())) for cap, each in zip(terms.caps, usable, strict=True)]
+        counts = _whole(_shared(terms.gpus, terms.weights, terms.firm, caps), held, caps, terms.gpus)
+        parts = _by_type(parties, counts, usable, total)
+        due = due or parts
         idle = [
-            i
+            (i, kind)
             for i, party in enumerate(parties)
-            if parts[i] > held[i] and not party.has_use(kind, parts[i] - held[i])
+            for kind in total
+            if parts[i][kind] > party.held(kind)
+            and not party.has_use(kind, parts[i][kind] - party.held(kind))
         ]
         if not idle:
             break
-        last = max(idle, key=lambda i: parties[i].turn)
-        usable[last] = held[last]
-    gave_way = [i for i, most in enumerate(terms.caps) if usable[i] < most]
-    for i in sorted(gave_way, key=lambda i: parties[i].turn):
-        more = min(terms.caps[i] - parts[i], gpus - sum(parts))
-        if more > 0 and parties[i].has_use(kind, parts[i] + more - held[i]):
-            parts[i] += more
-    return parts, [max(pair) for pair in zip(reach, parts, strict=True)]
+        last, kind = max(idle, key=lambda each: (parties[each[0]].turn, each[1]))
+        usable[last][kind] = parties[last].held(kind)
+    left = {kind: count - sum(part[kind] for part in parts) for kind, count in total.items()}
+    spare = terms.gpus - sum(sum(part.values()) for part in parts)
+    for i in sorted(range(len(parties)), key=lambda i: parties[i].turn):
+        for kind in total:
+            room = min(left[kind], spare, terms.caps[i] - sum(parts[i].values()))
+            more = min(room, could[i][kind] - parts[i][kind])
+            if more > 0 and parties[i].has_use(kind, parts[i][kind] + more - parties[i].held(kind)):
+                parts[i][kind] += more
+                left[kind], spare = left[kind] - more, spare - more
+    return parts, due
 
 
-def _weighed(parties: Sequence[_Party]) -> list[float]:
-    used = sum(party.used_gpu_s for party in parties)
-    weights = sum(party.weight for party in parties)
-    if used <= 0:
+def _by_type(
+    parties: Sequence[_Party],
+    counts: Sequence[int],
+    usable: Sequence[Mapping[str, int]],
+    total: Mapping[str, int],
+) -> _Parts:
+    """The types of GPUs that parties get: guaranteed ones, those that they hold, then of few types."""
+    left, rest = dict(total), list(counts)
+    parts: _Parts = [dict.fromkeys(total, 0) for _ in parties]
+
+    def give(i: int, kind: str, most: float) -> None:
+        count = int(min(most, rest[i], left[kind], usable[i][kind] - parts[i][kind]))
+        if count > 0:
+            parts[i][kind] += count
+            left[kind], rest[i] = left[kind] - count, rest[i] - count
+
+    for i, party in enumerate(parties):
+        for kind in total:
+            give(i, kind, _guarantee(party.rules, kind))
+    for i, party in enumerate(parties):
+        for kind in total:
+            give(i, kind, party.held(kind) - parts[i][kind])
+    for i in sorted(range(len(parties)), key=lambda i: (-rest[i], i)):
+        for kind in sorted(total, key=lambda kind: -left[kind]):
+            give(i, kind, math.inf)
+    return parts
+
+
+def _weighed(parties: Sequence[_Party], used_gpu_s: float) -> list[float]:
+    """Weights, lowered by usage; of parties that neither have claims nor have used anything they stay."""
+    active = sum(party.weight for party in parties if party.claims or party.used_gpu_s)
+    if used_gpu_s <= 0 or active <= 0:
         return [party.weight for party in parties]
-    return [
-        party.weight * 2.0 ** -((party.used_gpu_s / used) / (party.weight / weights)) for party in parties
-    ]
+    found = []
+    for party in parties:
+        over = (party.used_gpu_s / used_gpu_s) / (party.weight / active)
+        found.append(party.weight * 2.0 ** -min(over, _MOST_OVER))
+    return found
 
 
 def _limit(rules: Team | None, kind: str) -> float:

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.schemas.checks import oversized
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.shares import OTHERS, Owner, Shares
 from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.shares import Entitlement, TeamUsage, claims_of, entitle
-from tests.builders import cluster, curves, job, session
+from tests.builders import cluster, curves, job, mixed_cluster, session
 
 HOUR_S = 3600.0
 
@@ -57,7 +58,7 @@ def test_what_a_team_cannot_use_goes_to_the_others_by_weight():
     jobs = [wants("a", 2), wants("b", 16), wants("c", 16)]
     found = divided(shares(a={"weight": 5.0}, b={"weight": 2.0}, c={}), jobs, 16)
     assert now(found) == {"a": 2, "b": 9, "c": 5}  # 14 as 2 to 1, to the nearest: 9.33 and 4.67
-    assert found["a"].own["gpu"] == pytest.approx(10.0)
+    assert found["a"].own == pytest.approx(10.0)
 
 
 def test_guarantees_come_before_weights():
@@ -251,3 +252,74 @@ def test_a_team_is_named_by_the_job_its_user_its_groups_or_a_label():
     assert rules.why_not(job("x", user="eve", team="c"), ["staff"]) is None
     assert rules.why_not(job("x", user="eve", team="b"), []) == 'names team "b", which user eve is not in'
     assert rules.why_not(job("x", team="e"), []) == 'names team "e", expected one of a, b, c'
+
+
+def under(policy: str, nodes: Cluster, rules: Shares) -> Session:
+    return session(make_policy(policy), nodes.model_copy(update={"shares": rules}))
+
+
+def test_a_guarantee_is_given_back_once_and_no_job_is_stopped_in_vain():
+    """a and b borrow two GPUs each with rigid jobs of six; c, whose own are four, gets them for good."""
+    opened = under("fifo", cluster(12), shares(a={}, b={}, c={}))
+    for user in "ab":
+        opened.submit(job(user, gpus=6, user=user), 0.0)
+        opened.decide(0.0)
+    seen = []
+    for minute in range(1, 5):
+        opened.submit(job(f"c{minute}", at=60.0 * minute, gpus=4, user="c"), 60.0 * minute)
+        seen.append({each.job.id: each.step for each in opened.decide(60.0 * minute)})
+    assert seen == [{"a": "preempt", "c1": "start"}, {}, {}, {}]
+    assert opened.jobs["a"].preemptions == 1
+
+
+def test_freed_gpus_are_kept_for_the_large_job_of_a_team_that_has_used_less():
+    """a always has jobs of one GPU; b is entitled to six of eight, which come free one by one."""
+    opened = under("fifo", cluster(8), shares(24.0, a={}, b={}))
+    names = [f"a{number}" for number in range(40)]
+    for name in names:
+        opened.submit(job(name, gpus=1, user="a"), 0.0)
+    opened.decide(0.0)
+    opened.submit(job("b", at=100.0, gpus=5, user="b"), 100.0)
+    for turn in range(1, 20):
+        time_s = 100.0 + 100.0 * turn
+        running = [name for name in names if name in opened.jobs and opened.jobs[name].gpus]
+        opened.end(running[0], time_s)
+        opened.decide(time_s)
+        if opened.jobs["b"].gpus:
+            break
+    assert opened.jobs["b"].gpus == 5
+
+
+def test_teams_get_few_types_rather_than_some_of_each():
+    opened = under("fair-share", mixed_cluster(x=(8,), y=(8,)), shares(a={}, b={}))
+    for user in "ab":
+        opened.submit(wants(user, 8), 0.0)
+    done = {each.job.spec.user: each.step for each in opened.decide(0.0)}
+    assert done == {"a": "start", "b": "start"}
+    assert gpus_by_user(opened) == {"a": 8, "b": 8}
+
+
+def test_a_team_never_holds_more_than_its_max_over_all_types():
+    opened = under("fifo", mixed_cluster(x=(8,), y=(8,)), shares(a={"max": {"*": 8}}))
+    for number in range(2):
+        opened.submit(job(f"j{number}", at=float(number), gpus=8, user="a"), float(number))
+        opened.decide(float(number))
+    assert gpus_by_user(opened) == {"a": 8}
+
+
+def test_what_is_not_lent_is_no_more_than_the_own_part():
+    rules = shares(x={"guaranteed": {"*": 16}, "lends": False}, y={"guaranteed": {"*": 8}})
+    assert now(divided(rules, [wants("y", 8)], 8)) == {"x": 0, "y": 2}
+
+
+def test_usage_alone_never_keeps_a_team_from_idle_gpus():
+    found = divided(shares(24.0, a={"weight": 1e-4}, b={"weight": 1e4}), [wants("a", 8)], 8, {"a": 1e6})
+    assert now(found)["a"] == 8
+
+
+def test_entitlements_are_looked_at_again_where_only_usage_changes_them():
+    opened = under("ares", cluster(8), shares(24.0, a={}, b={}))
+    for user in "ab":
+        opened.submit(wants(user, 8, gpu_seconds=1e6), 0.0)
+    opened.decide(0.0)
+    assert opened.ask_again_s == pytest.approx(24 * HOUR_S / 32)

@@ -74,18 +74,30 @@ def hold(job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) 
 
 
 def in_net(transitions: Sequence[Transition]) -> list[Transition]:
-    """One transition a job, from what it held first to what it holds now."""
-    first = {each.job.id: each for each in reversed(transitions)}
-    if len(first) == len(transitions):
+    """One transition a job, from what it held first to what it holds now; none if that is the same."""
+    by_job: dict[str, list[Transition]] = {}
+    for each in transitions:
+        by_job.setdefault(each.job.id, []).append(each)
+    if len(by_job) == len(transitions):
         return list(transitions)
-    last = {each.job.id: each for each in transitions}
-    return [each if each is first[job_id] else _net(first[job_id], each) for job_id, each in last.items()]
+    nets = (each[0] if len(each) == 1 else _net(each) for each in by_job.values())
+    return [each for each in nets if each is not None]
 
 
-def _net(first: Transition, last: Transition) -> Transition:
-    held, gpus = gpus_of(first.before), last.job.gpus
-    step: Step = "move" if gpus == held else "grow" if gpus > held else "shrink"
-    return Transition(last.job, step if gpus else "preempt", first.before)
+def _net(steps: Sequence[Transition]) -> Transition | None:
+    first, last = steps[0], steps[-1]
+    job, held = last.job, gpus_of(first.before)
+    if last.step == "reject":
+        return last._replace(before=first.before)
+    if job.placement == first.before and all(each.step != "rebatch" for each in steps):
+        job.preemptions -= sum(each.step == "preempt" for each in steps)
+        job.moves -= sum(each.step == "move" for each in steps)
+        job.rescales -= sum(each.step in ("grow", "shrink") for each in steps)
+        return None
+    if not held:
+        return first
+    step: Step = "move" if job.gpus == held else "grow" if job.gpus > held else "shrink"
+    return Transition(job, step if job.gpus else "preempt", first.before)
 
 
 def company_in(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -33,6 +33,10 @@ from pliant.tools.schedule.snapshot import Change, ChangeKind, Snapshot
 if TYPE_CHECKING:
     import numpy as np
 
+_ROUNDING: Final = 1e-9
+_HOUR_S: Final = 3600.0
+_LOOKS: Final = 32
+"""As often in a half-life entitlements are looked at where only usage changes them."""
 STATE_VERSION: Final = 1000
 """Added to the version of a policy's state where the states of its parts are kept."""
 
@@ -50,6 +54,15 @@ class _TeamPart:
     unheard: list[Change] = field(default_factory=list)
     again_s: float | None = None
     """When its policy wants to be asked again."""
+    offered: dict[str, int] = field(default_factory=dict)
+    """GPUs by type, held and free, when it was asked last."""
+
+    def gpus(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for node in self.nodes:
+            if node.up:
+                found[node.gpu_type] = found.get(node.gpu_type, 0) + node.gpus
+        return found
 
     @property
     def nodes(self) -> Sequence[NodeState]:
@@ -88,6 +101,8 @@ class TeamParts:
         self._looks_ahead = False
         self._entitled: dict[Owner, Entitlement] = {}
         self._claims: dict[Owner, Claim] = {}
+        self._owed: dict[tuple[Owner, str], int] = {}
+        """Free GPUs by type that owners get before others: those that were taken back for them."""
         self._declined: dict[tuple[Owner, str], Declined] = {}
 
     # What owners are entitled to, and what must come back.
@@ -99,20 +114,48 @@ class TeamParts:
         self._look_at_declined(claims, time_s)
         self._claims = claims
         self._entitled = entitle(self._shares, claims, usage.until(time_s), total)
+        self._owed = {}
+        return [holding for kind in total for holding in self._reclaim_type(kind)]
+
+    def _reclaim_type(self, kind: str) -> Iterable[Holding]:
+        """Elastic jobs of those who hold too many shrink; then, for jobs of owners that wait, others stop.
+
+        Nothing is taken that helps no owner.
+        """
+        over = {owner: more for owner in self._claims if (more := self._over(owner, kind)) > 0}
+        if not over:
+            return ()
         cuts: dict[str, Holding] = {}
-        for kind in total:
-            over = {owner: more for owner in claims if (more := self._over(owner, kind)) > 0}
-            if not over:
-                continue
-            given_back = self._shrink(over, kind, cuts)
-            self._preempt(over, kind, given_back, cuts)
-        return list(cuts.values())
+        spare = self._free_of(kind) + self._shrink(over, kind, cuts)
+        helps = any(
+            claim.wanted.get(kind, 0) > claim.held.get(kind, 0) or claim.can_start(kind, min(spare, -more))
+            for owner, claim in self._claims.items()
+            if (more := self._over(owner, kind)) < 0
+        )
+        for owner, lacks in self._lenders(kind):
+            stopped = self._stopped(over, kind, lacks - spare, cuts)
+            got = spare + sum(more for more, _ in stopped)
+            if self._claims[owner].can_start(kind, min(lacks, got)):
+                cuts |= {holding.job_id: holding for _, holdings in stopped for holding in holdings}
+                self._owed[owner, kind] = min(lacks, got)
+                spare, helps = got - min(lacks, got), True
+        return cuts.values() if helps else ()
 
     def _over(self, owner: Owner, kind: str) -> int:
         return self._claims[owner].held.get(kind, 0) - self._entitled[owner].now.get(kind, 0)
 
+    def _lenders(self, kind: str) -> list[tuple[Owner, int]]:
+        """Owners with jobs that wait for GPUs of their own, and how many they lack; most first."""
+        found = []
+        for owner, claim in self._claims.items():
+            of_own = math.ceil(self._entitled[owner].own - _ROUNDING) - sum(claim.held.values())
+            lacks = min(-self._over(owner, kind), of_own)
+            if lacks > 0 and claim.can_start(kind, lacks):
+                found.append((owner, lacks))
+        return sorted(found, key=lambda each: (-each[1], each[0]))
+
     def _shrink(self, over: dict[Owner, int], kind: str, cuts: dict[str, Holding]) -> int:
-        """Shrink elastic jobs of those who hold too many, the largest first; returns the GPUs freed."""
+        """Shrink elastic jobs, the largest first; returns the GPUs freed."""
         freed = 0
         for owner in list(over) if self._resizes else ():
             jobs = [job for job in self._claims[owner].running if job.gpu_type == kind and _shrinks(job)]
@@ -134,33 +177,36 @@ class TeamParts:
                 return size
         return None
 
-    def _preempt(self, over: dict[Owner, int], kind: str, freed: int, cuts: dict[str, Holding]) -> None:
-        """Stop jobs on borrowed GPUs where the owner of these has jobs that wait for them.
+    def _stopped(
+        self, over: Mapping[Owner, int], kind: str, need: int, cuts: Mapping[str, Holding]
+    ) -> list[tuple[int, list[Holding]]]:
+        """Jobs to stop for that many GPUs: each with the GPUs that it frees.
 
-        Elastic jobs first, then the rigid ones; of each those that would lose least.
+        Those on borrowed GPUs alone before those that hold some of their owner's own, elastic ones before
+        rigid ones, of each kind the one that has run for the shortest time.
         """
-        missing = -freed - self._free_of(kind)
-        for owner, given in self._entitled.items():
-            claim = self._claims.get(owner)
-            due = min(given.now.get(kind, 0), math.floor(given.own.get(kind, 0.0) + 1e-9))
-            lacks = due - (claim.held.get(kind, 0) if claim else 0)
-            if claim is not None and lacks > 0 and claim.can_start(kind, lacks):
-                missing += lacks
-        for owner in sorted(over, key=lambda owner: (-over[owner], owner)):
-            own = math.ceil(self._entitled[owner].own.get(kind, 0.0) - 1e-9)
-            running = [job for job in self._claims[owner].running if job.gpu_type == kind]
-            borrowed = self._claims[owner].held.get(kind, 0) - own
-            borrowed -= sum(self._freed_by(job, cuts) for job in running)
-            jobs = [job for job in running if job.counts_gpus]
-            for job in sorted(jobs, key=lambda job: (not _resizable(job), -job.granted_s, job.id)):
-                if missing <= 0 or borrowed <= 0 or over[owner] <= 0:
-                    break
-                more = job.gpus - self._freed_by(job, cuts)
-                cuts[job.id] = Holding(job.id)
-                if job.beside is not None:
-                    cuts[job.beside] = Holding(job.beside)
-                missing, borrowed = missing - more, borrowed - more
-                over[owner] -= more
+        jobs: list[tuple[tuple[bool, bool, float, str], JobState, Owner]] = []
+        borrowed: dict[Owner, int] = {}
+        for owner in over:
+            claim = self._claims[owner]
+            freed = sum(self._freed_by(job, cuts) for job in claim.running)
+            own = math.ceil(self._entitled[owner].own - _ROUNDING)
+            borrowed[owner] = sum(claim.held.values()) - freed - own
+            for job in claim.running:
+                if job.gpu_type == kind and job.counts_gpus and cuts.get(job.id) != Holding(job.id):
+                    straddles = job.gpus - self._freed_by(job, cuts) > borrowed[owner]
+                    key = (straddles, not _resizable(job), -job.granted_s, job.id)
+                    jobs.append((key, job, owner))
+        found = []
+        for _, job, owner in sorted(jobs, key=lambda each: each[0]):
+            if need <= 0:
+                break
+            if borrowed[owner] <= 0:
+                continue
+            more = job.gpus - self._freed_by(job, cuts)
+            found.append((more, [Holding(each) for each in (job.id, job.beside) if each is not None]))
+            need, borrowed[owner] = need - more, borrowed[owner] - more
+        return found
 
     def _freed_by(self, job: JobState, cuts: Mapping[str, Holding]) -> int:
         return job.gpus - gpus_of(cuts[job.id].placement) if job.id in cuts else 0
@@ -229,25 +275,38 @@ class TeamParts:
                 spare.setdefault(node.gpu_type, {})[node.index] = count
         found: dict[Owner, Counter[int]] = {owner: Counter() for owner in owners}
         for kind, nodes in spare.items():
-            for amount in (lambda given: given.now, lambda given: given.reach):
-                self._deal_type(kind, nodes, held, found, amount)
+            has = {owner: self._of_type(held.get(owner, Counter()), kind) for owner in found}
+            owed = {owner: self._owed.get((owner, kind), 0) for owner in found}
+            self._deal_type(kind, nodes, owed, held, found)
+            for given in ("now", "due"):
+                wanted = {
+                    owner: getattr(entitled, given).get(kind, 0) - has[owner]
+                    for owner in found
+                    if (entitled := self._entitled.get(owner)) is not None
+                }
+                self._deal_type(kind, nodes, wanted, held, found)
         return found
+
+    def _of_type(self, counts: Mapping[int, int], kind: str) -> int:
+        return sum(count for i, count in counts.items() if self._nodes[i].gpu_type == kind)
 
     def _deal_type(
         self,
         kind: str,
         spare: dict[int, int],
+        wanted: Mapping[Owner, int],
         held: Mapping[Owner, Counter[int]],
         found: dict[Owner, Counter[int]],
-        amount: Callable[[Entitlement], Mapping[str, int]],
     ) -> None:
-        needs: dict[Owner, int] = {}
-        for owner, dealt in found.items():
-            given = self._entitled.get(owner)
-            both = held.get(owner, Counter()) + dealt
-            has = sum(count for i, count in both.items() if self._nodes[i].gpu_type == kind)
-            if given is not None and (need := amount(given).get(kind, 0) - has) > 0:
-                needs[owner] = need
+        """Deal free GPUs of a type, those who lack most of what they want first.
+
+        :param wanted: free GPUs that owners are to have, those dealt before included.
+        """
+        needs = {
+            owner: need
+            for owner, most in wanted.items()
+            if (need := most - self._of_type(found[owner], kind)) > 0
+        }
         for owner in sorted(needs, key=lambda owner: (-needs[owner], owner)):
             picked = _pick(needs[owner], spare, held.get(owner, Counter()), self._nodes)
             found[owner].update(picked)
@@ -302,7 +361,7 @@ class TeamParts:
             own = self._view(part, seen, jobs, self._changes(part, seen.time_s))
             said = part.policy.decide(own, rng)
             part.rules.check_form(said)
-            part.again_s = said.ask_again_s
+            part.again_s, part.offered = said.ask_again_s, part.gpus()
             part.rules.check(said, jobs, part.free.by_type, own.total_gpus)
             merged.targets |= self._typed(said.targets, jobs, part.free.by_type)
             merged.rejected |= said.rejected
@@ -311,6 +370,11 @@ class TeamParts:
             quiet_s = min(quiet_s, -math.inf if said.quiet_until_s is None else said.quiet_until_s)
         merged.admissions = admissions
         merged.quiet_until_s = quiet_s if asked and quiet_s > -math.inf else None
+        if self._shares.half_life_hours and len(mine) > 1:
+            look_s = seen.time_s + self._shares.half_life_hours * _HOUR_S / _LOOKS
+            merged.ask_again_s = _earlier(merged.ask_again_s, look_s)
+            if merged.quiet_until_s is not None:
+                merged.quiet_until_s = min(merged.quiet_until_s, look_s)
         return merged
 
     def _typed(
@@ -350,8 +414,11 @@ class TeamParts:
         for owner, claim in claims.items():
             for kind in total:
                 offered = self._entitled[owner].now.get(kind, 0) if owner in self._entitled else 0
-                more = offered - claim.held.get(kind, 0)
-                if more > 0 and owner in self._parts:
+                if owner not in self._parts:
+                    continue
+                left = self._parts[owner].offered.get(kind, 0) - claim.held.get(kind, 0)
+                more = min(offered - claim.held.get(kind, 0), left)
+                if more > 0:
                     again_s = self._parts[owner].again_s
                     until_s = math.inf if again_s is None or again_s <= time_s else again_s
                     self._declined[owner, kind] = Declined(more, claim.mark(kind), until_s)
@@ -387,7 +454,7 @@ class TeamParts:
         given, claim = self._entitled.get(owner), self._claims.get(owner)
         if job is None or job.gpus or given is None or claim is None:
             return why
-        held, now = sum(claim.held.values()), sum(given.now.values())
+        held, now = sum(claim.held.values()), sum(given.due.values())
         text = f"{why.reason}; {in_words(owner)} holds {held} of {now} GPUs"
         return Explanation(text, why.needs_gpus)
 
@@ -455,14 +522,17 @@ class TeamParts:
         held = {owner: sum(claims[owner].held.values()) if owner in claims else 0 for owner in owners}
         own = {owner: _own(self._entitled.get(owner)) for owner in owners}
         borrowed = {owner: max(0, held[owner] - math.ceil(own[owner] - 1e-9)) for owner in owners}
-        unused = {owner: max(0.0, own[owner] - held[owner]) for owner in owners}
+        unused = {
+            owner: max(0.0, own[owner] - held[owner]) if self._shares.team(owner.team).lends else 0.0
+            for owner in owners
+        }
         lends = min(1.0, sum(borrowed.values()) / (sum(unused.values()) or 1.0))
         return tuple(
             TeamStanding(
                 team=owner.team,
                 user=owner.user,
                 own=round(own[owner], 2),
-                entitled=sum(self._entitled[owner].now.values()) if owner in self._entitled else 0,
+                entitled=sum(self._entitled[owner].due.values()) if owner in self._entitled else 0,
                 held=held[owner],
                 borrowed=borrowed[owner],
                 lent=round(unused[owner] * lends, 2),
@@ -480,7 +550,7 @@ def in_words(owner: Owner) -> str:
 
 
 def _own(given: Entitlement | None) -> float:
-    return 0.0 if given is None else sum(given.own.values())
+    return 0.0 if given is None else given.own
 
 
 def _least(claim: Claim) -> int:
