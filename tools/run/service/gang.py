@@ -103,7 +103,7 @@ class Gang:
         self.statuses: tuple[UnitStatus, ...] = ()
         self._backend = backend
         self._timeouts = timeouts
-        self._members = GangMembers(handle.files, plan)
+        members = self._members = GangMembers(handle.files, plan)
         self._setback: Setback | None = None
         self._gone: dict[int, float] = {}
         """Workers that trained and are gone, and since when, until that is reported."""
@@ -118,7 +118,7 @@ class Gang:
         self._notice: Notice | None = None
         self._at_break: tuple[UnitStatus, ...] = ()
         self._lifetimes = Lifetimes()
-        self._stacks = LastStacks(handle.files, lambda worker: str(self._members.slot(worker)))
+        self._stacks = LastStacks(handle.files, lambda worker: str(members.slot(worker)))
         self._overdue: dict[int, float] = {}
         """Units that are to be killed, and when: their workers are asked for their stacks before."""
 
