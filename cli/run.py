@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -30,6 +31,7 @@ from pliant.schemas.text import counted
 if TYPE_CHECKING:
     from pliant.schemas.event import Event
     from pliant.tools.run.service.options import RunOptions
+    from pliant.tools.run.statedir.directory import StateDir
     from pliant.tools.run.statedir.state import Sink
     from pliant.tools.run.watch.screen import Screen
     from pliant.tools.schedule.decide import Question
@@ -86,6 +88,22 @@ def run(
     ] = None,
     profile: Annotated[
         str | None, typer.Option("--profile", help="Measured speeds (Parquet), where --follow begins a run.")
+    ] = None,
+    shared: Annotated[
+        bool,
+        typer.Option(
+            "--shared",
+            help="With --follow, as root: serve all accounts of this machine, whose jobs run as them.",
+        ),
+    ] = False,
+    roles: Annotated[
+        Path | None,
+        typer.Option(
+            "--roles",
+            metavar="FILE",
+            help="With --shared: who may do what, what others see, and limits (JSON).",
+            show_default="only root has a role",
+        ),
     ] = None,
     detach: Annotated[
         bool,
@@ -147,7 +165,8 @@ def run(
 
     With --follow it takes up what pliant submit and pliant cancel ask for,
     at once, until Ctrl-C; the jobs train on, and --follow with the same
-    --state takes them up again.
+    --state takes them up again. With --shared other accounts ask for it, too,
+    by the same commands.
 
     Example: pliant run --follow --state live --policy fair-share --cluster cluster.json
 
@@ -166,6 +185,7 @@ def run(
                 "another folder with --state, to add jobs use pliant submit"
             )
     _refuse_contradictions(until_done=until_done, follow=follow, detach=detach, policy=policy, state=state)
+    _check_shared(shared=shared, follow=follow, roles=roles)
     parameters = policy_parameters(param, time_budget)
     if not follow and (cluster or profile or parameters):
         raise UsageError(
@@ -193,6 +213,8 @@ def run(
         retries=retries,
         timeouts=Timeouts(abort_s=stop_timeout),
         log_bytes=log_bytes,
+        shared=shared,
+        beside=_door(roles) if shared else None,
     )
     if begins and cluster is not None:
         _name_assumptions(cluster, profile)
@@ -219,6 +241,26 @@ def _refuse_contradictions(
         raise UsageError("--policy goes with --follow: elsewhere the schedule says who decides")
     if follow and state is None:
         raise UsageError("--follow needs --state: the folder that jobs are submitted to")
+
+
+def _check_shared(*, shared: bool, follow: bool, roles: Path | None) -> None:
+    """:raises UsageError: this account, or this way to run, cannot serve other accounts."""
+    import os
+
+    if roles is not None and not shared:
+        raise UsageError("--roles goes with --shared")
+    if shared and not follow:
+        raise UsageError("--shared goes with --follow: others ask while a run is there")
+    if shared and os.geteuid() != 0:
+        raise UsageError("--shared serves other accounts, whose jobs it starts as them: only root can")
+
+
+def _door(roles: Path | None) -> Callable[[StateDir], AbstractContextManager[None]]:
+    from functools import partial
+
+    from pliant.tools.run.door.opening import opened_door
+
+    return partial(opened_door, roles=roles)
 
 
 def _refuse_to_follow_without_policy(state: Path | None) -> None:

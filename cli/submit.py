@@ -37,7 +37,12 @@ def submit(
     *,
     state: Annotated[
         Path | None,
-        typer.Option("--state", help="State directory; made if it is not there.", show_default=STATE_HELP),
+        typer.Option(
+            "--state",
+            help="State directory; made if it is not there.",
+            show_default=STATE_HELP,
+            readable=False,
+        ),
     ] = None,
     gpus: Annotated[
         str | None,
@@ -83,13 +88,11 @@ def submit(
 
     Example: pliant submit train.py --gpus 1-4 --batch 128 --state live -- --epochs 90
     """
-    import time
-
     from pliant.cli.orders import check_priority, say_unheeded
     from pliant.schemas.file_io.files import source_name
     from pliant.schemas.io import read_jobs, write_jobs
-    from pliant.tools.run.service.submit import submit as ask
-    from pliant.tools.run.statedir.directory import StateDir, holder_of
+    from pliant.tools.run.door.asking import is_served
+    from pliant.tools.run.door.asking import submit as ask
 
     fields = _fields(gpus, batch, name, relaunch=relaunch)
     if jobs is not None and jobs.endswith(".py"):
@@ -109,15 +112,19 @@ def submit(
         return
     directory = state_directory(state)
     try:
-        ids = ask(directory, found, source, folder=Path.cwd(), now_s=time.time(), check_scripts=not no_check)
+        ids, deaf = ask(
+            *(directory, found, source),
+            folder=Path.cwd(),
+            check_scripts=not no_check,
+            numbered=source == COMMAND_LINE and name is None,
+        )
     except BadInputError:
         if len(found) > 1:
             note(f"none of the {len(found)} jobs was submitted:")
         raise
     out_text("".join(f"{job_id}\n" for job_id in ids))
-    if any(job.priority for job in found):
-        say_unheeded(directory)
-    if holder_of(StateDir(directory).lock) is None:
+    say_unheeded(deaf)
+    if not is_served(directory):
         by = f"from cron, or pliant run --follow --state {directory}"
         note(f"no run uses {directory} now: they wait for the next one, {by}")
 
@@ -129,15 +136,17 @@ def _of_script(command: Sequence[str], stated: dict[str, Any], state: Path | Non
     :param state: where its id must be new; None if it is not submitted.
     """
     from pliant.schemas.file_io.documents import parse_jobs
-    from pliant.tools.run.service.submit import known_ids
+    from pliant.tools.run.door.client import client_of
+    from pliant.tools.run.service.submit import free_id, known_ids
     from pliant.tools.run.statedir.directory import StateDir
     from pliant.tools.run.statedir.requests import Spool
 
     known: Collection[str] = ()
-    if "id" not in stated and state is not None and state.is_dir():
+    if "id" not in stated and state is not None and state.is_dir() and client_of(state) is None:
         dirs = StateDir(state.resolve())
         known = known_ids(dirs, Spool(dirs)) | {path.name for path in dirs.jobs.glob("*")}
-    fields = {"id": _new_id(Path(command[0]).stem, known), "command": command, **stated}
+    base = re.sub(r"[^A-Za-z0-9._-]", "-", Path(command[0]).stem)
+    fields = {"id": free_id(base, known), "command": command, **stated}
     return parse_jobs(json.dumps(fields).encode(), COMMAND_LINE, configuration().job)
 
 
@@ -162,12 +171,3 @@ def _sizes(gpus: str) -> dict[str, Any]:
         return {"gpus": {"requested": int(gpus)}}
     least, most = int(found[1]), int(found[2])
     return {"gpus": {"requested": most, "min": least, "max": most}, "elastic": "size"}
-
-
-def _new_id(stem: str, known: Collection[str]) -> str:
-    """The stem, with a number if there is a job of that name already."""
-    base = re.sub(r"[^A-Za-z0-9._-]", "-", stem)
-    number = 1
-    while (found := base if number == 1 else f"{base}-{number}") in known:
-        number += 1
-    return found

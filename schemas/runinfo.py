@@ -125,6 +125,8 @@ class SubmitDetail(Record):
     """All the work in samples; null: unknown."""
     demand_gpu_s: PositiveFloat | None = None
     """GPU-seconds of all the work at the requested size, as the scheduler counts them; null: not stated."""
+    uid: NonNegativeInt | None = None
+    """The account that submitted it, as the kernel proved it; null: the owner of the state directory did."""
 
     @model_validator(mode="after")
     def _sizes_ascend(self) -> Self:

@@ -73,8 +73,10 @@ def _run(options: RunOptions, view: View, turn: Turn, *, follow: bool) -> tuple[
     prepared = PreparedRun.read(options, open_backend, resume=True)
     with prepared.open(past=not follow) as state, Interrupts() as interrupts, spared_by_garbage_collection():
         loop = prepared.loop(state, follow=follow)
+        beside = contextlib.nullcontext() if options.beside is None else options.beside(prepared.dirs)
         try:
-            turn(loop, interrupts, view)
+            with beside:
+                turn(loop, interrupts, view)
         except ServiceMissingError as error:
             if loop.drained:
                 _end(loop, interrupts)

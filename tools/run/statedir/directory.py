@@ -18,7 +18,6 @@ import fcntl
 import json
 import logging
 import os
-import pwd
 import stat
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +29,7 @@ from typing import Final
 from pliant.schemas.errors import BadInputError, LockedError, PliantError, UsageError
 from pliant.schemas.file_io.files import atomic_write, make_folder, sync_folder, write_error
 from pliant.schemas.text import listed, whole_number
+from pliant.tools.run.statedir.account import account_name
 from pliant.tools.run.statedir.contract.folders import PRIVATE, Folder, Inside, JobDir
 from pliant.tools.run.statedir.fault import may_pass
 
@@ -39,6 +39,9 @@ FORMAT: Final = 2
 _UNUSABLE: Final = "cannot be used as state directory"
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 _OPEN: Final = stat.S_IRWXG | stat.S_IRWXO
+_WAY_TO_DOOR: Final = stat.S_IXGRP | stat.S_IXOTH
+"""By these, others enter a shared state directory; they cannot list it."""
+ROOT: Final = 0
 _GLANCE_S: Final = 0.25
 """A lock that is held is tried for this long: the holder may be a process that only looks."""
 _RETRY_S: Final = 0.05
@@ -68,6 +71,8 @@ class StateDir(Folder):
     """Submissions, cancellations and orders that the log does not hold yet."""
     jobs = Inside("jobs")
     """The folder of the jobs' folders."""
+    door = Inside("door")
+    """Where other accounts ask, if they share the run; root's, and only in a directory of root's."""
 
     def job(self, job_id: str) -> JobDir:
         return JobDir(self.jobs / job_id)
@@ -123,7 +128,8 @@ def check_own(dirs: StateDir, *, close: bool = True) -> None:
     :raises BadInputError: a later pliant has written it.
     """
     check_format(dirs)
-    others_enter, parts = bool(os.lstat(dirs.path).st_mode & _OPEN), list(_parts(dirs))
+    kept = _WAY_TO_DOOR if is_shared(dirs) else 0
+    others_enter, parts = bool(os.lstat(dirs.path).st_mode & _OPEN & ~kept), list(_parts(dirs))
     for path, found in parts:
         _check_owner(path, found, os.geteuid())
         _check_kind(path, found)
@@ -134,9 +140,42 @@ def check_own(dirs: StateDir, *, close: bool = True) -> None:
         return
     for path, found in parts:  # only now: a folder that is refused is refused the next time, too
         if found.st_mode & _OPEN and _is_its(dirs, Path(path)):
-            os.chmod(path, stat.S_IMODE(found.st_mode) & ~_OPEN)
+            closed = _OPEN & ~kept if path == str(dirs.path) else _OPEN
+            os.chmod(path, stat.S_IMODE(found.st_mode) & ~closed)
     if others_enter:
         _log.warning("%s was open to other users: from now on it is yours alone", dirs.path)
+
+
+def is_shared(dirs: StateDir) -> bool:
+    """Whether other accounts may ask for something there: it is root's, and has a door."""
+    try:
+        found = os.lstat(dirs.door)
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.lstat(dirs.path).st_uid == ROOT
+    except OSError:
+        return False
+
+
+def open_door(dirs: StateDir) -> None:
+    """Let other accounts reach the door of a state directory, and nothing else in it.
+
+    :raises UsageError: this is not root's, or something else lies there.
+    :raises PliantError: it cannot be made.
+    """
+    if os.geteuid() != ROOT:
+        raise UsageError("--shared serves other accounts, whose jobs it starts as them: only root can")
+    make_own(dirs)
+    make_folder(dirs.door, mode=0o755)
+    for path, mode in ((dirs.door, 0o755), (dirs.path, 0o711)):
+        check_plain_folder(path)
+        os.chmod(path, mode)
+
+
+def check_plain_folder(path: Path) -> None:
+    """:raises UsageError: it is not a folder of this user's, or others may write in it."""
+    found = os.lstat(path)
+    _check_owner(str(path), found, os.geteuid())
+    if not stat.S_ISDIR(found.st_mode) or found.st_mode & _WRITABLE:
+        raise UsageError(f"{path}: expected a folder that only its owner can write in")
 
 
 def check_seen(dirs: StateDir) -> None:
@@ -183,7 +222,7 @@ def _parts(dirs: StateDir) -> Iterator[tuple[str, os.stat_result]]:
     own = os.lstat(dirs.path)
     yield str(dirs.path), own
     yield from _entries(dirs.path)
-    if own.st_mode & _OPEN and dirs.jobs.is_dir() and not dirs.jobs.is_symlink():
+    if own.st_mode & _OPEN and not is_shared(dirs) and dirs.jobs.is_dir() and not dirs.jobs.is_symlink():
         yield from _entries(dirs.jobs)
 
 
@@ -214,10 +253,8 @@ def _check_kind(path: str, found: os.stat_result) -> None:
 
 
 def _name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
+    name = account_name(uid)
+    return f"user {uid}" if name == str(uid) else name
 
 
 # Which format, and where.

@@ -29,6 +29,7 @@ from pliant.tools.profile.torchrun.start import last_lines
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.watch.job_status import JobStatus
+from pliant.tools.run.watch.output import Shown, seen_of
 from pliant.tools.run.watch.screen import progress
 from pliant.tools.run.watch.status import Status, run_line
 from pliant.tools.schedule.jobs import gpus_of
@@ -78,14 +79,15 @@ class Happened:
     """How many were lost or replaced."""
 
 
-def history(dirs: StateDir, job_id: str) -> list[Happened]:
+def history(dirs: StateDir, job_id: str, *, shown: Shown | None = None) -> list[Happened]:
     """What happened to a job, in order. Reads the whole log.
 
+    :param shown: what the reader sees of each event; None: all of it.
     :raises BadInputError: the log is damaged.
     """
     if not dirs.events.exists():
         return []
-    events = (event for block in LogReader(dirs.events).read_all() for event in block)
+    events = (event for block in LogReader(dirs.events).read_all() for event in seen_of(block, shown))
     found: list[Happened] = []
     missing: list[str] = []
     for event in events:

@@ -15,6 +15,7 @@ from pliant.schemas.io import profile_hash
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import PromisedBounds, RunInfo
 from pliant.schemas.schedule import Schedule
+from pliant.tools.run.statedir.account import Account
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.statedir.log.retries import BELIEVED, given_up, wait_s
 from pliant.tools.schedule.policy_file import label_of
@@ -98,8 +99,10 @@ def reject_event(
     return Event(time_s, "reject", job_id, gpus=0, placement=(), detail=detail)
 
 
-def cancel_event(job_id: str, time_s: float) -> Event:
-    return Event(time_s, "cancel", job_id, gpus=0, placement=())
+def cancel_event(job_id: str, time_s: float, by: Account | None = None) -> Event:
+    """:param by: who asked for it, if several accounts share the run."""
+    detail = None if by is None else {"user": by.name, "uid": by.uid}
+    return Event(time_s, "cancel", job_id, gpus=0, placement=(), detail=detail)
 
 
 def release_event(job_id: str, time_s: float) -> Event:

@@ -6,7 +6,8 @@ How ``run`` uses the events:
   ``origin_s`` (UTC seconds at which the clock of ``submit_time`` shows 0) and ``decision_seconds``; ``once``
   if the call does not stay, such as one from cron; ``restored`` after events that were made from a snapshot
   (``snapshot.py``): fields of the records here that no other event says.
-- ``submit`` brings the job in its detail (a SubmitDetail), its submit_time moved to UTC.
+- ``submit`` brings the job in its detail (a SubmitDetail), its submit_time moved to UTC. Where several
+  accounts share the run, it and every order say the ``uid`` of the account that asked.
 - ``start``, ``resume``, ``grow``, ``shrink``, ``move``, ``preempt`` are written when they are decided, before
   anything is done. They say what the job holds from then on: ``gpus``, ``placement``, ``global_batch``, and
   in the detail ``accum``, ``lr_scale``, ``reason``, and ``beside``, the job that has the same GPUs. A changed
@@ -116,6 +117,8 @@ class JobLog:
     """The last one that is over, whether it failed or not."""
     held: tuple[str, float] | None = None
     """Who holds it, and since when."""
+    held_by: int | None = None
+    """The account that holds it, if the door proved it."""
     reason: str = ""
     trouble: str = ""
     """Why it last lost GPUs without the policy's doing; until the policy changes them."""
@@ -123,6 +126,8 @@ class JobLog:
     """What the last measured change of its GPUs cost."""
     points: tuple[tuple[float, float], ...] = ()
     """(time, samples done) of the newest two progress events since the last change."""
+    uid: int | None = None
+    """The account that submitted it through the door; None for the owner of the state directory."""
 
     @property
     def samples_per_second(self) -> float | None:
@@ -213,9 +218,9 @@ class JobLog:
 
     def _obey(self, event: Event, detail: Mapping[str, Any]) -> None:
         if event.event == "hold":
-            self.held = str(detail.get("user", "")), event.time
+            self.held, self.held_by = (str(detail.get("user", "")), event.time), detail.get("uid")
         elif event.event == "unhold":
-            self.held = None
+            self.held = self.held_by = None
         else:
             self.job = self.job.model_copy(update={"priority": float(detail["priority"])})
 
@@ -290,7 +295,7 @@ class RunLog:
             self._decided(event)
         elif event.event == "submit" and event.job is not None:
             detail = SubmitDetail.model_validate_json(_json(event))
-            job = JobLog(detail.job, event.time, total_samples=detail.samples)
+            job = JobLog(detail.job, event.time, total_samples=detail.samples, uid=detail.uid)
             self.jobs[event.job] = self.active[event.job] = job
         elif event.event in OF_NODES:
             self._node(event)

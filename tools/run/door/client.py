@@ -1,0 +1,182 @@
+"""Asking a shared run of another account: the same questions as of a state directory of one's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from pliant.schemas.errors import ServiceMissingError, UsageError
+from pliant.schemas.io import job_file
+from pliant.schemas.job import Job
+from pliant.tools.run.door import protocol as asked
+from pliant.tools.run.door.place import door_address, peer_of
+from pliant.tools.run.door.protocol import as_line, error_of, pieces_from
+from pliant.tools.run.door.views import HISTORY, STATUS, USES, filled_in
+from pliant.tools.run.statedir.directory import ROOT, StateDir
+from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.requests import JobAction, NodeAction
+from pliant.tools.run.watch.job_page import Happened
+from pliant.tools.run.watch.job_status import JobStatus
+from pliant.tools.run.watch.status import Status
+from pliant.tools.run.watch.top import Use
+
+ANSWER_S: Final = 60.0
+"""An answer begins within this time, or the run hangs."""
+
+
+class Ended(NamedTuple):
+    """How a job ended."""
+
+    id: str
+    phase: str
+    reason: str
+
+
+class Client:
+    """Asks through the door of a state directory.
+
+    :param state: the directory as its user names it.
+    """
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self._dirs = StateDir(state.resolve())
+
+    # Orders.
+
+    def submit(self, jobs: Sequence[Job], source: str, *, numbered: bool) -> tuple[list[str], str | None]:
+        """Submit jobs, whose folders are written out; durable when this returns.
+
+        Returns their ids, and the policy if it ignores the priorities that they state.
+        """
+        said = self._value(asked.SubmitJobs(jobs=job_file(jobs).decode(), source=source, numbered=numbered))
+        return said["ids"], said["deaf"]
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        self._value(asked.CancelJobs(jobs=tuple(job_ids)))
+
+    def order_jobs(
+        self, action: JobAction, job_ids: Sequence[str], priority: float | None = None
+    ) -> tuple[list[str], str | None]:
+        """Returns the ids of those that have ended, and the policy if it ignores a priority."""
+        said = self._value(asked.OrderJobs(action=action, jobs=tuple(job_ids), priority=priority))
+        return said["ended"], said["deaf"]
+
+    def order_nodes(self, action: NodeAction, names: Sequence[str], *, reason: str, now: bool) -> None:
+        self._value(asked.OrderNodes(action=action, nodes=tuple(names), reason=reason, now=now))
+
+    # Views.
+
+    def look(self, *, ahead: bool = False) -> Status:
+        found = STATUS.validate_json(self._answer(asked.Look(ahead=ahead)))
+        filled_in(found.log)
+        return found
+
+    def history(self, job_id: str) -> list[Happened]:
+        return HISTORY.validate_python(self._value(asked.Describe(job=job_id))["history"])
+
+    def errors(self, job: JobStatus) -> list[str]:
+        found = self._value(asked.Describe(job=job.id))["errors"]
+        return [str(line) for line in found]
+
+    def uses(self) -> tuple[RunLog, list[Use]]:
+        log, uses = USES.validate_json(self._answer(asked.MeasureUse()))
+        return filled_in(log), list(uses)
+
+    def output(self, job_id: str, *, follow: bool, lines: int | None) -> Iterator[bytes]:
+        return self._pieces(asked.ReadOutput(job=job_id, follow=follow, lines=lines))
+
+    def events(self, last: int, *, follow: bool) -> Iterator[bytes]:
+        return self._pieces(asked.ReadEvents(last=last, follow=follow))
+
+    def ends_of(self, job_ids: Sequence[str]) -> Iterator[Ended | None]:
+        """Each of the jobs as it ends, and None between looks."""
+        for data in self._pieces(asked.AwaitEnds(jobs=tuple(job_ids))):
+            yield Ended(**json.loads(data)) if data else None
+
+    # The connection.
+
+    def _value(self, request: asked.Asked) -> Any:
+        return json.loads(self._answer(request))
+
+    def _answer(self, request: asked.Asked) -> bytes:
+        """The value of an answer, as JSON.
+
+        :raises PliantError: the request was refused or could not be executed.
+        """
+        with self._connected() as connection:
+            file = self._sent(connection, request)
+            line = file.readline()
+        head, tail = b'{"ok":true,"value":', b"}\n"
+        if line.startswith(head) and line.endswith(tail):
+            return bytes(line[len(head) : -len(tail)])
+        raise self._refused(line)
+
+    def _pieces(self, request: asked.Asked) -> Iterator[bytes]:
+        with self._connected() as connection:
+            file = self._sent(connection, request)
+            line = file.readline()
+            if json.loads(line or b"{}").get("ok") is not True:
+                raise self._refused(line)
+            try:
+                yield from pieces_from(file)
+            except (EOFError, OSError) as error:
+                raise ServiceMissingError(f"{self._state}: its run has ended meanwhile") from error
+
+    def _sent(self, connection: socket.socket, request: asked.Asked) -> Any:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it was refused at once, and says why
+            connection.sendall(as_line(request.model_dump(mode="json")))
+        return connection.makefile("rb")
+
+    def _refused(self, line: bytes) -> Exception:
+        try:
+            return error_of(json.loads(line))
+        except ValueError:
+            return ServiceMissingError(f"{self._state}: its run ended before it answered")
+
+    @contextmanager
+    def _connected(self) -> Iterator[socket.socket]:
+        """A connection to the run of the directory, which is root's.
+
+        :raises ServiceMissingError: no run serves it.
+        :raises UsageError: another account listens there, or could.
+        """
+        with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
+            connection.settimeout(ANSWER_S)
+            try:
+                with door_address(self._dirs) as address:
+                    connection.connect(address)
+            except (FileNotFoundError, ConnectionRefusedError) as error:
+                text = f"no run serves {self._state} now, and nothing was asked: tell its operator"
+                raise ServiceMissingError(text) from error
+            except OSError as error:
+                text = f"{self._state}: its door cannot be reached: {error.strerror or error}"
+                raise ServiceMissingError(text) from error
+            if (uid := peer_of(connection).uid) != ROOT:
+                text = f"user {uid} listens at its door, and a run of root should: nothing was asked"
+                raise UsageError(f"{self._state}: {text}")
+            try:
+                yield connection
+            except TimeoutError as error:
+                text = f"{self._state}: its run has not answered for {ANSWER_S:g} s"
+                raise ServiceMissingError(text) from error
+            except ConnectionResetError as error:
+                raise ServiceMissingError(f"{self._state}: its run ended before it answered") from error
+
+
+def client_of(state: Path) -> Client | None:
+    """The way to ask for something in a state directory. Returns None if it is this account's own, or is not
+    shared: then its files are used.
+    """
+    path = state.resolve()
+    try:
+        owner = os.lstat(path).st_uid
+        other = os.geteuid() not in (ROOT, owner)
+        return Client(state) if other and os.lstat(StateDir(path).door) else None
+    except OSError:
+        return None
