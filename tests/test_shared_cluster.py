@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pliant.tools.run.statedir.directory import holder_of
 from tests.cli.calling import call
 from tests.pasting import blocks
 from tests.tools.run.door.people import (
@@ -23,7 +23,7 @@ from tests.tools.run.door.people import (
     only_root_becomes_others,
     shared_run,
 )
-from tests.tools.run.site import environment
+from tests.tools.run.site import environment, until
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PLACE = "/srv/pliant"
@@ -59,8 +59,8 @@ def test_an_operator_sets_up_a_shared_cluster_by_the_page(tmp_path: Path):
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        [drain] = [json.loads(line) for line in done.stdout.splitlines() if '"drain"' in line]
-        assert drain["detail"]["uid"] == 0
+        until(lambda: holder_of(folder / "state" / "lock") is None)
+        assert f"runs {folder}/state" in done.stderr
         assert (folder / "state").stat().st_mode & 0o777 == 0o711
 
 

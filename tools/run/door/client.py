@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,8 @@ from pliant.tools.run.watch.top import Use
 
 ANSWER_S: Final = 60.0
 """An answer begins within this time, or the run hangs."""
+PATIENCE_S: Final = 10.0
+"""A request that a limit of requests refuses is made again within this time."""
 
 
 class Ended(NamedTuple):
@@ -109,20 +112,35 @@ class Client:
 
         :raises PliantError: the request was refused or could not be executed.
         """
-        with self._connected() as connection:
-            file = self._sent(connection, request)
-            line = file.readline()
+        until_s = time.monotonic() + PATIENCE_S
         head, tail = b'{"ok":true,"value":', b"}\n"
-        if line.startswith(head) and line.endswith(tail):
-            return bytes(line[len(head) : -len(tail)])
-        raise self._refused(line)
+        while True:
+            with self._connected() as connection:
+                line = self._sent(connection, request).readline()
+            if line.startswith(head) and line.endswith(tail):
+                return bytes(line[len(head) : -len(tail)])
+            self._wait_or_raise(line, until_s)
+
+    def _wait_or_raise(self, line: bytes, until_s: float) -> None:
+        """Wait if a limit lets the next request through in a moment; nothing was done then.
+
+        :raises PliantError: the request was refused for good.
+        """
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            raise ServiceMissingError(f"{self._state}: its run ended before it answered") from None
+        wait_s = answer.get("wait_s")
+        if wait_s is None or time.monotonic() + wait_s > until_s:
+            raise error_of(answer)
+        time.sleep(wait_s)
 
     def _pieces(self, request: asked.Asked) -> Iterator[bytes]:
         with self._connected() as connection:
             file = self._sent(connection, request)
             line = file.readline()
             if json.loads(line or b"{}").get("ok") is not True:
-                raise self._refused(line)
+                self._wait_or_raise(line, 0.0)
             try:
                 yield from pieces_from(file)
             except (EOFError, OSError) as error:
@@ -132,12 +150,6 @@ class Client:
         with suppress(BrokenPipeError, ConnectionResetError):  # it was refused at once, and says why
             connection.sendall(as_line(request.model_dump(mode="json")))
         return connection.makefile("rb")
-
-    def _refused(self, line: bytes) -> Exception:
-        try:
-            return error_of(json.loads(line))
-        except ValueError:
-            return ServiceMissingError(f"{self._state}: its run ended before it answered")
 
     @contextmanager
     def _connected(self) -> Iterator[socket.socket]:

@@ -46,8 +46,11 @@ CONNECTIONS: Final = 512
 """Of all accounts together."""
 NOTED: Final = Limits(burst=30, requests_per_second=0.1)
 """Lines about the refusals of one account."""
+AGAIN_S: Final = 1.0
 REMEMBERED: Final = 10_000
 """Accounts whose requests are counted at a time."""
+CORE: Final = 0.5
+"""The part of a core that the requests of one account may keep busy."""
 IDLE_S: Final = 600.0
 _log = logging.getLogger("pliant")
 
@@ -66,6 +69,14 @@ class Allowance:
             return False
         self.left -= 1
         return True
+
+    def charge(self, limits: Limits, cpu_s: float) -> None:
+        """Count what a request has cost: its account gets no more than a part of a core in the long run."""
+        self.left -= cpu_s * limits.requests_per_second / CORE
+
+    def wait_s(self, limits: Limits) -> float:
+        """After how long the next request is taken."""
+        return max(0.0, 1 - self.left) / limits.requests_per_second
 
 
 class Complaints:
@@ -122,17 +133,18 @@ class Door:
     def _admit(self, connection: socket.socket) -> None:
         who = Person.of(peer_of(connection).uid)
         limits = self._roles().limits_for(who.account)
-        refusal = self._refusal(who, limits)
+        refusal, wait_s = self._refusal(who, limits)
         if refusal:
             self._complaints.note(who, refusal)
+            answer = said(LockedError(f"{refusal}: try again in a moment"))
             with closing(connection):
                 connection.setblocking(False)
-                connection.send(as_line(said(LockedError(f"{refusal}: try again in a moment"))))
+                connection.send(as_line({**answer, "wait_s": wait_s}))
             return
         threading.Thread(target=self._attend, args=(connection, who, limits), daemon=True).start()
 
-    def _refusal(self, who: Person, limits: Limits) -> str:
-        """Why a connection is refused; empty if it counts as open from now on."""
+    def _refusal(self, who: Person, limits: Limits) -> tuple[str, float]:
+        """Why a connection is refused, and for how long; empty if it counts as open from now on."""
         now_s = time.monotonic()
         with self._lock:
             if len(self._allowances) > REMEMBERED:
@@ -141,13 +153,14 @@ class Door:
                 }
             allowance = self._allowances.setdefault(who.uid, Allowance(limits.burst, now_s))
             if not allowance.take(limits, now_s):
-                return f"more than {limits.requests_per_second:g} requests a second from {who.name}"
+                text = f"more than {limits.requests_per_second:g} requests a second from {who.name}"
+                return text, allowance.wait_s(limits)
             if self._open[who.uid] >= limits.connections:
-                return f"{limits.connections} connections of {who.name} are open"
+                return f"{limits.connections} connections of {who.name} are open", AGAIN_S
             if self._open.total() >= CONNECTIONS:
-                return f"{CONNECTIONS} connections are open"
+                return f"{CONNECTIONS} connections are open", AGAIN_S
             self._open[who.uid] += 1
-        return ""
+        return "", 0.0
 
     def _attend(self, connection: socket.socket, who: Person, limits: Limits) -> None:
         try:
@@ -157,6 +170,8 @@ class Door:
             _log.exception("door: a request of %s met an error that is a bug in pliant", who.account)
         finally:
             with self._lock:
+                if who.uid in self._allowances:
+                    self._allowances[who.uid].charge(limits, time.thread_time())
                 self._open[who.uid] -= 1
                 if not self._open[who.uid]:
                     del self._open[who.uid]

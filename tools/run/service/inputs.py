@@ -37,7 +37,7 @@ from pliant.tools.run.service.loop import Loop
 from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.statedir.clock import Clock, origin
 from pliant.tools.run.statedir.contract.folders import PRIVATE
-from pliant.tools.run.statedir.directory import StateDir, check_own, is_shared
+from pliant.tools.run.statedir.directory import StateDir, check_own, has_door
 from pliant.tools.run.statedir.log.events import run_event
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
@@ -92,7 +92,7 @@ class PreparedRun:
         dirs, clock = StateDir(options.state.resolve()), clock or Clock()
         if dirs.path.exists():
             check_own(dirs, close=not dry)
-            if is_shared(dirs) and not options.shared:
+            if has_door(dirs) and not options.shared:
                 text = "holds jobs of several accounts, which only a run with --shared may start"
                 raise UsageError(f"{options.state}: {text}")
         view = LogView(dirs, keeps_events=True)

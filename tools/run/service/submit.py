@@ -13,7 +13,7 @@ from pliant.schemas.job import Job, arriving_at
 from pliant.schemas.text import EPOCH_LIKE_S, counted
 from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle
 from pliant.tools.run.statedir.account import Account, account_name
-from pliant.tools.run.statedir.directory import StateDir, is_shared
+from pliant.tools.run.statedir.directory import StateDir, has_door
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Order, Spool
 from pliant.tools.run.statedir.state import no_such_job
@@ -75,7 +75,7 @@ def check_runnable(jobs: Iterable[Job], source: str, *, check_scripts: bool = Tr
 def _uid(dirs: StateDir, by: Account | None) -> int | None:
     """Of the account that asks. Returns None where only one account asks."""
     if by is None:
-        return os.geteuid() if is_shared(dirs) else None
+        return os.geteuid() if has_door(dirs) else None
     return by.uid
 
 

@@ -128,7 +128,7 @@ def check_own(dirs: StateDir, *, close: bool = True) -> None:
     :raises BadInputError: a later pliant has written it.
     """
     check_format(dirs)
-    kept = _WAY_TO_DOOR if is_shared(dirs) else 0
+    kept = _WAY_TO_DOOR if has_door(dirs) else 0
     others_enter, parts = bool(os.lstat(dirs.path).st_mode & _OPEN & ~kept), list(_parts(dirs))
     for path, found in parts:
         _check_owner(path, found, os.geteuid())
@@ -146,7 +146,7 @@ def check_own(dirs: StateDir, *, close: bool = True) -> None:
         _log.warning("%s was open to other users: from now on it is yours alone", dirs.path)
 
 
-def is_shared(dirs: StateDir) -> bool:
+def has_door(dirs: StateDir) -> bool:
     """Whether other accounts may ask for something there: it is root's, and has a door."""
     try:
         found = os.lstat(dirs.door)
@@ -222,7 +222,7 @@ def _parts(dirs: StateDir) -> Iterator[tuple[str, os.stat_result]]:
     own = os.lstat(dirs.path)
     yield str(dirs.path), own
     yield from _entries(dirs.path)
-    if own.st_mode & _OPEN and not is_shared(dirs) and dirs.jobs.is_dir() and not dirs.jobs.is_symlink():
+    if own.st_mode & _OPEN and not has_door(dirs) and dirs.jobs.is_dir() and not dirs.jobs.is_symlink():
         yield from _entries(dirs.jobs)
 
 
