@@ -105,6 +105,10 @@ def run(
             show_default="only root has a role",
         ),
     ] = None,
+    munge: Annotated[
+        bool,
+        typer.Option("--munge", help="With --shared: serve the other hosts of a Slurm cluster, too."),
+    ] = False,
     detach: Annotated[
         bool,
         typer.Option(
@@ -185,7 +189,7 @@ def run(
                 "another folder with --state, to add jobs use pliant submit"
             )
     _refuse_contradictions(until_done=until_done, follow=follow, detach=detach, policy=policy, state=state)
-    _check_shared(shared=shared, follow=follow, roles=roles)
+    _check_shared(shared=shared, follow=follow, roles=roles, munge=munge)
     parameters = policy_parameters(param, time_budget)
     if not follow and (cluster or profile or parameters):
         raise UsageError(
@@ -214,7 +218,7 @@ def run(
         timeouts=Timeouts(abort_s=stop_timeout),
         log_bytes=log_bytes,
         shared=shared,
-        beside=_door(roles) if shared else None,
+        beside=_door(roles, munge=munge) if shared else None,
     )
     if begins and cluster is not None:
         _name_assumptions(cluster, profile)
@@ -243,24 +247,24 @@ def _refuse_contradictions(
         raise UsageError("--follow needs --state: the folder that jobs are submitted to")
 
 
-def _check_shared(*, shared: bool, follow: bool, roles: Path | None) -> None:
+def _check_shared(*, shared: bool, follow: bool, roles: Path | None, munge: bool) -> None:
     """:raises UsageError: this account, or this way to run, cannot serve other accounts."""
     import os
 
-    if roles is not None and not shared:
-        raise UsageError("--roles goes with --shared")
+    if (roles is not None or munge) and not shared:
+        raise UsageError(f"{'--munge' if roles is None else '--roles'} goes with --shared")
     if shared and not follow:
         raise UsageError("--shared goes with --follow: others ask while a run is there")
     if shared and os.geteuid() != 0:
         raise UsageError("--shared serves other accounts, whose jobs it starts as them: only root can")
 
 
-def _door(roles: Path | None) -> Callable[[StateDir], AbstractContextManager[None]]:
+def _door(roles: Path | None, *, munge: bool) -> Callable[[StateDir], AbstractContextManager[None]]:
     from functools import partial
 
     from pliant.tools.run.door.opening import opened_door
 
-    return partial(opened_door, roles=roles)
+    return partial(opened_door, roles=roles, munge=munge)
 
 
 def _refuse_to_follow_without_policy(state: Path | None) -> None:

@@ -15,19 +15,22 @@ from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.schemas.io import job_file
 from pliant.schemas.job import Job
 from pliant.tools.run.door import protocol as asked
+from pliant.tools.run.door.letters import munge_for, send
 from pliant.tools.run.door.place import door_address, peer_of
-from pliant.tools.run.door.protocol import as_line, error_of, pieces_from
+from pliant.tools.run.door.protocol import as_line, error_of, pieces_from, value_in
 from pliant.tools.run.door.views import HISTORY, STATUS, USES, filled_in
 from pliant.tools.run.statedir.directory import ROOT, StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import JobAction, NodeAction
+from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.run.watch.job_page import Happened
-from pliant.tools.run.watch.job_status import JobStatus
+from pliant.tools.run.watch.job_status import JobStatus, known_ids
 from pliant.tools.run.watch.status import Status
 from pliant.tools.run.watch.top import Use
 
 ANSWER_S: Final = 60.0
 """An answer begins within this time, or the run hangs."""
+POLL_S: Final = 2.0
 PATIENCE_S: Final = 10.0
 """A request that a limit of requests refuses is made again within this time."""
 
@@ -49,6 +52,8 @@ class Client:
     def __init__(self, state: Path) -> None:
         self._state = state
         self._dirs = StateDir(state.resolve())
+        self._munge = munge_for(self._dirs)
+        """Set if the run is on another host, which letters reach."""
 
     # Orders.
 
@@ -99,8 +104,26 @@ class Client:
 
     def ends_of(self, job_ids: Sequence[str]) -> Iterator[Ended | None]:
         """Each of the jobs as it ends, and None between looks."""
+        if self._munge is not None:
+            yield from self._ends_seen(job_ids)
+            return
         for data in self._pieces(asked.AwaitEnds(jobs=tuple(job_ids))):
             yield Ended(**json.loads(data)) if data else None
+
+    def _ends_seen(self, job_ids: Sequence[str]) -> Iterator[Ended | None]:
+        left = list(dict.fromkeys(job_ids))
+        while True:
+            found = self.look()
+            if unknown := [job_id for job_id in left if job_id not in (known := known_ids(found))]:
+                raise no_such_job(self._state, unknown, known)
+            jobs = found.log.jobs
+            for job_id in [each for each in left if each in jobs and jobs[each].ended]:
+                left.remove(job_id)
+                yield Ended(job_id, jobs[job_id].phase, jobs[job_id].reason)
+            if not left:
+                return
+            yield None
+            time.sleep(POLL_S)
 
     # The connection.
 
@@ -113,13 +136,18 @@ class Client:
         :raises PliantError: the request was refused or could not be executed.
         """
         until_s = time.monotonic() + PATIENCE_S
-        head, tail = b'{"ok":true,"value":', b"}\n"
         while True:
-            with self._connected() as connection:
-                line = self._sent(connection, request).readline()
-            if line.startswith(head) and line.endswith(tail):
-                return bytes(line[len(head) : -len(tail)])
+            line = self._line(request)
+            if (value := value_in(line)) is not None:
+                return value
             self._wait_or_raise(line, until_s)
+
+    def _line(self, request: asked.Asked) -> bytes:
+        if self._munge is not None:
+            with door_address(self._dirs):  # the way there is looked at
+                return send(self._dirs, as_line(request.model_dump(mode="json")), self._munge)
+        with self._connected() as connection:
+            return bytes(self._sent(connection, request).readline())
 
     def _wait_or_raise(self, line: bytes, until_s: float) -> None:
         """Wait if a limit lets the next request through in a moment; nothing was done then.
@@ -136,6 +164,9 @@ class Client:
         time.sleep(wait_s)
 
     def _pieces(self, request: asked.Asked) -> Iterator[bytes]:
+        if self._munge is not None:
+            yield str(self._value(request)).encode("utf-8", "surrogateescape")
+            return
         with self._connected() as connection:
             file = self._sent(connection, request)
             line = file.readline()

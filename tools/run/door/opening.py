@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import IO, Final
 
 from pliant.schemas.errors import PliantError, ServiceMissingError, UsageError
+from pliant.tools.run.backends.slurm.commands import ask, show_config
+from pliant.tools.run.backends.slurm.parsing import settings
 from pliant.tools.run.door.roles import read_roles
 from pliant.tools.run.statedir.directory import StateDir, open_door
 
@@ -21,9 +23,10 @@ _log = logging.getLogger("pliant")
 
 
 @contextmanager
-def opened_door(dirs: StateDir, roles: Path | None = None) -> Iterator[None]:
+def opened_door(dirs: StateDir, roles: Path | None = None, *, munge: bool = False) -> Iterator[None]:
     """Let other accounts ask for something there; call it while this process holds the directory's lock.
 
+    :param munge: serve the other hosts of a Slurm cluster, too.
     :raises UsageError: the directory is not root's, or others could replace it or the file of roles.
     :raises PliantError: the door cannot be opened.
     """
@@ -31,7 +34,7 @@ def opened_door(dirs: StateDir, roles: Path | None = None) -> Iterator[None]:
     if roles is not None:
         roles = roles.resolve()
         read_roles(roles)
-    keeper = _Keeper(dirs, roles)
+    keeper = _Keeper(dirs, roles, munge_socket() if munge else None)
     keeper.start()
     try:
         yield
@@ -40,10 +43,10 @@ def opened_door(dirs: StateDir, roles: Path | None = None) -> Iterator[None]:
 
 
 class _Keeper:
-    def __init__(self, dirs: StateDir, roles: Path | None) -> None:
+    def __init__(self, dirs: StateDir, roles: Path | None, socket: str | None) -> None:
         self._argv = [
             *(sys.executable, "-P", "-m", "pliant.tools.run.door.server"),
-            *(str(dirs.path), "" if roles is None else str(roles)),
+            *(str(dirs.path), "" if roles is None else str(roles), *([] if socket is None else [socket])),
         ]
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="door", daemon=True)
@@ -102,6 +105,16 @@ class _Keeper:
                 process.stdin.close()
             elif self._is_open(process):
                 pause_s = AGAIN_S
+
+
+def munge_socket() -> str:
+    """The socket of the munged that Slurm uses; empty for the usual one."""
+    try:
+        found = settings(ask(show_config())).get("AuthInfo", "")
+    except ServiceMissingError:
+        return ""
+    parts = dict(part.partition("=")[::2] for part in found.split(","))
+    return parts.get("socket", "")
 
 
 def _pass_on(said: IO[bytes] | None) -> None:

@@ -32,10 +32,10 @@ LINE_S: Final = 10.0
 """A request is there within this time of its connection."""
 SEND_S: Final = 30.0
 """A reader that takes nothing for so long has left."""
-HEAD_BYTES: Final = 1 << 12
 _LENGTH: Final = struct.Struct(">I")
 _LAST: Final = 0xFFFFFFFF
-PIECE_BYTES: Final = 1 << 20
+_VALUE: Final = b'{"ok":true,"value":'
+_END: Final = b"}\n"
 _ERRORS: Final[Mapping[int, type[PliantError]]] = {
     each.exit_code: each
     for each in (
@@ -143,11 +143,18 @@ def error_of(answer: Mapping[str, Any]) -> PliantError:
 
 
 def as_line(answer: Mapping[str, Any]) -> bytes:
-    return json.dumps(answer, ensure_ascii=False, separators=(",", ":"), default=_raw).encode() + b"\n"
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
-def _raw(value: object) -> Any:
-    raise TypeError(f"{type(value).__name__} has no JSON")
+def with_value(value: bytes) -> bytes:
+    """The answer that brings a value, given as JSON."""
+    return _VALUE + value + _END
+
+
+def value_in(answer: bytes) -> bytes | None:
+    """The value that an answer brings, as JSON. Returns None if it is a refusal."""
+    whole = answer.startswith(_VALUE) and answer.endswith(_END)
+    return answer[len(_VALUE) : -len(_END)] if whole else None
 
 
 def read_line(connection: socket.socket, most: int, within_s: float) -> bytes:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -27,6 +27,7 @@ from pliant.schemas.errors import BadInputError, LockedError, PliantError
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.text import counted, harmless
 from pliant.tools.run.door.answers import Answers
+from pliant.tools.run.door.letters import taking_letters
 from pliant.tools.run.door.place import door_address, peer_of
 from pliant.tools.run.door.protocol import (
     LINE_S,
@@ -37,6 +38,7 @@ from pliant.tools.run.door.protocol import (
     piece,
     read_line,
     said,
+    with_value,
 )
 from pliant.tools.run.door.roles import Limits, Person, RolesFile
 from pliant.tools.run.statedir.directory import StateDir
@@ -132,16 +134,54 @@ class Door:
 
     def _admit(self, connection: socket.socket) -> None:
         who = Person.of(peer_of(connection).uid)
-        limits = self._roles().limits_for(who.account)
-        refusal, wait_s = self._refusal(who, limits)
-        if refusal:
-            self._complaints.note(who, refusal)
-            answer = said(LockedError(f"{refusal}: try again in a moment"))
+        refusal = self.enter(who)
+        if refusal is not None:
             with closing(connection):
                 connection.setblocking(False)
-                connection.send(as_line({**answer, "wait_s": wait_s}))
+                connection.send(as_line(refusal))
             return
-        threading.Thread(target=self._attend, args=(connection, who, limits), daemon=True).start()
+        threading.Thread(target=self._attend, args=(connection, who), daemon=True).start()
+
+    def enter(self, who: Person) -> dict[str, Any] | None:
+        """Count a request of an account as begun; returns the answer to one that is above a limit."""
+        refusal, wait_s = self._refusal(who, self._limits(who))
+        if not refusal:
+            return None
+        self._complaints.note(who, refusal)
+        return {**said(LockedError(f"{refusal}: try again in a moment")), "wait_s": wait_s}
+
+    def leave(self, who: Person, cpu_s: float) -> None:
+        """Count it as over."""
+        limits = self._limits(who)
+        with self._lock:
+            if who.uid in self._allowances:
+                self._allowances[who.uid].charge(limits, cpu_s)
+            self._open[who.uid] -= 1
+            if not self._open[who.uid]:
+                del self._open[who.uid]
+
+    def most_bytes(self, who: Person) -> int:
+        return self._limits(who).request_bytes
+
+    def answer(self, line: bytes, who: Person) -> bytes | Iterator[bytes]:
+        """The answer to a request.
+
+        :raises PliantError: it is refused; the log says so.
+        """
+        try:
+            return self._answers.to(REQUEST.validate_json(line), who, self._roles(), self._limits(who))
+        except ValidationError as error:
+            raise self.refused(who, BadInputError(problems_of(error, "request")[:1])) from error
+        except PliantError as error:
+            raise self.refused(who, error) from error
+
+    def refused(self, who: Person, error: PliantError) -> PliantError:
+        """The error, of which a line is in the log from now on."""
+        self._complaints.note(who, (str(error).splitlines() or [""])[0])
+        return error
+
+    def _limits(self, who: Person) -> Limits:
+        return self._roles().limits_for(who.account)
 
     def _refusal(self, who: Person, limits: Limits) -> tuple[str, float]:
         """Why a connection is refused, and for how long; empty if it counts as open from now on."""
@@ -162,49 +202,36 @@ class Door:
             self._open[who.uid] += 1
         return "", 0.0
 
-    def _attend(self, connection: socket.socket, who: Person, limits: Limits) -> None:
+    def _attend(self, connection: socket.socket, who: Person) -> None:
         try:
             with closing(connection), suppress(OSError):
-                self._answer(connection, who, limits)
+                self._serve(connection, who)
         except Exception:  # noqa: BLE001 - one request, of one account
             _log.exception("door: a request of %s met an error that is a bug in pliant", who.account)
         finally:
-            with self._lock:
-                if who.uid in self._allowances:
-                    self._allowances[who.uid].charge(limits, time.thread_time())
-                self._open[who.uid] -= 1
-                if not self._open[who.uid]:
-                    del self._open[who.uid]
+            self.leave(who, time.thread_time())
 
-    def _answer(self, connection: socket.socket, who: Person, limits: Limits) -> None:
+    def _serve(self, connection: socket.socket, who: Person) -> None:
         try:
-            line = read_line(connection, limits.request_bytes, LINE_S)
-            found = self._answers.to(REQUEST.validate_json(line), who, self._roles(), limits)
-        except TimeoutError:
-            text = f"no request came within {LINE_S:g} s"
-            self._refuse(connection, who, BadInputError(text))
-            return
-        except ValidationError as error:
-            self._refuse(connection, who, BadInputError(problems_of(error, "request")[:1]))
-            return
-        except ValueError as error:
-            self._refuse(connection, who, BadInputError(str(error)))
-            return
+            found = self.answer(self._read(connection, who), who)
         except PliantError as error:
-            self._refuse(connection, who, error)
+            connection.settimeout(SEND_S)
+            connection.sendall(as_line(said(error)))
             return
         connection.settimeout(SEND_S)
         if isinstance(found, Iterator):
             connection.sendall(as_line({"ok": True, "pieces": True}))
             _pass_on(connection, found)
         else:
-            connection.sendall(b'{"ok":true,"value":' + found + b"}\n")
+            connection.sendall(with_value(found))
 
-    def _refuse(self, connection: socket.socket, who: Person, error: PliantError) -> None:
-        first, *_ = str(error).splitlines() or [""]
-        self._complaints.note(who, first)
-        connection.settimeout(SEND_S)
-        connection.sendall(as_line(said(error)))
+    def _read(self, connection: socket.socket, who: Person) -> bytes:
+        try:
+            return read_line(connection, self.most_bytes(who), LINE_S)
+        except TimeoutError:
+            raise self.refused(who, BadInputError(f"no request came within {LINE_S:g} s")) from None
+        except ValueError as error:
+            raise self.refused(who, BadInputError(str(error))) from error
 
 
 def _pass_on(connection: socket.socket, pieces: Iterator[bytes]) -> None:
@@ -232,22 +259,25 @@ def listen(dirs: StateDir) -> socket.socket:
     return listening
 
 
-def main(state: str, roles: str = "") -> int:
-    """Serve the door of a state directory until stdin ends; a byte on stdout says that it is open."""
+def main(state: str, roles: str = "", munge: str | None = None) -> int:
+    """Serve the door of a state directory until stdin ends; a byte on stdout says that it is open.
+
+    :param munge: the socket of munged, empty for its usual one; None: only this host can ask.
+    """
     _log.handlers = [logging.StreamHandler()]  # the run puts its own words before each line
     dirs = StateDir(Path(state))
     os.setgroups([])
     try:
         in_force = RolesFile(Path(roles) if roles else None)
-        answers = Answers(dirs)
-        with closing(listen(dirs)) as listening:
+        door = Door(Answers(dirs), in_force)
+        with closing(listen(dirs)) as listening, taking_letters(dirs, door, munge):
             os.write(1, b"!")
 
             def is_over(within_s: float) -> bool:
                 ready, _, _ = select.select([0, listening.fileno()], [], [], within_s)
                 return 0 in ready and not os.read(0, 1)
 
-            Door(answers, in_force).serve(listening, is_over)
+            door.serve(listening, is_over)
     except (PliantError, OSError) as error:
         print(error, file=sys.stderr)
         return getattr(error, "exit_code", 1)
