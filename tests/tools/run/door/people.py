@@ -182,7 +182,7 @@ def only_root_becomes_others() -> None:
 @contextmanager
 def all_may_enter() -> Iterator[Path]:
     """A folder that other accounts can enter, whatever the modes of pytest's are."""
-    folder = Path(tempfile.mkdtemp(prefix="pliant shared ", dir="/tmp")).resolve()
+    folder = Path(tempfile.mkdtemp(prefix="pliant door ", dir="/tmp")).resolve()
     try:
         folder.chmod(0o755)
         yield folder
