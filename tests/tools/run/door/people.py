@@ -197,20 +197,25 @@ def write_roles(path: Path, **roles: Any) -> Path:
 
 
 @contextmanager
-def shared_run(folder: Path) -> Iterator[Shared]:
-    """A run of root's, whose one node gives no work."""
+def shared_run(folder: Path, *begin: str, idle: bool = True) -> Iterator[Shared]:
+    """A run of root's.
+
+    :param begin: words before the command.
+    :param idle: its one node gives no work.
+    """
     found = Shared(folder)
     write_cluster(cluster(2, slots="cpu"), folder / "cluster.json")
     write_roles(folder / "roles.json", **ROLES)
     words = ["run", "--follow", "--shared", "--policy", "fifo", "--cluster", f"{folder}/cluster.json"]
-    argv = [*PLIANT, *words, "--roles", f"{folder}/roles.json", "--state", str(found.state)]
+    argv = [*begin, *PLIANT, *words, "--roles", f"{folder}/roles.json", "--state", str(found.state)]
     with (folder / "run.err").open("wb") as err:
         where = {"cwd": folder, "env": environment(), "stdin": subprocess.DEVNULL, "stderr": err}
         with started(argv, stdout=subprocess.DEVNULL, **where) as run:
             until(lambda: run.poll() is not None or (found.state / "door" / SOCKET).exists())
             assert run.poll() is None, (folder / "run.err").read_text()
-            done = call("drain", NODE, "--state", str(found.state))
-            assert done.exit_code == 0, done.stderr
+            if idle:
+                done = call("drain", NODE, "--state", str(found.state))
+                assert done.exit_code == 0, done.stderr
             yield found
             run.terminate()
             run.wait()

@@ -215,22 +215,25 @@ def test_roles_count_only_where_no_other_account_could_have_written_them():
             read_roles(path)
 
 
-def test_a_shared_run_is_root_s_and_goes_on_as_one(tmp_path: Path):
-    words = ("run", "--follow", "--policy", "fifo", "--state", str(tmp_path / "state"))
-    refused = call(*words, "--roles", "roles.json", columns=200)
-    assert (refused.exit_code, "--roles goes with --shared" in refused.stderr) == (2, True)
+def test_a_shared_run_is_root_s_and_goes_on_as_one():
     only_root_becomes_others()
-    dirs = StateDir(tmp_path / "state")
-    make_own(dirs)
-    make_shared(dirs)
-    (tmp_path / "cluster.json").write_text('{"schema":"pliant.cluster/1","nodes":[{"name":"n","gpus":1}]}')
-    alone = call(*words, "--cluster", str(tmp_path / "cluster.json"), columns=200)
-    assert alone.exit_code == 2
-    assert "which only a run with --shared may start" in alone.stderr
+    with all_may_enter() as folder:
+        words = ("run", "--follow", "--policy", "fifo", "--state", str(folder / "state"))
+        refused = call(*words, "--roles", "roles.json", columns=200)
+        assert (refused.exit_code, "--roles goes with --shared" in refused.stderr) == (2, True)
+        dirs = StateDir(folder / "state")
+        make_own(dirs)
+        make_shared(dirs)
+        assert {dirs.path.stat().st_mode & 0o777, dirs.jobs.stat().st_mode & 0o777} == {0o711}
+        machine = '{"schema":"pliant.cluster/1","nodes":[{"name":"n","gpus":1}]}'
+        (folder / "cluster.json").write_text(machine)
+        alone = call(*words, "--cluster", str(folder / "cluster.json"), columns=200)
+        assert alone.exit_code == 2
+        assert "which only a run with --shared may start" in alone.stderr
 
-    def as_bob() -> list[object]:
-        done = call(*words, "--shared", columns=200)
-        return [done.exit_code, done.stderr]
+        def as_bob() -> list[object]:
+            done = call(*words, "--shared", columns=200)
+            return [done.exit_code, done.stderr]
 
-    code, said = as_account(BOB, as_bob)
-    assert (code, "only root can" in said) == (2, True)
+        code, said = as_account(BOB, as_bob)
+        assert (code, "only root can" in said) == (2, True)
