@@ -18,7 +18,7 @@ def log(
     job: Annotated[str | None, typer.Argument(metavar="ID", help="Job.", show_default=False)] = None,
     *,
     state: Annotated[
-        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP)
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP, readable=False)
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow new output until the job ends.")
@@ -65,7 +65,7 @@ def log(
 
         out_text("".join(f"{line}\n" for line in repaired(directory)))
         return
-    from pliant.tools.run.watch.output import events_to_come, job_output, last_events
+    from pliant.tools.run.door.asking import events_to_come, job_output, last_events
 
     shown = Escaping(sys.stdout.encoding) if is_terminal(sys.stdout) else None
     if job is None and tail is not None and not follow:
@@ -88,7 +88,7 @@ def log(
 def wait(
     jobs: Annotated[list[str], typer.Argument(metavar="ID…", help="Jobs to wait for.", show_default=False)],
     state: Annotated[
-        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP)
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP, readable=False)
     ] = None,
 ) -> None:
     """Wait until jobs have ended, and say how: a line for each, as it ends.
@@ -101,7 +101,7 @@ def wait(
     """
     from pliant.schemas.errors import JobsFailedError
     from pliant.schemas.text import counted, one_line
-    from pliant.tools.run.watch.output import ends_of
+    from pliant.tools.run.door.asking import ends_of
 
     failed = total = 0
     for job in ends_of(state_directory(state), jobs):
@@ -110,7 +110,7 @@ def wait(
                 raise BrokenPipeError
             continue
         why = f": {one_line(job.reason)}" if job.reason and job.phase != "finished" else ""
-        out_text(f"{job.job.id} {job.phase}{why}\n")
+        out_text(f"{job.id} {job.phase}{why}\n")
         total += 1
         failed += job.phase != "finished"
     if failed:

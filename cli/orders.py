@@ -1,4 +1,4 @@
-"""The commands by which the owner of a state directory orders something about jobs or nodes that are there.
+"""The commands that order something about jobs or nodes of a state directory.
 
 ``cancel``, ``hold``, ``release`` and ``priority`` are about jobs, ``drain`` and ``resume`` about nodes.
 Each writes requests, which the run of the directory executes at once, or the next one does.
@@ -20,7 +20,9 @@ from pliant.schemas.errors import UsageError
 if TYPE_CHECKING:
     from pliant.tools.run.statedir.requests import JobAction
 
-STATE = Annotated[Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP)]
+STATE = Annotated[
+    Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP, readable=False)
+]
 NODES = Annotated[
     list[str], typer.Argument(metavar="NODE…", help="Nodes of the cluster.", show_default=False)
 ]
@@ -38,7 +40,7 @@ def cancel(jobs: Annotated[list[str], _ids("Jobs to end.")], state: STATE = None
 
     Example: pliant cancel char-lm --state live
     """
-    from pliant.tools.run.service.submit import cancel as ask
+    from pliant.tools.run.door.asking import cancel as ask
 
     directory = state_directory(state)
     ask(directory, jobs)
@@ -87,9 +89,7 @@ def priority(
     Example: pliant priority char-lm 10 --state live
     """
     check_priority(value)
-    directory = state_directory(state)
-    _order(directory, "priority", [job], value)
-    say_unheeded(directory)
+    _order(state_directory(state), "priority", [job], value)
 
 
 def drain(
@@ -125,7 +125,7 @@ def drain(
 
     Example: pliant drain node7 --state live --reason "new power supply" --now
     """
-    from pliant.tools.run.service.submit import order_nodes
+    from pliant.tools.run.door.asking import order_nodes
 
     directory = state_directory(state)
     order_nodes(directory, "drain", nodes, reason=reason, now=now or within is not None, within_s=within)
@@ -140,7 +140,7 @@ def resume(nodes: NODES, state: STATE = None) -> None:
 
     Example: pliant resume node7 --state live
     """
-    from pliant.tools.run.service.submit import order_nodes
+    from pliant.tools.run.door.asking import order_nodes
 
     directory = state_directory(state)
     order_nodes(directory, "resume", nodes)
@@ -149,18 +149,20 @@ def resume(nodes: NODES, state: STATE = None) -> None:
 
 def _order(state: Path, action: JobAction, jobs: Sequence[str], priority: float | None = None) -> None:
     """Order the same for several jobs, and name those that have ended."""
-    from pliant.tools.run.service.submit import order_jobs
+    from pliant.tools.run.door.asking import order_jobs
 
-    for job_id in order_jobs(state, action, jobs, priority=priority):
+    ended, deaf = order_jobs(state, action, jobs, priority=priority)
+    for job_id in ended:
         note(f"job {job_id} has ended: it stays as it is")
     _say_when(state)
+    say_unheeded(deaf)
 
 
 def _say_when(state: Path) -> None:
     """Say so if nothing executes orders at the moment."""
-    from pliant.tools.run.statedir.directory import StateDir, holder_of
+    from pliant.tools.run.door.asking import is_served
 
-    if holder_of(StateDir(state).lock) is None:
+    if not is_served(state):
         note(f"no run uses {state}: it takes effect with the next pliant run --state {state}")
 
 
@@ -172,10 +174,7 @@ def check_priority(priority: float) -> None:
         raise UsageError(f"priority {priority:g}: expected a number from {-MOST:g} to {MOST:g}")
 
 
-def say_unheeded(state: Path) -> None:
-    """Say so if the policy that decides there ignores priorities."""
-    from pliant.tools.run.service.submit import deaf_to_priorities
-
-    policy = deaf_to_priorities(state)
+def say_unheeded(policy: str | None) -> None:
+    """Say so if there is a policy that ignores the priorities that were stated."""
     if policy is not None:
         note(f'policy "{policy}" does not look at priorities: they count once another one decides')

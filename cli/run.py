@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -30,6 +31,7 @@ from pliant.schemas.text import counted
 if TYPE_CHECKING:
     from pliant.schemas.event import Event
     from pliant.tools.run.service.options import RunOptions
+    from pliant.tools.run.statedir.directory import StateDir
     from pliant.tools.run.statedir.state import Sink
     from pliant.tools.run.watch.screen import Screen
     from pliant.tools.schedule.decide import Question
@@ -87,6 +89,30 @@ def run(
     profile: Annotated[
         str | None, typer.Option("--profile", help="Measured speeds (Parquet), where --follow begins a run.")
     ] = None,
+    shared: Annotated[
+        bool,
+        typer.Option(
+            "--shared",
+            help="With --follow, as root: serve all accounts of this machine, whose jobs run as them.",
+        ),
+    ] = False,
+    allow_root_jobs: Annotated[
+        bool,
+        typer.Option("--allow-root-jobs", help="With --shared: start jobs that root submits, too, as root."),
+    ] = False,
+    roles: Annotated[
+        Path | None,
+        typer.Option(
+            "--roles",
+            metavar="FILE",
+            help="With --shared: who may do what, what others see, and limits (JSON).",
+            show_default="only root has a role",
+        ),
+    ] = None,
+    munge: Annotated[
+        bool,
+        typer.Option("--munge", help="With --shared: serve the other hosts of a Slurm cluster, too."),
+    ] = False,
     detach: Annotated[
         bool,
         typer.Option(
@@ -156,7 +182,8 @@ def run(
 
     With --follow it takes up what pliant submit and pliant cancel ask for,
     at once, until Ctrl-C; the jobs train on, and --follow with the same
-    --state takes them up again.
+    --state takes them up again. With --shared other accounts ask for it, too,
+    by the same commands.
 
     Example: pliant run --follow --state live --policy fair-share --cluster cluster.json
 
@@ -175,6 +202,8 @@ def run(
                 "another folder with --state, to add jobs use pliant submit"
             )
     _refuse_contradictions(until_done=until_done, follow=follow, detach=detach, policy=policy, state=state)
+    given = _only_shared(roles, munge=munge, root=allow_root_jobs)
+    _check_shared(given, shared=shared, follow=follow)
     parameters = policy_parameters(param, time_budget)
     if not follow and (cluster or profile or parameters):
         raise UsageError(
@@ -203,6 +232,9 @@ def run(
         timeouts=Timeouts(abort_s=stop_timeout),
         log_bytes=log_bytes,
         metrics=metrics,
+        shared=shared,
+        allow_root_jobs=allow_root_jobs,
+        beside=_door(roles, munge=munge) if shared else None,
     )
     if begins and cluster is not None:
         _name_assumptions(cluster, profile)
@@ -229,6 +261,32 @@ def _refuse_contradictions(
         raise UsageError("--policy goes with --follow: elsewhere the schedule says who decides")
     if follow and state is None:
         raise UsageError("--follow needs --state: the folder that jobs are submitted to")
+
+
+def _only_shared(roles: Path | None, *, munge: bool, root: bool) -> list[str]:
+    """The options that were given and go with --shared."""
+    given = {"--roles": roles is not None, "--munge": munge, "--allow-root-jobs": root}
+    return [name for name, is_given in given.items() if is_given]
+
+
+def _check_shared(given: Sequence[str], *, shared: bool, follow: bool) -> None:
+    """:raises UsageError: this account, or this way to run, cannot serve other accounts."""
+    import os
+
+    if given and not shared:
+        raise UsageError(f"{given[0]} goes with --shared")
+    if shared and not follow:
+        raise UsageError("--shared goes with --follow: others ask while a run is there")
+    if shared and os.geteuid() != 0:
+        raise UsageError("--shared serves other accounts, whose jobs it starts as them: only root can")
+
+
+def _door(roles: Path | None, *, munge: bool) -> Callable[[StateDir], AbstractContextManager[None]]:
+    from functools import partial
+
+    from pliant.tools.run.door.opening import opened_door
+
+    return partial(opened_door, roles=roles, munge=munge)
 
 
 def _refuse_to_follow_without_policy(state: Path | None) -> None:

@@ -45,11 +45,14 @@ def stack(
     Example: pliant stack char-lm --state live
     """
     from pliant.schemas.file_io.files import check_output
+    from pliant.tools.run.door.asking import refuse_behind_door
     from pliant.tools.run.service.stacks import stacks_text
     from pliant.tools.run.watch.stacks import job_stacks, stacks_document
 
     check_output(output)
-    found = job_stacks(state_directory(state), job, within_s=within)
+    directory = state_directory(state)
+    refuse_behind_door(directory, "show stacks")
+    found = job_stacks(directory, job, within_s=within)
     if format is Form.json:
         out_or_file(stacks_document(job, found), output)
     else:

@@ -19,9 +19,10 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.text import did_you_mean
 
 if TYPE_CHECKING:
+    from pliant.tools.run.door.asking import Looking
     from pliant.tools.run.watch.job_page import Happened
     from pliant.tools.run.watch.job_status import JobFilter, JobStatus
-    from pliant.tools.run.watch.status import Status, Watcher
+    from pliant.tools.run.watch.status import Status
 
 
 def status(
@@ -30,7 +31,7 @@ def status(
     ] = None,
     *,
     state: Annotated[
-        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP)
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP, readable=False)
     ] = None,
     watch: Annotated[
         bool,
@@ -115,9 +116,9 @@ def status(
     _check_sort(sort)
 
     def page() -> _Page:
-        from pliant.tools.run.watch.status import Watcher
+        from pliant.tools.run.door.asking import looking
 
-        return _Page(Watcher(directory), directory, job, chosen, shown, sort, explain=explain)
+        return _Page(looking(directory), directory, job, chosen, shown, sort, explain=explain)
 
     if not watch:
         with garbage_collection_paused(to_the_end=True):
@@ -187,7 +188,7 @@ def _once(page: _Page, form: Form, output: str) -> None:
 class _Page:
     """What is shown of a state directory."""
 
-    watcher: Watcher
+    watcher: Looking
     state: Path
     job: str | None
     only: JobFilter
@@ -206,7 +207,7 @@ class _Page:
         return width_for(sys.stdout) if self.columns else page_width(sys.stdout)
 
     def text(self, found: Status, now_s: float, width: int | None) -> str:
-        from pliant.tools.run.watch.job_page import error_lines, job_page
+        from pliant.tools.run.watch.job_page import job_page
         from pliant.tools.run.watch.screen import status_text
         from pliant.tools.run.watch.teams import teams_text
 
@@ -221,14 +222,18 @@ class _Page:
             teams = teams_text(found.teams, width)
             return f"{teams}\n{table}" if teams else table
         job = self._one(self.job, found, now_s)
-        happened, errors = self._happened(found, self.job), error_lines(self.watcher.dirs, job)
+        happened, errors = self._happened(found, self.job), self.watcher.errors(job)
         return job_page(
-            *(job, found, happened, errors, now_s), state=self.state, width=width, explain=self.explain
+            *(job, found, happened, errors, now_s),
+            state=self.state,
+            use=self.watcher.use(job),
+            width=width,
+            explain=self.explain,
         )
 
     def document(self, found: Status, now_s: float) -> str:
         from pliant.tools.run.watch.columns import column_fields, sorted_jobs
-        from pliant.tools.run.watch.job_page import described_fields, error_lines, job_fields, status_document
+        from pliant.tools.run.watch.job_page import described_fields, job_fields, status_document
         from pliant.tools.run.watch.job_status import statuses
 
         if self.job is None:
@@ -237,7 +242,7 @@ class _Page:
             fields = (job_fields(each) if named is None else column_fields(each, named) for each in jobs)
             return status_document(found, fields, now_s)
         job = self._one(self.job, found, now_s)
-        errors = error_lines(self.watcher.dirs, job)
+        errors = self.watcher.errors(job)
         return status_document(found, [described_fields(job, self._happened(found, self.job), errors)], now_s)
 
     def mark(self, found: Status) -> list[tuple[object, ...]]:
@@ -256,10 +261,8 @@ class _Page:
 
     def _happened(self, found: Status, job_id: str) -> list[Happened]:
         """Takes reading the whole log."""
-        from pliant.tools.run.watch.job_page import history
-
         if self._history[0] != found.log.last_s:
-            self._history = (found.log.last_s, history(self.watcher.dirs, job_id))
+            self._history = (found.log.last_s, self.watcher.history(job_id))
         return self._history[1]
 
     def _one(self, job_id: str, found: Status, now_s: float) -> JobStatus:
@@ -277,7 +280,8 @@ def _trouble(found: Status) -> list[str]:
     from pliant.tools.run.watch.status import clock_line, closed_lines, policy_line
 
     now_s = time.time()
-    return [*closed_lines(found, now_s), *filter(None, [policy_line(found), clock_line(found, now_s)])]
+    others = [policy_line(found), clock_line(found, now_s), found.hidden.words]
+    return [*closed_lines(found, now_s), *filter(None, others)]
 
 
 def _show(page: _Page, every_s: float | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -38,7 +39,12 @@ def submit(
     *,
     state: Annotated[
         Path | None,
-        typer.Option("--state", help="State directory; made if it is not there.", show_default=STATE_HELP),
+        typer.Option(
+            "--state",
+            help="State directory; made if it is not there.",
+            show_default=STATE_HELP,
+            readable=False,
+        ),
     ] = None,
     gpus: Annotated[
         str | None,
@@ -125,15 +131,12 @@ def submit(
 
     Example: pliant submit train.py --gpus 1-4 --batch 128 --state live -- --epochs 90
     """
-    import time
-
     from pliant.cli.orders import check_priority, say_unheeded
     from pliant.cli.submit_fields import numbers_of, with_options
     from pliant.schemas.file_io.files import source_name
     from pliant.schemas.io import read_jobs, write_jobs
-    from pliant.tools.run.service.submit import deaf_to_deadlines
-    from pliant.tools.run.service.submit import submit as ask
-    from pliant.tools.run.statedir.directory import StateDir, holder_of
+    from pliant.tools.run.door.asking import is_served
+    from pliant.tools.run.door.asking import submit as ask
 
     fields, now_s = _fields(gpus, batch, name, relaunch=relaunch), time.time()
     if jobs is not None and jobs.endswith(".py"):
@@ -157,17 +160,23 @@ def submit(
         return
     directory = state_directory(state)
     try:
-        ids = ask(directory, found, source, folder=Path.cwd(), now_s=now_s, check_scripts=not no_check)
+        done = ask(
+            *(directory, found, source),
+            folder=Path.cwd(),
+            now_s=now_s,
+            check_scripts=not no_check,
+            numbered=source == COMMAND_LINE and name is None,
+        )
     except BadInputError:
         if len(found) > 1:
             note(f"none of the {len(found)} jobs was submitted:")
         raise
-    out_text("".join(f"{job_id}\n" for job_id in ids))
-    if any(job.priority for job in found):
-        say_unheeded(directory)
-    if deadline is not None and (policy := deaf_to_deadlines(directory)) is not None:
+    out_text("".join(f"{job_id}\n" for job_id in done.ids))
+    say_unheeded(done.deaf_to_priorities)
+    if deadline is not None and done.deaf_to_deadlines is not None:
+        policy = done.deaf_to_deadlines
         note(f'policy "{policy}" does not look at deadlines: they count once another one decides')
-    if holder_of(StateDir(directory).lock) is None:
+    if not is_served(directory):
         by = f"from cron, or pliant run --follow --state {directory}"
         note(f"no run uses {directory} now: they wait for the next one, {by}")
 
@@ -183,11 +192,15 @@ def _say_what_would_happen(jobs: Sequence[Job], state: Path | None, now_s: float
 
     :raises BadInputError: that run could not serve one of them.
     """
+    from pliant.tools.run.door.client import client_of
     from pliant.tools.run.service.submit import check_against, in_utc, known_ids
     from pliant.tools.run.statedir.directory import StateDir
     from pliant.tools.run.statedir.requests import Spool
 
     if state is None:
+        return
+    if client_of(state) is not None:
+        note(f"{state}: only the owner of a shared run can predict what would happen there")
         return
     dirs = StateDir(state.resolve())
     if not (dirs.cluster.exists() and dirs.events.is_file()):
@@ -213,16 +226,18 @@ def _of_script(
     :param state: where its id must be new; None if it is not submitted.
     """
     from pliant.schemas.file_io.documents import parse_jobs
-    from pliant.tools.run.service.submit import known_ids
+    from pliant.tools.run.door.client import client_of
+    from pliant.tools.run.service.submit import free_id, known_ids
     from pliant.tools.run.statedir.directory import StateDir
     from pliant.tools.run.statedir.requests import Spool
 
     known: Collection[str] = ()
-    if "id" not in stated and state is not None and state.is_dir():
+    if "id" not in stated and state is not None and state.is_dir() and client_of(state) is None:
         dirs = StateDir(state.resolve())
         known = known_ids(dirs, Spool(dirs)) | {path.name for path in dirs.jobs.glob("*")}
     endings = [""] if array is None else [f"-{number}" for number in array.numbers]
-    fields = {"id": _new_id(Path(command[0]).stem, endings, known), "command": command, **stated}
+    base = re.sub(r"[^A-Za-z0-9._-]", "-", Path(command[0]).stem)
+    fields = {"id": free_id(base, known, endings), "command": command, **stated}
     listed = [fields] if array is None else array.jobs(fields)
     text = "\n".join(map(json.dumps, listed))
     return parse_jobs(text.encode(), COMMAND_LINE, configuration().job)
@@ -249,14 +264,3 @@ def _sizes(gpus: str) -> dict[str, Any]:
         return {"gpus": {"requested": int(gpus)}}
     least, most = int(found[1]), int(found[2])
     return {"gpus": {"requested": most, "min": least, "max": most}, "elastic": "size"}
-
-
-def _new_id(stem: str, endings: Collection[str], known: Collection[str]) -> str:
-    """The stem, with a number if there is a job of that name, and of one of these endings, already."""
-    base = re.sub(r"[^A-Za-z0-9._-]", "-", stem)
-    number = 1
-    while True:
-        found = base if number == 1 else f"{base}-{number}"
-        if not any(f"{found}{ending}" in known for ending in endings):
-            return found
-        number += 1

@@ -12,9 +12,7 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Awaited, Job, Utility
 from pliant.schemas.quantities import read_ahead
 from pliant.schemas.text import EPOCH_LIKE_S, similar
-from pliant.tools.run.service.submit import array_jobs, known_ids
-from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.run.door.asking import known_names
 
 MOST_IN_ARRAY: Final = 10_000
 _RANGE: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
@@ -126,10 +124,7 @@ def _awaited(given: Sequence[str], state: Path | None) -> dict[str, Awaited]:
             raise UsageError(f"--after {text}: expected JOB, JOB:ok or JOB:any")
     if state is None or not state.is_dir():
         return {name: _AWAITED[when] for name, when in pairs}
-    dirs = StateDir(state.resolve())
-    spool = Spool(dirs)
-    known = known_ids(dirs, spool)
-    arrays = {} if all(name in known for name, _ in pairs) else array_jobs(dirs, spool)
+    known, arrays = known_names(state)
     for name, _ in pairs:
         if name not in known and name not in arrays:
             near = similar(name, sorted({*known, *arrays}), 1)

@@ -19,7 +19,7 @@ from pliant.cli.watching import EVERY, LOOK_S, Screen, check_every, refuse_watch
 def top(
     *,
     state: Annotated[
-        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP)
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP, readable=False)
     ] = None,
     sort: Annotated[
         Literal["gpus", "speed", "job", "heard"],
@@ -38,13 +38,14 @@ def top(
     Example: pliant top --state live --watch
     """
     from pliant.schemas.file_io.files import check_output
-    from pliant.tools.run.watch.top import UseMeter, sorted_uses, summary_line, top_document, top_text
+    from pliant.tools.run.door.asking import measuring
+    from pliant.tools.run.watch.top import sorted_uses, summary_line, top_document, top_text
 
     form, output = form_and_file(format, output)
     check_every(every, watch=watch)
     if watch:
         refuse_watched(form, output)
-    by, meter = sort, UseMeter(state_directory(state))
+    by, meter = sort, measuring(state_directory(state))
     if not watch:
         check_output(output)
         log, uses = meter.look()

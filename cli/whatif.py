@@ -58,6 +58,7 @@ def whatif(
     Example: pliant whatif --policy shadow-price --state live --json
     """
     from pliant.cli.ahead import ask, document, enlarged, otherwise, remarks, table
+    from pliant.tools.run.door.asking import refuse_behind_door
     from pliant.tools.run.watch.live import LiveState
     from pliant.tools.schedule.decide import Question
 
@@ -66,7 +67,9 @@ def whatif(
         raise UsageError("what if what? name --add-nodes, --remove-node, --cancel or --policy")
     if parameters and policy is None:
         raise UsageError("--param is about the policy that --policy names")
-    live = LiveState(state_directory(state))
+    directory = state_directory(state)
+    refuse_behind_door(directory, "ask what if")
+    live = LiveState(directory)
     cluster = None if add_nodes is None else enlarged(live.cluster, add_nodes)
     question = None if policy is None else Question(policy, parameters, live.policy.seed)
     case = otherwise(live, cluster=cluster, remove=remove_node or (), cancel=cancel or (), question=question)

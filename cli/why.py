@@ -49,9 +49,12 @@ def why(
     Example: pliant why char-lm --state live
     """
     from pliant.schemas.file_io.files import check_output
+    from pliant.tools.run.door.asking import refuse_behind_door
 
     check_output(output)
-    found = _Answer(state_directory(state), job)
+    directory = state_directory(state)
+    refuse_behind_door(directory, "say why")
+    found = _Answer(directory, job)
     if as_json or format is Form.json:
         out_or_file(found.document(), output)
     else:

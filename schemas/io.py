@@ -50,9 +50,14 @@ def read_jobs(path: str | Path, defaults: Mapping[str, Any] | None = None) -> tu
 
 
 def write_jobs(jobs: Iterable[Job], path: str | Path, *, mode: int = 0o666) -> None:
+    write_bytes(path, job_file(jobs), mode=mode)
+
+
+def job_file(jobs: Iterable[Job]) -> bytes:
+    """A job file's bytes."""
     listed = list(jobs)
     minor = max((job.minor for job in listed), default=0)
-    write_bytes(path, header("job", minor) + job_lines(listed), mode=mode)
+    return header("job", minor) + job_lines(listed)
 
 
 def read_cluster(path: str | Path) -> Cluster:

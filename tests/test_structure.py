@@ -26,7 +26,7 @@ ALLOWED = {
     "integrations": {"integrations", "tools.run"},
     "cli": {"cli", "schemas", "tools"},
 }
-RUN_LAYERS = ("statedir", "backends", "discovery", "service", "watch", "doctor")
+RUN_LAYERS = ("statedir", "backends", "discovery", "service", "watch", "door", "doctor")
 """Of tools/run: each knows those before it."""
 ELASTIC_LAYERS = ("context", "state", "report", "membership", "loop")
 """Of tools/run/elastic: likewise. What is beside them may know all."""

@@ -8,9 +8,10 @@ from typing import Any
 
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
+from pliant.tools.run.statedir.account import Account
 from pliant.tools.run.statedir.fault import Faults
 from pliant.tools.run.statedir.log.events import cancel_event, reject_event, submit_event
-from pliant.tools.run.statedir.requests import Numbered, Spool, order_event, unheard
+from pliant.tools.run.statedir.requests import Numbered, Spool, askers, order_event, unheard
 from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.demand import JobCheck, submit_detail
 from pliant.tools.schedule.from_log import apply_events
@@ -47,6 +48,8 @@ class Arrivals:
         self._faults = Faults(state.dirs.path, self._refused.setdefault)
         self._spool = Spool(state.dirs)
         self._awaited = bool(self._spool.requests())
+        self._submitters: dict[str, int] = {}
+        """The accounts that submitted the jobs of the requests at hand, where several share the run."""
 
     @property
     def more_to_come(self) -> bool:
@@ -71,9 +74,10 @@ class Arrivals:
         events: list[Event] = []
         cancelled: list[str] = []
         now = self._clock()
+        self._submitters, cancellers = askers(requests)
         for found in unheard(requests, log, until_s, ahead):
             if isinstance(found, str):
-                events.append(self._cancel(found))
+                events.append(self._cancel(found, cancellers.get(found)))
                 cancelled.append(found)
             elif isinstance(found, Job):
                 events += self._admit(self._on_own_clock(found))
@@ -110,6 +114,8 @@ class Arrivals:
         return self._event(state.spec, submit_detail(state, self._session.speeds) if known else None)
 
     def _event(self, job: Job, detail: Mapping[str, Any] | None = None) -> Event:
+        if (uid := self._submitters.get(job.id)) is not None:
+            detail = {**(detail or {}), "uid": uid}
         return submit_event(job, min(self._clock(), self._origin_s + job.submit_time), detail)
 
     def _on_own_clock(self, job: Job) -> Job:
@@ -143,8 +149,8 @@ class Arrivals:
             apply_events(self._session, [replace(event, time=now - self._origin_s)])
         return event
 
-    def _cancel(self, job_id: str) -> Event:
+    def _cancel(self, job_id: str, uid: int | None) -> Event:
         now = self._clock()
         if job_id in self._session.jobs:
             self._session.end(job_id, now - self._origin_s, "cancelled")
-        return cancel_event(job_id, now)
+        return cancel_event(job_id, now, by=None if uid is None else Account.of(uid))

@@ -94,7 +94,8 @@ class PreparedRun:
         if dirs.path.exists():
             check_own(dirs, close=not dry)
             if dirs.is_shared and not options.shared and not dry:
-                raise UsageError(f"{options.state} is shared by several accounts: pliant run --shared")
+                text = "holds jobs of several accounts, which only a run with --shared may start"
+                raise UsageError(f"{options.state}: {text}")
         view = LogView(dirs, keeps_events=True)
         log = view.refresh()
         there, accepted = log.info is not None, _acknowledged(log, dirs)

@@ -183,11 +183,15 @@ def at_home(job: Job, folder: Path) -> Job:
     return job.model_copy(update={"workdir": str(folder / (job.workdir or ""))})
 
 
-def job_problems(job: Job, source: str, pointer: str = "") -> list[Problem]:
-    """What keeps one job from being started here; ``pointer`` is where it stands in its source."""
+def job_problems(job: Job, source: str, pointer: str = "", *, looks: bool = True) -> list[Problem]:
+    """What keeps one job from being started here.
+
+    :param pointer: where it stands in its source.
+    :param looks: whether its folder is there counts, too.
+    """
     return [
         Problem(source, None, f"{pointer}/{field}", f'job "{job.id}"{text}')
-        for field, text in (_obstacles(job) | _unserved(job)).items()
+        for field, text in (_obstacles(job, looks=looks) | _unserved(job)).items()
     ]
 
 
@@ -203,12 +207,12 @@ def check_command(job: Job) -> None:
         raise BadInputError(_NO_COMMAND)
 
 
-def _obstacles(job: Job) -> dict[str, str]:
+def _obstacles(job: Job, *, looks: bool = True) -> dict[str, str]:
     """What keeps a job from being started, by field, as the end of a sentence about it."""
     found = {}
     if not job.command:
         found["command"] = _NO_COMMAND
-    if not os.path.isdir(job.workdir or "."):
+    if looks and not os.path.isdir(job.workdir or "."):
         found["workdir"] = f": no such folder: {job.workdir}"
     return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Final
 
 from pliant.tools.run.backends.credentials import Limits
 from pliant.tools.run.service.members import Timeouts
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.state import Sink
 from pliant.tools.schedule.decide import Question
 
@@ -46,6 +49,8 @@ class RunOptions:
     timeouts: Timeouts = field(default_factory=Timeouts)
     log_bytes: int | None = None
     """Most bytes of each output file of a worker that stay on disk; None for the keeper's default."""
+    beside: Callable[[StateDir], AbstractContextManager[None]] | None = None
+    """Entered once the directory is this run's, and left with it."""
     sinks: tuple[Sink, ...] = ()
     """They get every event as it is written; unless the run follows, past events first."""
     metrics: Path | None = None

@@ -75,8 +75,10 @@ def _run(options: RunOptions, view: View, turn: Turn, *, follow: bool) -> tuple[
     metrics = _metrics_file(prepared)
     with prepared.open(past=not follow) as state, Interrupts() as interrupts, spared_by_garbage_collection():
         loop = prepared.loop(state, follow=follow)
+        beside = contextlib.nullcontext() if options.beside is None else options.beside(prepared.dirs)
         try:
-            turn(loop, interrupts, view if metrics is None else _both(view, metrics.look))
+            with beside:
+                turn(loop, interrupts, view if metrics is None else _both(view, metrics.look))
         except ServiceMissingError as error:
             if loop.drained:
                 _end(loop, interrupts)

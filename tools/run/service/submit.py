@@ -7,8 +7,9 @@ import grp
 import os
 import pwd
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pliant.schemas.checks import check_after
 from pliant.schemas.errors import BadInputError, PliantError, Problem, UsageError
@@ -17,6 +18,7 @@ from pliant.schemas.job import Job, arriving_at
 from pliant.schemas.shares import Shares
 from pliant.schemas.text import EPOCH_LIKE_S, counted
 from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle
+from pliant.tools.run.statedir.account import Account, account_name
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Order, Spool
@@ -24,8 +26,31 @@ from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.schedule.registry import policy_class
 
 
+class Submitted(NamedTuple):
+    """Jobs that were submitted, and what will not be heeded of what they state."""
+
+    ids: list[str]
+    deaf_to_priorities: str | None = None
+    """The policy that decides there, if jobs state priorities and it ignores them."""
+    deaf_to_deadlines: str | None = None
+    """The same for deadlines, which all policies but some ignore."""
+
+    @classmethod
+    def of(cls, state: Path, jobs: Iterable[Job], ids: list[str]) -> Submitted:
+        states = any(job.priority for job in jobs)
+        return cls(ids, deaf_to_priorities(state) if states else None, deaf_to_deadlines(state))
+
+
 def submit(
-    state: Path, jobs: Sequence[Job], source: str, *, folder: Path, now_s: float, check_scripts: bool = True
+    state: Path,
+    jobs: Sequence[Job],
+    source: str,
+    *,
+    folder: Path,
+    now_s: float,
+    check_scripts: bool = True,
+    by: Account | None = None,
+    view: LogView | None = None,
 ) -> list[str]:
     """Ask for jobs to be run, all of them or none; durable when this returns. Returns their ids.
 
@@ -35,18 +60,22 @@ def submit(
     :param source: what messages call the jobs.
     :param folder: where a job starts that names no folder.
     :param check_scripts: refuse jobs whose script is not there or is not a Python script.
+    :param by: the account that asks, if it is not this one: then its own process has looked at its folders
+        and scripts, and this one does not.
+    :param view: of the log; None reads it.
     :raises BadInputError: an id is in use, a job waits for one that is not there, the run of the directory
         could not serve a job, or its log is damaged.
     """
     listed = [at_home(job, folder) for job in arriving_at(jobs, 0.0)]
-    problems = [found for job in listed for found in _problems(job, source, check_script=check_scripts)]
-    if problems:
+    if by is None:
+        check_runnable(listed, source, check_scripts=check_scripts)
+    elif problems := [found for job in listed for found in job_problems(job, source, looks=False)]:
         raise BadInputError(problems)
     dirs = StateDir(state.resolve())
     spool = Spool(dirs)
     with spool.locked():
         # a log that was repaired may have lost the lines of a job that was started
-        known = known_ids(dirs, spool) | {path.name for path in dirs.jobs.iterdir()}
+        known = known_ids(dirs, spool, view) | {path.name for path in dirs.jobs.iterdir()}
         text = f"was submitted to {state} before, expected new ids"
         check_after(listed, known, source)
         used = [Problem(source, None, "", f'job "{job.id}" {text}') for job in listed if job.id in known]
@@ -58,8 +87,21 @@ def submit(
                 listed = _in_teams(listed, shares, source)
             check_against(dirs, listed, source)
         spool.take_back({job.id for job in listed})
-        spool.ask_to_run(in_utc(job, now_s) for job in listed)
+        spool.ask_to_run((in_utc(job, now_s) for job in listed), _uid(dirs, by))
     return [job.id for job in listed]
+
+
+def check_runnable(jobs: Iterable[Job], source: str, *, check_scripts: bool = True) -> None:
+    """:raises BadInputError: a job could not be started from here, or its script is not one."""
+    if problems := [found for job in jobs for found in _problems(job, source, check_script=check_scripts)]:
+        raise BadInputError(problems)
+
+
+def _uid(dirs: StateDir, by: Account | None) -> int | None:
+    """Of the account that asks. Returns None where only one account asks."""
+    if by is None:
+        return os.geteuid() if dirs.is_shared else None
+    return by.uid
 
 
 def _problems(job: Job, source: str, *, check_script: bool) -> list[Problem]:
@@ -71,9 +113,13 @@ def _problems(job: Job, source: str, *, check_script: bool) -> list[Problem]:
     return [] if obstacle is None else [Problem(source, None, "/command", text)]
 
 
-def cancel(state: Path, job_ids: Sequence[str]) -> None:
+def cancel(
+    state: Path, job_ids: Sequence[str], *, by: Account | None = None, view: LogView | None = None
+) -> None:
     """Ask for jobs to be ended; durable when this returns. Harmless for one that has ended.
 
+    :param by: the account that asks, if it is not this one.
+    :param view: of the log; None reads it.
     :raises UsageError: the state directory has no such job; then nothing is asked for.
     """
     dirs = StateDir(state.resolve())
@@ -82,17 +128,17 @@ def cancel(state: Path, job_ids: Sequence[str]) -> None:
     spool = Spool(dirs)
     with spool.locked():
         asked = {job_id for request in spool.requests() for job_id in request.cancelled}
-        known = known_ids(dirs, spool) | asked
+        known = known_ids(dirs, spool, view) | asked
         unknown = [job_id for job_id in job_ids if job_id not in known]
         if unknown:
             raise no_such_job(state, unknown, known, "nothing was cancelled")
         if not dirs.cluster.exists():
             spool.withdraw(job_ids)
         if not asked.issuperset(job_ids):
-            spool.ask_to_cancel(job_ids)
+            spool.ask_to_cancel(job_ids, _uid(dirs, by))
 
 
-def known_ids(dirs: StateDir, spool: Spool) -> set[str]:
+def known_ids(dirs: StateDir, spool: Spool, view: LogView | None = None) -> set[str]:
     """Ids of all jobs that were ever submitted, or are to come.
 
     The spool is read first and the log last: a job moves only that way, so none is missed on its way.
@@ -101,7 +147,17 @@ def known_ids(dirs: StateDir, spool: Spool) -> set[str]:
     """
     asked = {job.id for request in spool.requests() for job in request.jobs}
     ahead = {job.id for job in read_schedule(dirs.schedule).jobs} if dirs.schedule.exists() else set()
-    return asked | ahead | LogView(dirs).refresh().jobs.keys()
+    return asked | ahead | (view or LogView(dirs)).refresh().jobs.keys()
+
+
+def free_id(base: str, known: Collection[str], endings: Iterable[str] = ("",)) -> str:
+    """A name, with a number if there is a job of that name, and of one of these endings, already."""
+    endings, number = tuple(endings), 1
+    while True:
+        found = base if number == 1 else f"{base}-{number}"
+        if not any(f"{found}{ending}" in known for ending in endings):
+            return found
+        number += 1
 
 
 def _in_teams(jobs: Iterable[Job], shares: Shares, source: str) -> list[Job]:
@@ -138,8 +194,12 @@ def array_jobs(dirs: StateDir, spool: Spool) -> dict[str, list[str]]:
     """
     asked = {job.id: job for request in spool.requests() for job in request.jobs}
     logged = {job_id: found.job for job_id, found in LogView(dirs).refresh().jobs.items()}
+    return by_array({**asked, **logged}.values())
+
+
+def by_array(jobs: Iterable[Job]) -> dict[str, list[str]]:
     by_name: dict[str, list[str]] = {}
-    for job in {**asked, **logged}.values():
+    for job in jobs:
         if job.array is not None:
             by_name.setdefault(job.array.name, []).append(job.id)
     return by_name
@@ -169,27 +229,36 @@ def in_utc(job: Job, now_s: float) -> Job:
 
 
 def order_jobs(
-    state: Path, action: JobAction, job_ids: Sequence[str], *, priority: float | None = None
+    state: Path,
+    action: JobAction,
+    job_ids: Sequence[str],
+    *,
+    priority: float | None = None,
+    by: Account | None = None,
+    view: LogView | None = None,
 ) -> list[str]:
     """Order the same for several jobs, for all or none; durable when this returns.
 
     Returns the ids of those that have ended, for which nothing was ordered.
 
+    :param by: the account that orders it, if it is not this one.
+    :param view: of the log; None reads it.
     :raises UsageError: there is no such state directory or job, or it is not this user's.
     """
     dirs, spool = _spool(state)
     with spool.locked():
-        known = known_ids(dirs, spool)
+        known = known_ids(dirs, spool, view)
         unknown = [job_id for job_id in job_ids if job_id not in known]
         if unknown:
             nothing = f"nothing was ordered for {counted(len(job_ids), 'job')}"
             raise no_such_job(state, unknown, known, nothing)
-        log = LogView(dirs).refresh()
+        log = (view or LogView(dirs)).refresh()
         ended = [job_id for job_id in job_ids if job_id in log.jobs and job_id not in log.active]
         left = [job_id for job_id in dict.fromkeys(job_ids) if job_id not in ended]
-        user, now_s = user_name(), time.time()
+        user, uid, now_s = by.name if by else user_name(), _uid(dirs, by), time.time()
         spool.give(
-            Order(action=action, job=job_id, user=user, asked_s=now_s, priority=priority) for job_id in left
+            Order(action=action, job=job_id, user=user, uid=uid, asked_s=now_s, priority=priority)
+            for job_id in left
         )
     return ended
 
@@ -202,12 +271,14 @@ def order_nodes(
     reason: str = "",
     now: bool = False,
     within_s: float | None = None,
+    by: Account | None = None,
 ) -> None:
     """Order the same for several nodes, for all or none; durable when this returns.
 
     :param reason: why a node is drained.
     :param now: jobs leave a drained node at the next decision.
     :param within_s: nothing may run there after this time; it goes with ``now``.
+    :param by: the account that orders it, if it is not this one.
     :raises UsageError: there is no such state directory or node, or it is not this user's.
     """
     dirs, spool = _spool(state)
@@ -218,12 +289,13 @@ def order_nodes(
         unknown = [name for name in names if name not in known]
         if unknown:
             raise UsageError(f"{state} has no node {', '.join(unknown)}; it has: {_few(known)}")
-        user, now_s = user_name(), time.time()
+        user, uid, now_s = by.name if by else user_name(), _uid(dirs, by), time.time()
         spool.give(
             Order(
                 action=action,
                 node=name,
                 user=user,
+                uid=uid,
                 asked_s=now_s,
                 reason=reason,
                 now=now,
@@ -268,8 +340,4 @@ def _few(names: Sequence[str], shown: int = 8) -> str:
 
 
 def user_name() -> str:
-    uid = os.geteuid()
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    return account_name(os.geteuid())

@@ -18,7 +18,6 @@ import fcntl
 import json
 import logging
 import os
-import pwd
 import stat
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +29,7 @@ from typing import Final
 from pliant.schemas.errors import BadInputError, LockedError, PliantError, UsageError
 from pliant.schemas.file_io.files import atomic_write, make_folder, sync_folder, write_error
 from pliant.schemas.text import listed, whole_number
+from pliant.tools.run.statedir.account import account_name
 from pliant.tools.run.statedir.contract.folders import KEPT, PRIVATE, Folder, Inside, JobDir, job_folder
 from pliant.tools.run.statedir.fault import may_pass
 
@@ -39,8 +39,9 @@ FORMAT: Final = 2
 _UNUSABLE: Final = "cannot be used as state directory"
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 _OPEN: Final = stat.S_IRWXG | stat.S_IRWXO
-_PASSAGE: Final = 0o711
-"""Mode of the folders that users of a shared run pass through."""
+_WAY_IN: Final = stat.S_IXGRP | stat.S_IXOTH
+"""By these, others pass through the folders of a shared run that they may; they cannot list them."""
+ROOT: Final = 0
 _GLANCE_S: Final = 0.25
 """A lock that is held is tried for this long: the holder may be a process that only looks."""
 _RETRY_S: Final = 0.05
@@ -72,11 +73,17 @@ class StateDir(Folder):
     """The folder of the jobs' folders."""
     kept = Inside(KEPT)
     """The launcher's own files of each job, if several accounts share the run: else they are with the job."""
+    door = Inside("door")
+    """Where other accounts ask, if they share the run."""
 
     @property
     def is_shared(self) -> bool:
         """Whether several accounts share it: then each job's folder is its user's, and all else root's."""
-        return self.kept.is_dir()
+        try:
+            found = os.lstat(self.kept)
+            return stat.S_ISDIR(found.st_mode) and found.st_uid == os.lstat(self.path).st_uid == ROOT
+        except OSError:
+            return False
 
     def job(self, job_id: str) -> JobDir:
         return job_folder(self.jobs, job_id)
@@ -132,6 +139,7 @@ def check_own(dirs: StateDir, *, close: bool = True) -> None:
     :raises BadInputError: a later pliant has written it.
     """
     check_format(dirs)
+    ways_in = {str(dirs.path), str(dirs.jobs)} if dirs.is_shared else set()
     others_enter, parts = bool(os.lstat(dirs.path).st_mode & _OPEN), list(_parts(dirs))
     for path, found in parts:
         _check_owner(path, found, os.geteuid())
@@ -141,31 +149,32 @@ def check_own(dirs: StateDir, *, close: bool = True) -> None:
             raise UsageError(f"{path}: {text}: chmod go-w {path}")
     if not close:
         return
-    if dirs.is_shared:
-        _let_enter(dirs)
-        return
     for path, found in parts:  # only now: a folder that is refused is refused the next time, too
-        if found.st_mode & _OPEN and _is_its(dirs, Path(path)):
-            os.chmod(path, stat.S_IMODE(found.st_mode) & ~_OPEN)
-    if others_enter:
+        mode = stat.S_IMODE(found.st_mode)
+        closed = mode & ~_OPEN | (_WAY_IN if path in ways_in else 0)
+        if mode != closed and _is_its(dirs, Path(path)):
+            os.chmod(path, closed)
+    if others_enter and not ways_in:
         _log.warning("%s was open to other users: from now on it is yours alone", dirs.path)
 
 
 def make_shared(dirs: StateDir) -> None:
-    """Let several accounts share a state directory of root's, in which no job has run yet.
+    """Let several accounts reach the door of a state directory of root's, in which no job has run yet.
 
     :raises UsageError: this user is not root, jobs have run there, or others cannot reach it or could put
         another one in its place.
+    :raises PliantError: it cannot be made.
     """
-    if dirs.is_shared:
-        return
-    if os.geteuid() != 0:
+    if os.geteuid() != ROOT:
         raise UsageError("jobs run as their users only where root runs them: pliant run --shared needs root")
-    if dirs.jobs.is_dir() and any(dirs.jobs.iterdir()):
+    if not dirs.is_shared and dirs.jobs.is_dir() and any(dirs.jobs.iterdir()):
         raise UsageError(f"{dirs.path}: one account has run jobs there: name a new folder for a shared run")
     check_reachable(dirs.path)
+    make_folder(dirs.door, mode=0o755)
+    check_plain_folder(dirs.door)
+    os.chmod(dirs.door, 0o755)  # noqa: S103 - all may look for the socket
     make_folder(dirs.kept, mode=0o700)
-    _let_enter(dirs)
+    check_own(dirs)
 
 
 def check_reachable(path: Path) -> None:
@@ -178,15 +187,18 @@ def check_reachable(path: Path) -> None:
         if not found.st_mode & stat.S_IXOTH:
             text = "other users cannot enter it: a shared state directory is where they can, as in /var/lib"
             raise UsageError(f"{above}: {text}")
-        if found.st_uid != 0 or (found.st_mode & _WRITABLE and not found.st_mode & stat.S_ISVTX):
-            raise UsageError(f"{above}: others than root may write in it, and so replace {path}")
+        if found.st_uid != ROOT:
+            raise UsageError(f"{above}: belongs to {_name(found.st_uid)}, who could replace what lies in it")
+        if found.st_mode & _WRITABLE and not found.st_mode & stat.S_ISVTX:
+            raise UsageError(f"{above}: other accounts can replace what lies in it: chmod go-w {above}")
 
 
-def _let_enter(dirs: StateDir) -> None:
-    """Others pass through these two folders, and can list neither."""
-    for folder in (dirs.path, dirs.jobs):
-        if stat.S_IMODE(os.lstat(folder).st_mode) != _PASSAGE:
-            os.chmod(folder, _PASSAGE)
+def check_plain_folder(path: Path) -> None:
+    """:raises UsageError: it is not a folder of this user's, or others may write in it."""
+    found = os.lstat(path)
+    _check_owner(str(path), found, os.geteuid())
+    if not stat.S_ISDIR(found.st_mode) or found.st_mode & _WRITABLE:
+        raise UsageError(f"{path}: expected a folder that only its owner can write in")
 
 
 def check_seen(dirs: StateDir) -> None:
@@ -234,7 +246,7 @@ def _parts(dirs: StateDir) -> Iterator[tuple[str, os.stat_result]]:
     own = os.lstat(dirs.path)
     yield str(dirs.path), own
     yield from _entries(dirs.path)
-    if own.st_mode & _OPEN and dirs.jobs.is_dir() and not dirs.jobs.is_symlink() and not dirs.is_shared:
+    if own.st_mode & _OPEN and not dirs.is_shared and dirs.jobs.is_dir() and not dirs.jobs.is_symlink():
         yield from _entries(dirs.jobs)
 
 
@@ -265,10 +277,8 @@ def _check_kind(path: str, found: os.stat_result) -> None:
 
 
 def _name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
+    name = account_name(uid)
+    return f"user {uid}" if name == str(uid) else name
 
 
 # Which format, and where.

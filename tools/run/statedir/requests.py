@@ -2,9 +2,10 @@
 
 ``spool/NUMBER.ASKED.jobs.jsonl`` is a job file whose ``submit_time`` is UTC; ASKED is the time of the
 submission, in nanoseconds by the submitter's clock. ``spool/NUMBER.cancel.json`` is a list of ids,
-``spool/NUMBER.order.json`` one :class:`Order` about a job or a node. A request counts once its file bears
-that name, on disk. The run of the directory writes it into the log and only then removes the file. Meeting
-it twice does no harm: the log knows the ids of jobs and the numbers of executed orders.
+``spool/NUMBER.order.json`` one :class:`Order` about a job or a node. Where several accounts share the run,
+their names say who asked: ``NUMBER.ASKED.uid1001.jobs.jsonl``. A request counts once its file bears that
+name, on disk. The run of the directory writes it into the log and only then removes the file. Meeting it
+twice does no harm: the log knows the ids of jobs and the numbers of executed orders.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
@@ -30,6 +31,7 @@ from pliant.schemas.file_io.record import (
     BoundedFloat,
     Identifier,
     NonNegativeFloat,
+    NonNegativeInt,
     PlainText,
     PositiveFloat,
     Record,
@@ -55,6 +57,7 @@ _EVENTS: Final[dict[JobAction | NodeAction, EventName]] = {
 _JOBS: Final = ".jobs.jsonl"
 _CANCEL: Final = ".cancel.json"
 _ORDER: Final = ".order.json"
+_UID: Final = ".uid"
 _ENDINGS: Final = (_JOBS, _CANCEL, _ORDER)
 AT_ONCE_S: Final = 0.1
 """Times of files lag a little behind the clock."""
@@ -71,6 +74,8 @@ class Order(Record):
     node: PlainText | None = None
     """The job or the node that it is about."""
     user: str
+    uid: NonNegativeInt | None = None
+    """The account that gave it, where several share the run."""
     asked_s: NonNegativeFloat
     """UTC seconds, by the clock of that time."""
     priority: BoundedFloat | None = None
@@ -108,7 +113,9 @@ class Numbered(NamedTuple):
 
 def order_event(number: int, order: Order, time_s: float) -> Event:
     """The event that executes an order; ``number`` is that of its file."""
-    said = order.model_dump(include={"user", "node", "priority", "reason", "now"}, exclude_defaults=True)
+    said = order.model_dump(
+        include={"user", "uid", "node", "priority", "reason", "now"}, exclude_defaults=True
+    )
     detail: dict[str, Any] = {**said, "order": number}
     if order.within_s is not None:
         detail["until"] = order.asked_s + order.within_s
@@ -127,6 +134,8 @@ class Request:
     order: Order | None = None
     asked_s: float = 0.0
     """When it was written, by the clock of that time."""
+    uid: int | None = None
+    """The account that asked, where several share the run."""
     seen_s: float = field(default_factory=time.monotonic)
     """When this process first saw it, by a clock that cannot be set."""
 
@@ -226,22 +235,33 @@ class Spool:
         finally:
             os.close(descriptor)
 
-    def ask_to_run(self, jobs: Iterable[Job]) -> None:
+    def ask_to_run(self, jobs: Iterable[Job], uid: int | None = None) -> None:
         """Write a submission; on disk when this returns. Call it while :meth:`locked`."""
-        write_jobs(jobs, self._next(f".{time.time_ns()}{_JOBS}"), mode=PRIVATE)
+        write_jobs(jobs, self._next(f".{time.time_ns()}{_by(uid)}{_JOBS}"), mode=PRIVATE)
         sync_folder(self._folder.parent)
 
-    def ask_to_cancel(self, job_ids: Iterable[str]) -> None:
+    def ask_to_cancel(self, job_ids: Iterable[str], uid: int | None = None) -> None:
         """Write a cancellation; on disk when this returns. Call it while :meth:`locked`."""
-        atomic_write(self._next(_CANCEL), json.dumps(sorted(job_ids)).encode() + b"\n", mode=PRIVATE)
+        atomic_write(
+            self._next(f"{_by(uid)}{_CANCEL}"), json.dumps(sorted(job_ids)).encode() + b"\n", mode=PRIVATE
+        )
         sync_folder(self._folder.parent)
 
     def give(self, orders: Iterable[Order]) -> None:
         """Write orders; on disk when this returns. Call it while :meth:`locked`."""
         for number, order in enumerate(orders, self._number()):
             data = order.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n"
-            atomic_write(self._folder / f"{number:020d}{_ORDER}", data, mode=PRIVATE)
+            atomic_write(self._folder / f"{number:020d}{_by(order.uid)}{_ORDER}", data, mode=PRIVATE)
         sync_folder(self._folder.parent)
+
+    def bytes_of(self, uid: int) -> int:
+        """How many bytes the requests of an account take."""
+        marked = [name for name in os.listdir(self._folder) if f"{_by(uid)}." in name]
+        found = 0
+        for name in marked:
+            with suppress(FileNotFoundError):
+                found += os.stat(self._folder / name).st_size
+        return found
 
     def withdraw(self, job_ids: Collection[str]) -> None:
         """Before the first run, take jobs and orders about them out. Call it while :meth:`locked`.
@@ -286,11 +306,11 @@ class Spool:
             int(name.partition(".")[0])
             if name.endswith(_JOBS):
                 jobs = parse_jobs(read_own(path), str(path))
-                return Request(path, jobs=jobs, asked_s=int(name.split(".")[1]) / 1e9)
+                return Request(path, jobs=jobs, asked_s=int(name.split(".")[1]) / 1e9, uid=_uid_in(name))
             if name.endswith(_ORDER):
                 order = Order.model_validate_json(read_own(path))
-                return Request(path, order=order, asked_s=order.asked_s)
-            return Request(path, cancelled=_IDS.validate_json(read_own(path)))
+                return Request(path, order=order, asked_s=order.asked_s, uid=order.uid)
+            return Request(path, cancelled=_IDS.validate_json(read_own(path)), uid=_uid_in(name))
         except (BadInputError, OSError, ValueError) as error:
             if may_pass(error):
                 return None
@@ -307,6 +327,25 @@ def _without(job: Job, gone: Container[str]) -> Job:
     """A job that does not wait for those that are gone."""
     left = {other: awaited for other, awaited in job.after.items() if other not in gone}
     return job if left == job.after else job.model_copy(update={"after": left})
+
+
+def _by(uid: int | None) -> str:
+    return "" if uid is None else f"{_UID}{uid}"
+
+
+def _uid_in(name: str) -> int | None:
+    _, marked, after = name.partition(_UID)
+    return int(after.partition(".")[0]) if marked else None
+
+
+def askers(requests: Iterable[Request]) -> tuple[dict[str, int], dict[str, int]]:
+    """The accounts that submitted jobs, and those that cancelled some, by the ids of the jobs."""
+    submitters, cancellers = dict[str, int](), dict[str, int]()
+    for request in requests:
+        if request.uid is not None:
+            submitters |= dict.fromkeys((job.id for job in request.jobs), request.uid)
+            cancellers = dict.fromkeys(request.cancelled, request.uid) | cancellers
+    return submitters, cancellers
 
 
 def unheard(

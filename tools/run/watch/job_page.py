@@ -31,6 +31,7 @@ from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.watch.columns import progress
 from pliant.tools.run.watch.job_status import JobStatus
+from pliant.tools.run.watch.output import Shown, seen_of
 from pliant.tools.run.watch.status import Status, run_line
 from pliant.tools.run.watch.top import measured, memory_text
 from pliant.tools.schedule.jobs import gpus_of
@@ -80,14 +81,15 @@ class Happened:
     """How many were lost or replaced."""
 
 
-def history(dirs: StateDir, job_id: str) -> list[Happened]:
+def history(dirs: StateDir, job_id: str, *, shown: Shown | None = None) -> list[Happened]:
     """What happened to a job, in order. Reads the whole log.
 
+    :param shown: what the reader sees of each event; None: all of it.
     :raises BadInputError: the log is damaged.
     """
     if not dirs.events.exists():
         return []
-    events = (event for block in LogReader(dirs.events).read_all() for event in block)
+    events = (event for block in LogReader(dirs.events).read_all() for event in seen_of(block, shown))
     found: list[Happened] = []
     missing: list[str] = []
     for event in events:
@@ -170,17 +172,21 @@ def job_page(
     now_s: float,
     *,
     state: Path,
+    use: tuple[float | None, int | None] | None = None,
     width: int | None = None,
     explain: bool = False,
 ) -> str:
     """A job for its owner; ``now_s`` is UTC.
 
     :param state: the state directory, as the user names it.
+    :param use: what :func:`measured` says of it; None: it is measured there.
     :param width: of the terminal, in columns; None breaks no line.
     :param explain: add what the policy says.
     """
     lines: list[str] = []
-    facts = [*_facts(job, status, now_s, state, explain=explain), ("workers", _losses(happened))]
+    if use is None:
+        use = measured(StateDir(state), job.log) if job.log.gpus else (None, None)
+    facts = [*_facts(job, status, now_s, state, use, explain=explain), ("workers", _losses(happened))]
     lines += fact_lines(facts, width)
     if happened:
         lines += ["", "history", *history_lines(happened, now_s, width, explain=explain)]
@@ -197,20 +203,25 @@ def fact_lines(facts: Iterable[tuple[str, str]], width: int | None) -> list[str]
     ]
 
 
-def _used(job: JobLog, state: Path) -> str:
+def _used(busy: float | None, memory: int | None) -> str:
     """What a running job uses; empty if that is not known."""
-    busy, memory = measured(StateDir(state), job) if job.gpus else (None, None)
     if busy is None:
         return ""
     return f"{100 * busy:.0f} % of its slots over the last minute, {memory_text(memory)} of main memory"
 
 
 def _facts(
-    job: JobStatus, status: Status, now_s: float, state: Path, *, explain: bool
+    job: JobStatus,
+    status: Status,
+    now_s: float,
+    state: Path,
+    use: tuple[float | None, int | None],
+    *,
+    explain: bool,
 ) -> Iterable[tuple[str, str]]:
     yield "job", job.id
     yield "state", job.state
-    yield "uses", _used(job.log, state)
+    yield "uses", _used(*use)
     yield "why", job.why
     yield from until_facts(job, status, now_s, more="(--explain)")
     if job.log.gpus:

@@ -27,13 +27,23 @@ from pliant.tools.run.watch.job_status import known_ids
 from pliant.tools.run.watch.status import Watcher
 
 PIECE: Final = 1 << 20
+Shown = Callable[[Event], Event | None]
+"""What a reader sees of an event; None if it sees nothing of it."""
 _POLL_S: Final = 0.5
 _log = logging.getLogger("pliant")
 
 
-def last_events(state: Path, count: int) -> Iterator[bytes]:
+def seen_of(events: Sequence[Event], shown: Shown | None) -> Sequence[Event]:
+    """Events as their reader sees them."""
+    if shown is None:
+        return events
+    return [seen for event in events if (seen := shown(event)) is not None]
+
+
+def last_events(state: Path, count: int, *, shown: Shown | None = None) -> Iterator[bytes]:
     """The last events of the log of a state directory, as an event file of their own.
 
+    :param shown: what the reader sees of each event; None: all of it.
     :raises UsageError: it has no log.
     :raises BadInputError: it is damaged.
     """
@@ -44,7 +54,7 @@ def last_events(state: Path, count: int) -> Iterator[bytes]:
     found: deque[Event] = deque(maxlen=count)
     try:
         for events in LogReader(dirs.events).read_all():
-            found.extend(events)
+            found.extend(seen_of(events, shown))
     except BadInputError as error:
         raise repairable(error, state) from error
     yield header("event")
@@ -72,12 +82,13 @@ class EventStream:
         self._started = True
 
 
-def events_to_come(state: Path, last: int = 0) -> Iterator[bytes]:
+def events_to_come(state: Path, last: int = 0, *, shown: Shown | None = None) -> Iterator[bytes]:
     """The last events of the log of a state directory, then each new one, indefinitely.
 
     Yields empty pieces between looks, so that its reader can act. Waits for a log that does not exist yet;
     reads one that was cut or replaced from its start again.
 
+    :param shown: what the reader sees of each event; None: all of it.
     :raises UsageError: there is no such folder, or it is not this user's to see.
     :raises BadInputError: the log is damaged.
     """
@@ -87,12 +98,12 @@ def events_to_come(state: Path, last: int = 0) -> Iterator[bytes]:
     check_seen(dirs)
     yield header("event")
     found = _Log(dirs.events)
-    newest = deque(found.fresh(state), maxlen=last)
+    newest = deque(seen_of(found.fresh(state), shown), maxlen=last)
     yield event_lines(newest)
     while True:
         yield b""
         time.sleep(_POLL_S)
-        yield event_lines(found.fresh(state))
+        yield event_lines(seen_of(found.fresh(state), shown))
 
 
 class _Log:
@@ -131,7 +142,7 @@ def job_output(
     dirs = StateDir(state)
     _check_known(dirs, job_id)
     check_job(dirs, job_id)
-    output, ends = _Output(dirs, job_id, lines), Tail(dirs.events, only=ENDS)
+    output, ends = JobOutput(dirs, job_id, lines), Tail(dirs.events, only=ENDS)
     while follow and all(event.job != job_id for event in ends.read()):
         yield from output.fresh()
         yield b""
@@ -167,7 +178,7 @@ def ends_of(state: Path, job_ids: Sequence[str]) -> Iterator[JobLog | None]:
             time.sleep(_POLL_S)
 
 
-class _Output:
+class JobOutput:
     """What a job prints from its newest attempt on: each byte once, also across attempts."""
 
     def __init__(self, dirs: StateDir, job_id: str, lines: int | None) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
@@ -30,7 +30,7 @@ from pliant.tools.run.statedir.clock import Clock, passed_since
 from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.directory import Lock, StateDir, check_seen, holder_of
-from pliant.tools.run.statedir.log.fold import Drain, JobLog, LeftOut, RunLog
+from pliant.tools.run.statedir.log.fold import AS_JSON, Drain, JobLog, LeftOut, RunLog
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.statedir.log.worker_reports import (
     Reports,
@@ -66,9 +66,28 @@ T = TypeVar("T")
 _log = logging.getLogger("pliant")
 
 
+class Hidden(NamedTuple):
+    """Jobs of others that are not shown."""
+
+    running: int = 0
+    gpus: int = 0
+    """That they hold."""
+    waiting: int = 0
+
+    @property
+    def words(self) -> str:
+        """Empty if there are none."""
+        if not (self.running or self.waiting):
+            return ""
+        on = f"{counted(self.running, 'job')} on {counted(self.gpus, 'GPU')}"
+        return f"others have {on}, and {self.waiting} that wait"
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """What can be seen at one moment."""
+
+    __pydantic_config__ = AS_JSON
 
     log: RunLog
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -93,21 +112,24 @@ class Status:
     """GPUs on which no job runs, by node, of nodes that are drained or down; without full nodes, unless no
     node is in service.
     """
+    hidden: Hidden = field(default_factory=Hidden)
+    """What others keep to themselves in a shared run."""
 
 
 class Watcher:
     """Looks at a state directory again and again, and reads no part of the log twice.
 
+    :param view: of its log; None for one of its own.
     :raises UsageError: there is no log and no submission, or they are not this user's to see.
     """
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, *, view: LogView | None = None) -> None:
         self.dirs = StateDir(state.resolve())
         self._spool = Spool(self.dirs)
         if not (self.dirs.events.is_file() or self.dirs.spool.is_dir()):
             raise no_state_directory(state)
         check_seen(self.dirs)
-        self._view = LogView(self.dirs, keeps_events=True)
+        self._view = view or LogView(self.dirs, keeps_events=True)
         self._outlook: Mapping[str, StartPrediction] = {}
         self._looked_ahead: tuple[float, object] = (float("-inf"), None)
         self._reports = Reports(self.dirs)

@@ -72,8 +72,8 @@ class UseMeter:
     :raises UsageError: there is no log and no submission, or they are not this user's to see.
     """
 
-    def __init__(self, state: Path) -> None:
-        self._watcher = Watcher(state)
+    def __init__(self, state: Path, *, watcher: Watcher | None = None) -> None:
+        self._watcher = watcher or Watcher(state)
         self._files: dict[str, ProgressFile] = {}
 
     def look(self) -> tuple[RunLog, list[Use]]:

@@ -15,6 +15,7 @@ from pliant.schemas.io import profile_hash
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import PromisedBounds, RunInfo
 from pliant.schemas.schedule import Schedule, TeamStanding
+from pliant.tools.run.statedir.account import Account
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.statedir.log.retries import BELIEVED, given_up, wait_s
 from pliant.tools.schedule.policy_file import label_of
@@ -102,8 +103,11 @@ def reject_event(
     return Event(time_s, "reject", job_id, gpus=0, placement=(), detail=detail)
 
 
-def cancel_event(job_id: str, time_s: float, reason: str = "") -> Event:
-    detail = {"reason": reason} if reason else None
+def cancel_event(job_id: str, time_s: float, reason: str = "", *, by: Account | None = None) -> Event:
+    """:param by: who asked for it, if several accounts share the run."""
+    detail: dict[str, Any] | None = {"reason": reason} if reason else None
+    if by is not None:
+        detail = {**(detail or {}), "user": by.name, "uid": by.uid}
     return Event(time_s, "cancel", job_id, gpus=0, placement=(), detail=detail)
 
 

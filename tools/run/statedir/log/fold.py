@@ -8,7 +8,8 @@ How ``run`` uses the events:
   (``snapshot.py``): fields of the records here that no other event says.
 - ``submit`` brings the job in its detail (a SubmitDetail), its submit_time moved to UTC. A job that says
   ``hold`` is held from then on. Which jobs it waits for and which array it is in says the job; whether it
-  still waits follows from the ends of those jobs.
+  still waits follows from the ends of those jobs. Where several accounts share the run, it and every order
+  say the ``uid`` of the account that asked.
 - ``start``, ``resume``, ``grow``, ``shrink``, ``move``, ``preempt`` are written when they are decided, before
   anything is done. They say what the job holds from then on: ``gpus``, ``placement``, ``global_batch``, and
   in the detail ``accum``, ``lr_scale``, ``reason``, and ``beside``, the job that has the same GPUs. A changed
@@ -125,6 +126,8 @@ class JobLog:
     """The last one that is over, whether it failed or not."""
     held: tuple[str, float] | None = None
     """Who holds it, and since when."""
+    held_by: int | None = None
+    """The account that holds it, if the door proved it."""
     reason: str = ""
     trouble: str = ""
     """Why it last lost GPUs without the policy's doing; until the policy changes them."""
@@ -242,9 +245,9 @@ class JobLog:
 
     def _obey(self, event: Event, detail: Mapping[str, Any]) -> None:
         if event.event == "hold":
-            self.held = str(detail.get("user", "")), event.time
+            self.held, self.held_by = (str(detail.get("user", "")), event.time), detail.get("uid")
         elif event.event == "unhold":
-            self.held = None
+            self.held = self.held_by = None
         else:
             self.job = self.job.model_copy(update={"priority": float(detail["priority"])})
 

@@ -256,8 +256,10 @@ def _come_and_end(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
     for job_id, job in known.jobs.items():
         if job_id not in log.jobs:
             work = job.total_samples
-            known_work = work is not None and math.isfinite(work)
-            yield submit_event(job.job, job.submitted_s, {"samples": work} if known_work else None)
+            detail: dict[str, Any] = {"samples": work} if work is not None and math.isfinite(work) else {}
+            if job.uid is not None:
+                detail["uid"] = job.uid
+            yield submit_event(job.job, job.submitted_s, detail)
     ended = (job for job_id, job in known.jobs.items() if job.ended and not _ended(log, job_id))
     for job in sorted(ended, key=lambda job: (job.ended_s or 0.0, job.job.id)):
         samples = job.samples_done or None

@@ -1,0 +1,239 @@
+"""What an account tries that means harm: each is refused, and no other account notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.errors import PliantError, UsageError
+from pliant.tools.run.door.place import SOCKET, check_way
+from pliant.tools.run.door.protocol import read_line
+from pliant.tools.run.door.roles import read_roles
+from pliant.tools.run.statedir.directory import StateDir, make_own, make_shared
+from tests.cli.calling import call
+from tests.tools.run.door.people import (
+    BOB,
+    EVE,
+    LOOK,
+    MAL,
+    Shared,
+    all_may_enter,
+    as_account,
+    only_root_becomes_others,
+    write_roles,
+)
+
+Tries = Callable[[Path, Path], object]
+ON_FILES: dict[str, Tries] = {
+    "list": lambda state, _: os.listdir(state),
+    "read the log": lambda state, _: (state / "events.jsonl").read_bytes(),
+    "hold the lock": lambda state, _: os.open(state / "lock", os.O_RDONLY),
+    "hard link into the spool": lambda state, own: os.link(own, state / "spool" / "1.2.uid0.jobs.jsonl"),
+    "hard link into the door": lambda state, own: os.link(own, state / "door" / "roles.json"),
+    "symbolic link into the door": lambda state, own: os.symlink(own, state / "door" / "other"),
+    "rename over the socket": lambda state, own: os.rename(own, state / "door" / SOCKET),
+    "remove the socket": lambda state, _: os.unlink(state / "door" / SOCKET),
+    "FIFO in the door": lambda state, _: os.mkfifo(state / "door" / "fifo"),
+    "swap the door": lambda state, _: os.rename(state / "door", state / "gone"),
+    "swap the directory": lambda state, _: os.rename(state, state.with_name("gone")),
+    "open the door's folder": lambda state, _: (state / "door").chmod(0o770),
+}
+
+
+@pytest.mark.parametrize("attack", list(ON_FILES))
+def test_nothing_in_the_state_directory_can_be_read_replaced_or_added(run: Shared, attack: str):
+    def body() -> str:
+        own = run.home(EVE) / "own"
+        own.write_text(json.dumps({"id": "planted", "command": ["train.py"]}) + "\n")
+        try:
+            ON_FILES[attack](run.state, own)
+        except PermissionError as error:
+            return type(error).__name__
+        return "it worked"
+
+    run.home(EVE)
+    assert as_account(EVE, body) == "PermissionError"
+    assert run.by(BOB, "status").exit_code == 0
+
+
+def test_a_door_that_another_account_made_is_not_asked():
+    only_root_becomes_others()
+    with all_may_enter() as folder, ExitStack() as stack:
+        run = Shared(folder)
+        home, real = run.home(EVE), StateDir(folder / "state")
+        make_own(real)
+        make_shared(real)
+        listening = stack.enter_context(socket.socket(socket.AF_UNIX))
+
+        def build() -> str:
+            (home / "made" / "door").mkdir(parents=True)
+            (home / "made" / "spool").mkdir()
+            (home / "linked").mkdir()
+            os.symlink(real.door, home / "linked" / "door")
+            listening.bind(str(home / "made" / "door" / SOCKET))
+            listening.listen()
+            return ""
+
+        as_account(EVE, build)
+        for fake in ("made", "linked"):
+
+            def ask(state: Path = home / fake) -> list[object]:
+                done = call("submit", "train.py", "--state", str(state), columns=200)
+                return [done.exit_code, done.stdout, done.stderr]
+
+            def as_bob(ask: Callable[[], list[object]] = ask) -> list[object]:
+                os.chdir(run.folder / f"home-{BOB}")
+                return ask()
+
+            run.home(BOB)
+            code, said, error = as_account(BOB, as_bob)
+            assert (code, said) in ((2, ""), (69, "")), error
+            assert len(str(error).splitlines()) == 1
+        listening.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+
+
+def test_without_a_run_there_is_one_line_and_no_request_lies_anywhere():
+    only_root_becomes_others()
+    with all_may_enter() as folder, socket.socket(socket.AF_UNIX) as gone:
+        run, dirs = Shared(folder), StateDir(folder / "state")
+        make_own(dirs)
+        make_shared(dirs)
+        for _ in range(2):
+            for words in ("status", "submit train.py", "cancel a"):
+                done = run.by(BOB, words)
+                assert (done.exit_code, done.stdout) == (69, "")
+                assert "no run serves" in done.stderr
+                assert len(done.stderr.splitlines()) == 1
+            if not (dirs.door / SOCKET).exists():
+                gone.bind(str(dirs.door / SOCKET))  # as a run that was killed leaves it
+                (dirs.door / SOCKET).chmod(0o666)
+        assert list(dirs.spool.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\x00\xff nonsense\n", "not readable JSON"),
+        (b'{"ask":"look","uid":0}\n', "is not a field"),
+        (b'{"ask":"everything"}\n', "is wrong"),
+        (b'{"ask":"cancel","jobs":["../../etc"]}\n', "is not allowed"),
+        (b"[" * 100_000 + b"\n", "not readable JSON"),
+        (b'{"ask":"submit","jobs":"{\\"id\\": 1}"}\n', "/id"),
+    ],
+)
+def test_what_is_no_request_is_answered_with_one_line(run: Shared, data: bytes, said: str):
+    answer = run.ask(EVE, data)
+    assert (answer["ok"], answer["exit"]) == (False, 3)
+    assert said in answer["error"]
+
+
+def test_a_flood_is_refused_to_the_one_who_floods_and_others_are_served(run: Shared):
+    def flood() -> list[object]:
+        found: list[object] = []
+        with ExitStack() as stack:
+            silent = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(4)]
+            for each in silent:
+                each.connect(str(run.state / "door" / SOCKET))
+            for _ in range(200):
+                connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+                connection.connect(str(run.state / "door" / SOCKET))
+                found.append(json.loads(connection.makefile("rb").readline())["error"])
+        return sorted(set(map(str, found)))
+
+    refusals = as_account(MAL, flood)
+    assert any("4 connections of" in line for line in refusals), refusals
+    assert any("more than 0.001 requests a second" in line for line in refusals)
+    assert run.by(BOB, "status").exit_code == 0
+    assert run.logged(f"door: {MAL} (uid {MAL}): refused: ")
+    refused = run.by(MAL, "status")
+    assert refused.exit_code == 75
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_a_request_that_comes_slowly_or_is_too_long_is_not_waited_for():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b'{"ask"')
+        with pytest.raises(TimeoutError):
+            read_line(ours, 1000, 0.01)
+        theirs.sendall(b"x" * 2000)
+        with pytest.raises(ValueError, match="more than 1,000 bytes"):
+            read_line(ours, 1000, 60.0)
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(ValueError, match="breaks off"):
+            read_line(ours, 10_000, 60.0)
+
+
+def test_limits_of_jobs_bytes_and_priority_are_each_named_in_one_line(run: Shared):
+    limits = {"waiting_jobs": 2, "request_bytes": 2000, "priority": 5.0}
+    run.set_roles(limits_of={str(BOB): limits})
+    jobs = "".join(f'{{"id": "w{n}", "command": ["train.py"]}}\n' for n in range(3))
+    for words, given, said in (
+        ("submit -", jobs, "and 2 may"),
+        ("submit -", jobs.replace("train.py", "train.py" + '", "' + "x" * 3000), "more than 2,000 bytes"),
+        ("submit train.py --priority 6", "", "priority 6 is more than its user may give (5)"),
+    ):
+        refused = run.by(BOB, words, stdin=given)
+        assert refused.stdout == ""
+        assert said in refused.stderr, refused.stderr
+    assert run.ask(EVE, LOOK)["ok"]
+
+
+def test_roles_count_only_where_no_other_account_could_have_written_them():
+    only_root_becomes_others()
+    with all_may_enter() as folder:
+        path = write_roles(folder / "roles.json", operators=["ada"])
+        assert read_roles(path).operators == ("ada",)
+        path.chmod(0o666)
+        with pytest.raises(UsageError, match="no other account can write"):
+            read_roles(path)
+        path.chmod(0o644)
+        os.chown(path, EVE, EVE)
+        with pytest.raises(UsageError, match="plain file of root's"):
+            read_roles(path)
+        os.chown(path, 0, 0)
+        link = folder / "link.json"
+        link.symlink_to(path)
+        with pytest.raises(UsageError, match="cannot be read"):
+            read_roles(link)
+        folder.chmod(0o777)
+        with pytest.raises(UsageError, match="other accounts can replace"):
+            read_roles(path)
+        with pytest.raises(UsageError, match="other accounts can replace"):
+            check_way(folder, 0)
+        folder.chmod(0o755)
+        write_roles(path, operator=["ada"])
+        with pytest.raises(PliantError, match="did you mean"):
+            read_roles(path)
+
+
+def test_a_shared_run_is_root_s_and_goes_on_as_one():
+    only_root_becomes_others()
+    with all_may_enter() as folder:
+        words = ("run", "--follow", "--policy", "fifo", "--state", str(folder / "state"))
+        refused = call(*words, "--roles", "roles.json", columns=200)
+        assert (refused.exit_code, "--roles goes with --shared" in refused.stderr) == (2, True)
+        dirs = StateDir(folder / "state")
+        make_own(dirs)
+        make_shared(dirs)
+        assert {dirs.path.stat().st_mode & 0o777, dirs.jobs.stat().st_mode & 0o777} == {0o711}
+        machine = '{"schema":"pliant.cluster/1","nodes":[{"name":"n","gpus":1}]}'
+        (folder / "cluster.json").write_text(machine)
+        alone = call(*words, "--cluster", str(folder / "cluster.json"), columns=200)
+        assert alone.exit_code == 2
+        assert "which only a run with --shared may start" in alone.stderr
+
+        def as_bob() -> list[object]:
+            done = call(*words, "--shared", columns=200)
+            return [done.exit_code, done.stderr]
+
+        code, said = as_account(BOB, as_bob)
+        assert (code, "only root can" in said) == (2, True)

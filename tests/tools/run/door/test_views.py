@@ -1,0 +1,112 @@
+"""What each account sees of a shared run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pliant.tools.run.statedir.directory import StateDir
+from tests.tools.run.door.people import ADA, BOB, LEA, OPS, ROLES, Shared
+from tests.tools.run.site import until
+
+HIDDEN = "s3cret"
+JOB = {
+    "gpus": {"requested": 2},
+    "model": f"model-{HIDDEN}",
+    "command": ["train.py", "--token", HIDDEN],
+    "env": {"TOKEN": HIDDEN},
+    "labels": {"note": HIDDEN},
+}
+
+
+def secretive(run: Shared, name: str) -> str:
+    done = run.by(ADA, "submit -", stdin=json.dumps({"id": name, **JOB}) + "\n")
+    assert done.exit_code == 0, done.stderr
+    until(lambda: run.events(name))
+    return name
+
+
+def test_others_see_job_user_sizes_and_times_and_nothing_else(run: Shared):
+    name = secretive(run, "v-public")
+    found = json.loads(run.by(BOB, "status -f json").stdout)
+    job = next(each for each in found["jobs"] if each["id"] == name)
+    assert (job["state"], HIDDEN in json.dumps(found)) == ("waiting", False)
+    line = next(
+        line for line in run.by(BOB, "status --columns job,user,state").stdout.splitlines() if name in line
+    )
+    assert line.split() == [name, str(ADA), "waiting"]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"ask": "look", "ahead": True},
+        {"ask": "use"},
+        {"ask": "describe", "job": "v-asked"},
+        {"ask": "ends", "jobs": ["v-asked"]},
+    ],
+)
+def test_no_answer_to_another_holds_environment_arguments_or_folder(run: Shared, question: dict[str, object]):
+    if not run.events("v-asked"):
+        secretive(run, "v-asked")
+        run.by(ADA, "cancel v-asked")
+        until(lambda: ("cancel", ADA) in run.events("v-asked"))
+    for other in (BOB, LEA, OPS):
+        said = json.dumps(run.ask(other, json.dumps(question).encode() + b"\n"))
+        assert HIDDEN not in said
+        assert str(run.home(ADA)) not in said
+    if question["ask"] == "look":
+        assert HIDDEN in json.dumps(run.ask(ADA, json.dumps(question).encode() + b"\n"))
+
+
+def test_the_log_shows_each_what_is_theirs(run: Shared):
+    name = secretive(run, "v-log")
+    own, others = (run.by(uid, "log --tail 1000") for uid in (ADA, BOB))
+    assert (own.exit_code, others.exit_code) == (0, 0), others.stderr
+    assert HIDDEN in own.stdout
+    assert HIDDEN not in others.stdout
+    mine, theirs = (
+        [each for each in map(json.loads, said.stdout.splitlines()) if each.get("job") == name]
+        for said in (own, others)
+    )
+    assert [each["event"] for each in mine] == [each["event"] for each in theirs] == ["submit"]
+    assert theirs[0]["detail"]["job"]["user"] == str(ADA)
+
+
+def test_a_page_describes_a_job_to_all_and_its_reasons_to_its_owner(run: Shared):
+    name = secretive(run, "v-page")
+    assert run.by(OPS, f"priority {name} 2").exit_code == 0
+    until(lambda: ("priority", OPS) in run.events(name))
+    for uid in (ADA, BOB):
+        page = run.by(uid, f"status {name}")
+        assert page.exit_code == 0, page.stderr
+        assert f"given priority 2 by {OPS}" in page.stdout
+
+
+def test_output_is_for_the_owner_of_the_job_alone(run: Shared):
+    name = secretive(run, "v-output")
+    logs = StateDir(run.state).job(name).attempt(1).logs
+    logs.mkdir(parents=True)
+    (logs / "launcher-0.log").write_text("epoch 1\n")
+    assert run.by(ADA, f"log {name}").stdout.splitlines()[-1] == "epoch 1"
+    for other in (BOB, LEA, OPS):
+        refused = run.by(other, f"log {name}")
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert f"job {name} belongs to {ADA}: its output is for its owner" in refused.stderr
+    assert run.logged(f"door: {BOB} (uid {BOB}): refused: job {name} belongs to")
+
+
+def test_where_jobs_are_private_others_see_counts_alone(run: Shared):
+    name = secretive(run, "v-private")
+    run.set_roles(**ROLES, visibility="private")
+    seen = run.by(BOB, "status")
+    assert name not in seen.stdout
+    assert "others have 0 jobs on 0 GPUs, and " in seen.stderr
+    assert name not in run.by(BOB, "log --tail 1000").stdout
+    for words in (f"cancel {name}", f"log {name}", f"wait {name}", f"status {name}"):
+        refused = run.by(BOB, words)
+        assert (refused.exit_code, refused.stdout) == (2, ""), words
+        assert f"has no job {name}" in refused.stderr
+    for chief in (LEA, OPS):
+        assert name in run.by(chief, "status").stdout

@@ -1,0 +1,68 @@
+"""A shared run from end to end: real accounts, the commands that they use, and real training."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.state import read_log
+from tests.tools.run.door.people import as_account, shared_run
+from tests.tools.run.shared.test_shared_training import in_sight
+from tests.tools.run.shared.users import ANN, BOB, of_user
+from tests.tools.run.site import until
+from tests.tools.run.test_training import ELASTIC
+
+pytestmark = pytest.mark.torch
+SAID = "for her eyes"
+
+
+def test_a_job_trains_as_the_account_that_submitted_it_and_others_have_no_part_in_it(shared_folder: Path):
+    with shared_run(shared_folder, *in_sight(shared_folder), idle=False) as run:
+        (run.home(ANN) / "train.py").write_text(f"print({SAID!r}, flush=True)\n{ELASTIC}")
+        forged = json.dumps({"id": "forged", "user": "root", "command": ["train.py"]})
+        done = run.by(ANN, "submit -", stdin=f"{forged}\n")
+        assert (done.exit_code, "states the user root" in done.stderr) == (2, True)
+        done = run.by(ANN, "submit train.py --gpus 1-2 --batch 8 --name a -- 100000 0.5")
+        assert (done.exit_code, done.stdout) == (0, "a\n"), done.stderr
+
+        dirs = StateDir(run.state)
+        until(lambda: (job := read_log(run.state).jobs.get("a")) and job.gpus and job.change is None)
+        job, folder = read_log(run.state).jobs["a"], dirs.job("a").path
+        assert (job.uid, job.job.user, job.job.workdir) == (ANN, str(ANN), str(run.home(ANN)))
+        assert of_user(ANN)
+        owners = {path: path.lstat().st_uid for path in (folder, *folder.rglob("*"))}
+        assert {path: uid for path, uid in owners.items() if uid != ANN} == {}
+        assert of_user(BOB) == []
+
+        assert SAID in run.by(ANN, "log a").stdout
+        assert "running" in run.by(ANN, "status a").stdout
+        told = run.by(ANN, "why a")
+        assert (told.exit_code, told.stdout, len(told.stderr.splitlines())) == (2, "", 1)
+
+        for words in ("log a", "cancel a", "stack a"):
+            refused = run.by(BOB, words)
+            assert (refused.exit_code, refused.stdout, len(refused.stderr.splitlines())) == (2, "", 1)
+        seen = run.by(BOB, "status -f json").stdout
+        [public] = json.loads(seen)["jobs"]
+        assert (public["id"], public["state"], public["user"]) == ("a", "running", str(ANN))
+        assert str(run.home(ANN)) not in seen
+        assert "train.py" not in seen
+
+        def look() -> str:
+            try:
+                return str(os.listdir(folder))
+            except PermissionError:
+                return "closed"
+
+        assert as_account(BOB, look) == "closed"
+
+        assert run.by(ANN, "cancel a").exit_code == 0
+        ended = run.by(ANN, "wait a")
+        assert (ended.exit_code, ended.stdout) == (5, "a cancelled\n")
+        until(lambda: of_user(ANN) == [])
+        orders = [event for event in run.events("a") if event[0] in ("submit", "cancel")]
+        assert orders == [("submit", ANN), ("cancel", ANN)]

@@ -1,0 +1,339 @@
+"""What the door does for a request: who asks is proven, what they may do is looked up, then it is done.
+
+Orders go the way of all orders: checked, and in the spool on disk before the answer, with the account that
+gave them.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from pliant.schemas.errors import BadInputError, LockedError, UsageError
+from pliant.schemas.file_io.documents import parse_jobs
+from pliant.schemas.job import Job
+from pliant.schemas.text import counted, one_line
+from pliant.tools.run.door import protocol as asked
+from pliant.tools.run.door.roles import Limits, Person, Roles
+from pliant.tools.run.door.views import HISTORY, STATUS, USES, View, events_for
+from pliant.tools.run.service import submit as requests
+from pliant.tools.run.statedir.directory import ROOT, StateDir, check_job
+from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.requests import Spool, askers
+from pliant.tools.run.statedir.state import no_such_job
+from pliant.tools.run.watch.job_page import error_lines, history
+from pliant.tools.run.watch.job_status import status_of
+from pliant.tools.run.watch.output import JobOutput, events_to_come, last_events
+from pliant.tools.run.watch.status import Status, Watcher
+from pliant.tools.run.watch.top import UseMeter
+
+LOOK_S: Final = 0.25
+"""A look at the state serves all that ask within this time."""
+POLL_S: Final = 0.5
+
+
+class Answers:
+    """Serves requests to one state directory; may be asked by several threads at a time."""
+
+    def __init__(self, dirs: StateDir) -> None:
+        self._dirs = dirs
+        self._lock = threading.Lock()
+        """Of all below."""
+        self._view = LogView(dirs, keeps_events=True)
+        self._spool = Spool(dirs)
+        self._watcher = Watcher(dirs.path, view=self._view)
+        self._meter = UseMeter(dirs.path, watcher=self._watcher)
+        self._looked: dict[bool, tuple[float, Status]] = {}
+        self._heavy: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+        """By account: it has the whole log read once at a time."""
+
+    def to(self, request: asked.Asked, who: Person, roles: Roles, limits: Limits) -> bytes | Iterator[bytes]:
+        """The answer, as JSON, or piece by piece.
+
+        :raises PliantError: it is refused, or cannot be done.
+        """
+        match request:
+            case asked.SubmitJobs():
+                return _json(self._submit(request, who, limits))
+            case asked.CancelJobs():
+                return _json(self._cancel(request, who, roles, limits))
+            case asked.OrderJobs():
+                return _json(self._order_jobs(request, who, roles, limits))
+            case asked.OrderNodes():
+                return _json(self._order_nodes(request, who, roles))
+            case asked.Look():
+                return self._look(request, who, roles)
+            case asked.Describe():
+                return _json(self._describe(request, who, roles))
+            case asked.MeasureUse():
+                return self._use(who, roles)
+            case asked.ReadOutput():
+                return self._output(request, who, roles)
+            case asked.ReadEvents():
+                return self._events(request, who, roles)
+            case asked.AwaitEnds():
+                return self._ends(request, who, roles)
+
+    # Orders.
+
+    def _submit(self, request: asked.SubmitJobs, who: Person, limits: Limits) -> dict[str, Any]:
+        jobs = [_owned(job, who, limits) for job in parse_jobs(request.jobs.encode(), request.source)]
+        with self._changing():
+            log, owners = self._known()
+            waiting = sum(job.uid == who.uid and not job.gpus for job in log.active.values())
+            waiting += sum(uid == who.uid and job_id not in log.jobs for job_id, uid in owners.items())
+            if waiting + len(jobs) > limits.waiting_jobs:
+                text = f"{who.name} has {counted(waiting, 'job')} that wait, and {limits.waiting_jobs} may"
+                raise LockedError(f"{text}: none was submitted; try again once some of them have begun")
+            self._check_room(who, limits, len(request.jobs))
+            if request.numbered:
+                known = requests.known_ids(self._dirs, self._spool, self._view)
+                known |= {path.name for path in self._dirs.jobs.iterdir()}
+                jobs = _numbered(jobs, known)
+            ids = requests.submit(
+                *(self._dirs.path, jobs, request.source),
+                folder=Path("/"),
+                now_s=time.time(),
+                by=who.account,
+                view=self._view,
+            )
+        return requests.Submitted.of(self._dirs.path, jobs, ids)._asdict()
+
+    def _cancel(self, request: asked.CancelJobs, who: Person, roles: Roles, limits: Limits) -> dict[str, Any]:
+        with self._changing():
+            self._check_theirs(request.jobs, who, roles, "cancel")
+            self._check_room(who, limits, 0)
+            requests.cancel(self._dirs.path, request.jobs, by=who.account, view=self._view)
+        return {}
+
+    def _order_jobs(
+        self, request: asked.OrderJobs, who: Person, roles: Roles, limits: Limits
+    ) -> dict[str, Any]:
+        with self._changing():
+            view = self._check_theirs(request.jobs, who, roles, request.action)
+            self._check_room(who, limits, 0)
+            if request.priority is not None and not roles.is_operator(who):
+                for job_id in filter(view.owns, request.jobs):
+                    _check_priority(job_id, request.priority, limits)
+            if request.action == "release":
+                self._check_holders(request.jobs, who, roles)
+            ended = requests.order_jobs(
+                *(self._dirs.path, request.action, request.jobs),
+                priority=request.priority,
+                by=who.account,
+                view=self._view,
+            )
+        deaf = None if request.priority is None else requests.deaf_to_priorities(self._dirs.path)
+        return {"ended": ended, "deaf": deaf}
+
+    def _order_nodes(self, request: asked.OrderNodes, who: Person, roles: Roles) -> dict[str, Any]:
+        if not roles.is_operator(who):
+            raise UsageError(f"only operators {request.action} nodes, and {who.name} is none")
+        with self._changing():
+            requests.order_nodes(
+                *(self._dirs.path, request.action, request.nodes),
+                reason=request.reason,
+                now=request.now,
+                within_s=request.within_s,
+                by=who.account,
+            )
+        return {}
+
+    def _check_theirs(self, job_ids: Sequence[str], who: Person, roles: Roles, action: str) -> View:
+        """:raises UsageError: a job is not there, or not theirs to change; then nothing is done."""
+        log, owners = self._known()
+        view = View(who, roles, log, owners)
+        if unknown := [job_id for job_id in job_ids if not view.sees(job_id)]:
+            known = [job_id for job_id in (*log.jobs, *owners) if view.sees(job_id)]
+            raise no_such_job(self._dirs.path, unknown, known, "nothing was ordered")
+        for job_id in job_ids:
+            owner = view.owner(job_id)
+            if owner is None or not roles.may_order(who, owner):
+                name = Person.of(owner or ROOT).name
+                text = f"job {job_id} belongs to {name}, and {who.name} may not {action} it"
+                raise UsageError(f"{text}: nothing was ordered")
+        return view
+
+    def _check_holders(self, job_ids: Sequence[str], who: Person, roles: Roles) -> None:
+        """:raises UsageError: somebody else holds a job who had to be asked: an operator, or a lead."""
+        log, requested = self._view.log, self._spool.requests()
+        for job_id in job_ids:
+            job = log.jobs.get(job_id)
+            holder = None if job is None or job.held is None else job.held_by
+            for request in requested:
+                order = request.order
+                if order is not None and order.job == job_id and order.action in ("hold", "release"):
+                    holder = order.uid if order.action == "hold" else None
+            if holder not in (None, who.uid) and not roles.is_operator(who):
+                name = Person.of(holder or ROOT).name
+                raise UsageError(f"job {job_id} is held by {name}, who can release it, as operators can")
+
+    def _check_room(self, who: Person, limits: Limits, more: int) -> None:
+        """:raises LockedError: too much of what the account asked for has not been taken up yet."""
+        found = self._spool.bytes_of(who.uid)
+        if found + more > limits.spool_bytes:
+            text = f"{found:,} bytes of {who.name} wait to be taken up, and {limits.spool_bytes:,} may"
+            raise LockedError(f"{text}: try again in a moment")
+
+    # Views.
+
+    def _look(self, request: asked.Look, who: Person, roles: Roles) -> bytes:
+        with self._lock:
+            status, owners = self._status(ahead=request.ahead), self._known()[1]
+            return STATUS.dump_json(View(who, roles, status.log, owners).of_status(status), by_alias=True)
+
+    def _describe(self, request: asked.Describe, who: Person, roles: Roles) -> dict[str, Any]:
+        with self._lock:
+            view = self._seen(who, roles, request.job)
+            owns = view.owns(request.job)
+            job = status_of(self._status(ahead=False), request.job, time.time()) if owns else None
+        seen = events_for(who, lambda: roles)
+        with self._heavy[who.uid]:
+            happened = history(self._dirs, request.job, shown=seen)
+        errors = [] if job is None else error_lines(self._dirs, job)
+        return {"history": HISTORY.dump_python(happened, mode="json"), "errors": errors}
+
+    def _use(self, who: Person, roles: Roles) -> bytes:
+        with self._lock:
+            log, uses = self._meter.look()
+            view = View(who, roles, log, self._known()[1])
+            seen = tuple(found for use in uses if (found := view.of_use(use)) is not None)
+            return USES.dump_json((view.of_log(), seen), by_alias=True)
+
+    def _output(self, request: asked.ReadOutput, who: Person, roles: Roles) -> Iterator[bytes]:
+        with self._lock:
+            view = self._seen(who, roles, request.job)
+        if not view.owns(request.job):
+            name = Person.of(view.owner(request.job) or ROOT).name
+            raise UsageError(f"job {request.job} belongs to {name}: its output is for its owner")
+        return self._printed(request)
+
+    def _printed(self, request: asked.ReadOutput) -> Iterator[bytes]:
+        check_job(self._dirs, request.job)
+        output = JobOutput(self._dirs, request.job, request.lines)
+        while request.follow and not self._has_ended(request.job):
+            yield from output.fresh()
+            yield b""
+            time.sleep(POLL_S)
+        yield from output.fresh()
+
+    def _events(self, request: asked.ReadEvents, who: Person, roles: Roles) -> Iterator[bytes]:
+        seen = events_for(who, lambda: roles)
+        if request.follow:
+            found = events_to_come(self._dirs.path, request.last, shown=seen)
+        else:
+            found = last_events(self._dirs.path, request.last, shown=seen)
+        for _ in range(2):  # the head, and the events so far, for which all of the log is read
+            with self._heavy[who.uid]:
+                if (data := next(found, None)) is None:
+                    return
+            yield data
+        yield from found
+
+    def _ends(self, request: asked.AwaitEnds, who: Person, roles: Roles) -> Iterator[bytes]:
+        left = list(dict.fromkeys(request.jobs))
+        while True:
+            with self._lock:
+                for job_id in left:
+                    view = self._seen(who, roles, job_id)
+                jobs = self._view.log.jobs
+                ended = [jobs[job_id] for job_id in left if job_id in jobs and jobs[job_id].ended]
+            for job in ended:
+                left.remove(job.job.id)
+                reason = job.reason if view.owns(job.job.id) else ""
+                yield _json({"id": job.job.id, "phase": job.phase, "reason": one_line(reason)})
+            if not left:
+                return
+            yield b""
+            time.sleep(POLL_S)
+
+    def _has_ended(self, job_id: str) -> bool:
+        with self._lock:
+            job = self._view.refresh().jobs.get(job_id)
+            return job is not None and job.ended
+
+    def _seen(self, who: Person, roles: Roles, job_id: str) -> View:
+        """:raises UsageError: there is no job of that name that they see."""
+        log, owners = self._known()
+        view = View(who, roles, log, owners)
+        if not view.sees(job_id):
+            known = [each for each in (*log.jobs, *owners) if view.sees(each)]
+            raise no_such_job(self._dirs.path, [job_id], known)
+        return view
+
+    # The state.
+
+    def _known(self) -> tuple[RunLog, dict[str, int]]:
+        """The log, and the accounts of the jobs that it does not hold yet.
+
+        The spool is read first: jobs move from there to the log.
+        """
+        found = self._spool.requests()
+        owners = {job.id: ROOT for request in found for job in request.jobs} | askers(found)[0]
+        return self._view.refresh(), owners
+
+    def _status(self, *, ahead: bool) -> Status:
+        at_s, status = self._looked.get(ahead, (float("-inf"), None))
+        if status is None or time.monotonic() - at_s > LOOK_S:
+            status = self._watcher.look(ahead=ahead)
+            self._looked[ahead] = time.monotonic(), status
+        return status
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                yield
+            finally:
+                self._looked.clear()
+
+
+def _owned(job: Job, who: Person, limits: Limits) -> Job:
+    """A job with the name of the account that submits it.
+
+    :raises UsageError: it states another user.
+    :raises BadInputError: it has no command or no folder of its own.
+    """
+    if job.user not in ("", who.name):
+        raise UsageError(f'job "{job.id}" states the user {job.user}, and {who.name} submits it')
+    if job.workdir is None or not job.workdir.startswith("/"):
+        raise BadInputError(f'job "{job.id}": expected the whole path of its folder')
+    _check_priority(job.id, job.priority, limits)
+    return job.model_copy(update={"user": who.name})
+
+
+def _numbered(jobs: list[Job], known: Collection[str]) -> list[Job]:
+    """One job, or one array, with a number in its name if that is in use."""
+    array = jobs[0].array if jobs else None
+    if array is None or any(job.array is None or job.array.name != array.name for job in jobs):
+        if len(jobs) != 1:
+            return jobs
+        return [jobs[0].model_copy(update={"id": requests.free_id(jobs[0].id, known)})]
+    endings = [job.id.removeprefix(array.name) for job in jobs]
+    name = requests.free_id(array.name, known, endings)
+    return [
+        job.model_copy(
+            update={
+                "id": f"{name}{ending}",
+                "array": None if job.array is None else job.array.model_copy(update={"name": name}),
+            }
+        )
+        for job, ending in zip(jobs, endings, strict=True)
+    ]
+
+
+def _check_priority(job_id: str, priority: float, limits: Limits) -> None:
+    if limits.priority is not None and priority > limits.priority:
+        text = f"priority {priority:g} is more than its user may give ({limits.priority:g})"
+        raise UsageError(f"job {job_id}: {text}")
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()

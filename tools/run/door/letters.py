@@ -1,0 +1,272 @@
+"""Requests of other hosts of a Slurm cluster: files that a credential of munge vouches for.
+
+A client puts ``letters/NAME.letter`` into a folder where all may put files and none can list or replace
+those of others (1733). The door takes it away, asks munge whose it is, answers as at the socket, and writes
+``answers/NAME``, which is that account's alone and which root's credential vouches for. A letter names the
+state directory and itself in the credential: a copy of it, under any name or elsewhere, is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingError, UsageError
+from pliant.schemas.file_io.files import atomic_write, make_folder
+from pliant.tools.run.door.munge import Munge
+from pliant.tools.run.door.protocol import as_line, said, with_value
+from pliant.tools.run.door.roles import Person
+from pliant.tools.run.statedir.directory import ROOT, StateDir
+
+LETTER: Final = ".letter"
+LOOK_S: Final = 0.2
+AT_ONCE: Final = 256
+"""Letters that are taken at one look; the next look goes on."""
+OVERHEAD_BYTES: Final = 4096
+"""Of a letter, beside its request."""
+PIECES_BYTES: Final = 16 << 20
+"""Of an answer that is piece by piece at the socket."""
+WAIT_S: Final = 45.0
+"""An answer is there within this time."""
+KEPT_S: Final = 600.0
+"""An answer that its account does not fetch is removed after this time."""
+_log = logging.getLogger("pliant")
+
+
+class Counter(Protocol):
+    """The door, as it treats requests of either kind."""
+
+    def enter(self, who: Person) -> dict[str, Any] | None: ...
+    def leave(self, who: Person, cpu_s: float) -> None: ...
+    def most_bytes(self, who: Person) -> int: ...
+    def answer(self, line: bytes, who: Person) -> bytes | Iterator[bytes]: ...
+    def refused(self, who: Person, error: PliantError) -> PliantError: ...
+
+
+class Letterbox:
+    """Takes letters, and answers them in threads."""
+
+    def __init__(self, dirs: StateDir, door: Counter, munge: Munge) -> None:
+        self._dirs = dirs
+        self._letters, self._answers = letters_of(dirs), answers_of(dirs)
+        self._door = door
+        self._munge = munge
+        self._swept_s = 0.0
+
+    def open(self) -> None:
+        """:raises PliantError: the folders cannot be made, or munge does not work."""
+        self._munge.decode(self._munge.encode(b"", {}))
+        for folder, mode in ((self._letters, 0o1733), (self._answers, 0o711)):
+            make_folder(folder)
+            os.chmod(folder, mode)
+        what = {"host": os.uname().nodename, "socket": self._munge.socket}
+        atomic_write(address_of(self._dirs), json.dumps(what).encode() + b"\n", mode=0o644)
+        os.chmod(address_of(self._dirs), 0o644)
+
+    def serve(self, closing: threading.Event) -> None:
+        while not closing.wait(LOOK_S):
+            try:
+                self.look()
+            except OSError as error:
+                _log.warning("door: letters: %s", error)
+
+    def look(self) -> None:
+        """Take the letters that are there."""
+        with os.scandir(self._letters) as entries:
+            names = [entry.name for _, entry in zip(range(AT_ONCE), entries, strict=False)]
+        for name in names:
+            if name.endswith(LETTER):
+                self._take(self._letters / name)
+        if time.monotonic() - self._swept_s > KEPT_S:
+            self._swept_s = time.monotonic()
+            for folder in (self._letters, self._answers):
+                _sweep(folder)
+
+    def _take(self, path: Path) -> None:
+        """Take one letter away; what is no plain file of one name is removed unread."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            _remove(path)
+            return
+        with os.fdopen(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            who = Person.of(found.st_uid)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+                self._door.refused(who, UsageError("a letter that is a link or no plain file"))
+                _remove(path)
+                return
+            refusal = self._door.enter(who)
+            data = b"" if refusal else file.read(self._door.most_bytes(who) + OVERHEAD_BYTES + 1)
+        _remove(path)
+        if refusal is not None:
+            self._write(path.stem, who, as_line(refusal))
+            return
+        threading.Thread(target=self._attend, args=(path.stem, data, who), daemon=True).start()
+
+    def _attend(self, name: str, data: bytes, who: Person) -> None:
+        try:
+            self._write(name, who, self._answer(name, data, who))
+        except Exception:  # noqa: BLE001 - one letter, of one account
+            _log.exception("door: a letter of %s met an error", who.account)
+        finally:
+            self._door.leave(who, time.thread_time())
+
+    def _answer(self, name: str, data: bytes, who: Person) -> bytes:
+        try:
+            line = self._opened(name, data, who)
+            found = self._door.answer(line, who)
+            return found_value(found)
+        except PliantError as error:
+            return as_line(said(error))
+
+    def _opened(self, name: str, data: bytes, who: Person) -> bytes:
+        """The request in a letter.
+
+        :raises PliantError: munge does not say that it is of the account whose file it is.
+        """
+        try:
+            if len(data) > self._door.most_bytes(who) + OVERHEAD_BYTES:
+                raise BadInputError(f"the request has more than {self._door.most_bytes(who):,} bytes")
+            try:
+                letter = json.loads(data)
+                line, credential = str(letter["request"]).encode(), str(letter["credential"])
+            except (ValueError, TypeError, LookupError, RecursionError):
+                raise BadInputError("a letter that is none") from None
+            uid = self._munge.check(credential, line, about(self._dirs, name))
+            if uid != who.uid:
+                raise UsageError(f"munge says it is of user {uid}, and the file is of user {who.uid}")
+        except PliantError as error:
+            raise self._door.refused(who, error) from error
+        return line
+
+    def _write(self, name: str, who: Person, answer: bytes) -> None:
+        """Put an answer where only its account can read it."""
+        credential = self._munge.encode(answer, about(self._dirs, name), only_for=who.uid)
+        letter = as_line({"credential": credential, "answer": answer.decode()})
+        temporary = self._answers / f".{secrets.token_hex(8)}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(letter)
+            os.fchown(descriptor, who.uid, who.gid)
+        os.rename(temporary, self._answers / name)
+
+
+@contextmanager
+def taking_letters(dirs: StateDir, door: Counter, socket: str | None) -> Iterator[None]:
+    """Serve other hosts, too, if there is a munge.
+
+    :param socket: of munged, empty for its usual one; None: only this host can ask.
+    :raises PliantError: munge does not work, or the folders cannot be made.
+    """
+    _remove(address_of(dirs))
+    if socket is None:
+        yield
+        return
+    letterbox, closing = Letterbox(dirs, door, Munge(socket)), threading.Event()
+    letterbox.open()
+    thread = threading.Thread(target=letterbox.serve, args=(closing,), name="letters", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        closing.set()
+        thread.join()
+        _remove(address_of(dirs))
+
+
+def found_value(found: bytes | Iterator[bytes]) -> bytes:
+    """An answer as one value; pieces are text then.
+
+    :raises UsageError: they have no end, or are too many.
+    """
+    if isinstance(found, bytes):
+        return with_value(found)
+    data = bytearray()
+    for piece in found:
+        if not piece:
+            raise UsageError("this goes on, and works only on the host of the run: leave -f out there")
+        data += piece
+        if len(data) > PIECES_BYTES:
+            raise UsageError(f"this is more than {PIECES_BYTES >> 20} MiB: ask for less with --tail")
+    return with_value(json.dumps(data.decode("utf-8", "surrogateescape")).encode())
+
+
+def send(dirs: StateDir, line: bytes, munge: Munge) -> bytes:
+    """Send a request as a letter, and wait for its answer.
+
+    :raises PliantError: no answer of root's came.
+    """
+    name = secrets.token_hex(16)
+    credential = munge.encode(line, about(dirs, name))
+    letter = letters_of(dirs) / f"{name}{LETTER}"
+    draft = letter.with_suffix(".draft")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(as_line({"credential": credential, "request": line.decode()}))
+    os.rename(draft, letter)
+    until_s, path = time.monotonic() + WAIT_S, answers_of(dirs) / name
+    while not os.path.lexists(path):
+        if time.monotonic() > until_s:
+            with suppress(FileNotFoundError):
+                letter.unlink()
+                raise ServiceMissingError(f"no run answers at {dirs.path} now, and nothing was done")
+            text = "the run has taken the request and does not answer: see pliant status whether it was done"
+            raise ServiceMissingError(text)
+        os.listdir(dirs.door)  # so that a network file system looks again
+        time.sleep(LOOK_S)
+    found = json.loads(path.read_bytes())
+    answer = str(found["answer"]).encode()
+    if (uid := munge.check(str(found["credential"]), answer, about(dirs, name))) != ROOT:
+        raise UsageError(f"user {uid} answered, and a run of root should: do not use this state directory")
+    return answer
+
+
+def about(dirs: StateDir, name: str) -> dict[str, str]:
+    """What a credential is about, beside the digest."""
+    return {"state": str(dirs.path), "letter": name}
+
+
+def letters_of(dirs: StateDir) -> Path:
+    return dirs.door / "letters"
+
+
+def answers_of(dirs: StateDir) -> Path:
+    return dirs.door / "answers"
+
+
+def address_of(dirs: StateDir) -> Path:
+    """The file that says where letters are taken."""
+    return dirs.door / "munge.json"
+
+
+def munge_for(dirs: StateDir) -> Munge | None:
+    """How to ask from another host than the run's. Returns None on that host, or if letters are not taken."""
+    try:
+        found = json.loads(address_of(dirs).read_bytes())
+        return None if found["host"] == os.uname().nodename else Munge(str(found["socket"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what was not fetched, or is no letter."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > KEPT_S:
+                    os.unlink(entry.path)

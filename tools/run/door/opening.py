@@ -1,0 +1,123 @@
+"""The door beside a run: a process of its own that is there while the run is, started again if it dies."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+from pliant.schemas.errors import PliantError, ServiceMissingError, UsageError
+from pliant.tools.run.backends.slurm.commands import ask, show_config
+from pliant.tools.run.backends.slurm.parsing import settings
+from pliant.tools.run.door.roles import read_roles
+from pliant.tools.run.statedir.directory import StateDir, make_shared
+
+AGAIN_S: Final = 1.0
+MOST_S: Final = 60.0
+_log = logging.getLogger("pliant")
+
+
+@contextmanager
+def opened_door(dirs: StateDir, roles: Path | None = None, *, munge: bool = False) -> Iterator[None]:
+    """Let other accounts ask for something there; call it while this process holds the directory's lock.
+
+    :param munge: serve the other hosts of a Slurm cluster, too.
+    :raises UsageError: the directory is not root's, or others could replace it or the file of roles.
+    :raises PliantError: the door cannot be opened.
+    """
+    make_shared(dirs)
+    if roles is not None:
+        roles = roles.resolve()
+        read_roles(roles)
+    keeper = _Keeper(dirs, roles, munge_socket() if munge else None)
+    keeper.start()
+    try:
+        yield
+    finally:
+        keeper.close()
+
+
+class _Keeper:
+    def __init__(self, dirs: StateDir, roles: Path | None, socket: str | None) -> None:
+        self._argv = [
+            *(sys.executable, "-P", "-m", "pliant.tools.run.door.server"),
+            *(str(dirs.path), "" if roles is None else str(roles), *([] if socket is None else [socket])),
+        ]
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="door", daemon=True)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """:raises PliantError: it does not open."""
+        self._process = self._begin(stderr=subprocess.PIPE)
+        if not self._is_open(self._process):
+            said = b"" if self._process.stderr is None else self._process.stderr.read()
+            code = self._process.wait()
+            self._process.communicate()
+            text = said.decode(errors="replace").strip() or f"it ended with code {code}"
+            kind: type[PliantError] = UsageError if code == UsageError.exit_code else ServiceMissingError
+            raise kind(f"the door cannot be opened: {text}")
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+        self._thread.join()
+
+    def _begin(self, stderr: int | None = None) -> subprocess.Popen[bytes]:
+        """The process ends when its stdin does, so also when this process is killed."""
+        return subprocess.Popen(
+            self._argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            cwd="/",
+            start_new_session=True,
+        )
+
+    @staticmethod
+    def _is_open(process: subprocess.Popen[bytes]) -> bool:
+        return process.stdout is not None and bool(process.stdout.read(1))
+
+    def _keep(self) -> None:
+        """Pass on what the door says, and open it again whenever it dies."""
+        pause_s, process = AGAIN_S, self._process
+        while process is not None:
+            _pass_on(process.stderr)
+            code = process.wait()
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+            if self._closing.is_set():
+                return
+            _log.warning("the door ended with code %d: it is opened again in %g s", code, pause_s)
+            if self._closing.wait(pause_s):
+                return
+            pause_s = min(MOST_S, 2 * pause_s)
+            process = self._process = self._begin(stderr=subprocess.PIPE)
+            if self._closing.is_set() and process.stdin is not None:
+                process.stdin.close()
+            elif self._is_open(process):
+                pause_s = AGAIN_S
+
+
+def munge_socket() -> str:
+    """The socket of the munged that Slurm uses; empty for the usual one."""
+    try:
+        found = settings(ask(show_config())).get("AuthInfo", "")
+    except ServiceMissingError:
+        return ""
+    parts = dict(part.partition("=")[::2] for part in found.split(","))
+    return parts.get("socket", "")
+
+
+def _pass_on(said: IO[bytes] | None) -> None:
+    """The door's lines, in the log of the run."""
+    for line in said or ():
+        _log.warning("%s", line.decode(errors="replace").rstrip("\n"))

@@ -1,0 +1,214 @@
+"""What goes through the door: one request a connection, a line of JSON, and its answer.
+
+The answer begins with a line: ``{"ok": true, "value": …}``, or ``{"ok": false, "exit": 2, "error": "…"}``
+with the exit code and the line that the command ends with. After ``{"ok": true, "pieces": true}`` come pieces
+of bytes, each behind its length, and empty ones while there is nothing new; the last one says how it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, TypeAdapter
+
+from pliant.schemas.errors import (
+    BadInputError,
+    InfeasibleError,
+    JobsFailedError,
+    LockedError,
+    PliantError,
+    ServiceMissingError,
+    UsageError,
+)
+from pliant.schemas.file_io.record import BoundedFloat, Identifier, PlainText, PositiveFloat, Record
+from pliant.tools.run.statedir.requests import JobAction, NodeAction
+
+LINE_S: Final = 10.0
+"""A request is there within this time of its connection."""
+SEND_S: Final = 30.0
+"""A reader that takes nothing for so long has left."""
+_LENGTH: Final = struct.Struct(">I")
+_LAST: Final = 0xFFFFFFFF
+_VALUE: Final = b'{"ok":true,"value":'
+_END: Final = b"}\n"
+_ERRORS: Final[Mapping[int, type[PliantError]]] = {
+    each.exit_code: each
+    for each in (
+        *(UsageError, BadInputError, InfeasibleError),
+        *(JobsFailedError, ServiceMissingError, LockedError),
+    )
+}
+_Ids = Annotated[tuple[Identifier, ...], Field(min_length=1, max_length=100_000)]
+
+
+class SubmitJobs(Record):
+    """All of these jobs are to run, or none."""
+
+    ask: Literal["submit"] = "submit"
+    jobs: str
+    """A job file."""
+    source: PlainText = "jobs"
+    """What messages call it."""
+    numbered: bool = False
+    """Give the one job, or the one array, a number where its id is in use."""
+
+
+class CancelJobs(Record):
+    """These jobs are to end."""
+
+    ask: Literal["cancel"] = "cancel"
+    jobs: _Ids
+
+
+class OrderJobs(Record):
+    """The same order for several jobs."""
+
+    ask: Literal["jobs"] = "jobs"
+    action: JobAction
+    jobs: _Ids
+    priority: BoundedFloat | None = None
+
+
+class OrderNodes(Record):
+    """The same order for several nodes."""
+
+    ask: Literal["nodes"] = "nodes"
+    action: NodeAction
+    nodes: Annotated[tuple[PlainText, ...], Field(min_length=1, max_length=100_000)]
+    reason: Annotated[PlainText, Field(max_length=1000)] = ""
+    now: bool = False
+    within_s: PositiveFloat | None = None
+
+
+class Look(Record):
+    """Where the jobs stand."""
+
+    ask: Literal["look"] = "look"
+    ahead: bool = False
+
+
+class Describe(Record):
+    """What happened to one job, and its last error lines."""
+
+    ask: Literal["describe"] = "describe"
+    job: Identifier
+
+
+class MeasureUse(Record):
+    """What the jobs that run use."""
+
+    ask: Literal["use"] = "use"
+
+
+class ReadOutput(Record):
+    """What a job printed."""
+
+    ask: Literal["output"] = "output"
+    job: Identifier
+    follow: bool = False
+    lines: Annotated[int, Field(ge=0)] | None = None
+
+
+class ReadEvents(Record):
+    """The log, as far as it is for all."""
+
+    ask: Literal["events"] = "events"
+    last: Annotated[int, Field(ge=0)]
+    follow: bool = False
+
+
+class AwaitEnds(Record):
+    """How these jobs end."""
+
+    ask: Literal["ends"] = "ends"
+    jobs: _Ids
+
+
+Asked = (
+    SubmitJobs | CancelJobs | OrderJobs | OrderNodes | Look | Describe | MeasureUse | ReadOutput | ReadEvents
+) | AwaitEnds
+REQUEST: Final = TypeAdapter[Asked](Annotated[Asked, Field(discriminator="ask")])
+
+
+def said(error: PliantError) -> dict[str, Any]:
+    return {"ok": False, "exit": error.exit_code, "error": str(error)}
+
+
+def error_of(answer: Mapping[str, Any]) -> PliantError:
+    return _ERRORS.get(int(answer.get("exit", 0)), PliantError)(str(answer.get("error", "")))
+
+
+def as_line(answer: Mapping[str, Any]) -> bytes:
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def with_value(value: bytes) -> bytes:
+    """The answer that brings a value, given as JSON."""
+    return _VALUE + value + _END
+
+
+def value_in(answer: bytes) -> bytes | None:
+    """The value that an answer brings, as JSON. Returns None if it is a refusal."""
+    whole = answer.startswith(_VALUE) and answer.endswith(_END)
+    return answer[len(_VALUE) : -len(_END)] if whole else None
+
+
+def read_line(connection: socket.socket, most: int, within_s: float) -> bytes:
+    """The line that a client sends.
+
+    :raises TimeoutError: it is not there in time, however slowly it comes.
+    :raises ValueError: it is longer than that many bytes, or does not end.
+    """
+    found, until_s = bytearray(), time.monotonic() + within_s
+    while not found.endswith(b"\n"):
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        connection.settimeout(left_s)
+        data = connection.recv(min(1 << 16, most + 1 - len(found)))
+        if not data:
+            raise ValueError("the request breaks off")
+        found += data
+        if len(found) > most:
+            raise ValueError(f"the request has more than {most:,} bytes")
+    return bytes(found)
+
+
+def piece(data: bytes) -> bytes:
+    """Bytes behind their length; none stand for nothing new."""
+    return _LENGTH.pack(len(data)) + data
+
+
+def last_piece(error: PliantError | None = None) -> bytes:
+    text = as_line({"ok": True} if error is None else said(error))
+    return _LENGTH.pack(_LAST) + piece(text)
+
+
+def pieces_from(file: Any) -> Iterator[bytes]:
+    """What the door passes on, piece by piece.
+
+    :raises PliantError: it ended with an error.
+    :raises EOFError: it broke off.
+    """
+    while (length := _length(file)) != _LAST:
+        yield _exactly(file, length)
+    answer = json.loads(_exactly(file, _length(file)))
+    if not answer["ok"]:
+        raise error_of(answer)
+
+
+def _length(file: Any) -> int:
+    (found,) = _LENGTH.unpack(_exactly(file, _LENGTH.size))
+    return int(found)
+
+
+def _exactly(file: Any, count: int) -> bytes:
+    data = file.read(count)
+    if len(data) < count:
+        raise EOFError
+    return bytes(data)
