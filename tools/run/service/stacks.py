@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.text import counted, fitted, harmless
+from pliant.tools.run.statedir.contract.as_user import files_of, opened
 from pliant.tools.run.statedir.contract.folders import PRIVATE, AttemptDir
 from pliant.tools.run.statedir.contract.presence import life
 from pliant.tools.run.statedir.contract.stacks import (
@@ -74,24 +75,28 @@ def worker_stacks(
 
 def found_stack(attempt: AttemptDir, worker: int, slot: str, mark: str) -> WorkerStack:
     """What a worker has answered so far, or what is known without its answer."""
-    if (said := read_answer(attempt, worker, mark)) is not None:
+    with files_of(attempt):
+        said, threads = read_answer(attempt, worker, mark), read_dump(attempt, worker)
+    if said is not None:
         return WorkerStack(slot, said.threads)
-    if threads := read_dump(attempt, worker):
+    if threads:
         return WorkerStack(slot, threads, "one long call holds up its interpreter")
     if _is_gone(attempt, worker):
         return WorkerStack(slot, (), "it has ended")
-    if not attempt.held_stack(worker).exists():
+    if not answers_questions(attempt, [worker]):
         return WorkerStack(slot, (), "its script has not called elastic.init yet")
     return WorkerStack(slot, (), "no answer: its process or its host stands still")
 
 
 def _is_gone(attempt: AttemptDir, worker: int) -> bool:
-    return attempt.exit_code(worker).exists() or life(attempt.presence(worker)) == "gone"
+    with files_of(attempt):
+        return os.path.lexists(attempt.exit_code(worker)) or life(attempt.presence(worker)) == "gone"
 
 
 def answers_questions(attempt: AttemptDir, workers: Iterable[int]) -> bool:
     """Whether any of these workers has begun to use the elastic library."""
-    return any(attempt.held_stack(worker).exists() for worker in workers)
+    with files_of(attempt):
+        return any(os.path.lexists(attempt.held_stack(worker)) for worker in workers)
 
 
 def grouped(stacks: Sequence[WorkerStack]) -> list[list[WorkerStack]]:
@@ -155,7 +160,7 @@ def keep_stacks(attempt: AttemptDir, stacks: Sequence[WorkerStack], why: str) ->
     path = attempt.kept_stacks
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with os.fdopen(os.open(path, flags, PRIVATE), "w") as file:
+        with files_of(attempt), os.fdopen(opened(path, flags, PRIVATE), "w") as file:
             if os.fstat(file.fileno()).st_size < _KEPT_BYTES:
                 file.write(f"{why}\n\n{stacks_text(known, threads=True)}\n")
     except OSError:

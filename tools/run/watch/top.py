@@ -116,8 +116,7 @@ def measured(dirs: StateDir, job: JobLog) -> tuple[float | None, int | None]:
     if plan is None:
         return None, None
     units = plan.workers if job.job.changes_in_place else range(len({one.node for one in plan.members}))
-    with files_of(folder):
-        use = use_of(folder.attempt(plan.attempt), units)
+    use = use_of(folder.attempt(plan.attempt), units)
     if use is None:
         return None, None
     gpus = any(member.device == "cuda" for member in plan.members)

@@ -48,9 +48,12 @@ def test_a_job_trains_as_the_account_that_submitted_it_and_others_have_no_part_i
             assert (refused.exit_code, refused.stdout, len(refused.stderr.splitlines())) == (2, "", 1)
         seen = run.by(BOB, "status -f json").stdout
         [public] = json.loads(seen)["jobs"]
-        assert (public["id"], public["state"], public["user"]) == ("a", "running", str(ANN))
+        assert (public["id"], public["state"]) == ("a", "running")
         assert str(run.home(ANN)) not in seen
         assert "train.py" not in seen
+
+        table = run.by(BOB, "status --columns job,user,state").stdout
+        assert table.splitlines()[1].split() == ["a", str(ANN), "running"]
 
         def look() -> str:
             try:

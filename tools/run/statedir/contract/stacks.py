@@ -21,6 +21,8 @@ from pydantic import ValidationError
 from pliant.schemas.errors import PliantError
 from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.file_io.record import Record
+from pliant.tools.run.statedir.contract import as_user
+from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import PRIVATE, AttemptDir
 
 MOST_BYTES: Final = 1 << 20
@@ -60,8 +62,10 @@ def ask_for_stacks(attempt: AttemptDir) -> str:
     :raises PliantError: the question cannot be written.
     """
     mark = secrets.token_hex(8)
-    atomic_write(attempt.stacks, f"{mark}\n".encode(), mode=PRIVATE)
-    if os.geteuid() == 0:  # root asks about another user's job, whose workers must be able to read it
+    _put(attempt, f"{mark}\n".encode())
+    if (
+        os.geteuid() == 0 and attempt.kept is None
+    ):  # root asks about another user's job, whose workers must be able to read it
         with suppress(OSError):
             owner = os.lstat(attempt.path)
             os.chown(attempt.stacks, owner.st_uid, owner.st_gid, follow_symlinks=False)
@@ -120,7 +124,7 @@ def _text(path: Path, most: int) -> str:
     """The beginning of a plain file; empty without one. It follows no link and never waits."""
     with suppress(OSError):
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(path, flags), "rb") as file:
+        with os.fdopen(as_user.opened(path, flags), "rb") as file:
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return file.read(most).decode(errors="replace")
     return ""
@@ -138,4 +142,9 @@ def open_dump(path: Path) -> int:
 def offer_stacks(attempt: AttemptDir) -> None:
     """Make the file of questions, empty, before workers look for it; without it they answer late."""
     with suppress(PliantError):
-        atomic_write(attempt.stacks, b"", mode=PRIVATE)
+        _put(attempt, b"")
+
+
+def _put(attempt: AttemptDir, data: bytes) -> None:
+    with files_of(attempt):
+        as_user.write(attempt.stacks, data, PRIVATE)

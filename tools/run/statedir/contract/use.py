@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from pliant.tools.run.statedir.contract.as_user import files_of, opened
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 
 _MOST_BYTES: Final = 4096
@@ -38,7 +39,8 @@ class UnitUse:
 
 def use_of(attempt: AttemptDir, units: Iterable[int]) -> UnitUse | None:
     """What these units of an attempt use together. Returns None unless each has said so."""
-    found = [_read(attempt.use(unit)) for unit in units]
+    with files_of(attempt):
+        found = [_read(attempt.use(unit)) for unit in units]
     known = [use for use in found if use is not None]
     if not known or len(known) < len(found):
         return None
@@ -55,7 +57,7 @@ def use_of(attempt: AttemptDir, units: Iterable[int]) -> UnitUse | None:
 def _read(path: Path) -> UnitUse | None:
     """Returns None if there is no file, or it makes no sense at the moment."""
     with suppress(OSError, ValueError, TypeError, RecursionError):
-        descriptor = os.open(path, _FLAGS)
+        descriptor = opened(path, _FLAGS)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return None
