@@ -180,7 +180,8 @@ def test_slurm_gives_notice_before_the_end_of_a_lease_and_jobs_save_and_have_not
     site.cluster = slurm_nodes("n0", gpus=1, lease_seconds=60.0, notice_seconds=50.0)
     site.job("a", "--gate", site.gate)
     run = site.run(site.schedule("fifo"), "--until-done")
-    until(lambda: any(event.event == "requeue" for event in site.events()) if site.state.exists() else False)
+    log = StateDir(site.state).events
+    until(lambda: log.exists() and any(event.event == "requeue" for event in site.events()))
     (left,) = [event for event in site.events() if event.event == "requeue"]
     assert (left.detail or {})["reason"] == "node n0 is down: Slurm has announced the end of its lease"
     until((site.state / "jobs/a/saved-0").exists)
