@@ -16,6 +16,7 @@ from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.service.run import release_nodes, run_once, run_until_done
 from pliant.tools.run.service.submit import submit
+from pliant.tools.run.statedir.directory import StateDir
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.backends.slurm.conftest import slurm_nodes
 from tests.tools.run.scripts import PlainSlurmBackend
