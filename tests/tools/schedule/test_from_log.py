@@ -231,7 +231,7 @@ TEAMS = Shares.model_validate(
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(before=STORY, after=STORY)
 def test_policies_of_teams_decide_alike_in_another_process(name, before, after):
     live = Live(name, NODES.model_copy(update={"shares": TEAMS}), "abcd")

@@ -282,7 +282,7 @@ def check_teams(make: Factory) -> None:
         jobs = [each.model_copy(update={"user": "abcde"[at % 5]}) for at, each in enumerate(known)]
         held, _ = _story(make, jobs, nodes)
         require(not held.jobs, f"where teams share the cluster, these never end: {sorted(held.jobs)}")
-        check_ops(make, random_ops(rng, 150), nodes, users="abcde")
+        check_ops(make, random_ops(rng, 60), nodes, users="abcde")
 
 
 def check_mixed_types(make: Factory) -> None:
