@@ -11,7 +11,7 @@ from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.schemas.text import Column, counted, iso_time, span_text, text_table
-from pliant.tools.replay.ahead import Change, Comparison, JobAhead, look_ahead, world_of
+from pliant.tools.replay.ahead import Comparison, JobAhead, JobChange, look_ahead, world_of
 from pliant.tools.replay.past_errors import Came, PastErrors, past_errors
 from pliant.tools.run.watch.live import LiveState
 from pliant.tools.schedule.decide import Question
@@ -39,7 +39,7 @@ COLUMNS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Prospects:
     """Two looks at a live state, and how wrong such looks were."""
 
     now_s: float
@@ -48,7 +48,7 @@ class Answer:
     ends: PastErrors
 
 
-def ask(live: LiveState, otherwise: Callable[[Session], tuple[Session, Sequence[Job]]]) -> Answer:
+def ask(live: LiveState, otherwise: Callable[[Session], tuple[Session, Sequence[Job]]]) -> Prospects:
     """What is to come as things are, and otherwise.
 
     :param otherwise: makes the other session from a copy of the present one, and says which further jobs
@@ -62,7 +62,7 @@ def ask(live: LiveState, otherwise: Callable[[Session], tuple[Session, Sequence[
     about = (live.now_s, world, live.measured)
     now = look_ahead(session, *about, coming=coming, within_s=LOOK_S)
     then = look_ahead(other, *about, coming=[*coming, *more], within_s=LOOK_S)
-    return Answer(live.now_s, Comparison(now, then), *errors)
+    return Prospects(live.now_s, Comparison(now, then), *errors)
 
 
 def _came(live: LiveState) -> dict[str, Came]:
@@ -141,7 +141,7 @@ def enlarged(cluster: Cluster, text: str) -> Cluster:
 # In words.
 
 
-def table(answer: Answer, width: int | None, *, every: bool) -> str:
+def table(answer: Prospects, width: int | None, *, every: bool) -> str:
     """The jobs for which something changes, the largest changes first, and the sums.
 
     :param every: also those for which nothing changes, and without a limit.
@@ -162,7 +162,7 @@ def table(answer: Answer, width: int | None, *, every: bool) -> str:
     return "".join([*lines, *(f"{line}\n" for line in sums(answer))])
 
 
-def _row(change: Change, answer: Answer) -> tuple[str, ...]:
+def _row(change: JobChange, answer: Prospects) -> tuple[str, ...]:
     now_s, (now, then) = answer.now_s, (change.now, change.then)
     gpus = "-" if then is None else str(then.gpus)
     late_s = change.delay_s
@@ -199,7 +199,7 @@ def _signed(seconds: float) -> str:
     return f"{'-' if seconds < 0 else ''}{span_text(abs(seconds))}"
 
 
-def sums(answer: Answer) -> list[str]:
+def sums(answer: Prospects) -> list[str]:
     """Mean JCT and the use of GPUs, now and then."""
     looks = answer.looks
     jct = looks.mean_jct_s
@@ -214,7 +214,7 @@ def sums(answer: Answer) -> list[str]:
     return [*lines, f"GPUs in use until the last end: now {use[0]}, then {use[1]}"]
 
 
-def remarks(answer: Answer) -> list[str]:
+def remarks(answer: Prospects) -> list[str]:
     """How far the answer can be trusted."""
     looks, now_s = answer.looks, answer.now_s
     exact = [each.exact_until_s for each in (looks.now, looks.then) if each.exact_until_s is not None]
@@ -227,7 +227,7 @@ def remarks(answer: Answer) -> list[str]:
     return lines
 
 
-def of_new_jobs(answer: Answer, new: Sequence[str]) -> list[str]:
+def of_new_jobs(answer: Prospects, new: Sequence[str]) -> list[str]:
     """When new jobs start and end, and which others end later for them."""
     then = answer.looks.then
     lines = [f"{job_id}: {_would(then.jobs[job_id], answer)}" for job_id in new[:SHOWN]]
@@ -242,7 +242,7 @@ def of_new_jobs(answer: Answer, new: Sequence[str]) -> list[str]:
     return lines
 
 
-def _would(job: JobAhead, answer: Answer) -> str:
+def _would(job: JobAhead, answer: Prospects) -> str:
     now_s = answer.now_s
     if job.end in ("rejected", "cancelled"):
         return f"would be {job.end}"
@@ -261,7 +261,7 @@ def _would(job: JobAhead, answer: Answer) -> str:
 # For programs.
 
 
-def document(answer: Answer) -> dict[str, Any]:
+def document(answer: Prospects) -> dict[str, Any]:
     looks, jct = answer.looks, answer.looks.mean_jct_s
     return {
         "schema": "pliant.whatif/1",
@@ -287,7 +287,7 @@ def _errors(errors: PastErrors, what: str) -> dict[str, Any]:
     return found if errors.low is not None else {**found, "reason": errors.words(what)}
 
 
-def _fields(job: JobAhead | None, answer: Answer) -> dict[str, Any] | None:
+def _fields(job: JobAhead | None, answer: Prospects) -> dict[str, Any] | None:
     if job is None:
         return None
     starts = answer.starts.between_s(job.start_s, answer.now_s)

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import BadInputError
+from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import EVENT, Event
 from pliant.schemas.file_io.columns import rows_from_columns
 from pliant.schemas.file_io.documents import document_bytes, job_lines, parse_document, parse_jobs
@@ -81,7 +81,11 @@ def read_shares(text: str) -> Shares:
     user, or for each value of a label of jobs.
     """
     if text == USER or text.startswith("label:"):
-        return Shares.by_label(text.removeprefix("label:"))
+        try:
+            return Shares.by_label(text.removeprefix("label:"))
+        except ValidationError:
+            expected = "expected label:NAME, a name of letters, digits, '.', '_' and '-'"
+            raise UsageError(f"--shares {text}: {expected}") from None
     data, source = read_bytes(text), source_name(text)
     try:
         return Shares.model_validate_json(data)

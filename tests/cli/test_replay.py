@@ -232,3 +232,11 @@ def test_a_trace_that_cannot_be_made(here: Path, options: list[str], code: int, 
     done = call("trace", "synth", *options)
     assert done.exit_code == code
     assert message in done.stderr
+
+
+@pytest.mark.parametrize("wrong", ["label:", "label:a b", "nowhere.json"])
+def test_teams_that_cannot_be_read_are_one_line(here: Path, wrong: str) -> None:
+    done = call("replay", *FILES, "--policy", "fifo", "--shares", wrong, columns=200)
+    assert done.exit_code in (2, 3)
+    assert len(done.stderr.splitlines()) == 1
+    assert wrong in done.stderr

@@ -15,7 +15,7 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Final
 
-from pliant.schemas.event import End, Event
+from pliant.schemas.event import ENDS, End, Event
 from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
@@ -28,7 +28,6 @@ from pliant.tools.schedule.predict_start import CorrectedSpeeds
 from pliant.tools.schedule.session.session import Session
 
 _NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
-_ENDS: Final[Mapping[str, End]] = {"finish": "finished", "reject": "rejected", "cancel": "cancelled"}
 _EXACT: Final = 0.3
 """The part of the time after which the policy is asked more rarely."""
 _USED: Final = 0.7
@@ -63,7 +62,7 @@ class JobAhead:
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class JobsAhead:
     """What is to come for all jobs of a session."""
 
     jobs: Mapping[str, JobAhead]
@@ -98,7 +97,7 @@ def look_ahead(
     coming: Sequence[Job] = (),
     within_s: float | None = None,
     until_s: float = math.inf,
-) -> Ahead:
+) -> JobsAhead:
     """Replay on from ``time_s``. The session is used up: hand in a copy of one in use.
 
     :param world: what changes cost.
@@ -178,7 +177,7 @@ def _outcome(
     before: Mapping[str, JobAhead],
     effort: _Effort,
     speeds: CorrectedSpeeds,
-) -> Ahead:
+) -> JobsAhead:
     found, events = dict(before), list(engine.log.events())
     for event in events:
         known = found.get(event.job or "")
@@ -186,7 +185,7 @@ def _outcome(
             continue
         if event.event in ("start", "resume") and not known.gpus and known.start_s is None:
             found[event.job] = replace(known, gpus=event.gpus or 0, start_s=event.time)
-        elif (end := _ENDS.get(event.event)) is not None:
+        elif (end := ENDS.get(event.event)) is not None:
             found[event.job] = replace(known, end_s=event.time, end=end)
     for job_id, state in engine.session.jobs.items():
         why = _why(state, engine.session, speeds, is_cut=effort.reached_s < math.inf)
@@ -194,7 +193,7 @@ def _outcome(
         found[job_id] = replace(found[job_id], why=why, can_end=knows)
     use = _gpu_use(events, engine.session.up_gpus)
     exact_s = effort.exact_until_s if effort.exact_until_s < math.inf else None
-    return Ahead(found, use, engine.counters.decisions, exact_s, effort.reached_s)
+    return JobsAhead(found, use, engine.counters.decisions, exact_s, effort.reached_s)
 
 
 def _why(job: JobState, session: Session, speeds: CorrectedSpeeds, *, is_cut: bool) -> str:
@@ -232,7 +231,7 @@ def _gpu_use(events: Sequence[Event], up_gpus: int) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class JobChange:
     """What becomes of one job in one case and in the other."""
 
     job: str
@@ -268,14 +267,14 @@ def _known(job: JobAhead | None) -> tuple[bool, bool]:
 class Comparison:
     """What is to come as things are, and what would be to come otherwise."""
 
-    now: Ahead
-    then: Ahead
-    changes: tuple[Change, ...] = field(init=False)
+    now: JobsAhead
+    then: JobsAhead
+    changes: tuple[JobChange, ...] = field(init=False)
     """All jobs, in the order of the first look, then those of the second one."""
 
     def __post_init__(self) -> None:
         ids: Iterable[str] = dict.fromkeys((*self.now.jobs, *self.then.jobs))
-        found = (Change(job_id, self.now.jobs.get(job_id), self.then.jobs.get(job_id)) for job_id in ids)
+        found = (JobChange(job_id, self.now.jobs.get(job_id), self.then.jobs.get(job_id)) for job_id in ids)
         object.__setattr__(self, "changes", tuple(found))
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from pliant.tools.replay.ahead import Ahead, look_ahead
+from pliant.tools.replay.ahead import JobsAhead, look_ahead
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.schedule.session.session import Session
 
@@ -99,7 +99,7 @@ def past_errors(
 
 
 def _ratios(
-    found: Ahead,
+    found: JobsAhead,
     came: Mapping[str, Came],
     span_s: tuple[float, float],
     of: Iterable[str],

@@ -144,20 +144,22 @@ def nothing_to_resize(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumpt
 def priorities_ignored(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumption]:
     """An assumption if jobs state priorities and the policy does not look at them."""
     stating = [job.id for job in jobs if job.priority] if policy.priority_means == "" else []
-    if not stating:
-        return []
-    who = f'job "{stating[0]}" states' if len(stating) == 1 else f"{len(stating)} jobs state"
-    text = f'policy "{policy.name}" does not look at priorities: {who} one'
-    return [Assumption(kind="priority", text=text)]
+    return _ignored("priorities", ("states", "state"), stating, policy)
 
 
 def weights_ignored(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumption]:
     """An assumption if jobs have weights and the policy has no place for them."""
     stating = [job.id for job in jobs if job.weight != 1.0] if not policy.weight_means else []
-    if not stating:
+    return _ignored("weights", ("has", "have"), stating, policy)
+
+
+def _ignored(
+    what: str, verbs: tuple[str, str], jobs: Sequence[str], policy: type[Policy]
+) -> list[Assumption]:
+    if not jobs:
         return []
-    who = f'job "{stating[0]}" has' if len(stating) == 1 else f"{len(stating)} jobs have"
-    text = f'policy "{policy.name}" does not look at weights: {who} one'
+    who = f'job "{jobs[0]}" {verbs[0]}' if len(jobs) == 1 else f"{len(jobs)} jobs {verbs[1]}"
+    text = f'policy "{policy.name}" does not look at {what}: {who} one'
     return [Assumption(kind="priority", text=text)]
 
 

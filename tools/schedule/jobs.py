@@ -5,7 +5,7 @@ The caller owns these objects; a policy reads them and must not write to them.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -339,6 +339,15 @@ class NodeState:
 
 def gpus_of(placement: NodeGpus) -> int:
     return placement[0][1] if len(placement) == 1 else sum(count for _, count in placement)
+
+
+def gpus_by_type(nodes: Iterable[NodeState]) -> dict[str, int]:
+    """GPUs of nodes that are up, in order of the first node of each type."""
+    totals: dict[str, int] = {}
+    for node in nodes:
+        if node.up:
+            totals[node.gpu_type] = totals.get(node.gpu_type, 0) + node.gpus
+    return totals
 
 
 def node_states(cluster: Cluster) -> list[NodeState]:

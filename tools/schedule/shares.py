@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from pliant.schemas.job import Job
 from pliant.schemas.shares import ANY_TYPE, Owner, Shares, Team
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.rates import Speeds
@@ -28,6 +29,7 @@ _NEVER: Final = (math.inf, "")
 class TeamUsage:
     """GPU-seconds by owner, which halve every ``half_life_s`` (0: none is kept), and what owners hold now."""
 
+    shares: Shares
     half_life_s: float
     gpu_s: dict[Owner, float] = field(default_factory=dict)
     """Until ``since_s``."""
@@ -39,10 +41,10 @@ class TeamUsage:
 
     @classmethod
     def under(cls, shares: Shares) -> TeamUsage:
-        return cls(shares.half_life_hours * _HOUR_S)
+        return cls(shares, shares.half_life_hours * _HOUR_S)
 
-    def hold(self, owner: Owner, more: int, time_s: float) -> None:
-        """An owner holds ``more`` GPUs from ``time_s`` on, or fewer if that is negative.
+    def hold(self, job: Job, more: int, time_s: float) -> None:
+        """The owner of a job holds ``more`` GPUs from ``time_s`` on, or fewer if that is negative.
 
         What changes at one time counts in net: a log leads to the same numbers as the run that wrote it.
         """
@@ -50,6 +52,7 @@ class TeamUsage:
             return
         self._settle(time_s)
         self.changed_s = max(time_s, self.changed_s)
+        owner = self.shares.owner_of(job)
         self.changes[owner] = self.changes.get(owner, 0) + more
         if not self.changes[owner]:
             del self.changes[owner]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
-from pliant.tools.schedule.jobs import JobState, NodeState
+from pliant.tools.schedule.jobs import JobState, NodeState, gpus_by_type
 
 if TYPE_CHECKING:
     from pliant.schemas.job import Job
@@ -102,8 +102,4 @@ class Snapshot(NamedTuple):
 
     def gpus_by_type(self) -> dict[str, int]:
         """GPUs of nodes that are up, in order of the first node of each type."""
-        totals: dict[str, int] = {}
-        for node in self.nodes:
-            if node.up:
-                totals[node.gpu_type] = totals.get(node.gpu_type, 0) + node.gpus
-        return totals
+        return gpus_by_type(self.nodes)

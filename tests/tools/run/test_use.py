@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from pliant.schemas.cluster import IdleRule
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.backends import use as measuring
-from pliant.tools.run.backends.use import Gpus, TreeMeter
+from pliant.tools.run.backends.use import GpuMeter, TreeMeter
 from pliant.tools.run.service import idle
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.idle import IdleWatch
@@ -119,11 +119,11 @@ def test_gpus_are_asked_through_nvml(
 ) -> None:
     fake = SimpleNamespace(**{**vars(ctypes), "CDLL": lambda _name: driver})
     monkeypatch.setattr(measuring, "ctypes", fake)
-    assert Gpus(names).look() == found
+    assert GpuMeter(names).look() == found
 
 
 def test_without_a_driver_nothing_is_said_of_gpus() -> None:
-    assert Gpus(["0"], "libno-such-driver.so.1").look() == (None, None)
+    assert GpuMeter(["0"], "libno-such-driver.so.1").look() == (None, None)
 
 
 @pytest.mark.parametrize(

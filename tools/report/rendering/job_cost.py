@@ -10,7 +10,7 @@ from pliant.tools.report.job_cost import LOSSES, JobCost
 
 _HOUR_S: Final = 3600.0
 _SAMPLES: Final = 1000
-"""Prices are of so many samples."""
+"""Samples that a price is for."""
 _SILENT: Final = "its script reports no steps, so the time of its starts is not known"
 
 

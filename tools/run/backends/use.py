@@ -32,7 +32,7 @@ class TreeMeter:
 
     def __init__(self, path: str, gpus: str = "") -> None:
         self._path = path
-        self._gpus = Gpus([name for name in gpus.split(",") if name])
+        self._gpus = GpuMeter([name for name in gpus.split(",") if name])
         self._cpu_s: dict[tuple[int, int], float] = {}
         """CPU seconds of each process, by pid and start; those that have ended are still counted."""
         self._gpu_s = 0.0
@@ -106,7 +106,7 @@ class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
-class Gpus:
+class GpuMeter:
     """The GPUs of a unit, as the driver sees them: NVML, whose functions return 0 if all is well."""
 
     def __init__(self, names: list[str], library: str = "libnvidia-ml.so.1") -> None:

@@ -39,7 +39,7 @@ LOOK_S: Final = 0.25
 POLL_S: Final = 0.5
 
 
-class Answers:
+class DoorAnswers:
     """Serves requests to one state directory; may be asked by several threads at a time."""
 
     def __init__(self, dirs: StateDir) -> None:

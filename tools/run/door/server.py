@@ -1,4 +1,4 @@
-"""The door's own process: it listens, finds out who asks, and lets nobody's flood reach the others.
+"""The door's own process: it listens, finds out who asks, and keeps each user's flood from the others.
 
 It is the run's child and ends with it. The loop of the run does not share its time: requests are written to
 the spool, as any process of root's could do. Each connection has a thread and limits: requests in a time,
@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from pliant.schemas.errors import BadInputError, LockedError, PliantError
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.text import counted, harmless
-from pliant.tools.run.door.answers import Answers
+from pliant.tools.run.door.answers import DoorAnswers
 from pliant.tools.run.door.letters import taking_letters
 from pliant.tools.run.door.place import door_address, peer_of
 from pliant.tools.run.door.protocol import (
@@ -103,10 +103,10 @@ class Complaints:
         _log.warning("door: %s: refused: %s%s", who.account, harmless(text), more)
 
 
-class Door:
+class DoorServer:
     """Serves the requests of other accounts until it is closed."""
 
-    def __init__(self, answers: Answers, roles: RolesFile) -> None:
+    def __init__(self, answers: DoorAnswers, roles: RolesFile) -> None:
         self._answers = answers
         self._roles = roles
         self._allowances: dict[int, Allowance] = {}
@@ -269,7 +269,7 @@ def main(state: str, roles: str = "", munge: str | None = None) -> int:
     os.setgroups([])
     try:
         in_force = RolesFile(Path(roles) if roles else None)
-        door = Door(Answers(dirs), in_force)
+        door = DoorServer(DoorAnswers(dirs), in_force)
         with closing(listen(dirs)) as listening, taking_letters(dirs, door, munge):
             os.write(1, b"!")
 

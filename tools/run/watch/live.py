@@ -98,7 +98,7 @@ class LiveState:
         return self._events
 
     def past(self, moments: int, session: Session) -> Iterator[PastMoment]:
-        """What was known at so many moments, evenly spread over the time in which this policy has decided.
+        """What was known at that many moments, evenly spread over the time in which this policy has decided.
 
         :param session: of the present.
         """

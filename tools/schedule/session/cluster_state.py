@@ -478,8 +478,8 @@ class ClusterState:
         return Transition(job, step, before)
 
     def _hold(self, job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
-        if self.usage is not None and self.cluster.shares is not None:
-            self.usage.hold(self.cluster.shares.owner_of(job.spec), gpus_of(place) - job.gpus, time_s)
+        if self.usage is not None:
+            self.usage.hold(job.spec, gpus_of(place) - job.gpus, time_s)
         hold(job, time_s, place, servers)
 
     def _leave(self, job: JobState, time_s: float) -> None:

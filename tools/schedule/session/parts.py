@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pliant.schemas.schedule import TeamStanding
-from pliant.schemas.shares import Owner, Shares
-from pliant.tools.schedule.jobs import JobState, NodeState, gpus_of
+from pliant.schemas.shares import Owner
+from pliant.tools.schedule.jobs import JobState, NodeState, gpus_by_type, gpus_of
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Reserved, Target
 from pliant.tools.schedule.rates import Speeds, cut
@@ -57,20 +57,12 @@ class _TeamPart:
     offered: dict[str, int] = field(default_factory=dict)
     """GPUs by type, held and free, when it was asked last."""
 
-    def gpus(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for node in self.nodes:
-            if node.up:
-                found[node.gpu_type] = found.get(node.gpu_type, 0) + node.gpus
-        return found
-
     @property
     def nodes(self) -> Sequence[NodeState]:
         return self.free.nodes
 
-    @property
-    def up_gpus(self) -> int:
-        return sum(node.gpus for node in self.nodes if node.up)
+    def gpus(self) -> dict[str, int]:
+        return gpus_by_type(self.nodes)
 
 
 class Declined(NamedTuple):
@@ -91,9 +83,10 @@ def has_states(state: Any) -> bool:
 class TeamParts:
     """The owners' policies; asked as one."""
 
-    def __init__(self, policy: Policy, shares: Shares, nodes: Sequence[NodeState], speeds: Speeds) -> None:
+    def __init__(self, policy: Policy, usage: TeamUsage, nodes: Sequence[NodeState], speeds: Speeds) -> None:
         self._template = policy
-        self._shares = shares
+        self._usage = usage
+        self._shares = usage.shares
         self._nodes = nodes
         self._speeds = speeds
         self._resizes = policy.elasticity != "none"
@@ -107,17 +100,17 @@ class TeamParts:
 
     # What owners are entitled to, and what must come back.
 
-    def reclaim(self, jobs: Iterable[JobState], usage: TeamUsage, time_s: float) -> list[Holding]:
+    def reclaim(self, jobs: Iterable[JobState], time_s: float) -> list[Holding]:
         """What jobs are to hold instead, so that each owner can have what it is entitled to."""
-        total = self._total()
+        total = gpus_by_type(self._nodes)
         claims = claims_of(jobs, self._shares, self._speeds, total, resizes=self._resizes)
         self._look_at_declined(claims, time_s)
         self._claims = claims
-        self._entitled = entitle(self._shares, claims, usage.until(time_s), total)
+        self._entitled = entitle(self._shares, claims, self._usage.until(time_s), total)
         self._owed = {}
-        return [holding for kind in total for holding in self._reclaim_type(kind)]
+        return [holding for kind, gpus in total.items() for holding in self._reclaim_type(kind, gpus)]
 
-    def _reclaim_type(self, kind: str) -> Iterable[Holding]:
+    def _reclaim_type(self, kind: str, gpus: int) -> Iterable[Holding]:
         """Elastic jobs of those who hold too many shrink; then, for jobs of owners that wait, others stop.
 
         Nothing is taken that helps no owner.
@@ -126,7 +119,8 @@ class TeamParts:
         if not over:
             return ()
         cuts: dict[str, Holding] = {}
-        spare = self._free_of(kind) + self._shrink(over, kind, cuts)
+        held = sum(claim.held.get(kind, 0) for claim in self._claims.values())
+        spare = gpus - held + self._shrink(over, kind, cuts)
         helps = any(
             claim.wanted.get(kind, 0) > claim.held.get(kind, 0) or claim.can_start(kind, min(spare, -more))
             for owner, claim in self._claims.items()
@@ -210,17 +204,6 @@ class TeamParts:
 
     def _freed_by(self, job: JobState, cuts: Mapping[str, Holding]) -> int:
         return job.gpus - gpus_of(cuts[job.id].placement) if job.id in cuts else 0
-
-    def _free_of(self, kind: str) -> int:
-        """GPUs of a type that nobody holds."""
-        held = sum(claim.held.get(kind, 0) for claim in self._claims.values())
-        return self._total().get(kind, 0) - held
-
-    def _total(self) -> dict[str, int]:
-        total: dict[str, int] = {}
-        for node in self._nodes:
-            total[node.gpu_type] = total.get(node.gpu_type, 0) + (node.gpus if node.up else 0)
-        return total
 
     # The parts.
 
@@ -322,7 +305,7 @@ class TeamParts:
             nodes=part.nodes,
             jobs=jobs,
             changes=changes,
-            total_gpus=part.up_gpus,
+            total_gpus=sum(part.gpus().values()),
             free_gpus=part.free.by_type,
             free=part.free,
             future=[job for job in seen.future if self._shares.owner_of(job) == part.owner],
@@ -403,13 +386,13 @@ class TeamParts:
                 found[job_id] = target._replace(gpu_type=kind)
         return found
 
-    def leaves_room(self, jobs: Iterable[JobState], usage: TeamUsage, time_s: float) -> bool:
+    def leaves_room(self, jobs: Iterable[JobState], time_s: float) -> bool:
         """Whether GPUs that their owner has left free are of use to another one.
 
         Called after the policies have decided. What an owner did not use counts as declined until its jobs
         change, its policy wants to be asked, or more is offered.
         """
-        total = self._total()
+        total = gpus_by_type(self._nodes)
         claims = claims_of(jobs, self._shares, self._speeds, total, resizes=self._resizes)
         for owner, claim in claims.items():
             for kind in total:
@@ -423,7 +406,7 @@ class TeamParts:
                     until_s = math.inf if again_s is None or again_s <= time_s else again_s
                     self._declined[owner, kind] = Declined(more, claim.mark(kind), until_s)
         self._look_at_declined(claims, time_s)
-        now = entitle(self._shares, claims, usage.until(time_s), total)
+        now = entitle(self._shares, claims, self._usage.until(time_s), total)
         return any(
             given.now.get(kind, 0) > claims[owner].held.get(kind, 0)
             for owner, given in now.items()
@@ -441,7 +424,7 @@ class TeamParts:
                 claim.declined[kind] = said.gpus
 
     def explain(self, seen: Snapshot) -> dict[str, Explanation]:
-        """What the policy of each part says; a job that waits is told how its owner stands."""
+        """What the policy of each part says; for a job that waits, also how its owner stands."""
         found: dict[str, Explanation] = {}
         for part, own in self._views(seen):
             said = part.policy.explain(own)
@@ -512,12 +495,10 @@ class TeamParts:
 
     # How teams stand.
 
-    def standings(
-        self, jobs: Iterable[JobState], usage: TeamUsage, time_s: float
-    ) -> tuple[TeamStanding, ...]:
+    def standings(self, jobs: Iterable[JobState], time_s: float) -> tuple[TeamStanding, ...]:
         """Of each team of the file, and of each owner with jobs or usage."""
-        used_gpu_s = usage.until(time_s)
-        claims = claims_of(jobs, self._shares, self._speeds, self._total(), resizes=self._resizes)
+        used_gpu_s = self._usage.until(time_s)
+        claims = claims_of(jobs, self._shares, self._speeds, gpus_by_type(self._nodes), resizes=self._resizes)
         owners = sorted({*self._entitled, *claims, *used_gpu_s})
         held = {owner: sum(claims[owner].held.values()) if owner in claims else 0 for owner in owners}
         own = {owner: _own(self._entitled.get(owner)) for owner in owners}

@@ -94,8 +94,8 @@ class Session(ClusterState):
         self.admissions: Mapping[str, Mapping[str, Any]] = {}
         """What the last decision said of jobs that it admitted or rejected."""
         self._rules = RuleBook(policy, self.nodes, self.speeds)
-        shares = cluster.shares
-        self._parts = None if shares is None else TeamParts(policy, shares, self.nodes, self.speeds)
+        usage = self.usage
+        self._parts = None if usage is None else TeamParts(policy, usage, self.nodes, self.speeds)
         """The policies of the owners, where teams share the cluster; they are asked instead of ``policy``."""
         self._dwell = Dwell(cluster.min_run_seconds, cluster.cooldown_seconds)
         self._parted = policy.packs
@@ -144,10 +144,10 @@ class Session(ClusterState):
         time_s = self._at(time_s)
         self.slowed.clear()
         done = self._decide_once(time_s)
-        if self._parts is None or self.usage is None:
+        if self._parts is None:
             return done
         for _ in range(MOST_ROUNDS):
-            if not self._parts.leaves_room(self.in_play.values(), self.usage, time_s):
+            if not self._parts.leaves_room(self.in_play.values(), time_s):
                 break
             again_s, admissions, kept = self.ask_again_s, self.admissions, self.kept_until_s
             done = in_net([*done, *self._decide_once(time_s)])
@@ -195,9 +195,9 @@ class Session(ClusterState):
 
     def standings(self, time_s: float) -> tuple[TeamStanding, ...]:
         """How teams stand after a decision; none where the cluster is one pool."""
-        if self._parts is None or self.usage is None:
+        if self._parts is None:
             return ()
-        return self._parts.standings(self.in_play.values(), self.usage, time_s)
+        return self._parts.standings(self.in_play.values(), time_s)
 
     @property
     def learns(self) -> bool:
@@ -296,8 +296,8 @@ class Session(ClusterState):
         if not self._parted:
             left += self.adopt(self._guests(), time_s)
             self._parted = True
-        if self._parts is not None and self.usage is not None:
-            lent = self._parts.reclaim(self.in_play.values(), self.usage, time_s)
+        if self._parts is not None:
+            lent = self._parts.reclaim(self.in_play.values(), time_s)
             left += self.adopt(lent, time_s) if lent else []
         if not left:
             return left
