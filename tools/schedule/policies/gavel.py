@@ -248,7 +248,9 @@ def least_ratio(members: Mapping[str, tuple[Kind, Stake]], capacity: Sequence[in
     if times < 1 - _PRECISION:
         high = max(_ratio_at(times, ratio, stake) for _, stake in alike) * (1 + _PRECISION)
         ratio = brentq(lambda ratio: solved(ratio)[0] - 1, ratio, high, rtol=_PRECISION)
-        fractions = solved(ratio)[1]
+        times, fractions = solved(ratio)
+        if times < 1 - _PRECISION:  # the root is just above: near its end a job's need rises steeply
+            fractions = solved(ratio * (1 + _PRECISION))[1]
     return {job_id: fractions[member] for job_id, member in members.items()}
 
 

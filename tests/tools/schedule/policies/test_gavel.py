@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -207,6 +207,15 @@ def rivals(draw: st.DrawFn) -> tuple[dict[str, tuple[Kind, Stake]], list[int]]:
 
 @settings(max_examples=40)
 @given(rivals())
+@example(
+    (
+        {
+            "0": (Kind((0.0, 1.0), 1), Stake(0.0, 1.0, 10.0)),
+            "1": (Kind((0.0, 2.0), 2), Stake(208.0, 1.0, 43.0)),
+        },
+        [1, 2],
+    )
+)
 def test_the_largest_ratio_is_as_small_as_it_can_be(rival: tuple[dict[str, tuple[Kind, Stake]], list[int]]):
     members, capacity = rival
     if not members:
