@@ -183,6 +183,21 @@ def _ones(folder: Path, rows: int, rng: random.Random) -> tuple[Path, None]:
     return _lines(folder / "trace.csv", [header, *jobs]), None
 
 
+def _elasticflow(folder: Path, rows: int, rng: random.Random) -> tuple[Path, str]:
+    inner = folder / "throughputs_A100"
+    inner.mkdir()
+    _lines(inner / "vgg16.csv", ["global_batch_size,1,2,4,8", "64,5.05,9.03,14.8,19.3"])
+
+    def line(number: int) -> str:
+        submit_s, start_s, end_s = _life(number, rng)
+        steps = rng.randrange(1000, 1_000_000)
+        return f"{number},{submit_s},{steps},vgg16,{end_s},64,{1 << number % 4},{end_s - start_s}"
+
+    header = "job_id,submission_time,num_iteration,model_name,deadline,batch_size,num_gpu,duration"
+    workload = _lines(folder / "cluster.csv", [header, *map(line, range(rows))])
+    return folder, workload.name
+
+
 def _measured(folder: Path, rows: int, rng: random.Random) -> tuple[Path, str]:
     """One application; nearly all rows are step times."""
     model = folder / "traces" / "cifar10"
@@ -206,6 +221,7 @@ WRITERS: Final[dict[str, Callable[[Path, int, random.Random], tuple[Path, str | 
     "tiresias": _tiresias,
     "gavel": _gavel,
     "ones": _ones,
+    "elasticflow": _elasticflow,
     "pollux": _measured,
     "sia": _measured,
 }

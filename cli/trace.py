@@ -17,7 +17,8 @@ def trace_import(
         str,
         typer.Argument(
             metavar="FORMAT",
-            help="philly, helios, pai, alibaba-v2023, pollux, sia, ones, tiresias, gavel or slurm.",
+            help="Production traces: philly, helios, pai, alibaba-v2023, slurm, tiresias. With measurements: "
+            "pollux, sia, ones, gavel, elasticflow.",
         ),
     ],
     paths: Annotated[
@@ -47,15 +48,15 @@ def trace_import(
     ] = None,
     workload: Annotated[
         str | None,
-        typer.Option(help="The trace beside the measurements (pollux, sia, ones, gavel)."),
+        typer.Option(help="The trace beside the measurements (pollux, sia, ones, gavel, elasticflow)."),
     ] = None,
 ) -> None:
     """Turn a public trace into jobs, and measurements into a profile and convergence tables.
 
     Says on stderr how many rows it read, which it dropped and why, and what it
-    had to assume. pollux, sia, ones and gavel write a folder: jobs.jsonl,
-    profile.parquet, convergence.parquet and history.jsonl (what jobs reported
-    that ran), as far as the data goes. slurm reads what this prints:
+    had to assume. pollux, sia, ones, gavel and elasticflow write a folder:
+    jobs.jsonl, profile.parquet, convergence.parquet and history.jsonl (what jobs
+    reported that ran), as far as the data goes. slurm reads what this prints:
     sacct -P --format=JobID,User,State,Submit,Start,ElapsedRaw,AllocTRES
 
     Example: pliant trace import philly cluster_job_log -o jobs.jsonl

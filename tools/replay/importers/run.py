@@ -31,6 +31,7 @@ from pliant.tools.replay.importers.conversion import (
 )
 from pliant.tools.replay.importers.formats import (
     alibaba_v2023,
+    elasticflow,
     gavel,
     helios,
     ones,
@@ -57,6 +58,7 @@ FORMATS: Final[dict[str, Format]] = {
         ones.FORMAT,
         tiresias.FORMAT,
         gavel.FORMAT,
+        elasticflow.FORMAT,
         slurm.FORMAT,
     )
 }

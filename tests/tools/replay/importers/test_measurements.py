@@ -1,4 +1,4 @@
-"""Pollux, Sia, ONES and Gavel: formats that bring measurements."""
+"""Pollux, Sia, ONES, Gavel and ElasticFlow: formats that bring measurements."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from pliant.schemas import io
 from pliant.schemas.errors import UsageError
-from pliant.schemas.job import EpochWork, SampleWork
+from pliant.schemas.job import EpochWork, IterationWork, SampleWork
 from pliant.schemas.profile import ConvergenceRow
 from pliant.tools.profile.predictor import ended_jobs
 from pliant.tools.replay.progress.convergence import validations
-from tests.tools.replay.importers.importing import problems, run, text
+from tests.tools.replay.importers.importing import gpu_seconds, problems, run, text
 
 STEPS = "local_bsz,step_time,sync_time"
 EPOCHS = "progress,iteration,metric,grad_sqr,grad_var"
@@ -228,3 +228,78 @@ def test_a_gavel_line_of_another_width_is_named(tmp_path: Path) -> None:
         "x.trace:1: has 2 fields separated by tabs, expected 7 or 10",
         "x.trace:2: /gpus: '1.5', expected a whole number above 0",
     ]
+
+
+FLOW = "job_id,submission_time,num_iteration,model_name,deadline,batch_size,num_gpu,duration"
+
+
+def elasticflow(folder: Path) -> Path:
+    """Two iterations a second on one A100, three on two, five on 16; the T4s' do not know 16."""
+    sizes = "global_batch_size,1,2,16"
+    text(folder / "throughputs_A100", "vgg16.csv", sizes, "64,2.0,3.0,5.0")
+    text(folder / "throughputs_T4", "yolov3.csv", sizes, "64,0.5,,nan", "128,0.25,0,")
+    return folder
+
+
+def test_elasticflow_throughputs_are_those_of_the_whole_batch_on_full_nodes(tmp_path: Path) -> None:
+    result = run(tmp_path, "elasticflow", str(elasticflow(tmp_path / "data")))
+    rows = io.read_profile(result.out / "profile.parquet").rows
+    found = [(row.gpu_type, row.placement, row.local_batch, row.step_seconds) for row in rows]
+    assert found[:3] == [("a100", "1", 64, 0.5), ("a100", "2", 32, 1 / 3), ("a100", "8,8", 4, 0.2)]
+    assert found[3:] == [("t4", "1", 64, 2.0), ("t4", "1", 128, 4.0)]
+    assert [row.samples_per_second for row in rows[:3]] == [128.0, 192.0, 320.0]
+    assert result.dropped == {"are sizes without a throughput": 4}
+
+
+def test_an_elasticflow_job_has_its_iterations_to_do_until_its_deadline(tmp_path: Path) -> None:
+    data = elasticflow(tmp_path / "data")
+    text(
+        data, "w.csv", FLOW, "a,50,1000,vgg16,650,64,2,334", "b,60,500,vgg16,,64,1,250", "c,1,0,vgg16,,64,1,2"
+    )
+    result = run(tmp_path, "elasticflow", str(data), workload="w.csv")
+    first, second = result.jobs
+    assert (first.id, first.submit_time, first.model, first.work) == (
+        "a",
+        50.0,
+        "vgg16",
+        IterationWork(iterations=1000.0),
+    )
+    assert (first.gpus.requested, first.min_gpus, first.gpus.max, first.elastic) == (2, 1, 16, "size")
+    assert first.batch.size == 64
+    assert (first.utility.shape, first.utility.target) == ("step", 600.0)
+    assert second.utility.shape == "constant"
+    assert result.dropped["have no iterations to do"] == 1
+
+
+def test_a_raw_itp_trace_states_sizes_and_durations_alone(tmp_path: Path) -> None:
+    raw = text(
+        tmp_path, "cluster1.csv", "job_id,submission_time,duration,num_gpu", "x,16566,3890,4", "y,1,2,0"
+    )
+    result = run(tmp_path, "elasticflow", raw)
+    (job,) = result.jobs
+    assert (job.submit_time, job.gpus.requested, job.elastic, gpu_seconds(job)) == (
+        16566.0,
+        4,
+        "none",
+        15560.0,
+    )
+    assert result.dropped == {"asked for no GPU": 1}
+
+
+def test_what_is_wrong_in_elasticflow_data_is_told_by_file_and_line(tmp_path: Path) -> None:
+    data = elasticflow(tmp_path / "data")
+    text(data / "throughputs_A100", "vgg16.csv", "global_batch_size,1,many,3", "64,2,3,4", "0,1,,")
+    path = text(
+        tmp_path, "w.csv", FLOW, "a,50,1,vgg16,40,64,1,1", "b,0,1,bert,,64,1,1", "c,0,1,vgg16,,64,9,1"
+    )
+    assert problems(tmp_path, "elasticflow", str(data), workload=path) == [
+        "data/throughputs_A100/vgg16.csv:2: /many: expected a number of GPUs from 1 to 65,536 as column",
+        "data/throughputs_A100/vgg16.csv:2: /global_batch_size: 64 is not divisible by 3 GPUs",
+        *["data/throughputs_A100/vgg16.csv:3: /global_batch_size: is 0, expected 1 or more"] * 3,
+        "w.csv:2: /deadline: is before submission_time",
+        "w.csv:3: /model_name: 'bert' has no throughputs for the batch 64",
+        "w.csv:4: /requested: 9 is above gpus.max 1",
+    ]
+    (tmp_path / "empty").mkdir()
+    found = problems(tmp_path, "elasticflow", str(tmp_path / "empty"))
+    assert found == ["empty: holds no throughputs_GPUTYPE/MODEL.csv, expected the data folder"]

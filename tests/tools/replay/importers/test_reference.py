@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 
 from pliant.schemas import io
-from pliant.schemas.job import EpochWork
+from pliant.schemas.job import EpochWork, IterationWork
 from pliant.tools.profile.throughput import Load, PairTable
 from pliant.tools.replay.importers.run import import_trace
 from tests.tools.replay.importers.importing import run
@@ -67,6 +67,21 @@ def test_gavel_traces_and_throughputs_name_the_same_models(tmp_path: Path, refer
     assert 0.5 < fmean(each[0] for each in found if isinstance(each, tuple)) < 0.8
 
 
+def test_elasticflow_jobs_take_on_their_gpus_what_their_trace_says(
+    tmp_path: Path, reference_data: Path
+) -> None:
+    """The artifact drew iterations so that throughputs and requested GPUs give the recorded duration."""
+    result = run(tmp_path, "elasticflow", str(reference_data / "elasticflow"), workload="195job.csv")
+    rows = io.read_profile(result.out / "profile.parquet").rows
+    seconds = {(row.model, row.gpus, row.local_batch): row.step_seconds for row in rows}
+    assert len(result.jobs) == 195
+    for job in result.jobs:
+        size = job.gpus.requested
+        step_s = seconds[job.model, size, (job.batch.size or 0) // size]
+        assert isinstance(job.work, IterationWork)
+        assert job.work.iterations * (step_s or 0.0) == pytest.approx(float(job.labels["duration"]), abs=1.0)
+
+
 def test_every_job_of_the_lists_is_there_or_accounted_for(tmp_path: Path, reference_data: Path) -> None:
     for kind, path in (
         ("philly", "pollux/traces/philly.csv"),
@@ -75,6 +90,7 @@ def test_every_job_of_the_lists_is_there_or_accounted_for(tmp_path: Path, refere
         ("tiresias", "tiresias/yarn-gput1000.csv"),
         ("gavel", "gavel/traces/small_test.trace"),
         ("ones", "ones/trace_1.csv"),
+        ("elasticflow", "elasticflow/cluster01.csv"),
     ):
         summary = import_trace(kind, [str(reference_data / path)], str(tmp_path / "jobs.jsonl"))
         assert summary.rows == summary.jobs + summary.dropped.total()
