@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pkgutil
 import shutil
 import socket
 import subprocess
@@ -171,7 +172,11 @@ def import_commands() -> None:
             *("release a", "drain n", "wait b", "cancel a"),
         ):
             call(*line.split(), "--state", str(state))
-    importlib.import_module("pliant.tools.run.door.client")
+    for name in ("pliant.cli", "pliant.tools.run.door", "pliant.tools.run.watch"):
+        package = importlib.import_module(name)
+        for module in pkgutil.iter_modules(package.__path__, f"{name}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
 
 
 def only_root_becomes_others() -> None:
