@@ -161,6 +161,8 @@ def run_command(body: Callable[[], None]) -> int:
         if error.errno == errno.EIO and terminal_left(sys.stdout):
             abandon(sys.stdout)
             return BROKEN_PIPE
+        if isinstance(error, PermissionError) and error.filename is not None:
+            return _fail(f"{error.filename}: no permission", UsageError.exit_code)
         if error.errno not in DISK_FULL:
             return _bug(error)
         where = error.filename or "stdout"

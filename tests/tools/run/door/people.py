@@ -186,12 +186,14 @@ def only_root_becomes_others() -> None:
 
 @contextmanager
 def all_may_enter() -> Iterator[Path]:
-    """A folder that other accounts can enter, whatever the modes of pytest's are."""
+    """A folder that other accounts can enter, whatever the modes of pytest's are; they can read what is made."""
     folder = Path(tempfile.mkdtemp(prefix="pliant door ", dir="/tmp")).resolve()
+    before = os.umask(0o022)
     try:
         folder.chmod(0o755)
         yield folder
     finally:
+        os.umask(before)
         shutil.rmtree(folder)
 
 

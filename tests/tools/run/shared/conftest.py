@@ -44,7 +44,10 @@ def _processes() -> list[psutil.Process]:
 
 @pytest.fixture
 def shared_folder() -> Iterator[Path]:
-    """An empty folder that every user can enter and only root can write to. Its users leave nothing."""
+    """An empty folder that every user can enter and only root can write to. Its users leave nothing.
+
+    They can read what is made meanwhile.
+    """
     made = None
     for place in (tempfile.gettempdir(), "/tmp", "/var/tmp"):  # noqa: S108 - the folder in it is new
         try:
@@ -56,9 +59,11 @@ def shared_folder() -> Iterator[Path]:
     if made is None:
         pytest.skip("no temporary folder that other users can enter")
     made.chmod(0o755)
+    before = os.umask(0o022)
     try:
         yield made
     finally:
+        os.umask(before)
         left = _processes()
         for process in left:
             process.kill()
