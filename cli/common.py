@@ -16,7 +16,7 @@ import typer
 
 from pliant.cli.console import LINES, note, say, settings, terminal_left
 from pliant.cli.grammar import DURATION_SHOWN, duration, hidden_options, take_old
-from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError
+from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import abandon
 from pliant.schemas.text import did_you_mean, harmless, without_long_words
 

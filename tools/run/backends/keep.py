@@ -123,16 +123,21 @@ def keep(
 
 
 def use_meter(code_file: str) -> Any:
-    """``use.py`` by its path, as this process has no packages. Returns None if it cannot be had."""
+    """What measures the command. Returns None if it cannot be had."""
+    try:
+        return find_use_meter()(_beside(code_file, ".use"), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    except Exception as error:  # noqa: BLE001 - the command matters more than what it uses
+        print(f"pliant: what is used is not measured: {error!r}", file=sys.stderr)
+        return None
+
+
+def find_use_meter() -> Any:
+    """The class in ``use.py``, by its path, as this process has no packages."""
     import importlib
 
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     try:
-        meter = importlib.import_module("use").TreeMeter
-        return meter(_beside(code_file, ".use"), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    except Exception as error:  # noqa: BLE001 - the command matters more than what it uses
-        print(f"pliant: what is used is not measured: {error!r}", file=sys.stderr)
-        return None
+        return importlib.import_module("use").TreeMeter
     finally:
         del sys.path[0]
 

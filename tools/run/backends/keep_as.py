@@ -34,6 +34,7 @@ def main(arguments: list[str]) -> int:
     os.dup2(nothing, 0)
     os.close(nothing)
     keeper = _keeper()
+    keeper.find_use_meter()
     account.take_file_rights()
     code_file, folder, *argv = arguments
     return int(keeper.keep(code_file, folder, argv, account=account))
