@@ -112,7 +112,8 @@ def users(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 @pytest.fixture
-def site(shared_folder: Path) -> Site:
+def site(shared_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.chdir(shared_folder)  # where jobs begin
     return Site(shared_folder)
 
 
@@ -127,7 +128,7 @@ def test_each_job_is_its_users_and_neither_sees_the_others_nor_the_runs_files(
     site.job("a")
     site.job("b")
     log, _ = run_until_done(site.options(shared=True), ignore)
-    assert {job.phase for job in log.jobs.values()} == {"finished"}
+    assert {job.phase for job in log.jobs.values()} == {"finished"}, log.jobs["a"].reason
     assert {name: job.uid for name, job in log.jobs.items()} == users
     dirs = StateDir(site.state)
     for name, uid in users.items():
@@ -175,7 +176,7 @@ def test_a_job_outlives_its_service_and_the_next_one_takes_it_to_its_end(
     assert (sorted(log.active), failed) == (["a", "b"], [])
     site.gate.touch()
     log, _ = run_until_done(site.options(None, shared=True), ignore)
-    assert {job.phase for job in log.jobs.values()} == {"finished"}
+    assert {job.phase for job in log.jobs.values()} == {"finished"}, log.jobs["a"].reason
     assert {len(job.seen) for job in log.jobs.values()} == {1}
     assert of_user(ANN) == of_user(BOB) == []
 
