@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 COMMAND_LINE: Final = "the command line"
 _GPUS: Final = re.compile(r"(\d+)(?:-(\d+))?")
+_LIST: Final = re.compile(r"\d{1,9}(?:,\d{1,9})+")
 
 
 def submit(
@@ -50,8 +52,8 @@ def submit(
         str | None,
         typer.Option(
             "--gpus",
-            metavar="N|N-M",
-            help="Of a script: its GPUs; with N-M it is elastic.",
+            metavar="N|N-M|N,M",
+            help="Of a script: its GPUs; with N-M, or with sizes like 1,2,4, it is elastic.",
             show_default="1, or what pliant.toml says",
         ),
     ] = None,
@@ -256,10 +258,16 @@ def _fields(gpus: str | None, batch: int | None, name: str | None, *, relaunch: 
 
 
 def _sizes(gpus: str) -> dict[str, Any]:
-    """:raises UsageError: it is neither a number nor two of them."""
+    """:raises UsageError: it is neither a number nor two of them, nor a list of rising ones."""
     found = _GPUS.fullmatch(gpus)
     if found is None or not int(found[1]) or int(found[2] or found[1]) < int(found[1]):
-        raise UsageError(f"--gpus {gpus}: expected a number of GPUs, as 2, or the least and the most, as 1-4")
+        listed = [int(size) for size in gpus.split(",")] if _LIST.fullmatch(gpus) else []
+        if not listed or any(size <= before for before, size in pairwise([0, *listed])):
+            text = "expected a number of GPUs, as 2, the least and the most, as 1-4, or all sizes, as 1,2,4"
+            raise UsageError(f"--gpus {gpus}: {text}")
+        most = listed[-1]
+        limits = {"requested": most, "min": listed[0], "max": most, "sizes": listed}
+        return {"gpus": limits, "elastic": "size"}
     if found[2] is None:
         return {"gpus": {"requested": int(gpus)}}
     least, most = int(found[1]), int(found[2])

@@ -7,7 +7,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from functools import cache
 from json.encoder import encode_basestring_ascii
 from pathlib import PurePath
@@ -38,6 +39,8 @@ from pliant.schemas.file_io.record import (
 Elasticity = Literal["none", "size", "size+batch"]
 Resize = Literal["in-place", "relaunch"]
 Awaited = Literal["ok", "any"]
+PowersOfTwo = Literal["powers-of-two"]
+POWERS_OF_TWO: Final = "powers-of-two"
 LONGEST_TEXT: Final = 100_000
 """Bytes of one argument or variable; Linux takes 131,072."""
 MOST_TEXT: Final = 500_000
@@ -63,6 +66,23 @@ def _filled_in() -> Any:
     return None
 
 
+def _form_of_sizes(value: object) -> str | None:
+    """The tag of the form. Returns None if it is neither."""
+    if value == POWERS_OF_TWO:
+        return f"{FORM}word"
+    return f"{FORM}list" if isinstance(value, list | tuple) else None
+
+
+_Sizes = Annotated[
+    Annotated[PowersOfTwo, Tag(f"{FORM}word")] | Annotated[tuple[GpuCount, ...], Tag(f"{FORM}list")],
+    Discriminator(
+        _form_of_sizes,
+        custom_error_type="sizes_form",
+        custom_error_message="expected 'powers-of-two' or a list of numbers of GPUs, like [1, 2, 4]",
+    ),
+]
+
+
 class Gpus(Record):
     """How many GPUs (or CPU slots) a job asks for and can use."""
 
@@ -77,23 +97,82 @@ class Gpus(Record):
     """GPUs that hold one replica of the model together (sharded, or tensor or pipeline parallel). Every size
     is a whole number of replicas, a replica stays on one node if it fits one, and the batch is divided over
     the replicas."""
+    sizes: _Sizes | None = None
+    """The only sizes that run, rising, in whole replicas: a list, or "powers-of-two" (of replicas). Default:
+    every number of replicas."""
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
         values = self.__dict__
+        if isinstance(self.sizes, tuple):
+            self._refuse_wrong_sizes(self.sizes)
         if values["requested"] is None:
-            values["requested"] = self.min or self.per_replica
+            values["requested"] = self.min or self.least
         _refuse_crossed("gpus", "requested", self.requested, self.min, self.max)
         if self.per_replica > 1:
             for name in ("requested", "min", "max"):
                 if (values[name] or 0) % self.per_replica:
                     text = f"{values[name]} is not a multiple of gpus.per_replica {self.per_replica}"
                     raise broken_rule(text, f"/{name}")
+        for name in ("min", "max", "requested") if self.sizes is not None else ():
+            if values[name] is not None and not self.allows(values[name]):
+                raise broken_rule(f"{values[name]} is not among gpus.sizes", f"/{name}")
         return self
 
+    def _refuse_wrong_sizes(self, sizes: tuple[int, ...]) -> None:
+        if not sizes:
+            raise broken_rule("is empty, expected at least one size", "/sizes")
+        before = 0
+        for at, size in enumerate(sizes):
+            if size <= before:
+                raise broken_rule(f"{size} is not above the size before it, {before}", f"/sizes/{at}")
+            if size % self.per_replica:
+                text = f"{size} is not a multiple of gpus.per_replica {self.per_replica}"
+                raise broken_rule(text, f"/sizes/{at}")
+            before = size
+
+    @property
+    def least(self) -> int:
+        """The smallest size, whatever ``min`` says."""
+        return self.sizes[0] if isinstance(self.sizes, tuple) else self.per_replica
+
+    @property
+    def any_number(self) -> bool:
+        """Whether every number of GPUs is a size, within the limits."""
+        return self.sizes is None and self.per_replica == 1
+
+    def allows(self, gpus: int) -> bool:
+        """Whether that is a size, the limits aside."""
+        return gpus > 0 and self.whole(gpus) == gpus
+
     def whole(self, gpus: int) -> int:
-        """The most GPUs up to ``gpus`` that are whole replicas."""
-        return gpus - gpus % self.per_replica
+        """The largest size up to ``gpus``: in whole replicas, and one of ``sizes``; 0 if there is none."""
+        if self.sizes is None:
+            return gpus - gpus % self.per_replica
+        if isinstance(self.sizes, tuple):
+            at = bisect_right(self.sizes, gpus)
+            return self.sizes[at - 1] if at else 0
+        replicas = gpus // self.per_replica
+        return self.per_replica << replicas.bit_length() - 1 if replicas > 0 else 0
+
+    def above(self, gpus: int) -> int:
+        """The smallest size above ``gpus``; 0 if there is none."""
+        if isinstance(self.sizes, tuple):
+            at = bisect_right(self.sizes, gpus)
+            return self.sizes[at] if at < len(self.sizes) else 0
+        size = self.whole(gpus)
+        return size + self.per_replica if self.sizes is None or not size else 2 * size
+
+    def between(self, least: int, most: int) -> Sequence[int]:
+        """All sizes from ``least`` to ``most``, ascending."""
+        first = self.above(max(0, least - 1))
+        if self.sizes is None:
+            return range(first, most + 1, self.per_replica)
+        found = []
+        while 0 < first <= most:
+            found.append(first)
+            first = self.above(first)
+        return tuple(found)
 
     def replicas(self, gpus: int) -> int:
         """Data-parallel workers on that many GPUs."""
@@ -343,8 +422,10 @@ class Job(Record):
     def minor(self) -> int:
         """1: it refuses to share its GPUs; 2: its epochs are of a data set of unknown size; 3: its replicas
         have several GPUs, or it is resized by a relaunch; 4: it names its team, has a weight, waits for other
-        jobs, belongs to an array, or is held from the start.
+        jobs, belongs to an array, or is held from the start; 5: it has certain sizes only.
         """
+        if self.gpus.sizes is not None:
+            return 5
         if self.team or self.weight != 1.0 or self.after or self.array is not None or self.hold:
             return 4
         if self.gpus.per_replica > 1 or self.resize != "in-place":
@@ -380,16 +461,22 @@ class Job(Record):
     def min_gpus(self) -> int:
         """The smallest size, defaults applied."""
         gpus = self.gpus
-        return gpus.min or (gpus.requested if self.elastic == "none" else gpus.per_replica)
+        return gpus.min or (gpus.requested if self.elastic == "none" else gpus.least)
 
     def can_train_on(self, gpus: int) -> bool:
-        """Whether that is at least its smallest size, in whole replicas."""
-        return gpus >= self.min_gpus and self.gpus.whole(gpus) == gpus
+        """Whether that is one of its sizes, and at least the smallest."""
+        return gpus >= self.min_gpus and self.gpus.allows(gpus)
 
     def max_gpus(self, cluster_gpus: int) -> int:
         """The largest size in a cluster of ``cluster_gpus``, defaults applied."""
         default = self.gpus.requested if self.elastic == "none" else cluster_gpus
         return self.gpus.whole(min(self.gpus.max or default, cluster_gpus))
+
+    def sizes(self, cluster_gpus: int) -> Sequence[int]:
+        """Every size in a cluster of ``cluster_gpus``, ascending, defaults applied."""
+        if self.elastic == "none":
+            return (self.gpus.requested,) if self.gpus.requested <= cluster_gpus else ()
+        return self.gpus.between(self.min_gpus, self.max_gpus(cluster_gpus))
 
 
 def _script_name(script: tuple[str, ...]) -> str:

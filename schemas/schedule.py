@@ -16,7 +16,7 @@ from pliant.schemas.file_io.record import (
     Record,
     broken_rule,
 )
-from pliant.schemas.job import Job
+from pliant.schemas.job import Gpus, Job
 from pliant.schemas.predictor import Predictor
 from pliant.schemas.text import counted, in_gpus
 
@@ -88,12 +88,18 @@ class Allocation(Record):
             raise broken_rule(text, "/gpus")
         return self
 
-    def size_problem(self, per_replica: int) -> tuple[str, str] | None:
-        """Why this is no size of its job, or the batch is not that of its workers, and where; or None."""
+    def size_problem(self, job: Gpus) -> tuple[str, str] | None:
+        """Why this is no size of its job, or the batch is not that of its workers, and where; or None.
+
+        :param job: the sizes of its job.
+        """
+        per_replica = job.per_replica
         if self.gpus % per_replica:
             text = f"is {self.gpus:,}, expected a multiple of gpus.per_replica {per_replica} of its job"
             return text, "/gpus"
-        workers = self.gpus // per_replica
+        if self.gpus and not job.allows(self.gpus):
+            return f"is {self.gpus:,}, expected one of gpus.sizes of its job", "/gpus"
+        workers = job.replicas(self.gpus)
         of = in_gpus(workers) if per_replica == 1 else counted(workers, "replica")
         return None if self.batch is None else _batch_problem(self.batch, workers, of)
 
@@ -199,13 +205,14 @@ class Schedule(Record):
 
     @property
     def minor(self) -> int:
-        """6 where jobs have weights or the cluster has what only its newest version has, 5 where replicas
-        have several GPUs or jobs are resized by a relaunch, 4 where jobs train on data of unknown size, 3
-        where they have more than GPUs or share them, 2 where work is predicted, else its cluster's.
+        """7 where jobs have certain sizes only, 6 where they have weights or the cluster has what only its
+        newest version has, 5 where replicas have several GPUs or jobs are resized by a relaunch, 4 where jobs
+        train on data of unknown size, 3 where they have more than GPUs or share them, 2 where work is
+        predicted, else its cluster's.
         """
         newest = max((job.minor for job in self.jobs), default=0)
         if self.cluster.minor > 2:
-            return 6
+            return max(6, newest + 2)
         if newest > 1:
             return newest + 2
         if self.cluster.minor > 1 or newest:
@@ -227,9 +234,9 @@ class Schedule(Record):
 
     @model_validator(mode="after")
     def _sizes_and_batches_add_up(self) -> Self:
-        replicas = {job.id: job.gpus.per_replica for job in self.jobs}
+        sizes = {job.id: job.gpus for job in self.jobs}
         for index, given in enumerate(self.allocations):
-            problem = given.size_problem(replicas.get(given.job, 1))
+            problem = given.size_problem(sizes.get(given.job, Gpus()))
             if problem is not None:
                 raise broken_rule(problem[0], f"/allocations/{index}{problem[1]}")
         return self

@@ -64,15 +64,16 @@ def jobs(draw: st.DrawFn, ids: st.SearchStrategy[str] = names) -> Job:
     """A job: rigid without limits, or elastic with limits that agree."""
     each = draw(st.sampled_from([1, 1, 2, 3]))
     low, requested, high = (each * limit for limit in draw(_limits()))
+    sizes = draw(maybe(st.just(tuple(sorted({low, requested, high})))))
     batch_low, batch, batch_high = draw(_limits())
     elastic = draw(st.sampled_from(["none", "size", "size+batch"]))
     return Job(
         id=draw(ids),
         submit_time=draw(amounts),
         model=draw(names),
-        gpus=Gpus(requested=requested, per_replica=each)
+        gpus=Gpus(requested=requested, per_replica=each, sizes=sizes)
         if elastic == "none"
-        else Gpus(requested=requested, min=low, max=high, per_replica=each),
+        else Gpus(requested=requested, min=low, max=high, per_replica=each, sizes=sizes),
         user=draw(text),
         priority=draw(st.floats(-1e18, 1e18)),
         command=draw(maybe(st.lists(plain, max_size=3).map(tuple))),
@@ -129,7 +130,7 @@ def allocations(draw: st.DrawFn, job: Job) -> Allocation:
     """A placement that adds up to the GPUs of the job: as many as it requests if it is rigid."""
     each = job.gpus.per_replica
     placement = tuple((name, each * count) for name, count in draw(placements))
-    if job.elastic == "none":
+    if job.elastic == "none" or job.gpus.sizes is not None:
         placement = ((draw(names), job.gpus.requested),)
     gpus = sum(count for _, count in placement)
     workers = gpus // each

@@ -58,6 +58,13 @@ def test_a_script_is_a_job_without_a_file(here: Path):
     assert (found.batch.size, found.priority) == (128, 2)
 
 
+def test_a_script_may_have_certain_sizes_only(here: Path):
+    (here / "train.py").write_text("print('hello')\n")
+    shown = call("submit", "train.py", "--gpus", "1,2,4", "--dry-run")
+    [found] = parse_jobs(shown.stdout.encode(), "shown")
+    assert (found.gpus.sizes, found.gpus.requested, found.elastic) == ((1, 2, 4), 4, "size")
+
+
 def test_a_script_that_is_submitted_again_gets_a_new_id(here: Path):
     (here / "train.py").write_text("print('hello')\n")
     printed = [call("submit", "train.py", "--state", "live").stdout for _ in range(3)]
@@ -80,10 +87,11 @@ def test_what_a_dry_run_prints_can_be_submitted(here: Path):
         (("jobs.jsonl", "--", "--epochs"), "about a script (*.py): in a file each job states them"),
         (
             ("train.py", "--gpus", "4-1"),
-            "--gpus 4-1: expected a number of GPUs, as 2, or the least and the most",
+            "--gpus 4-1: expected a number of GPUs, as 2, the least and the most",
         ),
         (("train.py", "--epochs", "3"), "No such option: --epochs; what is the script's goes behind --"),
         (("train.py", "--gpus", "0"), "--gpus 0: expected a number of GPUs"),
+        (("train.py", "--gpus", "1,4,2"), "--gpus 1,4,2: expected a number of GPUs"),
     ],
 )
 def test_options_that_make_no_job_are_refused(here: Path, words: tuple[str, ...], message: str):

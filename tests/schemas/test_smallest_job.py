@@ -60,6 +60,23 @@ def test_sizes_follow_the_gpus_of_a_replica() -> None:
     assert (job.gpus.requested, job.min_gpus, job.max_gpus(30), job.minor) == (4, 4, 28, 3)
 
 
+def test_sizes_are_those_that_the_job_lists() -> None:
+    (job,) = read('{"id": "a", "model": "m", "elastic": "size", "gpus": {"sizes": [2, 3, 8]}}')
+    assert (job.gpus.requested, job.min_gpus, job.max_gpus(30), job.minor) == (2, 2, 8, 5)
+    assert [job.gpus.whole(gpus) for gpus in (1, 2, 7, 8, 30)] == [0, 2, 3, 8, 8]
+    assert [job.gpus.above(gpus) for gpus in (0, 2, 3, 8)] == [2, 3, 8, 0]
+    assert [*job.sizes(30)] == [2, 3, 8]
+    assert [*job.sizes(7)] == [2, 3]
+
+
+def test_powers_of_two_are_those_of_replicas() -> None:
+    gpus = '{"sizes": "powers-of-two", "per_replica": 3, "max": 24}'
+    (job,) = read(f'{{"id": "a", "model": "m", "elastic": "size", "gpus": {gpus}}}')
+    assert [*job.sizes(100)] == [3, 6, 12, 24]
+    assert [*job.sizes(11)] == [3, 6]
+    assert (job.max_gpus(2), job.gpus.whole(2), job.gpus.above(0)) == (0, 0, 3)
+
+
 def test_epochs_of_an_unknown_data_set_are_work_that_is_not_known() -> None:
     known, unknown, silent = read(
         '{"id": "a", "model": "m", "work": {"epochs": 2, "dataset_size": 9}}',

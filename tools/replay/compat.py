@@ -262,7 +262,7 @@ class Truth:
         return min(most, job.spec.max_gpus(2**31))
 
     def kind(self, job: JobState) -> object:
-        return job.spec.model, job.spec.convergence, job.reference_batch
+        return job.spec.model, job.spec.convergence, job.reference_batch, job.spec.gpus.sizes
 
 
 class WholeSecondPieces(Pieces):

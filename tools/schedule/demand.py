@@ -57,9 +57,14 @@ def demand_gpu_s(job: JobState, speeds: Speeds, *, of_simulation: bool = False) 
 
 
 def sizes_below(job: JobState) -> Iterator[int]:
-    """Sizes below the requested one, descending: powers of two of replicas, and last the minimum."""
+    """Sizes below the requested one, descending: those that the job lists, else powers of two of replicas,
+    and last the minimum.
+    """
     requested, least, each = job.spec.gpus.requested, job.spec.min_gpus, job.per_replica
     if job.spec.elastic == "none" or requested == least:
+        return
+    if isinstance(job.spec.gpus.sizes, tuple):
+        yield from reversed(job.spec.gpus.between(least, requested - 1))
         return
     power = 1 << (requested // each - 1).bit_length() - 1 if requested > each else 0
     while power * each > least:
@@ -179,5 +184,7 @@ def submit_detail(state: JobState, speeds: Speeds, measured_sizes: Iterable[int]
 def _sizes(state: JobState, speeds: Speeds, measured_sizes: Iterable[int]) -> list[int]:
     largest = state.spec.max_gpus(sum(speeds.gpu_types.values()))
     powers = (state.per_replica * 2**exponent for exponent in range(largest.bit_length()))
-    wanted = {*powers, state.spec.gpus.requested, largest, *measured_sizes}
+    listed = state.spec.gpus.sizes
+    own = listed if isinstance(listed, tuple) else ()
+    wanted = {*powers, *own, state.spec.gpus.requested, largest, *measured_sizes}
     return sorted(size for size in wanted if 1 <= size <= largest)

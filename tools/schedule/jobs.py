@@ -97,6 +97,8 @@ class JobState:
     """Larger is more important."""
     per_replica: int = field(init=False)
     """GPUs of one replica: it gets whole multiples of them."""
+    any_number: bool = field(init=False)
+    """Whether every number of GPUs within its limits is a size: else ``spec.gpus`` says which are."""
     most: int | None = None
     """The most GPUs that its user's limit allows; None: no such limit."""
     room: Mapping[str, int] | None = None
@@ -159,6 +161,7 @@ class JobState:
         self.id = self.spec.id
         self.priority = self.spec.priority
         self.per_replica = self.spec.gpus.per_replica
+        self.any_number = self.spec.gpus.any_number
         self.arrival = (self.spec.submit_time, self.spec.id)
         self.global_batch = self.reference_batch
 
@@ -180,14 +183,14 @@ class JobState:
         own = self.spec.max_gpus(cluster_gpus)
         if self.room is not None:
             own = min(own, max(self.room.values(), default=0))
-        return own if self.most is None else min(own, self.most)
+        return own if self.most is None else self.spec.gpus.whole(min(own, self.most))
 
-    def sizes(self, cluster_gpus: int) -> range:
+    def sizes(self, cluster_gpus: int) -> Sequence[int]:
         """Every number of GPUs that it may get in a cluster of ``cluster_gpus``, ascending."""
         if self.spec.elastic == "none":
             requested = self.spec.gpus.requested
             return range(requested, 1 + min(requested, self.max_gpus(cluster_gpus)))
-        return range(self.spec.min_gpus, self.max_gpus(cluster_gpus) + 1, self.per_replica)
+        return self.spec.gpus.between(self.spec.min_gpus, self.max_gpus(cluster_gpus))
 
     @property
     def turn(self) -> tuple[float, float, str]:

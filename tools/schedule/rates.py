@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pliant.schemas.cluster import Cluster
+from pliant.schemas.job import PowersOfTwo
 from pliant.schemas.schedule import BatchPlan
 from pliant.tools.profile.throughput import (
     UNKNOWN,
@@ -45,6 +46,8 @@ class JobKind(NamedTuple):
     """Whether more GPUs than samples are infeasible."""
     per_gpu_max: int | None
     per_replica: int
+    sizes: PowersOfTwo | tuple[int, ...] | None
+    """The only sizes that it may have; None: every number of replicas."""
     room: tuple[tuple[str, int], ...] | None
     """By GPU type, the most workers that nodes have CPUs, memory and bandwidth for; None: no limit."""
 
@@ -57,6 +60,7 @@ class JobKind(NamedTuple):
             batch.size is not None,
             batch.per_gpu_max,
             job.per_replica,
+            job.spec.gpus.sizes,
             None if room is None else tuple(room.items()),
         )
 
@@ -111,7 +115,7 @@ class Speeds:
     ) -> float:
         """Samples per second of ``job`` on ``gpus`` GPUs; 0.0 if that is infeasible.
 
-        So is a size that is not a whole number of replicas. The GPUs of a replica work on the same samples,
+        So is a size that the job may not have. The GPUs of a replica work on the same samples,
         so for the throughput model, which counts samples by GPU, the batch is as many times larger.
 
         Without a GPU type on a mixed cluster: the mean over the types that have enough GPUs and can run the
@@ -123,7 +127,7 @@ class Speeds:
         batch, per_replica = global_batch or job.reference_batch, job.per_replica
         if gpus > batch * per_replica and job.spec.batch.size is not None:
             return 0.0  # a worker without a sample; a batch that is not stated limits nothing
-        if per_replica > 1 and gpus % per_replica:
+        if not (job.any_number or job.spec.gpus.allows(gpus)):
             return 0.0
         if gpu_type is None:
             return self._mean(gpus, lambda kind: self.rate(job, gpus, kind, global_batch=batch))

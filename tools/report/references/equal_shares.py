@@ -247,7 +247,7 @@ def _deal(there: Sequence[_Sharer], gpus: int) -> None:
             admitted.append(each)
             limits.append((each.job.least_gpus, most))
     for each, part in zip(admitted, _parts(gpus, limits), strict=True):
-        each.gpus = part - part % each.job.per_replica
+        each.gpus = each.job.sizes.whole(part)
         each.rate = rate_at(each.job.curve, each.gpus)
 
 

@@ -16,10 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from math import ceil, floor, inf
+from typing import Final
 
+from pliant.schemas.job import Gpus
 from pliant.tools.report.records import Curve, JobRecord, RunRecord
 
 Point = tuple[float, float]
+_EVERY_NUMBER: Final = Gpus()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,8 @@ class ReferenceJob:
     least_gpus: int = 1
     alone_s: float = 0.0
     """Seconds that its stated work takes on the requested GPUs; 0 if it states none."""
-    per_replica: int = 1
-    """It runs on whole multiples of that many GPUs."""
+    sizes: Gpus = _EVERY_NUMBER
+    """The sizes that it runs on."""
 
 
 def reference_jobs(run: RunRecord) -> list[ReferenceJob]:
@@ -61,9 +64,9 @@ def reference_jobs(run: RunRecord) -> list[ReferenceJob]:
             least = max(least, int(record.curve[0][0]))
             stated = record.samples
             of_all = demand if stated == samples else _demand_gpu_s(record, stated) if stated else 0.0
-            alone_s, each = of_all / job.gpus.requested, job.gpus.per_replica
+            alone_s = of_all / job.gpus.requested
             found.append(
-                ReferenceJob(record.id, record.submit_s, samples, curve, demand, least, alone_s, each)
+                ReferenceJob(record.id, record.submit_s, samples, curve, demand, least, alone_s, job.gpus)
             )
     return found
 

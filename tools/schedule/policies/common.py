@@ -10,14 +10,16 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from pliant.schemas.job import Gpus
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Decision, Explanation, Target
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
+_EVERY_NUMBER: Final = Gpus()
 Sizes = Callable[[JobState], Iterable[int]]
 """The sizes that a policy may give a job, in GPUs."""
 
@@ -175,32 +177,31 @@ def decision_from_grants(
     return Decision(targets, rejected)
 
 
-def equal_shares(gpus: int, limits: Sequence[tuple[int, int]], steps: Sequence[int] = ()) -> list[int]:
+def equal_shares(gpus: int, limits: Sequence[tuple[int, int]], sizes: Sequence[Gpus] = ()) -> list[int]:
     """Whole GPUs by job, max-min fair within ``(low, high)``; the remainder goes to the first in order.
 
     The lows must fit: their sum is at most ``gpus``. O(jobs · log gpus).
 
-    :param steps: by job, the GPUs of a replica, of which it gets multiples, as its limits are. Default: 1.
+    :param sizes: by job, the sizes that it may have, its limits among them. Default: every number.
     """
-    each = steps or [1] * len(limits)
+    own = sizes or [_EVERY_NUMBER] * len(limits)
 
-    def sizes_at(level: int) -> list[int]:
-        return [
-            min(max(level - level % step, low), high) for (low, high), step in zip(limits, each, strict=True)
-        ]
+    def parts_at(level: int) -> list[int]:
+        return [min(max(each.whole(level), low), high) for (low, high), each in zip(limits, own, strict=True)]
 
-    level = bisect_right(range(1, gpus + 1), gpus, key=lambda candidate: sum(sizes_at(candidate)))
-    sizes = sizes_at(level)
-    remainder = before = gpus - sum(sizes)
+    level = bisect_right(range(1, gpus + 1), gpus, key=lambda candidate: sum(parts_at(candidate)))
+    parts = parts_at(level)
+    remainder = before = gpus - sum(parts)
     while remainder:
         for index, (low, high) in enumerate(limits):
-            if each[index] <= min(remainder, high - sizes[index]) and low <= level:
-                sizes[index] += each[index]
-                remainder -= each[index]
+            more = own[index].above(parts[index]) - parts[index]
+            if 0 < more <= min(remainder, high - parts[index]) and low <= level:
+                parts[index] += more
+                remainder -= more
         if remainder == before:
             break
         before = remainder
-    return sizes
+    return parts
 
 
 def explain_gang(job: JobState, reason: str) -> Explanation:

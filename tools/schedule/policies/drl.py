@@ -200,8 +200,9 @@ class Situation:
         if job.spec.elastic == "none":
             return
         low, high = job.spec.min_gpus, job.max_gpus(self._total)
-        half = job.spec.gpus.whole(job.gpus // 2)
-        for gpus in (min(2 * job.gpus, high), max(min(half, high), low)):
+        own = job.spec.gpus
+        half, double = own.whole(job.gpus // 2), max(own.above(job.gpus), own.whole(2 * job.gpus))
+        for gpus in (min(double, high), max(min(half, high), low)):
             fits = gpus - job.gpus <= self._free.get(job.gpu_type or "", 0)
             if gpus != job.gpus and fits and self._rate(job, gpus, job.gpu_type) > 0:
                 yield gpus
@@ -263,13 +264,16 @@ class Situation:
 
 
 def _sizes(job: JobState, total: int) -> list[int]:
-    """Powers of two of replicas between the job's limits, with its smallest and its requested size."""
+    """Powers of two of replicas, else the sizes that the job lists, between its limits; with its smallest and
+    its requested size.
+    """
     if job.spec.elastic == "none":
         return [job.spec.gpus.requested]
     low, high = job.spec.min_gpus, job.max_gpus(total)
-    powers = {job.per_replica << power for power in range(high.bit_length())}
-    powers |= {low, job.spec.gpus.requested}
-    return sorted(size for size in powers if low <= size <= high)
+    powers: Iterable[int] = (job.per_replica << power for power in range(high.bit_length()))
+    listed = job.spec.gpus.sizes
+    found = {*(listed if isinstance(listed, tuple) else powers), low, job.spec.gpus.requested}
+    return sorted(size for size in found if low <= size <= high)
 
 
 def odds(preferences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -107,11 +107,11 @@ class FairShare(Policy):
 
 
 def _parts(pool: SharedType, speeds: Speeds) -> list[int]:
-    """Equal parts of a pool in whole replicas; GPUs that make a job slower go to the others."""
+    """Equal parts of a pool in sizes of the jobs; GPUs that make a job slower go to the others."""
     limits = [(member.low, member.high) for member in pool.members]
-    steps = [member.job.per_replica for member in pool.members]
+    sizes = [member.job.spec.gpus for member in pool.members]
     while True:
-        parts = equal_shares(pool.gpus, limits, steps)
+        parts = equal_shares(pool.gpus, limits, sizes)
         useful = [
             speeds.useful(member.job, part, pool.gpu_type) or member.low
             for member, part in zip(pool.members, parts, strict=True)
@@ -128,7 +128,7 @@ def _member(job: JobState, gpus: int) -> SharingJob:
     """Each GPU needs a sample of a stated batch."""
     low, high = job.spec.min_gpus, job.max_gpus(gpus)
     if job.spec.batch.size is not None:
-        high = min(high, job.reference_batch * job.per_replica)
+        high = min(high, job.spec.gpus.whole(job.reference_batch * job.per_replica))
     return SharingJob(job, low, max(low, high))
 
 

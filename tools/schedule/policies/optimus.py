@@ -38,14 +38,14 @@ class _Share:
 
 
 class _Drops:
-    """Seconds by which each GPU of one replica more shortens a step: for jobs of one kind on one GPU type."""
+    """Seconds by which each GPU up to the next size shortens a step: for jobs of one kind on one GPU type."""
 
     def __init__(self, oracle: Oracle, job: JobState, gpu_type: str) -> None:
         self._oracle, self._job, self._gpu_type = oracle, job, gpu_type
         self._known: list[float] = []
 
     def at(self, gpus: int) -> float:
-        """Step time on ``gpus`` GPUs less that with one replica more, by GPU; 0 where either does not run."""
+        """Step time on ``gpus`` GPUs less that on the next size, by GPU; 0 where either does not run."""
         try:
             return self._known[gpus]
         except IndexError:
@@ -54,12 +54,12 @@ class _Drops:
             return self._known[gpus]
 
     def _at(self, gpus: int) -> float:
-        if not gpus:
+        larger = self._job.spec.gpus.above(gpus) if gpus else 0
+        if not larger:
             return 0.0
         now_s = self._oracle.step_seconds(self._job, gpus, self._gpu_type)
-        more = self._job.per_replica
-        then_s = self._oracle.step_seconds(self._job, gpus + more, self._gpu_type)
-        return 0.0 if now_s is None or then_s is None else (now_s - then_s) / more
+        then_s = self._oracle.step_seconds(self._job, larger, self._gpu_type)
+        return 0.0 if now_s is None or then_s is None else (now_s - then_s) / (larger - gpus)
 
 
 class Estimates:
@@ -90,7 +90,8 @@ class Optimus(Policy):
     Optimus (EuroSys '18), section 4.1. In order of priority, then of arrival, every job gets its smallest
     size while GPUs last. Then, one at a time, a GPU goes to the job of largest (step time now − step time
     with it) × remaining steps, ties by arrival, until none gains. Jobs whose size stays keep their place; the
-    others are placed smallest first. A replica of several GPUs is given whole, and its gain counts by GPU.
+    others are placed smallest first. A job that may not have every size goes on to the next one that it may
+    have, and the gain counts by GPU.
 
     Departures from the paper: GPUs instead of workers and parameter servers; remaining steps from the stated
     work instead of a fitted loss curve, unless an oracle tells them; step times from the throughput model. A
@@ -138,8 +139,9 @@ class Optimus(Policy):
         if job.is_speed_guessed and snapshot.oracle is None:
             return Explanation("no profile says what one GPU more would save")
         table = _table(job, job.gpu_type, oracle, snapshot)
-        saved_s = table.at(job.gpus) * job.per_replica * oracle.remaining_steps(job, snapshot.time_s)
-        more = f"{in_gpus(job.per_replica)} more" if job.per_replica > 1 else "one GPU more"
+        count = max(1, job.spec.gpus.above(job.gpus) - job.gpus)
+        saved_s = table.at(job.gpus) * count * oracle.remaining_steps(job, snapshot.time_s)
+        more = f"{in_gpus(count)} more" if count > 1 else "one GPU more"
         if _most(job, oracle) <= job.gpus or saved_s <= 0:
             return Explanation(f"{more} would save nothing")
         return Explanation(f"{more} would save {saved_s:.0f} s")
@@ -193,7 +195,7 @@ def _grow(shares: Sequence[_Share], left: int) -> None:
     while left and gains and gains[0][0] < 0:
         turn = gains[0][1]
         share = shares[turn]
-        more = share.job.per_replica
+        more = share.job.spec.gpus.above(sizes[turn]) - sizes[turn]
         if more > left:
             heappop(gains)
             continue

@@ -266,7 +266,7 @@ class ClusterState:
                 continue
             gpus = gpus_of(rest)
             stays = elastic and job.spec.elastic != "none" and gpus >= job.spec.min_gpus
-            stays = stays and gpus % job.per_replica == 0
+            stays = stays and job.spec.gpus.allows(gpus)
             stays = stays and job.beside is None
             found.append(Holding(job_id, rest, None, job.servers) if stays else Holding(job_id))
         return found

@@ -166,7 +166,7 @@ class TeamParts:
 
     def _smaller(self, job: JobState, gpus: int, kind: str) -> int | None:
         """The largest size up to ``gpus`` on which the job trains; None if there is none."""
-        for size in range(gpus - gpus % job.per_replica, job.spec.min_gpus - 1, -job.per_replica):
+        for size in reversed(job.spec.gpus.between(job.spec.min_gpus, gpus)):
             if size < job.gpus and self._speeds.rate(job, size, kind, global_batch=job.global_batch) > 0:
                 return size
         return None

@@ -361,11 +361,11 @@ class Session(ClusterState):
         return targets
 
     def _useful(self, job: JobState, target: Target) -> Target:
-        """The target cut to whole replicas, and to GPUs that do not slow the job; a named placement of whole
-        replicas is cut later.
+        """The target cut to a size of the job, and to GPUs that do not slow it; a named placement of one is
+        cut later.
         """
-        if rest := target.gpus % job.per_replica:
-            target = target._replace(gpus=target.gpus - rest, placement=None, servers=None)
+        if not job.any_number and target.gpus != (size := job.spec.gpus.whole(target.gpus)):
+            target = target._replace(gpus=size, placement=None, servers=None)
         if not self._trims or target.gpu_type is None or target.placement is not None:
             return target
         if not may_get_fewer(job, target):

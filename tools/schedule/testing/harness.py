@@ -155,6 +155,8 @@ def _check_job(session: Session, state: JobState) -> None:
     require(not rigid or state.gpus == asked, f"{state.id} got {state.gpus} GPUs, as a gang it takes {asked}")
     each = state.per_replica
     require(state.gpus % each == 0, f"{state.id} got {state.gpus} GPUs, its replicas have {each} each")
+    own = state.spec.gpus
+    require(own.allows(state.gpus), f"{state.id} got {state.gpus} GPUs, its sizes are {own.sizes}")
     split = session.free.splits(state.placement, each)
     require(not split, f"{state.id} has a replica of {each} GPUs on several nodes: {state.placement}")
     _check_company(session, state)

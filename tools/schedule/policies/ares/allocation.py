@@ -154,8 +154,8 @@ class Queue:
         sizes, job, allowed = self.sizes, entry.job, entry.allowed
         kind = sizes.gpu_types[entry.kind]
         rate = sizes.speeds.rate(job, entry.size, kind)
-        most = min(entry.size + job.spec.gpus.whole(free), allowed.ceiling)
-        for size in range(most, entry.size, -job.per_replica):
+        most = min(entry.size + free, allowed.ceiling)
+        for size in reversed(job.spec.gpus.between(entry.size + 1, most)):
             pays = efficiency(job, size, allowed.base, kind, sizes.speeds) >= sizes.alpha
             if pays and sizes.speeds.rate(job, size, kind) > rate:
                 return size - entry.size
@@ -325,8 +325,9 @@ def _above(job: JobState, base: int, gpu_type: str, speeds: Rates, alpha: float)
     limit, reason = _limit(job, speeds.gpu_types[gpu_type])
     sizes: list[int] = []
     reached = base
-    while reached < limit:
-        size = min(2 * reached, limit)
+    own = job.spec.gpus
+    while 0 < own.above(reached) <= limit:
+        size = max(own.whole(min(2 * reached, limit)), own.above(reached))
         found = efficiency(job, size, base, gpu_type, speeds)
         if found < alpha:
             return sizes, f"alpha {alpha:g} (eff({size}) = {found:.2f})"
@@ -346,7 +347,7 @@ def _limit(job: JobState, most: int) -> tuple[int, str]:
         ),
     ]
     if job.spec.batch.size is not None:  # a batch that is not stated limits nothing
-        limits.append((job.spec.batch.size * job.per_replica, "its batch"))
+        limits.append((job.spec.gpus.whole(job.spec.batch.size * job.per_replica), "its batch"))
     return min(limits, key=lambda item: item[0])
 
 

@@ -215,7 +215,8 @@ def _all_sizes(job: JobState, most: int) -> Iterable[int]:
     """All sizes that a job may get, tried in order."""
     if job.known_samples is not None:
         return (job.spec.gpus.requested, *sizes_below(job))
-    return range(max(job.spec.min_gpus, job.max_gpus(most)), job.spec.min_gpus - 1, -job.per_replica)
+    least = job.spec.min_gpus
+    return reversed(job.spec.gpus.between(least, max(least, job.max_gpus(most))))
 
 
 class VirtualTime:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil
 
+from pliant.schemas.job import Gpus
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import equal_shares
@@ -38,22 +39,22 @@ def apportion(total: int, weights: Sequence[int]) -> list[int]:
     return parts
 
 
-def equal_split(total: int, limits: Sequence[tuple[int, int]], steps: Sequence[int] = ()) -> list[int]:
+def equal_split(total: int, limits: Sequence[tuple[int, int]], sizes: Sequence[Gpus] = ()) -> list[int]:
     """Share ``total`` GPUs equally among jobs of (minimum, maximum), in order of arrival.
 
     A job gets nothing where the minima of those before it leave less than its own.
 
-    :param steps: GPUs of a replica by job. Default: one each.
+    :param sizes: by job, the sizes that it may have. Default: every number.
     """
     left, admitted = total, []
     for index, (low, _) in enumerate(limits):
         if low <= left:
             admitted.append(index)
             left -= low
-    each = [steps[index] for index in admitted] if steps else ()
-    shares = equal_shares(total, [limits[index] for index in admitted], each)
-    sizes = dict(zip(admitted, shares, strict=True))
-    return [sizes.get(index, 0) for index in range(len(limits))]
+    own = [sizes[index] for index in admitted] if sizes else ()
+    shares = equal_shares(total, [limits[index] for index in admitted], own)
+    found = dict(zip(admitted, shares, strict=True))
+    return [found.get(index, 0) for index in range(len(limits))]
 
 
 class UnknownDemand:
@@ -110,7 +111,7 @@ class UnknownDemand:
 
     def _sizes(self, team: Sequence[JobState], part: int, kind: int) -> list[int]:
         limits = [(self._least(job, part, kind), job.max_gpus(part)) for job in team]
-        shares = equal_split(part, limits, [job.per_replica for job in team])
+        shares = equal_split(part, limits, [job.spec.gpus for job in team])
         return [
             next((k for k in range(share, low - 1, -1) if share and self._runs(job, k, kind)), 0)
             for job, share, (low, _) in zip(team, shares, limits, strict=True)

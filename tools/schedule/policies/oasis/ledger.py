@@ -389,7 +389,7 @@ class Exchange(ServerNodes):
         trains_s = self._trains_s(job)
         slowest = min(rate / size for size, rate in rates.items())
         in_proportion = max(rate / size for size, rate in rates.items()) <= slowest * (1 + _ROUNDING)
-        some_sizes = job.per_replica > demands.gpus  # as a replica has several nodes
+        some_sizes = job.spec.gpus.sizes is not None or job.per_replica > demands.gpus  # on several nodes
         if some_sizes or (self._by_size and not (in_proportion and first_part >= 1)):
             advance, unit = _advance(rates)
             work = max(1, math.ceil(left / (unit * trains_s) - _ROUNDING))

@@ -326,12 +326,12 @@ class SizeTables:
         key = (gpu_type, most, limit.samples, limit.local)
         known = self._known.get(job.id)
         if known is None or known[0] != key:
-            sizes = range(least, most + 1, job.per_replica)
+            sizes = job.spec.gpus.between(least, most)
             known = self._known[job.id] = key, self._made(job, gpu_type, sizes, limit)
         return known[1]
 
-    def _made(self, job: JobState, gpu_type: str, sizes: range, limit: BatchLimit) -> SizeRow:
-        utilization = [0.0] + [math.inf] * max(0, sizes.stop - 1)
+    def _made(self, job: JobState, gpu_type: str, sizes: Sequence[int], limit: BatchLimit) -> SizeRow:
+        utilization = [0.0] + [math.inf] * max(sizes, default=0)
         found = [0] * len(utilization)
         local = most_local(job, self.speeds, gpu_type)
         fastest, size = 0.0, 0

@@ -68,6 +68,14 @@ class JobLimits(NamedTuple):
     most_local: int | None = None
     per_replica: int = 1
     """GPUs of one replica, which has a local batch."""
+    sizes: Sequence[int] | None = None
+    """The sizes that the job may have, ascending. Default: every number of replicas."""
+
+    @property
+    def gpus(self) -> Sequence[int]:
+        """Every size within the limits."""
+        whole = range(self.per_replica, self.most_gpus + 1, self.per_replica)
+        return [size for size in self.sizes or whole if self.least_gpus <= size <= self.most_gpus]
 
     @property
     def resizes_batch(self) -> bool:
@@ -113,8 +121,8 @@ def from_fit(fit: Fit | None, limits: JobLimits, *, lone_accumulates: bool = Fal
     gpus = np.arange(limits.most_gpus + 1, dtype=np.int64)[:, None]
     workers = gpus // limits.per_replica
     batch, local, accum = _cuts(workers, limits, lone_accumulates=lone_accumulates)
-    fits = (gpus >= max(1, limits.least_gpus)) & (local >= limits.least_local)
-    fits &= (batch >= workers) & (batch <= limits.most_batch) & (gpus % limits.per_replica == 0)
+    fits = np.isin(gpus, limits.gpus) & (local >= limits.least_local)
+    fits &= (batch >= workers) & (batch <= limits.most_batch)
     several = np.array([False, True])[:, None, None]
     if fit is None:
         rate = np.broadcast_to(gpus.astype(np.float64), batch.shape)[None] * np.ones((2, 1, 1))
@@ -171,7 +179,7 @@ def _places(limits: JobLimits, node_gpus: int) -> Iterator[tuple[int, int, Place
     """(1 if on several nodes, GPUs, the placement that stands for all such)."""
     each = limits.per_replica if limits.per_replica <= node_gpus else 1
     node_gpus -= node_gpus % each
-    for gpus in range(max(1, limits.least_gpus), limits.most_gpus + 1, limits.per_replica):
+    for gpus in limits.gpus:
         if gpus <= node_gpus:
             yield 0, gpus, (gpus,)
         if gpus > each:

@@ -170,6 +170,7 @@ class Pollux(Policy):
             speedups=speedups,
             least=np.array([job.spec.min_gpus for job in jobs]),
             most=most,
+            fitted=_fitted(jobs, int(most.max())),
             held=members.held(),
             restart_factor=np.array([self._restart_factor(job, snapshot.time_s) for job in jobs]),
             together=np.array(
@@ -224,6 +225,13 @@ class Pollux(Policy):
         return batch if rate * factor > goodputs.present(job, several) else None
 
 
+def _fitted(jobs: Sequence[JobState], most: int) -> npt.NDArray[np.int64] | None:
+    """[job, GPUs]: the largest size up to that many GPUs. None if every number is one, but for replicas."""
+    if all(job.spec.gpus.sizes is None for job in jobs):
+        return None
+    return np.array([[job.spec.gpus.whole(gpus) for gpus in range(most + 1)] for job in jobs])
+
+
 def _explanation(job: JobState, gpus: int, speedup: float, fair_gpus: int) -> Explanation:
     share = in_gpus(fair_gpus)
     if gpus:
@@ -263,16 +271,17 @@ class Goodputs:
         if spec.elastic == "none":
             least = most = spec.gpus.requested
         wide = self.speeds.most_local(job, pool.gpu_type)
-        each = job.per_replica
+        each, sizes = job.per_replica, job.sizes(pool.gpus)
         if spec.elastic != "size+batch":
-            return JobLimits(least, self._tried(job, pool, least, most, batch), batch, batch, 1, wide, each)
+            tried = self._tried(job, pool, least, most, batch)
+            return JobLimits(least, tried, batch, batch, 1, wide, each, sizes)
         low, high = spec.batch.min or batch, spec.batch.max or batch
         local = min(self.speeds.throughput.local_batches(spec.model, pool.gpu_type), default=1)
-        most = min(most, max(least, high // local * each))
+        most = min(most, max(least, spec.gpus.whole(high // local * each)))
         tried = self._tried(job, pool, least, most, high)
         if job.noise_scale is None:
             low = high = low if self._measured else batch
-        return JobLimits(least, tried, low, high, local, wide, each)
+        return JobLimits(least, tried, low, high, local, wide, each, sizes)
 
     def goodput(self, job: JobState, pool: Pool) -> GoodputTable:
         limits, measured = self.limits(job, pool), len(job.observations)
@@ -314,7 +323,7 @@ class Goodputs:
         largest = max((sum(each.placement) for each in job.observations), default=0)
         most = min(most, max(1, least, 2 * largest))
         rate = self.speeds.rate
-        sizes = range(most, least, -job.per_replica)
+        sizes = reversed(job.spec.gpus.between(least + 1, most))
         return next(
             (k for k in sizes if rate(job, k, pool.gpu_type, global_batch=batch) > 0), min(most, least)
         )

@@ -38,6 +38,8 @@ class PlacementProblem:
     """Fewest GPUs a job runs on, by job."""
     most: Ints
     """Most GPUs a job may get, by job; at most the columns of ``speedups``, less one."""
+    fitted: Ints | None
+    """[job, GPUs]: the largest size of the job up to that many. None: every number is a size."""
     held: Matrices
     """What the jobs hold now, as one matrix: [1, job, node]."""
     restart_factor: Floats
@@ -159,7 +161,7 @@ def _mutate(problem: PlacementProblem, found: Matrices, rng: np.random.Generator
 
 def repair(problem: PlacementProblem, found: Matrices) -> Matrices:
     """The matrices made to obey, in place: sizes, one job of several nodes on a node, capacity, whole
-    replicas, least sizes.
+    replicas, sizes that jobs may have, least sizes.
 
     Where jobs are too many, the earlier one keeps what it has.
     """
@@ -169,19 +171,30 @@ def repair(problem: PlacementProblem, found: Matrices) -> Matrices:
     np.minimum(found, np.maximum(problem.capacity.astype(np.int16) - before, 0), out=found)
     if (problem.together > 1).any():
         found -= (found % problem.together[:, None]).astype(np.int16)
+    if problem.fitted is not None:
+        gpus = found.sum(axis=2)
+        _cut_to(found, gpus, problem.fitted[np.arange(problem.jobs), gpus])
     gpus = found.sum(axis=2)
     found[gpus < problem.least] = 0
     return found
 
 
 def _cap_sizes(problem: PlacementProblem, found: Matrices) -> None:
-    """No job exceeds its largest size; surplus GPUs are taken from its last nodes."""
-    over = found.sum(axis=2) > problem.most
+    """No job exceeds its largest size."""
+    _cut_to(found, found.sum(axis=2), problem.most)
+
+
+def _cut_to(found: Matrices, gpus: Ints, most: Ints) -> None:
+    """Take surplus GPUs of jobs from their last nodes.
+
+    :param gpus: what jobs have, [matrix, job].
+    """
+    over = gpus > most
     if over.any():
         rows = found[over]
-        most = np.broadcast_to(problem.most, over.shape)[over][:, None]
+        kept = np.broadcast_to(most, over.shape)[over][:, None]
         before = rows.cumsum(axis=1) - rows
-        found[over] = np.minimum(rows, np.maximum(most - before, 0))
+        found[over] = np.minimum(rows, np.maximum(kept - before, 0))
 
 
 def _part_neighbours(found: Matrices) -> None:

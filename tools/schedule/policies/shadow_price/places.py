@@ -18,7 +18,7 @@ from pliant.tools.schedule.policies.shadow_price.curves import MOST_NOISE, best_
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
 from pliant.tools.schedule.policies.shadow_price.sizes import Shares
 from pliant.tools.schedule.policy import Target
-from pliant.tools.schedule.rates import shape_of
+from pliant.tools.schedule.rates import cut, shape_of
 from pliant.tools.schedule.snapshot import Snapshot
 
 
@@ -218,10 +218,13 @@ class Placing:
             if not self.shares.gpus(row):
                 continue
             where = self._whole_or_less(row, places[job.id]) if job.id in places else job.placement
-            stays, gpus = where == job.placement, gpus_of(where)
+            gpus = job.spec.gpus.whole(gpus_of(where))
             if gpus < job.spec.min_gpus:  # the nodes have no room for whole replicas
                 found |= {job.id: Target(0)} if job.gpus else {}
                 continue
+            if gpus < gpus_of(where):
+                where = cut(where, gpus, job.placement)
+            stays = where == job.placement
             pinned = stays and self.shares.guard.pinned[row]
             batch = job.global_batch if pinned else self._batch(row, gpus, retune if stays else "free")
             if not stays or batch != job.global_batch:
