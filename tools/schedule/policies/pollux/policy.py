@@ -170,12 +170,12 @@ class Pollux(Policy):
             speedups=speedups,
             least=np.array([job.spec.min_gpus for job in jobs]),
             most=most,
-            fitted=_fitted(jobs, int(most.max())),
             held=members.held(),
             restart_factor=np.array([self._restart_factor(job, snapshot.time_s) for job in jobs]),
             together=np.array(
                 [snapshot.free.on_one_node(job.per_replica, members.pool.gpu_type) for job in jobs]
             ),
+            fitted=_fitted(jobs, int(most.max())),
         )
 
     def _restart_factor(self, job: JobState, time_s: float) -> float:

@@ -38,14 +38,14 @@ class PlacementProblem:
     """Fewest GPUs a job runs on, by job."""
     most: Ints
     """Most GPUs a job may get, by job; at most the columns of ``speedups``, less one."""
-    fitted: Ints | None
-    """[job, GPUs]: the largest size of the job up to that many. None: every number is a size."""
     held: Matrices
     """What the jobs hold now, as one matrix: [1, job, node]."""
     restart_factor: Floats
     """What is left of the speedup of a running job that is moved or resized, by job."""
     together: Ints
     """GPUs of a replica that are on one node, by job; 1 if they may be on several."""
+    fitted: Ints | None = None
+    """[job, GPUs]: the largest size of the job up to that many. None: every number is a size."""
 
     @property
     def jobs(self) -> int:
