@@ -77,7 +77,7 @@ def with_replicas(jobs: Iterable[Job]) -> list[Job]:
     found = []
     for index, each in enumerate(jobs):
         gpus, asked = 1 + index % 3, 1 + each.gpus.requested % 2
-        limits = {} if each.elastic == "none" else {"min": gpus, "max": 3 * gpus}
+        limits: dict[str, Any] = {} if each.elastic == "none" else {"min": gpus, "max": 3 * gpus}
         sizes = Gpus(requested=asked * gpus, per_replica=gpus, **limits)
         found.append(each.model_copy(update={"gpus": sizes}))
     return found
