@@ -1,7 +1,8 @@
 """A cluster that teams share: how fast lent GPUs come back, how exact parts are, and what parts cost.
 
 ``python -m benchmarks.sharing PART…`` measures some of the parts alone and renews their rows of
-results/sharing.json. ``reclaim`` runs jobs on CPU slots; the others replay.
+results/sharing.json. ``reclaim`` runs jobs on CPU slots, and ``requests`` asks a run of root's; the others
+replay.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 from functools import partial
 from typing import Final
 
-from benchmarks.parts import figure, parted, reclaim, team_division, whatif_time
+from benchmarks.parts import door_requests, figure, parted, reclaim, team_division, whatif_time
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
 
@@ -20,6 +21,7 @@ PARTS: Final[dict[str, Part]] = {
     "division": team_division.figures,
     "reclaim": reclaim.figures,
     "whatif": whatif_time.figures,
+    "requests": door_requests.figures,
 }
 
 
