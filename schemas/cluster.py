@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -24,6 +25,7 @@ SbatchOption = Annotated[str, Field(pattern=r"^-[^\x00-\x1f]{1,1023}$")]
 OWN_OPTIONS: Final = ("job-name", "array", "clusters", "wrap", "wait", "parsable", "test-only", "uid")
 """Options of sbatch that a cluster file may not set, not even abbreviated: sbatch accepts that, too."""
 OWN_LETTERS: Final = "JaMW"
+LEVEL_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 DEVICE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9./_-]{0,127}$"
 
 
@@ -142,6 +144,9 @@ class Cluster(Record):
     nodes: tuple[Node, ...]
     slots: Literal["gpu", "cpu"] = "gpu"
     """"cpu": a slot is one CPU worker (laptops, CI); "gpu": a slot is a GPU."""
+    levels: tuple[Annotated[str, Field(pattern=LEVEL_NAME)], ...] = ()
+    """Levels of its network, the smallest first, each a label of its nodes: ["island", "rack"]. Nodes with
+    one value of it are a domain of that level; a job stays in one of the lowest level that holds it."""
     backend: Literal["local", "slurm", "slurm-jobs"] = "local"
     """"slurm": leases of nodes, and steps in them; "slurm-jobs": a job of Slurm for each start of a job."""
     slurm: SlurmOptions = Field(default_factory=SlurmOptions)
@@ -179,6 +184,25 @@ class Cluster(Record):
                 seen.add(name)
         return self
 
+    @model_validator(mode="after")
+    def _levels_nest(self) -> Self:
+        """Whether nodes that share a domain share those of all higher levels, too."""
+        for place, level in enumerate(self.levels):
+            if level in self.levels[:place]:
+                raise broken_rule(f"names level {level!r} twice", f"/levels/{place}")
+            if not any(level in node.labels for node in self.nodes):
+                raise broken_rule(f"no node has the label {level!r}", f"/levels/{place}")
+        for low, high in pairwise(self.levels):
+            around: dict[str, str | None] = {}
+            for index, node in enumerate(self.nodes):
+                if (own := node.labels.get(low)) is None:
+                    continue
+                above = node.labels.get(high)
+                if around.setdefault(own, above) != above or (above is None and node.count not in (None, 1)):
+                    text = f"nodes of {low} {own!r} differ in {high}, expected a {low} within one {high}"
+                    raise broken_rule(text, f"/nodes/{index}/labels")
+        return self
+
     def expanded(self) -> tuple[Node, ...]:
         """One entry for each node."""
         return tuple(
@@ -191,10 +215,10 @@ class Cluster(Record):
     def minor(self) -> int:
         """1: nodes name devices, or it says how Slurm is asked, or has rules. 2: nodes have ``resources``, or
         it says when jobs share GPUs. 3: teams share it, Slurm gives notice, or it
-        has a rule about idle jobs.
+        has a rule about idle jobs, or levels.
         """
         newest = (self.shares, self.slurm.notice_seconds, self.idle)
-        if any(each is not None for each in newest):
+        if self.levels or any(each is not None for each in newest):
             return 3
         if self.sharing != Sharing() or any(node.resources for node in self.nodes):
             return 2

@@ -104,6 +104,13 @@ class ProfileRow:
             added=True,
         ),
     ] = None
+    across: Annotated[
+        str | None,
+        About(
+            'level of the cluster\'s network in several of whose domains its nodes were: "rack": the step as measured across racks; null: within one domain, or not known',
+            added=True,
+        ),
+    ] = None
     beside_model: Annotated[
         str | None, About("pair: the model of the other job on these GPUs; else null", added=True)
     ] = None
@@ -181,6 +188,8 @@ def _rate_rules(row: ProfileRow) -> Broken:
 def _rules(row: ProfileRow) -> Broken:
     """Where its GPUs are, and what ran beside it."""
     found = _placement_rules(row)
+    if row.across is not None and row.nodes < 2:
+        found.append(("/across", f'is "{row.across}" in a row of one node, expected null'))
     for name in OF_PAIRS:
         if (getattr(row, name) is None) == (row.kind == "pair"):
             found.append((f"/{name}", f"contradicts kind {row.kind!r}, expected it in rows of pairs alone"))

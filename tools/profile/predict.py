@@ -13,7 +13,7 @@ from typing import Literal
 
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.text import in_gpus
-from pliant.tools.profile.throughput import Placement, key, plan_batch, shape, training_rows
+from pliant.tools.profile.throughput import Placement, key, plan_batch, rows_across, shape, training_rows
 from pliant.tools.profile.throughput_model import AllReduce, SizeTable, ThroughputBySize, allreduces
 
 Source = Literal["measured", "modelled"]
@@ -184,11 +184,12 @@ class HoldOut:
 def holdout_errors(profile: Profile) -> list[HoldOut]:
     """The model's error on each measured row of several GPUs, left out one at a time.
 
-    Rows that measure the same are left out together. Rows that then cannot be predicted are not in the list.
+    Rows that measure the same are left out together. Rows that then cannot be predicted are not in the list,
+    nor are those across a level of the network.
     """
     found = []
-    known = allreduces(profile.rows)
-    by_model = training_rows(profile.rows)
+    rows = rows_across(profile.rows)
+    known, by_model = allreduces(rows), training_rows(rows)
     groups = [by_model[model][kind] for model in sorted(by_model) for kind in sorted(by_model[model])]
     for group in groups:
         allreduce = known.get(group[0].gpu_type, AllReduce(()))

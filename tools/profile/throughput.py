@@ -15,7 +15,7 @@ from pliant.schemas.schedule import BatchPlan
 
 Placement = tuple[int, ...]
 """GPUs per node in use, descending: ``(4, 2)`` is four on one node and two on another."""
-Key = tuple[str, str, str, Placement, int, int, int, str, int]
+Key = tuple[str, str, str, Placement, int, int, int, str, int, str]
 BUSY: Final = 0.1
 """A row with a greater ``busy_share`` is that of a busy machine."""
 APART: Final = 0.1
@@ -55,6 +55,13 @@ class Throughput(Protocol):
 
     def profile_rows(self) -> Collection[ProfileRow]:
         """The measurements behind it; may be empty."""
+        ...
+
+    def across(self, levels: Sequence[str]) -> Throughput:
+        """The same for jobs on several domains of each of these levels of the network.
+
+        :param levels: the highest first.
+        """
         ...
 
 
@@ -102,6 +109,10 @@ class CurveThroughput:
     def profile_rows(self) -> Collection[ProfileRow]:
         return ()
 
+    def across(self, levels: Sequence[str]) -> CurveThroughput:
+        del levels
+        return self
+
     def _samples_per_second(self, model: str, gpus: int) -> float:
         curve = self._curves.get(model)
         if not curve:
@@ -139,7 +150,34 @@ def key(row: ProfileRow) -> Key:
     """What a row measures; of rows with one key only one can hold."""
     weights = row.parameters or 0 if row.kind == "allreduce" else 0
     beside = row.beside_model or "", row.beside_batch or 0
-    return (row.kind, row.model, row.gpu_type, shape(row), row.local_batch, row.accum_steps, weights, *beside)
+    how = (row.local_batch, row.accum_steps, weights, *beside, row.across or "")
+    return (row.kind, row.model, row.gpu_type, shape(row), *how)
+
+
+def rows_across(rows: Iterable[ProfileRow], levels: Sequence[str] = ()) -> list[ProfileRow]:
+    """The rows that answer for jobs on several domains of each of some levels, the highest first.
+
+    For each model and GPU type, those of the first of the levels that has any. Of those that state none, the
+    rows on one node go with them, and those of more GPUs than were measured across the level. Where no row
+    states a level that fits, rows that state none answer; all rows, if on several nodes there are no others.
+    """
+    groups: dict[tuple[str, str, str], list[ProfileRow]] = {}
+    for row in rows:
+        groups.setdefault((row.kind, row.model, row.gpu_type), []).append(row)
+    return [row for group in groups.values() for row in _group_across(group, levels)]
+
+
+def _group_across(group: list[ProfileRow], levels: Sequence[str]) -> list[ProfileRow]:
+    stated = {row.across for row in group}
+    if stated == {None}:
+        return group
+    level = next((level for level in levels if level in stated), None)
+    plain = [row for row in group if row.across is None]
+    if level is None:
+        return plain if any(row.nodes > 1 for row in plain) else group
+    own = [row for row in group if row.across == level]
+    most = max(row.gpus for row in own)
+    return own + [row for row in plain if row.nodes == 1 or row.gpus > most]
 
 
 def merged(old: Iterable[ProfileRow], new: Iterable[ProfileRow]) -> tuple[ProfileRow, ...]:

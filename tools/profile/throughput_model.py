@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from statistics import fmean
-from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile, ProfileRow
@@ -32,6 +32,7 @@ from pliant.tools.profile.throughput import (
     local_limit,
     mean_rescale,
     plan_batch,
+    rows_across,
     shape,
     stand_in,
     training_rows,
@@ -69,7 +70,7 @@ class ProfiledThroughput(ABC, Generic[AnyTable]):
         """
         self._speeds = dict(speeds or {})
         self._profile = profile
-        self._rows = training_rows(rows)
+        self._rows = training_rows(rows_across(rows))
         if not self._rows:
             raise BadInputError.one(
                 profile.source, "has no training rows; measure some with `pliant profile`"
@@ -87,6 +88,17 @@ class ProfiledThroughput(ABC, Generic[AnyTable]):
 
     def profile_rows(self) -> Collection[ProfileRow]:
         return self._profile.rows
+
+    def across(self, levels: Sequence[str]) -> Self:
+        rows, source = self._profile.rows, self._profile.source
+        found = rows_across(rows, levels)
+        if {id(row) for row in found} == {id(row) for row in rows_across(rows)}:
+            return self
+        return self._with(Profile(tuple(replace(row, across=None) for row in found), source=source))
+
+    @abstractmethod
+    def _with(self, profile: Profile) -> Self:
+        """The same over another profile."""
 
     def table(self, model: str, gpu_type: str) -> tuple[AnyTable, float]:
         """The table that answers for a GPU type, and the factor on its times.
@@ -145,7 +157,7 @@ class ThroughputBySize(ProfiledThroughput["SizeTable"]):
     def __init__(self, profile: Profile, speeds: Mapping[str, float] | None = None) -> None:
         """:raises BadInputError: the profile has no training row."""
         super().__init__(profile, speeds, profile.rows)
-        self._allreduce = allreduces(profile.rows)
+        self._allreduce = allreduces(rows_across(profile.rows))
         self._seconds: dict[Query, float | None] = {}
 
     def max_local_batch(self, model: str, gpu_type: str) -> int:
@@ -189,6 +201,9 @@ class ThroughputBySize(ProfiledThroughput["SizeTable"]):
         plan = table.cut(placement, global_batch, per_gpu_max)
         seconds = None if plan is None else table.seconds(placement, plan)
         return None if seconds is None else seconds * factor
+
+    def _with(self, profile: Profile) -> Self:
+        return type(self)(profile, self._speeds)
 
     def _make(self, model: str, gpu_type: str, rows: Sequence[ProfileRow]) -> SizeTable:
         del model
@@ -421,13 +436,16 @@ class ThroughputByPlacement(ProfiledThroughput["PlacementTable"]):
         found = self.times(model, gpu_type, placement, plan.local)
         return None if found is None else found.accumulated(plan.accum)
 
+    def _with(self, profile: Profile) -> Self:
+        return type(self)(profile, self._speeds, self._most_local)
+
     def _make(self, model: str, gpu_type: str, rows: Sequence[ProfileRow]) -> PlacementTable:
         return PlacementTable(rows, self._metadata.get(_key(model, gpu_type), ""))
 
 
 def with_triangulations(profile: Profile) -> Profile:
     """The profile with its triangulations in the metadata, so they are computed only once."""
-    groups = training_rows(row for row in profile.rows if row.feasible)
+    groups = training_rows(rows_across(row for row in profile.rows if row.feasible))
     made = (
         (_key(model, gpu_type), PlacementTable(groups[model][gpu_type]).triangulation)
         for model in sorted(groups)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal
 
 import psutil
@@ -209,7 +210,8 @@ def discover_slurm(
     known = parsing.partitions(ask(command_lines.show_partitions()))
     chosen = choose_partitions(known, partitions)
     nodes = parsing.nodes(ask(command_lines.show_nodes()))
-    found = cluster_of(nodes, chosen, slots, named=bool(partitions), gres=gres)
+    topology = parsing.topology(ask(command_lines.show_topology()))
+    found = cluster_of(nodes, chosen, slots, named=bool(partitions), gres=gres, topology=topology)
     return replace(found, cluster=found.cluster.model_copy(update={"backend": backend}))
 
 
@@ -234,8 +236,12 @@ def cluster_of(
     *,
     named: bool = False,
     gres: str | None = None,
+    topology: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Found:
-    """A cluster of the nodes of some partitions, which the file names if they were ``named``."""
+    """A cluster of the nodes of some partitions, which the file names if they were ``named``.
+
+    :param topology: by level of the network, the lowest first, the domain of each node.
+    """
     names = {each.name for each in partitions}
     there = [node for node in nodes if names & set(node.partitions) and _FUTURE not in node.state]
     kind = slots or ("gpu" if any(node.gpus for node in there) else "cpu")
@@ -248,8 +254,27 @@ def cluster_of(
     options = SlurmOptions(
         partition=",".join(each.name for each in partitions) if named else None, gres=gres or _GPU
     )
-    cluster = Cluster(nodes=made, slots=kind, backend="slurm", slurm=options)
-    return Found(cluster, (*_about(partitions), *sorted_.notes()))
+    levels = levels_of([node.name for node in made], topology)
+    labels = {node.name: {level: domains[node.name] for level, domains in levels.items()} for node in made}
+    made = tuple(node.model_copy(update={"labels": node.labels | labels[node.name]}) for node in made)
+    cluster = Cluster(nodes=made, slots=kind, levels=tuple(levels), backend="slurm", slurm=options)
+    said = [f"levels of the network, from Slurm's topology: {listed(list(levels))}"] if levels else []
+    return Found(cluster, (*_about(partitions), *said, *sorted_.notes()))
+
+
+def levels_of(
+    names: Sequence[str], topology: Mapping[str, Mapping[str, str]]
+) -> dict[str, Mapping[str, str]]:
+    """The levels that tell these nodes apart and gather some, each in a domain of the next."""
+    found: dict[str, Mapping[str, str]] = {}
+    below: Sequence[str] = names
+    for level, domain_of in topology.items():
+        here = [domain_of.get(name, "") for name in names]
+        domains = set(here)
+        nests = len(set(zip(below, here, strict=True))) == len(set(below))
+        if "" not in domains and 1 < len(domains) < len(set(below)) and nests:
+            found[level], below = domain_of, here
+    return found
 
 
 @dataclass(slots=True)

@@ -326,6 +326,8 @@ class NodeState:
     gpu_type: str
     switch: str | None
     up: bool = True
+    domains: dict[str, int] = field(default_factory=dict)
+    """Its domain on each level of the network, the lowest first, by the index of its first node."""
     capacities: Mapping[str, float] = field(default_factory=dict)
     """For jobs that state demands, by resource; a missing resource is unlimited."""
     made_gpus: int = field(init=False)
@@ -354,6 +356,8 @@ def gpus_by_type(nodes: Iterable[NodeState]) -> dict[str, int]:
 
 
 def node_states(cluster: Cluster) -> list[NodeState]:
+    """A node without the label of a level is a domain of its own there."""
+    first: dict[tuple[str, str], int] = {}
     return [
         NodeState(
             index,
@@ -361,6 +365,10 @@ def node_states(cluster: Cluster) -> list[NodeState]:
             node.gpus,
             node.gpu_type,
             node.switch,
+            domains={
+                level: first.setdefault((level, node.labels[level]), index) if level in node.labels else index
+                for level in cluster.levels
+            },
             capacities=capacities(node),
         )
         for index, node in enumerate(cluster.expanded())

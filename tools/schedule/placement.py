@@ -5,6 +5,10 @@ nodes with most free GPUs first and puts the rest on the node that it fits best:
 (Ares, section 4, workflow step 5). Among equal numbers of nodes a single switch is preferred, there the one
 with the fewest free GPUs. One job never mixes GPU types. A job that grows or shrinks keeps as much of its
 place as leaves it no less consolidated than a new place.
+
+On a cluster whose network has levels, a job that no node holds goes to a domain of the lowest level that
+holds it, there to the fewest nodes; of equal domains to the one with the fewest free GPUs. One that spreads
+over several domains takes the fewest of them, as it does with nodes.
 """
 
 from __future__ import annotations
@@ -32,7 +36,12 @@ class FreeGpus:
         self._free = [0] * len(nodes)
         self._types: dict[str, _Shelf] = {}
         self._switches: dict[str, dict[str, _Shelf]] = {}
+        self._levels: dict[str, dict[str, dict[int, _Shelf]]] = {}
+        """By type and level, the lowest first: the shelf of each domain."""
         for node in nodes:
+            levels = self._levels.setdefault(node.gpu_type, {})
+            for level, domain in node.domains.items():
+                levels.setdefault(level, {}).setdefault(domain, _Shelf())
             self._types.setdefault(node.gpu_type, _Shelf())
             if node.switch is not None:
                 self._switches.setdefault(node.gpu_type, {}).setdefault(node.switch, _Shelf())
@@ -117,6 +126,13 @@ class FreeGpus:
         other = copy.copy(self)
         other._free, other.by_type = list(self._free), dict(self.by_type)
         other._types = {kind: shelf.copy() for kind, shelf in self._types.items()}
+        other._levels = {
+            kind: {
+                level: {domain: shelf.copy() for domain, shelf in shelves.items()}
+                for level, shelves in levels.items()
+            }
+            for kind, levels in self._levels.items()
+        }
         other._switches = {
             kind: {name: shelf.copy() for name, shelf in shelves.items()}
             for kind, shelves in self._switches.items()
@@ -125,7 +141,8 @@ class FreeGpus:
             other.give(placement)
         return other
 
-    # Other orders, for a policy that places itself; switches do not count. The type must have as many free.
+    # Other orders, for a policy that places itself; switches and levels do not count. The type must have as
+    # many free.
 
     def tightest(self, gpus: int, gpu_type: str, *, per_replica: int = 1) -> NodeGpus:
         """GPUs of few nodes, the last part on the fullest that has room for it.
@@ -171,13 +188,19 @@ class FreeGpus:
         self._types[node.gpu_type].move(node.index, before, free)
         if node.switch is not None:
             self._switches[node.gpu_type][node.switch].move(node.index, before, free)
+        for level, domain in node.domains.items():
+            self._levels[node.gpu_type][level][domain].move(node.index, before, free)
 
-    def _spread(self, picks: _Picks) -> tuple[int, int]:
-        """How scattered a place is: nodes, then switches."""
-        return len(picks), len({self.nodes[index].switch for index, _ in picks})
+    def _spread(self, picks: _Picks) -> tuple[int, ...]:
+        """How scattered a place is: domains from the highest level down, then nodes, then switches."""
+        nodes = [self.nodes[index] for index, _ in picks]
+        domains = [len({node.domains[level] for node in nodes}) for level in nodes[0].domains]
+        return *reversed(domains), len(nodes), len({node.switch for node in nodes})
 
     def _fresh(self, gpus: int, gpu_type: str, each: int) -> _Picks:
         shelf = self._types[gpu_type]
+        if levels := self._levels[gpu_type]:
+            return self._under_levels(gpus, shelf, list(levels.items()), each)
         switches: Mapping[str, _Shelf] = self._switches.get(gpu_type, {})
         if len(switches) > 1 and (needed := shelf.nodes_needed(gpus, each)) > 1:
             fitting = [
@@ -189,8 +212,71 @@ class FreeGpus:
                 shelf = switches[min(fitting)[1]]
         return shelf.pick(gpus, each)
 
+    def _under_levels(
+        self, gpus: int, shelf: _Shelf, levels: Sequence[tuple[str, Mapping[int, _Shelf]]], each: int
+    ) -> _Picks:
+        """A place in a domain of the lowest level that holds it."""
+        tightest = shelf.tightest(gpus)
+        if tightest is not None:
+            fits = [(near.total, name) for name, near in levels[0][1].items() if near.has(tightest)]
+            return levels[0][1][min(fits)[1]].pick(gpus, each)
+        for place, (level, domains) in enumerate(levels):
+            fitting = [
+                (near.nodes_needed(gpus, each), near.total, name)
+                for name, near in domains.items()
+                if near.total >= gpus and near.usable(each) >= gpus
+            ]
+            if fitting:
+                _, _, name = min(fitting)
+                below = levels[place - 1][1] if place else {}
+                parts = [part for low, part in below.items() if self.nodes[low].domains[level] == name]
+                return self._fewest(gpus, parts or [domains[name]], each).pick(gpus, each)
+        return self._fewest(gpus, list(levels[-1][1].values()), each).pick(gpus, each)
+
+    @staticmethod
+    def _fewest(gpus: int, domains: Sequence[_Shelf], each: int) -> _Shelf:
+        """The fewest of some domains that hold a job together: most free first, the last the best fit."""
+        left = [(near.usable(each), turn) for turn, near in enumerate(domains)]
+        left.sort(key=lambda item: (-item[0], item[1]))
+        found: list[int] = []
+        for usable, turn in left:
+            if usable >= gpus:
+                found.append(min((more, n) for more, n in left if more >= gpus and n not in found)[1])
+                break
+            found.append(turn)
+            gpus -= usable
+        return domains[found[0]] if len(found) == 1 else _Shelf.of(domains[turn] for turn in found)
+
     def _around(self, gpus: int, gpu_type: str, keep: NodeGpus, each: int) -> _Picks:
-        """The best place on the nodes held, and beyond them for what they lack; empty if none is held."""
+        """The best place on the nodes held, and beyond them for what they lack; empty if none is held.
+
+        Where the network has levels, the best of those in domains that have room for all of it, and of that
+        anywhere; of equal ones the one with most of the GPUs held.
+        """
+        anywhere = self._around_in(gpus, gpu_type, keep, each, self._types[gpu_type])
+        if not self._levels[gpu_type]:
+            return anywhere
+        own: dict[tuple[str, int], list[tuple[str, int]]] = {}
+        for name, count in keep:
+            if self._by_name[name].gpu_type == gpu_type:
+                for where in self._by_name[name].domains.items():
+                    own.setdefault(where, []).append((name, count))
+        found = [anywhere]
+        for (level, domain), held in own.items():
+            shelf = self._levels[gpu_type][level][domain]
+            if shelf.usable(each) >= gpus:
+                found.append(self._around_in(gpus, gpu_type, held, each, shelf))
+        before = {self._by_name[name].index: count for name, count in keep}
+
+        def worth(picks: _Picks) -> tuple[tuple[int, ...], int]:
+            kept = sum(min(count, before.get(index, 0)) for index, count in picks)
+            return self._spread(picks), -kept
+
+        return min(filter(None, found), key=worth, default=[])
+
+    def _around_in(
+        self, gpus: int, gpu_type: str, keep: Sequence[tuple[str, int]], each: int, shelf: _Shelf
+    ) -> _Picks:
         parts = [(self._by_name[name], count) for name, count in keep]
         parts = [(node, count) for node, count in parts if node.gpu_type == gpu_type and node.up]
         held = [(node.index, min(count, self._free[node.index])) for node, count in parts]
@@ -199,7 +285,7 @@ class FreeGpus:
         orders = (largest_part_first, most_room_first)
         best = min((self._fill(gpus, order, each) for order in orders), key=len)
         missing = gpus - sum(count for _, count in best)
-        return self._extend(best, missing, gpu_type, each) if best and missing else best
+        return self._extend(best, missing, shelf, each) if best and missing else best
 
     def _fill(self, gpus: int, held: Sequence[tuple[int, int]], each: int) -> _Picks:
         """As much of ``gpus`` as the nodes of ``held`` have room for, in its order.
@@ -217,10 +303,10 @@ class FreeGpus:
                 gpus -= count
         return picks
 
-    def _extend(self, picks: _Picks, missing: int, gpu_type: str, each: int) -> _Picks:
+    def _extend(self, picks: _Picks, missing: int, shelf: _Shelf, each: int) -> _Picks:
         used = self._named(picks)
         self.take(used)  # all that these nodes have, so that nothing of them is picked again
-        more = self._types[gpu_type].pick(missing, each)
+        more = shelf.pick(missing, each)
         self.give(used)
         return picks + more
 
@@ -255,11 +341,18 @@ class _Shelf:
         """The fewest nodes with ``gpus`` free GPUs together; they must exist."""
         return sum(count for _, count in self._runs(gpus, each))
 
+    def tightest(self, gpus: int) -> int | None:
+        """What the fullest node that holds ``gpus`` GPUs has free; None if none does."""
+        return next((free for free in range(gpus, len(self._buckets)) if self._buckets[free]), None)
+
+    def has(self, free: int) -> bool:
+        """Whether a node has just that many GPUs free."""
+        return free < len(self._buckets) and bool(self._buckets[free])
+
     def pick(self, gpus: int, each: int) -> _Picks:
         """The fewest nodes for ``gpus`` GPUs, the last part on the fullest node that has room for it."""
-        fullest = next((bucket[0] for bucket in self._buckets[gpus:] if bucket), None)
-        if fullest is not None:
-            return [(fullest, gpus)]
+        if (fullest := self.tightest(gpus)) is not None:
+            return [(self._buckets[fullest][0], gpus)]
         picks: _Picks = []
         runs = self._runs(gpus, each)
         for free, count in runs:
@@ -278,6 +371,19 @@ class _Shelf:
                 if not gpus:
                     return picks
         return picks
+
+    @classmethod
+    def of(cls, shelves: Iterable[_Shelf]) -> _Shelf:
+        """The nodes of several."""
+        made = cls()
+        for shelf in shelves:
+            made._buckets += [[] for _ in shelf._buckets[len(made._buckets) :]]
+            for bucket, more in zip(made._buckets, shelf._buckets, strict=False):
+                bucket.extend(more)
+            made.total += shelf.total
+        for bucket in made._buckets:
+            bucket.sort()
+        return made
 
     def copy(self) -> _Shelf:
         other = _Shelf()

@@ -28,11 +28,13 @@ from pliant.tools.profile.throughput import (
     local_limit,
     plan_batch,
 )
-from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState
+from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_of
 
 T = TypeVar("T")
-_Key = tuple[str, str, int | Placement, int, int, int | None]
-"""Model, GPU type, size (consolidated) or placement, global batch, GPUs of a replica, largest local batch."""
+Levels = tuple[str, ...]
+"""Levels of the network in several of whose domains a job is, the highest first."""
+_Key = tuple[str, str, int | Placement, Levels, int, int, int | None]
+"""Model, GPU type, size (consolidated) or placement, levels, batch, GPUs of a replica, largest share."""
 _ROUNDING: Final = 1e-9
 """Relative difference of speeds that counts as none."""
 
@@ -69,7 +71,8 @@ class Speeds:
     """Samples per second of jobs, by size, GPU type and batch, on one cluster.
 
     If a caller names no placement, the most consolidated one is meant: whole nodes of the type's largest
-    size, the rest on one more. Nodes that are down count: speeds never change.
+    size, the rest on one more, across those levels of the network alone whose
+    domains are too small. Nodes that are down count: speeds never change.
     """
 
     def __init__(
@@ -84,6 +87,9 @@ class Speeds:
         for node in nodes:
             self._node_gpus[node.gpu_type] = max(node.gpus, self._node_gpus.get(node.gpu_type, 1))
             self._total[node.gpu_type] = self._total.get(node.gpu_type, 0) + node.gpus
+        self._domains = {node.name: node.domains for node in nodes if node.domains}
+        self._largest = _largest_domains(nodes)
+        self._throughputs: dict[Levels, Throughput] = {(): throughput}
         self._rates: dict[_Key, float] = {}
         self._of_kind: dict[tuple[JobKind, Hashable], Any] = {}
         self._rescales: dict[str, float | None] = {}
@@ -104,6 +110,18 @@ class Speeds:
         whole, rest = divmod(gpus, each)
         return (each,) * whole + ((rest,) if rest else ())
 
+    def levels_of(self, placement: NodeGpus) -> Levels:
+        """The levels of the network in several of whose domains a placement is."""
+        if len(placement) < 2 or not self._domains:
+            return ()
+        places = [self._domains[name] for name, _ in placement]
+        return tuple(level for level in reversed(places[0]) if len({each[level] for each in places}) > 1)
+
+    def fewest_levels(self, gpus: int, gpu_type: str) -> Levels:
+        """Those whose domains are all too small for that many GPUs."""
+        largest = self._largest.get(gpu_type)
+        return () if largest is None else tuple(level for level, most in largest if most < gpus)
+
     def rate(
         self,
         job: JobState,
@@ -112,6 +130,7 @@ class Speeds:
         *,
         global_batch: int | None = None,
         placement: Placement | None = None,
+        levels: Levels | None = None,
     ) -> float:
         """Samples per second of ``job`` on ``gpus`` GPUs; 0.0 if that is infeasible.
 
@@ -122,6 +141,7 @@ class Speeds:
         job, weighted by all their GPUs (the average per-GPU computing power of Ares, section 3.5). For a size
         that no type has, the mean is over all types.
 
+        :param levels: those that the placement crosses (:meth:`levels_of`); None: as few as possible.
         :raises BadInputError: the model is not profiled.
         """
         batch, per_replica = global_batch or job.reference_batch, job.per_replica
@@ -134,14 +154,33 @@ class Speeds:
         if job.room is not None and gpus > job.room.get(gpu_type, 0):
             return 0.0  # the nodes lack CPUs, memory or bandwidth for as many workers
         cap = job.spec.batch.per_gpu_max
-        key = (job.spec.model, gpu_type, placement or gpus, batch, per_replica, cap)
+        if levels is None:
+            levels = self.fewest_levels(gpus, gpu_type)
+        key = (job.spec.model, gpu_type, placement or gpus, levels, batch, per_replica, cap)
         rate = self._rates.get(key)
         if rate is None:
             shape = placement or self.consolidated(gpus, gpu_type, per_replica)
             counted = batch * per_replica
-            seconds = self.throughput.step_seconds(job.spec.model, gpu_type, shape, counted, cap)
+            seconds = self._across(levels).step_seconds(job.spec.model, gpu_type, shape, counted, cap)
             rate = self._rates[key] = batch / seconds if seconds else 0.0
         return rate
+
+    def rate_at(self, job: JobState, placement: NodeGpus, global_batch: int) -> float:
+        """Samples per second on these GPUs of these nodes."""
+        return self.rate(
+            job,
+            gpus_of(placement),
+            self.gpu_type_of(placement),
+            global_batch=global_batch,
+            placement=shape_of(placement),
+            levels=self.levels_of(placement),
+        )
+
+    def _across(self, levels: Levels) -> Throughput:
+        found = self._throughputs.get(levels)
+        if found is None:
+            found = self._throughputs[levels] = self.throughput.across(levels)
+        return found
 
     def least_size(self, job: JobState, gpu_type: str, global_batch: int, *, accumulates: bool) -> int:
         """The smallest size of a job at a batch.
@@ -194,15 +233,29 @@ class Speeds:
         """
         shape, kind = shape_of(placement), self.gpu_type_of(placement)
         least = self.least_size(job, kind, global_batch, accumulates=accumulates)
-        what = ("useful part", kind, least, shape, global_batch)
-        gpus = self.of_kind(job, what, lambda: self._useful_part(job, shape, kind, global_batch, least))
+        if self.levels_of(placement):
+            gpus = self._useful_up_to(
+                least,
+                sum(shape),
+                lambda size: self.rate_at(job, cut(placement, size, job.placement), global_batch),
+            )
+        else:
+            what = ("useful part", kind, least, shape, global_batch)
+            gpus = self.of_kind(job, what, lambda: self._useful_part(job, shape, kind, global_batch, least))
         return placement if gpus == sum(shape) else cut(placement, gpus, job.placement)
 
     def _useful_part(self, job: JobState, shape: Placement, gpu_type: str, batch: int, least: int) -> int:
-        total, sizes = sum(shape), _UsefulSizes()
-        for gpus in range(least, total + 1):
+        def rate_of(gpus: int) -> float:
             part = _first_of(shape, gpus)
-            sizes.append(gpus, self.rate(job, gpus, gpu_type, global_batch=batch, placement=part))
+            return self.rate(job, gpus, gpu_type, global_batch=batch, placement=part, levels=())
+
+        return self._useful_up_to(least, sum(shape), rate_of)
+
+    @staticmethod
+    def _useful_up_to(least: int, total: int, rate_of: Callable[[int], float]) -> int:
+        sizes = _UsefulSizes()
+        for gpus in range(least, total + 1):
+            sizes.append(gpus, rate_of(gpus))
         return (sizes.up_to[-1] if sizes.up_to else 0) or total
 
     def of_kind(self, job: JobState, what: Hashable, make: Callable[[], T]) -> T:
@@ -284,6 +337,19 @@ class _UsefulSizes:
             self.up_to.append(gpus)
         else:
             self.up_to.append(self.up_to[-1] if self.up_to else 0)
+
+
+def _largest_domains(nodes: Sequence[NodeState]) -> dict[str, list[tuple[str, int]]]:
+    """By type, the GPUs of the largest domain of each level, the highest first; no type without levels."""
+    sizes: dict[str, dict[str, dict[int, int]]] = {}
+    for node in nodes:
+        for level, domain in reversed(node.domains.items()):
+            by_domain = sizes.setdefault(node.gpu_type, {}).setdefault(level, {})
+            by_domain[domain] = by_domain.get(domain, 0) + node.gpus
+    return {
+        kind: [(level, max(by_domain.values())) for level, by_domain in levels.items()]
+        for kind, levels in sizes.items()
+    }
 
 
 def _first_of(shape: Placement, gpus: int) -> Placement:

@@ -49,7 +49,7 @@ from pliant.tools.run.backends.slurm import commands as command_lines
 from pliant.tools.run.backends.slurm import parsing
 from pliant.tools.run.backends.slurm.commands import ask
 from pliant.tools.run.backends.slurm.parsing import SlurmNode
-from pliant.tools.run.discovery import choose_partitions
+from pliant.tools.run.discovery import choose_partitions, levels_of
 from pliant.tools.run.doctor.file_system import Mount, mount_of, probe
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from pliant.tools.run.statedir.directory import StateDir, check_own, holder_of
@@ -516,6 +516,7 @@ def slurm(site: Site) -> Iterator[Check]:
         yield from _shares(parsing.settings(ask(command_lines.show_config())))
     yield from _partitions(site.cluster)
     yield from _nodes_of(site.cluster, nodes)
+    yield from _levels(site.cluster)
 
 
 def _release(said: str) -> Check:
@@ -569,6 +570,18 @@ def _nodes_of(cluster: Cluster | None, nodes: Mapping[str, SlurmNode]) -> Iterat
         yield warning(text, "sinfo -R lists them with reasons")
     text = f"{len(there) - len(out)} of {counted(len(wanted), 'node')} in service"
     yield ok(text) if len(out) < len(there) else problem(text, "no job can start; see sinfo -R")
+
+
+def _levels(cluster: Cluster | None) -> Iterator[Check]:
+    if cluster is None or cluster.levels:
+        return
+    topology = parsing.topology(ask(command_lines.show_topology()))
+    found = levels_of([node.name for node in cluster.expanded()], topology)
+    if found:
+        text = f"Slurm knows levels of the network that the cluster file does not name: {listed(list(found))}"
+        yield warning(
+            text, "make the file again, so that jobs stay near: pliant cluster discover --backend slurm"
+        )
 
 
 def _counts(cluster: Cluster, nodes: Mapping[str, SlurmNode]) -> Iterator[Check]:

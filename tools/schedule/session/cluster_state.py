@@ -14,7 +14,7 @@ from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_of, node_states
 from pliant.tools.schedule.placement import FreeGpus
-from pliant.tools.schedule.rates import GpuSharing, Speeds, shape_of
+from pliant.tools.schedule.rates import GpuSharing, Speeds
 from pliant.tools.schedule.session.awaited import wait_of
 from pliant.tools.schedule.session.commands import Commands, first_holder
 from pliant.tools.schedule.session.holdings import Holding, Transition, company_in, hold, step_of
@@ -531,8 +531,7 @@ class ClusterState:
 
     def _rate(self, job: JobState) -> float:
         """Samples per second of a job that has its GPUs alone."""
-        kind, shape = job.gpu_type, shape_of(job.placement)
-        return self.speeds.rate(job, job.gpus, kind, global_batch=job.global_batch, placement=shape)
+        return self.speeds.rate_at(job, job.placement, job.global_batch)
 
     # Jobs are bound to drained nodes: their GPUs are out of the policy's hands.
 

@@ -95,6 +95,26 @@ def test_partitions_are_those_named_or_the_default() -> None:
         choose_partitions(known[:1], [])
 
 
+def test_levels_are_those_of_slurms_topology_that_tell_the_nodes_apart() -> None:
+    topology = parsing.topology((RECORDED / "22.05-topology.txt").read_text())
+    found = cluster_of(nodes("22.05"), [MAIN], topology=topology)
+    assert found.cluster.levels == ("switch0",), "all nodes are below the top"
+    labels = [node.labels["switch0"] for node in found.cluster.nodes]
+    assert labels == ["rack0", "rack0", "rack1", "rack1"]
+    assert 'levels of the network, from Slurm\'s topology: "switch0"' in found.notes
+    assert cluster_of(nodes("22.05")[:2], [MAIN], topology=topology).cluster.levels == (), "one rack"
+    assert cluster_of(nodes("22.05"), [MAIN], topology=parsing.topology("")).cluster.levels == ()
+
+
+def test_a_level_that_does_not_nest_or_misses_a_node_is_left_out() -> None:
+    rows = ["SwitchName=a Level=0 Nodes=n[0-1]", "SwitchName=b Level=0 Nodes=n[2-3]"]
+    crossing = ["SwitchName=x Level=1 Nodes=n[0,2]", "SwitchName=y Level=1 Nodes=n[1,3]"]
+    found = cluster_of(nodes("22.05"), [MAIN], topology=parsing.topology("\n".join([*rows, *crossing])))
+    assert found.cluster.levels == ("switch0",)
+    found = cluster_of(nodes("22.05"), [MAIN], topology=parsing.topology("\n".join([*rows[:1], *crossing])))
+    assert found.cluster.levels == ("switch1",)
+
+
 def test_a_real_slurm_is_discovered(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
     slurm.command("scontrol", "update", "nodename=n3", "state=drain", "reason=loud fan")

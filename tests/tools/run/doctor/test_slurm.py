@@ -34,6 +34,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(argv: Sequence[str], **_more: float) -> str:
         if argv[-1] == "--version":
             return "slurm-wlm 22.05.8\n"
+        if argv[-1] == "topology":
+            return ""
         name = "config" if argv[-1] == "config" else f"{argv[-1]}s"
         return (RECORDED / f"22.05-{name}.txt").read_text()
 
@@ -116,3 +118,17 @@ def test_a_real_slurm_is_well(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPat
     checks = [check for check in examine(backend="slurm") if check.area == "Slurm"]
     assert worst(checks) == "ok"
     assert found(checks)[-1] == "ok: 4 of 4 nodes in service"
+
+
+@pytest.mark.usefixtures("recorded")
+def test_levels_that_slurm_knows_and_the_cluster_file_does_not_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain, topology = looked_at.ask, (RECORDED / "22.05-topology.txt").read_text()
+
+    def ask(argv: Sequence[str], **more: float) -> str:
+        return topology if argv[-1] == "topology" else plain(argv, **more)
+
+    monkeypatch.setattr(looked_at, "ask", ask)
+    (said,) = [text for text in not_ok(checks_of(of("n0", "n1", "n2", "n3"))) if "levels" in text]
+    assert said.startswith("warning: Slurm knows levels of the network that the cluster file does not name")

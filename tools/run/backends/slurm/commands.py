@@ -174,6 +174,10 @@ def show_partitions() -> tuple[str, ...]:
     return "scontrol", "--oneliner", "--all", "show", "partition"
 
 
+def show_topology() -> tuple[str, ...]:
+    return "scontrol", "--oneliner", "show", "topology"
+
+
 def show_job(job_id: str) -> tuple[str, ...]:
     return "scontrol", "--oneliner", "show", "job", job_id
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 _PAIR: Final = re.compile(r"(?:^|\s)([A-Z][A-Za-z_]*(?::[A-Z][A-Za-z]*)?)=")
@@ -36,6 +37,8 @@ _WITHDRAWN: Final = frozenset(
 _UNSET: Final = frozenset({"", "(null)", "N/A", "None", "n/a"})
 _NO_LIMIT: Final = frozenset({"", "UNLIMITED", "INFINITE", "NONE"})
 _MEGABYTE: Final = 1 << 20
+_MOST_HOSTS: Final = 100_000
+"""In one range of names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,54 @@ def partitions(text: str) -> list[SlurmPartition]:
         for row in rows
         if "PartitionName" in row
     ]
+
+
+def topology(text: str) -> dict[str, dict[str, str]]:
+    """What ``scontrol show topology`` printed: by level, the lowest first, the domain of each node.
+
+    Levels are ``switch0``, ``switch1``, … of a tree, or ``block`` and, of N nodes each, ``blocksN``. Without
+    those in which nodes are in several domains: no such network is a tree.
+    """
+    found: dict[tuple[int, str], dict[str, str]] = {}
+    overlapping: set[str] = set()
+    for line in text.splitlines():
+        fields = _fields(line)
+        if (name := fields.get("SwitchName")) is not None:
+            rank = _number(fields.get("Level", ""))
+            level = f"switch{rank}"
+        elif (name := fields.get("BlockName")) is not None:
+            rank, level = 0, "block"
+        elif (name := fields.get("AggregatedBlock")) is not None:
+            rank = _number(fields.get("BlockSize", ""))
+            level = f"blocks{rank}"
+        else:
+            continue
+        domain_of = found.setdefault((rank, level), {})
+        for node in host_names(fields.get("Nodes", "")):
+            if domain_of.setdefault(node, name) != name:
+                overlapping.add(level)
+    return {level: found[rank, level] for rank, level in sorted(found) if level not in overlapping}
+
+
+def host_names(text: str) -> list[str]:
+    """The names of a list: ``n[01-03,7]x,m`` are n01x, n02x, n03x, n7x and m."""
+    names = []
+    for part in re.split(r",(?![^[]*\])", text):
+        pieces = [_numbers(piece) for piece in re.split(r"(\[[^]]*\])", part) if piece]
+        names += ["".join(each) for each in product(*pieces)] if pieces and text not in _UNSET else []
+    return names
+
+
+def _numbers(piece: str) -> list[str]:
+    """What may stand at a place of a name: the numbers in brackets, or the text itself."""
+    if not piece.startswith("["):
+        return [piece]
+    found: list[str] = []
+    for part in piece[1:-1].split(","):
+        low, _, high = part.partition("-")
+        last = min(_number(high or low), _number(low) + _MOST_HOSTS)
+        found += [str(number).zfill(len(low)) for number in range(_number(low), last + 1)]
+    return found
 
 
 def job_state(text: str) -> str:

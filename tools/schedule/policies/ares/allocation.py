@@ -386,8 +386,7 @@ def _could_use_fewer_nodes(job: JobState, snapshot: Snapshot) -> bool:
 
 def _pays(job: JobState, place: NodeGpus, snapshot: Snapshot, cost_s: float) -> bool:
     remaining = job.remaining_samples(snapshot.time_s)
-    shape = tuple(sorted((count for _, count in place), reverse=True))
-    rate = snapshot.speeds.rate(job, job.gpus, job.gpu_type, placement=shape)
+    rate = snapshot.speeds.rate_at(job, place, job.reference_batch)
     if remaining is None or len(place) >= len(job.placement) or not 0 < job.samples_per_second < rate:
         return False
     return cost_s + remaining / rate < remaining / job.samples_per_second

@@ -29,7 +29,7 @@ from pliant.tools.schedule.policies.shadow_price.curves import (
     best,
     sizes_of,
 )
-from pliant.tools.schedule.rates import Speeds, shape_of
+from pliant.tools.schedule.rates import Speeds
 
 CELLS: Final = 64
 """Parts of a job's work in which both count as constant."""
@@ -184,8 +184,7 @@ class Knowledge:
 
 def held_speed(job: JobState, speeds: Speeds) -> float:
     """Samples per second of a job that holds GPUs: its batch, and the nodes where it is."""
-    ring = shape_of(job.placement)
-    return speeds.rate(job, job.gpus, job.gpu_type, global_batch=job.global_batch, placement=ring)
+    return speeds.rate_at(job, job.placement, job.global_batch)
 
 
 def _efficiency(noise_scale: float, base: int, batch: int) -> float:

@@ -18,7 +18,7 @@ from pliant.tools.schedule.policies.shadow_price.curves import MOST_NOISE, best_
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
 from pliant.tools.schedule.policies.shadow_price.sizes import Shares
 from pliant.tools.schedule.policy import Target
-from pliant.tools.schedule.rates import cut, shape_of
+from pliant.tools.schedule.rates import cut
 from pliant.tools.schedule.snapshot import Snapshot
 
 
@@ -287,10 +287,11 @@ class Placing:
         members = self.shares.members
         job, curve = members.jobs[row], members.curves[row]
         batch = self._batch(row, gpus, "free")
-        shape = shape_of(where) if where else None
-        speed = self.snapshot.speeds.rate(
-            job, gpus, members.pool.gpu_type, global_batch=batch, placement=shape
-        )
+        speeds = self.snapshot.speeds
+        if where:
+            speed = speeds.rate_at(job, where, batch)
+        else:
+            speed = speeds.rate(job, gpus, members.pool.gpu_type, global_batch=batch)
         if not curve.rates[np.searchsorted(members.sizes, gpus)].any():
             return 0.0
         noise_scale = self.known.noise_scale(job, self.snapshot.time_s)

@@ -129,3 +129,41 @@ def test_a_reason_may_look_like_what_slurm_says() -> None:
     (found,) = parsing.nodes(line)
     assert (found.serves, found.state) == (False, {"DOWN"})
     assert (found.gpu_count(), found.gpu_count("gpu:a100")) == (3, 2)
+
+
+def test_a_tree_of_switches_gives_the_domain_of_each_node_by_level() -> None:
+    found = parsing.topology((RECORDED / "22.05-topology.txt").read_text())
+    assert found == {
+        "switch0": {"n0": "rack0", "n1": "rack0", "n2": "rack1", "n3": "rack1"},
+        "switch1": dict.fromkeys(("n0", "n1", "n2", "n3"), "top"),
+    }
+
+
+def test_blocks_and_blocks_of_blocks_are_levels_and_overlapping_ones_are_not() -> None:
+    blocks = [
+        "BlockName=b0 BlockIndex=0 Nodes=10.0.0.1,10.0.0.2 BlockSize=2",
+        "BlockName=b1 BlockIndex=1 Nodes=10.0.0.3,10.0.0.4 BlockSize=2",
+        "AggregatedBlock=b[0-1] BlockIndex=2 Nodes=10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4 BlockSize=4",
+    ]
+    found = parsing.topology("\n".join(blocks))
+    assert list(found) == ["block", "blocks4"]
+    assert found["block"]["10.0.0.3"] == "b1"
+    assert set(found["blocks4"].values()) == {"b[0-1]"}
+    ring = "SwitchName=a Level=0 Nodes=n[0-1]\nSwitchName=b Level=0 Nodes=n[1-2]"
+    assert parsing.topology(ring) == {}
+    assert parsing.topology("scontrol: error: No topology information available") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n0", ["n0"]),
+        ("n[01-03,7]x,m", ["n01x", "n02x", "n03x", "n7x", "m"]),
+        ("r[0-1]n[1-2]", ["r0n1", "r0n2", "r1n1", "r1n2"]),
+        ("n[9-10]", ["n9", "n10"]),
+        ("(null)", []),
+        ("", []),
+    ],
+)
+def test_a_list_of_hosts_is_spelt_out(text: str, names: list[str]) -> None:
+    assert parsing.host_names(text) == names
