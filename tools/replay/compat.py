@@ -188,7 +188,7 @@ class SteppedCut:
             return None
         seconds = times.accumulated(steps)
         shape = tuple(sorted(ring, reverse=True))
-        observed = Observation(shape, local, steps, seconds, times.sync_seconds)
+        observed = Observation(shape, local, steps, seconds, times.sync_seconds, gpu_type)
         return BatchCut(job.gpus * local * steps, seconds, observed)
 
 

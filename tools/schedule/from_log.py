@@ -286,8 +286,8 @@ def correct(job: JobState, event: Event) -> None:
     if event.event == "epoch":
         _end_epoch(job, event)
     if (seen := measured.get("observed")) is not None:
-        placement = tuple(seen["placement"])
-        job.observe(Observation(placement, seen["local_batch"], seen["accum"], seen["step_seconds"]))
+        place, local, accum = tuple(seen["placement"]), seen["local_batch"], seen["accum"]
+        job.observe(Observation(place, local, accum, seen["step_seconds"], None, job.gpu_type))
     if (noise_scale := measured.get("noise_scale")) is not None:
         job.noise_scale = float(noise_scale)
     if event.event in HOLDS and job.gpus and event.overhead_seconds:

@@ -37,6 +37,8 @@ class Observation(NamedTuple):
     """One optimizer step, all of its micro-steps included."""
     sync_seconds: float | None = None
     """The part of it that waited for the all-reduce; None: not measured."""
+    gpu_type: str | None = None
+    """None: the source does not say."""
 
 
 class EpochEnd(NamedTuple):
@@ -240,6 +242,14 @@ class JobState:
         gpus = self.gpus if self.beside is None else self.gpus * HALF
         return self._attained_gpu_s + gpus * (time_s - self._holds_since_s)
 
+    def observations_on(self, gpu_type: str) -> tuple[Observation, ...]:
+        """Its measurements on GPUs of that type, and those of which the type is not known."""
+        return tuple(seen for seen in self.observations if seen.gpu_type in (None, gpu_type))
+
+    def is_restarting(self, time_s: float) -> bool:
+        """Whether it holds GPUs and does not train yet, after a start or a change of its GPUs."""
+        return self.gpus > 0 and time_s < self._trains_since_s
+
     def finish_time_s(self) -> float | None:
         """When the job ends if nothing changes; None: not running, or work unknown."""
         if not self.gpus or self.total_samples is None or self.samples_per_second <= 0:
@@ -306,7 +316,8 @@ class JobState:
 
     def observe(self, observation: Observation) -> None:
         """Keep a measurement of a configuration that is new."""
-        if all(known[:3] != observation[:3] for known in self.observations):
+        new = (observation[:3], observation.gpu_type)
+        if all((known[:3], known.gpu_type) != new for known in self.observations):
             self.observations = (*self.observations, observation)
 
     def report_progress(self, time_s: float, samples: float) -> None:

@@ -55,6 +55,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "random-bs": "pliant.tools.schedule.policies.elastic_dp.policy:RandomBs",
     "rrh": "pliant.tools.schedule.policies.multi_resource.policies:Rrh",
     "shadow-price": "pliant.tools.schedule.policies.shadow_price.policy:ShadowPrice",
+    "sia": "pliant.tools.schedule.policies.sia.policy:Sia",
     "sjf": "pliant.tools.schedule.policies.srtf:Sjf",
     "srtf": "pliant.tools.schedule.policies.srtf:Srtf",
     "themis": "pliant.tools.schedule.policies.themis:Themis",

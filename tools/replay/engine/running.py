@@ -197,7 +197,7 @@ class RunningJobs:
         if plan is None or speed <= 0:
             return None
         shape = tuple(sorted((count for _, count in job.placement), reverse=True))
-        return Observation(shape, plan.local, plan.accum, job.global_batch / speed)
+        return Observation(shape, plan.local, plan.accum, job.global_batch / speed, None, job.gpu_type)
 
     def _saved_samples(self, job: JobState, held: RunningJob, now_s: float) -> float:
         """Progress at the job's last checkpoint; a job saves itself before its GPUs change, too."""

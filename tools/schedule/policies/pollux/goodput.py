@@ -82,6 +82,28 @@ class JobLimits(NamedTuple):
         return self.least_batch < self.most_batch
 
 
+def job_limits(
+    job: JobState, gpu_type: str, gpus: tuple[int, int], speeds: Speeds, *, begins_small: bool
+) -> JobLimits:
+    """What a job may be given of a GPU type: from least to most ``gpus``, fewer if its batch ends first.
+
+    The batch may move where its elasticity and knowledge of its noise allow.
+
+    :param begins_small: as long as the noise is unknown, the smallest batch instead of the author's.
+    """
+    spec, batch = job.spec, job.reference_batch
+    least, most = gpus
+    wide, each = speeds.most_local(job, gpu_type), job.per_replica
+    if spec.elastic != "size+batch":
+        return JobLimits(least, most, batch, batch, 1, wide, each)
+    low, high = spec.batch.min or batch, spec.batch.max or batch
+    local = min(speeds.throughput.local_batches(spec.model, gpu_type), default=1)
+    most = min(most, max(least, spec.gpus.whole(high // local * each)))
+    if job.noise_scale is None:
+        low = high = low if begins_small else batch
+    return JobLimits(least, most, low, high, local, wide, each)
+
+
 def efficiency(noise_scale: float | None, reference: int, batch: Ints) -> Floats:
     """(φ + B0) / (φ + B): progress per sample against that at the reference batch.
 
@@ -111,25 +133,46 @@ class BatchCandidates:
             np.take_along_axis(self.batches, chosen, 2)[:, :, 0],
         )
 
+    def present(self, job: JobState, row: int, column: int) -> float:
+        """Goodput of a job there at the candidate nearest to its present batch."""
+        nearest = int(np.abs(self.batches[row, column] - job.global_batch).argmin())
+        useful = efficiency(job.noise_scale, job.reference_batch, np.array([job.global_batch]))
+        return float(self.samples_per_second[row, column, nearest] * useful[0])
+
 
 def from_fit(fit: Fit | None, limits: JobLimits, *, lone_accumulates: bool = False) -> BatchCandidates:
+    """What the seven parameters promise of every size; see :func:`fit_at`."""
+    gpus = np.arange(limits.most_gpus + 1, dtype=np.int64)
+    several = np.array([[False], [True]])
+    return fit_at(fit, limits, several, gpus, lone_accumulates=lone_accumulates)
+
+
+def fit_at(
+    fit: Fit | None,
+    limits: JobLimits,
+    several: npt.NDArray[np.bool_],
+    gpus: Ints,
+    *,
+    lone_accumulates: bool = False,
+) -> BatchCandidates:
     """What the seven parameters promise; without them, speed in proportion to the GPUs.
 
+    :param several: whether the GPUs are on several nodes, [row, 1] or [row, size].
+    :param gpus: [size].
     :param lone_accumulates: one GPU cuts every batch above its smallest into two micro-steps at least, as a
         library does that needs two gradients to measure their noise.
     """
-    gpus = np.arange(limits.most_gpus + 1, dtype=np.int64)[:, None]
+    gpus, several = gpus[:, None], several[:, :, None]
     workers = gpus // limits.per_replica
     batch, local, accum = _cuts(workers, limits, lone_accumulates=lone_accumulates)
     fits = np.isin(gpus, limits.gpus) & (local >= limits.least_local)
     fits &= (batch >= workers) & (batch <= limits.most_batch)
-    several = np.array([False, True])[:, None, None]
     if fit is None:
-        rate = np.broadcast_to(gpus.astype(np.float64), batch.shape)[None] * np.ones((2, 1, 1))
+        rate = np.broadcast_to(gpus.astype(np.float64), batch.shape)[None] * np.ones((len(several), 1, 1))
     else:
         rate = batch / fit.step_seconds(several, workers, local, accum)
     allowed = fits[None] & ~(several & (gpus[None] < 2))
-    return BatchCandidates(np.repeat(batch[None], 2, axis=0), np.where(allowed, rate, 0.0))
+    return BatchCandidates(np.repeat(batch[None], len(several), axis=0), np.where(allowed, rate, 0.0))
 
 
 def _cuts(workers: Ints, limits: JobLimits, *, lone_accumulates: bool) -> tuple[Ints, Ints, Ints]:
@@ -158,7 +201,7 @@ class ProfileCandidates:
         return self.speeds.of_kind(job, what, lambda: self._made(job, gpu_type, node_gpus, limits))
 
     def _made(self, job: JobState, gpu_type: str, node_gpus: int, limits: JobLimits) -> BatchCandidates:
-        batches = _few(limits)
+        batches = few_batches(limits)
         rates = np.zeros((2, limits.most_gpus + 1, len(batches)))
         for several, gpus, place in _places(limits, node_gpus):
             rates[several, gpus] = [
@@ -168,7 +211,8 @@ class ProfileCandidates:
         return BatchCandidates(np.broadcast_to(batches, rates.shape), rates)
 
 
-def _few(limits: JobLimits) -> Ints:
+def few_batches(limits: JobLimits) -> Ints:
+    """Batches to try where each is a question to the profile."""
     if not limits.resizes_batch:
         return np.array([limits.least_batch])
     grid = np.geomspace(limits.least_batch, limits.most_batch, _PROFILE_GRID)

@@ -29,9 +29,9 @@ from pliant.tools.schedule.policies.pollux.goodput import (
     GoodputTable,
     JobLimits,
     ProfileCandidates,
-    efficiency,
     fit,
     from_fit,
+    job_limits,
 )
 from pliant.tools.schedule.policies.pollux.search import Matrices, PlacementProblem, search
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
@@ -266,22 +266,15 @@ class Goodputs:
         The batch may move where its elasticity and knowledge of its noise allow; a job that only measures
         begins with the smallest it allows.
         """
-        spec, batch = job.spec, job.reference_batch
+        spec = job.spec
         least, most = spec.min_gpus, job.max_gpus(pool.gpus)
         if spec.elastic == "none":
             least = most = spec.gpus.requested
-        wide = self.speeds.most_local(job, pool.gpu_type)
-        each, sizes = job.per_replica, job.sizes(pool.gpus)
-        if spec.elastic != "size+batch":
-            tried = self._tried(job, pool, least, most, batch)
-            return JobLimits(least, tried, batch, batch, 1, wide, each, sizes)
-        low, high = spec.batch.min or batch, spec.batch.max or batch
-        local = min(self.speeds.throughput.local_batches(spec.model, pool.gpu_type), default=1)
-        most = min(most, max(least, spec.gpus.whole(high // local * each)))
-        tried = self._tried(job, pool, least, most, high)
-        if job.noise_scale is None:
-            low = high = low if self._measured else batch
-        return JobLimits(least, tried, low, high, local, wide, each, sizes)
+        limits = job_limits(job, pool.gpu_type, (least, most), self.speeds, begins_small=self._measured)
+        moves = spec.elastic == "size+batch"
+        batch = (spec.batch.max if moves else None) or job.reference_batch
+        tried = self._tried(job, pool, least, limits.most_gpus, batch)
+        return limits._replace(most_gpus=tried, sizes=job.sizes(pool.gpus))
 
     def goodput(self, job: JobState, pool: Pool) -> GoodputTable:
         limits, measured = self.limits(job, pool), len(job.observations)
@@ -301,19 +294,19 @@ class Goodputs:
         candidates = self._known[job.id].candidates
         if job.gpus >= candidates.batches.shape[1]:
             return 0.0
-        batches = candidates.batches[several, job.gpus]
-        nearest = int(np.abs(batches - job.global_batch).argmin())
-        useful = efficiency(job.noise_scale, job.reference_batch, np.array([job.global_batch]))
-        return float(candidates.samples_per_second[several, job.gpus, nearest] * useful[0])
+        return candidates.present(job, several, job.gpus)
 
     def _candidates(
         self, job: JobState, pool: Pool, limits: JobLimits, known: _Known | None
     ) -> tuple[BatchCandidates, Fit | None]:
         if not self._measured:
             return self._profile.of(job, pool.gpu_type, pool.node_gpus, limits), None
-        found = known.fit if known is not None else None
-        if job.observations and (known is None or known.observations != len(job.observations)):
-            found = fit(job.observations, job.per_replica)
+        found, fitted = None, -1
+        if known is not None and known.pool.gpu_type == pool.gpu_type:
+            found, fitted = known.fit, known.observations
+        seen = job.observations_on(pool.gpu_type)
+        if seen and fitted != len(job.observations):
+            found = fit(seen, job.per_replica)
         return from_fit(found, limits, lone_accumulates=self._lone_accumulates), found
 
     def _tried(self, job: JobState, pool: Pool, least: int, most: int, batch: int) -> int:

@@ -1,0 +1,143 @@
+"""Configurations of Sia, the limits that make them placeable, and the places."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.tools.schedule.jobs import NodeGpus, node_states
+from pliant.tools.schedule.policies.sia.configurations import (
+    Configuration,
+    GpuType,
+    Seat,
+    gpu_types,
+    place,
+    placement_of,
+)
+from tests.builders import cluster, mixed_cluster
+
+
+def gpus(*nodes: int) -> GpuType:
+    return gpu_types(node_states(cluster(*nodes)))["gpu"]
+
+
+def sizes(kind: GpuType) -> list[tuple[int, int]]:
+    return [(one.nodes, one.gpus) for one in kind.configurations]
+
+
+def inside(count: int) -> Configuration:
+    return Configuration(1, count, "gpu")
+
+
+def test_the_set_of_section_3_3():
+    """One node of two A and one of four B: (1,1), (1,2) of A and (1,1), (1,2), (1,4) of B."""
+    types = gpu_types(node_states(mixed_cluster(A=(2,), B=(4,))))
+    assert sizes(types["A"]) == [(1, 1), (1, 2)]
+    assert sizes(types["B"]) == [(1, 1), (1, 2), (1, 4)]
+
+
+def test_beyond_a_node_configurations_are_whole_nodes():
+    assert sizes(gpus(4, 4, 4)) == [(1, 1), (1, 2), (1, 4), (2, 8), (3, 12)]
+
+
+def test_nodes_of_no_power_of_two_are_whole_ones_too():
+    assert sizes(gpus(6, 6)) == [(1, 1), (1, 2), (1, 4), (1, 6), (2, 12)]
+
+
+def test_smaller_nodes_are_no_whole_ones():
+    assert sizes(gpus(8, 4, 8)) == [(1, 1), (1, 2), (1, 4), (1, 8), (2, 16)]
+
+
+def test_where_all_nodes_have_a_power_of_two_gpus_that_suffice_are_all():
+    assert [limit.gpus for limit in gpus(4, 4).limits] == [8]
+
+
+def test_a_node_of_six_holds_one_job_of_four():
+    """Twelve GPUs have room for two such jobs, not for three."""
+    kind = gpus(6, 6)
+    (four,) = (limit for limit in kind.limits if limit.least == 4)
+    assert four.gpus == 8
+    assert [kind.counted(one, four) for one in kind.configurations] == [0, 0, 4, 4, 8]
+
+
+def test_a_job_gets_what_lies_within_its_limits():
+    assert [one.gpus for one in gpus(4, 4, 4).for_job(range(2, 10), 1)] == [2, 4, 8]
+
+
+def test_a_job_that_lists_its_sizes_gets_no_other():
+    assert [one.gpus for one in gpus(4, 4, 4).for_job((2, 3, 12), 1)] == [2, 12]
+
+
+def test_a_job_without_a_configuration_gets_its_least_size():
+    assert gpus(4, 4).for_job(range(3, 4), 1) == (Configuration(1, 3, "gpu", listed=False),)
+    assert gpus(4, 4).for_job(range(6, 8), 1) == (Configuration(2, 6, "gpu", listed=False),)
+    assert gpus(4, 4).for_job(range(9, 10), 1) == ()
+
+
+def test_configurations_hold_whole_replicas():
+    assert [one.gpus for one in gpus(4, 4, 4).for_job(range(2, 13, 2), 2)] == [2, 4, 8, 12]
+    assert [one.gpus for one in gpus(4, 4, 4).for_job(range(8, 13, 8), 8)] == [8], (
+        "a replica of eight is on two nodes"
+    )
+    assert [one.gpus for one in gpus(4, 4, 4).for_job(range(3, 13, 3), 3)] == [3], (
+        "no node of four is whole replicas"
+    )
+
+
+def test_a_job_keeps_its_nodes():
+    seats = [Seat("a", inside(2), (("n1", 2),)), Seat("b", inside(2), ())]
+    assert place(gpus(4, 4), seats) == {"a": (("n1", 2),), "b": (("n1", 2),)}
+
+
+def test_a_small_job_makes_room_for_a_whole_node():
+    """Each node has a job of one GPU; the one on n0 has the same cost as that on n1."""
+    seats = [
+        Seat("a", inside(1), (("n0", 1),)),
+        Seat("b", inside(1), (("n1", 1),)),
+        Seat("c", inside(4), ()),
+    ]
+    assert place(gpus(4, 4), seats) == {"a": (("n1", 1),), "b": (("n1", 1),), "c": (("n0", 4),)}
+
+
+def test_a_job_of_an_odd_size_takes_what_remains():
+    odd = Configuration(1, 3, "gpu", listed=False)
+    seats = [Seat("a", odd, (("n0", 3),)), Seat("b", inside(4), (("n1", 4),)), Seat("c", inside(1), ())]
+    assert place(gpus(4, 4), seats)["c"] == (("n0", 1),)
+    seats = [Seat("a", odd, (("n0", 2), ("n1", 1))), Seat("b", inside(4), ())]
+    assert place(gpus(4, 4), seats) == {"a": (("n1", 3),), "b": (("n0", 4),)}
+
+
+@given(
+    nodes=st.lists(st.sampled_from([1, 2, 3, 4, 6, 7, 8]), min_size=1, max_size=5),
+    wanted=st.lists(st.integers(0, 99), max_size=14),
+    stay=st.integers(0, 14),
+)
+def test_whatever_keeps_to_the_limits_has_a_place(nodes: list[int], wanted: list[int], stay: int):
+    """Jobs of any configurations come, then others in their place; those that stay may be moved."""
+    kind = gpus(*nodes)
+    seats: list[Seat] = []
+    used = [0] * len(kind.limits)
+    for number, choice in enumerate(wanted):
+        one = kind.configurations[choice % len(kind.configurations)]
+        taken = [kind.counted(one, limit) for limit in kind.limits]
+        if all(a + b <= limit.gpus for a, b, limit in zip(used, taken, kind.limits, strict=True)):
+            used = [a + b for a, b in zip(used, taken, strict=True)]
+            seats.append(Seat(f"j{number}", one, ()))
+    check(kind, seats, place(kind, seats))
+    small = [seat for seat in seats if seat.configuration.gpus == 1][:stay]
+    scattered: dict[str, NodeGpus] = {}
+    for seat, node in zip(small, kind.nodes, strict=False):
+        scattered[seat.job_id] = ((node.name, 1),)
+    seats = [seat._replace(held=scattered.get(seat.job_id, ())) for seat in seats]
+    check(kind, seats, place(kind, seats))
+
+
+def check(kind: GpuType, seats: list[Seat], found: dict[str, NodeGpus]) -> None:
+    assert found.keys() == {seat.job_id for seat in seats}
+    taken: dict[str, int] = {}
+    for seat in seats:
+        shape = tuple(count for _, count in found[seat.job_id])
+        assert shape == placement_of(seat.configuration, kind.node_gpus)
+        for name, count in found[seat.job_id]:
+            taken[name] = taken.get(name, 0) + count
+    assert all(taken.get(node.name, 0) <= node.gpus for node in kind.nodes)

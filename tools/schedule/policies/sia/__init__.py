@@ -1,0 +1,1 @@
+"""Sia: goodput per GPU type and size, assigned by an integer program."""
