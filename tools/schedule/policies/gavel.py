@@ -50,10 +50,11 @@ class Gavel(Policy):
 
     Gavel (OSDI '20), sections 4.1 and 5. A linear program finds the fraction of time that each job spends on
     each GPU type. It makes the least normalised effective throughput as large as it can be, then the next
-    larger one, and so on: throughput over the mean of the GPU types, times requested GPUs, so that one job on
-    four GPUs counts as much as four on one. Rounds of 360 s follow the fractions: pairs of job and GPU type
-    go by the time that the job is entitled to over the time it has received there, and a job gets what it
-    requested or waits. Preemptive, needs no knowledge of the work.
+    larger one, and so on: throughput over that of equal time on each GPU of the cluster, which is 0 on types
+    where the job cannot run, times requested GPUs, so that one job on four GPUs counts as much as four on
+    one. Rounds of 360 s follow the fractions: pairs of job and GPU type go by the time that the job is
+    entitled to over the time it has received there, and a job gets what it requested or waits. Preemptive,
+    needs no knowledge of the work.
 
     round_s: seconds between decisions; change it together with ``--interval``.
 
@@ -144,8 +145,11 @@ class Gavel(Policy):
 
 
 def _share(job: JobState, snapshot: Snapshot) -> float:
-    """Samples per second of equal time on all GPUs, for one of its GPUs."""
-    return snapshot.speeds.rate(job, job.spec.gpus.requested) / job.spec.gpus.requested
+    """Samples per second of equal time on each GPU, for one of its GPUs; 0 where it cannot run."""
+    gpus, types = job.spec.gpus.requested, snapshot.speeds.gpu_types
+    usable = {kind: count for kind, count in types.items() if count >= gpus}
+    rates = (count * snapshot.speeds.rate(job, gpus, kind) for kind, count in usable.items())
+    return sum(rates) / (gpus * sum(types.values())) or 1.0
 
 
 def kind_of(job: JobState, need: float, snapshot: Snapshot) -> Kind:

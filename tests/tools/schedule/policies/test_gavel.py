@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,6 +73,24 @@ def test_a_job_gets_the_gpu_type_that_suits_it():
     assert {each.id: each.gpu_type for each in held.jobs.values()} == {"first": "old", "second": "new"}
 
 
+def test_a_type_that_a_job_cannot_run_on_counts_as_nothing_in_its_equal_share():
+    """Two fast and four slow GPUs, six jobs, one tied to the fast type: each has its equal share exactly.
+
+    Equal time on each GPU is a third of a fast one to the tied job. The others have a third of a fast one,
+    too, and the rest of their time on slow ones: 1/3 of 2 and 2/3 of 1, as on average.
+    """
+    rates = {("any", "fast"): 2.0, ("any", "slow"): 1.0, ("tied", "fast"): 1.0, ("tied", "slow"): 0.0}
+    held = Session(Gavel(), mixed_cluster(fast=(2,), slow=(4,)), _measured(rates))
+    held.submit(job("t", model="tied", batch=16, work={"samples": 1e6}), 0)
+    for number in range(5):
+        held.submit(job(f"j{number}", model="any", batch=16, work={"samples": 1e6}), 0)
+    held.decide(0)
+    parts = {job_id: each.reason for job_id, each in held.explain(0).items()}
+    assert "33% of the time on fast" in parts["t"]
+    assert all("33% of the time on fast" in parts[f"j{n}"] for n in range(5))
+    assert all("67% of the time on slow" in parts[f"j{n}"] for n in range(5))
+
+
 def test_no_gpu_idles_while_a_job_could_use_it():
     jobs = [job("wide", gpus=3, gpu_seconds=1e6), job("pair", gpus=2, gpu_seconds=1e6)]
     held = rounds(Gavel(), mixed_cluster(a=(3,), b=(2,)), jobs, 1)
@@ -116,10 +135,11 @@ def test_the_reason_is_the_fraction_and_what_came_of_it(policy: type[Policy]):
 
 
 def _measured(rates: dict[tuple[str, str], float]) -> ThroughputBySize:
-    rows = [
-        ProfileRow("train", model, gpu_type, 1, 1, "1", 16, 1, 16 / rate, samples_per_second=rate)
-        for (model, gpu_type), rate in rates.items()
-    ]
+    """Speeds by model and GPU type; 0: the model does not run there."""
+    rows = []
+    for (model, gpu_type), rate in rates.items():
+        row = ProfileRow("train", model, gpu_type, 1, 1, "1", 16, feasible=rate > 0)
+        rows.append(replace(row, step_seconds=16 / rate, samples_per_second=rate) if rate else row)
     return ThroughputBySize(Profile(tuple(rows)))
 
 
