@@ -47,7 +47,8 @@ class Allox(Policy):
     most: jobs that are matched, those with least work first. The others take what remains.
 
     Departures from the paper: a machine is a GPU, and a job of several GPUs counts with its GPU-time. A job
-    of unknown work is expected to be half done. All users are one.
+    of unknown work is expected to be half done. All users are one. Running jobs are matched again and may
+    lose their GPUs, where the authors' simulator lets a job that has begun run to its end.
     """
 
     name: ClassVar[str] = "allox"

@@ -282,6 +282,9 @@ class Oasis(BooksSlots):
     are much shorter than a slot. Each arrival costs a search over all slots, 3 to 15 ms with 100 of them:
     jobs that come one by one do not notice, but the first decision on 1,000 waiting jobs takes 3 to 15 s.
 
+    Departures from the paper: in equations 23 and 24 a job has the most workers at a time that its limit and
+    the nodes allow, where the paper has its limit N alone, so that U is what a job can really reach here.
+
     - ``slot_seconds``: length of a slot. Where many jobs have less time than two slots, take shorter ones,
       and more of them; a decision takes longer in proportion.
     - ``horizon_slots``: slots that are planned ahead, T in the paper, counted from the present one.

@@ -1,7 +1,8 @@
 """Prices of resources: L·(U/L)^(part that is committed), from the least and the largest worth of a unit.
 
 Equations 22 to 26 of "Online Job Scheduling in Distributed Machine Learning Clusters" (Bao et al., 2018); the
-largest utility of a job is that of its shortest duration, as the text below equation 26 says. Bounds are
+largest utility of a job is that of its shortest duration, as the text below equation 26 says, with the most
+workers that fit the nodes, which may be fewer than the paper's N. Bounds are
 logarithms: the least worth of a unit can be smaller than any float for a time-critical job that ends with the
 last slot. Such jobs make L so small that prices hardly rise before a server is full.
 :meth:`PriceBounds.estimated` is ours, for the paper's estimates "based on past experience";

@@ -47,12 +47,18 @@ class Ones(Policy):
     it lost its GPUs, it asks for half as much after each update that leaves it waiting. Its learning rate
     follows its batch.
 
-    Departures from the paper: GPUs that no job holds go to waiting jobs between two updates, and the next
-    update leaves these jobs alone until they have done an epoch. A job's batch is the fastest that its GPUs
-    and its limit allow. No job gets more GPUs than those on which it is fastest. Fewer idle GPUs count before
-    the score. A waiting job's refusals count once per epoch time. Long jobs are scaled down only while others
-    wait, and not below their smallest size. The placement step chooses the nodes. Each GPU type is searched
-    by itself; of a long queue only the first take part, as many as the type has GPUs.
+    Departures from the paper, the first three by the defaults of parameters: the best genome takes effect for
+    each job that has done an epoch, not once all running jobs have (``update``); below its submitted batch a
+    job doubles after 10 steps (``below_submitted``); long jobs are scaled down only if they hold half of
+    their type and others wait (``convoy``), and not below their smallest size. A decision makes 2
+    generations; the paper prints no number. Half of the mutated and crossed genomes fill idle GPUs at random.
+    The predicted Beta distribution is widened as far as ended jobs show it to be too narrow. After 16 updates
+    in which nothing came from outside and no job waits, there are none until something comes. GPUs that no
+    job holds go to waiting jobs between two updates, and the next update leaves these jobs alone until they
+    have done an epoch. A job's batch is the fastest that its GPUs and its limit allow. No job gets more GPUs
+    than those on which it is fastest. Fewer idle GPUs count before the score. A waiting job's refusals count
+    once per epoch time. The placement step chooses the nodes. Each GPU type is searched by itself; of a long
+    queue only the first take part, as many as the type has GPUs.
 
     population: genomes kept; fewer where the cluster has fewer GPUs, down to 16.
     generations: made for each decision; 32 for the first one, less if the best genome stays.
