@@ -57,6 +57,8 @@ class Predictor(Record):
     """Epochs of these jobs, of which ``rows`` are a uniform sample."""
     fitted_jobs: NonNegativeInt = 0
     """Jobs that it had learned from when it was fitted last."""
+    widened: bool = True
+    """Whether the fitted distribution is widened by its trust; false: the trust is 1, as in the paper."""
     fit: ProgressFit | None = None
     """Null: too few jobs have ended yet; progress is then uniform between 0 and 1."""
     rows: Annotated[tuple[SampleRow, ...], Field(max_length=MOST_ROWS)] = ()

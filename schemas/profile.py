@@ -237,6 +237,8 @@ class ConvergenceRow:
     metric: Annotated[float | None, About("validation metric")] = None
     grad_sqr: Annotated[float | None, About("squared norm of the mean gradient", least=0)] = None
     grad_var: Annotated[float | None, About("variance of the gradient", least=0)] = None
+    loss: Annotated[float | None, About("training loss, mean over the epoch", added=True)] = None
+    initial_loss: Annotated[float | None, About("training loss before the first epoch", added=True)] = None
 
 
 CONVERGENCE: Final = TableKind("convergence", ConvergenceRow)

@@ -62,6 +62,7 @@ class ProgressPredictor:
         """Finished jobs that it learned from."""
         self.fit: ProgressFit | None = known.fit
         self._fitted_jobs = known.fitted_jobs
+        self._widened = known.widened
         self._sample = Sample(known.seed, known.rows, known.rows_seen)
 
     def beta(self, epochs: Iterable[Epoch]) -> tuple[Floats, Floats]:
@@ -105,6 +106,7 @@ class ProgressPredictor:
             jobs=self.jobs,
             rows_seen=self._sample.rows_seen,
             fitted_jobs=self._fitted_jobs,
+            widened=self._widened,
             fit=self.fit,
             rows=self._sample.to_rows(),
         )
@@ -125,7 +127,7 @@ class ProgressPredictor:
         sample = self._sample
         found = fitted(sample.features, sample.alpha, sample.progress, self.fit)
         self._predict_without(found)
-        trust = trust_of(sample.alpha, sample.held_out, sample.progress)
+        trust = trust_of(sample.alpha, sample.held_out, sample.progress) if self._widened else 1.0
         self.fit, self._fitted_jobs = found.model_copy(update={"trust": trust}), self.jobs
 
     def _predict_without(self, found: ProgressFit) -> None:

@@ -67,7 +67,11 @@ JobsFile = Annotated[
 ProfileFile = Annotated[str | None, Option("Measured speeds (Parquet).", INPUTS, default="1 sample/s a GPU")]
 ConvergenceFile = Annotated[
     str | None,
-    Option("Validation runs (Parquet); jobs that name one of its models train by its epochs.", INPUTS),
+    Option(
+        "Validation runs (Parquet); jobs that name one of its models train by its epochs, or with --progress "
+        "samples report its losses and metrics.",
+        INPUTS,
+    ),
 ]
 JobsLimit = Annotated[int | None, Ge(1), Option("Replay only this many jobs, the first to arrive.", INPUTS)]
 

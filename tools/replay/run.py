@@ -26,7 +26,12 @@ from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs, assumed
 from pliant.tools.replay.options import Conditions, ProgressName
 from pliant.tools.replay.output import Summary, rejections, unfinished
-from pliant.tools.replay.progress.models import EpochProgress, GoodputProgress, ProgressByJob
+from pliant.tools.replay.progress.models import (
+    EpochProgress,
+    GoodputProgress,
+    ProgressByJob,
+    ReportingSamples,
+)
 from pliant.tools.replay.progress.protocol import ProgressModel
 from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.demand import check_demand, demand_gpu_s, submit_detail
@@ -148,13 +153,14 @@ def prepared(run: Run, compat: Compat, policy: Policy, inputs: Inputs) -> Prepar
         )
     name = conditions.progress or ("epochs" if compat.name else None)
     moves_batches = policy.elasticity == "size+batch"
-    stepwise = moves_batches or policy.asks_forecast or conditions.demand == "predicted"
+    reports = policy.asks_forecast or conditions.demand == "predicted"
+    stepwise = moves_batches or reports
     model: ProgressModel | None
     oracle: Oracle | None = None
     if compat.name and times is not None:
         model, oracle = simulator_model(compat, inputs, times, asked_s, stepwise=stepwise)
     else:
-        model = _model(name, conditions, inputs, stepwise=stepwise)
+        model = _model(name, conditions, inputs, stepwise=stepwise, reports=reports)
     found = replace(
         _with_costs(run.simulated, compat, inputs),
         progress=run.simulated.progress if model is None else lambda: model,
@@ -231,10 +237,16 @@ def _check_noise(conditions: Conditions, inputs: Inputs) -> None:
 
 
 def _model(
-    name: ProgressName | None, conditions: Conditions, inputs: Inputs, *, stepwise: bool
+    name: ProgressName | None, conditions: Conditions, inputs: Inputs, *, stepwise: bool, reports: bool
 ) -> ProgressModel | None:
-    """Returns None for the progress model of the simulated cluster."""
+    """Returns None for the progress model of the simulated cluster.
+
+    :param stepwise: what a job shows at the ends of its epochs matters.
+    :param reports: so do its losses and metrics.
+    """
     tables = inputs.tables
+    if name == "samples" and tables and reports:
+        return ReportingSamples(tables)
     if name == "samples" or (name is None and not tables):
         return None
     if name == "goodput":

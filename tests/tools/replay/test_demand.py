@@ -15,6 +15,7 @@ from pliant.cli.main import app
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_cluster, write_convergence, write_jobs, write_predictor
+from pliant.schemas.predictor import Predictor
 from pliant.schemas.profile import ConvergenceRow
 from pliant.tools.profile.predictor import ProgressPredictor
 from pliant.tools.replay.engine.failures import Mtbf
@@ -203,6 +204,39 @@ def test_jobs_with_a_table_report_their_epochs_and_metrics() -> None:
     assert [(end.epoch, end.samples_done, end.metric) for end in last] == [
         (n, 100.0 * n, pytest.approx(0.1 * (n - 1))) for n in range(1, 8)
     ]
+
+
+def test_jobs_that_train_by_samples_report_what_their_table_did_at_the_same_part_of_the_work() -> None:
+    """Two recorded epochs stand for halves: of eight epochs the first four report the first of them."""
+    table = [
+        ConvergenceRow("net", 960, n, n + 1.0, n + 1.0, 0.1 + n, loss=4.0 - n, initial_loss=8.0)
+        for n in range(2)
+    ]
+    plain = under(sequence(), "predicted")
+    done = under(
+        replace(sequence(convergence="net"), tables=validations(table)), "predicted", progress="samples"
+    )
+    assert events(done, "finish") == events(plain, "finish"), "what it reports changes no speed"
+    job = done.session.ended["j03"]
+    assert job.initial_loss == 8.0
+    assert [end.loss for end in job.epochs] == [4.0] * 4 + [3.0] * 3
+    assert [end.metric for end in job.epochs] == [0.1] * 4 + [1.1] * 3
+    assert [end.samples_done for end in job.epochs] == [100.0 * n for n in range(1, 8)]
+    stated = under(replace(sequence(convergence="net"), tables=validations(table)), progress="samples")
+    assert stated.session.ended["j03"].epochs == (), "nobody asks"
+
+
+def test_a_file_says_that_the_distribution_is_not_widened(tmp_path: Path) -> None:
+    path = tmp_path / "predictor.json"
+    write_predictor(Predictor(widened=False), path)
+    narrow, wide = (
+        under(sequence(), "predicted", predictor=each).session.forecast.document()
+        for each in (str(path), None)
+    )
+    assert narrow.fit is not None
+    assert wide.fit is not None
+    assert narrow.fit.trust == 1 > wide.fit.trust
+    assert not narrow.widened
 
 
 def test_a_fitted_file_is_where_predictions_begin(tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ class RunningJobs:
         """The job has new GPUs or a new batch, as ``row`` of the log says; it trains once it has paid."""
         if self._interference is not None:
             self._interference.place(job.id, job.placement)
+        if (loss := self._progress.initial_loss(job)) is not None:
+            job.report_loss(loss)
         done = job.samples_done(now_s)
         held = RunningJob(row, now_s, job.samples_per_second, now_s + cost_s, done)
         self._held[job.id] = held

@@ -10,8 +10,9 @@ from typing import Literal
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import ConvergenceRow
+from pliant.tools.schedule.jobs import EpochEnd
 
-Column = Literal["iterations", "metric", "grad_sqr", "grad_var"]
+Column = Literal["iterations", "metric", "grad_sqr", "grad_var", "loss"]
 
 
 class Validation:
@@ -47,6 +48,15 @@ class Validation:
         return all(row.metric is not None for run in self._runs for row in run)
 
     @cached_property
+    def has_loss(self) -> bool:
+        return all(row.loss is not None for run in self._runs for row in run)
+
+    @cached_property
+    def initial_loss(self) -> float | None:
+        """Training loss before training, that of the smallest batch; None where no run has it."""
+        return self._runs[0][0].initial_loss
+
+    @cached_property
     def has_noise(self) -> bool:
         return all(None not in (row.grad_sqr, row.grad_var) for run in self._runs for row in run)
 
@@ -57,6 +67,20 @@ class Validation:
     def metric(self, batch: float, epoch: int) -> float:
         """Validation metric at the end of an epoch."""
         return self._between("metric", batch, epoch)
+
+    def end_of(self, number: int, samples_done: float, batch: float, epoch: int) -> EpochEnd:
+        """What a job reports at the end of its epoch ``number``, from 1, where it did as in ``epoch``."""
+        return EpochEnd(
+            number,
+            samples_done,
+            self._between("loss", batch, epoch) if self.has_loss else None,
+            self.metric(batch, epoch) if self.has_metric else None,
+        )
+
+    def epoch_at(self, part: float) -> int:
+        """The epoch at whose end that part of the progress of all epochs is made, or is first passed."""
+        ends = self.least_progress
+        return min(bisect_left(ends, part * ends[-1] * (1 - 1e-9)), self.epochs - 1)
 
     def grows(self) -> bool:
         """Whether training makes the metric larger."""

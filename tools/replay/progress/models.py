@@ -16,7 +16,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork
 from pliant.tools.replay.progress.convergence import Validation
 from pliant.tools.replay.progress.protocol import ProgressModel, SampleProgress, Segment
-from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation
+from pliant.tools.schedule.jobs import JobState, Observation
 
 TARGET: Final = "target_metric"
 """Label of a job that ends at the first epoch whose metric reaches its value."""
@@ -69,6 +69,9 @@ class EpochProgress(ProgressModel):
             return self._one_epoch(job, cut, pieces, samples_done)
         return pieces.to_the_end(samples_done)
 
+    def initial_loss(self, job: JobState) -> float | None:
+        return self.table(job).initial_loss
+
     def end_samples(self, job: JobState, samples_done: float) -> float:
         if _target(job) is None:
             return self.all_samples(job)
@@ -85,15 +88,10 @@ class EpochProgress(ProgressModel):
     def _one_epoch(self, job: JobState, cut: BatchCut, pieces: Pieces, samples_done: float) -> Segment:
         piece = pieces.piece_at(samples_done)
         table = self.table(job)
-        end = EpochEnd(
-            piece + 1,
-            pieces.bounds[piece + 1],
-            metric=table.metric(cut.batch, piece) if table.has_metric else None,
-        )
         return pieces.segment(piece)._replace(
             noise_scale=table.noise_scale(cut.batch, piece) if table.has_noise else None,
             observation=cut.observation,
-            epoch_end=end,
+            epoch_end=table.end_of(piece + 1, pieces.bounds[piece + 1], cut.batch, piece),
         )
 
     def _pieces_of(self, job: JobState, cut: BatchCut, samples_done: float) -> Pieces:
@@ -156,6 +154,33 @@ def _target(job: JobState) -> float | None:
 def epoch_of(samples: float, samples_per_epoch: float) -> int:
     """The epoch of a job that has done this many samples; at its end the next one."""
     return math.floor(samples / samples_per_epoch + 1e-9)
+
+
+class ReportingSamples(SampleProgress):
+    """Work is a number of samples, and jobs report what the run in their convergence table did.
+
+    At the end of each of its epochs a job reports the loss and the metric of the table's epoch in which the
+    same part of the work was done. Its speed and its work are as without the table.
+    """
+
+    def __init__(self, tables: Mapping[str, Validation]) -> None:
+        self._tables = tables
+
+    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
+        plain = super().segment(job, samples_done, speed_factor)
+        table, size = self._tables.get(job.spec.convergence or ""), job.epoch_samples
+        if table is None or not size or not job.work_samples:
+            return plain
+        number = epoch_of(samples_done, size) + 1
+        end = number * size
+        if end >= job.work_samples:
+            return plain
+        epoch = table.epoch_at(end / job.work_samples)
+        return plain._replace(until_samples=end, epoch_end=table.end_of(number, end, job.global_batch, epoch))
+
+    def initial_loss(self, job: JobState) -> float | None:
+        table = self._tables.get(job.spec.convergence or "")
+        return None if table is None else table.initial_loss
 
 
 class GoodputProgress(ProgressModel):
@@ -231,6 +256,9 @@ class ProgressByJob(ProgressModel):
 
     def end_samples(self, job: JobState, samples_done: float) -> float | None:
         return self._model(job).end_samples(job, samples_done)
+
+    def initial_loss(self, job: JobState) -> float | None:
+        return self._model(job).initial_loss(job)
 
     def _model(self, job: JobState) -> ProgressModel:
         return self._epochs if job.spec.convergence in self._tables else self._samples

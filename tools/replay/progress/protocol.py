@@ -51,6 +51,11 @@ class ProgressModel(Protocol):
         del samples_done
         return self.all_samples(job)
 
+    def initial_loss(self, job: JobState) -> float | None:
+        """Training loss that the job reports before it trains; None: none."""
+        del job
+        return None
+
 
 class SampleProgress(ProgressModel):
     """Work is a number of samples: the batch size changes the speed and nothing else."""

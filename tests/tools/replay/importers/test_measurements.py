@@ -147,6 +147,7 @@ def test_ones_epochs_count_iterations_at_the_batches_used(tmp_path: Path) -> Non
         ("resnet18-cifar-400", 100, 0, 4.0, 400.0),
         ("resnet18-cifar-400", 100, 1, 6.0, 800.0),
     ]
+    assert [(row.metric, row.loss, row.initial_loss) for row in rows] == [(0.3, 1.7, 6.9), (0.5, 1.4, 6.9)]
     assert not (result.out / "profile.parquet").exists()
 
 

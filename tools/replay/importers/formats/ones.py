@@ -141,7 +141,18 @@ def _epoch(runs: Mapping[int, RecordedRun], row: InputRow) -> None:
         raise DroppedRowError("are epochs of a run whose kind and batch another run has")
     before = run.rows[-1] if run.rows else ConvergenceRow(run.kind, batch, 0, 0.0, 0.0)
     iterations = before.iterations + (done - before.progress) / batch
-    run.rows.append(ConvergenceRow(run.kind, before.batch, epoch - 1, iterations, done, row.number("acc")))
+    run.rows.append(
+        ConvergenceRow(
+            run.kind,
+            before.batch,
+            epoch - 1,
+            iterations,
+            done,
+            row.number("acc"),
+            loss=row.number("loss"),
+            initial_loss=row.number("initial_loss"),
+        )
+    )
 
 
 def _report(run: RecordedRun, row: InputRow) -> None:
