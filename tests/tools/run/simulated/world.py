@@ -285,7 +285,7 @@ class World:
         assert log == self.loop.state.log, "the log folds to another state"
         assert read_log(self.dirs.path) == log, "the snapshot leads to another state"
         assert self.accepted.keys() == log.jobs.keys()
-        check_story(events, sum(NODES))
+        check_story(events, sum(node.gpus for node in self.cluster.expanded()))
         for job_id, samples in self.accepted.items():
             found, trained = log.jobs[job_id], self.nodes.trained.get(job_id)
             assert found.ended, found
