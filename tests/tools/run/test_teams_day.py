@@ -67,6 +67,8 @@ def longest_lack_s(run: RunRecord) -> dict[str, float]:
 def check(run: RunRecord) -> None:
     assert {each.outcome for each in run.jobs} == {"finished"}
     assert max(longest_lack_s(run).values()) <= 2 * INTERVAL_S
+    begun_s = {each.job.id: each.steps[0].time_s - each.submit_s for each in run.jobs}
+    assert max(begun_s[f"{team}-0"] for team in ("lab", "web")) <= 2 * INTERVAL_S
     by_team = {each.team: each for each in team_figures(run) if not each.user}
     assert (by_team["night"].borrowed_gpu_hours or 0.0) > 1.0, "nothing was lent"
     assert by_team["web"].deficit_gpu_hours == pytest.approx(0.0, abs=0.2)

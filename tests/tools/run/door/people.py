@@ -186,7 +186,7 @@ def only_root_becomes_others() -> None:
 
 @contextmanager
 def all_may_enter() -> Iterator[Path]:
-    """A folder that other accounts can enter, whatever the modes of pytest's are; they can read what is made."""
+    """A folder that other accounts can enter, and read what is made in it, whatever the modes of pytest's."""
     folder = Path(tempfile.mkdtemp(prefix="pliant door ", dir="/tmp")).resolve()
     before = os.umask(0o022)
     try:
