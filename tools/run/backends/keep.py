@@ -21,15 +21,18 @@ import time
 TYPE_CHECKING = False  # typing takes longer to import than all the rest
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from types import FrameType
     from typing import Any, Protocol
 
     class Account(Protocol):
         """Another account, as which the command runs; see ``keep_as.py``."""
 
-        def start(self, argv: list[str]) -> int: ...
+        def start(self, argv: list[str], *, unnoticing: bool = False) -> int: ...
 
         def kill(self, pid: int, number: int) -> None: ...
+
+        def as_root(self) -> AbstractContextManager[None]: ...
 
 
 LOG_BYTES = 64 << 20
@@ -59,8 +62,10 @@ def keep(
     code_file: str,
     folder: str,
     argv: list[str],
+    *,
     order: Callable[[], int] | None = None,
     account: Account | None = None,
+    shown: str = "",
 ) -> int:
     """Run a command in a folder, with the environment of this process.
 
@@ -68,8 +73,12 @@ def keep(
         Slurm's, which sends it to all processes: it is noted in a file and not passed on. So is a SIGUSR1,
         the notice that one follows. The launcher reads of it, so the command begins with SIGUSR1 ignored.
     :param account: whose the command is; None for this process's own.
+    :param shown: the place of the code file in a folder of the account's, if ``code_file`` and what lies
+        beside it are only this process's. Output lies there; the exit code and the beats are copied there,
+        where the account could change them.
     """
-    start, kill = (spawn, os.kill) if account is None else (account.start, account.kill)
+    kill = os.kill if account is None else account.kill
+    words = Words(code_file, shown, account)
     child: list[int] = []
     terminated: list[int] = []
 
@@ -82,44 +91,70 @@ def keep(
         if order is None:
             send(number)
         else:
-            note(code_file, number)
+            with words.own():
+                note(code_file, number)
 
     signal.signal(signal.SIGTERM, take)
     signal.signal(signal.SIGUSR1, take)
     adopt_orphans()
     beat_s, looked_s, used_s = [time.monotonic()], [time.monotonic()], [float("-inf")]
-    meter = use_meter(code_file)
+    meter = use_meter(words.shown)
 
     def tick(_number: int, _frame: FrameType | None) -> None:
-        if order is not None and (ordered := order()):
+        if order is not None and (ordered := words.heard(order)):
             send(ordered)
         if time.monotonic() - beat_s[0] >= BEAT_S - ORDER_S / 2:
             beat_s[0] = time.monotonic()
-            beat(code_file)
+            words.say(beat)
         if meter is not None and time.monotonic() - used_s[0] >= USE_S:
             used_s[0] = time.monotonic()
             meter.look()
         if time.monotonic() - looked_s[0] >= LOOK_S:
             looked_s[0] = time.monotonic()
-            look_after_logs(code_file)
+            look_after_logs(words.shown)
 
-    beat(code_file)
+    words.say(beat)
     signal.signal(signal.SIGALRM, tick)
     every_s = BEAT_S if order is None else ORDER_S
     signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
     try:
         os.chdir(folder)
-        child.append(spawn_unnoticing(argv) if order else start(argv))
+        child.append(start(argv, account, unnoticing=order is not None))
     except OSError as error:
         print(f"{argv[0]}: cannot be started in {folder}: {error.strerror}", file=sys.stderr)
-        return write_code(code_file, 127)
+        return words.end(127)
     if terminated:
         kill(child[0], terminated[-1])
     wait_for(child[0])
     pid = child.pop()  # before it is reaped, so that no signal goes to another process with its pid
     _, status = os.waitpid(pid, 0)
     end_orphans(kill)
-    return write_code(code_file, os.waitstatus_to_exitcode(status))
+    return words.end(os.waitstatus_to_exitcode(status))
+
+
+class Words:
+    """What a keeper and the launcher tell each other beside the code file, and its copy for the account."""
+
+    def __init__(self, code_file: str, shown: str, account: Account | None) -> None:
+        self.shown = shown or code_file
+        self.own = contextlib.nullcontext if account is None or not shown else account.as_root
+        """The rights for the code file and what lies beside it."""
+        self._code_file = code_file
+
+    def heard(self, order: Callable[[], int]) -> int:
+        with self.own():
+            return order()
+
+    def say(self, say: Callable[[str], object]) -> None:
+        with self.own():
+            say(self._code_file)
+        if self.shown != self._code_file:
+            with contextlib.suppress(OSError):
+                say(self.shown)
+
+    def end(self, code: int) -> int:
+        self.say(lambda path: write_code(path, code))
+        return 0
 
 
 def use_meter(code_file: str) -> Any:
@@ -140,6 +175,13 @@ def find_use_meter() -> Any:
         return importlib.import_module("use").TreeMeter
     finally:
         del sys.path[0]
+
+
+def start(argv: list[str], account: Account | None, *, unnoticing: bool) -> int:
+    """Start the command; ``unnoticing``: see :func:`spawn_unnoticing`."""
+    if account is not None:
+        return account.start(argv, unnoticing=unnoticing)
+    return spawn_unnoticing(argv) if unnoticing else spawn(argv)
 
 
 def spawn(argv: list[str]) -> int:

@@ -5,12 +5,13 @@ environment of the command as JSON: in the environment of this process, which is
 by the system's loader.
 
 The command's processes cannot end this one, and whatever they leave behind becomes its child and is killed
-by it: a job ends with its keeper, also if it hides. For files this process has the account's rights only, as
-the files are in the account's folder.
+by it: a job ends with its keeper, also if it hides. For files this process has the account's rights, as the
+files are in the account's folder. Only a step of Slurm has files of its own beside these, see ``step.py``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes  # noqa: F401 - keep.py imports it once the libraries may be out of reach
 import importlib
 import json
@@ -21,6 +22,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from types import ModuleType
     from typing import Any
 
@@ -48,7 +50,7 @@ class Account:
         self._groups = [int(group) for group in order["groups"]]
         self._umask = int(order["umask"])
         self._limits = [(int(number), int(value)) for number, value in order["limits"]]
-        self._env = {str(name): str(value) for name, value in order["env"].items()}
+        self.env = {str(name): str(value) for name, value in order["env"].items()}
 
     def take_file_rights(self) -> None:
         """The real and the saved ids stay root's: the account can neither end nor trace this process."""
@@ -57,15 +59,31 @@ class Account:
         os.setegid(self._gid)
         os.seteuid(self._uid)
 
-    def start(self, argv: list[str]) -> int:
+    @contextlib.contextmanager
+    def as_root(self) -> Iterator[None]:
+        """Within it, this process has root's rights. No handler runs meanwhile: it would have them, too."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        try:
+            os.seteuid(0)
+            yield
+        finally:
+            os.seteuid(self._uid)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def start(self, argv: list[str], *, unnoticing: bool = False) -> int:
         """Start the command in the folder where this process is; returns its pid.
 
+        :param unnoticing: it begins with SIGUSR1 ignored, and is told that notices come.
         :raises OSError: it cannot be started.
         """
         heard, says = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            self._become(argv, says)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)  # no handler of this process runs there
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become(argv, says, before, unnoticing=unnoticing)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(says)
         with os.fdopen(heard, "rb") as words:
             number = words.read()
@@ -74,11 +92,15 @@ class Account:
             raise OSError(int(number), os.strerror(int(number)))
         return pid
 
-    def _become(self, argv: list[str], says: int) -> None:
+    def _become(self, argv: list[str], says: int, mask: Iterable[int], *, unnoticing: bool) -> None:
         """Give up all that is root's and become the command."""
         try:
             self._give_up_root()
-            os.execvpe(argv[0], argv, self._env)  # noqa: S606 - no shell: that is the point
+            if unnoticing:
+                signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+                self.env["PLIANT_NOTICES"] = "1"
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.execvpe(argv[0], argv, self.env)  # noqa: S606 - no shell: that is the point
         except OSError as error:
             os.write(says, str(error.errno or 1).encode())
         finally:
@@ -96,17 +118,9 @@ class Account:
             signal.signal(number, signal.SIG_DFL)
 
     def kill(self, pid: int, number: int) -> None:
-        """Send a signal with root's rights: what the command has started may run as another user.
-
-        Meanwhile no handler runs, which would have these rights for files.
-        """
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-        os.seteuid(0)
-        try:
+        """Send a signal with root's rights: what the command has started may run as another user."""
+        with self.as_root():
             os.kill(pid, number)
-        finally:
-            os.seteuid(self._uid)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _keeper() -> ModuleType:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, LockedError, UsageError
@@ -54,6 +55,7 @@ from pliant.tools.schedule.registry import make_policy, policy_class
 from pliant.tools.schedule.session.saved import Basis
 from pliant.tools.schedule.session.session import Session
 
+_TOKEN: Final = "SLURM_JWT"  # noqa: S105 - its name
 _log = logging.getLogger("pliant")
 OpenBackend = Callable[[str, Cluster, StateDir], Backend]
 
@@ -112,8 +114,8 @@ class PreparedRun:
         _refuse_oracle(found.policy.name)
         schedule = runnable(found, source_name(name), Path.cwd(), accepted)
         backend_name = options.backend or schedule.cluster.backend
-        if options.shared and backend_name != "local":
-            raise UsageError(f"a shared run starts jobs as their users on local slots, not by {backend_name}")
+        if options.shared and backend_name == "slurm-jobs" and _TOKEN in os.environ:
+            raise UsageError(f"{_TOKEN} would be in the jobs of all accounts: let Slurm know root by munge")
         if backend_name == "local" and not dry:
             _require_torch(job for job in schedule.jobs if job.id not in accepted)
         backend = open_backend(backend_name, schedule.cluster, dirs)

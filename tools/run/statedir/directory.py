@@ -30,6 +30,7 @@ from pliant.schemas.errors import BadInputError, LockedError, PliantError, Usage
 from pliant.schemas.file_io.files import atomic_write, make_folder, sync_folder, write_error
 from pliant.schemas.text import listed, whole_number
 from pliant.tools.run.statedir.account import account_name
+from pliant.tools.run.statedir.contract.as_user import NOBODY
 from pliant.tools.run.statedir.contract.folders import KEPT, PRIVATE, Folder, Inside, JobDir, job_folder
 from pliant.tools.run.statedir.fault import may_pass
 
@@ -265,6 +266,9 @@ def _is_its(dirs: StateDir, path: Path) -> bool:
 
 
 def _check_owner(path: str, found: os.stat_result, wanted: int) -> None:
+    if found.st_uid == NOBODY.uid and wanted == ROOT:
+        text = "its file system takes root for nobody (root_squash): name a folder where root is root"
+        raise UsageError(f"{path}: {text}")
     if found.st_uid != wanted:
         owner = _name(found.st_uid)
         raise UsageError(f"{path}: belongs to {owner}, and you are {_name(wanted)}: use it as {owner}")

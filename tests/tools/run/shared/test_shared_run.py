@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 from collections.abc import Mapping, Sequence
@@ -208,11 +209,22 @@ def test_a_shared_folder_stays_shared_and_one_of_a_single_account_does_not_becom
         run_until_done(single.options(None, shared=True), ignore)
 
 
-def test_a_place_that_would_run_users_jobs_as_root_is_refused(site: Site, users: dict[str, int]) -> None:
+def test_roots_token_of_slurm_is_not_handed_to_users_jobs(
+    site: Site, users: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.job("a")
-    with pytest.raises(UsageError, match="not by slurm"):
-        run_until_done(site.options(shared=True, backend="slurm"), ignore)
+    monkeypatch.setenv("SLURM_JWT", "token")
+    with pytest.raises(UsageError, match="SLURM_JWT would be in the jobs of all accounts"):
+        run_until_done(site.options(shared=True, backend="slurm-jobs"), ignore)
     assert not site.state.exists()
+
+
+def test_a_file_system_that_takes_root_for_nobody_is_refused(site: Site, users: dict[str, int]) -> None:
+    site.job("a")
+    site.state.mkdir()
+    os.chown(site.state, 65534, 65534)
+    with pytest.raises(UsageError, match="root_squash"):
+        run_until_done(site.options(shared=True), ignore)
 
 
 def test_a_folder_that_others_cannot_reach_is_refused(tmp_path: Path, users: dict[str, int]) -> None:

@@ -1,5 +1,8 @@
 """The Slurm backend: a lease job on each node, and in it a step for each unit.
 
+Where several accounts share a run, leases and steps are root's, and each step's keeper starts its unit as the
+unit's account (see ``step.py``). No file of theirs is read here.
+
 What runs is known from the files of an attempt, whether or not Slurm answers. Slurm is asked for the state of
 nodes and leases, and for what a silent keeper cannot say. A lease is a job of one node, because a failed node
 shrinks a job of several nodes permanently; it is found again by its name.
@@ -41,10 +44,12 @@ from pliant.tools.run.backends.slurm.units import (
     SlurmUnit,
     StepPlace,
     UnitReport,
-    no_orders,
+    own_folder,
+    prepare,
     record_of,
     units_of,
 )
+from pliant.tools.run.statedir.contract.as_user import files_of, with_own_files
 from pliant.tools.run.statedir.contract.folders import FolderCache, make_log_folder, refuse_public
 from pliant.tools.run.statedir.contract.presence import Heartbeats
 from pliant.tools.run.statedir.directory import StateDir
@@ -176,29 +181,33 @@ class SlurmBackend:
         leases = [command_lines.lease_of(self._cluster, self._nodes[name], state) for name in nodes]
         lines = [command_lines.sbatch_lease(lease, self._cluster.slurm, state) for lease in leases]
         for number, unit in enumerate(units):
-            wanted = SlurmUnit(handle, number, StartedUnit.of(unit))
+            wanted = SlurmUnit(handle, number, StartedUnit.of(unit), own_folder(handle))
             place = self._place_in(f"LEASE_OF_{unit.node}", wanted)
             env = [f"{name}={value}" for name, value in unit.env.items()]
             lines.append(("env", *env, *wanted.argv(place)))
         return [shlex.join(line) for line in lines]
 
+    @with_own_files
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         """Have the units started as soon as their leases run."""
-        make_log_folder(handle.files.logs)
-        record = record_of(handle, self.name)
+        with files_of(handle.files):
+            make_log_folder(handle.files.logs)
+        talk = own_folder(handle)
+        record = record_of(handle, self.name, talk)
         before = record.units if record else ()
         started = tuple(StartedUnit.of(unit) for unit in units)
-        no_orders(handle, range(len(before), len(before) + len(started)))
+        prepare(talk, handle.files, units, len(before))
         whole = LaunchRecord(
             job=handle.job, attempt=handle.attempt, backend=self.name, units=(*before, *started)
         )
         write_record(handle, whole)
         if handle in self._attempts:
-            added = [SlurmUnit(handle, number, unit) for number, unit in enumerate(started, len(before))]
-            self._attempts[handle].units += added
+            added = enumerate(started, len(before))
+            self._attempts[handle].units += [SlurmUnit(handle, number, unit, talk) for number, unit in added]
         self._is_used = True
         self.poll([handle])
 
+    @with_own_files
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
         """Write an order for each keeper. What does not heed a kill is ended through Slurm."""
         self._look()
@@ -210,6 +219,7 @@ class SlurmBackend:
         if all(unit.ended() is not None for unit in self._attempts[handle].units):
             self._forget(handle)
 
+    @with_own_files
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
         """What became of the units; those that are still to be started are taken a step further."""
         self._look()
@@ -328,7 +338,8 @@ class SlurmBackend:
 
     def _attempt(self, handle: Handle) -> _Attempt:
         if handle not in self._attempts:
-            self._attempts[handle] = _Attempt(units_of(handle, self.name), FolderCache(handle.folder))
+            talk = own_folder(handle)
+            self._attempts[handle] = _Attempt(units_of(handle, self.name, talk), FolderCache(talk.path))
         return self._attempts[handle]
 
 

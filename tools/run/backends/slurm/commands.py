@@ -20,12 +20,13 @@ from typing import Final
 
 from pliant.schemas.cluster import Cluster, Node, SlurmOptions
 from pliant.schemas.errors import ServiceMissingError
+from pliant.tools.run.backends.credentials import Credentials
 from pliant.tools.run.backends.protocol import Handle, Unit
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
 
-JOB_FIELDS: Final = "%i|%T|%N|%r|%j"
-"""id, state, nodes, reason, name; :func:`parsing.jobs` reads them."""
+JOB_FIELDS: Final = "%i|%T|%N|%r|%U|%j"
+"""id, state, nodes, reason, user id, name; :func:`parsing.jobs` reads them."""
 STEP_FIELDS: Final = "%i|%N|%j"
 """id, node, name; :func:`parsing.steps` reads them."""
 IMMEDIATE_S: Final = 5
@@ -118,8 +119,8 @@ class StepRequest:
 
     lease_id: str
     name: str
-    log: Path
-    """Written on the node; for the output of the unit until it is redirected."""
+    log: Path | None
+    """Written on the node; for the output of the unit until it is redirected. None: srun prints it."""
     gres: str = ""
     """The GPUs of the lease that the step sees, as in "gpu:4"; empty for none."""
     cpus: int | None = None
@@ -147,7 +148,7 @@ def srun_step(step: StepRequest, argv: Sequence[str]) -> tuple[str, ...]:
         *("--nodes=1", "--ntasks=1", "--mem=0", *share, f"--immediate={IMMEDIATE_S}"),
         f"--gres={step.gres or 'none'}",
         *("--mpi=none", "--cpu-bind=none", "--chdir=/", "--input=none"),
-        *(f"--output={escaped(step.log)}", "--open-mode=append"),
+        *(() if step.log is None else (f"--output={escaped(step.log)}", "--open-mode=append")),
         *argv,
     )
 
@@ -157,8 +158,10 @@ def escaped(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def squeue_jobs(user_id: int) -> tuple[str, ...]:
-    return "squeue", "--all", "--noheader", f"--user={user_id}", f"--format={JOB_FIELDS}"
+def squeue_jobs(user_id: int | None) -> tuple[str, ...]:
+    """The jobs of a user; None: of all, since a list with an unknown user in it counts as empty."""
+    whose = () if user_id is None else (f"--user={user_id}",)
+    return "squeue", "--all", "--noheader", *whose, f"--format={JOB_FIELDS}"
 
 
 def squeue_steps(user_id: int) -> tuple[str, ...]:
@@ -224,8 +227,12 @@ class JobRequest:
     """For each processor."""
 
 
+def job_prefix(state: Path) -> str:
+    return f"{name_of(state)}."
+
+
 def job_name(handle: Handle, state: Path) -> str:
-    return f"{name_of(state)}.{handle.job}.{handle.attempt}"
+    return f"{job_prefix(state)}{handle.job}.{handle.attempt}"
 
 
 def request_of(cluster: Cluster, units: Sequence[Unit], name: str) -> JobRequest:
@@ -260,12 +267,18 @@ def _memory_of_a_cpu(node: Node) -> int | None:
     return int(node.memory / node.cpus) if node.memory and node.cpus else None
 
 
-def sbatch(request: JobRequest, options: SlurmOptions, attempt: AttemptDir) -> tuple[str, ...]:
-    """Submit the script of an attempt. Slurm must not restart it: retries are up to the service."""
+def sbatch(
+    request: JobRequest, options: SlurmOptions, attempt: AttemptDir, account: Credentials | None = None
+) -> tuple[str, ...]:
+    """Submit the script of an attempt. Slurm must not restart it: retries are up to the service.
+
+    :param account: whose job it is; None: the caller's.
+    """
+    whose = () if account is None else (f"--uid={account.uid}", f"--gid={account.gid}")
     nodes = () if request.nodes is None else (f"--nodes={request.nodes}",)
     memory = request.memory_bytes
     return (
-        *("sbatch", "--parsable", f"--job-name={request.name}", "--no-requeue", "--export=ALL"),
+        *("sbatch", "--parsable", f"--job-name={request.name}", "--no-requeue", "--export=ALL", *whose),
         *nodes,
         *_tasks(request, options),
         *(() if memory is None else (f"--mem-per-cpu={max(1, memory // _MEGABYTE)}M",)),
@@ -292,7 +305,7 @@ def script(request: JobRequest, options: SlurmOptions, attempt: AttemptDir, loca
 
 
 def script_file(attempt: AttemptDir) -> Path:
-    return attempt.path / "slurm.sh"
+    return (attempt.kept or attempt.path) / "slurm.sh"
 
 
 def _tasks(request: JobRequest, options: SlurmOptions) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from pliant.tools.run.backends.slurm import commands as command_lines
 from pliant.tools.run.backends.slurm import parsing
 from pliant.tools.run.backends.slurm.commands import ask
 from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmNode, SlurmStep
+from pliant.tools.run.statedir.contract.as_user import with_own_files
 
 LOOK_S: Final = 1.0
 """Between two looks at jobs and steps."""
@@ -49,12 +50,15 @@ class Controller:
         self.view: ControllerView | None = None
         """The newest, until another look succeeds."""
         self.failure = ""
+        self.of_all = False
+        """Whether jobs of other accounts are looked for, too."""
         self._nodes = tuple(nodes)
         self._nodes_s = float("-inf")
         self._look_s = float("-inf")
         self._thread: threading.Thread | None = None
         self._warned = False
 
+    @with_own_files
     def look(self) -> None:
         """Begin another look if it is due. Never waits."""
         if self._thread is not None and self._thread.is_alive():
@@ -86,7 +90,8 @@ class Controller:
         """One look, which counts only if all of it succeeds."""
         asked_s = time.monotonic()
         try:
-            jobs = parsing.jobs(ask(command_lines.squeue_jobs(os.getuid())))
+            user = None if self.of_all else os.getuid()
+            jobs = parsing.jobs(ask(command_lines.squeue_jobs(user)))
             steps = parsing.steps(ask(command_lines.squeue_steps(os.getuid())))
             nodes = self._ask_for_nodes(asked_s)
         except ServiceMissingError as error:
@@ -114,8 +119,12 @@ class Controller:
 
 
 class Later:
-    """One call of a command in a thread; ``base`` as for :func:`.commands.ask`."""
+    """One call of a command in a thread; ``base`` as for :func:`.commands.ask`.
 
+    A thread begins with the file rights of the one that starts it.
+    """
+
+    @with_own_files
     def __init__(self, argv: Sequence[str], base: Mapping[str, str] | None = None) -> None:
         self.done = False
         self.text = ""

@@ -3,6 +3,11 @@
 A job that is to change its size is stopped with a checkpoint and submitted again. As with leases, what runs
 is known from the files of an attempt, whether or not Slurm answers; the name of the Slurm job identifies the
 attempt, so no id has to be remembered.
+
+Where several accounts share a run, root submits the jobs for them (``--uid``): to Slurm they are the
+account's own, whose limits and shares count, and on the nodes nothing of them is ever root's. So their
+keepers talk to the launcher in the account's folder, which is read with its rights. An account that says its
+job has ended while it runs on has it cancelled.
 """
 
 from __future__ import annotations
@@ -11,15 +16,15 @@ import errno
 import logging
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.file_io.files import atomic_write
 from pliant.tools.profile.torchrun.start import child_environment
+from pliant.tools.run.backends.credentials import Credentials
 from pliant.tools.run.backends.protocol import (
     Handle,
     LaunchRecord,
@@ -34,8 +39,10 @@ from pliant.tools.run.backends.protocol import (
 from pliant.tools.run.backends.slurm import commands as command_lines
 from pliant.tools.run.backends.slurm.controller import Controller, ControllerView, Later
 from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmStep, job_state
-from pliant.tools.run.backends.slurm.units import CODES, SlurmUnit, UnitReport, no_orders, units_of
-from pliant.tools.run.statedir.contract.folders import PRIVATE, FolderCache, make_log_folder, open_log
+from pliant.tools.run.backends.slurm.units import CODES, SlurmUnit, UnitReport, prepare, units_of
+from pliant.tools.run.statedir.contract import as_user
+from pliant.tools.run.statedir.contract.as_user import files_of, owner_of, with_own_files
+from pliant.tools.run.statedir.contract.folders import PRIVATE, FolderCache, make_log_folder, read_file
 from pliant.tools.run.statedir.contract.presence import Heartbeats
 from pliant.tools.run.statedir.directory import StateDir
 
@@ -86,8 +93,11 @@ class SlurmJobsBackend:
         self._cluster, self._dirs = cluster, dirs
         self._controller = Controller(())
         self._attempts: dict[Handle, Attempt] = {}
-        self._unwanted: dict[str, float] = {}
-        """Names of jobs to cancel when they are listed, and when they were last cancelled."""
+        self._unwanted: dict[tuple[str, int], float] = {}
+        """Jobs to cancel when they are listed, by name and user, and when they were last cancelled."""
+        self._names: set[str] = set()
+        """Of the jobs of attempts that this process has started or taken over. If another account is the
+        owner, others are left over from what has ended, and are cancelled."""
         self._looked_at: ControllerView | None = None
 
     def nodes(self) -> Sequence[NodeInfo]:
@@ -110,11 +120,12 @@ class SlurmJobsBackend:
         )
         text = command_lines.script(request, options, handle.files, os.environ.get("LC_ALL"))
         return [
-            shlex.join(command_lines.sbatch(request, options, handle.files)),
+            shlex.join(command_lines.sbatch(request, options, handle.files, units[0].account)),
             *(f"  {line}" for line in text.splitlines()),
             *(f"task {number}: {unit.in_a_shell}" for number, unit in enumerate(units)),
         ]
 
+    @with_own_files
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         """Submit one job for all units of an attempt.
 
@@ -122,48 +133,65 @@ class SlurmJobsBackend:
         """
         if self._attempt(handle).units:
             raise OSError(errno.ENOTSUP, "an attempt is one job of Slurm, which does not change")
-        make_log_folder(handle.files.logs)
-        no_orders(handle, range(len(units)))
+        account = units[0].account
+        with files_of(handle.files):
+            make_log_folder(handle.files.logs)
+            prepare(handle.files, handle.files, units)
         options = self._cluster.slurm
         request = command_lines.request_of(self._cluster, units, self._name_of(handle))
-        text = command_lines.script(request, options, handle.files, os.environ.get("LC_ALL"))
-        atomic_write(command_lines.script_file(handle.files), text.encode(), mode=PRIVATE)
+        locale = os.environ.get("LC_ALL") if account is None else None
+        text = command_lines.script(request, options, handle.files, locale)
+        as_user.write(command_lines.script_file(handle.files), text.encode(), PRIVATE)
         started = tuple(StartedUnit.of(unit) for unit in units)
         record = LaunchRecord(job=handle.job, attempt=handle.attempt, backend=self.name, units=started)
         write_record(handle, record)
         self._attempts.pop(handle)
         self._attempt(handle).submission = Later(
-            command_lines.sbatch(request, self._cluster.slurm, handle.files),
-            child_environment(os.environ, {}),
+            command_lines.sbatch(request, self._cluster.slurm, handle.files, account), _base(account)
         )
 
+    @with_own_files
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
         """Write an order for each keeper. Cancel what has not begun or does not heed a kill."""
         attempt, is_late = self._attempt(handle), False
-        for unit in attempt.units:
-            if (only is None or unit.number in only) and unit.ended() is None:
-                is_late |= unit.give_order(level)
-        if is_late or (only is None and (level == "kill" or not attempt.began)):
-            self._cancel(attempt.name)
-        if all(unit.ended() is not None for unit in attempt.units):
-            self._attempts.pop(handle)
+        with files_of(handle.files):
+            for unit in attempt.units:
+                if (only is None or unit.number in only) and unit.ended() is None:
+                    is_late |= unit.give_order(level)
+            to_cancel = is_late or (only is None and (level == "kill" or not attempt.began))
+            is_over = all(unit.ended() is not None for unit in attempt.units)
+        if to_cancel:
+            self._cancel(attempt.name, attempt.uid)
+        if is_over:
+            self._forget(handle)
         self._look()
 
+    @with_own_files
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
         self._look()
         return {handle: self._statuses(handle, time.monotonic()) for handle in handles}
 
     def _statuses(self, handle: Handle, now_s: float) -> tuple[UnitStatus, ...]:
         attempt = self._attempt(handle)
-        found = attempt.statuses(self._listed(attempt), now_s)
+        with files_of(handle.files):
+            found = attempt.statuses(self._listed(attempt), now_s)
         if all(status.state != "running" for status in found):
             if attempt.units and (why := attempt.end_in_words()):
                 _log.warning("job %s: Slurm has ended it: %s", handle.job, why)
-            self._attempts.pop(handle)
+            self._forget(handle)
         return found
 
+    def _forget(self, handle: Handle) -> None:
+        """All units have ended. As another account may only say so, a job that is listed on is cancelled."""
+        attempt = self._attempts.pop(handle)
+        if handle.kept is not None and attempt.units:
+            self._unwanted.setdefault((attempt.name, attempt.uid), time.monotonic() + SHOWS_S)
+
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
-        return newest_attempts(self._dirs.jobs, over)
+        found = newest_attempts(self._dirs.jobs, over)
+        self._names.update(map(self._name_of, found))
+        self._controller.of_all |= self._dirs.is_shared
+        return found
 
     def release(self, over: Container[str] = ()) -> int:
         return 0
@@ -175,29 +203,38 @@ class SlurmJobsBackend:
         if view is None or view is self._looked_at:
             return
         self._looked_at = view
-        old_s = time.monotonic() - _FORGET_S
-        self._unwanted = {name: asked_s for name, asked_s in self._unwanted.items() if asked_s > old_s}
+        now_s = time.monotonic()
+        old_s, prefix = now_s - _FORGET_S, command_lines.job_prefix(self._dirs.path)
+        self._unwanted = {job: asked_s for job, asked_s in self._unwanted.items() if asked_s > old_s}
         for job in view.jobs:
-            if job.name in self._unwanted and job.state != "COMPLETING":
-                self._cancel(job.name)
+            if self._controller.of_all and job.name.startswith(prefix) and job.name not in self._names:
+                self._unwanted.setdefault((job.name, job.uid), now_s + SHOWS_S)
+            if (job.name, job.uid) in self._unwanted and job.state != "COMPLETING":
+                self._cancel(job.name, job.uid, command_lines.scancel_jobs([job.id]))
 
-    def _cancel(self, name: str) -> None:
+    def _cancel(self, name: str, uid: int, argv: Sequence[str] = ()) -> None:
         """Cancel a job; if it is still being submitted, when it is listed."""
         now_s = time.monotonic()
-        if now_s - self._unwanted.get(name, _NEVER) >= _AGAIN_S:
-            self._unwanted[name] = now_s
-            Later(command_lines.scancel_named(name, os.getuid()))
+        if now_s - self._unwanted.get((name, uid), _NEVER) >= _AGAIN_S:
+            self._unwanted[name, uid] = now_s
+            Later(argv or command_lines.scancel_named(name, uid))
 
     def _listed(self, attempt: Attempt) -> JobListing:
         view = self._controller.view
         if view is None or self._controller.failure:
             return JobListing(_NEVER, None)
-        return JobListing(view.asked_s, next((job for job in view.jobs if job.name == attempt.name), None))
+        own = (attempt.name, attempt.uid)  # another account may give its jobs any name
+        return JobListing(view.asked_s, next((job for job in view.jobs if (job.name, job.uid) == own), None))
 
     def _attempt(self, handle: Handle) -> Attempt:
         if handle not in self._attempts:
-            units, cache = units_of(handle, self.name), FolderCache(handle.folder)
-            self._attempts[handle] = Attempt(handle, self._name_of(handle), units, cache, time.monotonic())
+            uid = os.getuid() if handle.kept is None else owner_of(handle.folder).uid
+            units, cache = units_of(handle, self.name, handle.files), FolderCache(handle.folder)
+            name = self._name_of(handle)
+            self._names.add(name)
+            self._controller.of_all |= handle.kept is not None
+            now_s = time.monotonic()
+            self._attempts[handle] = Attempt(handle, name, units, cache, now_s, uid=uid)
         return self._attempts[handle]
 
     def _name_of(self, handle: Handle) -> str:
@@ -225,6 +262,8 @@ class Attempt:
     """When this process began to look at it."""
     submission: Later | None = None
     """By this process; None if another one made it."""
+    uid: int = field(default_factory=os.getuid)
+    """Whose job it is."""
     beats: Heartbeats = field(default_factory=Heartbeats)
     _looked_s: float = float("-inf")
     _absent_s: float | None = None
@@ -298,18 +337,15 @@ class Attempt:
         unit.give_order("kill")
         if unit.is_taken_over():  # at the last moment
             return _RUNNING
-        files = self.handle.files
-        with suppress(OSError), open_log(files.launcher_log(unit.number)) as log:
-            log.write(f"pliant: {self._why()}\n".encode())
-        atomic_write(files.exit_code(unit.number), b"1\n", mode=PRIVATE)
+        unit.give_up(self._why())
         return UnitStatus("exited", 1)
 
     def _why(self) -> str:
         if self.submission is not None and self.submission.failure:
             return f"Slurm does not take the job: {self.submission.failure}"
         ended = why_ended(job_state(self._end.text)) if self._end is not None else ""
-        log = self.handle.files.logs / "slurm.log"
-        said = _last_line(log.read_text(errors="replace")) if log.is_file() else ""
+        log = read_file(self.handle.files.logs / "slurm.log") or b""
+        said = _last_line(log.decode(errors="replace"))
         facts = [ended, said] if ended or said else [f"its nodes have to see {self.handle.folder}"]
         return "Slurm's job ended before its workers began: " + "; ".join(filter(None, facts))
 
@@ -319,6 +355,15 @@ class Attempt:
             return ""
         state = job_state(self._end.text)
         return "" if state in ("COMPLETED", "FAILED") else why_ended(state)
+
+
+def _base(account: Credentials | None) -> dict[str, str]:
+    """The environment that a Slurm job begins with: this process's, or its account's after a login."""
+    if account is None:
+        return child_environment(os.environ, {})
+    own = account.environment()
+    commands = os.path.dirname(shutil.which("sbatch") or "")
+    return {**own, "PATH": f"{own['PATH']}:{commands}" if commands else own["PATH"]}
 
 
 def _last_line(text: str) -> str:

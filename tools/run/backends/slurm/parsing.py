@@ -102,6 +102,7 @@ class SlurmJob:
     """PENDING, RUNNING, COMPLETING, …"""
     nodes: str
     reason: str
+    uid: int
     name: str
 
 
@@ -121,8 +122,13 @@ class SlurmStep:
 
 def jobs(text: str) -> list[SlurmJob]:
     """What ``squeue`` printed for :data:`.commands.JOB_FIELDS`."""
-    rows = (line.split("|", 4) for line in text.splitlines())
-    return [SlurmJob(*(field.strip() for field in row)) for row in rows if len(row) == 5]
+    found = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|", 5)]
+        if len(fields) == 6 and fields[4].isdecimal():
+            job_id, state, nodes, reason, uid, name = fields
+            found.append(SlurmJob(job_id, state, nodes, reason, int(uid), name))
+    return found
 
 
 def steps(text: str) -> list[SlurmStep]:

@@ -5,24 +5,35 @@ the attempt's folder. GPUS are numbers of slots (``0,2``), ``slurm`` if Slurm ha
 
 The first step of a unit takes it over, through a file; a second one does nothing. Another file says when the
 unit is to end, because a signal of Slurm would reach every process of the step and need the controller.
+
+Run by root as ``step.py KEPT UNIT GPUS`` it keeps a unit of another account. KEPT is the launcher's own
+folder of the attempt: what is started as whom, orders, beats and the exit code are there, where only root can
+write or read. A job that could write its exit code itself would have its GPUs given to others while it trains
+on. For all else this process has the account's file rights, and the command starts with nothing of root's.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
 import signal
+import stat
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import ModuleType
+    from typing import Any
 
 FOREIGN = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_")
 """Slurm's variables, by which libraries would think that it has started the workers."""
 OF_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+OF_NODE = ("SLURM_CONF", "SLURMD_NODENAME")
+OF_KEEPER = ("CUDA_VISIBLE_DEVICES", "PLIANT_LOG_BYTES")
+"""What the keeper of another account's unit needs of its environment, which may hold anything."""
 NOTHING = "NoDevFiles"
 """What Slurm says if a step has no GPUs."""
 SIGNALS = {"term": signal.SIGTERM, "kill": signal.SIGKILL}
@@ -34,8 +45,10 @@ class NoGpuError(Exception):
 
 def main(arguments: list[str]) -> int:
     """Keep one unit. Returns the exit code of the step: 0, as the unit's own is in its file."""
+    if len(arguments) == 3:
+        return keep_as(*arguments)
     attempt, unit, gpus, folder, *argv = arguments
-    keeper = _keeper()
+    keeper = _beside("keep")
     code_file = os.path.join(attempt, f"exit-{unit}")
     orders = Orders(os.path.join(attempt, f"orders-{unit}"))
     if not take_over(os.path.join(attempt, f"unit-{unit}.alive")):
@@ -49,7 +62,70 @@ def main(arguments: list[str]) -> int:
         return int(keeper.write_code(code_file, 1))
     os.environ.clear()
     os.environ.update(found)
-    return int(keeper.keep(code_file, folder, argv, orders.next))
+    return int(keeper.keep(code_file, folder, argv, order=orders.next))
+
+
+def keep_as(kept: str, unit: str, gpus: str) -> int:
+    """Keep one unit of another account."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what Slurm's daemon has left open is root's
+    keeper, others = _beside("keep"), _beside("keep_as")
+    code_file = os.path.join(kept, f"exit-{unit}")
+    try:
+        told = _told(os.path.join(kept, f"start-{unit}.json"))
+        if not take_over(os.path.join(kept, f"unit-{unit}.alive")):
+            return 0
+    except OSError as error:
+        node, why = os.environ.get("SLURMD_NODENAME", "this node"), error.strerror
+        print(f"error: root of {node} cannot use {kept}: {why} (no_root_squash?)", file=sys.stderr)
+        return 1
+    orders = Orders(os.path.join(kept, f"orders-{unit}"))
+    if ordered := orders.next():
+        return int(keeper.write_code(code_file, -ordered))
+    given = {name: os.environ[name] for name in (*OF_NODE, *OF_GPUS) if name in os.environ}
+    asked = {name: value for name, value in told["account"]["env"].items() if name not in OF_GPUS}
+    account = others.Account(told["account"])
+    account.take_file_rights()
+    _say_to(os.path.join(told["attempt"], "logs", f"launcher-{unit}.log"))
+    try:
+        account.env = environment({**asked, **given}, gpus)
+    except NoGpuError as error:
+        print(f"pliant: {error}", file=sys.stderr, flush=True)
+        with account.as_root():
+            return int(keeper.write_code(code_file, 1))
+    own = {"PATH": os.defpath} | {name: account.env[name] for name in OF_KEEPER if name in account.env}
+    os.environ.clear()
+    os.environ.update(own)
+    shown = os.path.join(told["attempt"], f"exit-{unit}")
+    about = {"order": orders.next, "account": account, "shown": shown}
+    return int(keeper.keep(code_file, told["cwd"], told["argv"], **about))
+
+
+def _told(path: str) -> Any:
+    """What is to be started as whom, in a file that is root's alone.
+
+    :raises OSError: it cannot be read, or is not.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8") as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid != 0 or stat.S_IMODE(found.st_mode) & 0o077:
+            raise PermissionError(errno.EPERM, "is not root's alone")
+        return json.load(file)
+
+
+def _say_to(path: str) -> None:
+    """Let output go to a plain file of the account's, or nowhere if there is something else."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        log = os.open(path, flags, 0o600)
+        found = os.fstat(log)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            os.close(log)
+            raise PermissionError
+    except OSError:
+        log = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(log, number)
+    os.close(log)
 
 
 def take_over(path: str) -> bool:
@@ -115,11 +191,11 @@ def environment(base: Mapping[str, str], gpus: str) -> dict[str, str]:
     return {**kept, "CUDA_VISIBLE_DEVICES": ",".join(names[slot] for slot in slots)}
 
 
-def _keeper() -> ModuleType:
-    """``keep.py`` by its path, as this process has no packages."""
+def _beside(name: str) -> ModuleType:
+    """A module of the folder above, ``keep.py`` or ``keep_as.py``: this process has no packages."""
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     try:
-        return importlib.import_module("keep")
+        return importlib.import_module(name)
     finally:
         del sys.path[0]
 

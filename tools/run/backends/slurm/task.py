@@ -2,6 +2,9 @@
 
 Run as ``python -I -S task.py ATTEMPT``; ATTEMPT is the attempt's folder, whose launch record has the units in
 the order of the tasks. ``step.py`` then takes the unit over.
+
+In a job of another account than the launcher's this is that account's process, and what it reads a copy that
+the account could change: all of it concerns what runs as this account alone.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import resource
 import socket
 import sys
 
@@ -16,6 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import ModuleType
+    from typing import Any
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 OWN = "--local-addr="
@@ -30,11 +35,8 @@ class TooFewGpusError(Exception):
 def main(arguments: list[str]) -> int:
     (attempt,) = arguments
     number = int(os.environ["SLURM_PROCID"])
-    with open(os.path.join(attempt, "launch.json")) as file:
-        units = json.load(file)["units"]
-    if number >= len(units):
+    if (unit := unit_of(attempt, number)) is None:
         return 0
-    unit = units[number]
     first = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
     own = address_towards(first) if first else ""
     try:
@@ -46,6 +48,27 @@ def main(arguments: list[str]) -> int:
     os.environ.update({VISIBLE: ",".join(gpus), **({ENV_ADDRESS: own} if own else {})})
     words = [attempt, str(number), "slurm" if gpus else "none", unit["cwd"]]
     return int(_by_place("step", "slurm").main([*words, *on_this_node(unit["argv"], own, first)]))
+
+
+def unit_of(attempt: str, number: int) -> Any:
+    """The command, folder and environment of a unit; None if there is none of that number.
+
+    Of another account's unit the limits and the umask hold from here on.
+    """
+    try:
+        with open(os.path.join(attempt, f"start-{number}.json")) as file:
+            unit = json.load(file)
+    except FileNotFoundError:
+        with open(os.path.join(attempt, "launch.json")) as file:
+            units = json.load(file)["units"]
+        return units[number] if number < len(units) else None
+    account = unit["account"]
+    os.umask(account["umask"])
+    for limit, value in account["limits"]:
+        _, most = resource.getrlimit(limit)
+        within = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(limit, (within, within))
+    return {**unit, "env": account["env"]}
 
 
 def gpus_of(env: Mapping[str, str], *, wanted: int) -> list[str]:

@@ -6,6 +6,7 @@ until a keeper has taken it over, and never after.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.file_io.files import atomic_write
+from pliant.schemas.errors import PliantError
 from pliant.tools.profile.torchrun.start import child_environment
 from pliant.tools.run.backends.processes import spawn
 from pliant.tools.run.backends.protocol import (
@@ -25,14 +26,18 @@ from pliant.tools.run.backends.protocol import (
     LaunchRecord,
     StartedUnit,
     StopLevel,
+    Unit,
     UnitStatus,
     read_or_rebuild,
 )
 from pliant.tools.run.backends.slurm import commands as command_lines
 from pliant.tools.run.backends.slurm.commands import CONF, of_slurm
 from pliant.tools.run.backends.slurm.parsing import SlurmStep
+from pliant.tools.run.statedir.contract import as_user
+from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import (
     PRIVATE,
+    AttemptDir,
     ask_server,
     look_again,
     open_log,
@@ -58,6 +63,8 @@ _RUNNING: Final = UnitStatus("running")
 _STARTING: Final = UnitStatus("running", starting=True)
 _WAITS: Final = UnitStatus("running", queued=True)
 _ASKED: Final = UnitStatus("running", queued=True, starting=True)
+MOST_UNITS: Final = 4096
+"""That a damaged record is believed to have had."""
 CODES: Final = {"term": -signal.SIGTERM, "kill": -signal.SIGKILL}
 
 
@@ -81,16 +88,24 @@ class StepPlace:
     cpus: int | None = None
 
 
-class SlurmUnit:
-    """One unit of an attempt, and what is known of it."""
+def own_folder(handle: Handle) -> AttemptDir:
+    """Where launcher and keepers of the same account talk: no job's user can write there."""
+    return AttemptDir(handle.kept or handle.folder)
 
-    def __init__(self, handle: Handle, number: int, started: StartedUnit) -> None:
+
+class SlurmUnit:
+    """One unit of an attempt, and what is known of it.
+
+    :param talk: the folder of what its keeper and the launcher tell each other.
+    """
+
+    def __init__(self, handle: Handle, number: int, started: StartedUnit, talk: AttemptDir) -> None:
         self.number = number
         self.node = started.node
         self.name = command_lines.step_name(handle.job, handle.attempt, number)
-        self.order = _read_order(handle.files.orders(number))
+        self.order = _read_order(talk.orders(number))
         self.srun: int | None = None
-        self._files, self._started = handle.files, started
+        self._files, self._started, self._talk = handle.files, started, talk
         self._tries = 0
         self._since_s = self._ended_s = float("-inf")
         """When srun was last started, and when it ended."""
@@ -105,7 +120,7 @@ class SlurmUnit:
 
     @property
     def beat_file(self) -> str:
-        return str(self._files.keeper(self.number))
+        return str(self._talk.keeper(self.number))
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -113,7 +128,7 @@ class SlurmUnit:
         return tuple(filter(None, self._started.env.get("CUDA_VISIBLE_DEVICES", "").split(",")))
 
     def ended(self) -> UnitStatus | None:
-        text = read_file(self._files.exit_code(self.number))
+        text = read_file(self._talk.exit_code(self.number))
         if text is None:
             return None
         try:
@@ -124,12 +139,12 @@ class SlurmUnit:
     def _displaced(self) -> str:
         """Why it was ended without an order; empty if it was not."""
         if not self.order:
-            self._taken = look_again(self._files.displaced(self.number)) is not None or self.is_noticed()
+            self._taken = look_again(self._talk.displaced(self.number)) is not None or self.is_noticed()
         return f"Slurm has ended what ran on node {self.node}" if self._taken else ""
 
     def is_noticed(self) -> bool:
         """Whether Slurm has announced its end."""
-        return look_again(self._files.notice(self.number)) is not None
+        return look_again(self._talk.notice(self.number)) is not None
 
     def is_taken_over(self) -> bool:
         return look_again(self.beat_file) is not None
@@ -139,7 +154,7 @@ class SlurmUnit:
         gone = seen.step is None and seen.asked_s > now_s - GONE_S / 2
         if silence_s < (GONE_S if gone else DEAD_S):
             return _RUNNING
-        ask_server(self._files.path)  # it may have ended well, unknown to this host
+        ask_server(self._talk.path)  # it may have ended well, unknown to this host
         if (ended := self.ended()) is not None:
             return ended
         displaced = self._displaced()
@@ -186,14 +201,19 @@ class SlurmUnit:
         return UnitStatus("exited", CODES[self.order]) if self.order else UnitStatus("lost")
 
     def argv(self, place: StepPlace) -> tuple[str, ...]:
-        log = self._files.launcher_log(self.number)
+        log = None if self._files.kept is not None else self._files.launcher_log(self.number)
         step = command_lines.StepRequest(place.lease_id, self.name, log, place.gres, place.cpus)
-        keeper = keeper_argv(self._files.path, self.number, place.gpus, self._started)
+        keeper = [sys.executable, "-I", "-S", KEEPER, str(self._talk.path), str(self.number), place.gpus]
+        if self._files.kept is None:
+            keeper += [self._started.cwd, *self._started.argv]
         return command_lines.srun_step(step, keeper)
 
     def _start(self, place: StepPlace, env: Mapping[str, str], now_s: float) -> None:
-        own = {**child_environment(env, self._started.env), **of_slurm(env, CONF)}
-        own.pop("CUDA_VISIBLE_DEVICES", None)
+        if self._files.kept is None:
+            own = {**child_environment(env, self._started.env), **of_slurm(env, CONF)}
+            own.pop("CUDA_VISIBLE_DEVICES", None)
+        else:  # its keeper is root and gives the unit its environment
+            own = of_slurm(env, "PATH", CONF)
         with open_log(self._srun_log) as log:
             self.srun = spawn(self.argv(place), own, log)
         self._tries, self._since_s = self._tries + 1, now_s
@@ -213,7 +233,7 @@ class SlurmUnit:
 
     def _shows(self) -> bool:
         """Whether its node has left files that this host did not see before."""
-        ask_server(self._files.path)
+        ask_server(self._talk.path)
         return self.is_taken_over() or self.ended() is not None
 
     def _give_up(self) -> UnitStatus:
@@ -233,14 +253,20 @@ class SlurmUnit:
         if self._code == 0 or "No such file" in said or not said:
             unseen = f"node {self.node} does not see {folder}: it must be shared"
             said = f"{unseen}: {said}" if said else unseen
-        with suppress(OSError), open_log(self._files.launcher_log(self.number)) as log:
-            log.write(f"pliant: no step on node {self.node}: {said}\n".encode())
-        atomic_write(self._files.exit_code(self.number), b"1\n", mode=PRIVATE)
+        self.give_up(f"no step on node {self.node}: {said}")
         return UnitStatus("exited", 1)
+
+    def give_up(self, why: str) -> None:
+        """Note that it failed to start, and why."""
+        path = self._files.launcher_log(self.number)
+        with files_of(self._files), suppress(OSError), open_log(path) as log:
+            log.write(f"pliant: {why}\n".encode())
+        put(self._talk.exit_code(self.number), b"1\n")
 
     @property
     def _srun_log(self) -> Path:
-        return self._files.logs / f"srun-{self.number}.log"
+        """Of another account's unit, it is where that account cannot pretend that a node has failed."""
+        return (self._files.kept or self._files.logs) / f"srun-{self.number}.log"
 
     def _said(self) -> str:
         """The last error of srun, whose output also has other lines."""
@@ -257,36 +283,50 @@ class SlurmUnit:
             return time.monotonic() - self._ordered_s >= AGAIN_S
         if level != self.order:
             self._displaced()  # before the order, which may itself follow from the end of another unit
-            atomic_write(self._files.orders(self.number), level.encode() + b"\n", mode=PRIVATE)
+            put(self._talk.orders(self.number), level.encode() + b"\n")
             self.order, self._ordered_s = level, time.monotonic()
         return False
 
 
-def record_of(handle: Handle, backend: str) -> LaunchRecord | None:
+def put(path: Path, data: bytes) -> None:
+    """Replace a small file; in the folder of another account, as far as that account lets it happen."""
+    try:
+        as_user.write(path, data, PRIVATE)
+    except PliantError:
+        if not as_user.is_other():
+            raise
+
+
+def record_of(handle: Handle, backend: str, talk: AttemptDir) -> LaunchRecord | None:
     """The record of an attempt, rebuilt from the files of its units if it is damaged."""
 
     def found() -> tuple[StartedUnit, ...]:
-        numbers = (path.name.removeprefix("orders-") for path in handle.folder.glob("orders-*"))
+        numbers = (path.name.removeprefix("orders-") for path in talk.path.glob("orders-*"))
         last = max((int(number) for number in numbers if number.isdecimal()), default=-1)
-        return (UNKNOWN_UNIT,) * (last + 1)
+        return (UNKNOWN_UNIT,) * (min(last, MOST_UNITS) + 1)
 
     return read_or_rebuild(handle, backend, found)
 
 
-def units_of(handle: Handle, backend: str) -> list[SlurmUnit]:
-    record = record_of(handle, backend)
-    return [SlurmUnit(handle, number, unit) for number, unit in enumerate(record.units if record else ())]
+def units_of(handle: Handle, backend: str, talk: AttemptDir) -> list[SlurmUnit]:
+    with files_of(talk):
+        units = record.units if (record := record_of(handle, backend, talk)) else ()
+        return [SlurmUnit(handle, number, unit, talk) for number, unit in enumerate(units)]
 
 
-def keeper_argv(attempt: Path, number: int, gpus: str, started: StartedUnit) -> tuple[str, ...]:
-    own = (sys.executable, "-I", "-S", KEEPER, str(attempt), str(number), gpus, started.cwd)
-    return (*own, *started.argv)
+def prepare(talk: AttemptDir, files: AttemptDir, units: Sequence[Unit], first: int = 0) -> None:
+    """Write what keepers find: files of orders, which they can then always open, and what starts as whom.
 
-
-def no_orders(handle: Handle, numbers: Sequence[int]) -> None:
-    """Make the files of orders before units start, so that keepers can always open them."""
-    for number in numbers:
-        atomic_write(handle.files.orders(number), b"", mode=PRIVATE)
+    :param talk: the folder of both.
+    :param first: number of the first unit.
+    :raises PliantError: they cannot be written.
+    """
+    for number, unit in enumerate(units, first):
+        as_user.write(talk.orders(number), b"", PRIVATE)
+        if unit.account is not None:
+            account = unit.account.order({**unit.account.environment(), **unit.env})
+            told = {"account": account, "attempt": str(files.path), "cwd": unit.cwd, "argv": unit.argv}
+            as_user.write(talk.told(number), json.dumps(told).encode(), PRIVATE)
 
 
 def _read_order(path: Path) -> str:

@@ -130,6 +130,10 @@ class AttemptDir(SplitFolder):
         """What the keeper of one unit is to do, where no signal reaches it: nothing, "term" or "kill"."""
         return self.path / f"orders-{unit}"
 
+    def told(self, unit: int) -> Path:
+        """What the keeper of another account's unit is to start, and as whom."""
+        return self.path / f"start-{unit}.json"
+
     def stack(self, worker: int) -> Path:
         """Where the threads of one worker were when it was asked."""
         return self.path / f"worker-{worker}.stack"

@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -279,7 +280,7 @@ def test_a_step_that_cannot_be_started_is_tried_again_and_then_says_why(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(units, "AGAIN_S", 0.01)
-    monkeypatch.setattr(units, "keeper_argv", lambda *_: ("/bin/not-there",))
+    monkeypatch.setattr(sys, "executable", "/bin/not-there")
     job = launcher.start("a", ("n0", WAITS))
     assert launcher.until(job, ended) == (UnitStatus("exited", 1),)
     assert "No such file or directory" in job.files.launcher_log(0).read_text()

@@ -49,7 +49,7 @@ class SaidSlurm:
             self.looks += 1
             return "".join(f"NodeName={n} State={state} CPUTot=8\n" for n, state in self.states.items())
         elif "--steps" not in argv:
-            return "".join(f"{i}|RUNNING|n|None|{name}\n" for i, name in dict(self.jobs).items())
+            return "".join(f"{i}|RUNNING|n|None|0|{name}\n" for i, name in dict(self.jobs).items())
         return ""
 
 
@@ -152,7 +152,7 @@ def test_a_lease_that_ends_at_once_is_asked_for_less_and_less_often(
 
     assert 12 < hour() < 24
     assert "ends at once" in found.why_not("n0")
-    assert hour(SlurmJob("7", "RUNNING", "n0", "None", f"{lease_prefix(dirs.path)}n0")) == 0
+    assert hour(SlurmJob("7", "RUNNING", "n0", "None", 0, f"{lease_prefix(dirs.path)}n0")) == 0
     made.clear()
     for _ in range(10):
         now_s[0] += 1.0
@@ -163,7 +163,7 @@ def test_a_lease_that_ends_at_once_is_asked_for_less_and_less_often(
 def test_a_lease_that_waits_is_held_too(dirs: StateDir) -> None:
     """Or it would run one day, and nobody would know that it has to be given back."""
     found = leases.Leases(slurm_nodes("n0", "n1"), dirs.path)
-    waits = SlurmJob("7", "PENDING", "", "Resources", f"{lease_prefix(dirs.path)}n0")
+    waits = SlurmJob("7", "PENDING", "", "Resources", 0, f"{lease_prefix(dirs.path)}n0")
     found.look(ControllerView(0.0, (waits,)))
     assert (found.id_of("n0"), found.held) == (None, 1)
 

@@ -79,8 +79,8 @@ def test_gpus_are_counted_by_type(text: str, gpus: tuple[tuple[str, int], ...]) 
 
 def test_jobs_may_be_called_anything() -> None:
     assert parsing.jobs(recorded("22.05-jobs")) == [
-        SlurmJob("4", "PENDING", "", "Resources", "a|b c"),
-        SlurmJob("3", "RUNNING", "n0", "None", "pliant-0a1b2c3d4e5f-n0"),
+        SlurmJob("4", "PENDING", "", "Resources", 1000, "a|b c"),
+        SlurmJob("3", "RUNNING", "n0", "None", 0, "pliant-0a1b2c3d4e5f-n0"),
     ]
 
 

@@ -29,7 +29,7 @@ def test_who_takes_over_after_a_kill_was_ordered_ends_a_step_through_slurm_too(
     handle: Handle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle.files.orders(0).write_text("kill\n")
-    unit = SlurmUnit(handle, 0, WANTED)
+    unit = SlurmUnit(handle, 0, WANTED, handle.files)
     assert not unit.give_order("kill")
     monkeypatch.setattr(units, "AGAIN_S", 0.0)
     assert unit.give_order("kill")
@@ -44,7 +44,7 @@ def test_files_of_a_node_that_this_host_does_not_know_of_are_asked_for_first(
     monkeypatch.setattr(units, "ask_server", asked.append)
     monkeypatch.setattr(units, "look_again", lambda path: Path(path).stat() if asked else None)
     monkeypatch.setattr(SlurmUnit, "_start", lambda *_: pytest.fail("it is started a second time"))
-    unit = SlurmUnit(handle, 0, WANTED)
+    unit = SlurmUnit(handle, 0, WANTED, handle.files)
     unit._tries = int(tried)
     found = unit.starting(StepPlace("8", "", "none"), UnitReport(0.0, None), {}, 100.0)
     assert found == UnitStatus("running")
@@ -56,7 +56,7 @@ def test_what_slurm_has_ended_is_displaced_and_what_was_ordered_is_not(handle: H
     handle.files.orders(0).write_text(order)
     handle.files.exit_code(0).write_text("-15\n")
     handle.files.displaced(0).touch()
-    found = SlurmUnit(handle, 0, WANTED).ended()
+    found = SlurmUnit(handle, 0, WANTED, handle.files).ended()
     assert found == UnitStatus("exited", -15)
     assert found.displaced == ("" if order else "Slurm has ended what ran on node n0")
 
@@ -64,7 +64,7 @@ def test_what_slurm_has_ended_is_displaced_and_what_was_ordered_is_not(handle: H
 @pytest.mark.parametrize("level", ["term", "kill"])
 def test_what_slurm_has_ended_stays_displaced_when_an_order_follows(handle: Handle, level: StopLevel) -> None:
     """Its peer fails without it, and all units are asked to end, even those that have ended."""
-    unit = SlurmUnit(handle, 0, WANTED)
+    unit = SlurmUnit(handle, 0, WANTED, handle.files)
     handle.files.displaced(0).touch()
     unit.give_order(level)
     handle.files.exit_code(0).write_text("-15\n")
@@ -89,7 +89,7 @@ def test_a_node_on_which_nothing_starts_is_no_fault_of_the_unit(
 ) -> None:
     handle.files.keeper(0).unlink()
     (handle.files.logs / "srun-0.log").write_text(said)
-    unit = SlurmUnit(handle, 0, WANTED)
+    unit = SlurmUnit(handle, 0, WANTED, handle.files)
     unit._tries, unit._code, unit._since_s, unit._ended_s = units.TRIES, 1, 0.0, 1.0
     unit.srun = 1 if hangs else None
     found = unit.starting(StepPlace("8", "", "none"), UnitReport(0.0, None), {}, 2 * units.START_S)
@@ -101,7 +101,7 @@ def test_a_node_on_which_nothing_starts_is_no_fault_of_the_unit(
 def test_a_node_that_does_not_see_the_directory_is_the_reason(handle: Handle) -> None:
     """A step there could leave no file, however well it ends."""
     handle.files.keeper(0).unlink()
-    unit = SlurmUnit(handle, 0, WANTED)
+    unit = SlurmUnit(handle, 0, WANTED, handle.files)
     unit._tries, unit._since_s, unit._ended_s = 1, 0.0, 1.0
     place = StepPlace("8", "", "none")
     assert unit.starting(place, UnitReport(0.0, None), {}, units.SHOWS_S) == UnitStatus("running")
@@ -116,7 +116,7 @@ def test_srun_gets_no_token_of_slurm(handle: Handle, tmp_path: Path, monkeypatch
     (tmp_path / "srun").write_text(f'#!/bin/sh\necho "$SLURM_CONF,${{SLURM_JWT-none}}" > {seen}\n')
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    unit = SlurmUnit(handle, 0, WANTED)
+    unit = SlurmUnit(handle, 0, WANTED, handle.files)
     unit._start(StepPlace("8", "", "none"), {"SLURM_CONF": "/etc/other.conf", "SLURM_JWT": "token"}, 0.0)
     assert unit.srun is not None
     os.waitpid(unit.srun, 0)
@@ -128,7 +128,7 @@ SILENT: Any = SimpleNamespace(silence_s=lambda _path, limit_s: limit_s)
 
 def test_who_was_killed_after_slurm_has_asked_it_to_end_is_displaced(handle: Handle) -> None:
     handle.files.displaced(0).touch()
-    found = SlurmUnit(handle, 0, WANTED).kept(SILENT, UnitReport(0.0, None), 100.0)
+    found = SlurmUnit(handle, 0, WANTED, handle.files).kept(SILENT, UnitReport(0.0, None), 100.0)
     assert (found.state, bool(found.displaced)) == ("lost", True)
 
 
@@ -140,6 +140,6 @@ def test_who_ended_well_is_not_lost_where_this_host_learns_of_it_late(
     asked: list[Path] = []
     monkeypatch.setattr(units, "ask_server", asked.append)
     monkeypatch.setattr(units, "read_file", lambda path: path.read_bytes() if asked else None)
-    unit = SlurmUnit(handle, 0, WANTED)
+    unit = SlurmUnit(handle, 0, WANTED, handle.files)
     assert unit.kept(SILENT, UnitReport(0.0, None), 100.0) == UnitStatus("exited", 0)
     assert unit.order == ""

@@ -15,7 +15,7 @@ from pliant.tools.run.backends.protocol import Handle, StartedUnit, UnitStatus
 from pliant.tools.run.backends.slurm import jobs as module
 from pliant.tools.run.backends.slurm.jobs import SHOWS_S, UNKNOWN_S, Attempt, JobListing
 from pliant.tools.run.backends.slurm.parsing import SlurmJob
-from pliant.tools.run.backends.slurm.units import SlurmUnit, no_orders
+from pliant.tools.run.backends.slurm.units import SlurmUnit
 from pliant.tools.run.statedir.contract.folders import FolderCache
 
 RUNNING = UnitStatus("running")
@@ -41,15 +41,16 @@ class Scene:
     def __init__(self, folder: Path, submission: Answer | None) -> None:
         self.handle = Handle("a", 1, folder / "a/attempts/1")
         self.handle.files.logs.mkdir(parents=True)
-        no_orders(self.handle, range(1))
-        units = [SlurmUnit(self.handle, 0, StartedUnit(node="n0", argv=("true",), cwd="/", env={}))]
+        files = self.handle.files
+        files.orders(0).touch()
+        units = [SlurmUnit(self.handle, 0, StartedUnit(node="n0", argv=("true",), cwd="/", env={}), files)]
         cache = FolderCache(self.handle.folder)
         own: Any = submission
         self.attempt = Attempt(self.handle, "pliant-x.a.1", units, cache, 0.0, own)
 
     def at(self, now_s: float, state: str | None = None, reason: str = "None") -> UnitStatus:
         """The unit, where Slurm lists its job in a state, or (None) does not list it."""
-        job = None if state is None else SlurmJob("7", state, "", reason, "pliant-x.a.1")
+        job = None if state is None else SlurmJob("7", state, "", reason, 0, "pliant-x.a.1")
         return self.shown(JobListing(now_s, job), now_s)
 
     def shown(self, listed: JobListing, now_s: float) -> UnitStatus:

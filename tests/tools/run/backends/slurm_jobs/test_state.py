@@ -9,7 +9,7 @@ from pliant.tools.run.backends.slurm.parsing import SlurmJob, job_state
 
 
 def listed(state: str, reason: str = "None") -> SlurmJob:
-    return SlurmJob("7", state, "", reason, "pliant-x.a.1")
+    return SlurmJob("7", state, "", reason, 0, "pliant-x.a.1")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,217 @@
+"""A shared run on a Slurm of its own, whose hosts have two accounts more: BACKEND FOLDER UIDS.
+
+It is a process of its own since these accounts are in files that it alone sees. One account's job trains,
+the other's does all the harm it can, and a third job is cancelled; the service is killed in the middle.
+``service`` as the first argument runs that service.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pliant.schemas.cluster import Cluster
+from pliant.tools.profile.torchrun.start import ONE_THREAD
+from pliant.tools.run.backends.credentials import Limits
+from pliant.tools.run.backends.protocol import Backend, Handle, Unit
+from pliant.tools.run.backends.slurm import jobs as slurm_jobs
+from pliant.tools.run.service import run as runner
+from pliant.tools.run.service.options import RunOptions
+from pliant.tools.run.service.run import run_until_done
+from pliant.tools.run.service.submit import cancel
+from pliant.tools.run.statedir.directory import StateDir
+from tests.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
+from tests.tools.run.scripts import OBEDIENT, PlainSlurmBackend, plain
+from tests.tools.run.shared.service_process import proven
+from tests.tools.run.shared.users import of_user
+from tests.tools.run.site import QUICK, Site, environment, until
+
+PROCESSES = 60
+SHOWS = """
+import json, os, resource, time
+children = []
+try:
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(600)
+        children.append(pid)
+except OSError as error:
+    refused = error.errno
+for pid in children:
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+umask = os.umask(0o077)
+print(json.dumps({
+    "ids": [*os.getresuid(), *os.getresgid()], "groups": sorted(os.getgroups()), "umask": umask,
+    "core": resource.getrlimit(resource.RLIMIT_CORE), "children": len(children), "refused": refused,
+    "env": dict(os.environ),
+}), flush=True)
+"""
+HARMS = """
+import contextlib, os, pathlib, sys, time
+secret, gate = map(pathlib.Path, sys.argv[1:])
+attempt = pathlib.Path(os.environ["PLIANT_JOB_DIR"]) / "attempts/1"
+
+
+def put(path, make):
+    with contextlib.suppress(OSError):
+        path.unlink()
+    with contextlib.suppress(OSError):
+        path.rename(f"{path}.was")
+    make(path)
+
+
+link, pipe = (lambda path: path.symlink_to(secret)), os.mkfifo
+for name in ("launcher-0.log", "slurm.log", "srun-0.log"):
+    put(attempt / "logs" / name, link)
+for name in ("unit-0.displaced", "unit-0.use", "exit-0.tmp", "start-0.json"):
+    put(attempt / name, link)
+for name in ("unit-0.alive", "orders-0", "launch.json", "worker-0.json"):
+    put(attempt / name, pipe)
+put(attempt / "exit-0", lambda path: path.write_text("0"))
+pathlib.Path("harmed").touch()
+while not gate.exists():
+    time.sleep(0.05)
+print("of b alone", flush=True)
+sys.exit(3)
+"""
+
+
+class PlainJobs(slurm_jobs.SlurmJobsBackend):
+    def start(self, handle: Handle, units: Sequence[Unit]) -> None:
+        super().start(handle, [replace(unit, argv=plain(unit.argv)) for unit in units])
+
+
+def serve(state: Path, uids: dict[str, int], schedule: str | None) -> None:
+    def opened(name: str, nodes: Cluster, dirs: StateDir) -> Backend:
+        return PlainJobs(nodes, dirs) if name == "slurm-jobs" else PlainSlurmBackend(nodes, dirs)
+
+    vars(runner)["open_backend"] = opened
+    vars(slurm_jobs)["SHOWS_S"] = 1.0
+    proven(uids)
+    limits = Limits(processes=PROCESSES)
+    options = RunOptions(state, schedule, shared=True, timeouts=QUICK, limits=limits, retries=0)
+    run_until_done(options, lambda _log, _time_s: None)
+
+
+class Scenario:
+    def __init__(self, backend: str, folder: Path, slurm: SlurmCluster, ann: int, bob: int) -> None:
+        self.backend, self.slurm, self.site = backend, slurm, Site(folder)
+        self.ann, self.bob = ann, bob
+        self.dirs = StateDir(self.site.state)
+        nodes = ({"name": "n0", "gpus": 3},)
+        self.site.cluster = Cluster.model_validate({"nodes": nodes, "slots": "cpu", "backend": backend})
+
+    def service(self, *schedule: str) -> subprocess.Popen[str]:
+        uids = json.dumps({"a": self.ann, "b": self.bob, "c": self.bob})
+        own = [sys.executable, "-m", __spec__.name, "service", str(self.site.state), uids, *schedule]
+        env = {**environment(), **self.slurm.env, "SECRET_OF_THE_SERVICE": "x"}
+        return subprocess.Popen(own, cwd=self.site.folder, env=env, text=True)
+
+    def phases(self) -> dict[str, str]:
+        return {name: job.phase for name, job in self.site.log().jobs.items()}
+
+    def play(self) -> None:
+        site, secret, places = self.site, self.site.folder / "secret", {}
+        secret.mkdir(mode=0o700)
+        (secret / "key").write_text("of root alone")
+        for name, uid in (("a", self.ann), ("b", self.bob), ("c", self.bob)):
+            places[name] = site.folder / f"work-{name}"
+            places[name].mkdir(mode=0o700)
+            os.chown(places[name], uid, uid)
+        site.job("a", "--samples", 200, "--gate", site.gate, text=SHOWS + OBEDIENT, workdir=str(places["a"]))
+        site.job("b", secret / "key", site.gate, text=HARMS, workdir=str(places["b"]))
+        site.job("c", "--samples", 200, "--gate", site.gate, text=OBEDIENT, workdir=str(places["c"]))
+        run = self.service(site.schedule("fifo"))
+        until(lambda: run.poll() is not None or (places["b"] / "harmed").exists())
+        until(lambda: run.poll() is not None or min(map(self.progress, "ac")) > 0)
+        run.kill()
+        run.wait()
+        run = self.service()
+        cancel(site.state, ["c"])
+        until(lambda: run.poll() is not None or self.phases()["c"] == "cancelled")
+        if self.backend == "slurm":
+            assert self.phases() == {"a": "running", "b": "running", "c": "cancelled"}, "b says it has ended"
+        else:
+            until(lambda: run.poll() is not None or self.queue() == [self.ann])
+        site.gate.touch()
+        assert run.wait() == 0
+        self.check(secret)
+
+    def progress(self, job: str) -> float:
+        found = self.site.log().jobs.get(job)
+        return 0.0 if found is None else found.samples_done
+
+    def queue(self) -> list[int]:
+        """Whose jobs run; with leases, root's."""
+        return [int(uid) for uid in self.slurm.command("squeue", "-h", "-t", "R", "-o", "%U").split()]
+
+    def check(self, secret: Path) -> None:
+        phases = self.phases()
+        assert (phases["a"], phases["c"]) == ("finished", "cancelled"), phases
+        assert phases["b"] == ("failed" if self.backend == "slurm" else "finished"), phases
+        for name, uid in (("a", self.ann), ("b", self.bob), ("c", self.bob)):
+            folder = self.dirs.job(name).path
+            assert (folder.stat().st_uid, stat.S_IMODE(folder.stat().st_mode)) == (uid, 0o700)
+            assert {path.lstat().st_uid for path in folder.rglob("*")} == {uid}
+            assert not (folder / "attempts/2").exists()
+        until(lambda: not of_user(self.ann) and not of_user(self.bob))
+        assert [(path.name, path.read_text()) for path in secret.iterdir()] == [("key", "of root alone")]
+        assert b"of root alone" not in self.dirs.events.read_bytes()
+        kept = [path for path in self.dirs.kept.rglob("*") if path.is_file()]
+        assert not [path for path in kept if b"of b alone" in path.read_bytes()]
+        self.check_facts()
+
+    def check_facts(self) -> None:
+        said = self.dirs.job("a").attempt(1).launcher_log(0).read_text()
+        found: dict[str, Any] = json.loads(said.splitlines()[0])
+        ids = [self.ann] * 6
+        assert (found["ids"], found["groups"]) == (ids, [self.ann, self.bob + 1]), found
+        assert (found["umask"], found["core"]) == (0o077, [0, 0])
+        assert 0 < found["children"] < PROCESSES, found
+        env = found["env"]
+        assert (env["HOME"], env["USER"]) == ("/nowhere", "pliant-ann")
+        assert "SECRET_OF_THE_SERVICE" not in env
+        login = {
+            "HOME",
+            "LANG",
+            "LOGNAME",
+            "PATH",
+            "SHELL",
+            "USER",
+            "PWD",
+            "OLDPWD",
+            "SHLVL",
+            "_",
+            "LC_CTYPE",
+        }
+        slurms = {"SLURM_CONF", "HOSTNAME", "ENVIRONMENT", "TMPDIR"}
+        others = {"PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *ONE_THREAD}
+        left = {name for name in env if not name.startswith("PLIANT_")} - login - slurms - others
+        assert left == set(), left
+
+
+def main(words: Sequence[str]) -> int:
+    if words[0] == "service":
+        serve(Path(words[1]), json.loads(words[2]), *words[3:] or [None])
+        return 0
+    backend, folder, ann, bob = words
+    try:
+        with slurm_cluster((0,)) as slurm:
+            Scenario(backend, Path(folder), slurm, int(ann), int(bob)).play()
+    except NoSlurmError as error:
+        print(error)
+        return 77
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
