@@ -198,6 +198,22 @@ def _elasticflow(folder: Path, rows: int, rng: random.Random) -> tuple[Path, str
     return folder, workload.name
 
 
+def _faults(folder: Path, rows: int, rng: random.Random) -> tuple[Path, None]:
+    """As many faults as repairs, of 400 servers in turn."""
+    kinds = ("fault_start", "fault_end")
+    events = (
+        {
+            "node_id": f"s{n // 2 % 400}",
+            "event_time": n / 100 + rng.random() / 200,
+            "event_type": kinds[n % 2],
+        }
+        for n in range(rows)
+    )
+    path = folder / "faults.json"
+    path.write_text(json.dumps(list(events), indent=1))
+    return path, None
+
+
 def _measured(folder: Path, rows: int, rng: random.Random) -> tuple[Path, str]:
     """One application; nearly all rows are step times."""
     model = folder / "traces" / "cifar10"
@@ -222,6 +238,7 @@ WRITERS: Final[dict[str, Callable[[Path, int, random.Random], tuple[Path, str | 
     "gavel": _gavel,
     "ones": _ones,
     "elasticflow": _elasticflow,
+    "faults": _faults,
     "pollux": _measured,
     "sia": _measured,
 }

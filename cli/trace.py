@@ -18,7 +18,7 @@ def trace_import(
         typer.Argument(
             metavar="FORMAT",
             help="Production traces: philly, helios, pai, alibaba-v2023, slurm, tiresias. With measurements: "
-            "pollux, sia, ones, gavel, elasticflow.",
+            "pollux, sia, ones, gavel, elasticflow. Nodes that fail: faults.",
         ),
     ],
     paths: Annotated[
@@ -43,13 +43,41 @@ def trace_import(
         typer.Option(
             "--cluster-out",
             metavar="FILE",
-            help="Cluster to write (JSON) from the list of nodes among the paths (alibaba-v2023).",
+            help="Cluster to write (JSON) from the list of nodes among the paths (alibaba-v2023), or of the "
+            "nodes that fail (faults).",
         ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="A cluster whose nodes are to fail in the place of the trace's (faults)."),
     ] = None,
     workload: Annotated[
         str | None,
         typer.Option(help="The trace beside the measurements (pollux, sia, ones, gavel, elasticflow)."),
     ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="TIME",
+            help="Keep jobs submitted from then on: a length of time since the trace's start, or a date.",
+        ),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="Keep jobs submitted before that.")
+    ] = None,
+    user: Annotated[list[str] | None, typer.Option(help="Keep the jobs of this user, or of several.")] = None,
+    vc: Annotated[
+        list[str] | None,
+        typer.Option(help="Keep the jobs of this virtual cluster, partition, queue or team, or of several."),
+    ] = None,
+    sample: Annotated[
+        float, typer.Option(metavar="PART", help="Keep this part of the jobs, drawn at random.")
+    ] = 1.0,
+    scale_time: Annotated[
+        float,
+        typer.Option(metavar="FACTOR", help="Multiply the time between submissions; jobs stay as they are."),
+    ] = 1.0,
 ) -> None:
     """Turn a public trace into jobs, and measurements into a profile and convergence tables.
 
@@ -63,6 +91,7 @@ def trace_import(
     """
     from pliant.tools.replay.importers.conversion import MalformedRowsError
     from pliant.tools.replay.importers.run import import_trace
+    from pliant.tools.replay.importers.selection import Selection
 
     try:
         with progress("import", "rows") as advance:
@@ -73,6 +102,8 @@ def trace_import(
                 lenient=lenient,
                 workload=workload,
                 cluster_out=cluster_out,
+                cluster=cluster,
+                selection=Selection(begin, end, user or (), vc or (), sample, scale_time),
                 progress=advance,
             )
     except MalformedRowsError:

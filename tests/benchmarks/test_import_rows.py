@@ -18,7 +18,7 @@ def test_what_is_measured_is_read_whole_and_strictly(kind: str, tmp_path: Path) 
     path, workload = write(kind, tmp_path / "data", 200)
     summary = run(tmp_path, kind, str(path), workload=workload).summary
     assert summary.rows >= 200
-    assert summary.jobs
+    assert summary.jobs or summary.node_events
 
 
 def test_the_same_seed_writes_the_same_rows(tmp_path: Path) -> None:

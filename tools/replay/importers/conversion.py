@@ -24,6 +24,7 @@ from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Gpus, GpuTimeWork, Job
 from pliant.schemas.profile import ConvergenceRow, ProfileRow
 from pliant.schemas.text import counted
+from pliant.tools.replay.engine.failures import NodeEvent
 
 T = TypeVar("T")
 
@@ -77,7 +78,26 @@ class Imported:
     """What jobs reported that ran."""
 
 
-Format = TraceFormat | FolderFormat
+@dataclass(frozen=True, slots=True)
+class NodeHistory:
+    """When nodes were down. At first all are up; they are numbered from 0."""
+
+    nodes: int
+    gpus: int
+    """Of each node."""
+    events: Sequence[NodeEvent]
+    """In order of time; ``node`` is the number as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFormat:
+    """A format of nodes that go down and come back; it brings no jobs."""
+
+    name: str
+    read: Callable[[Sequence[str], Conversion], NodeHistory]
+
+
+Format = TraceFormat | FolderFormat | NodeFormat
 
 
 class Conversion:
@@ -160,6 +180,7 @@ class ImportSummary:
     """Rows read: jobs and measurements, dropped ones included."""
     jobs: int = 0
     nodes: int = 0
+    node_events: int = 0
     profile_rows: int = 0
     convergence_rows: int = 0
     history_jobs: int = 0
@@ -181,7 +202,7 @@ class ImportSummary:
         self.assumptions[sentence] = (self.assumptions.get(sentence) or 0) + 1
 
     def lines(self) -> list[str]:
-        made = counted(self.jobs, "job")
+        made = counted(self.node_events, "node event") if self.node_events else counted(self.jobs, "job")
         if self.profile_rows or self.convergence_rows:
             rows = counted(self.profile_rows, "profile row")
             made += f", {rows}, {counted(self.convergence_rows, 'convergence row')}"

@@ -11,14 +11,14 @@ from types import TracebackType
 from typing import Final, Self
 
 from pliant.schemas import io
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.file_io.files import PIPE, check_folder, check_output, write_chunks
 from pliant.schemas.file_io.json_lines import encode, header
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
-from pliant.schemas.text import did_you_mean
+from pliant.schemas.text import counted, did_you_mean
 from pliant.tools.profile.throughput_model import with_triangulations
 from pliant.tools.replay.importers.conversion import (
     Conversion,
@@ -26,12 +26,15 @@ from pliant.tools.replay.importers.conversion import (
     Format,
     Imported,
     ImportSummary,
+    NodeFormat,
+    NodeHistory,
     Progress,
     TraceFormat,
 )
 from pliant.tools.replay.importers.formats import (
     alibaba_v2023,
     elasticflow,
+    faults,
     gavel,
     helios,
     ones,
@@ -41,6 +44,7 @@ from pliant.tools.replay.importers.formats import (
     slurm,
     tiresias,
 )
+from pliant.tools.replay.importers.selection import ALL, Selection
 
 JOBS: Final = "jobs.jsonl"
 PROFILE: Final = "profile.parquet"
@@ -60,6 +64,7 @@ FORMATS: Final[dict[str, Format]] = {
         gavel.FORMAT,
         elasticflow.FORMAT,
         slurm.FORMAT,
+        faults.FORMAT,
     )
 }
 _IN_MEMORY: Final = 1 << 25
@@ -75,6 +80,8 @@ def import_trace(
     lenient: bool = False,
     workload: str | None = None,
     cluster_out: str | None = None,
+    cluster: str | None = None,
+    selection: Selection = ALL,
     progress: Progress | None = None,
 ) -> ImportSummary:
     """Import the inputs at ``paths`` and write jobs to ``out``, or a folder where there are measurements.
@@ -82,6 +89,8 @@ def import_trace(
     :param lenient: drop malformed rows and count them, instead of failing with all of them.
     :param workload: the trace to import beside the measurements of a data folder.
     :param cluster_out: where to write the cluster of a list of nodes among the paths.
+    :param cluster: a cluster whose nodes take the place of those that faults are about.
+    :param selection: which of the jobs are kept.
     :raises BadInputError: malformed rows, a missing file, or nothing to import.
     :raises UsageError: the format is unknown, or the paths are not what it takes. Nothing is written then.
     """
@@ -92,15 +101,29 @@ def import_trace(
     found = FORMATS[name]
     summary = ImportSummary(name)
     conversion = Conversion(summary, lenient=lenient, progress=progress)
+    if isinstance(found, NodeFormat):
+        _refuse_workload(found.name, workload)
+        _import_nodes(
+            found,
+            paths,
+            conversion,
+            out=out,
+            cluster_out=cluster_out,
+            cluster=cluster,
+            selection=selection,
+        )
+        return summary
+    if cluster is not None:
+        raise UsageError(f"--cluster: {name} brings no faults of nodes")
     if isinstance(found, TraceFormat):
-        _refuse_workload(found, workload)
+        _refuse_workload(found.name, workload)
         if cluster_out is not None:
             check_output(cluster_out)
-        cluster = _cluster(found, paths, cluster_out, conversion)
-        _import_jobs(found.jobs(paths, conversion), found.absolute, out, conversion)
-        if cluster is not None and cluster_out is not None:
-            io.write_cluster(cluster, cluster_out)
-            summary.nodes = len(cluster.nodes)
+        listed = _cluster(found, paths, cluster_out, conversion)
+        _import_jobs(found.jobs(paths, conversion), found.absolute, out, selection, conversion)
+        if listed is not None and cluster_out is not None:
+            io.write_cluster(listed, cluster_out)
+            summary.nodes = len(listed.nodes)
             summary.files.append(cluster_out)
         return summary
     if cluster_out is not None:
@@ -109,17 +132,18 @@ def import_trace(
         raise UsageError(f"{name}: {len(paths)} paths, expected the data folder alone")
     path = Path(paths[0])
     if path.is_dir():
-        _import_folder(found, path, _workload_path(path, workload), out, conversion)
+        where = _workload_path(path, workload)
+        _import_folder(found, path, where, conversion, out=out, selection=selection)
     elif found.workload is not None and workload is None:
-        _import_jobs(found.workload(path, conversion), False, out, conversion)
+        _import_jobs(found.workload(path, conversion), False, out, selection, conversion)
     else:
         raise UsageError(f"{path}: is not a folder; {name} takes its data folder and --workload FILE")
     return summary
 
 
-def _refuse_workload(found: TraceFormat, workload: str | None) -> None:
+def _refuse_workload(name: str, workload: str | None) -> None:
     if workload is not None:
-        raise UsageError(f"--workload: {found.name} brings no measurements, its traces are named as paths")
+        raise UsageError(f"--workload: {name} brings no measurements, its traces are named as paths")
 
 
 def _cluster(
@@ -141,33 +165,95 @@ def _workload_path(folder: Path, workload: str | None) -> Path | None:
     return next((place for place in places if place.is_file()), Path(workload))
 
 
-def _import_jobs(jobs: Iterable[Job], absolute: bool, out: str, conversion: Conversion) -> None:
+def _import_nodes(
+    found: NodeFormat,
+    paths: Sequence[str],
+    conversion: Conversion,
+    *,
+    out: str,
+    cluster_out: str | None,
+    cluster: str | None,
+    selection: Selection,
+) -> None:
+    """Write node events as ``--failures`` reads them, and the cluster that they are about."""
+    if len(paths) != 1:
+        raise UsageError(f"{found.name}: {len(paths)} paths, expected one file")
+    if not selection.is_of_times:
+        raise UsageError(
+            f"{found.name} brings no jobs: only --from, --to and --scale-time choose among events"
+        )
+    for path in (out, cluster_out):
+        if path is not None:
+            check_output(path)
+    history = found.read(paths, conversion)
+    conversion.finish()
+    nodes = io.read_cluster(cluster) if cluster is not None else _numbered(history)
+    names = [node.name for node in nodes.expanded()]
+    summary = conversion.summary
+    events = [event for event in selection.events(history.events) if int(event.node) < len(names)]
+    if history.nodes > len(names):
+        left_out = counted(history.nodes - len(names), "node")
+        summary.assume(f"the cluster has {len(names)} nodes: the events of {left_out} more are left out")
+    lines = (
+        {"time": each.time_s, "node": names[int(each.node)], "event": "up" if each.up else "down"}
+        for each in events
+    )
+    write_chunks(out, [header("failure"), *map(encode, lines)])
+    summary.node_events, summary.nodes = len(events), len(names)
+    summary.files.append(out)
+    if cluster_out is not None:
+        io.write_cluster(nodes, cluster_out)
+        summary.files.append(cluster_out)
+
+
+def _numbered(history: NodeHistory) -> Cluster:
+    return Cluster(nodes=(Node(name="n{}", gpus=history.gpus, count=max(1, history.nodes)),))
+
+
+def _import_jobs(
+    jobs: Iterable[Job], absolute: bool, out: str, selection: Selection, conversion: Conversion
+) -> None:
     check_output(out)
     with SortedJobs() as spool:
-        _collect(jobs, spool, conversion)
-        _write_jobs(spool, absolute, out, conversion.summary)
+        _collect(jobs, spool, selection, conversion)
+        _write_jobs(spool, absolute, out, selection, conversion.summary)
 
 
-def _collect(jobs: Iterable[Job], spool: SortedJobs, conversion: Conversion) -> None:
-    spool.add(jobs)
+def _collect(jobs: Iterable[Job], spool: SortedJobs, selection: Selection, conversion: Conversion) -> None:
+    spool.add(selection.jobs(jobs, conversion.summary))
     conversion.finish()
     if not len(spool):
-        summary = conversion.summary
-        dropped = "; ".join(f"{count} {reason}" for reason, count in sorted(summary.dropped.items()))
-        why = f" ({dropped})" if dropped else ""
-        raise BadInputError(f"{summary.format}: no job in {summary.rows} rows{why}")
+        raise _no_jobs(conversion.summary)
 
 
-def _write_jobs(spool: SortedJobs, absolute: bool, out: str, summary: ImportSummary) -> None:
-    origin = "the submission of its first job that was kept" if absolute else "the start that the trace has"
+def _no_jobs(summary: ImportSummary) -> BadInputError:
+    dropped = "; ".join(f"{count} {reason}" for reason, count in sorted(summary.dropped.items()))
+    why = f" ({dropped})" if dropped else ""
+    return BadInputError(f"{summary.format}: no job in {summary.rows} rows{why}")
+
+
+def _write_jobs(
+    spool: SortedJobs, absolute: bool, out: str, selection: Selection, summary: ImportSummary
+) -> None:
+    spool.select(selection, summary, absolute=absolute)
+    if not len(spool):
+        raise _no_jobs(summary)
+    from_zero = absolute or selection.begin is not None
+    origin = "the submission of its first job that was kept" if from_zero else "the start that the trace has"
     summary.assume(f"times are seconds since {origin}")
-    write_chunks(out, spool.chunks(from_zero=absolute))
+    write_chunks(out, spool.chunks(from_zero=from_zero, scale_time=selection.scale_time))
     summary.jobs = len(spool)
     summary.files.append(out)
 
 
 def _import_folder(
-    found: FolderFormat, folder: Path, workload: Path | None, out: str, conversion: Conversion
+    found: FolderFormat,
+    folder: Path,
+    workload: Path | None,
+    conversion: Conversion,
+    *,
+    out: str,
+    selection: Selection,
 ) -> None:
     if out == PIPE:
         raise UsageError(f"{found.name} gives several files: name a folder with -o FOLDER")
@@ -175,13 +261,13 @@ def _import_folder(
     imported = found.read(folder, workload, conversion)
     with SortedJobs() as spool:
         if workload is not None:
-            _collect(imported.jobs, spool, conversion)
+            _collect(imported.jobs, spool, selection, conversion)
         conversion.finish()
         _write_folder(imported, Path(out), conversion.summary)
         if workload is None:
             conversion.summary.assume("no --workload was given: there are no jobs")
         else:
-            _write_jobs(spool, False, str(Path(out) / JOBS), conversion.summary)
+            _write_jobs(spool, False, str(Path(out) / JOBS), selection, conversion.summary)
 
 
 def _write_folder(imported: Imported, out: Path, summary: ImportSummary) -> None:
@@ -234,7 +320,18 @@ class SortedJobs:
             self._starts.append(start)
             self._ends.append(start + len(line))
 
-    def chunks(self, *, from_zero: bool) -> Iterator[bytes]:
+    def select(self, selection: Selection, summary: ImportSummary, *, absolute: bool) -> None:
+        """Keep only what was chosen by time and at random."""
+        import numpy as np
+
+        if selection.begin is None and selection.end is None and selection.sample == 1:
+            return
+        kept = np.flatnonzero(selection.chosen(np.array(self._submitted), summary, absolute=absolute))
+        for name in ("_submitted", "_starts", "_ends"):
+            column = getattr(self, name)
+            setattr(self, name, array(column.typecode, (column[index] for index in kept.tolist())))
+
+    def chunks(self, *, from_zero: bool, scale_time: float = 1.0) -> Iterator[bytes]:
         """The job file in pieces, by submission time; ``from_zero``: seconds since the first submission."""
         import numpy as np
 
@@ -242,7 +339,7 @@ class SortedJobs:
         origin = float(times.min()) if from_zero and len(times) else 0.0
         pieces, size = [header("job")], 0
         for index in np.argsort(times, kind="stable").tolist():
-            line = self._line(index, self._submitted[index] - origin)
+            line = self._line(index, (self._submitted[index] - origin) * scale_time)
             pieces.append(line)
             size += len(line)
             if size >= _CHUNK:

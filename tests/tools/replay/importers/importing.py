@@ -54,7 +54,7 @@ def run(tmp_path: Path, kind: str, *paths: str, **more: Any) -> Result:
     out = tmp_path / ("out" if folder else "out.jsonl")
     summary = import_trace(kind, paths, str(out), **more)
     jobs = out / "jobs.jsonl" if folder else out
-    return Result(io.read_jobs(jobs) if jobs.is_file() else (), summary, out)
+    return Result(io.read_jobs(jobs) if summary.jobs else (), summary, out)
 
 
 def problems(tmp_path: Path, kind: str, *paths: str, **more: Any) -> list[str]:
