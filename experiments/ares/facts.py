@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from statistics import fmean
@@ -21,6 +22,7 @@ from experiments.ares.workloads import (
     TESTBED,
     WORLDS,
     World,
+    replay_name,
     stem,
 )
 from experiments.harness.spec import Replays
@@ -112,6 +114,8 @@ def facts(replays: Replays) -> Mapping[str, Any]:
         "best_alpha": {family: best_alpha(replays, family) for family in (*FAMILIES, *recorded)},
         "sooner": _sooner(replays),
         "rows": _rows(replays),
+        "row_gain": lambda name, family, policy: _row_gain(replays, name, family, policy),
+        "later": {family: _later(replays, family) for family in ROW_SAMPLES},
         "guarantee": _guarantee(replays, {**FAMILIES, TESTBED: "Testbed, 16 GPUs"}),
         "looks": list(_looks(replays)),
         "cpu_s": sum(cpu_seconds(replays, family) for family in FAMILIES),
@@ -196,10 +200,32 @@ def _rows(replays: Replays) -> str:
     return markdown_table(("", "Ares, h", *names), rows)
 
 
+def _world(name: str) -> World:
+    return next(world for world in (BASE, *WORLDS) if world.name == name)
+
+
+def _row_gain(replays: Replays, name: str, family: str, policy: str) -> float:
+    """How far Ares is ahead of a policy in a row of the table, as part of that one's average JCT."""
+    found = [
+        _row_jct_s(replays, _world(name), family, ROW_SAMPLES[family], each) for each in ("ares", policy)
+    ]
+    ours, theirs = (each or math.nan for each in found)
+    return 1 - ours / theirs
+
+
+def _later(replays: Replays, family: str) -> float:
+    """By how much Ares is faster in the rows that were replayed last than it was in the others."""
+    rows = (
+        _row_jct_s(replays, _world(name), family, ROW_SAMPLES[family], "ares") for name in ("learning", "")
+    )
+    now, before = (each or math.nan for each in rows)
+    return 1 - now / before
+
+
 def _row_jct_s(
     replays: Replays, world: World, family: str, samples: Sequence[int], policy: str
 ) -> float | None:
-    names = [f"{stem(world, family)}-{number}-{policy}" for number in samples]
+    names = [replay_name(world, family, number, policy) for number in samples]
     found = [replays[name]["mean_jct_s"] for name in names if name in replays]
     return fmean(found) if found else None
 

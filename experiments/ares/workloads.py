@@ -56,6 +56,8 @@ class World:
     fixed_batch: bool = False
     interval_s: float | None = None
     """Of all policies; None: each as the paper asks it."""
+    learning: bool = False
+    """Whether Pollux knows of a job's speed no more than the job has measured; then it and Ares are all."""
 
     def jobs(self, jobs: Sequence[Job]) -> list[Job]:
         """The jobs of a sample as this row has them."""
@@ -78,6 +80,10 @@ WORLDS: Final = (
     World("free", "stops and relaunches cost nothing", costs="0"),
     World("dear", "30 s for each start, stop and relaunch", costs="30", start_cost="30"),
     World("slow", "all policies are asked every 360 s", interval_s=360.0),
+    World("learning", "Pollux learns each job's speed while it runs", learning=True),
+    replace(
+        RECORDS, name="letter", words="both: GPUs of Philly's records, Pollux learns speeds", learning=True
+    ),
 )
 """Rows, replayed on :data:`ROW_SAMPLES`; the first on more."""
 _ROUNDS: Final = {60.0: MINUTE, 360.0: SIX_MINUTES}
@@ -124,7 +130,9 @@ def sweeps() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _row(world: World, family: str) -> dict[float, tuple[str, ...]]:
-    """Policies of a row by round; on newTrace, the long search of Pollux has the rows about batches alone."""
+    """Policies of a row by round; on newTrace, the long search of Pollux has the rows about itself alone."""
+    if world.learning:
+        return {60.0: ("ares", "pollux")}
     wanted = ROW_POLICIES if world.fixed_batch or family != "newtrace" else set(ROW_POLICIES) - {"pollux"}
     return {every: tuple(name for name in names if name in wanted) for every, names in _ROUNDS.items()}
 
@@ -169,4 +177,11 @@ def _sweep(
         "progress": "goodput",
         "rescale_cost": world.costs,
         "start_cost": world.start_cost,
+        "parameters": {"pollux": {"knowledge": ["measured"]}} if world.learning else {},
     }
+
+
+def replay_name(world: World, family: str, number: int, policy: str) -> str:
+    """What the replay of a policy on one sample of a row is called."""
+    learning = "-knowledgemeasured" if world.learning and policy == "pollux" else ""
+    return f"{_trace(world, family, number)}-{policy}{learning}"

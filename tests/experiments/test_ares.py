@@ -96,13 +96,15 @@ def test_every_recipe_can_be_read_and_has_its_own_name() -> None:
         SweepRecipe.model_validate_json(json.dumps(recipe))
 
 
-def test_a_row_varies_one_thing_but_the_one_that_joins_two() -> None:
+def test_a_row_varies_one_thing_but_those_that_join_two() -> None:
     def varied(world: World) -> set[str]:
-        names = ("requests", "gpu_type", "costs", "start_cost", "fixed_batch", "interval_s")
+        names = ("requests", "gpu_type", "costs", "start_cost", "fixed_batch", "interval_s", "learning")
         return {name for name in names if getattr(world, name) != getattr(BASE, name)}
 
-    assert {len(varied(world)) for world in WORLDS if world.name not in ("both", "dear")} == {1}
-    assert varied(next(world for world in WORLDS if world.name == "both")) == {"requests", "fixed_batch"}
+    joined = {"both": "fixed_batch", "letter": "learning"}
+    assert {len(varied(world)) for world in WORLDS if world.name not in (*joined, "dear")} == {1}
+    for name, second in joined.items():
+        assert varied(next(world for world in WORLDS if world.name == name)) == {"requests", second}
     (fixed,) = FIXED.jobs([job("a").model_copy(update={"elastic": "size+batch"})])
     assert fixed.elastic == "size"
 
