@@ -17,7 +17,7 @@ def stack(
     job: Annotated[str, typer.Argument(metavar="ID", help="Job.", show_default=False)],
     *,
     state: Annotated[
-        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP)
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP, readable=False)
     ] = None,
     threads: Annotated[bool, typer.Option("--threads", help="Show all threads, not the main one only.")] = (
         False
@@ -45,14 +45,12 @@ def stack(
     Example: pliant stack char-lm --state live
     """
     from pliant.schemas.file_io.files import check_output
-    from pliant.tools.run.door.asking import refuse_behind_door
+    from pliant.tools.run.door import asking
     from pliant.tools.run.service.stacks import stacks_text
-    from pliant.tools.run.watch.stacks import job_stacks, stacks_document
+    from pliant.tools.run.watch.stacks import stacks_document
 
     check_output(output)
-    directory = state_directory(state)
-    refuse_behind_door(directory, "show stacks")
-    found = job_stacks(directory, job, within_s=within)
+    found = asking.stacks(state_directory(state), job, within)
     if format is Form.json:
         out_or_file(stacks_document(job, found), output)
     else:

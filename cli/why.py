@@ -15,10 +15,11 @@ from pliant.cli.console import page_width
 from pliant.cli.grammar import FORM, TO_FILE, Form, out_or_file
 
 if TYPE_CHECKING:
+    from pliant.schemas.event import Event
     from pliant.tools.report.job_cost import JobCost
     from pliant.tools.run.watch.job_page import Happened
     from pliant.tools.run.watch.job_status import JobStatus
-    from pliant.tools.run.watch.status import Status, Watcher
+    from pliant.tools.run.watch.status import Status
     from pliant.tools.run.watch.waiting import Waiting
 
 SCHEMA: Final = "pliant.why/1"
@@ -32,7 +33,7 @@ def why(
     job: Annotated[str, typer.Argument(metavar="ID", help="Job.", show_default=False)],
     *,
     state: Annotated[
-        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP)
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP, readable=False)
     ] = None,
     format: FORM = Form.table,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
@@ -49,12 +50,9 @@ def why(
     Example: pliant why char-lm --state live
     """
     from pliant.schemas.file_io.files import check_output
-    from pliant.tools.run.door.asking import refuse_behind_door
 
     check_output(output)
-    directory = state_directory(state)
-    refuse_behind_door(directory, "say why")
-    found = _Answer(directory, job)
+    found = _Answer(state_directory(state), job)
     if as_json or format is Form.json:
         out_or_file(found.document(), output)
     else:
@@ -68,14 +66,13 @@ class _Answer:
     """
 
     def __init__(self, state: Path, job_id: str) -> None:
+        from pliant.tools.run.door.asking import looking
         from pliant.tools.run.statedir.state import no_such_job
-        from pliant.tools.run.watch.job_page import history
         from pliant.tools.run.watch.job_status import known_ids, statuses
-        from pliant.tools.run.watch.status import Watcher
         from pliant.tools.run.watch.waiting import waiting_for
 
-        watcher = Watcher(state)
-        self.status: Status = watcher.look(ahead=True)
+        run = looking(state)
+        self.status: Status = run.look(ahead=True)
         self.now_s = time.time()
         everything = statuses(self.status, self.now_s)
         found = next((each for each in everything if each.id == job_id), None)
@@ -83,15 +80,14 @@ class _Answer:
             raise no_such_job(state, [job_id], known_ids(self.status))
         self.job: JobStatus = found
         self.waiting: Waiting | None = waiting_for(found, everything, self.status)
-        happened = history(watcher.dirs, job_id)
+        happened = run.history(job_id)
         self.changes: list[Happened] = [each for each in happened if each.event in _CHANGES]
-        self.cost: JobCost | None = self._cost(watcher) if found.log.started_s is not None else None
+        events = run.all_events(found) if found.log.started_s is not None else None
+        self.cost: JobCost | None = None if events is None else self._cost(events)
 
-    def _cost(self, watcher: Watcher) -> JobCost:
-        from pliant.schemas.file_io.events import LogReader
+    def _cost(self, events: list[Event]) -> JobCost:
         from pliant.tools.report.job_cost import job_cost
 
-        events = [event for block in LogReader(watcher.dirs.events).read_all() for event in block]
         over = self.job.id in self.status.over
         until_s = self.status.log.last_s if over else self.now_s
         done = self.job.log.samples_done or None

@@ -21,7 +21,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.text import counted, one_line
 from pliant.tools.run.door import protocol as asked
 from pliant.tools.run.door.roles import Limits, Person, Roles
-from pliant.tools.run.door.views import HISTORY, STATUS, USES, View, events_for
+from pliant.tools.run.door.views import HISTORY, STACKS, STATUS, USES, View, events_for
 from pliant.tools.run.service import submit as requests
 from pliant.tools.run.statedir.directory import ROOT, StateDir, check_job
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -31,6 +31,7 @@ from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.run.watch.job_page import error_lines, history
 from pliant.tools.run.watch.job_status import status_of
 from pliant.tools.run.watch.output import JobOutput, events_to_come, last_events
+from pliant.tools.run.watch.stacks import job_stacks
 from pliant.tools.run.watch.status import Status, Watcher
 from pliant.tools.run.watch.top import UseMeter
 
@@ -80,6 +81,8 @@ class DoorAnswers:
                 return self._events(request, who, roles)
             case asked.AwaitEnds():
                 return self._ends(request, who, roles)
+            case asked.ReadStacks():
+                return self._stacks(request, who, roles)
 
     # Orders.
 
@@ -209,10 +212,7 @@ class DoorAnswers:
 
     def _output(self, request: asked.ReadOutput, who: Person, roles: Roles) -> Iterator[bytes]:
         with self._lock:
-            view = self._seen(who, roles, request.job)
-        if not view.owns(request.job):
-            name = Person.of(view.owner(request.job) or ROOT).name
-            raise UsageError(f"job {request.job} belongs to {name}: its output is for its owner")
+            self._check_own(request.job, who, roles, "its output is")
         return self._printed(request)
 
     def _printed(self, request: asked.ReadOutput) -> Iterator[bytes]:
@@ -223,6 +223,21 @@ class DoorAnswers:
             yield b""
             time.sleep(POLL_S)
         yield from output.fresh()
+
+    def _stacks(self, request: asked.ReadStacks, who: Person, roles: Roles) -> bytes:
+        with self._lock:
+            self._check_own(request.job, who, roles, "its stacks are")
+            status = self._status(ahead=False)
+        with self._heavy[who.uid]:
+            found = job_stacks(self._dirs.path, request.job, within_s=request.within_s, found=status)
+        return STACKS.dump_json(found)
+
+    def _check_own(self, job_id: str, who: Person, roles: Roles, what: str) -> None:
+        """:raises UsageError: there is no such job that they see, or it is another's."""
+        view = self._seen(who, roles, job_id)
+        if not view.owns(job_id):
+            name = Person.of(view.owner(job_id) or ROOT).name
+            raise UsageError(f"job {job_id} belongs to {name}: {what} for its owner")
 
     def _events(self, request: asked.ReadEvents, who: Person, roles: Roles) -> Iterator[bytes]:
         seen = events_for(who, lambda: roles)

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Protocol
 
 from pliant.schemas.errors import UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.file_io.events import LogReader
 from pliant.schemas.job import Job, arriving_at
 from pliant.tools.run.door.client import Client, Ended, client_of
 from pliant.tools.run.service import submit as own
 from pliant.tools.run.service.launching import at_home
+from pliant.tools.run.service.stacks import WorkerStack
 from pliant.tools.run.service.submit import Submitted
 from pliant.tools.run.statedir.directory import StateDir, holder_of
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -18,6 +21,7 @@ from pliant.tools.run.statedir.requests import JobAction, NodeAction, Spool
 from pliant.tools.run.watch import output
 from pliant.tools.run.watch.job_page import Happened, error_lines, history
 from pliant.tools.run.watch.job_status import JobStatus, known_ids
+from pliant.tools.run.watch.stacks import job_stacks
 from pliant.tools.run.watch.status import Status, Watcher
 from pliant.tools.run.watch.top import Use, UseMeter, measured
 
@@ -29,6 +33,9 @@ class Looking(Protocol):
     def history(self, job_id: str) -> list[Happened]: ...
     def errors(self, job: JobStatus) -> list[str]: ...
     def use(self, job: JobStatus) -> tuple[float | None, int | None]: ...
+
+    def all_events(self, job: JobStatus) -> list[Event] | None:
+        """The log of the run that a job is in. Returns None if what the job did is another account's."""
 
 
 class _OwnFiles:
@@ -46,6 +53,9 @@ class _OwnFiles:
 
     def use(self, job: JobStatus) -> tuple[float | None, int | None]:
         return measured(self._watcher.dirs, job.log) if job.log.gpus else (None, None)
+
+    def all_events(self, job: JobStatus) -> list[Event] | None:
+        return [event for block in LogReader(self._watcher.dirs.events).read_all() for event in block]
 
 
 class Measuring(Protocol):
@@ -178,6 +188,14 @@ def job_output(
     if client is None:
         return output.job_output(state, job_id, follow=follow, lines=lines)
     return client.output(job_id, follow=follow, lines=lines)
+
+
+def stacks(state: Path, job_id: str, within_s: float) -> list[WorkerStack]:
+    """:raises PliantError: it does not run, or what it does is not this account's to see."""
+    client = client_of(state)
+    if client is None:
+        return job_stacks(state, job_id, within_s=within_s)
+    return client.stacks(job_id, within_s)
 
 
 def ends_of(state: Path, job_ids: Sequence[str]) -> Iterator[Ended | None]:

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pliant.schemas.errors import ServiceMissingError, UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.file_io.events import parse_events
 from pliant.schemas.io import job_file
 from pliant.schemas.job import Job
 from pliant.tools.run.door import protocol as asked
 from pliant.tools.run.door.letters import munge_for, send
 from pliant.tools.run.door.place import door_address, peer_of
 from pliant.tools.run.door.protocol import as_line, error_of, pieces_from, value_in
-from pliant.tools.run.door.views import HISTORY, STATUS, USES, filled_in
+from pliant.tools.run.door.views import HISTORY, STACKS, STATUS, USES, filled_in
+from pliant.tools.run.service.stacks import WorkerStack
 from pliant.tools.run.service.submit import Submitted
 from pliant.tools.run.statedir.directory import ROOT, StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -32,6 +35,8 @@ from pliant.tools.run.watch.top import Use
 ANSWER_S: Final = 60.0
 """An answer begins within this time, or the run hangs."""
 POLL_S: Final = 2.0
+ALL: Final = 1_000_000_000
+"""As a number of events: as many as there are."""
 PATIENCE_S: Final = 10.0
 """A request that a limit of requests refuses is made again within this time."""
 
@@ -101,6 +106,15 @@ class Client:
     def uses(self) -> tuple[RunLog, list[Use]]:
         log, uses = USES.validate_json(self._answer(asked.MeasureUse()))
         return filled_in(log), list(uses)
+
+    def stacks(self, job_id: str, within_s: float) -> list[WorkerStack]:
+        wait_s = min(within_s, asked.LONGEST_STACKS_S)
+        return STACKS.validate_json(self._answer(asked.ReadStacks(job=job_id, within_s=wait_s)))
+
+    def all_events(self, job: JobStatus) -> list[Event] | None:
+        if job.log.uid != os.geteuid():
+            return None
+        return [*parse_events(b"".join(self.events(ALL, follow=False)), str(self._state))]
 
     def output(self, job_id: str, *, follow: bool, lines: int | None) -> Iterator[bytes]:
         return self._pieces(asked.ReadOutput(job=job_id, follow=follow, lines=lines))

@@ -32,6 +32,8 @@ LINE_S: Final = 10.0
 """A request is there within this time of its connection."""
 SEND_S: Final = 30.0
 """A reader that takes nothing for so long has left."""
+LONGEST_STACKS_S: Final = 30.0
+"""For which the workers of a job are waited for."""
 _LENGTH: Final = struct.Struct(">I")
 _LAST: Final = 0xFFFFFFFF
 _VALUE: Final = b'{"ok":true,"value":'
@@ -129,9 +131,17 @@ class AwaitEnds(Record):
     jobs: _Ids
 
 
+class ReadStacks(Record):
+    """Where the workers of a job are."""
+
+    ask: Literal["stacks"] = "stacks"
+    job: Identifier
+    within_s: Annotated[PositiveFloat, Field(le=LONGEST_STACKS_S)] = LONGEST_STACKS_S
+
+
 Asked = (
     SubmitJobs | CancelJobs | OrderJobs | OrderNodes | Look | Describe | MeasureUse | ReadOutput | ReadEvents
-) | AwaitEnds
+) | (AwaitEnds | ReadStacks)
 REQUEST: Final = TypeAdapter[Asked](Annotated[Asked, Field(discriminator="ask")])
 
 

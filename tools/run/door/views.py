@@ -15,6 +15,7 @@ from pliant.schemas.event import ORDERS, Event
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import TeamStanding
 from pliant.tools.run.door.roles import Person, Roles
+from pliant.tools.run.service.stacks import WorkerStack
 from pliant.tools.run.statedir.directory import ROOT
 from pliant.tools.run.statedir.log.fold import WORKER_EVENTS, JobLog, RunLog
 from pliant.tools.run.watch.job_page import Happened
@@ -25,6 +26,7 @@ _CONFIG: Final = ConfigDict(ser_json_inf_nan="constants")
 STATUS: Final = TypeAdapter(Status)
 USES: Final = TypeAdapter(tuple[RunLog, tuple[Use, ...]], config=_CONFIG)
 HISTORY: Final = TypeAdapter(list[Happened], config=_CONFIG)
+STACKS: Final = TypeAdapter(list[WorkerStack])
 HELD_BACK: Final = "-"
 """Stands for what is not public where a job must have something."""
 _OF_ALL: Final = frozenset(

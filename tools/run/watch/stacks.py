@@ -24,19 +24,22 @@ from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.directory import StateDir, check_job
 from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.run.watch.job_status import known_ids, standing
-from pliant.tools.run.watch.status import Watcher
+from pliant.tools.run.watch.status import Status, Watcher
 
 SCHEMA: Final = "pliant.stack/1"
 
 
-def job_stacks(state: Path, job_id: str, *, within_s: float = WITHIN_S) -> list[WorkerStack]:
+def job_stacks(
+    state: Path, job_id: str, *, within_s: float = WITHIN_S, found: Status | None = None
+) -> list[WorkerStack]:
     """The stacks of all workers of a running job.
 
     :param within_s: how long to wait for answers.
+    :param found: where its jobs stand; None: it is looked up.
     :raises UsageError: no such state directory or job, or it does not run.
     :raises ServiceMissingError: it does not use the elastic library, and py-spy is not installed.
     """
-    found = Watcher(state).look()
+    found = Watcher(state).look() if found is None else found
     job = found.log.jobs.get(job_id)
     if job is None and job_id not in known_ids(found):
         raise no_such_job(state, [job_id], known_ids(found))
@@ -60,6 +63,9 @@ def job_stacks(state: Path, job_id: str, *, within_s: float = WITHIN_S) -> list[
             f"job {job_id} does not use the elastic library: its stacks are seen on its nodes alone "
             f"({nodes}), by py-spy dump"
         )
+    if dirs.is_shared:
+        text = "its stacks are seen by its user alone, by py-spy dump"
+        raise UsageError(f"job {job_id} does not use the elastic library: {text}")
     return _by_py_spy(folder, plan)
 
 

@@ -40,8 +40,14 @@ def test_a_job_trains_as_the_account_that_submitted_it_and_others_have_no_part_i
 
         assert SAID in run.by(ANN, "log a").stdout
         assert "running" in run.by(ANN, "status a").stdout
-        told = run.by(ANN, "why a")
-        assert (told.exit_code, told.stdout, len(told.stderr.splitlines())) == (2, "", 1)
+        told = run.by(ANN, "why a --json")
+        assert told.exit_code == 0, told.stderr
+        assert json.loads(told.stdout)["cost"]["held_gpu_seconds"] > 0
+        shown = run.by(ANN, "stack a")
+        assert (shown.exit_code, shown.stdout.startswith(("1 worker (", "2 workers ("))) == (0, True), shown
+        public = json.loads(run.by(BOB, "why a --json").stdout)
+        assert (public["job"]["id"], public["cost"]) == ("a", None)
+        assert str(run.home(ANN)) not in json.dumps(public)
 
         for words in ("log a", "cancel a", "stack a"):
             refused = run.by(BOB, words)
