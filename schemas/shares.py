@@ -37,6 +37,8 @@ class Team(Record):
     in the same way as the cluster among teams; a list leaves that to the policy."""
     groups: tuple[str, ...] = ()
     """UNIX groups whose members are in it; looked up when a job is submitted."""
+    accounts: tuple[str, ...] = ()
+    """Slurm accounts whose members are in it; looked up with ``sacctmgr`` when a job is submitted."""
     weight: PositiveFloat = 1.0
     """Its part of what is not guaranteed, beside the weights of the other teams."""
     guaranteed: dict[str, GpuLimit] = Field(default_factory=dict)
@@ -74,12 +76,13 @@ class Shares(Record):
 
     @model_validator(mode="after")
     def _names_each_once(self) -> Self:
-        seen: dict[str, str] = {}
-        for name, team in self.teams.items():
-            for group in team.groups:
-                if seen.setdefault(group, name) != name:
-                    text = f"has {group!r}, which is in team {seen[group]!r}, too"
-                    raise broken_rule(text, f"/teams/{name}/groups")
+        for field in ("groups", "accounts"):
+            seen: dict[str, str] = {}
+            for name, team in self.teams.items():
+                for member in getattr(team, field):
+                    if seen.setdefault(member, name) != name:
+                        text = f"has {member!r}, which is in team {seen[member]!r}, too"
+                        raise broken_rule(text, f"/teams/{name}/{field}")
         return self
 
     @classmethod
@@ -91,17 +94,31 @@ class Shares(Record):
         """Names of the teams that list a user, in the order of the file."""
         return [name for name, team in self.teams.items() if user in team.users]
 
-    def joined(self, job: Job, groups: Collection[str]) -> Job:
-        """The job with the team of its user's UNIX groups, if nothing else names one."""
+    def joined(self, job: Job, groups: Collection[str], accounts: Collection[str] = ()) -> Job:
+        """The job with the team of its user's UNIX groups, else Slurm accounts, if nothing else names one."""
         if job.team or self.teams_of(job.user):
             return job
-        found = next((name for name, team in self.teams.items() if set(team.groups) & {*groups}), "")
+        by_group = (name for name, team in self.teams.items() if set(team.groups) & {*groups})
+        by_account = (name for name, team in self.teams.items() if set(team.accounts) & {*accounts})
+        found = next(by_group, "") or next(by_account, "")
         return job.model_copy(update={"team": found}) if found else job
 
-    def why_not(self, job: Job, groups: Collection[str]) -> str | None:
+    def hangs_on_accounts(self, job: Job, groups: Collection[str]) -> bool:
+        """Whether it takes the Slurm accounts of its user to say which team a job is in, or may name."""
+        if job.team:
+            named = self.teams.get(job.team)
+            return named is not None and bool(named.accounts) and self.why_not(job, groups) is not None
+        known = self.teams_of(job.user) or self.joined(job, groups).team
+        return not known and any(team.accounts for team in self.teams.values())
+
+    def why_not(self, job: Job, groups: Collection[str], accounts: Collection[str] = ()) -> str | None:
         """Why a job may not count for the team that it names, as a clause; None: it may."""
         team = self.teams.get(job.team)
-        if not job.team or (team is not None and (job.user in team.users or set(team.groups) & {*groups})):
+        if not job.team:
+            return None
+        if team is not None and job.user in team.users:
+            return None
+        if team is not None and (set(team.groups) & {*groups} or set(team.accounts) & {*accounts}):
             return None
         if team is None:
             return f'names team "{job.team}", expected one of {", ".join(self.teams) or "none"}'

@@ -253,6 +253,26 @@ def test_a_team_is_named_by_the_job_its_user_its_groups_or_a_label():
     assert rules.why_not(job("x", team="e"), []) == 'names team "e", expected one of a, b, c'
 
 
+def test_slurms_accounts_count_after_groups_and_are_asked_for_only_where_they_decide():
+    rules = shares(a={"accounts": ("physics",)}, b={"users": ("ann",), "groups": ("staff",)})
+    assert rules.joined(job("x", user="eve"), [], ["bio", "physics"]).team == "a"
+    assert rules.joined(job("x", user="eve"), ["staff"], ["physics"]).team == "b"
+    assert rules.why_not(job("x", user="eve", team="a"), [], ["physics"]) is None
+    assert rules.why_not(job("x", user="eve", team="a"), []) == 'names team "a", which user eve is not in'
+    asked = [
+        rules.hangs_on_accounts(job("x", **named), groups)
+        for named, groups in (
+            ({"user": "eve"}, []),
+            ({"user": "eve", "team": "a"}, ["staff"]),
+            ({"user": "eve"}, ["staff"]),
+            ({"user": "ann"}, []),
+            ({"user": "eve", "team": "b"}, []),
+        )
+    ]
+    assert asked == [True, True, False, False, False]
+    assert not shares(b={"groups": ("staff",)}).hangs_on_accounts(job("x", user="eve"), [])
+
+
 def under(policy: str, nodes: Cluster, rules: Shares) -> Session:
     return session(make_policy(policy), nodes.model_copy(update={"shares": rules}))
 

@@ -8,11 +8,12 @@ import os
 import pwd
 import time
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pliant.schemas.checks import check_after
-from pliant.schemas.errors import BadInputError, PliantError, Problem, UsageError
+from pliant.schemas.errors import BadInputError, PliantError, Problem, ServiceMissingError, UsageError
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
 from pliant.schemas.job import Job, arriving_at
 from pliant.schemas.shares import Shares
@@ -24,6 +25,9 @@ from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Order, Spool
 from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.schedule.registry import policy_class
+
+_ACCOUNTS_S: Final = 5.0
+"""For Slurm's database to say which accounts a user has."""
 
 
 class Submitted(NamedTuple):
@@ -72,6 +76,8 @@ def submit(
     elif problems := [found for job in listed for found in job_problems(job, source, looks=False)]:
         raise BadInputError(problems)
     dirs = StateDir(state.resolve())
+    if dirs.cluster.exists() and (shares := read_cluster(dirs.cluster).shares) is not None:
+        listed = _in_teams(listed, shares, source)
     spool = Spool(dirs)
     with spool.locked():
         # a log that was repaired may have lost the lines of a job that was started
@@ -82,9 +88,6 @@ def submit(
         if used:
             raise BadInputError(used)
         if dirs.cluster.exists():
-            shares = read_cluster(dirs.cluster).shares
-            if shares is not None:
-                listed = _in_teams(listed, shares, source)
             check_against(dirs, listed, source)
         spool.take_back({job.id for job in listed})
         spool.ask_to_run((in_utc(job, now_s) for job in listed), _uid(dirs, by))
@@ -161,17 +164,41 @@ def free_id(base: str, known: Collection[str], endings: Iterable[str] = ("",)) -
 
 
 def _in_teams(jobs: Iterable[Job], shares: Shares, source: str) -> list[Job]:
-    """The jobs with this account's name where they state no user, and with the team of its groups.
+    """The jobs with this account's name where they state no user, and with the team of its groups or its
+    Slurm accounts, which are asked for only where they matter.
 
     :raises BadInputError: a job names a team that is not there, or that its user is not in.
+    :raises ServiceMissingError: Slurm does not say what accounts a user has.
     """
     account = user_name()
     own = [job if job.user else job.model_copy(update={"user": account}) for job in jobs]
     groups = {job.user: _groups_of(job.user) for job in own}
-    wrong = [(job, why) for job in own if (why := shares.why_not(job, groups[job.user])) is not None]
+    asked = {job.user for job in own if shares.hangs_on_accounts(job, groups[job.user])}
+    minute = int(time.monotonic() // 60)
+    members = {user: (groups[user], _accounts_of(user, minute) if user in asked else []) for user in groups}
+    wrong = [(job, why) for job in own if (why := shares.why_not(job, *members[job.user])) is not None]
     if wrong:
         raise BadInputError([Problem(source, None, "/team", f'job "{job.id}" {why}') for job, why in wrong])
-    return [shares.joined(job, groups[job.user]) for job in own]
+    return [shares.joined(job, *members[job.user]) for job in own]
+
+
+@lru_cache(maxsize=1024)
+def _accounts_of(user: str, _minute: int) -> list[str]:
+    """Slurm's accounts of an account of this host, which a shared run asks for once a minute.
+
+    :raises ServiceMissingError: its database does not answer.
+    """
+    from pliant.tools.run.backends.slurm import parsing
+    from pliant.tools.run.backends.slurm.commands import ask, show_accounts
+
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return []
+    try:
+        return parsing.accounts(ask(show_accounts(user), timeout_s=_ACCOUNTS_S))
+    except ServiceMissingError as error:
+        raise ServiceMissingError(f"which team {user} is in hangs on Slurm's accounts: {error}") from error
 
 
 def _groups_of(account: str) -> list[str]:

@@ -185,6 +185,11 @@ def show_job(job_id: str) -> tuple[str, ...]:
     return "scontrol", "--oneliner", "show", "job", job_id
 
 
+def show_accounts(user: str) -> tuple[str, ...]:
+    """Prints the accounts of a user, one a line, for each cluster of the database and partition again."""
+    return "sacctmgr", "-nP", "show", "assoc", f"user={user}", "format=account"
+
+
 def show_config() -> tuple[str, ...]:
     return "scontrol", "show", "config"
 

@@ -215,6 +215,11 @@ def job_state(text: str) -> str:
     return _fields(text.strip()).get("JobState", "")
 
 
+def accounts(text: str) -> list[str]:
+    """What ``sacctmgr`` printed for :func:`.commands.show_accounts`, each account once."""
+    return sorted({line.strip() for line in text.splitlines()} - {""})
+
+
 def settings(text: str) -> dict[str, str]:
     """What ``scontrol show config`` printed, by name."""
     found = (_SETTING.match(line) for line in text.splitlines())

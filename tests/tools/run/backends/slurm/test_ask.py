@@ -8,13 +8,18 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import ServiceMissingError
+from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.schemas.io import write_cluster
+from pliant.schemas.shares import Shares, Team
 from pliant.tools.run.backends.protocol import Handle, Unit
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.backends.slurm.commands import ask
 from pliant.tools.run.backends.slurm.jobs import SlurmJobsBackend
+from pliant.tools.run.service.submit import _accounts_of, submit, user_name
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
-from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.directory import StateDir, make_own
+from pliant.tools.run.statedir.requests import Spool
+from tests.builders import cluster, job
 from tests.tools.run.site import until
 
 
@@ -100,3 +105,31 @@ def test_a_job_of_its_own_gets_no_word_of_a_launcher_around_this_one(
     until(lambda: "KEPT=yes" in (tmp_path / "seen").read_text())
     seen = {line.partition("=")[0] for line in (tmp_path / "seen").read_text().splitlines()}
     assert not seen & {"RANK", "TORCHELASTIC_RUN_ID"}
+
+
+def test_a_job_joins_the_team_of_its_users_slurm_accounts(command: Path, tmp_path: Path) -> None:
+    """The words and the output are those of sacctmgr's manual page: no database is asked."""
+    _accounts_of.cache_clear()
+    words, state = tmp_path / "words", tmp_path / "state"
+    said = "physics\nphysics\nroot"
+    write(tmp_path / "sacctmgr", f"echo \"$@\" >> {shlex.quote(str(words))}; echo '{said}'")
+    dirs = StateDir(state)
+    make_own(dirs)
+    shares = Shares(teams={"lab": Team(accounts=("physics",)), "bio": Team(accounts=("bio",))})
+    write_cluster(cluster(2).model_copy(update={"shares": shares}), dirs.cluster, mode=0o600)
+    own = {"command": ("train.py",), "workdir": str(tmp_path), "work": {"samples": 1.0}}
+
+    def submit_as(job_id: str, **more: str) -> None:
+        jobs = [job(job_id, **own, **more)]
+        submit(state, jobs, "jobs", folder=tmp_path, now_s=0.0, check_scripts=False)
+
+    submit_as("a")
+    with pytest.raises(BadInputError, match='names team "bio", which user'):
+        submit_as("b", team="bio")
+    asked = {each.id: each.team for request in Spool(dirs).requests() for each in request.jobs}
+    assert asked == {"a": "lab"}
+    assert set(words.read_text().splitlines()) == {f"-nP show assoc user={user_name()} format=account"}
+    _accounts_of.cache_clear()
+    write(tmp_path / "sacctmgr", "echo 'sacctmgr: error: Connection refused' >&2; exit 1")
+    with pytest.raises(ServiceMissingError, match="hangs on Slurm's accounts: sacctmgr: error: Connection"):
+        submit_as("c")
