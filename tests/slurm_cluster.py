@@ -75,15 +75,23 @@ class SlurmCluster:
 
     :param gpus: of each node.
     :param slurmd_timeout_s: after which a node whose daemon is silent is down.
+    :param settings: further lines of slurm.conf; of what is set twice, theirs count.
     """
 
-    def __init__(self, gpus: Sequence[int] = (4, 4, 4, 4), *, slurmd_timeout_s: int = 10) -> None:
+    def __init__(
+        self,
+        gpus: Sequence[int] = (4, 4, 4, 4),
+        *,
+        slurmd_timeout_s: int = 10,
+        settings: Sequence[str] = (),
+    ) -> None:
         missing = [name for name in NEEDED if _where(name) is None]
         if missing:
             raise NoSlurmError(f"not installed: {', '.join(missing)} (Debian: slurm-wlm, munge)")
         self.gpus = {f"n{index}": count for index, count in enumerate(gpus)}
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-", dir=_short_folder()))
         self._slurmd_timeout_s = slurmd_timeout_s
+        self._settings = tuple(settings)
         self._munged: subprocess.Popen[bytes] | None = None
         self.env = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
@@ -176,6 +184,7 @@ class SlurmCluster:
                 f"CoresPerSocket=8 ThreadsPerCore=1 RealMemory=1000 {gres}State=UNKNOWN\n"
             )
         lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n")
+        lines += [f"{line}\n" for line in self._settings]
         (self.folder / "slurm.conf").write_text("".join(lines))
         (self.folder / "gres.conf").write_text("".join(f"{line}\n" for line in resources))
         (self.folder / "state").mkdir(exist_ok=True)
@@ -320,13 +329,13 @@ def _user() -> str:
 
 @contextmanager
 def slurm_cluster(
-    gpus: Sequence[int] = (4, 4, 4, 4), *, slurmd_timeout_s: int = 10
+    gpus: Sequence[int] = (4, 4, 4, 4), *, slurmd_timeout_s: int = 10, settings: Sequence[str] = ()
 ) -> Iterator[SlurmCluster]:
-    """A Slurm that lives as long as the block.
+    """A Slurm that lives as long as the block; parameters as of :class:`SlurmCluster`.
 
     :raises NoSlurmError: it cannot be started here.
     """
-    found = SlurmCluster(gpus, slurmd_timeout_s=slurmd_timeout_s)
+    found = SlurmCluster(gpus, slurmd_timeout_s=slurmd_timeout_s, settings=settings)
     try:
         found.start()
         yield found

@@ -24,7 +24,10 @@ JOBS = 12
 POLICIES = list(BUILT_IN)
 UNSCALED: Mapping[str, str] = {"drl": "its network has learned from times in minutes"}
 """Policies whose results do not scale with all times, and why."""
-BY_NAME: Mapping[str, str] = {"random-bs": "the batch of a job is drawn from its name"}
+BY_NAME: Mapping[str, str] = {
+    "random-bs": "the batch of a job is drawn from its name",
+    "slurm": "by how much its user overestimates a job is drawn from its name",
+}
 """Policies that read more than the order of names, and why."""
 
 

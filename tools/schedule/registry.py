@@ -57,6 +57,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "shadow-price": "pliant.tools.schedule.policies.shadow_price.policy:ShadowPrice",
     "sia": "pliant.tools.schedule.policies.sia.policy:Sia",
     "sjf": "pliant.tools.schedule.policies.srtf:Sjf",
+    "slurm": "pliant.tools.schedule.policies.slurm:Slurm",
     "srtf": "pliant.tools.schedule.policies.srtf:Srtf",
     "themis": "pliant.tools.schedule.policies.themis:Themis",
     "tiresias": "pliant.tools.schedule.policies.tiresias:Tiresias",

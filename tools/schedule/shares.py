@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from pliant.schemas.job import Job
 from pliant.schemas.shares import ANY_TYPE, Owner, Shares, Team
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.rates import Speeds
@@ -26,10 +25,9 @@ _NEVER: Final = (math.inf, "")
 
 
 @dataclass(slots=True)
-class TeamUsage:
+class GpuUsage:
     """GPU-seconds by owner, which halve every ``half_life_s`` (0: none is kept), and what owners hold now."""
 
-    shares: Shares
     half_life_s: float
     gpu_s: dict[Owner, float] = field(default_factory=dict)
     """Until ``since_s``."""
@@ -39,12 +37,8 @@ class TeamUsage:
     """GPUs that owners hold more, or fewer, than ``held`` since ``changed_s``."""
     changed_s: float = 0.0
 
-    @classmethod
-    def under(cls, shares: Shares) -> TeamUsage:
-        return cls(shares, shares.half_life_hours * _HOUR_S)
-
-    def hold(self, job: Job, more: int, time_s: float) -> None:
-        """The owner of a job holds ``more`` GPUs from ``time_s`` on, or fewer if that is negative.
+    def hold(self, owner: Owner, more: int, time_s: float) -> None:
+        """An owner holds ``more`` GPUs from ``time_s`` on, or fewer if that is negative.
 
         What changes at one time counts in net: a log leads to the same numbers as the run that wrote it.
         """
@@ -52,7 +46,6 @@ class TeamUsage:
             return
         self._settle(time_s)
         self.changed_s = max(time_s, self.changed_s)
-        owner = self.shares.owner_of(job)
         self.changes[owner] = self.changes.get(owner, 0) + more
         if not self.changes[owner]:
             del self.changes[owner]
@@ -82,6 +75,17 @@ class TeamUsage:
         return {
             owner: self.gpu_s.get(owner, 0.0) * kept + self.held.get(owner, 0) * worth_s for owner in owners
         }
+
+
+@dataclass(slots=True)
+class TeamUsage(GpuUsage):
+    """Usage by the owners of a cluster's shares, with their half-life."""
+
+    shares: Shares = field(kw_only=True)
+
+    @classmethod
+    def under(cls, shares: Shares) -> TeamUsage:
+        return cls(shares.half_life_hours * _HOUR_S, shares=shares)
 
 
 @dataclass(slots=True)

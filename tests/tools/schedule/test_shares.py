@@ -108,8 +108,8 @@ def test_a_part_that_no_job_fits_goes_to_others():
 
 def test_usage_halves_with_the_half_life():
     usage, owner = TeamUsage.under(shares(1.0, a={})), Owner("a")
-    usage.hold(job("x", user="a"), 4, 0.0)
-    usage.hold(job("x", user="a"), -4, HOUR_S)
+    usage.hold(owner, 4, 0.0)
+    usage.hold(owner, -4, HOUR_S)
     full = usage.until(HOUR_S)[owner]
     assert usage.until(2 * HOUR_S)[owner] == pytest.approx(full / 2)
     assert 4 * HOUR_S / 2 < full < 4 * HOUR_S

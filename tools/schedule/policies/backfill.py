@@ -1,8 +1,14 @@
-"""Backfilling: which jobs may pass the head of a queue, found without reading those that cannot.
+"""Backfilling: which jobs may pass those before them in a queue.
+
+:class:`WaitingJobs` keeps the start of the head of the queue alone, and reads no job that cannot pass it.
+:class:`FreeAhead` plans all jobs, one after the other, so that none delays one before it.
 
 EASY (Lifka, JSSPP 1995) reads every waiting job at every event. Here jobs that fit the same GPUs at the same
 speeds form one *kind*; of a kind, only the first job that ends early enough matters. Each kind keeps its jobs
 in order of turn, in blocks that know their least work.
+
+Conservative backfilling (Mu'alem and Feitelson, IEEE TPDS 2001) gives every waiting job, in order, the
+earliest start that its predecessors leave, and books it.
 """
 
 from __future__ import annotations
@@ -318,3 +324,49 @@ def _predicted_end_s(job: JobState, grant: Grant, snapshot: Snapshot) -> float |
 def _keeps_work(job: JobState) -> bool:
     """Whether its remaining work cannot change while it waits: not predicted, not reported."""
     return job.phase is Phase.WAITING and not job.predicted and not job.revealed
+
+
+class FreeAhead:
+    """GPUs of one type that are free from now on, in whole slots of time; the first is slot 0."""
+
+    def __init__(self, free: int, frees: Iterable[tuple[int, int]] = ()) -> None:
+        """:param frees: (slot after 0 from which on they are free, GPUs), in any order."""
+        self._slots, self._free = [0], [free]
+        for slot, gpus in sorted(frees):
+            if slot > self._slots[-1]:
+                self._slots.append(slot)
+                self._free.append(self._free[-1])
+            self._free[-1] += gpus
+
+    @property
+    def now(self) -> int:
+        """Those free in slot 0."""
+        return self._free[0]
+
+    def earliest(self, gpus: int, slots: int, last: int) -> int | None:
+        """The first slot, up to ``last``, from which on that many are free for so long; None if none is."""
+        start: int | None = None
+        for slot, free in zip(self._slots, self._free, strict=True):
+            if start is not None and slot >= start + slots:
+                return start
+            if free < gpus:
+                start = None
+            elif start is None:
+                if slot > last:
+                    return None
+                start = slot
+        return start
+
+    def book(self, gpus: int, start: int, slots: int) -> None:
+        """Take GPUs from ``start`` on for ``slots`` slots, where :meth:`earliest` has found them."""
+        first = self._divide_at(start)
+        for index in range(first, self._divide_at(start + slots)):
+            self._free[index] -= gpus
+
+    def _divide_at(self, slot: int) -> int:
+        """The index of the span that begins at a slot, made if there is none."""
+        index = bisect_left(self._slots, slot)
+        if index == len(self._slots) or self._slots[index] != slot:
+            self._slots.insert(index, slot)
+            self._free.insert(index, self._free[index - 1])
+        return index

@@ -479,7 +479,7 @@ class ClusterState:
 
     def _hold(self, job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
         if self.usage is not None:
-            self.usage.hold(job.spec, gpus_of(place) - job.gpus, time_s)
+            self.usage.hold(self.usage.shares.owner_of(job.spec), gpus_of(place) - job.gpus, time_s)
         hold(job, time_s, place, servers)
 
     def _leave(self, job: JobState, time_s: float) -> None:

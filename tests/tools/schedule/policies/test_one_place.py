@@ -13,8 +13,8 @@ from tests.golden.scenario import FOLDER
 
 ROOT = Path(__file__).resolve().parents[4]
 POLICIES = "tools/schedule/policies/"
-WORDS = BUILT_IN.keys() - {"fair-share"}
-"""The reports' reference is called fair-share, too."""
+WORDS = BUILT_IN.keys() - {"fair-share", "slurm"}
+"""The reports' reference is called fair-share, too, and backends and an importer are named after Slurm."""
 MEAN_SOMETHING_ELSE = (
     "tools/schedule/registry.py",
     "schemas/runinfo.py",  # what event files of earlier versions do not state

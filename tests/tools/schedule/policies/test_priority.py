@@ -16,7 +16,7 @@ from pliant.tools.schedule.registry import BUILT_IN, describe, make_policy, poli
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job, session
 
-FIRST = ["fifo", "las", "lucid", "srtf", "sjf", "fair-share", "optimus"]
+FIRST = ["fifo", "las", "lucid", "srtf", "sjf", "fair-share", "optimus", "slurm"]
 
 
 def opened(policy: str, **priorities: float) -> Session:

@@ -1,0 +1,336 @@
+"""Slurm's rules by hand: priorities from the manual's formulas, backfill that delays no job, preemption."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.schemas.job import Job
+from pliant.schemas.shares import Owner
+from pliant.tools.schedule.policies.backfill import FreeAhead
+from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.schedule.policies.slurm import FairShares, Slurm
+from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session.session import Session
+from tests.builders import cluster, decided, job, mixed_cluster, opened, session
+
+FIFO = dict.fromkeys(
+    ("priority_weight_age", "priority_weight_fairshare", "priority_weight_job_size"), 0.0
+) | {"bf_interval_s": 0.0, "bf_resolution_s": 1.0}
+"""Jobs in order of submission, planned to the second whenever something changes."""
+
+
+def limited(name: str, gpus: int, limit_s: float, *, at: float = 0.0, **more) -> Job:
+    labels = {"time_limit": str(limit_s), **more.pop("labels", {})}
+    return job(name, at=at, gpus=gpus, gpu_seconds=gpus * limit_s / 2, labels=labels, **more)
+
+
+def priority_of(held: Session, job_id: str, now_s: float) -> int:
+    return int(held.explain(now_s)[job_id].reason.partition("priority ")[2].split()[0].rstrip(","))
+
+
+# Priority.
+
+
+def test_the_priority_is_the_sum_of_weighted_factors():
+    policy = Slurm(
+        priority_weight_fairshare=0.0,
+        priority_weight_qos=2000.0,
+        priority_max_age_s=1000.0,
+        priority_calc_period_s=0.0,
+        partitions="main=1,debug=4",
+        qos="normal=10,high=40",
+    )
+    labels = {"partition": "main", "qos": "normal"}
+    held = opened(policy, cluster(8), job("a", gpus=8, gpu_seconds=1e6))
+    held.decide(0.0)
+    held.submit(job("b", at=100.0, gpus=2, labels=labels, priority=7.0), 100.0)
+    held.decide(100.0)
+    assert priority_of(held, "b", 100.0) == 0 + 250 + 250 + 500 + 7
+    held.decide(350.0)
+    assert priority_of(held, "b", 350.0) == 250 + 250 + 250 + 500 + 7
+    held.decide(5000.0)
+    assert priority_of(held, "b", 5000.0) == 1000 + 250 + 250 + 500 + 7
+
+
+def test_small_jobs_may_be_favoured():
+    for favors, expected in ((False, 250), (True, 750)):
+        policy = Slurm(priority_weight_fairshare=0.0, priority_favor_small=favors)
+        held = opened(policy, cluster(8), job("a", gpus=2))
+        held.decide(0.0)
+        assert priority_of(held, "a", 0.0) == expected
+
+
+def test_ages_grow_once_a_period():
+    policy = Slurm(priority_weight_fairshare=0.0, priority_weight_job_size=0.0, priority_max_age_s=1000.0)
+    held = opened(policy, cluster(1), job("a", gpu_seconds=1e6), job("b"))
+    held.decide(0.0)
+    ages = {}
+    for now_s in (299.0, 300.0, 599.0, 700.0):
+        held.decide(now_s)
+        ages[now_s] = priority_of(held, "b", now_s)
+    assert ages == {299.0: 0, 300.0: 300, 599.0: 300, 700.0: 600}
+
+
+def test_fair_shares_are_those_of_the_classic_formula():
+    """Account A has 3 shares of 4 and two users, B has 1 and one user; S = 0.375, 0.375 and 0.25."""
+    fair = FairShares({"A": 3.0})
+    for owner in (Owner("A", "ann"), Owner("A", "bob"), Owner("B", "cyd")):
+        fair.join(owner)
+        assert fair.factor(owner) == 1.0
+    fair.settle({Owner("A", "ann"): 30.0, Owner("A", "bob"): 10.0, Owner("B", "cyd"): 60.0})
+    assert fair.factor(Owner("A", "ann")) == pytest.approx(2 ** -((0.3 + (0.4 - 0.3) / 2) / 0.375))
+    assert fair.factor(Owner("A", "bob")) == pytest.approx(2 ** -((0.1 + (0.4 - 0.1) / 2) / 0.375))
+    assert fair.factor(Owner("B", "cyd")) == pytest.approx(2 ** -(0.6 / 0.25))
+    fair.join(Owner("A", "eve"))
+    assert fair.factor(Owner("A", "eve")) == pytest.approx(2 ** -((0.4 / 3) / 0.25))
+
+
+def test_an_account_without_shares_has_no_fair_share():
+    fair = FairShares({"A": 0.0, "B": 1.0})
+    fair.join(Owner("A", "ann"))
+    assert fair.factor(Owner("A", "ann")) == 0.0
+
+
+def test_usage_halves_in_a_half_life():
+    """Ann holds two GPUs for an hour, and an hour later Bob one for an hour.
+
+    A GPU held for an hour counts as c / 2 at its end. So two hours later Ann has used c / 4, and Bob c / 2:
+    1/3 and 2/3 of all, and with what the other used 2/3 and 5/6. Each is to have a half.
+    """
+    hour_s = 3600.0
+    policy = Slurm(priority_decay_half_life_s=hour_s, priority_calc_period_s=0.0)
+    held = opened(policy, cluster(2), job("a", gpus=2, user="ann", gpu_seconds=1e6))
+    held.decide(0.0)
+    held.end("a", hour_s)
+    held.decide(hour_s)
+    held.submit(job("b", gpus=1, user="bob", gpu_seconds=1e6), 2 * hour_s)
+    held.decide(2 * hour_s)
+    held.end("b", 3 * hour_s)
+    for number, user in enumerate(("ann", "bob")):
+        held.submit(job(user, at=4 * hour_s + number, gpus=1, user=user, gpu_seconds=1e6), 3 * hour_s)
+    held.decide(3 * hour_s)
+    assert priority_of(held, "ann", 3 * hour_s) == math.floor(10_000 * 2 ** -(4 / 3) + 500)
+    assert priority_of(held, "bob", 3 * hour_s) == math.floor(10_000 * 2 ** -(5 / 3) + 500)
+
+
+def test_whoever_used_less_comes_first():
+    held = opened(Slurm(bf_interval_s=0.0), cluster(1), job("a", user="ann", gpu_seconds=1000.0))
+    held.decide(0.0)
+    held.submit(job("a2", at=1.0, user="ann"), 1.0)
+    held.submit(job("b", at=2.0, user="bob"), 2.0)
+    held.decide(2.0)
+    held.decide(400.0)
+    held.end("a", 500.0)
+    assert decided(held, 500.0) == {"b": 1}
+
+
+# Backfill.
+
+
+def test_no_job_that_waits_is_delayed():
+    """Four GPUs, three of them taken until 100. Then "head" takes three until 150, "wide" all until 250.
+
+    "long" would leave the start of "head" alone, so EASY starts it; but "wide" would wait for its end.
+    """
+    jobs = (
+        limited("run", 3, 100),
+        limited("head", 3, 50, at=1),
+        limited("wide", 4, 100, at=2),
+        limited("long", 1, 500, at=3),
+        limited("short", 1, 140, at=4),
+    )
+    held = opened(Slurm(**FIFO), cluster(4), jobs[0])
+    held.decide(0.0)
+    for each in jobs[1:]:
+        held.submit(each, 5.0)
+    assert decided(held, 5.0) == {"run": 3, "short": 1}
+    easy = opened(Fifo("easy"), cluster(4), *(each.model_copy(update={"labels": {}}) for each in jobs))
+    assert "long" in decided(easy, 5.0)
+
+
+@pytest.mark.parametrize(("limit_s", "starts"), [(94, True), (95, False)])
+def test_a_job_ends_before_a_booked_start_and_not_at_it(limit_s: float, starts: bool):
+    held = opened(Slurm(**FIFO), cluster(4), limited("run", 3, 100))
+    held.decide(0.0)
+    held.submit(limited("head", 4, 50, at=1), 5.0)
+    held.submit(limited("short", 1, limit_s, at=2), 5.0)
+    assert ("short" in decided(held, 5.0)) == starts
+
+
+def test_times_are_rounded_to_the_resolution():
+    """From 5 on "run" frees its GPUs after 95 s: with steps of 60 s, after two of them."""
+    held = opened(Slurm(**FIFO | {"bf_resolution_s": 60.0}), cluster(4), limited("run", 3, 100))
+    held.decide(0.0)
+    held.submit(limited("head", 4, 50, at=1), 5.0)
+    held.submit(limited("one", 1, 61, at=2), 5.0)
+    assert decided(held, 5.0) == {"run": 3}
+    held.submit(limited("step", 1, 60, at=3), 5.0)
+    assert decided(held, 5.0) == {"run": 3, "step": 1}
+
+
+def test_what_starts_beyond_the_window_is_not_booked():
+    for window_s, expected in ((3600.0, {"run": 3}), (90.0, {"run": 3, "long": 1})):
+        held = opened(Slurm(**FIFO | {"bf_window_s": window_s}), cluster(4), limited("run", 3, 100))
+        held.decide(0.0)
+        held.submit(limited("head", 4, 50, at=1), 5.0)
+        held.submit(limited("long", 1, 500, at=2), 5.0)
+        assert decided(held, 5.0) == expected
+
+
+def test_a_pass_reads_so_many_jobs():
+    for tested, expected in ((1, {"run": 3}), (2, {"run": 3, "short": 1})):
+        held = opened(Slurm(**FIFO | {"bf_max_job_test": tested}), cluster(4), limited("run", 3, 100))
+        held.decide(0.0)
+        held.submit(limited("head", 4, 50, at=1), 5.0)
+        held.submit(limited("short", 1, 50, at=2), 5.0)
+        assert decided(held, 5.0) == expected
+
+
+def test_passes_keep_their_interval_and_starts_in_order_do_not():
+    held = opened(Slurm(**FIFO | {"bf_interval_s": 30.0}), cluster(4), limited("run", 3, 100))
+    held.submit(limited("head", 4, 50, at=1), 0.0)
+    held.decide(0.0)
+    held.submit(limited("short", 1, 50, at=2), 5.0)
+    assert decided(held, 5.0) == {"run": 3}
+    assert held.ask_again_s == 30.0
+    assert decided(held, 30.0) == {"run": 3, "short": 1}
+    held.end("run", 31.0)
+    held.end("short", 31.0)
+    assert decided(held, 31.0) == {"head": 4}
+
+
+def test_a_job_goes_where_it_starts_first():
+    nodes = mixed_cluster(a=(2,), b=(4,))
+    held = opened(Slurm(**FIFO), nodes, limited("run", 2, 50), limited("more", 4, 100, at=1))
+    held.decide(1.0)
+    held.submit(limited("head", 2, 50, at=2), 2.0)
+    held.submit(limited("next", 2, 50, at=3), 3.0)
+    held.decide(3.0)
+    held.end("run", 40.0)
+    held.decide(40.0)
+    assert held.jobs["head"].gpu_type == "a"
+    assert not held.jobs["next"].gpus
+
+
+def test_a_job_beyond_its_limit_is_expected_to_end_soon():
+    held = opened(Slurm(**FIFO), cluster(4), limited("run", 3, 10))
+    held.decide(0.0)
+    held.submit(limited("head", 4, 50, at=1), 60.0)
+    held.submit(limited("short", 1, 5, at=2), 60.0)
+    assert decided(held, 60.0) == {"run": 3}
+
+
+SPANS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 4)), max_size=6)
+JOBS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=8)
+
+
+@given(free=st.integers(0, 4), frees=SPANS, jobs=JOBS, last=st.integers(0, 20))
+def test_plans_are_those_of_a_search_slot_by_slot(free, frees, jobs, last):
+    ahead = FreeAhead(free, frees)
+    slots = [free + sum(gpus for slot, gpus in frees if slot <= at) for at in range(200)]
+    for gpus, length in jobs:
+        fits = (at for at in range(last + 1) if min(slots[at : at + length]) >= gpus)
+        expected = next(fits, None)
+        assert ahead.earliest(gpus, length, last) == expected
+        if expected is not None:
+            ahead.book(gpus, expected, length)
+            for at in range(expected, expected + length):
+                slots[at] -= gpus
+    assert ahead.now == slots[0]
+
+
+# Time limits.
+
+
+@given(st.floats(0, 10), st.integers(0, 5))
+def test_users_overestimate_by_up_to_so_much(overestimate: float, seed: int):
+    held = opened(
+        Slurm(overestimate=overestimate, overestimate_seed=seed),
+        cluster(2),
+        job("a", gpus=2, gpu_seconds=200),
+    )
+    held.decide(0.0)
+    limits = {held.policy.dump_state()["jobs"]["a"][1] for _ in range(2)}
+    (limit_s,) = limits
+    assert 100 <= limit_s <= 100 * (1 + overestimate)
+
+
+def test_a_limit_holds_on_the_slowest_gpus_and_unknown_work_gets_the_default():
+    policy = Slurm(overestimate=0.0, default_time_s=500.0)
+    held = opened(policy, cluster(4), job("a", gpu_seconds=30), job("b"), limited("c", 1, 70))
+    held.decide(0.0)
+    state = policy.dump_state()["jobs"]
+    assert {name: values[1] for name, values in state.items()} == {"a": 30, "b": 500, "c": 70}
+
+
+@pytest.mark.parametrize("stated", ["soon", "0", "1-00:00:00"])
+def test_a_limit_that_cannot_be_read_turns_its_job_away(stated: str):
+    held = opened(Slurm(), cluster(1), job("a", labels={"time_limit": stated}))
+    (change,) = held.decide(0.0)
+    assert not held.jobs
+    said = f'label time_limit is "{stated}", expected seconds, or a time like 30s, 5m, 2h or 1d, above 0'
+    assert (change.step, change.reason) == ("reject", said)
+
+
+# Preemption.
+
+
+def test_the_lowest_priorities_are_preempted_and_none_without_need():
+    policy = Slurm(preempts="high>low", qos="low=1,high=9", priority_weight_fairshare=0.0)
+    low = {"qos": "low"}
+    running = [
+        job("a", gpus=2, labels=low, gpu_seconds=1e4, priority=1.0),
+        job("b", gpus=2, labels=low, gpu_seconds=1e4, priority=2.0),
+        job("c", gpus=3, labels=low, gpu_seconds=1e4, priority=3.0),
+        job("d", gpus=1, gpu_seconds=1e4),
+    ]
+    held = opened(policy, cluster(8), *running)
+    assert decided(held, 0.0) == {"a": 2, "b": 2, "c": 3, "d": 1}
+    held.submit(job("h", at=1.0, gpus=3, labels={"qos": "high"}), 1.0)
+    assert decided(held, 1.0) == {"c": 3, "d": 1, "h": 3}
+    held.submit(job("x", at=2.0, gpus=5, labels={"qos": "high"}), 2.0)
+    assert decided(held, 2.0) == {"c": 3, "d": 1, "h": 3}
+    held.end("h", 3.0)
+    assert decided(held, 3.0) == {"b": 2, "d": 1, "x": 5}
+
+
+def test_jobs_are_exempt_for_a_time():
+    policy = Slurm(preempts="high>low", preempt_exempt_time_s=60.0)
+    held = opened(policy, cluster(1), job("a", labels={"qos": "low"}, gpu_seconds=1e4))
+    held.decide(0.0)
+    held.submit(job("h", at=10.0, labels={"qos": "high"}), 10.0)
+    assert decided(held, 10.0) == {"a": 1}
+    assert held.ask_again_s == 60.0
+    assert decided(held, 60.0) == {"h": 1}
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "said"),
+    [
+        ("shares", "a", "expected NAME=NUMBER"),
+        ("qos", "a=-1", "expected NAME=NUMBER"),
+        ("preempts", "high", "expected HIGH>LOW"),
+        ("bf_resolution_s", 0.0, "expected a number above 0"),
+        ("overestimate", -1.0, "expected 0 or more"),
+        ("bf_max_job_test", 0, "expected 1 or more"),
+    ],
+)
+def test_parameters_that_make_no_sense_are_refused(parameter: str, value: object, said: str):
+    with pytest.raises(Exception, match=f"parameter {parameter}: {said}"):
+        make_policy("slurm", {parameter: value})
+
+
+def test_usage_survives_in_the_dumped_state():
+    held = opened(Slurm(), cluster(2), job("a", user="ann", gpu_seconds=1e4))
+    held.decide(0.0)
+    held.decide(100.0)
+    held.decide(400.0)
+    state = held.policy_state()
+    again = session(Slurm(), cluster(2))
+    again.submit(job("a", user="ann", gpu_seconds=1e4), 0.0)
+    assert again.carry(state)
+    assert again.policy_state().state == state.state
