@@ -177,6 +177,26 @@ def _gavel(folder: Path, rows: int, rng: random.Random) -> tuple[Path, None]:
     return _lines(folder / "jobs.trace", map(line, range(rows))), None
 
 
+def _shockwave(folder: Path, rows: int, rng: random.Random) -> tuple[Path, None]:
+    def line(number: int) -> str:
+        steps, mode = rng.randrange(1000, 1_000_000), ("static", "accordion", "gns")[number % 3]
+        fields = (
+            "LM (batch size 20)",
+            "main.py",
+            "lm",
+            "--steps",
+            "1",
+            steps,
+            1 << number % 3,
+            mode,
+            "1",
+            "-1",
+        )
+        return "\t".join(map(str, (*fields, 600, 6 * number)))
+
+    return _lines(folder / "jobs.trace", map(line, range(rows))), None
+
+
 def _ones(folder: Path, rows: int, rng: random.Random) -> tuple[Path, None]:
     header = "time,model,task,epoch_size,patience,batch_size,lr,max_lr,target_acc,num_gpus"
     jobs = (f"{30 * n},resnet18,cifar,20000,10,256,0.005,0.08,0.7,{rng.randrange(1, 9)}" for n in range(rows))
@@ -236,6 +256,7 @@ WRITERS: Final[dict[str, Callable[[Path, int, random.Random], tuple[Path, str | 
     "slurm": _slurm,
     "tiresias": _tiresias,
     "gavel": _gavel,
+    "shockwave": _shockwave,
     "ones": _ones,
     "elasticflow": _elasticflow,
     "faults": _faults,

@@ -18,7 +18,7 @@ def trace_import(
         typer.Argument(
             metavar="FORMAT",
             help="Production traces: philly, helios, pai, alibaba-v2023, slurm, tiresias. With measurements: "
-            "pollux, sia, ones, gavel, elasticflow. Nodes that fail: faults.",
+            "pollux, sia, ones, gavel, shockwave, elasticflow. Nodes that fail: faults.",
         ),
     ],
     paths: Annotated[
@@ -53,7 +53,9 @@ def trace_import(
     ] = None,
     workload: Annotated[
         str | None,
-        typer.Option(help="The trace beside the measurements (pollux, sia, ones, gavel, elasticflow)."),
+        typer.Option(
+            help="The trace beside the measurements (pollux, sia, ones, gavel, shockwave, elasticflow)."
+        ),
     ] = None,
     begin: Annotated[
         str | None,
@@ -82,7 +84,7 @@ def trace_import(
     """Turn a public trace into jobs, and measurements into a profile and convergence tables.
 
     Says on stderr how many rows it read, which it dropped and why, and what it
-    had to assume. pollux, sia, ones, gavel and elasticflow write a folder:
+    had to assume. pollux, sia, ones, gavel, shockwave and elasticflow write a folder:
     jobs.jsonl, profile.parquet, convergence.parquet and history.jsonl (what jobs
     reported that ran), as far as the data goes. slurm reads what this prints:
     sacct -P --format=JobID,User,State,Submit,Start,ElapsedRaw,AllocTRES

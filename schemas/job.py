@@ -10,6 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import pairwise
 from json.encoder import encode_basestring_ascii
 from pathlib import PurePath
 from typing import Annotated, Any, Final, Literal, Self
@@ -179,6 +180,15 @@ class Gpus(Record):
         return gpus // self.per_replica
 
 
+class Regime(Record):
+    """A batch that a job takes by itself at a point of its work (Accordion, gradient noise scale)."""
+
+    after: Annotated[float, Field(gt=0, lt=1)]
+    """The part of all the work, between 0 and 1, after which it has this batch."""
+    size: BatchSize
+    """Global batch."""
+
+
 class Batch(Record):
     """Samples per optimizer step over all workers, and the limits that a policy may move it in."""
 
@@ -191,11 +201,28 @@ class Batch(Record):
     per_gpu_max: BatchSize | None = None
     """Largest local batch that fits one GPU, or one replica of several. Default: the largest feasible one in
     the profile."""
+    regimes: tuple[Regime, ...] = ()
+    """Batches that the job changes to by itself, in order of ``after``; size is what it begins with. Neither
+    policies nor the scheduler choose them: a replay follows them, and policies see the present one alone.
+    Default: the batch stays."""
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
         _refuse_crossed("batch", "size", self.size, self.min, self.max)
+        if self.regimes:
+            self._refuse_wrong_regimes()
         return self
+
+    def _refuse_wrong_regimes(self) -> None:
+        if self.size is None:
+            raise broken_rule("is missing, expected the batch before the first of batch.regimes", "/size")
+        for name in ("min", "max"):
+            if getattr(self, name) is not None:
+                raise broken_rule("contradicts batch.regimes, which the job alone chooses", f"/{name}")
+        for at, (before, regime) in enumerate(pairwise(self.regimes), 1):
+            if regime.after <= before.after:
+                text = f"{regime.after:g} is not above that of the regime before it, {before.after:g}"
+                raise broken_rule(text, f"/regimes/{at}/after")
 
 
 class SampleWork(Record):
@@ -389,11 +416,26 @@ class Job(Record):
             self._settle_relaunch(values)
         if self.id in self.after:
             raise broken_rule("names the job itself, expected other jobs", "/after")
+        if self.batch.regimes:
+            self._refuse_wrong_company_of_regimes()
         gpus = self.gpus
         if self.elastic == "none" and {gpus.min, gpus.max} - {None, gpus.requested}:
             text = "'none' contradicts gpus.min and gpus.max, expected them to equal gpus.requested"
             raise broken_rule(text, "/elastic")
         return self
+
+    def _refuse_wrong_company_of_regimes(self) -> None:
+        """Other fields that would choose the batch, too; and regimes with fewer samples than workers."""
+        if self.elastic == "size+batch":
+            text = "'size+batch' contradicts batch.regimes, which the job alone chooses, expected 'size'"
+            raise broken_rule(text, "/elastic")
+        if self.convergence is not None:
+            raise broken_rule("contradicts batch.regimes, expected one of them", "/convergence")
+        least = self.gpus.replicas(self.min_gpus)
+        for at, regime in enumerate(self.batch.regimes):
+            if regime.size < least:
+                text = f"{regime.size} is below the {least} workers of the smallest size"
+                raise broken_rule(text, f"/batch/regimes/{at}/size")
 
     def _settle_relaunch(self, values: dict[str, Any]) -> None:
         """Its elasticity if it states none; the batch belongs to its script."""
@@ -422,8 +464,11 @@ class Job(Record):
     def minor(self) -> int:
         """1: it refuses to share its GPUs; 2: its epochs are of a data set of unknown size; 3: its replicas
         have several GPUs, or it is resized by a relaunch; 4: it names its team, has a weight, waits for other
-        jobs, belongs to an array, or is held from the start; 5: it has certain sizes only.
+        jobs, belongs to an array, or is held from the start; 5: it has certain sizes only; 6: it changes its
+        batch by itself.
         """
+        if self.batch.regimes:
+            return 6
         if self.gpus.sizes is not None:
             return 5
         if self.team or self.weight != 1.0 or self.after or self.array is not None or self.hold:
@@ -528,6 +573,8 @@ def _text(value: object) -> str:
         return repr(value)
     if isinstance(value, Record):
         return canonical_json(value)
+    if isinstance(value, tuple):
+        return f"[{','.join(map(_text, value))}]"
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 

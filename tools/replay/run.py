@@ -359,7 +359,7 @@ class Submissions:
 
     def _curve(self, job: JobState) -> str:
         spec = job.spec
-        what = ("submit", spec.gpus.requested, spec.max_gpus(self._cluster_gpus))
+        what = ("submit", spec.gpus.requested, spec.max_gpus(self._cluster_gpus), spec.batch.regimes)
         return self._speeds.of_kind(job, what, lambda: self._made(job))
 
     def _made(self, job: JobState) -> str:

@@ -38,22 +38,52 @@ def job_state(job: Job, speeds: Speeds) -> JobState:
             f'job "{job.id}": its work comes to {state.total_samples:g} samples, '
             f"expected more than 0 and at most {MOST_SAMPLES:g}"
         )
+    for regime in job.batch.regimes if job.elastic == "none" else ():
+        _refuse_infeasible(state, regime.size, speeds)
     return state
 
 
 def demand_gpu_s(job: JobState, speeds: Speeds, *, of_simulation: bool = False) -> float:
     """L of Ares, section 3.2: GPU-seconds of all the work at the requested size (mean over mixed types).
 
-    An elastic job that is faster on fewer GPUs counts as that fast. If no GPU type can run the requested
+    An elastic job that is faster on fewer GPUs counts as that fast, and one that changes its batch by itself
+    as fast as it is at present. If no GPU type can run the requested
     size, the nearest of :func:`sizes_below` counts; a job without one, or of unknown work, has demand 0.
 
-    :param of_simulation: use the work at which a replay ends the job, even if policies see a prediction.
+    :param of_simulation: use the work at which a replay ends the job, even if policies see a prediction, and
+        the speeds of all batches that the job will change to by itself.
     """
     total = (job.work_samples if of_simulation else job.total_samples) or 0.0
     for gpus in (job.spec.gpus.requested, *sizes_below(job)):
         if _runs(job, gpus, speeds):
+            if of_simulation and job.spec.batch.regimes:
+                return gpus * total / (rate_of_all_work(job, gpus, speeds) or speeds.best_rate(job, gpus))
             return gpus * total / speeds.best_rate(job, gpus)
     return 0.0
+
+
+def rate_of_all_work(job: JobState, gpus: int, speeds: Speeds) -> float:
+    """Samples per second from beginning to end, over all batches that the job changes to by itself.
+
+    Returns 0.0 if one of them is infeasible on that many GPUs.
+    """
+    begin, batch, seconds = 0.0, job.spec.batch.size, 0.0
+    for regime in (*job.spec.batch.regimes, None):
+        rate = speeds.rate(job, gpus, global_batch=batch)
+        if not rate:
+            return 0.0
+        end, following = (1.0, None) if regime is None else (regime.after, regime.size)
+        seconds += (end - begin) / rate
+        begin, batch = end, following
+    return 1 / seconds
+
+
+def _refuse_infeasible(state: JobState, batch: int, speeds: Speeds) -> None:
+    gpus = state.spec.gpus.requested
+    if speeds.rate(state, gpus) and not speeds.rate(state, gpus, global_batch=batch):
+        raise BadInputError(
+            f'job "{state.id}": it changes its batch to {batch}, which is infeasible on {gpus} GPUs'
+        )
 
 
 def sizes_below(job: JobState) -> Iterator[int]:
@@ -167,16 +197,17 @@ def check_demand(jobs: Iterable[Job], policy: Policy, source: str, demand: Deman
 def submit_detail(state: JobState, speeds: Speeds, measured_sizes: Iterable[int] = ()) -> dict[str, Any]:
     """What :class:`~pliant.schemas.runinfo.SubmitDetail` describes, as JSON values.
 
-    The demand is that of Ares. The curve is taken at the reference batch on consolidated placements: at
+    The demand is that of Ares. The curve is taken at the reference batch, or over all batches that the job
+    changes to by itself, on consolidated placements: at
     powers of two of replicas, the requested and the largest size, and ``measured_sizes`` (GPUs). Sizes on
     which the job cannot run are left out. With it, a report needs no profile.
     """
     detail: dict[str, Any] = {"job": job_fields(state.spec)}
-    curve = [[size, speeds.rate(state, size)] for size in _sizes(state, speeds, measured_sizes)]
+    curve = [[size, rate_of_all_work(state, size, speeds)] for size in _sizes(state, speeds, measured_sizes)]
     detail["curve"] = [point for point in curve if point[1] > 0]
     if state.total_samples:
         detail["samples"] = state.total_samples
-    if demand := demand_gpu_s(state, speeds):
+    if demand := demand_gpu_s(state, speeds, of_simulation=bool(state.spec.batch.regimes)):
         detail["demand_gpu_s"] = demand
     return detail
 

@@ -266,6 +266,8 @@ def _apply_job(session: Session, event: Event, job_id: str) -> None:
         session.lose(job_id, event.time)
         _apply_wait(session, event)
     correct(job, event)
+    if event.event == "progress" and event.global_batch is not None and job.spec.batch.regimes:
+        session.take_batch(job_id, event.global_batch, job.samples_done(event.time), event.time)
     if event.event in ENDS:
         session.end(job_id, event.time, ENDS[event.event])
 

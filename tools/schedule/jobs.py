@@ -41,6 +41,13 @@ class Observation(NamedTuple):
     """None: the source does not say."""
 
 
+class BatchChange(NamedTuple):
+    """A batch that a job has changed to by itself."""
+
+    samples_done: float
+    batch: int
+
+
 class EpochEnd(NamedTuple):
     """What a job reported at the end of an epoch."""
 
@@ -88,7 +95,8 @@ class JobState:
     spec: Job
     """What the job file says: ``gpus``, ``batch``, ``elastic``, ``work``, ``user``, ``labels``, …"""
     reference_batch: int
-    """Global batch that the author chose; the base of the learning rate and of the demand."""
+    """Global batch that the author chose; the base of the learning rate and of the demand. Of a job that
+    changes its batch by itself, the present one."""
     total_samples: float | None
     """All the work in samples; None: unknown. If ``predicted``, as expected at the last decision."""
     id: str = field(init=False)
@@ -145,6 +153,8 @@ class JobState:
     """The first training loss that it reported; None: none yet."""
     epochs: Sequence[EpochEnd] = ()
     """Reported epoch ends, the last included: at most :data:`MOST_EPOCH_ENDS`, spread evenly."""
+    batch_changes: Sequence[BatchChange] = ()
+    """Batches that it has changed to by itself, oldest first; before them it had ``spec.batch.size``."""
     predicted: bool = False
     """Whether ``total_samples`` is a prediction: the job states no work, or a replay hides it."""
     is_speed_guessed: bool = False
@@ -283,6 +293,13 @@ class JobState:
     def report_loss(self, loss: float) -> None:
         if self.initial_loss is None:
             self.initial_loss = loss
+
+    def take_batch(self, batch: int, samples_done: float) -> None:
+        """It has changed its batch by itself, or is back at a checkpoint from before such a change."""
+        kept = tuple(change for change in self.batch_changes if change.samples_done <= samples_done)
+        before = kept[-1].batch if kept else self.spec.batch.size
+        self.batch_changes = kept if batch == before else (*kept, BatchChange(samples_done, batch))
+        self.reference_batch = self.global_batch = batch
 
     def end_epoch(self, end: EpochEnd) -> None:
         """A job that went back to a checkpoint reports an epoch again."""

@@ -44,7 +44,7 @@ class Oracle(Protocol):
 
 ChangeKind = Literal[
     "arrived", "finished", "cancelled", "failed", "rejected", "lost", "node_down", "node_up", "capacity",
-    "priority",
+    "priority", "batch",
 ]  # fmt: skip
 _ENDS: Final = frozenset({"finished", "cancelled", "failed", "rejected"})
 
@@ -55,7 +55,8 @@ class Change(NamedTuple):
     ``cancelled``: the job left for good, or is held; a released job arrives again, with its progress.
     ``lost``: the job lost its GPUs (crash, node gone) and waits again. ``rejected`` repeats the policy's own
     decision, so that its state can be rebuilt from changes. ``capacity``: GPUs of a node went out of service
-    or came back. Allocations are not changes: the policy decided them, and jobs show them.
+    or came back. ``batch``: the job changed its batch by itself. Allocations are not changes: the policy
+    decided them, and jobs show them.
     """
 
     time_s: float

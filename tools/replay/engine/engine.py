@@ -264,6 +264,7 @@ class Engine:
             self._running.leave(job.id, now_s)
             job.report_progress(now_s, saved[job.id])
             self.log.add(now_s, "requeue", job.id, gpus=0, samples_done=job.samples_done(now_s))
+            self._running.follow_regimes(job, now_s)
 
     # What the policy makes of it.
 

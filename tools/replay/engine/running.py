@@ -11,7 +11,7 @@ from pliant.tools.replay.engine.costs import FREE
 from pliant.tools.replay.engine.failures import last_checkpoint_s
 from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.engine.simulated_cluster import Interference, SimulatedCluster
-from pliant.tools.replay.progress.protocol import Segment
+from pliant.tools.replay.progress.protocol import Segment, regime
 from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation, Trajectory
 from pliant.tools.schedule.session.holdings import Transition
 from pliant.tools.schedule.session.session import Session
@@ -97,6 +97,7 @@ class RunningJobs:
         """The job was there before the replay began; what it holds is paid for."""
         if job.samples_done(now_s) > 0:
             self._trained.add(job.id)
+            self.follow_regimes(job, now_s)
         if job.gpus:
             self.begin(job, row, 0.0, now_s)
 
@@ -122,8 +123,21 @@ class RunningJobs:
         job.report_progress(now_s, held.goal)
         if held.epoch_end is not None:
             job.end_epoch(held.epoch_end)
+        if self.follow_regimes(job, now_s):
+            held.speed = job.samples_per_second
+            self._session.slowed.pop(job_id, None)
         job.train_from(now_s, held.speed)
         self._train(job, held, now_s, now_s)
+
+    def follow_regimes(self, job: JobState, now_s: float) -> bool:
+        """Give a job that changes its batch by itself that of its progress; returns whether it changed."""
+        done = job.samples_done(now_s)
+        batch, _ = regime(job, done)
+        if batch in (None, job.reference_batch):
+            return False
+        self._session.take_batch(job.id, batch, done, now_s)
+        self._log.add(now_s, "progress", job.id, gpus=job.gpus, global_batch=batch, samples_done=done)
+        return True
 
     def saved_samples(self, now_s: float) -> dict[str, float]:
         jobs = self._session.jobs
@@ -162,7 +176,8 @@ class RunningJobs:
         if self._simulated.measured:
             self._measure(job, segment, factor)
         end = self._end_samples(job, done)
-        held.goal = end if segment.until_samples is None else min(end, segment.until_samples)
+        until = segment.until_samples, regime(job, done)[1] if job.spec.batch.regimes else None
+        held.goal = min([end, *(samples for samples in until if samples is not None)])
         if (trajectory := segment.trajectory) is not None:
             job.train_along(from_s, trajectory, held.rate)
             end_s = from_s + trajectory.seconds

@@ -41,6 +41,7 @@ from pliant.tools.replay.importers.formats import (
     pai,
     philly,
     pollux,
+    shockwave,
     slurm,
     tiresias,
 )
@@ -62,6 +63,7 @@ FORMATS: Final[dict[str, Format]] = {
         ones.FORMAT,
         tiresias.FORMAT,
         gavel.FORMAT,
+        shockwave.FORMAT,
         elasticflow.FORMAT,
         slurm.FORMAT,
         faults.FORMAT,

@@ -31,6 +31,19 @@ class Segment(NamedTuple):
     """What the job reports where it ends, if that is the end of an epoch."""
 
 
+def regime(job: JobState, samples_done: float) -> tuple[int | None, float | None]:
+    """(batch, progress at which it ends) of the regime of a job that changes its batch by itself.
+
+    The batch is None for a job that does not, the end where no other regime follows. Of work that is not
+    known, no part is done.
+    """
+    work, regimes = job.work_samples, job.spec.batch.regimes
+    past = [each for each in regimes if work is not None and work * each.after <= samples_done]
+    ahead = regimes[len(past) :] if work is not None else ()
+    batch = past[-1].size if past else job.spec.batch.size
+    return batch if regimes else None, work * ahead[0].after if work is not None and ahead else None
+
+
 class ProgressModel(Protocol):
     """How fast a job advances, in samples as ``JobState.total_samples``. A model changes no state."""
 

@@ -236,6 +236,21 @@ class ClusterState:
         if self.commands.held.pop(job_id, None) is not None:
             self._arrive(job, time_s)
 
+    def take_batch(self, job_id: str, batch: int, samples_done: float, time_s: float) -> None:
+        """A job has changed its batch by itself, at this progress; its speed changes with it.
+
+        :raises KeyError: the job is not active.
+        """
+        job, time_s = self.jobs[job_id], self._at(time_s)
+        if batch == job.reference_batch:
+            return
+        job.take_batch(batch, samples_done)
+        if job.beside is not None:
+            self._join(job, self.jobs[job.beside], time_s)
+        elif job.gpus:
+            self._train_at(job, self._rate(job), time_s)
+        self._note("batch", time_s, job=job)
+
     def prioritize(self, job_id: str, time_s: float, priority: float) -> None:
         """Change the priority of a job.
 
@@ -530,8 +545,15 @@ class ClusterState:
         self.slowed[job.id] = rate
 
     def _rate(self, job: JobState) -> float:
-        """Samples per second of a job that has its GPUs alone."""
-        return self.speeds.rate_at(job, job.placement, job.global_batch)
+        """Samples per second of a job that has its GPUs alone.
+
+        GPUs that a batch chosen by the job itself leaves without a sample idle until the next decision.
+        """
+        rate = self.speeds.rate_at(job, job.placement, job.global_batch)
+        if rate or not job.batch_changes:
+            return rate
+        part = self.speeds.useful_part(job, job.placement, job.global_batch)
+        return self.speeds.rate_at(job, part, job.global_batch)
 
     # Jobs are bound to drained nodes: their GPUs are out of the policy's hands.
 

@@ -22,7 +22,15 @@ from pliant.schemas.io import profile_to_columns
 from pliant.schemas.job import Gpus, Job
 from pliant.schemas.profile import Profile
 from pliant.schemas.shares import Owner
-from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeState, Observation, Phase, node_states
+from pliant.tools.schedule.jobs import (
+    BatchChange,
+    EpochEnd,
+    JobState,
+    NodeState,
+    Observation,
+    Phase,
+    node_states,
+)
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change
@@ -48,6 +56,7 @@ _SHAPES: Final[dict[str, Callable[[Any], Any]]] = {
     "phase": Phase,
     "observations": lambda values: tuple(Observation(*each) for each in values),
     "epochs": lambda values: tuple(EpochEnd(*each) for each in values),
+    "batch_changes": lambda values: tuple(BatchChange(*each) for each in values),
 }
 """How to rebuild values of types that JSON lacks."""
 

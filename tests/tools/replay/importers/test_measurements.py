@@ -9,7 +9,7 @@ import pytest
 
 from pliant.schemas import io
 from pliant.schemas.errors import UsageError
-from pliant.schemas.job import EpochWork, IterationWork, SampleWork
+from pliant.schemas.job import EpochWork, IterationWork, Regime, SampleWork
 from pliant.schemas.profile import ConvergenceRow
 from pliant.tools.profile.predictor import ended_jobs
 from pliant.tools.replay.progress.convergence import validations
@@ -221,6 +221,35 @@ def test_gavel_traces_come_in_two_forms(tmp_path: Path) -> None:
     assert (first.batch.size, first.work) == (80, SampleWork(samples=6000.0))
     assert (second.id, second.submit_time, second.priority) == ("gavel-2", 3.0, 2.0)
     assert second.work == SampleWork(samples=50.0)
+
+
+def test_shockwave_jobs_change_their_batch_at_the_epochs_of_their_mode(tmp_path: Path) -> None:
+    """An epoch of ResNet-18 at batch 64 has 782 steps; 20 epochs end in the middle of the second regime."""
+
+    def line(job_type: str, steps: int, gpus: int, mode: str) -> str:
+        return f"{job_type}\tmain.py\tcifar10\t--num_steps\t1\t{steps}\t{gpus}\t{mode}\t1\t-1.0\t55\t0"
+
+    small = "ResNet-18 (batch size 64)"
+    path = text(
+        tmp_path,
+        "x.trace",
+        line(small, 20 * 782, 1, "gns"),
+        line(small, 40 * 782, 4, "accordion"),
+        line(small, 11 * 782, 1, "gns"),
+        line("Transformer (batch size 16)", 6250, 2, "accordion"),
+        line(small, 7820, 1, "static"),
+    )
+    grows, large, short, fixed, static = (job.batch for job in run(tmp_path, "shockwave", path).jobs)
+    assert grows.regimes == (Regime(after=11 / 20, size=128),)
+    assert (large.size, large.regimes) == (256, (Regime(after=13 / 40, size=1024),))
+    assert (short.regimes, fixed.regimes, static.regimes) == ((), (), ())
+
+
+def test_a_shockwave_line_of_another_mode_is_named(tmp_path: Path) -> None:
+    line = "LM (batch size 5)\tmain.py\tlm\t--steps\t1\t10\t1\tpollux\t1\t-1.0\t55\t0"
+    assert problems(tmp_path, "shockwave", text(tmp_path, "y.trace", line)) == [
+        "y.trace:1: /mode: 'pollux', expected static, accordion or gns"
+    ]
 
 
 def test_a_gavel_line_of_another_width_is_named(tmp_path: Path) -> None:

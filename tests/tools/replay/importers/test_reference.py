@@ -108,3 +108,19 @@ def test_traces_too_large_to_ship_are_read_where_they_are(
         pytest.skip(f"no {path} in the reference data")
     summary = import_trace(kind, [str(reference_data / path)], str(tmp_path / "jobs.jsonl"))
     assert summary.jobs > 10_000
+
+
+def test_shockwave_jobs_change_their_batch_as_the_artifact_states(
+    tmp_path: Path, reference_data: Path
+) -> None:
+    folder = reference_data / "shockwave"
+    result = run(tmp_path, "shockwave", str(folder), workload=str(folder / "120-jobs-dynamic.trace"))
+    by_mode = Counter(job.labels["mode"] for job in result.jobs)
+    assert len(result.jobs) == 120
+    assert by_mode == {"gns": 57, "accordion": 59, "static": 4}
+    assert sum(bool(job.batch.regimes) for job in result.jobs) == 67
+    rows = io.read_profile(result.out / "profile.parquet").rows
+    profiled = {(row.model, row.gpus, row.local_batch) for row in rows if row.kind == "train"}
+    for job in result.jobs:
+        for size in (job.batch.size, *(regime.size for regime in job.batch.regimes)):
+            assert (job.model, job.gpus.requested, size // job.gpus.requested) in profiled

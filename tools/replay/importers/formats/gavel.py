@@ -12,7 +12,7 @@ others of one node. A pair with the throughputs 0 does not fit the GPU's memory:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,39 +59,50 @@ def read_workload(workload: Path, conversion: Conversion) -> Iterator[Job]:
         "work is total steps times the batch of the type: a step is one worker's mini-batch"
     )
     conversion.summary.assume("jobs do not change size; their batch is that of their type on each GPU")
-    return conversion.convert(_rows(workload, conversion), partial(_job, conversion))
+    return conversion.convert(tabbed_rows(workload, (SHORT, LONG), conversion), partial(_job, conversion))
 
 
-def _rows(path: Path, conversion: Conversion) -> Iterator[InputRow]:
+def tabbed_rows(path: Path, forms: Sequence[Sequence[str]], conversion: Conversion) -> Iterator[InputRow]:
+    """The lines of a trace.
+
+    :param forms: the columns of each form that a line may have; they differ in their number.
+    """
+    by_width = {len(form): form for form in forms}
     with open_text(path) as stream:
         for line, content in enumerate(stream, 1):
             fields = [field.strip() for field in content.split("\t")]
-            names = {len(SHORT): SHORT, len(LONG): LONG}.get(len(fields))
+            names = by_width.get(len(fields))
             if names is not None:
                 yield InputRow(source_name(path), line, dict(zip(names, fields, strict=True)))
             elif content.strip():
-                message = f"has {len(fields)} fields separated by tabs, expected {len(SHORT)} or {len(LONG)}"
+                expected = " or ".join(map(str, by_width))
+                message = f"has {len(fields)} fields separated by tabs, expected {expected}"
                 conversion.refuse_row(source_name(path), line, message)
 
 
 def _job(conversion: Conversion, row: InputRow) -> Job:
+    deadline = row.values.get("deadline", "-1")
+    labels = {} if deadline.startswith("-") else {"deadline": deadline}
+    return training_job("gavel", conversion, row, labels)
+
+
+def training_job(trace: str, conversion: Conversion, row: InputRow, labels: Mapping[str, str]) -> Job:
+    """The job of a line: its type, steps, GPUs and arrival. Its batch stays as its type says."""
     model, batch = model_and_batch(row.values["type"])
     steps, gpus = parse_number(row.values["steps"], "steps"), parse_number(row.values["gpus"], "gpus")
     if gpus != int(gpus) or not gpus:
         raise MalformedRowError("gpus", f"{row.values['gpus']!r}, expected a whole number above 0")
     if not steps:
         raise DroppedRowError("have no steps to do")
-    deadline = row.values.get("deadline", "-1")
-    labels = {"trace": "gavel", "job_type": row.values["type"]}
     return Job(
-        id=conversion.new_id(f"gavel-{row.line}"),
+        id=conversion.new_id(f"{trace}-{row.line}"),
         submit_time=parse_number(row.values["arrival"], "arrival"),
         model=model,
         gpus=Gpus(requested=int(gpus)),
         priority=parse_number(row.values.get("priority", "0"), "priority"),
         batch=Batch(size=int(gpus) * batch),
         work=SampleWork(samples=steps * batch),
-        labels=labels if deadline.startswith("-") else {**labels, "deadline": deadline},
+        labels={"trace": trace, "job_type": row.values["type"], **labels},
     )
 
 
