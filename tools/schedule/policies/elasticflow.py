@@ -279,7 +279,7 @@ class _Plans:
         left = job.remaining_samples(self._snapshot.time_s) or 0.0
         lost_s = self._policy.lost_s(job, self._snapshot.speeds)
         held = job.gpus if job.gpu_type == self.kind else 0
-        found = []
+        found: list[_Stretch] = []
         for stretch in free.stretches(planned.sizes, most, job.deadline_s):
             start_s = stretch.from_s
             if stretch.gpus and stretch.gpus != held:
