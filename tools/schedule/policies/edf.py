@@ -52,10 +52,13 @@ class EdfElastic(Policy):
 
     Jobs of higher priority come first, whatever their deadlines.
 
-    The baseline EDF of ElasticFlow (ASPLOS '23), section 6, whose jobs scale out as far as that makes them
-    faster. At every change all GPUs are dealt out again in the order of ``edf``: a job gets the size at which
-    it is fastest, or the fastest of those that are left. A job that is not elastic gets what it requested. A
+    At every change all GPUs are dealt out again in the order of ``edf``: a job gets the size at which it is
+    fastest, or the fastest of those that are left. A job that is not elastic gets what it requested. A
     running job keeps its GPU type where that has a size for it, another goes where it is fastest.
+
+    ElasticFlow (ASPLOS '23) is compared with an EDF that goes further: its published shares of met deadlines
+    are those of jobs that have the largest size ever measured, even where fewer GPUs are faster, or nothing.
+    That is ``edf`` with jobs that request the largest size, and so is it measured.
     """
 
     name: ClassVar[str] = "edf-elastic"
