@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from pliant.schemas.job import EpochWork, Job
@@ -203,6 +204,14 @@ class JobState:
             requested = self.spec.gpus.requested
             return range(requested, 1 + min(requested, self.max_gpus(cluster_gpus)))
         return self.spec.gpus.between(self.spec.min_gpus, self.max_gpus(cluster_gpus))
+
+    @property
+    def deadline_s(self) -> float:
+        """When it is to be done, if finishing later is worth nothing to it; infinite: it has no deadline."""
+        utility = self.spec.utility
+        if utility.shape != "step":
+            return inf
+        return self.spec.submit_time + (utility.target or 0.0)
 
     @property
     def turn(self) -> tuple[float, float, str]:

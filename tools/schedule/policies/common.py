@@ -20,6 +20,8 @@ from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
 _EVERY_NUMBER: Final = Gpus()
+_ROUNDING: Final = 1e-9
+"""Relative difference of speeds that counts as none."""
 Sizes = Callable[[JobState], Iterable[int]]
 """The sizes that a policy may give a job, in GPUs."""
 
@@ -105,6 +107,27 @@ def is_in_reach(job: JobState, gpus: int, gpus_by_type: Mapping[str, int], speed
         total >= gpus and job.fits_now(gpus, kind) and speeds.rate(job, gpus, kind) > 0
         for kind, total in gpus_by_type.items()
     )
+
+
+def rising_sizes(job: JobState, gpu_type: str, speeds: Speeds) -> Sequence[tuple[int, float]]:
+    """Sizes of a job on a type with their samples per second, both ascending: no smaller one is as fast.
+
+    A job that is not elastic has its requested size only.
+    """
+    most = speeds.gpu_types[gpu_type]
+    limits = (job.spec.gpus.requested, job.spec.min_gpus, job.max_gpus(most), job.spec.elastic == "none")
+    return speeds.of_kind(job, ("rising", gpu_type, *limits), lambda: _rising(job, gpu_type, speeds))
+
+
+def _rising(job: JobState, gpu_type: str, speeds: Speeds) -> Sequence[tuple[int, float]]:
+    found: list[tuple[int, float]] = []
+    fastest = 0.0
+    for size in job.sizes(speeds.gpu_types[gpu_type]):
+        rate = speeds.rate(job, size, gpu_type)
+        if rate > fastest * (1 + _ROUNDING):
+            found.append((size, rate))
+            fastest = rate
+    return tuple(found)
 
 
 # GPUs given away one job after the other, and the decision that follows.

@@ -1,0 +1,44 @@
+"""The rest of the field on its home grounds: what others published, and what the same policies do here.
+
+``python -m benchmarks.rivals PART…`` measures some of the parts alone and renews their rows of
+results/rivals.json. The parts replay published data, which are not part of the project.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from benchmarks.parts import elasticflow, figure, parted
+from benchmarks.parts.figure import Figure
+from benchmarks.parts.parted import Part
+
+MEASURES: Final = (
+    "tools/schedule/policies/edf.py",
+    "tools/schedule/policies/elasticflow.py",
+    "tools/schedule/policies/themis.py",
+    "tools/schedule/policies/tiresias.py",
+    "benchmarks/parts/elasticflow.py",
+)
+NAME: Final = "rivals"
+PARTS: Final[dict[str, Part]] = {
+    "elasticflow": elasticflow.figures,
+}
+
+
+def figures() -> list[Figure]:
+    """All parts, one after the other."""
+    return parted.measured(NAME, PARTS)
+
+
+def smallest() -> list[Figure]:
+    """The testbed of ElasticFlow alone."""
+    return parted.measured(NAME, {"elasticflow": lambda: elasticflow.figures(("195job",))})
+
+
+record = figure.renew
+"""Rows of parts that could not be measured stay as they are."""
+
+
+if __name__ == "__main__":
+    sys.exit(parted.main(NAME, PARTS, __doc__, sys.argv[1:]))

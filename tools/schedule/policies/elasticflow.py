@@ -1,0 +1,478 @@
+"""ElasticFlow: jobs are admitted if their deadlines can be met, and get at least what that takes."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
+
+from pliant.schemas.job import Elasticity
+from pliant.tools.schedule.jobs import JobState, NodeGpus
+from pliant.tools.schedule.placement import FreeGpus
+from pliant.tools.schedule.policies.common import (
+    GpuBudget,
+    Grant,
+    decision_from_grants,
+    minimum_alone,
+    reject_impossible,
+    rising_sizes,
+)
+from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.rates import Speeds
+from pliant.tools.schedule.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_ROUNDING: Final = 1e-9
+Unadmitted = Literal["drop", "best-effort"]
+
+
+class ElasticFlow(Policy):
+    """Deadlines met: a job is admitted if its minimum satisfactory share fits beside those of the others.
+
+    ElasticFlow (ASPLOS '23). A deadline is the target of a utility of shape "step", counted from the
+    submission. The minimum satisfactory share of a job is the smallest size with which it ends by then, if at
+    times it may have to do with the GPUs that jobs of earlier deadlines leave: shares are filled in
+    progressively, in order of deadline, over the time to come (algorithm 1). A job is admitted if it and all
+    jobs admitted before keep their deadlines. Each admitted job gets its share of now. GPUs that are left
+    start jobs that have none, in order of deadline, then go, size by size, where they save most: to the job
+    of which a GPU-second more now saves the most GPU-seconds of its share later (algorithm 2). Jobs without
+    a deadline or of unknown work are best-effort: they get what is left in the same way, after the start of
+    those with one. Sizes are powers of two of replicas and a job's smallest, or those that it lists, as far
+    as they make it faster. Jobs are placed in blocks of their size, as a buddy allocator would: others move
+    where a job would be scattered otherwise.
+
+    unadmitted: what becomes of a job that is not admitted: it is rejected ("drop"), or runs "best-effort".
+    rescale_s: seconds that a change of its GPUs costs a job, where the profile has not measured them.
+
+    Departures from the paper: time is not divided into slots. What a change costs counts in the plan of a
+    job. A job that was admitted and can no longer end in time, alone at its fastest, becomes best-effort. On
+    several GPU types, a job stays on the one on which it was admitted, the fastest for it that could.
+    """
+
+    name: ClassVar[str] = "elasticflow"
+    knows: ClassVar[Knows] = "profile"
+    elasticity: ClassVar[Elasticity] = "size"
+    heeds_deadlines: ClassVar[bool] = True
+    priority_means: ClassVar[str] = ""
+    when_rigid: ClassVar[str] = "admits jobs by their deadlines at the sizes that they requested"
+    rebuilds_state: ClassVar[bool] = False
+
+    def __init__(self, unadmitted: Unadmitted = "drop", rescale_s: float = 30.0) -> None:
+        if rescale_s < 0:
+            raise ValueError("parameter rescale_s: expected a number of seconds, 0 or more")
+        self.unadmitted = unadmitted
+        self.rescale_s = rescale_s
+        self._admitted: dict[str, str] = {}
+        """GPU type by job."""
+        self._promised: dict[str, int] = {}
+        """Shares of admitted jobs when the last one was admitted: a smaller share now would last longer, and
+        might cost another job its deadline."""
+        self._declined: set[str] = set()
+        """Jobs that were not admitted and run best-effort."""
+        self._reasons: dict[str, str] = {}
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        rejected = reject_impossible(snapshot, minimum_alone)
+        self._forget(snapshot)
+        plans = {kind: _Plans(kind, gpus, self, snapshot) for kind, gpus in snapshot.gpus_by_type().items()}
+        others = []
+        jobs = (job for job in snapshot.jobs.values() if job.id not in rejected)
+        for job in sorted(jobs, key=lambda job: (self._is_new(job), job.arrival)):
+            if not self._is_planned(job, plans, snapshot):
+                if self.unadmitted == "drop" and self._is_new(job):
+                    left_s = job.deadline_s - snapshot.time_s
+                    rejected[job.id] = f"no share that is left ends it in the {left_s:.0f} s to its deadline"
+                else:
+                    others.append(job)
+        budget = GpuBudget(snapshot.gpus_by_type())
+        shares = [share for plan in plans.values() for share in plan.shares(budget)]
+        shares += _smallest(others, budget, snapshot)
+        _grow(shares, budget)
+        self._reasons = {share.job.id: share.reason for share in shares}
+        grants = {share.job.id: Grant(share.gpus, share.kind) for share in shares if share.gpus}
+        decision = decision_from_grants(snapshot, grants, rejected)
+        for kind in plans:
+            _place(kind, [share for share in shares if share.kind == kind and share.gpus], snapshot, decision)
+        return decision
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        return {
+            job.id: Explanation(
+                self._reasons.get(job.id, "best-effort: the shares of others leave too few GPUs"),
+                None if job.gpus else job.spec.min_gpus,
+            )
+            for job in snapshot.jobs.values()
+        }
+
+    def dump_state(self) -> dict[str, Any]:
+        return {
+            "admitted": self._admitted,
+            "promised": self._promised,
+            "declined": sorted(self._declined),
+        }
+
+    def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
+        self._admitted, self._promised = dict(state["admitted"]), dict(state["promised"])
+        self._declined = set(state["declined"])
+
+    def promised(self, job: JobState) -> int:
+        """The share that an admitted job was promised; 0: none yet."""
+        return self._promised.get(job.id, 0)
+
+    def lost_s(self, job: JobState, speeds: Speeds) -> float:
+        """Seconds that a change of its GPUs costs a job."""
+        measured = speeds.rescale_seconds(job.spec.model)
+        return self.rescale_s if measured is None else measured
+
+    def _forget(self, snapshot: Snapshot) -> None:
+        for change in snapshot.changes:
+            if change.ended_job is not None:
+                self._admitted.pop(change.ended_job.id, None)
+                self._promised.pop(change.ended_job.id, None)
+                self._declined.discard(change.ended_job.id)
+
+    def _is_new(self, job: JobState) -> bool:
+        """Whether it has a deadline, and is neither admitted nor declined; one that has run was admitted."""
+        if job.deadline_s == math.inf or job.known_samples is None or job.first_start_s is not None:
+            return False
+        return job.id not in self._admitted and job.id not in self._declined
+
+    def _is_planned(self, job: JobState, plans: Mapping[str, _Plans], snapshot: Snapshot) -> bool:
+        """Whether it ends by its deadline as planned; a new one is admitted where it can be."""
+        if job.deadline_s == math.inf or job.known_samples is None or job.id in self._declined:
+            return False
+        if not self._is_new(job):
+            plan = plans.get(self._admitted.get(job.id, job.gpu_type) or "")
+            return plan is not None and plan.add(job)
+        rates = {kind: snapshot.speeds.best_rate(job, plan.gpus) for kind, plan in plans.items()}
+        for kind in sorted(plans, key=lambda kind: (-rates[kind], kind)):
+            if (shares := plans[kind].admit(job)) is not None:
+                self._admitted[job.id] = kind
+                self._promised |= shares
+                return True
+        if self.unadmitted == "best-effort":
+            self._declined.add(job.id)
+        return False
+
+
+# Minimum satisfactory shares: jobs filled in over the time to come, in order of deadline.
+
+
+class _Stretch(NamedTuple):
+    """A job on a number of GPUs from one time to another."""
+
+    from_s: float
+    until_s: float
+    gpus: int
+
+
+@dataclass(slots=True)
+class _Planned:
+    job: JobState
+    sizes: Sequence[tuple[int, float]]
+    """With samples per second, both ascending."""
+    promised: int = 0
+    """The least that its share is to be."""
+    share: int = 0
+    """The minimum satisfactory share; 0: none suffices."""
+    now: int = 0
+    """GPUs of the plan from now on."""
+
+    @property
+    def turn(self) -> tuple[float, tuple[float, str]]:
+        return self.job.deadline_s, self.job.arrival
+
+
+class _Plans:
+    """The admitted jobs of one GPU type."""
+
+    def __init__(self, kind: str, gpus: int, policy: ElasticFlow, snapshot: Snapshot) -> None:
+        self.kind, self.gpus = kind, gpus
+        self._policy, self._snapshot = policy, snapshot
+        self._jobs: list[_Planned] = []
+        """In order of deadline."""
+        self._before: list[_FreeLater] = [_FreeLater(snapshot.time_s, gpus)]
+        """What is free before each job, and after the last; those of later jobs are made when asked for."""
+
+    def add(self, job: JobState) -> bool:
+        """Plan a job that was admitted before; False if it can no longer end in time."""
+        planned = self._planned(job)
+        alone = _FreeLater(self._snapshot.time_s, self.gpus)
+        if not planned.sizes or self._filled(planned, alone, planned.sizes[-1][0]) is None:
+            return False
+        at = bisect_left(self._jobs, planned.turn, key=lambda each: each.turn)
+        self._jobs.insert(at, planned)
+        del self._before[at + 1 :]
+        return True
+
+    def admit(self, job: JobState) -> dict[str, int] | None:
+        """Plan a new job if all that ends in time without it does so with it, and it ends in time itself.
+
+        Returns the shares of all, the smallest that do. None if it is not admitted.
+        """
+        at = bisect_left(self._jobs, (job.deadline_s, job.arrival), key=lambda each: each.turn)
+        self._fill(len(self._jobs))
+        before = [bool(each.share) for each in self._jobs]
+        promised = [each.promised for each in self._jobs]
+        if not self.add(job):
+            return None
+        for each in self._jobs:
+            each.promised = 0
+        self._before = self._before[:1]
+        self._fill(len(self._jobs))
+        after = [bool(each.share) for each in self._jobs]
+        if after.pop(at) and after == before:
+            for each in self._jobs:
+                each.promised = each.share
+            return {each.job.id: each.share for each in self._jobs}
+        del self._jobs[at]
+        for each, share in zip(self._jobs, promised, strict=True):
+            each.promised = share
+        self._before = self._before[:1]
+        return None
+
+    def shares(self, budget: GpuBudget) -> list[_Share]:
+        """What each job gets now at least, taken from the budget: none, if jobs before it need all."""
+        self._fill(len(self._jobs))
+        found = []
+        for each in self._jobs:
+            budget.left[self.kind] -= each.now
+            least = each.share or each.sizes[-1][0]
+            left_s = each.job.deadline_s - self._snapshot.time_s
+            reason = f"ends by its deadline in {left_s:.0f} s with {least} GPUs or fewer"
+            if not each.share:
+                reason = f"its deadline in {left_s:.0f} s is at risk"
+            found.append(_Share(each.job, self.kind, each.sizes, each.now, least, reason))
+        for share in found:
+            _start(share, budget)
+        return found
+
+    def _planned(self, job: JobState) -> _Planned:
+        sizes = _sizes(job, self.kind, self.gpus, self._snapshot.speeds)
+        return _Planned(job, sizes, self._policy.promised(job))
+
+    def _fill(self, count: int) -> None:
+        """Plan the first ``count`` jobs, as far as they are not."""
+        for at in range(len(self._before) - 1, count):
+            free, each = self._before[at], self._jobs[at]
+            each.share, stretches = 0, None
+            for size, _ in each.sizes:
+                if size < min(each.promised, each.sizes[-1][0]):
+                    continue
+                stretches = self._filled(each, free, size)
+                if stretches is not None:
+                    each.share = size
+                    break
+            if stretches is None:  # others delayed it: as fast as it can
+                stretches = free.stretches(each.sizes, each.sizes[-1][0], each.job.deadline_s)
+            each.now = stretches[0].gpus if stretches else 0
+            self._before.append(free.without(stretches))
+
+    def _filled(self, planned: _Planned, free: _FreeLater, most: int) -> list[_Stretch] | None:
+        """The job on up to ``most`` GPUs, as far as they are free, to its end; None if that is too late."""
+        job, rates = planned.job, dict(planned.sizes)
+        left = job.remaining_samples(self._snapshot.time_s) or 0.0
+        lost_s = self._policy.lost_s(job, self._snapshot.speeds)
+        held = job.gpus if job.gpu_type == self.kind else 0
+        found: list[_Stretch] = []
+        for stretch in free.stretches(planned.sizes, most, job.deadline_s):
+            start_s = stretch.from_s
+            if stretch.gpus and stretch.gpus != held:
+                start_s += lost_s
+            held = stretch.gpus
+            rate = rates.get(stretch.gpus, 0.0)
+            if rate and start_s + left / rate <= stretch.until_s * (1 + _ROUNDING):
+                return [*found, stretch._replace(until_s=start_s + left / rate)]
+            left -= rate * max(0.0, stretch.until_s - start_s)
+            found.append(stretch)
+        return None
+
+
+def _sizes(job: JobState, kind: str, gpus: int, speeds: Speeds) -> Sequence[tuple[int, float]]:
+    """Powers of two of replicas and the smallest size, or those that the job lists, that make it faster."""
+    rising = [each for each in rising_sizes(job, kind, speeds) if each[0] <= gpus]
+    if job.spec.gpus.sizes is not None or job.spec.elastic == "none":
+        return rising
+    return [
+        each
+        for each in rising
+        if (each[0] // job.per_replica).bit_count() == 1 or each[0] == job.spec.min_gpus
+    ]
+
+
+class _FreeLater:
+    """GPUs that are free from now on, as steps over time."""
+
+    __slots__ = ("_free", "_times")
+
+    def __init__(self, time_s: float, gpus: int) -> None:
+        self._times = [time_s]
+        self._free = [gpus]
+
+    def stretches(self, sizes: Sequence[tuple[int, float]], most: int, until_s: float) -> list[_Stretch]:
+        """A job on its largest size up to ``most`` that is free at each time, until then."""
+        able = [size for size, _ in sizes if size <= most]
+        found: list[_Stretch] = []
+        for at, (from_s, free) in enumerate(zip(self._times, self._free, strict=True)):
+            if from_s >= until_s:
+                break
+            end_s = min(until_s, self._times[at + 1] if at + 1 < len(self._times) else math.inf)
+            index = bisect_left(able, free + 1)
+            gpus = able[index - 1] if index else 0
+            if found and found[-1].gpus == gpus:
+                found[-1] = found[-1]._replace(until_s=end_s)
+            else:
+                found.append(_Stretch(from_s, end_s, gpus))
+        return found
+
+    def without(self, stretches: Iterable[_Stretch]) -> _FreeLater:
+        """What these leave."""
+        other = _FreeLater(0.0, 0)
+        other._times, other._free = list(self._times), list(self._free)
+        for stretch in stretches:
+            if stretch.gpus:
+                first, last = other._step(stretch.from_s), other._step(stretch.until_s)
+                for at in range(first, last):
+                    other._free[at] -= stretch.gpus
+        return other
+
+    def _step(self, time_s: float) -> int:
+        """The position of the step that begins then, made if it is not there."""
+        at = bisect_left(self._times, time_s)
+        if at == len(self._times) or self._times[at] != time_s:
+            self._times.insert(at, time_s)
+            self._free.insert(at, self._free[at - 1])
+        return at
+
+
+# GPUs beyond the shares of now.
+
+
+@dataclass(slots=True)
+class _Share:
+    """What a job gets now."""
+
+    job: JobState
+    kind: str
+    sizes: Sequence[tuple[int, float]]
+    gpus: int
+    least: int
+    """The size with which its GPU-seconds are compared: its minimum satisfactory share, or its smallest."""
+    reason: str
+
+    def next_size(self) -> tuple[int, float] | None:
+        """The next size, and the GPU-seconds later that a GPU-second more of it now saves."""
+        rates = dict(self.sizes)
+        larger = next((size for size, _ in self.sizes if size > self.gpus), None)
+        if larger is None:
+            return None
+        faster = (rates[larger] - rates[self.gpus]) / (larger - self.gpus)
+        return larger, faster * self.least / rates[self.least]
+
+
+def _smallest(jobs: Iterable[JobState], budget: GpuBudget, snapshot: Snapshot) -> list[_Share]:
+    """Best-effort jobs at their smallest sizes, in order of arrival, those that run first."""
+    found = []
+    for job in sorted(jobs, key=lambda job: (not job.gpus, job.arrival)):
+        rigid = job.spec.elastic == "none"
+        grant = budget.fit(job, job.spec.gpus.requested if rigid else job.spec.min_gpus, snapshot.speeds)
+        if grant is None:
+            continue
+        budget.take(grant)
+        gpus = snapshot.gpus_by_type()[grant.gpu_type]
+        sizes = _sizes(job, grant.gpu_type, gpus, snapshot.speeds)
+        if job.is_speed_guessed:
+            sizes = sizes[:1]
+        found.append(_Share(job, grant.gpu_type, sizes, grant.gpus, grant.gpus, "best-effort"))
+    return found
+
+
+def _start(share: _Share, budget: GpuBudget) -> None:
+    """A job that has nothing now takes its smallest size, if it is left."""
+    least = share.sizes[0][0]
+    if not share.gpus and budget.left[share.kind] >= least and share.job.fits_now(least, share.kind):
+        share.gpus = least
+        budget.left[share.kind] -= least
+
+
+def _grow(shares: Sequence[_Share], budget: GpuBudget) -> None:
+    """Give what is left, size by size, where it saves most."""
+    gains = [
+        (-found[1], turn, found[0])
+        for turn, share in enumerate(shares)
+        if share.gpus and (found := share.next_size()) is not None
+    ]
+    heapify(gains)
+    while gains:
+        _, turn, size = gains[0]
+        share = shares[turn]
+        more = size - share.gpus
+        if more > budget.left[share.kind] or not share.job.fits_now(size, share.kind):
+            heappop(gains)
+            continue
+        budget.left[share.kind] -= more
+        share.gpus = size
+        found = share.next_size()
+        if found is None:
+            heappop(gains)
+        else:
+            heapreplace(gains, (-found[1], turn, found[0]))
+
+
+# Buddy placement: blocks of the jobs' sizes.
+
+
+def _place(kind: str, shares: Sequence[_Share], snapshot: Snapshot, decision: Decision) -> None:
+    """Name the places of one type, so that jobs are on as few nodes as their sizes allow.
+
+    Large jobs come first, and what stays keeps its place if it can: sizes that are powers of two then leave
+    no gaps. Jobs that stay are moved only where that scatters fewer jobs.
+    """
+    if any(share.job.room is not None for share in shares):
+        return  # what else they demand of nodes decides: the placement step knows it
+    order = sorted(shares, key=lambda share: (-share.gpus, not _stays(share), share.job.arrival))
+    free = snapshot.free.after(job.placement for job in snapshot.jobs.values() if job.gpu_type == kind)
+    places = _packed(sorted(order, key=lambda share: not _stays(share)), free, snapshot.speeds)
+    if _scattered(places, order, snapshot.speeds):
+        again = snapshot.free.after(job.placement for job in snapshot.jobs.values() if job.gpu_type == kind)
+        packed = _packed(order, again, snapshot.speeds)
+        if _scattered(packed, order, snapshot.speeds) < _scattered(places, order, snapshot.speeds):
+            places = packed
+    for share in order:
+        place = places.get(share.job.id)
+        if place and place != share.job.placement:
+            decision.targets[share.job.id] = Target(share.gpus, kind, placement=place)
+
+
+def _stays(share: _Share) -> bool:
+    return share.job.gpus == share.gpus and share.job.gpu_type == share.kind
+
+
+def _packed(shares: Iterable[_Share], free: FreeGpus, speeds: Speeds) -> dict[str, NodeGpus]:
+    found = {}
+    for share in shares:
+        held = share.job.placement
+        fits = _stays(share) and all(free.free_on(name) >= count for name, count in held)
+        if fits and len(held) <= _fewest(share, speeds):
+            place = held
+        else:
+            place = free.tightest(share.gpus, share.kind)
+            if fits and len(place) >= len(held):
+                place = held
+        free.take(place)
+        found[share.job.id] = place
+    return found
+
+
+def _scattered(places: Mapping[str, NodeGpus], shares: Iterable[_Share], speeds: Speeds) -> int:
+    """Jobs on more nodes than their size needs."""
+    return sum(len(places[share.job.id]) > _fewest(share, speeds) for share in shares)
+
+
+def _fewest(share: _Share, speeds: Speeds) -> int:
+    return len(speeds.consolidated(share.gpus, share.kind, share.job.per_replica))
