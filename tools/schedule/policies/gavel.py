@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq, linprog
-from scipy.sparse import csc_array
+from scipy.sparse import csc_array, eye_array, kron, vstack
 
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import (
@@ -195,6 +195,24 @@ class GavelMakespan(Gavel):
         return {job_id: found[kind] for job_id, kind in kinds.items()}
 
 
+class GavelThroughput(Gavel):
+    """Gavel for the most throughput: the sum of all jobs' steps per second, by an LP.
+
+    Gavel (OSDI '20), section 4.2, with the same cost for all GPUs. As ``gavel``, but the fractions make the
+    sum of the jobs' effective throughputs as large as it can be, in mini-batches of all their workers per
+    second, as Gavel counts them. Jobs of few mini-batches a second may wait until others have ended.
+    """
+
+    name: ClassVar[str] = "gavel-throughput"
+
+    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> dict[str, Fractions]:
+        kinds = {
+            job.id: kind_of(job, job.reference_batch / job.spec.gpus.requested, snapshot) for job in jobs
+        }
+        found = most_throughput(Counter(kinds.values()), capacity_of(snapshot))
+        return {job_id: found[kind] for job_id, kind in kinds.items()}
+
+
 class GavelFtf(Gavel):
     """Gavel for finish-time fairness: the largest ratio of JCT to isolated JCT is made least, by LPs.
 
@@ -316,6 +334,26 @@ def max_min(
         parts[:, used] = _Programs(gains, weights, limits).solve(levels)
     found = dict(zip(able, map(tuple, np.clip(parts, 0.0, 1.0).tolist()), strict=True))
     return {kind: found.get(usable[kind], (0.0,) * len(capacity)) for kind in counts}
+
+
+def most_throughput(counts: Mapping[Kind, int], capacity: Sequence[int]) -> dict[Kind, Fractions]:
+    """Fractions by kind that make the sum of all gains as large as it can be."""
+    usable = {kind: _usable(kind, capacity) for kind in sorted(counts)}
+    if not usable:
+        return {}
+    types = len(capacity)
+    number = np.array([counts[kind] for kind in usable], dtype=float)
+    gains = np.array([kind.gains for kind in usable.values()])
+    whole = kron(eye_array(len(usable)), np.ones((1, types)))
+    gpus = kron([number * [kind.gpus for kind in usable]], eye_array(types))
+    found = linprog(
+        -(number[:, None] * gains).ravel(),
+        A_ub=vstack([whole, gpus], format="csc"),
+        b_ub=[1.0] * len(usable) + list(capacity),
+        bounds=[(0.0, 1.0 if gain > 0 else 0.0) for gain in gains.ravel()],
+    )
+    parts = np.asarray(found.x).reshape(-1, types)
+    return {kind: tuple(row) for kind, row in zip(usable, parts.tolist(), strict=True)}
 
 
 def gain(kind: Kind, fractions: Fractions) -> float:

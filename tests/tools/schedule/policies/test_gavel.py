@@ -21,15 +21,17 @@ from pliant.tools.schedule.policies.gavel import (
     Gavel,
     GavelFtf,
     GavelMakespan,
+    GavelThroughput,
     Kind,
     best_rate,
     gain,
     least_ratio,
     max_min,
+    most_throughput,
 )
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, job, mixed_cluster, opened, session, sizes
+from tests.builders import cluster, curves, decided, job, mixed_cluster, opened, session, sizes
 
 ROUND_S = 360.0
 
@@ -258,3 +260,32 @@ def _possible(ratio: float, members: dict[str, tuple[Kind, Stake]], capacity: Se
         np.zeros(rows.shape[1]), A_ub=np.vstack([rows, -worth]), b_ub=np.concatenate([most, -needed])
     )
     return found.status == 0
+
+
+def test_the_most_steps_a_second_come_first():
+    """On two GPUs: a does 4 steps a second, b 1 on each of two GPUs, c 1."""
+    jobs = [
+        job("a", gpu_seconds=1e6, batch=1, model="quick"),
+        job("b", gpus=2, gpu_seconds=1e6, batch=2),
+        job("c", gpu_seconds=1e6, batch=1),
+    ]
+    held = opened(GavelThroughput(), cluster(2), *jobs, throughput=curves(quick={1: 4.0, 2: 8.0}))
+    assert decided(held, 0.0) == {"a": 1, "c": 1}
+    counts = {Kind((4.0,), 1): 1, Kind((2.0,), 2): 1, Kind((0.5,), 1): 1}
+    assert most_throughput(counts, [2]) == {
+        Kind((4.0,), 1): (1.0,),
+        Kind((2.0,), 2): (0.5,),
+        Kind((0.5,), 1): (0.0,),
+    }
+    assert most_throughput({}, [2]) == {}
+
+
+def test_each_kind_goes_where_the_sum_is_largest():
+    """One GPU of each type: 5 + 3 is more than 4 + 2."""
+    counts = {Kind((5.0, 4.0), 1): 1, Kind((2.0, 3.0), 1): 1}
+    assert most_throughput(counts, [1, 1]) == {
+        Kind((5.0, 4.0), 1): (1.0, 0.0),
+        Kind((2.0, 3.0), 1): (0.0, 1.0),
+    }
+    wide = {Kind((5.0, 4.0), 2): 1}
+    assert most_throughput(wide, [1, 2]) == {Kind((5.0, 4.0), 2): (0.0, 1.0)}

@@ -1,0 +1,177 @@
+"""Shockwave: windows worked out by hand, predictions, and rounds that the artifact would plan, too."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.schemas.job import Job
+from pliant.tools.profile.throughput import Placement
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.shockwave import (
+    Prospect,
+    Shockwave,
+    Window,
+    best_rounds,
+    dealt,
+    predicted_batches,
+    remaining_s,
+    trained_s,
+)
+from tests.builders import FREE_CHANGES, TimedSteps, cluster, decided, job, opened
+from tests.tools.replay.world import ends, play
+
+ROUND_S = 120.0
+
+
+def step_seconds(model: str, gpu_type: str, placement: Placement, batch: int) -> float | None:
+    """Every batch takes a second on one GPU."""
+    del model, gpu_type, batch
+    return 1.0 / sum(placement)
+
+
+SPEEDS = TimedSteps(step_seconds)
+
+
+def prospect(job_id: str, trained: float, remaining: float, rho: float = 1.0, gpus: int = 1) -> Prospect:
+    return Prospect(job_id, gpus, trained, remaining, rho, False)
+
+
+def rounds_of(members: list[Prospect], gpus: int, rounds: int, restraint: float = 0.0) -> list[int]:
+    weights = [max(1.0, each.rho) ** 12 for each in members]
+    return best_rounds(members, weights, Window(gpus, rounds, ROUND_S), restraint)
+
+
+def test_equal_jobs_share_the_window():
+    """ln((600 + 120 n) / 1800) twice: two rounds each."""
+    assert rounds_of([prospect("a", 600, 1200), prospect("b", 600, 1200)], 1, 4) == [2, 2]
+
+
+def test_less_progress_in_time_gets_more_rounds():
+    """Of 4 rounds: ln(240/120) = 0.69, ln(360/240) = 0.41, ln(480/360) = 0.29 against ln(600/480) = 0.22."""
+    members = [prospect("a", 120, 1200), prospect("b", 480, 1200)]
+    assert rounds_of(members, 1, 3) == [3, 0]
+    assert rounds_of(members, 1, 4) == [3, 1]
+
+
+def test_a_job_that_risks_to_be_late_comes_first():
+    """1.2 ** 12 = 8.9: its rounds are worth 8.9 times as much."""
+    assert rounds_of([prospect("a", 600, 1200), prospect("b", 600, 1200, rho=1.2)], 1, 4) == [0, 4]
+
+
+def test_the_restraint_prefers_the_longest_job():
+    """Three jobs on two GPUs: 3600 s of c decide when all is done, less 120 s for each round of it."""
+    members = [prospect("a", 120, 600), prospect("b", 120, 600), prospect("c", 1200, 3600)]
+    assert rounds_of(members, 2, 3) == [3, 3, 0]
+    assert rounds_of(members, 2, 3, restraint=1.0)[2] == 3
+
+
+def test_no_job_is_planned_beyond_its_end():
+    assert rounds_of([prospect("a", 600, 130), prospect("b", 600, 1200)], 2, 5) == [2, 5]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), gpus=st.integers(1, 3), rounds=st.integers(1, 3))
+def test_rounds_are_as_good_as_those_of_every_other_choice(data: st.DataObject, gpus: int, rounds: int):
+    numbers = st.integers(100, 3000)
+    members = [
+        prospect(
+            f"j{n}",
+            float(data.draw(numbers)),
+            float(data.draw(numbers)),
+            data.draw(st.sampled_from([0.8, 1.0, 1.3])),
+            data.draw(st.integers(1, gpus)),
+        )
+        for n in range(data.draw(st.integers(1, 4)))
+    ]
+    restraint = data.draw(st.sampled_from([0.0, 1e-3, 0.1]))
+    weights = [max(1.0, each.rho) ** 12 for each in members]
+
+    def worth(counts: tuple[int, ...]) -> float:
+        rest = [each.remaining_s - count * ROUND_S for each, count in zip(members, counts, strict=True)]
+        load = sum(each.gpus * left for each, left in zip(members, rest, strict=True)) / gpus
+        logs = (
+            weight * math.log(each.progress(count * ROUND_S))
+            for each, weight, count in zip(members, weights, counts, strict=True)
+        )
+        return sum(logs) / len(members) - restraint * max(0.0, load, *rest)
+
+    usable = [range(min(rounds, math.ceil(each.remaining_s / ROUND_S)) + 1) for each in members]
+    fitting = [
+        counts
+        for counts in itertools.product(*usable)
+        if sum(each.gpus * count for each, count in zip(members, counts, strict=True)) <= gpus * rounds
+    ]
+    found = tuple(best_rounds(members, weights, Window(gpus, rounds, ROUND_S), restraint))
+    best = max(map(worth, fitting))
+    assert found in fitting
+    assert worth(found) >= best - 2e-3 * abs(best) - 1e-9
+
+
+def test_gangs_are_dealt_where_there_is_room():
+    members = [prospect("a", 0, 1e4), prospect("b", 0, 1e4, gpus=2), prospect("c", 0, 1e4)]
+    assert dealt(members, [2, 2, 1], Window(2, 3, ROUND_S)) == {"a": [0, 1], "b": [2], "c": [0]}
+
+
+def adaptive(**more: object) -> Job:
+    """900 samples: 300 each with batches of 1, 2 and 4, if they were parted evenly."""
+    regimes = ({"after": 0.2, "size": 2}, {"after": 0.9, "size": 4})
+    return job("a", batch={"size": 1, "regimes": regimes}, work={"samples": 900.0}, **more)  # type: ignore[arg-type]
+
+
+def at(samples: float, *changes: tuple[int, float]) -> JobState:
+    held = opened(Shockwave(), cluster(1), adaptive(), throughput=SPEEDS)
+    state = held.jobs["a"]
+    for batch, done in changes:
+        held.take_batch("a", batch, done, 0.0)
+    state.report_progress(0.0, samples)
+    return state
+
+
+def test_the_rest_is_parted_evenly_among_the_batches_to_come():
+    """The restatement rule: what is left behind stays as observed."""
+    assert predicted_batches(at(0), 900.0, 0.0) == {1: 300.0, 2: 300.0, 4: 300.0}
+    assert predicted_batches(at(150), 750.0, 0.0) == {1: 150.0, 2: 300.0, 4: 300.0}
+    assert predicted_batches(at(400), 500.0, 0.0) == {1: 0.0, 2: 250.0, 4: 250.0}
+    assert predicted_batches(at(180, (2, 180.0)), 720.0, 0.0) == {2: 360.0, 4: 360.0}
+    assert predicted_batches(at(810, (2, 180.0), (4, 810.0)), 90.0, 0.0) == {4: 90.0}
+
+
+def test_predicted_seconds_count_each_batch_at_its_speed():
+    speeds = opened(Shockwave(), cluster(1), throughput=SPEEDS).speeds
+    assert remaining_s(at(0), 900.0, 0.0, speeds) == pytest.approx(300 + 150 + 75)
+    assert trained_s(at(810, (2, 180.0), (4, 810.0)), 0.0, speeds) == pytest.approx(180 + 315)
+    assert remaining_s(at(810, (2, 180.0), (4, 810.0)), 90.0, 0.0, speeds) == pytest.approx(22.5)
+
+
+def test_idle_gpus_go_to_jobs_without_a_round():
+    """Two rounds of one GPU are planned for the jobs that need it, and nothing is left idle."""
+    jobs = [job(name, gpu_seconds=1e5) for name in "abc"]
+    assert decided(opened(Shockwave(), cluster(4), *jobs), 0.0) == {"a": 1, "b": 1, "c": 1}
+
+
+def test_jobs_take_turns_on_one_gpu():
+    jobs = [job(name, gpu_seconds=1200.0) for name in "ab"]
+    engine = play(Shockwave(), jobs, cluster(1), simulated=FREE_CHANGES, interval_s=ROUND_S)
+    assert ends(engine).keys() == {"a", "b"}
+    assert max(ends(engine).values()) == pytest.approx(2400.0)
+
+
+def test_a_replay_of_adaptive_jobs_ends_them_all():
+    jobs = [adaptive(at=float(n)).model_copy(update={"id": f"j{n}"}) for n in range(6)]
+    first = play(Shockwave(), jobs, cluster(2), SPEEDS, simulated=FREE_CHANGES, interval_s=ROUND_S)
+    again = play(Shockwave(), jobs, cluster(2), SPEEDS, simulated=FREE_CHANGES, interval_s=ROUND_S)
+    assert len(ends(first)) == 6
+    assert ends(first) == ends(again)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("round_s", 0.0), ("rounds", 0), ("power", -1.0), ("restraint", -0.1)]
+)
+def test_parameters_out_of_bounds_are_refused(name: str, value: float):
+    with pytest.raises(ValueError, match=f"parameter {name}: expected"):
+        Shockwave(**{name: value})  # type: ignore[arg-type]
