@@ -43,8 +43,8 @@ def cluster_discover(
     Of this machine, GPUs are those that the NVIDIA driver lists and
     CUDA_VISIBLE_DEVICES leaves; of a GPU in MIG mode, its instances. CPU
     slots are the cores that affinity and cgroup leave. Of Slurm, GPUs and
-    cores are those that its nodes have. Nodes that are out of service are
-    named on stderr.
+    cores are those that its nodes have, and levels of the network those of
+    its topology. Nodes that are out of service are named on stderr.
 
     Example: pliant cluster discover -o cluster.json
 

@@ -104,6 +104,20 @@ class IdleRule(Record):
     """"shrink": an elastic job keeps its smallest size for an hour; "end": it saves and is cancelled."""
 
 
+class StragglerRule(Record):
+    """What happens to workers that need longer for their part of a step than the others of their job.
+
+    Known of jobs with the elastic library on CPU slots; workers on GPUs do not measure it.
+    """
+
+    slower: Annotated[float, Field(gt=1)] = 1.5
+    """A worker is slow while it needs this many times the median of its peers; alone, of its own best."""
+    for_seconds: PositiveFloat = 300.0
+    """For how long without a break."""
+    then: Literal["warn", "move"] = "move"
+    """"move": an elastic job moves once to a free slot, and no job gets the slow one for an hour."""
+
+
 class SlurmOptions(Record):
     """How nodes are asked for where the backend is Slurm."""
 
@@ -164,6 +178,8 @@ class Cluster(Record):
     """The teams that share it, and how. Default: it is one pool."""
     idle: IdleRule | None = None
     """A rule about jobs that hardly use their slots. Default: none."""
+    stragglers: StragglerRule | None = None
+    """A rule about workers that are slower than the others of their job. Default: none."""
 
     @model_validator(mode="after")
     def _is_of_this_world(self) -> Self:
@@ -215,9 +231,9 @@ class Cluster(Record):
     def minor(self) -> int:
         """1: nodes name devices, or it says how Slurm is asked, or has rules. 2: nodes have ``resources``, or
         it says when jobs share GPUs. 3: teams share it, Slurm gives notice, or it
-        has a rule about idle jobs, or levels.
+        has rules about idle jobs or stragglers, or levels.
         """
-        newest = (self.shares, self.slurm.notice_seconds, self.idle)
+        newest = (self.shares, self.slurm.notice_seconds, self.idle, self.stragglers)
         if self.levels or any(each is not None for each in newest):
             return 3
         if self.sharing != Sharing() or any(node.resources for node in self.nodes):

@@ -93,10 +93,10 @@ its GPUs; 2, epochs of a data set of unknown size; 3, replicas of several GPUs, 
 it names its team, has a weight, waits for other jobs, belongs to an array, or is held from the start; 5, it
 has certain sizes only; 6, it changes its batch by itself. cluster: 1, nodes name their devices and the
 cluster says how Slurm is asked; 2, nodes state further capacities; 3, teams share it, Slurm gives notice,
-idle jobs have a rule, its network has levels. schedule: 1, as cluster 1, which it holds; 2, the work of jobs
-may be predicted; 3, as cluster 2, and jobs hold parameter servers and future time slots, or share GPUs; 4, as
-job 2; 5, as job 3; 6, as job 4 and cluster 3; 7, as job 5; 8, as job 6. metrics: 1, runs have steps; 2, they
-have teams.
+idle jobs or stragglers have a rule, its network has levels. schedule: 1, as cluster 1, which it holds; 2,
+the work of jobs may be predicted; 3, as cluster 2, and jobs hold parameter servers and future time slots, or
+share GPUs; 4, as job 2; 5, as job 3; 6, as job 4 and cluster 3; 7, as job 5; 8, as job 6. metrics: 1, runs
+have steps; 2, they have teams.
 """
 _SCHEMA_ID: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 

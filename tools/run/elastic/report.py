@@ -77,6 +77,8 @@ class Reporter:
     def __init__(self, context: WorkerContext) -> None:
         self.usual_step_s = 0.0
         """Smoothed seconds of a step; 0 before the first one."""
+        self.own_step_s = 0.0
+        """The same without what this worker waits for others; 0 if that is not known."""
         self._context = context
         self._batch: int | None = None
         self._due_s = self._keep_due_s = 0.0
@@ -93,7 +95,7 @@ class Reporter:
         """What the log has since the last change; the first of its kind does not wait for ``history_s``."""
 
     def turn_to(self, global_batch: int, change: WorkerChange | None = None) -> None:
-        self._batch, self._change, self._steps = global_batch, change, Mean()
+        self._batch, self._change, self._steps, self.own_step_s = global_batch, change, Mean(), 0.0
         self._kept.clear()
         if self._noise is not None:
             self._noise.forget()
@@ -107,6 +109,15 @@ class Reporter:
         """Measure the noise of a complete step's gradients, if that is asked for."""
         if self._noise is not None and self._batch is not None and self._context.rank == 0:
             self._noise.look(model, counters.step, self._batch)
+
+    def own_step(self, own_s: float) -> None:
+        """Of the step that ends, this worker needed so long without waiting for others."""
+        weight = _STEP_SMOOTHING if self.own_step_s else 1.0
+        self.own_step_s += (max(0.0, own_s) - self.own_step_s) * weight
+
+    def workers_needed(self, own_s: list[float]) -> None:
+        """By rank, how long the workers need for a step without waiting for others; 0 if not known."""
+        self._newest.own_s = tuple(own_s) if all(own_s) else None
 
     def step_done(self, counters: TrainingCounters, losses: Mean, step_s: float) -> None:
         self._loss.include(losses)
@@ -207,6 +218,7 @@ class _Newest:
         self.warnings = 0
         self.loss = Mean()
         """Since the last report."""
+        self.own_s: tuple[float, ...] | None = None
         self.measured: dict[str, float] = {}
         """``step_seconds`` and ``noise_scale`` under this plan, as far as known."""
         self._context = context
@@ -216,7 +228,7 @@ class _Newest:
         self._failed = False
 
     def begin(self, global_batch: int) -> None:
-        self._batch, self.measured, self._before = global_batch, {}, None
+        self._batch, self.measured, self._before, self.own_s = global_batch, {}, None, None
 
     def checkpoint_done(self, counters: TrainingCounters, took_s: float) -> None:
         self._checkpoint = (time.monotonic(), counters.copy(), took_s)
@@ -249,6 +261,7 @@ class _Newest:
             loss=loss if loss is not None and math.isfinite(loss) else None,
             samples_per_second=self._speed(counters, now),
             step_seconds=self.measured.get("step_seconds"),
+            own_seconds=self.own_s,
             noise_scale=self.measured.get("noise_scale"),
             checkpoint=self._last_checkpoint(now),
             memory=memory_held(),

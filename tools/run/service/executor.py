@@ -47,13 +47,16 @@ from pliant.tools.run.service.reports import (
     Hindered,
     Idled,
     Lost,
+    MovedOff,
     Progressed,
     Proven,
     Report,
     Said,
 )
+from pliant.tools.run.service.stragglers import StepParts
 from pliant.tools.run.service.submitters import Submitters
 from pliant.tools.run.statedir.contract.folders import DamagedError, UnreadableError
+from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.contract.use import use_of
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.fault import Faults, may_pass
@@ -274,6 +277,35 @@ class Executor:
         left = self.targets[job_id] = Assignment.of(target.job, slots, target.allocation.cut)
         return Idled(job_id, reason, left.allocation, wait_s)
 
+    def step_parts(self, newest: Mapping[str, Progress]) -> Iterator[StepParts]:
+        """What the workers of settled jobs need of a step, where that is known."""
+        for job_id, gang in self.gangs.items():
+            progress = newest.get(job_id)
+            if progress is not None and gang.serves(self.targets.get(job_id)):
+                found = StepParts.of(gang.plan, progress)
+                if found is not None:
+                    yield found
+
+    def move_off(self, job_id: str, slow: str, nodes: Iterable[str], reason: str) -> MovedOff | None:
+        """Let an elastic job leave a slot for a free one, in place.
+
+        :param nodes: those with a free slot, the best first.
+        :returns: None if the job cannot change its slots while it trains, or there is no other slot.
+        """
+        target, old = self.targets.get(job_id), Slot.parse(slow)
+        if target is None or old not in target.slots or job_id in companions(self.targets):
+            return None
+        if target.job.elastic == "none" or target.job.resize == "relaunch" or not self.backend.in_place:
+            return None
+        taken = {slot for each in self.targets.values() for slot in each.slots}
+        free = (Slot(node, index) for node in nodes for index in range(self.nodes[node].gpus))
+        new = next((slot for slot in free if slot not in taken and not self.suspects.deaths_on(slot)), None)
+        if new is None or len(target.slots) == 1:
+            return None
+        slots = (*(slot for slot in target.slots if slot != old), new)
+        moved = self.targets[job_id] = Assignment.of(target.job, slots, target.allocation.cut)
+        return MovedOff(job_id, slow, f"{reason}; it goes on on {new}", moved.allocation)
+
     def tick(self) -> list[Report]:
         """One look and one step; returns what happened."""
         reports = self.look()
@@ -345,7 +377,8 @@ class Executor:
             taken = held.intersection(setback.slots)
             yield Hindered(job_id, gang.handle.attempt, setback, after.allocation, taken)
         if self.suspects.slots:
-            proven = sorted(slot for slot in gang.proven() if self.suspects.deaths_on(slot))
+            kept = self.targets[job_id].slots if job_id in self.targets else ()
+            proven = sorted(slot for slot in gang.proven() if slot in kept and self.suspects.deaths_on(slot))
             if proven:
                 yield Proven(job_id, tuple(proven))
 

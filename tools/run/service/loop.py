@@ -36,7 +36,9 @@ from pliant.tools.run.service.reports import (
     in_turns,
     progress_event,
     report_events,
+    straggler_event,
 )
+from pliant.tools.run.service.stragglers import Straggler, StragglerWatch
 from pliant.tools.run.statedir.fault import Faults
 from pliant.tools.run.statedir.log.awaited import hopeless_jobs
 from pliant.tools.run.statedir.log.events import (
@@ -54,6 +56,7 @@ from pliant.tools.schedule.from_log import apply_events
 from pliant.tools.schedule.policy_file import label_of
 from pliant.tools.schedule.session.saved import states_kept_small
 from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.withheld import node_of
 
 SHRUNK_S: Final = 3600.0
 """How long an idle job keeps its smallest size."""
@@ -111,6 +114,8 @@ class Loop:
         self._looked_s = 0.0
         self._rule = schedule.cluster.idle
         self._idle_watch = None if self._rule is None else IdleWatch(self._rule)
+        slow = schedule.cluster.stragglers
+        self._stragglers = None if slow is None else StragglerWatch(slow)
         self._ask = False
         self.drained = False
         """All jobs were asked to stop."""
@@ -182,6 +187,7 @@ class Loop:
         happened |= self._see_nodes()
         happened |= self._heed_notices()
         happened |= self._look_for_idle_jobs()
+        happened |= self._look_for_stragglers()
         happened |= self._record(self.executor.tick(), since_s)
         if self._decisions is None and happened:
             self._cancel_hopeless()
@@ -292,6 +298,37 @@ class Loop:
 
     def _shrink_idle(self, job_id: str, words: str) -> bool:
         report = self.executor.shrink_idle(job_id, f"shrunk by the rule about idle jobs: {words}", SHRUNK_S)
+        return report is not None and self._record([report], 0.0)
+
+    def _look_for_stragglers(self) -> bool:
+        """Name workers that are slower than their peers, and move jobs off them; returns whether any was."""
+        watch, now_s, log = self._stragglers, time.monotonic(), self.state.log
+        if watch is None or not watch.is_due(now_s):
+            return False
+        said = watch.look(self.executor.step_parts(log.newest), now_s)
+        self.state.record(straggler_event(self.clock(), found) for found in said)
+        happened = False
+        for found in watch.named if watch.rule.then == "move" and self._decisions is not None else ():
+            happened |= found.has_peers and self._move_off(found)
+        return happened
+
+    def _move_off(self, found: Straggler) -> bool:
+        """A job leaves the slot of a straggler, once in its life, if another one is free."""
+        job, session = self.session.jobs.get(found.job_id), self.session
+        if job is None or self.state.log.jobs[found.job_id].straggled:
+            return False
+        hidden, slow = session.withheld.hidden_from(job.id), node_of(found.slot)
+        free = {
+            node.name: session.free.free_on(node.name) - hidden.get(node.name, 0)
+            for node in session.nodes
+            if node.gpu_type == job.gpu_type and node.name not in session.commands.drained
+        }
+        own = dict(job.placement)
+        nodes = sorted(
+            (name for name, count in free.items() if count > 0),
+            key=lambda name: (name != slow, name not in own, free[name], name),
+        )
+        report = self.executor.move_off(job.id, found.slot, nodes, found.words)
         return report is not None and self._record([report], 0.0)
 
     def _refine(self, report: Progressed) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import event_lines
@@ -14,6 +14,7 @@ from pliant.tools.run.service.allocation import ChangeStep, Slot
 from pliant.tools.run.service.endings import Ending
 from pliant.tools.run.service.idle import IdleJob
 from pliant.tools.run.service.members import Setback
+from pliant.tools.run.service.stragglers import Straggler
 from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.log.events import (
     displaced_event,
@@ -25,6 +26,9 @@ from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.statedir.log.retries import UNTIL_RESUMED_S, Suspects
 from pliant.tools.run.statedir.log.worker_reports import refined
 from pliant.tools.schedule.session.withheld import node_of
+
+MARKED_S: Final = 3600.0
+"""For how long no job gets a slot on which a worker straggled, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,18 @@ class Idled:
     wait_s: float
 
 
-Report = Said | Progressed | AttemptEnded | Hindered | Displaced | Proven | Lost | Idled
+@dataclass(frozen=True, slots=True)
+class MovedOff:
+    """A job leaves the slot of a straggling worker for another one."""
+
+    job_id: str
+    slot: str
+    reason: str
+    left: Allocation
+    """What it has now, as many slots as before."""
+
+
+Report = Said | Progressed | AttemptEnded | Hindered | Displaced | Proven | Lost | Idled | MovedOff
 
 
 def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
@@ -121,7 +136,7 @@ def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
 
 
 def report_events(
-    report: Said | AttemptEnded | Hindered | Displaced | Proven | Lost | Idled,
+    report: Said | AttemptEnded | Hindered | Displaced | Proven | Lost | Idled | MovedOff,
     log: RunLog,
     time_s: float,
     retries: int,
@@ -142,10 +157,11 @@ def report_events(
         return events
     if isinstance(report, Hindered):
         return hindrance_events(report, job, log, time_s)
-    if isinstance(report, Displaced):
-        return [_without(report, job, time_s, {"reason": report.reason})]
-    if isinstance(report, Idled):
-        return [_without(report, job, time_s, {"reason": report.reason, "wait_seconds": report.wait_s})]
+    if isinstance(report, Displaced | Idled):
+        wait = {"wait_seconds": report.wait_s} if isinstance(report, Idled) else {}
+        return [_without(report, job, time_s, {"reason": report.reason, **wait})]
+    if isinstance(report, MovedOff):
+        return _leaves_slot(report, log, time_s)
     if isinstance(report, Proven):
         return [Event(time_s, "slot_up", report.job_id, detail={"slot": str(slot)}) for slot in report.slots]
     if isinstance(report, Lost):
@@ -224,6 +240,24 @@ def idle_event(job_id: str, time_s: float, found: IdleJob) -> Event:
     return Event(time_s, "progress", job_id, detail={"idle": found.used, "warning": found.words})
 
 
+def straggler_event(time_s: float, found: Straggler) -> Event:
+    """A worker of a job is slower than others, or no longer."""
+    said = {"slot": found.slot, "times": found.times if found.for_s else None}
+    detail: dict[str, Any] = {"straggler": said}
+    if found.for_s:
+        detail["warning"] = found.words
+    return Event(time_s, "progress", found.job_id, detail=detail)
+
+
+def _leaves_slot(report: MovedOff, log: RunLog, time_s: float) -> list[Event]:
+    """The job has another slot, and no job gets the one that it left for a while."""
+    left = {**_division(report.left), "reason": report.reason, "straggled": report.slot}
+    follows = log.suspects.next_death(report.job_id, report.slot)
+    seconds = max(follows.seconds, MARKED_S)
+    detail = {"slot": report.slot, "seconds": seconds, "by": report.job_id, "reason": report.reason}
+    return [_holding("move", time_s, report.left, left), Event(time_s, "slot_down", detail=detail)]
+
+
 def _slot_down(report: Hindered, slot: str, suspects: Suspects, time_s: float, *, held: bool) -> Event:
     job_id, reason = report.job_id, report.setback.reason
     follows = suspects.next_death(job_id, slot)
@@ -269,6 +303,7 @@ def worker_events(said: Said, job: JobLog) -> list[Event]:
         detail.pop("observed", None)
         detail.pop("lost_workers", None)
         detail.pop("idle", None)
+        detail.pop("straggler", None)
         if _number(detail.get("noise_scale")) is None:
             detail.pop("noise_scale", None)
         if said.settled and change is None:

@@ -200,6 +200,10 @@ def _why(job: JobLog, now_s: float, expected: StartPrediction, others: int, stat
         if job.idle is not None:
             since_s, used = job.idle
             parts.append(f"idle: {100 * used:.0f} % of its slots used, as of {clock_text(since_s, now_s)}")
+        for slot, (since_s, times) in sorted(job.stragglers.items()):
+            parts.append(
+                f"slow worker: {slot} needs {times:.1f} times as long, as of {clock_text(since_s, now_s)}"
+            )
         return "; ".join([*parts, *filter(None, [job.trouble])])
     if job.retry_s is not None:
         return _retry(job, now_s)

@@ -10,6 +10,7 @@ the forward pass has changed.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -183,6 +184,16 @@ class Averaging:
     @property
     def failed(self) -> bool:
         return self.error is not None
+
+    def take_waited_s(self) -> float | None:
+        """Seconds that this worker has waited for exchanges since the last call.
+
+        Returns None if that is not known: on GPUs the device waits, not this process.
+        """
+        if self._group is None:
+            return None if self.begun else 0.0
+        waited_s, self._group.waited_s = self._group.waited_s, 0.0
+        return waited_s
 
     @property
     def begun(self) -> bool:
@@ -372,6 +383,8 @@ class TolerantGroup(dist.ProcessGroup):
     def __init__(self, inner: dist.ProcessGroup) -> None:
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.error: RuntimeError | None = None
+        self.waited_s = 0.0
+        """Seconds that this worker has waited for exchanges."""
         self._inner: Any = inner._get_backend(torch.device("cpu"))
         """The backend itself: calls skip PyTorch's dispatcher."""
         self._task: int | None = None
@@ -402,21 +415,25 @@ class TolerantGroup(dist.ProcessGroup):
         """
         if self._inner is None:
             raise RuntimeError("this worker has left its process group")
+        began_s = time.monotonic()
         try:
             work: dist.Work = self._inner.broadcast(tensors, *options)
             work.wait()
         except RuntimeError as error:
             self.error = self.error or error
             raise
+        self.waited_s += time.monotonic() - began_s
         return work
 
     def add_up(self, tensor: torch.Tensor) -> bool:
         """The sum over the workers, in place and outside of a backward pass; False if it has failed."""
         if self.error is None and self._inner is not None:
+            began_s = time.monotonic()
             try:
                 self._inner.allreduce([tensor]).wait()
             except RuntimeError as error:
                 self.error = self.error or error
+            self.waited_s += time.monotonic() - began_s
         return self.error is None
 
     def _expect(self, work: dist.Work) -> None:
@@ -438,11 +455,13 @@ class TolerantGroup(dist.ProcessGroup):
     def wait(self) -> None:
         self._task = None
         awaited, self._awaited = self._awaited, []
+        began_s = time.monotonic()
         for work in awaited:
             try:
                 work.wait()
             except RuntimeError as error:
                 self.error = self.error or error
+        self.waited_s += time.monotonic() - began_s
 
     def _answer(self, place: int, tensor: torch.Tensor) -> _Sum:
         """DDP's handle of an all-reduce: reused from the pass before, because making one is expensive.

@@ -568,7 +568,7 @@ class TrainingLoop:
         self.training.step_done(micro.step_samples, losses)
         self._asked = 0
         if self._membership is not None:
-            self._obey(self._membership.step_ends(losses))
+            self._obey(self._membership.step_ends(losses, self._averaging.take_waited_s()))
 
     def _voided(self) -> bool:
         """Whether a worker was lost in the step; then the remaining ones have met.

@@ -44,7 +44,8 @@ BETWEEN_VOTES_S: Final = 0.1
 MOST_STEPS: Final = 32
 """From one vote to the next."""
 _COLUMNS: Final = 5
-"""The number, minus the steps to the next vote, the step on disk; whether a worker trains or has left. A
+"""The number, minus the steps to the next vote, the step on disk; whether a worker trains or has left. One
+more for each worker follows: the microseconds of a step that it needs itself, which all hear so. A
 change here changes :data:`~pliant.tools.run.statedir.contract.plan.PROTOCOL`."""
 _LARGEST: Final = dist.AllreduceOptions()
 _LARGEST.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
@@ -236,32 +237,54 @@ class Vote:
     many steps have none.
     """
 
-    def __init__(self, *, alone: bool) -> None:
-        self._alone = alone
+    def __init__(self) -> None:
+        """For one worker; see :meth:`drop`."""
         self.saved_step = 0
         """The newest step that a worker knew to be on disk, at the last vote or meeting."""
         self._pause = 0
         """Steps that have no vote before the next one."""
-        self._value = torch.zeros(_COLUMNS, dtype=torch.int64)
-        self._numbers = self._value.numpy()
         self._pending: dist.Work | None = None
+        self._waited_s = 0.0
         self.is_open = False
         """Something was cast, and its result has not been asked for."""
+        self._rank, self._workers = 0, 1
+        self._clear()
+
+    @property
+    def own_s(self) -> list[float]:
+        """By rank, seconds of a step in which a worker waits for no other, at the last vote; 0 if unknown."""
+        return [micros / 1e6 for micros in self._own]
+
+    def take_waited_s(self) -> float:
+        """Seconds that this worker has waited for results since the last call."""
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return waited_s
+
+    def _clear(self) -> None:
+        # an all-reduce under way may still write into the old tensor
+        self._value = torch.zeros(_COLUMNS + self._workers, dtype=torch.int64)
+        self._numbers = self._value.numpy()
+        self._own = [0] * self._workers
 
     def is_due(self) -> bool:
         """Whether the step that begins has a vote; all workers ask once a step."""
         self._pause -= 1
         return self._pause < 0
 
-    def cast(self, number: int, usual_step_s: float = 0.0, saved_step: int = 0) -> None:
+    def cast(
+        self, number: int, usual_step_s: float = 0.0, saved_step: int = 0, own_step_s: float = 0.0
+    ) -> None:
         """Cast this worker's number for the step that begins.
 
         :param usual_step_s: what a step takes here, 0 if unknown.
         :param saved_step: the newest step that this worker knows to be on disk.
+        :param own_step_s: what this worker needs of it without waiting for others, 0 if unknown.
         """
-        self._numbers[:] = number, -1, saved_step, 1, 0
+        self._numbers[:_COLUMNS] = number, -1, saved_step, 1, 0
+        self._numbers[_COLUMNS:] = 0
+        self._numbers[_COLUMNS + self._rank] = int(own_step_s * 1e6)
         self.is_open = True
-        if not self._alone:
+        if self._workers > 1:
             self._numbers[1] = -steps_between_votes(usual_step_s)
             self._pending = world().allreduce([self._value], _LARGEST)
 
@@ -273,9 +296,12 @@ class Vote:
         if not self.is_open:
             return 0
         if self._pending is not None:
+            began_s = time.monotonic()
             self._pending.wait()
+            self._waited_s += time.monotonic() - began_s
             self._pending = None
-        agreed, steps, self.saved_step, trained, left = map(int, self._numbers)
+        numbers: list[int] = self._numbers.tolist()
+        agreed, steps, self.saved_step, trained, left, *self._own = numbers
         self._pause, self.is_open = -steps - 1, False
         if trained and left:
             raise LeftEpochError
@@ -286,9 +312,10 @@ class Vote:
 
         :raises LeftEpochError: some train on, and others have left.
         """
-        if self._alone:
+        if self._workers == 1:
             return
-        value = torch.tensor([0, -MOST_STEPS, 0, not left, left], dtype=torch.int64)
+        value = torch.zeros(_COLUMNS + self._workers, dtype=torch.int64)
+        value[1], value[3], value[4] = -MOST_STEPS, not left, left
         world().allreduce([value], _LARGEST).wait()
         if value[3] and value[4]:
             raise LeftEpochError
@@ -296,17 +323,16 @@ class Vote:
     def meet(self, saved_step: int) -> None:
         """Wait until all workers call this; afterwards they know which step is on disk."""
         value = torch.tensor([saved_step])
-        if not self._alone:
+        if self._workers > 1:
             # on the CPU: a barrier of workers on GPUs is NCCL's, which does not notice a lost worker
             world().allreduce([value], _LARGEST).wait()
         self.saved_step = int(value)
 
-    def drop(self, *, alone: bool) -> None:
+    def drop(self, rank: int = 0, workers: int = 1) -> None:
         """The workers have changed: forget what was cast."""
-        self._pending, self.is_open, self._alone, self._pause = None, False, alone, 0
-        # an all-reduce under way may still write into the old tensor
-        self._value = torch.zeros(_COLUMNS, dtype=torch.int64)
-        self._numbers = self._value.numpy()
+        self._pending, self.is_open, self._pause = None, False, 0
+        self._rank, self._workers = rank, workers
+        self._clear()
 
 
 def steps_between_votes(usual_step_s: float) -> int:

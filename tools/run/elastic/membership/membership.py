@@ -92,7 +92,7 @@ class Membership:
         leave_at_exit()  # registered before the exit, so it runs after it
         self._group = ProcessGroup(context, backend)
         self._rendezvous = Rendezvous(context, self._group, self._watch)
-        self._vote = Vote(alone=True)
+        self._vote = Vote()
         self._reporter = Reporter(context)
         self._saving = Saving(context)
         self._exit = Exit(context, self._reporter, self._saving, stop)
@@ -167,14 +167,19 @@ class Membership:
             return released(error)
         return None
 
-    def step_ends(self, losses: Mean) -> Continue | Regroup:
-        """A step is complete; the next boundary does what was agreed."""
+    def step_ends(self, losses: Mean, waited_s: float | None = None) -> Continue | Regroup:
+        """A step is complete; the next boundary does what was agreed.
+
+        :param waited_s: how long this worker waited in it for the others' gradients; None if not known.
+        """
         now = time.monotonic()
         # reading samples is part of a step; work at a boundary or between epochs is not
         step_s = self._reporter.usual_step_s if self._step_since_s is None else now - self._step_since_s
         self._step_since_s = now
         training, reporter = self._training, self._reporter
         reporter.look(training.model, training.counters)
+        if waited_s is not None:
+            reporter.own_step(step_s - waited_s - self._vote.take_waited_s())
         reporter.step_done(training.counters, losses, step_s)
         if not self._is_known:
             self._make_known()
@@ -203,6 +208,7 @@ class Membership:
             return answer
         self._agreed = max(self._agreed, *found)
         self._saving.hear(self._vote.saved_step)
+        self._reporter.workers_needed(self._vote.own_s)
         return CONTINUE
 
     def boundary(self) -> Instruction:
@@ -262,7 +268,7 @@ class Membership:
     def regroup(self) -> NewDivision | Leave:
         """Leave the process group, meet the next generation, and get or give the state."""
         transition = self._transition
-        self._vote.drop(alone=True)
+        self._vote.drop()
         self._group.leave()
         if transition.plan is not None:
             self._context.follow(transition.plan)
@@ -411,7 +417,7 @@ class Membership:
 
     def _divided(self, division: NewDivision) -> NewDivision:
         self._context.settle()
-        self._vote.drop(alone=self._context.world_size == 1)
+        self._vote.drop(self._context.rank, self._context.world_size)
         return division
 
     def _make_known(self) -> None:
@@ -510,7 +516,8 @@ class Membership:
         generation = self._watch.in_force().generation
         due = self._saving.due(self._context.plan.checkpoint_s, before_last=before_last)
         number = STOP if self._stop.received else ballot(generation, save=due)
-        self._vote.cast(number, self._reporter.usual_step_s, self._saving.step)
+        reporter = self._reporter
+        self._vote.cast(number, reporter.usual_step_s, self._saving.step, own_step_s=reporter.own_step_s)
 
     def _wait_for_all(self) -> None:
         """Wait for all workers; afterwards they know what is on disk."""

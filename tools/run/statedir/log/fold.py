@@ -22,6 +22,8 @@ How ``run`` uses the events:
   (``worker_reports.py``). One ``checkpoint`` stands for ``count`` of them. ``progress`` with
   ``lost_workers``: workers died on these slots; the others train on while new ones start there. ``idle``:
   the part of its slots that the job uses, which the cluster's rule calls idle; null: it is busy again.
+  ``straggler``: the ``slot`` of a worker that is some ``times`` slower than others; null: no longer.
+- ``move`` with the slot that ``straggled``: the job has left that slot for another one, in ``slot_down``.
 - ``requeue``: the job lost its GPUs without the policy's doing, for a ``reason``, and waits again. An
   ``attempt`` has failed (``failures`` in a row, ``retries`` allowed), or is ``over`` without a failure
   because its place was taken away (``displacements`` in a row), or the run was interrupted.
@@ -68,6 +70,8 @@ from pliant.tools.schedule.session.commands import first_holder
 from pliant.tools.schedule.session.withheld import node_of
 
 WORKER_EVENTS: Final = frozenset({"progress", "epoch", "checkpoint"})
+_OF_SERVICE: Final = frozenset({"lost_workers", "idle", "straggler"})
+"""In the detail of a progress event: not the workers say so, but the service."""
 
 AS_JSON: Final = ConfigDict(ser_json_inf_nan="constants")
 """How a snapshot keeps these records: all fields, infinities included."""
@@ -139,6 +143,10 @@ class JobLog:
     """What a sample cost when its speed was last measured."""
     idle: tuple[float, float] | None = None
     """Since when the cluster's rule calls it idle, and the part of its slots that it used."""
+    stragglers: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By slot: since when the cluster's rule calls its worker slow, and how many times slower it was."""
+    straggled: str = ""
+    """The slot that it has left because a worker was slow there."""
     uid: int | None = None
     """The account that submitted it through the door; None for the owner of the state directory."""
 
@@ -217,8 +225,9 @@ class JobLog:
         if event.event not in WORKER_EVENTS:
             self.reason = str(detail.get("reason", ""))
         if event.gpus is not None:
-            self.idle = None
-            unasked = event.event == "requeue" or "setback" in detail
+            self.idle, self.stragglers = None, {}
+            self.straggled = str(detail.get("straggled", self.straggled))
+            unasked = event.event == "requeue" or "setback" in detail or "straggled" in detail
             self.trouble = self.reason if unasked else ""
         if event.event in PLACED:
             self.phase, self.change = "running", (event.event, event.time)
@@ -230,7 +239,9 @@ class JobLog:
             if "idle" in detail:
                 used = detail["idle"]
                 self.idle = None if used is None else (event.time, float(used))
-            if "lost_workers" in detail or "idle" in detail:
+            if "straggler" in detail:
+                self._straggle(event.time, detail["straggler"])
+            if not detail.keys().isdisjoint(_OF_SERVICE):
                 return
             attempt = int(detail.get("attempt", 0))
             self.seen[attempt] = self.seen.get(attempt, 0) + 1
@@ -242,6 +253,11 @@ class JobLog:
             self._fail(event.time, detail)
         elif event.event in ENDS:
             self.phase, self.ended_s, self.held = ENDS[event.event], event.time, None
+
+    def _straggle(self, time_s: float, said: Mapping[str, Any]) -> None:
+        slot, times = str(said["slot"]), said.get("times")
+        rest = {name: each for name, each in self.stragglers.items() if name != slot}
+        self.stragglers = rest if times is None else {**rest, slot: (time_s, float(times))}
 
     def _obey(self, event: Event, detail: Mapping[str, Any]) -> None:
         if event.event == "hold":

@@ -102,7 +102,7 @@ class Pair:
     """Two workers whose all-reduces are made here."""
 
     def __init__(self) -> None:
-        self.votes = [Vote(alone=True), Vote(alone=True)]
+        self.votes = [Vote(), Vote()]
 
     def step(self, *usual_s: float, forced: bool = False) -> int | None:
         """One step of both: what was agreed; None: there was no vote."""
@@ -138,14 +138,29 @@ def test_workers_that_have_met_vote_at_their_first_step() -> None:
     both = Pair()
     assert both.step(1e-6, 1e-6) == 8
     for vote in both.votes:
-        vote.drop(alone=True)
+        vote.drop()
     assert both.step(1e-6, 1e-6) == 8
 
 
 def test_a_worker_alone_votes_at_every_step() -> None:
-    vote = Vote(alone=True)
+    vote = Vote()
     for number in (2, 3):
         assert vote.is_due()
         vote.cast(number, 1e-6)
         assert vote.result() == number
     assert vote.result() == 0
+
+
+def test_a_vote_says_what_each_worker_needs_of_a_step_without_the_others() -> None:
+    votes = [Vote() for _ in range(3)]
+    for rank, vote in enumerate(votes):
+        vote.drop(rank, 3)
+        vote._rank, vote._workers = rank, 1  # nothing is sent: the all-reduce is made here
+        vote.cast(2, own_step_s=[0.1, 0.0, 0.25][rank])
+    largest = [max(each) for each in zip(*(vote._numbers.tolist() for vote in votes), strict=True)]
+    for vote in votes:
+        vote._numbers[:] = largest
+        assert vote.result() == 2
+        assert vote.own_s == [0.1, 0.0, 0.25], "0: not known"
+    votes[0].drop(0, 2)
+    assert votes[0].own_s == [0.0, 0.0], "of other workers it says nothing"
