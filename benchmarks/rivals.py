@@ -7,22 +7,18 @@ results/rivals.json. The parts replay published data, which are not part of the 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Final
 
-from benchmarks.parts import elasticflow, figure, parted
+from benchmarks.parts import elasticflow, figure, parted, sia_artifact
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
 
-MEASURES: Final = (
-    "tools/schedule/policies/edf.py",
-    "tools/schedule/policies/elasticflow.py",
-    "tools/schedule/policies/themis.py",
-    "tools/schedule/policies/tiresias.py",
-    "benchmarks/parts/elasticflow.py",
-)
+MEASURES: Final = ("tools/replay", "tools/schedule/policies", "benchmarks/parts/elasticflow.py")
 NAME: Final = "rivals"
 PARTS: Final[dict[str, Part]] = {
     "elasticflow": elasticflow.figures,
+    "sia": sia_artifact.figures,
 }
 
 
@@ -32,8 +28,9 @@ def figures() -> list[Figure]:
 
 
 def smallest() -> list[Figure]:
-    """The testbed of ElasticFlow alone."""
-    return parted.measured(NAME, {"elasticflow": lambda: elasticflow.figures(("195job",))})
+    """One trace of each, small where that can be."""
+    sia = partial(sia_artifact.figures, traces=("philly",), jobs_limit=3, active=4, scale=1)
+    return parted.measured(NAME, {"elasticflow": lambda: elasticflow.figures(("195job",)), "sia": sia})
 
 
 record = figure.renew

@@ -398,13 +398,20 @@ class ThroughputByPlacement(ProfiledThroughput["PlacementTable"]):
         profile: Profile,
         speeds: Mapping[str, float] | None = None,
         most_local: Mapping[str, int] | None = None,
+        rescales_s: Mapping[str, float] | None = None,
     ) -> None:
         """:param most_local: largest local batches by model, below the measured ones.
+        :param rescales_s: what a change of workers costs by model, instead of what was measured.
         :raises BadInputError: the profile has no training row.
         """
         super().__init__(profile, speeds, (row for row in profile.rows if row.feasible))
         self._most_local = dict(most_local or {})
+        self._rescales_s = dict(rescales_s or {})
         self._metadata = dict(profile.metadata)
+
+    def rescale_seconds(self, model: str) -> float | None:
+        found = self._rescales_s.get(model)
+        return super().rescale_seconds(model) if found is None else found
 
     def load(self, models: Iterable[str], gpu_types: Iterable[str]) -> None:
         """Compile the tables of some models, so that the first question is as fast as later ones."""

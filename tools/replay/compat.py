@@ -1,7 +1,7 @@
 """Replaying as published simulators do: a preset switches all quirks of one simulator on together.
 
 docs/replay-compat.md says what each quirk does and why one would not want it otherwise. The presets come
-first, then the parts of the simulator of Pollux (OSDI '21).
+first, then the parts of the simulator of Pollux (OSDI '21), from which that of Sia descends.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Batch, Gpus, Job
 from pliant.schemas.text import whole_number
 from pliant.tools.profile.throughput_model import ThroughputByPlacement
+from pliant.tools.replay.engine.costs import FREE, Cost
 from pliant.tools.replay.engine.simulated_cluster import Quirks
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.progress.convergence import Validation
@@ -55,8 +56,10 @@ class Compat:
     name: str = ""
     interval_s: float | None = None
     """Seconds between decisions, unless the replay says otherwise; None: what the policy prefers."""
-    cost_s: float = 0.0
-    """Seconds without progress after a start and after every change, unless the replay says otherwise."""
+    cost: Cost = FREE
+    """Time without progress after a start and after every change, unless the replay says otherwise."""
+    believed_cost_s: Mapping[str, float] = field(default_factory=dict)
+    """What policies take a change to cost, by model; other models: as if it were not measured."""
     quirks: Quirks = field(default_factory=Quirks)
     max_epochs: Mapping[str, int] = field(default_factory=dict)
     """Epochs of the jobs of some models."""
@@ -70,12 +73,13 @@ class Compat:
     """Parameters of policies, unless the replay says otherwise."""
 
 
+_MAX_EPOCHS: Final = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50}
 POLLUX: Final = Compat(
     name="pollux",
     interval_s=60.0,
-    cost_s=30.0,
+    cost=Cost(30.0),
     quirks=Quirks(free_rebatch=True, first_round=1, order=file_order, segment_end=whole_second_end),
-    max_epochs={"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50},
+    max_epochs=_MAX_EPOCHS,
     most_local={"yolov3": 8},
     most_gpus={"ncf": 1},
     settled={"ncf": (1, 32768)},
@@ -87,7 +91,24 @@ POLLUX: Final = Compat(
     },
 )
 """The simulator of Pollux (OSDI '21)."""
-PRESETS: Final[Mapping[str, Compat]] = {POLLUX.name: POLLUX}
+SIA: Final = Compat(
+    name="sia",
+    interval_s=60.0,
+    cost=Cost(
+        30.0,
+        {"cifar10": 50.0, "deepspeech2": 25.0, "bert": 120.0, "yolov3": 80.0, "imagenet": 250.0, "ncf": 15.0},
+    ),
+    believed_cost_s={"cifar10": 30.0, "deepspeech2": 25.0, "bert": 120.0, "yolov3": 45.0, "imagenet": 250.0},
+    quirks=Quirks(
+        free_rebatch=True, free_moves=True, first_round=1, order=file_order, segment_end=whole_second_end
+    ),
+    max_epochs=_MAX_EPOCHS,
+    most_gpus={"ncf": 1},
+    settled={"ncf": (1, 32768)},
+    parameters={"sia": {"knowledge": "measured", "retune": "free", "lone_accumulation": True}},
+)
+"""The simulator of Sia (SOSP '23), without its calibration to real runs."""
+PRESETS: Final[Mapping[str, Compat]] = {POLLUX.name: POLLUX, SIA.name: SIA}
 NONE: Final = Compat()
 
 

@@ -18,7 +18,7 @@ from pliant.schemas.text import counted
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.profile.throughput_model import ThroughputByPlacement
 from pliant.tools.replay.compat import Compat, preset, settle, simulator_model
-from pliant.tools.replay.engine.costs import DEFAULT, FREE, Cost, unstated_costs
+from pliant.tools.replay.engine.costs import DEFAULT, FREE, unstated_costs
 from pliant.tools.replay.engine.engine import Advance, Engine
 from pliant.tools.replay.engine.failures import drawn_failures, failures_end_s, together
 from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
@@ -154,7 +154,9 @@ def prepared(run: Run, compat: Compat, policy: Policy, inputs: Inputs) -> Prepar
     throughput = inputs.throughput
     times = None
     if inputs.profile is not None and (conditions.speeds == "placement" or compat.name):
-        throughput = times = ThroughputByPlacement(inputs.profile, inputs.cluster.speeds, compat.most_local)
+        throughput = times = ThroughputByPlacement(
+            inputs.profile, inputs.cluster.speeds, compat.most_local, compat.believed_cost_s
+        )
         times.load(
             (job.model for job in inputs.jobs), dict.fromkeys(n.gpu_type for n in inputs.cluster.nodes)
         )
@@ -189,7 +191,7 @@ def _with_costs(simulated: SimulatedCluster, compat: Compat, inputs: Inputs) -> 
     start, rescale, resume = simulated.start_cost, simulated.rescale_cost, simulated.resume_cost
     measured = None if compat.name else unstated_costs(inputs.profile)
     if measured is None:
-        other = Cost(compat.cost_s) if compat.name else DEFAULT
+        other = compat.cost if compat.name else DEFAULT
         return replace(simulated, start_cost=start or other, rescale_cost=rescale or other)
     return replace(
         simulated,

@@ -13,9 +13,12 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Elasticity
+from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.profile.throughput_model import ThroughputByPlacement
 from pliant.tools.replay.compat import (
     NONE,
     POLLUX,
+    SIA,
     Compat,
     WholeSecondPieces,
     file_order,
@@ -31,20 +34,21 @@ from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.progress.protocol import ProgressModel, Segment
 from pliant.tools.replay.run import Run, replay
+from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.pollux.policy import Pollux
 from pliant.tools.schedule.policies.tiresias import Tiresias
 from pliant.tools.schedule.policy import Decision, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
-from tests.builders import cluster, job
+from tests.builders import cluster, job, mixed_cluster
 from tests.tools.replay.importers.importing import pollux_inputs
 from tests.tools.replay.world import ends, given, play, story
 
 
 def test_nothing_is_on_by_default():
     assert preset(None) == NONE == Compat()
-    assert preset("pollux") is POLLUX
-    with pytest.raises(UsageError, match='--compat "plutus": expected pollux'):
+    assert (preset("pollux"), preset("sia")) == (POLLUX, SIA)
+    with pytest.raises(UsageError, match='--compat "plutus": expected pollux, sia'):
         preset("plutus")
 
 
@@ -186,7 +190,8 @@ def test_every_quirk_is_documented():
     names = {each.name for each in fields(Compat)} - {"name", "quirks"}
     names |= {f"quirks.{each.name}" for each in fields(Quirks)}
     assert [name for name in sorted(names) if f"| `{name}`" not in text] == []
-    stated = {f"{key}={value}".lower() for each in POLLUX.parameters.values() for key, value in each.items()}
+    parameters = [*POLLUX.parameters.values(), *SIA.parameters.values()]
+    stated = {f"{key}={value}".lower() for each in parameters for key, value in each.items()}
     assert [pair for pair in sorted(stated) if f"`{pair}`" not in text] == []
 
 
@@ -246,6 +251,52 @@ def test_a_free_change_still_waits_for_the_start_to_be_paid() -> None:
     engine = play(Rebatches(2), trace, cluster(1), simulated=simulated)
     assert ends(engine) == {"a": 5 + 100}
     assert [event.overhead_seconds for event in engine.log.events() if event.overhead_seconds] == [2, 3]
+
+
+class Moves(Policy):
+    """Starts its job at once on given nodes, and moves it to others at 50 s."""
+
+    name: ClassVar[str] = "moves"
+    elasticity: ClassVar[Elasticity] = "size"
+
+    def __init__(self, first: NodeGpus, then: NodeGpus) -> None:
+        self.places = first, then
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        place = self.places[snapshot.time_s >= 50]
+        gpus = sum(count for _, count in place)
+        return Decision({name: Target(gpus, None, None, place) for name in snapshot.jobs}, ask_again_s=50)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "cost_s"),
+    [
+        ((("x-0", 2),), (("x-1", 2),), 0),
+        ((("x-0", 2),), (("x-0", 1), ("x-1", 1)), 5),
+        ((("x-0", 2),), (("y-0", 2),), 5),
+        ((("x-0", 2),), (("x-1", 1),), 5),
+    ],
+    ids=["as many on as many nodes", "on other numbers of nodes", "another type", "fewer"],
+)
+def test_a_move_costs_a_rescale_unless_it_is_free(first: NodeGpus, then: NodeGpus, cost_s: float) -> None:
+    """It starts at 0 and trains from 5 s on, 45 of 100 s before the move."""
+    nodes = mixed_cluster(x=(2, 2), y=(2,))
+    trace = [job("a", gpus=1, low=1, high=2, gpu_seconds=200)]
+    rescaled = SimulatedCluster(Cost(5), Cost(5), quirks=Quirks(free_moves=True))
+    engine = play(Moves(first, then), trace, nodes, simulated=rescaled)
+    slower = 2 if sum(count for _, count in then) == 1 else 1
+    assert ends(engine) == {"a": 50 + cost_s + 55 * slower}
+
+
+def test_what_policies_take_a_change_to_cost_may_differ_from_its_cost() -> None:
+    rows = (measured_row(),)
+    times = ThroughputByPlacement(Profile(rows), rescales_s=SIA.believed_cost_s)
+    assert [times.rescale_seconds(model) for model in ("cifar10", "other")] == [30.0, None]
+    assert SIA.cost.of("cifar10") == 50.0
+
+
+def measured_row() -> ProfileRow:
+    return ProfileRow("train", "cifar10", "t4", 1, 1, "1", 8, 1, 0.5, samples_per_second=16.0)
 
 
 def test_settled_models_are_rigid_for_policies_that_choose_both() -> None:

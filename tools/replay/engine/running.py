@@ -13,6 +13,7 @@ from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.engine.simulated_cluster import Interference, SimulatedCluster
 from pliant.tools.replay.progress.protocol import Segment, regime
 from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation, Trajectory
+from pliant.tools.schedule.rates import shape_of
 from pliant.tools.schedule.session.holdings import Transition
 from pliant.tools.schedule.session.session import Session
 
@@ -67,7 +68,7 @@ class RunningJobs:
 
     def cost_s(self, transition: Transition, left: RunningJob | None, now_s: float) -> float:
         """Seconds without training that a change costs; ``left``: what the job held before."""
-        if transition.step == "rebatch" and left is not None and self._simulated.quirks.free_rebatch:
+        if left is not None and self._is_free(transition):
             return max(0.0, left.paid_s - now_s)
         job = transition.job
         if job.id not in self._trained:
@@ -78,6 +79,15 @@ class RunningJobs:
         if job.spec.resize == "relaunch" and cost is self._rescale_cost:  # measured in place, it may be less
             return max(cost_s, self._resume_cost.of(model))
         return cost_s
+
+    def _is_free(self, transition: Transition) -> bool:
+        quirks, job = self._simulated.quirks, transition.job
+        if transition.step == "rebatch":
+            return quirks.free_rebatch
+        if transition.step != "move" or not quirks.free_moves:
+            return False
+        same_type = self._session.speeds.gpu_type_of(transition.before) == job.gpu_type
+        return same_type and shape_of(transition.before) == shape_of(job.placement)
 
     def began_since(self, time_s: float) -> bool:
         return all(held.held_since_s > time_s for held in self._held.values() if held.rate)

@@ -25,6 +25,8 @@ class Quirks:
 
     free_rebatch: bool = False
     """Whether a job that keeps its GPUs takes up another batch at no cost."""
+    free_moves: bool = False
+    """Whether a job that moves to as many GPUs of the same type on as many nodes goes on at no cost."""
     first_round: int = 0
     """Number of the first round, in intervals from time 0."""
     order: Callable[[Job], tuple[float, str]] | None = None
