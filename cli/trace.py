@@ -17,8 +17,9 @@ def trace_import(
         str,
         typer.Argument(
             metavar="FORMAT",
-            help="Production traces: philly, helios, pai, alibaba-v2023, slurm, tiresias. With measurements: "
-            "pollux, sia, ones, gavel, shockwave, elasticflow. Nodes that fail: faults.",
+            help="Production traces: philly, helios, acme, pai, alibaba-v2023, alibaba-spot, slurm, swf, "
+            "tiresias; csv with --map. With measurements: pollux, sia, ones, gavel, shockwave, elasticflow. "
+            "Nodes that fail: faults.",
         ),
     ],
     paths: Annotated[
@@ -43,13 +44,22 @@ def trace_import(
         typer.Option(
             "--cluster-out",
             metavar="FILE",
-            help="Cluster to write (JSON) from the list of nodes among the paths (alibaba-v2023), or of the "
-            "nodes that fail (faults).",
+            help="Cluster to write (JSON) from the list of nodes among the paths (alibaba), or of those that "
+            "fail (faults).",
         ),
     ] = None,
     cluster: Annotated[
         str | None,
         typer.Option(help="A cluster whose nodes are to fail in the place of the trace's (faults)."),
+    ] = None,
+    mapping: Annotated[
+        str | None,
+        typer.Option(
+            "--map",
+            metavar="FIELD=COLUMN,…|FILE.toml",
+            help="What the columns of a csv mean: id, submit, start, end, wait, duration, gpus, workers, "
+            "user, team, model, priority; other names become labels.",
+        ),
     ] = None,
     workload: Annotated[
         str | None,
@@ -105,6 +115,7 @@ def trace_import(
                 workload=workload,
                 cluster_out=cluster_out,
                 cluster=cluster,
+                mapping=mapping,
                 selection=Selection(begin, end, user or (), vc or (), sample, scale_time),
                 progress=advance,
             )
@@ -227,4 +238,26 @@ def _weights(option: str, text: str) -> dict[str, float]:
     return found
 
 
-SUBCOMMANDS = (trace_import, synth)
+def export(
+    jobs: Annotated[str, typer.Argument(metavar="JOBS", help="The trace (JSON Lines); - is stdin.")],
+    *,
+    output: Annotated[str, typer.Option("-o", "--output", help="File to write; - is stdout.")] = "-",
+) -> None:
+    """Write a trace in the Standard Workload Format 2.2, for the tools of that field.
+
+    Its processors are GPUs. Starts and ends are those that the trace recorded; without a recording, the run
+    time is the GPU time over the GPUs requested, else not known (-1).
+
+    Example: pliant trace export jobs.jsonl -o jobs.swf
+    """
+    from pliant.schemas.file_io.files import check_output, write_chunks
+    from pliant.schemas.io import read_jobs
+    from pliant.tools.replay.importers.formats.swf import lines
+
+    check_output(output)
+    found = sorted(read_jobs(jobs), key=lambda job: (job.submit_time, job.id))
+    write_chunks(output, (f"{line}\n".encode() for line in lines(found)))
+    note(f"{counted(len(found), 'job')} in the Standard Workload Format")
+
+
+SUBCOMMANDS = (trace_import, synth, export)

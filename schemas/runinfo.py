@@ -41,6 +41,7 @@ class Assumption(Record):
         "busy_profile",
         "rigid",
         "cost",
+        "recording",
     ]
     """``speed``: there is no profile; ``gpu_type``: it lacks a GPU type of the cluster; ``progress``: jobs
     name validation runs that are not there; ``unused_option``: an option names a model that no job has;
@@ -48,7 +49,7 @@ class Assumption(Record):
     the same GPUs that were not measured together; ``busy_profile``: the machine was busy when speeds were
     measured, measurements disagree, or the throughput model misses them; ``rigid``: no job is elastic, and
     the policy then decides as another one does, which ``--strict`` lets pass; ``cost``: no start or no
-    rescale cost is known."""
+    rescale cost is known; ``recording``: what a trace recorded cannot have been on this cluster."""
     text: str
     """One line for people."""
 

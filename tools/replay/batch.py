@@ -22,6 +22,7 @@ from pliant.tools.replay.inputs import Inputs, Sources, assumed
 from pliant.tools.replay.offered_load import overload
 from pliant.tools.replay.options import ReplayOptions
 from pliant.tools.replay.output import Summary, check_paths, output_paths, write
+from pliant.tools.replay.recorded import check_recorded
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.policy_file import canonical, label_of
@@ -112,6 +113,8 @@ def replay_all(
         raise UsageError("several workers cannot share stdin: name files, or leave out --workers")
     inputs = sources.read()
     runs = [task.run for task in tasks]
+    if any(policy_class(run.policy).follows_recording for run in runs):
+        check_recorded(inputs.jobs)
     found = (assumed(inputs, run.conditions, run.simulated, policy_class(run.policy)) for run in runs)
     assumptions = tuple(dict.fromkeys(each for one in found for each in one))
     if any(run.conditions.strict for run in runs):

@@ -30,6 +30,7 @@ from pliant.tools.replay.engine.costs import unstated_costs
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.options import DEFAULT_COST_S, Conditions
 from pliant.tools.replay.progress.convergence import Validation, validations
+from pliant.tools.replay.recorded import inconsistencies
 from pliant.tools.schedule.assumptions import (
     kinds_measured,
     nothing_to_resize,
@@ -174,7 +175,11 @@ def assumed(
         *speeds_doubted(inputs.models, trust_of(rows)),
         *sharing_assumed(inputs.cluster, policy),
         *nothing_to_resize(inputs.jobs, policy),
-        *_costs(inputs, conditions, simulated),
+        *(
+            inconsistencies(inputs.jobs, inputs.cluster)
+            if policy.follows_recording
+            else _costs(inputs, conditions, simulated)
+        ),
         *_progress(inputs, conditions),
         *_unused(inputs, conditions, simulated),
     )

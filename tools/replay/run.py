@@ -33,6 +33,7 @@ from pliant.tools.replay.progress.models import (
     ReportingSamples,
 )
 from pliant.tools.replay.progress.protocol import ProgressModel
+from pliant.tools.replay.recorded import check_recorded, follow, is_recorded
 from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.demand import check_demand, demand_gpu_s, submit_detail
 from pliant.tools.schedule.forecast import WorkForecast
@@ -82,6 +83,9 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
         refuse(assumptions)
     compat = preset(run.conditions.compat)
     policy = make_policy(run.policy, {**compat.parameters.get(run.policy, {}), **run.parameters})
+    follows = policy.follows_recording and is_recorded(inputs.jobs)
+    if follows:
+        check_recorded(inputs.jobs)
     stated = run.conditions.demand == "stated"
     check_demand(inputs.jobs, policy, inputs.name or "jobs", "stated" if stated else "predicted")
     jobs = settle(compat, inputs.jobs, policy)
@@ -115,7 +119,10 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
     _ = session.rng  # made before the clock starts
     info_row = engine.log.add(first_s, "decision")
     started, cpu_started = time.perf_counter(), time.process_time()
-    engine.run()
+    if follows:
+        follow(engine, jobs, submissions.describe)
+    else:
+        engine.run()
     summary = replace(
         _summary(inputs, engine, run, assumptions),
         wall_seconds=time.perf_counter() - started,

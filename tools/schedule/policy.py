@@ -146,6 +146,8 @@ class Policy:
     files: ClassVar[frozenset[str]] = frozenset()
     """Parameters that name files which it reads when it is made. In a recipe of a sweep they are relative to
     the recipe, elsewhere to the working directory; what is in force is absolute."""
+    follows_recording: ClassVar[bool] = False
+    """In a replay, jobs hold what the trace recorded, and nothing is decided."""
     asks_oracle: ClassVar[bool] = False
     """Uses ``snapshot.oracle`` where there is one; its output is then labelled so."""
     knows_future: ClassVar[bool] = False

@@ -53,6 +53,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "optimus": "pliant.tools.schedule.policies.optimus:Optimus",
     "pollux": "pliant.tools.schedule.policies.pollux.policy:Pollux",
     "random-bs": "pliant.tools.schedule.policies.elastic_dp.policy:RandomBs",
+    "recorded": "pliant.tools.schedule.policies.recorded:Recorded",
     "rrh": "pliant.tools.schedule.policies.multi_resource.policies:Rrh",
     "shadow-price": "pliant.tools.schedule.policies.shadow_price.policy:ShadowPrice",
     "sia": "pliant.tools.schedule.policies.sia.policy:Sia",

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -25,6 +25,7 @@ from pliant.schemas.job import Gpus, GpuTimeWork, Job
 from pliant.schemas.profile import ConvergenceRow, ProfileRow
 from pliant.schemas.text import counted
 from pliant.tools.replay.engine.failures import NodeEvent
+from pliant.tools.replay.recorded import LABEL, label_of
 
 T = TypeVar("T")
 
@@ -324,16 +325,26 @@ def executed_job(
     *,
     labels: Mapping[str, Any],
     user: str = "",
+    team: str = "",
     model: str = UNKNOWN_MODEL,
+    priority: float = 0.0,
+    runs: Sequence[tuple[float, float, int]] = (),
 ) -> Job:
-    """A rigid job known by what it executed; labels that say nothing are left out."""
+    """A rigid job known by what it executed; labels that say nothing are left out.
+
+    :param runs: start, end and GPUs of each run that is recorded, on the clock of ``submit_time_s``.
+    """
     stated = {name: "" if value is None else str(value) for name, value in labels.items()}
+    if runs:
+        stated[LABEL] = label_of(runs, submit_time_s, gpus)
     return Job(
         id=job_id,
         submit_time=submit_time_s,
         model=model,
         gpus=Gpus(requested=gpus),
         user=user,
+        team=team,
+        priority=priority,
         work=GpuTimeWork(gpu_seconds=gpu_seconds),
         labels={name: text for name, text in stated.items() if text.lower() not in NOTHING},
     )
@@ -371,8 +382,8 @@ def parse_number(found: str, name: str) -> float:
     return value
 
 
-def parse_timestamp(value: object, name: str) -> float | None:
-    """A date and time, or seconds since 1970, as seconds since 1970."""
+def parse_timestamp(value: object, name: str, zone: tzinfo = UTC) -> float | None:
+    """A date and time, or seconds since 1970, as seconds since 1970; ``zone``: of times that state none."""
     found = "" if value is None else str(value).strip()
     if found.lower() in NOTHING:
         return None
@@ -382,4 +393,4 @@ def parse_timestamp(value: object, name: str) -> float | None:
         stamp = datetime.fromisoformat(found)
     except ValueError:
         raise MalformedRowError(name, f"{found!r}, expected a time like 2017-10-09 07:01:55") from None
-    return ((stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)) - _EPOCH).total_seconds()
+    return ((stamp if stamp.tzinfo else stamp.replace(tzinfo=zone)) - _EPOCH).total_seconds()

@@ -40,12 +40,14 @@ def csv_rows(
     names: Sequence[str] | None = None,
     delimiter: str = ",",
     quoted: bool = True,
+    any_case: bool = False,
     written_by: str = "",
 ) -> Iterator[InputRow]:
     """The rows of a CSV file by column name.
 
     :param names: columns of a file without a header line; else the first line names them.
     :param quoted: whether ``"`` encloses fields.
+    :param any_case: names of columns become lower case, as those that are needed are.
     :param written_by: the command that writes such files, for who has none with this delimiter.
     """
     source = source_name(path)
@@ -54,6 +56,7 @@ def csv_rows(
         reader = csv.reader(stream, delimiter=delimiter, quoting=quoting)
         try:
             header = next(reader, []) if names is None else list(names)
+            header = [name.strip().lower() for name in header] if any_case else header
             _check_header(header, needed, source, _other_delimiter(header, delimiter, written_by))
             for fields in reader:
                 if len(fields) == len(header):

@@ -32,6 +32,7 @@ from pliant.tools.replay.importers.conversion import (
     TraceFormat,
 )
 from pliant.tools.replay.importers.formats import (
+    alibaba_spot,
     alibaba_v2023,
     elasticflow,
     faults,
@@ -43,6 +44,8 @@ from pliant.tools.replay.importers.formats import (
     pollux,
     shockwave,
     slurm,
+    swf,
+    table,
     tiresias,
 )
 from pliant.tools.replay.importers.selection import ALL, Selection
@@ -58,6 +61,8 @@ FORMATS: Final[dict[str, Format]] = {
         helios.FORMAT,
         pai.FORMAT,
         alibaba_v2023.FORMAT,
+        alibaba_spot.FORMAT,
+        table.ACME,
         pollux.FORMAT,
         pollux.SIA,
         ones.FORMAT,
@@ -66,6 +71,8 @@ FORMATS: Final[dict[str, Format]] = {
         shockwave.FORMAT,
         elasticflow.FORMAT,
         slurm.FORMAT,
+        swf.FORMAT,
+        table.FORMAT,
         faults.FORMAT,
     )
 }
@@ -83,6 +90,7 @@ def import_trace(
     workload: str | None = None,
     cluster_out: str | None = None,
     cluster: str | None = None,
+    mapping: str | None = None,
     selection: Selection = ALL,
     progress: Progress | None = None,
 ) -> ImportSummary:
@@ -92,15 +100,12 @@ def import_trace(
     :param workload: the trace to import beside the measurements of a data folder.
     :param cluster_out: where to write the cluster of a list of nodes among the paths.
     :param cluster: a cluster whose nodes take the place of those that faults are about.
+    :param mapping: what the columns of a csv mean, or the TOML file that says it.
     :param selection: which of the jobs are kept.
     :raises BadInputError: malformed rows, a missing file, or nothing to import.
     :raises UsageError: the format is unknown, or the paths are not what it takes. Nothing is written then.
     """
-    if name not in FORMATS:
-        meant = f"what {name} prints is read as slurm" if name == "sacct" else did_you_mean(name, FORMATS)
-        hint = meant or f"expected one of {', '.join(FORMATS)}"
-        raise UsageError(f'there is no format "{name}"; {hint}')
-    found = FORMATS[name]
+    found = _format(name, mapping)
     summary = ImportSummary(name)
     conversion = Conversion(summary, lenient=lenient, progress=progress)
     if isinstance(found, NodeFormat):
@@ -141,6 +146,18 @@ def import_trace(
     else:
         raise UsageError(f"{path}: is not a folder; {name} takes its data folder and --workload FILE")
     return summary
+
+
+def _format(name: str, mapping: str | None) -> Format:
+    if name not in FORMATS:
+        meant = f"what {name} prints is read as slurm" if name == "sacct" else did_you_mean(name, FORMATS)
+        hint = meant or f"expected one of {', '.join(FORMATS)}"
+        raise UsageError(f'there is no format "{name}"; {hint}')
+    if mapping is None:
+        return FORMATS[name]
+    if name != table.FORMAT.name:
+        raise UsageError(f"--map: {name} has columns of its own, only those of csv are mapped")
+    return table.mapped(mapping)
 
 
 def _refuse_workload(name: str, workload: str | None) -> None:

@@ -29,11 +29,17 @@ def test_a_helios_job_is_its_executed_time_on_its_gpus(tmp_path: Path) -> None:
     result = run(tmp_path, "helios", path)
     (job,) = result.jobs
     assert (job.id, job.submit_time, job.gpus.requested, gpu_seconds(job)) == ("7", 0.0, 16, 57600.0)
-    assert job.labels == {"trace": "helios", "status": "TIMEOUT", "vc": "vcA", "nodes": "2"}
+    assert job.labels == {
+        "trace": "helios",
+        "status": "TIMEOUT",
+        "vc": "vcA",
+        "nodes": "2",
+        "runs": "300-3900",
+    }
     assert result.dropped == {"asked for no GPU": 1, "never started": 1, "ran for no time": 1}
 
 
-def test_an_acme_trace_which_has_no_virtual_clusters_is_read_as_helios(tmp_path: Path) -> None:
+def test_an_acme_job_keeps_its_type(tmp_path: Path) -> None:
     path = text(
         tmp_path,
         "trace_seren.csv",
@@ -42,12 +48,19 @@ def test_an_acme_trace_which_has_no_virtual_clusters_is_read_as_helios(tmp_path:
         "d2,u2,1,0,8,Other,COMPLETED,2023-03-01 00:00:06+08:00,2023-03-01 00:01:06+08:00,,60,60",
         "d3,u2,1,8,8,Evaluation,FAILED,2023-03-01 00:00:35+08:00,2023-03-01 00:00:36+08:00,,30,1",
     )
-    result = run(tmp_path, "helios", path)
+    result = run(tmp_path, "acme", path)
     assert [(job.id, job.submit_time, job.gpus.requested, gpu_seconds(job)) for job in result.jobs] == [
         ("d1", 0.0, 16, 9600.0),
         ("d3", 30.0, 8, 240.0),
     ]
-    assert result.jobs[0].labels == {"trace": "helios", "status": "COMPLETED", "nodes": "2"}
+    assert result.jobs[0].labels == {
+        "trace": "acme",
+        "status": "COMPLETED",
+        "nodes": "2",
+        "type": "Pretrain",
+        "runs": "60-660",
+    }
+    assert [job.labels["trace"] for job in run(tmp_path, "helios", path).jobs] == ["helios", "helios"]
     assert result.dropped == {"asked for no GPU": 1}
 
 
@@ -106,7 +119,9 @@ def test_a_pai_job_is_joined_with_its_gpu_tasks(tmp_path: Path) -> None:
     result = run(tmp_path, "pai", folder)
     gang, share = result.jobs
     assert (gang.id, gang.submit_time, gang.gpus.requested, gpu_seconds(gang)) == ("j1", 0.0, 5, 5 * 250.0)
-    assert gang.labels == {"trace": "pai", "status": "Terminated", "gpu_type": "V100", "gpu_share": "4.5"}
+    assert gang.labels == {"trace": "pai", "status": "Terminated", "gpu_type": "V100", "gpu_share": "4.5"} | {
+        "runs": "50-300"
+    }
     assert (share.submit_time, share.gpus.requested, gpu_seconds(share)) == (500.0, 1, 100.0)
     assert share.labels["gpu_share"] == "0.25"
     unfinished = "had not finished when the trace ended"
@@ -187,7 +202,7 @@ def test_slurm_steps_and_jobs_that_did_not_run_are_no_jobs(tmp_path: Path) -> No
     result = run(tmp_path, "slurm", path)
     assert [job.id for job in result.jobs] == ["12", "13_2"]
     labels = {"trace": "slurm", "status": "CANCELLED", "partition": "gpu", "name": "train"}
-    assert result.job("12").labels == {**labels, "nodes": "1", "gpu_type": "a100"}
+    assert result.job("12").labels == {**labels, "nodes": "1", "gpu_type": "a100", "runs": "300-360"}
     assert result.dropped == {
         "are steps of jobs": 1,
         "never started": 2,
@@ -277,7 +292,9 @@ def test_a_job_of_two_machines_is_a_gang_of_their_gpus(tmp_path: Path) -> None:
     (_, job) = run(tmp_path, "philly", log(tmp_path, early, gang)).jobs
     assert (job.id, job.submit_time, job.gpus.requested, job.user) == ("application_2", 30.0, 12, "ann")
     assert gpu_seconds(job) == 12 * 3600
-    assert job.labels == {"trace": "philly", "status": "Killed", "vc": "a1", "attempts": "1"}
+    assert job.labels == {"trace": "philly", "status": "Killed", "vc": "a1", "attempts": "1"} | {
+        "runs": "3570-7170"
+    }
 
 
 def test_attempts_are_summed_and_the_largest_is_requested(tmp_path: Path) -> None:
@@ -352,3 +369,83 @@ def test_the_reduced_csv_is_told_from_the_log(tmp_path: Path) -> None:
     assert [(job.id, job.submit_time) for job in result.jobs] == [("philly-3", 0.0), ("philly-1", 60.0)]
     assert gpu_seconds(result.job("philly-1")) == 132.0
     assert result.dropped == {"asked for no GPU": 1}
+
+
+def test_the_runs_of_a_requeued_slurm_job_are_one_job(tmp_path: Path) -> None:
+    """100 s on 2 GPUs, then 60 s on 4 within 90 s, as it was suspended for 30."""
+    names = "JobID|State|Submit|Start|ElapsedRaw|Suspended|TimelimitRaw|QOS|Priority|NodeList|AllocTRES"
+    path = text(
+        tmp_path,
+        "sacct.txt",
+        names,
+        "7|NODE_FAIL|0|1000|100|00:00:00|60|high|4711|n[1-2]|gres/gpu=2",
+        "7.batch|NODE_FAIL||1000|100|00:00:00||||n1|gres/gpu=2",
+        "7|COMPLETED|1200|1300|60|00:00:30|60|high|4711|n3|gres/gpu=4",
+        "8|COMPLETED|1400|1500|60|00:00:00|UNLIMITED||||gres/gpu=1",
+    )
+    result = run(tmp_path, "slurm", path)
+    first, second = result.jobs
+    assert (first.id, first.submit_time, first.gpus.requested, gpu_seconds(first)) == ("7", 0.0, 4, 440.0)
+    assert first.labels["runs"] == "1000-1100*2, 1300-1390"
+    assert {name: first.labels[name] for name in ("qos", "slurm_priority", "node_list", "time_limit_s")} == {
+        "qos": "high",
+        "slurm_priority": "4711",
+        "node_list": "n3",
+        "time_limit_s": "3600",
+    }
+    assert (second.id, "time_limit_s" in second.labels) == ("8", False)
+    assert result.summary.assumptions["the earlier runs of a requeued job were added to its last one"] == 1
+
+
+def sacct_json(**fields: Any) -> dict[str, Any]:
+    gpus = [{"type": "cpu", "name": "", "count": 8}, {"type": "gres", "name": "gpu:a100", "count": 2}]
+    limit = {"set": True, "infinite": False, "number": 90}
+    times = {"submission": 100, "start": 160, "elapsed": 50, "suspended": 10, "limit": limit}
+    job = {
+        "job_id": 7,
+        "name": "train | it",
+        "user": "ann",
+        "state": {"current": ["COMPLETED"]},
+        "time": times,
+        "tres": {"allocated": gpus, "requested": gpus},
+        "partition": "gpu",
+        "priority": {"set": True, "infinite": False, "number": 5},
+    }
+    return {**job, **fields}
+
+
+def test_sacct_json_says_the_same(tmp_path: Path) -> None:
+    waiting = sacct_json(
+        job_id=8, time={"submission": 1, "start": 0, "elapsed": 0}, state={"current": "PENDING"}
+    )
+    path = text(tmp_path, "sacct.json", json.dumps({"jobs": [sacct_json(), waiting], "meta": {}}))
+    result = run(tmp_path, "slurm", path)
+    (job,) = result.jobs
+    assert (job.id, job.user, job.gpus.requested, gpu_seconds(job)) == ("7", "ann", 2, 100.0)
+    assert job.labels == {
+        "trace": "slurm",
+        "status": "COMPLETED",
+        "partition": "gpu",
+        "name": "train | it",
+        "gpu_type": "a100",
+        "slurm_priority": "5",
+        "time_limit_s": "5400",
+        "runs": "60-120",
+    }
+    assert result.dropped == {"never started": 1}
+
+
+@pytest.mark.parametrize("document", ['{"jobs": [7]}', '{"jobs": [{}]}', '{"jobs": 7}', "{}"])
+def test_json_that_is_not_sacct_s_is_told_in_a_line(tmp_path: Path, document: str) -> None:
+    (problem,) = problems(tmp_path, "slurm", text(tmp_path, "sacct.json", document))
+    assert "sacct --json prints" in problem
+
+
+def test_group_tags_name_the_workloads_of_pai_jobs(tmp_path: Path) -> None:
+    task = "{},worker,1.0,Terminated,1010.0,1020.0,600.0,29.3,100.0,V100"
+    jobs = ("j1,i1,ann,Terminated,1000.0,9000.0", "j2,i2,ann,Terminated,1000.0,9000.0")
+    folder = tmp_path / "pai"
+    pai(folder, jobs, (task.format("j1"), task.format("j2")))
+    text(folder, "pai_group_tag_table.header", "inst_id,user,gpu_type_spec,group,workload")
+    text(folder, "pai_group_tag_table.csv", "i1,ann,,g1,bert", "i2,ann,,g2,")
+    assert [job.model for job in run(tmp_path, "pai", str(folder)).jobs] == ["bert", "unknown"]

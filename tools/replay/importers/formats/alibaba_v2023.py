@@ -5,7 +5,7 @@ The list of nodes (``openb_node_list_*.csv``) is known by its columns: sn, cpu_m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -61,14 +61,21 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
         "gpu_milli": milli if milli < 1000 else None,
     }
     job_id = conversion.new_id(row.text("name"))
-    return executed_job(job_id, submit_time_s, gpus, gpus * seconds, labels=labels)
+    runs = [] if start_s is None else [(start_s, start_s + seconds, gpus)]
+    return executed_job(job_id, submit_time_s, gpus, gpus * seconds, labels=labels, runs=runs)
 
 
 def read_cluster(paths: Sequence[str], conversion: Conversion) -> Cluster | None:
-    lists = [path for path in paths if _lists_nodes(path)]
+    return cluster_of([path for path in paths if _lists_nodes(path)], conversion, NODES, _node)
+
+
+def cluster_of(
+    lists: Sequence[str], conversion: Conversion, needed: Sequence[str], make: Callable[[InputRow], Node]
+) -> Cluster | None:
+    """The nodes of all lists; None: there is no list."""
     if not lists:
         return None
-    nodes = [node for path in lists for node in conversion.convert(csv_rows(path, conversion, NODES), _node)]
+    nodes = [node for path in lists for node in conversion.convert(csv_rows(path, conversion, needed), make)]
     try:
         return Cluster(nodes=tuple(nodes))
     except ValidationError as error:

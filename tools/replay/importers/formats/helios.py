@@ -1,6 +1,6 @@
 """SenseTime's Helios traces: ``cluster_log.csv`` of each cluster.
 
-Traces of the same form are read, too, such as those of Acme. Columns that are needed: job_id, gpu_num,
+Columns that are needed: job_id, gpu_num,
 submit_time and duration. user, vc, state, node_num and start_time are read where they are there.
 """
 
@@ -50,9 +50,15 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
         "vc": row.optional_text("vc"),
         "nodes": row.optional_text("node_num"),
     }
-    job_id = conversion.new_id(row.text("job_id"))
+    start_s = row.optional_timestamp("start_time")
     return executed_job(
-        job_id, submit_time_s, gpus, gpus * seconds, user=row.optional_text("user"), labels=labels
+        conversion.new_id(row.text("job_id")),
+        submit_time_s,
+        gpus,
+        gpus * seconds,
+        user=row.optional_text("user"),
+        labels=labels,
+        runs=() if start_s is None else [(start_s, start_s + seconds, gpus)],
     )
 
 

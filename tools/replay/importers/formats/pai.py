@@ -7,7 +7,7 @@ that hold GPUs; plan_gpu is per instance, in percent of a GPU. The GPU tasks wai
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
 from pliant.schemas.text import counted
 from pliant.tools.replay.importers.conversion import (
+    UNKNOWN_MODEL,
     Conversion,
     DroppedRowError,
     InputRow,
@@ -30,6 +31,8 @@ from pliant.tools.replay.importers.reading import csv_rows, open_text
 
 JOBS: Final = "pai_job_table"
 TASKS: Final = "pai_task_table"
+TAGS: Final = "pai_group_tag_table"
+"""Optional: names of workloads, as bert or ctr."""
 JOB_COLUMNS: Final = ("job_name", "start_time")
 TASK_COLUMNS: Final = ("job_name", "inst_num", "start_time", "end_time", "plan_gpu")
 _BLOCK: Final = 1 << 16
@@ -48,28 +51,44 @@ class Demand(NamedTuple):
 
 
 def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
-    assume_no_models(conversion)
+    workloads = _workloads(paths, conversion)
+    if workloads:
+        conversion.summary.assume("models are the workloads of the group tags, where a job has one")
+    else:
+        assume_no_models(conversion)
     conversion.summary.assume("a job runs from the start of its first GPU task to the end of its last")
     jobs, tasks = _table(paths, JOBS), _table(paths, TASKS)
     demands = _joined(conversion.convert(_rows(tasks, conversion, TASK_COLUMNS), _task))
     rows = _rows(jobs, conversion, JOB_COLUMNS)
-    yield from conversion.convert(rows, partial(_job, demands, conversion))
+    yield from conversion.convert(rows, partial(_job, demands, workloads, conversion))
     if demands:
         conversion.summary.assume(
             f"GPU tasks of {counted(len(demands), 'job')} that {JOBS} does not have were left out"
         )
 
 
+def _workloads(paths: Sequence[str], conversion: Conversion) -> dict[str, str]:
+    """Names of workloads by inst_id, of the group tags that may be beside the other tables."""
+    found = _tables(paths, TAGS)
+    rows = (row for path in found for row in _rows(path, conversion, ("inst_id", "workload")))
+    named = ((row.optional_text("inst_id"), row.optional_text("workload")) for row in rows)
+    return {instance: workload for instance, workload in named if workload}
+
+
 def _table(paths: Sequence[str], name: str) -> Path:
-    files = (f"{name}.csv", f"{name}.csv.gz")
-    given = [Path(path) for path in paths]
-    found = [path for path in given if path.name in files and path.is_file()]
-    found += [path / file for path in given for file in files if (path / file).is_file()]
+    found = _tables(paths, name)
     if len(found) != 1:
         raise UsageError(
             f"{len(found)} files {name}.csv are given, expected one: name the trace's folder or both tables"
         )
     return found[0]
+
+
+def _tables(paths: Sequence[str], name: str) -> list[Path]:
+    files = (f"{name}.csv", f"{name}.csv.gz")
+    given = [Path(path) for path in paths]
+    found = [path for path in given if path.name in files and path.is_file()]
+    return found + [path / file for path in given for file in files if (path / file).is_file()]
 
 
 def _rows(path: Path, conversion: Conversion, needed: Sequence[str]) -> Iterator[InputRow]:
@@ -106,7 +125,9 @@ def _joined(tasks: Iterator[Demand]) -> dict[str, Demand]:
     return {row[0]: Demand(*row) for row in zip(*found.to_pydict().values(), strict=True)}
 
 
-def _job(demands: dict[str, Demand], conversion: Conversion, row: InputRow) -> Job:
+def _job(
+    demands: dict[str, Demand], workloads: Mapping[str, str], conversion: Conversion, row: InputRow
+) -> Job:
     demand = demands.pop(row.optional_text("job_name"), None)
     submit_time_s = row.optional_timestamp("start_time")
     if submit_time_s is None:
@@ -126,8 +147,16 @@ def _job(demands: dict[str, Demand], conversion: Conversion, row: InputRow) -> J
         "gpu_share": f"{held:g}" if shared else None,
     }
     job_id = conversion.new_id(row.text("job_name"))
+    start_s = demand.start_s or 0.0
     return executed_job(
-        job_id, submit_time_s, gpus, gpus * seconds, user=row.optional_text("user"), labels=labels
+        job_id,
+        submit_time_s,
+        gpus,
+        gpus * seconds,
+        user=row.optional_text("user"),
+        model=workloads.get(row.optional_text("inst_id"), UNKNOWN_MODEL),
+        labels=labels,
+        runs=[(start_s, start_s + seconds, gpus)],
     )
 
 

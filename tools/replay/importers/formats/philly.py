@@ -53,12 +53,12 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
     submit_time_s = row.optional_timestamp("submitted_time")
     if submit_time_s is None:
         raise DroppedRowError(Reason.NO_SUBMISSION)
-    gpus, gpu_seconds = _executed(row.values["attempts"], conversion)
+    gpus, runs = _executed(row.values["attempts"], conversion)
     return executed_job(
         conversion.new_id(job_id),
         submit_time_s,
         gpus,
-        gpu_seconds,
+        sum(held * (end_s - start_s) for start_s, end_s, held in runs),
         user=str(row.values.get("user") or ""),
         labels={
             "trace": "philly",
@@ -66,11 +66,12 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
             "vc": row.values.get("vc"),
             "attempts": len(row.values["attempts"]),
         },
+        runs=runs,
     )
 
 
-def _executed(attempts: Any, conversion: Conversion) -> tuple[int, float]:
-    """GPUs of the largest attempt and GPU-seconds of all."""
+def _executed(attempts: Any, conversion: Conversion) -> tuple[int, list[tuple[float, float, int]]]:
+    """GPUs of the largest attempt; start, end and GPUs of all that held some for a time."""
     if not isinstance(attempts, list):
         raise MalformedRowError("attempts", "is not a list")
     found = [_attempt(attempt, index) for index, attempt in enumerate(attempts)]
@@ -83,8 +84,8 @@ def _executed(attempts: Any, conversion: Conversion) -> tuple[int, float]:
     ended = [(gpus, start, end) for gpus, start, end in started if start is not None and end is not None]
     if not ended:
         raise DroppedRowError(Reason.NOT_FINISHED)
-    gpu_seconds = sum(gpus * max(0.0, end - start) for gpus, start, end in ended)
-    if not gpu_seconds:
+    runs = [(start, end, gpus) for gpus, start, end in ended if gpus and end > start]
+    if not runs:
         raise DroppedRowError(Reason.NO_DURATION)
     if any(end < start for _, start, end in ended):
         conversion.summary.assume_here(_BACKWARDS)
@@ -92,7 +93,7 @@ def _executed(attempts: Any, conversion: Conversion) -> tuple[int, float]:
         conversion.summary.assume_here(_RESIZED)
     if len(ended) < len(started):
         conversion.summary.assume_here(_UNENDED)
-    return max(sizes), gpu_seconds
+    return max(sizes), runs
 
 
 def _attempt(attempt: Any, index: int) -> tuple[int, float | None, float | None]:

@@ -1,18 +1,23 @@
-"""Slurm accounting: what ``sacct -P`` prints, its columns named in the first line.
+"""Slurm accounting: what ``sacct -P`` prints, its columns named in the first line; or ``sacct --json``.
 
 Needed: JobID, Submit, Start, one of ElapsedRaw, Elapsed or End, and one of AllocTRES, ReqTRES, AllocGRES or
-ReqGRES. User, State, Partition, JobName and NNodes are used where they are there.
+ReqGRES. User, State, Partition, QOS, Priority, JobName, NNodes, NodeList, TimelimitRaw (minutes) and
+Suspended are used where they are there. With ``-D``, the earlier runs of a requeued job are in rows of its
+own id, one after the other: they become one job.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Final
+from itertools import groupby
+from typing import Any, Final
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io.files import source_name
+from pliant.schemas.file_io.files import read_bytes, source_name
+from pliant.schemas.file_io.json_lines import parse_json
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.conversion import (
     Conversion,
@@ -27,7 +32,7 @@ from pliant.tools.replay.importers.conversion import (
     executed_seconds,
     parse_number,
 )
-from pliant.tools.replay.importers.reading import csv_rows
+from pliant.tools.replay.importers.reading import csv_rows, first_line
 
 COLUMNS: Final = ("JobID", "Submit", "Start")
 TIMES: Final = ("ElapsedRaw", "Elapsed", "End")
@@ -42,8 +47,80 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
     assume_no_models(conversion)
     assume_utc(conversion)
     for path in paths:
-        rows = csv_rows(path, conversion, COLUMNS, delimiter="|", quoted=False, written_by="sacct -P")
-        yield from conversion.convert(_checked(rows), partial(_job, conversion))
+        if first_line(path).lstrip().startswith("{"):
+            rows = _json_rows(path)
+        else:
+            found = csv_rows(path, conversion, COLUMNS, delimiter="|", quoted=False, written_by="sacct -P")
+            rows = _checked(found)
+        yield from conversion.convert(_whole_jobs(rows, conversion), partial(_job, conversion))
+
+
+def _json_rows(path: str) -> Iterator[InputRow]:
+    """The jobs of ``sacct --json`` with the columns of ``sacct -P``."""
+    document = parse_json(read_bytes(path), source_name(path))
+    jobs = document.get("jobs") if isinstance(document, dict) else None
+    if not isinstance(jobs, list):
+        raise BadInputError.one(source_name(path), "has no list of jobs, expected what sacct --json prints")
+    for number, job in enumerate(jobs):
+        try:
+            values = _columns(job)
+        except (TypeError, KeyError, AttributeError, IndexError) as error:
+            text = f"is not a job as sacct --json prints it: {error!r}"
+            raise BadInputError.one(source_name(path), text, pointer=f"/jobs/{number}") from None
+        yield InputRow(source_name(path), None, values)
+
+
+def _columns(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Times of 0 are those that are not known; numbers may come with whether they are set."""
+    time, limit = job["time"], _plain(job["time"].get("limit"))
+    state = job["state"]["current"]
+    return {
+        "JobID": job["job_id"],
+        "JobName": job.get("name"),
+        "User": job.get("user") or job.get("association", {}).get("user"),
+        "State": state if isinstance(state, str) else state[0],
+        "Submit": time["submission"],
+        "Start": time["start"] or None,
+        "ElapsedRaw": time["elapsed"],
+        "Suspended": str(_seconds(time.get("suspended"))),
+        "TimelimitRaw": limit,
+        "AllocTRES": _tres(job["tres"]["allocated"]),
+        "ReqTRES": _tres(job["tres"]["requested"]),
+        "Partition": job.get("partition"),
+        "QOS": job.get("qos"),
+        "Priority": _plain(job.get("priority")),
+        "NodeList": job.get("nodes"),
+    }
+
+
+def _plain(number: Any) -> Any:
+    if isinstance(number, Mapping):
+        return number["number"] if number.get("set") and not number.get("infinite") else None
+    return number
+
+
+def _seconds(time: Any) -> float:
+    return time["seconds"] + time.get("microseconds", 0) / 1e6 if isinstance(time, Mapping) else time or 0
+
+
+def _tres(listed: Sequence[Mapping[str, Any]]) -> str:
+    gpus = [each for each in listed if each["type"] == "gres"]
+    return ",".join(f"gres/{each['name']}={each['count']}" for each in gpus)
+
+
+def _whole_jobs(rows: Iterator[InputRow], conversion: Conversion) -> Iterator[InputRow]:
+    """One row for each job: of several runs the last, with the others in ``earlier``. Steps stay rows."""
+    for _, group in groupby(rows, key=lambda row: str(row.values["JobID"]).partition(".")[0]):
+        runs: list[InputRow] = []
+        for row in group:
+            if "." in str(row.values["JobID"]):
+                yield row
+            else:
+                runs.append(row)
+        if len(runs) > 1:
+            conversion.summary.assume_here("the earlier runs of a requeued job were added to its last one")
+        if runs:
+            yield replace(runs[-1], values={**runs[-1].values, "earlier": runs[:-1]})
 
 
 def _checked(rows: Iterator[InputRow]) -> Iterator[InputRow]:
@@ -61,7 +138,7 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
     job_id = row.text("JobID")
     if "." in job_id:
         raise DroppedRowError("are steps of jobs")
-    submit_time_s = row.timestamp("Submit")
+    row.timestamp("Submit")  # a row without it is malformed, whatever else it says
     state = row.optional_text("State").partition(" ")[0]
     gpus, gpu_type = _gpus(row)
     if row.optional_timestamp("Start") is None:
@@ -70,9 +147,11 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
         raise DroppedRowError(Reason.NO_GPU)
     if state in _GOING_ON:
         raise DroppedRowError(Reason.NOT_FINISHED)
-    seconds = _elapsed_seconds(row)
-    if not seconds:
+    runs = [run for each in (*row.values["earlier"], row) if (run := _run(each)) is not None]
+    if not runs:
         raise DroppedRowError(Reason.NO_DURATION)
+    gpus = max(held for _, _, held, _ in runs)
+    limit = row.optional_number("TimelimitRaw") if row.optional_text("TimelimitRaw").isdecimal() else None
     labels = {
         "trace": "slurm",
         "status": state,
@@ -80,11 +159,32 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
         "name": row.optional_text("JobName"),
         "nodes": row.optional_text("NNodes"),
         "gpu_type": gpu_type,
+        "qos": row.optional_text("QOS"),
+        "slurm_priority": row.optional_text("Priority"),
+        "node_list": row.optional_text("NodeList").removeprefix("None assigned"),
+        "time_limit_s": None if limit is None else f"{60 * limit:g}",
     }
     user = row.optional_text("User")
     return executed_job(
-        conversion.new_id(job_id), submit_time_s, gpus, gpus * seconds, user=user, labels=labels
+        conversion.new_id(job_id),
+        min(row.timestamp("Submit") for row in (*row.values["earlier"], row)),
+        gpus,
+        sum(held * seconds for _, _, held, seconds in runs),
+        user=user,
+        labels=labels,
+        runs=[(start_s, end_s, held) for start_s, end_s, held, _ in runs],
     )
+
+
+def _run(row: InputRow) -> tuple[float, float, int, float] | None:
+    """Start, end, GPUs and seconds of training; Slurm counts no suspended time as elapsed. None: it had no
+    GPU or no time.
+    """
+    start_s, (gpus, _) = row.optional_timestamp("Start"), _gpus(row)
+    seconds = 0.0 if start_s is None else _elapsed_seconds(row)
+    if start_s is None or not gpus or not seconds:
+        return None
+    return start_s, start_s + seconds + _spelled_seconds(row, "Suspended"), gpus, seconds
 
 
 def _gpus(row: InputRow) -> tuple[int, str]:
@@ -110,15 +210,23 @@ def _counted(found: Sequence[tuple[str, str]]) -> tuple[int, str]:
 
 
 def _elapsed_seconds(row: InputRow) -> float:
-    raw, spelled = row.optional_text("ElapsedRaw"), row.optional_text("Elapsed")
+    raw = row.optional_text("ElapsedRaw")
     if raw:
         return parse_number(raw, "ElapsedRaw")
-    if not spelled:
-        end_s = row.optional_timestamp("End")
-        return executed_seconds(row.optional_timestamp("Start"), end_s)
+    if row.optional_text("Elapsed"):
+        return _spelled_seconds(row, "Elapsed")
+    held_s = executed_seconds(row.optional_timestamp("Start"), row.optional_timestamp("End"))
+    return max(0.0, held_s - _spelled_seconds(row, "Suspended"))
+
+
+def _spelled_seconds(row: InputRow, name: str) -> float:
+    """``1-02:03:04`` or plain seconds; 0 where nothing is stated."""
+    spelled = row.optional_text(name)
+    if not spelled or spelled.replace(".", "", 1).isdecimal():
+        return parse_number(spelled or "0", name)
     match = _ELAPSED.fullmatch(spelled)
     if match is None:
-        raise MalformedRowError("Elapsed", f"{spelled!r}, expected a time like 1-02:03:04")
+        raise MalformedRowError(name, f"{spelled!r}, expected a time like 1-02:03:04")
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 

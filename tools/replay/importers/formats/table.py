@@ -1,0 +1,249 @@
+"""Tables of jobs that a mapping explains: which column means what, in which unit and time zone.
+
+``csv`` is everybody's own export, with a mapping on the command line or in a TOML file; Acme's traces and
+those of Alibaba's spot jobs are mappings that come with pliant. Names of columns are matched without regard
+to case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.job import Job
+from pliant.schemas.text import did_you_mean
+from pliant.tools.replay.importers.conversion import (
+    UNKNOWN_MODEL,
+    Conversion,
+    DroppedRowError,
+    InputRow,
+    MalformedRowError,
+    Reason,
+    TraceFormat,
+    assume_no_models,
+    executed_job,
+    executed_seconds,
+    parse_number,
+    parse_timestamp,
+)
+from pliant.tools.replay.importers.reading import csv_rows
+
+FIELDS: Final = {
+    "id": "name of the job",
+    "submit": "submission: seconds or a date",
+    "start": "start of the job; empty: it never started",
+    "end": "end of the job; empty: it had not finished",
+    "wait": "time from submission to start",
+    "duration": "time from start to end",
+    "gpus": "GPUs of the job, or of each worker",
+    "workers": "workers, each with those GPUs",
+    "user": "who submitted it",
+    "team": "team of the user",
+    "model": "key into the profile",
+    "priority": "a number, or a word that priorities gives a number",
+}
+"""Keys of a mapping; any other key is a label of the job."""
+_NEEDED: Final = ("id", "submit", "gpus")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """How to read one kind of table."""
+
+    columns: Mapping[str, str]
+    """Column by field; names that are not fields are labels."""
+    unit: str = "s"
+    """Of numbers that are times, waits or durations: ms, s, min, h or d."""
+    zone: tzinfo = UTC
+    """Of clock times that state none."""
+    delimiter: str = ","
+    priorities: Mapping[str, float] = field(default_factory=dict)
+    """Numbers of priorities that are words, by word."""
+    name: str = "csv"
+
+    def read(self, paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
+        if "model" not in self.columns:
+            assume_no_models(conversion)
+        if self.zone is UTC:
+            conversion.summary.assume("clock times without a zone are read as UTC")
+        needed = [name.lower() for name in self.columns.values()]
+        for path in paths:
+            rows = csv_rows(path, conversion, needed, delimiter=self.delimiter, any_case=True)
+            yield from conversion.convert(rows, partial(self._job, conversion))
+
+    def _job(self, conversion: Conversion, row: InputRow) -> Job:
+        named = {name: row.values[column.lower()] for name, column in self.columns.items()}
+        found = InputRow(row.source, row.line, named)
+        submit_time_s, gpus = self._time(found, "submit"), found.count("gpus")
+        if submit_time_s is None:
+            raise DroppedRowError(Reason.NO_SUBMISSION)
+        gpus *= found.positive_count("workers") if "workers" in named else 1
+        if not gpus:
+            raise DroppedRowError(Reason.NO_GPU)
+        start_s, end_s = self._span(found, submit_time_s)
+        seconds = self._length(found, "duration") if "duration" in named else executed_seconds(start_s, end_s)
+        if seconds is None:
+            raise DroppedRowError(Reason.NOT_FINISHED)
+        if not seconds:
+            raise DroppedRowError(Reason.NO_DURATION)
+        labels = {name: found.optional_text(name) for name in named if name not in FIELDS}
+        return executed_job(
+            conversion.new_id(found.text("id")),
+            submit_time_s,
+            gpus,
+            gpus * seconds,
+            user=found.optional_text("user"),
+            team=found.optional_text("team"),
+            model=found.optional_text("model") or UNKNOWN_MODEL,
+            priority=self._priority(found),
+            labels={"trace": self.name, **labels},
+            runs=() if start_s is None else [(start_s, start_s + seconds, gpus)],
+        )
+
+    def _span(self, row: InputRow, submit_time_s: float) -> tuple[float | None, float | None]:
+        """Start and end, as far as the row says."""
+        start_s = self._time(row, "start") if "start" in row.values else None
+        if "start" not in row.values and "wait" in row.values:
+            wait_s = self._length(row, "wait")
+            start_s = None if wait_s is None else submit_time_s + wait_s
+        if start_s is None and ("start" in row.values or "wait" in row.values):
+            raise DroppedRowError(Reason.NEVER_STARTED)
+        return start_s, self._time(row, "end") if "end" in row.values else None
+
+    def _time(self, row: InputRow, name: str) -> float | None:
+        found = row.optional_text(name)
+        if found[:1].isdecimal() and found.replace(".", "", 1).isdecimal():
+            return parse_number(found, name) * _SECONDS[self.unit]
+        return parse_timestamp(found, name, zone=self.zone)
+
+    def _length(self, row: InputRow, name: str) -> float | None:
+        found = row.optional_number(name)
+        return None if found is None else found * _SECONDS[self.unit]
+
+    def _priority(self, row: InputRow) -> float:
+        found = row.optional_text("priority")
+        if found in self.priorities:
+            return self.priorities[found]
+        if found and self.priorities:
+            raise MalformedRowError("priority", f"{found!r}, expected one of {', '.join(self.priorities)}")
+        return parse_number(found, "priority") if found else 0.0
+
+
+def _unmapped(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
+    del paths, conversion
+    raise UsageError("csv: say with --map what the columns mean: id=JobID,submit=Start,gpus=… or a TOML file")
+
+
+FORMAT: Final = TraceFormat("csv", _unmapped)
+ACME: Final = TraceFormat(
+    "acme",
+    Table(
+        {
+            "id": "job_id",
+            "user": "user",
+            "gpus": "gpu_num",
+            "submit": "submit_time",
+            "start": "start_time",
+            "duration": "duration",
+            "type": "type",
+            "status": "state",
+            "nodes": "node_num",
+        },
+        name="acme",
+    ).read,
+)
+SPOT: Final = Table(
+    {
+        "id": "job_name",
+        "team": "organization",
+        "gpus": "gpu_request",
+        "workers": "worker_num",
+        "submit": "submit_time",
+        "duration": "duration",
+        "priority": "job_type",
+        "class": "job_type",
+        "gpu_type": "gpu_model",
+    },
+    priorities={"HP": 1.0, "Spot": 0.0},
+    name="alibaba-spot",
+)
+"""Of ``job_info_df.csv``; a gang is gpu_request GPUs for each of its workers."""
+
+
+def mapped(mapping: str) -> TraceFormat:
+    """The format that ``--map`` explains: ``FIELD=COLUMN,…``, or the name of a TOML file.
+
+    :raises UsageError: a needed field is missing, or a unit or time zone is unknown.
+    """
+    stated = _from_file(mapping) if mapping.endswith(".toml") else {"columns": _pairs(mapping)}
+    columns = stated.pop("columns", {})
+    if not isinstance(columns, dict) or not all(isinstance(name, str) for name in columns.values()):
+        raise UsageError(f'--map {mapping}: expected columns by field, like id = "JobID"')
+    settings = {name: columns.pop(name) for name in ("unit", "zone", "delimiter") if name in columns} | stated
+    missing = [name for name in _NEEDED if name not in columns]
+    if missing:
+        listed = "; ".join(f"{name}: {FIELDS[name]}" for name in missing)
+        raise UsageError(f"--map {mapping}: names no column for {', '.join(missing)} ({listed})")
+    if "duration" not in columns and not {"start", "end"} <= columns.keys():
+        raise UsageError(f"--map {mapping}: names no column for duration, nor for start and end")
+    return TraceFormat("csv", Table(columns, **_settings(mapping, settings)).read)
+
+
+def _pairs(mapping: str) -> dict[str, str]:
+    pairs = [part.partition("=") for part in mapping.split(",")]
+    if not all(name.strip() and equals and column.strip() for name, equals, column in pairs):
+        raise UsageError(f"--map {mapping}: expected FIELD=COLUMN,… or a file that ends in .toml")
+    return {name.strip(): column.strip() for name, _, column in pairs}
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--map {path}: {(error.strerror or str(error)).lower()}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--map {path}: is not TOML: {error}") from None
+
+
+def _settings(mapping: str, stated: Mapping[str, Any]) -> dict[str, Any]:
+    known = ("unit", "zone", "delimiter", "priorities")
+    for name in stated:
+        if name not in known:
+            raise UsageError(f"--map {mapping}: {name} is none of {', '.join(known)}{_hint(name, known)}")
+    found = dict(stated)
+    if found.get("unit", "s") not in _SECONDS:
+        raise UsageError(f"--map {mapping}: unit {found['unit']!r}, expected one of {', '.join(_SECONDS)}")
+    if "zone" in found:
+        found["zone"] = _zone(mapping, str(found["zone"]))
+    if len(str(found.get("delimiter", ","))) != 1:
+        raise UsageError(f"--map {mapping}: delimiter {found['delimiter']!r}, expected one character")
+    words = found.get("priorities", {})
+    if not isinstance(words, dict) or not all(isinstance(value, int | float) for value in words.values()):
+        raise UsageError(f"--map {mapping}: priorities, expected numbers by word")
+    return found
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    meant = did_you_mean(name, known)
+    return f"; {meant}" if meant else ""
+
+
+def _zone(mapping: str, text: str) -> tzinfo:
+    """``+08:00`` or ``Asia/Shanghai``."""
+    try:
+        if text[:1] in "+-":
+            moved = datetime.fromisoformat(f"2000-01-01T00:00:00{text}").utcoffset() or timedelta()
+            return timezone(moved)
+        return ZoneInfo(text)
+    except (ValueError, OSError, KeyError):
+        text = f"--map {mapping}: zone {text!r}, expected one like +08:00 or Asia/Shanghai"
+        raise UsageError(text) from None

@@ -1,0 +1,140 @@
+"""What a trace says really happened to its jobs: kept beside them, and replayed as it was.
+
+The label ``runs`` of a job lists its runs, ``START-END`` in seconds after its submission; a run on
+another number of GPUs than the job requests ends in ``*GPUS``: ``300-3900``, or ``0-60*4, 100-200``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.event import EventName
+from pliant.schemas.job import Job
+from pliant.schemas.runinfo import Assumption
+from pliant.schemas.text import counted
+
+if TYPE_CHECKING:
+    from pliant.tools.replay.engine.engine import Describe, Engine
+
+LABEL: Final = "runs"
+_RUN: Final = re.compile(r"(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)(?:\*(\d{1,7}))?", re.ASCII)
+
+
+class RecordedRun(NamedTuple):
+    """GPUs that a job held from one time to another, on the clock of its submission."""
+
+    start_s: float
+    end_s: float
+    gpus: int
+
+
+def label_of(runs: Sequence[tuple[float, float, int]], submit_time_s: float, gpus: int) -> str:
+    """The label of a job; a run that began before the submission counts from there."""
+    return ", ".join(
+        f"{_plain(max(0.0, start_s - submit_time_s))}-{_plain(max(0.0, end_s - submit_time_s))}"
+        + (f"*{held}" if held != gpus else "")
+        for start_s, end_s, held in sorted(runs)
+    )
+
+
+def _plain(seconds: float) -> str:
+    return f"{seconds:.3f}".rstrip("0").rstrip(".")
+
+
+def runs_of(job: Job) -> tuple[RecordedRun, ...]:
+    """The runs that are recorded of a job, in order; empty: none are.
+
+    :raises BadInputError: the label is of another form, or its runs overlap.
+    """
+    text = job.labels.get(LABEL, "")
+    matches = [_RUN.fullmatch(part.strip()) for part in text.split(",")] if text else []
+    runs = [
+        RecordedRun(
+            job.submit_time + float(m[1]), job.submit_time + float(m[2]), int(m[3] or job.gpus.requested)
+        )
+        for m in matches
+        if m is not None
+    ]
+    whole = len(runs) == len(matches) and all(run.start_s <= run.end_s and run.gpus for run in runs)
+    if not whole or any(one.end_s > two.start_s for one, two in pairwise(runs)):
+        text = f'job "{job.id}": label {LABEL} {text!r}, expected runs like 300-3900, one after the other'
+        raise BadInputError(text)
+    return tuple(runs)
+
+
+def held_gpus(jobs: Iterable[Job]) -> Iterator[tuple[float, int]]:
+    """Times at which it changes how many GPUs all recorded runs hold together, and how many from then on."""
+    changes: dict[float, int] = {}
+    for job in jobs:
+        for run in runs_of(job):
+            changes[run.start_s] = changes.get(run.start_s, 0) + run.gpus
+            changes[run.end_s] = changes.get(run.end_s, 0) - run.gpus
+    times = sorted(changes)
+    yield from zip(times, accumulate(changes[time_s] for time_s in times), strict=True)
+
+
+def inconsistencies(jobs: Sequence[Job], cluster: Cluster) -> Iterator[Assumption]:
+    """What a recording says that cannot have been on this cluster."""
+    if not is_recorded(jobs):
+        yield Assumption(
+            kind="recording", text="no job states its runs: all are served first come, first served"
+        )
+    gpus = sum(node.gpus for node in cluster.expanded())
+    held = list(held_gpus(jobs))
+    most = max((count for _, count in held), default=0)
+    if most <= gpus:
+        return
+    over_s = sum(until_s - from_s for (from_s, count), (until_s, _) in pairwise(held) if count > gpus)
+    share = over_s / max(1e-9, held[-1][0] - held[0][0])
+    text = f"the trace holds up to {most:,} GPUs at a time, and {share:.1%} of the time more than the "
+    text += f"{gpus:,} of the cluster"
+    yield Assumption(kind="recording", text=text)
+
+
+def is_recorded(jobs: Sequence[Job]) -> bool:
+    """Whether a trace states runs at all."""
+    return any(job.labels.get(LABEL) for job in jobs)
+
+
+def check_recorded(jobs: Sequence[Job]) -> None:
+    """:raises BadInputError: there are jobs without a recording."""
+    missing = [job.id for job in jobs if not job.labels.get(LABEL)]
+    if missing:
+        named = ", ".join(f'"{job_id}"' for job_id in missing[:5]) + (", …" if len(missing) > 5 else "")
+        what = f"{counted(len(missing), 'job')} without recorded starts and ends (label {LABEL})"
+        raise BadInputError(f"{what}: {named}")
+
+
+def follow(engine: Engine, jobs: Sequence[Job], describe: Describe) -> None:
+    """Log what is recorded of all jobs, in order of time; nothing is decided.
+
+    Which nodes held a job is not said, so its events name none.
+    """
+    from pliant.tools.schedule.demand import job_state
+
+    log = engine.log
+    entries: list[tuple[float, int, int, EventName, int, float]] = []
+    """Time, order at one moment, number of the job, event, GPUs from then on, part of the work done."""
+    for place, job in enumerate(jobs):
+        entries.append((job.submit_time, 1, place, "submit", 0, 0.0))
+        runs = runs_of(job)
+        gpu_seconds = [(run.end_s - run.start_s) * run.gpus for run in runs]
+        parts = [done / (sum(gpu_seconds) or 1.0) for done in accumulate(gpu_seconds, initial=0.0)]
+        for number, run in enumerate(runs):
+            begin: EventName = "resume" if number else "start"
+            end: EventName = "preempt" if number + 1 < len(runs) else "finish"
+            entries.append((run.start_s, 2, place, begin, run.gpus, parts[number]))
+            entries.append((run.end_s, 0 if run.end_s > run.start_s else 3, place, end, 0, parts[number + 1]))
+    states = [job_state(job, engine.session.speeds) for job in jobs]
+    for time_s, _, place, event, gpus, part in sorted(entries, key=lambda each: each[:3]):
+        state = states[place]
+        if event == "submit":
+            log.add(time_s, event, state.id, detail=describe(state))
+            continue
+        log.add(time_s, event, state.id, gpus=gpus, samples_done=part * (state.total_samples or 0.0))
+        engine.counters.finished += event == "finish"
