@@ -25,8 +25,8 @@ from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.registry import describe, policy_names
 from tests.builders import job
 
-NOT_THERE = {"dorm", "drl", "fifo-demands", "oasis", "oasis-offline", "ones", "pollux", "rrh"}
-"""Slow ones, and those that need what jobs of these workloads do not state: demands, utilities."""
+NOT_THERE = {"dorm", "drl", "fifo-demands", "oasis", "oasis-offline", "ones", "pollux", "recorded", "rrh"}
+"""Slow ones, what is no scheduler, and those that need what jobs of these workloads do not state: demands, utilities."""
 
 
 @pytest.fixture
