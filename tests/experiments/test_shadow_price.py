@@ -26,7 +26,9 @@ from pliant.tools.schedule.registry import describe, policy_names
 from tests.builders import job
 
 NOT_THERE = {"dorm", "drl", "fifo-demands", "oasis", "oasis-offline", "ones", "pollux", "recorded", "rrh"}
-"""Slow ones, what is no scheduler, and those that need what jobs of these workloads do not state: demands, utilities."""
+"""Slow ones, those that need what jobs of these workloads do not state (demands, utilities), and what is no
+scheduler.
+"""
 
 
 @pytest.fixture
