@@ -181,6 +181,7 @@ GAINS: Final = {"drl": 0.269, "tiresias": 0.456, "optimus": 0.417}
 """1 - that / the average of another scheduler."""
 _EXECUTION_OF_TIRESIAS: Final = 1 - 0.539
 """Average execution time of ONES / that of Tiresias."""
+_SHORT_S: Final = 400.0
 _WAITING: Final = {"drl": 1 - 0.313, "tiresias": 1 - 0.191, "optimus": 1 - 0.566}
 """Average queueing time of ONES / that of others."""
 
@@ -200,6 +201,18 @@ def paper_averages() -> dict[str, tuple[float, float]]:
 def rounds_p(round_s: float) -> float:
     """Kolmogorov and Smirnov's test: jobs under Optimus wait evenly in rounds of this many seconds."""
     return float(stats.kstest(WAITED_OPTIMUS, stats.uniform(0, round_s).cdf).pvalue)
+
+
+def one_way_p(pairs: int) -> float:
+    """The smallest p of Wilcoxon's two-sided test of so many pairs, by the usual normal distribution."""
+    return float(stats.wilcoxon(range(1, pairs + 1), method="approx").pvalue)
+
+
+def pauses() -> tuple[float, float]:
+    """Slope, and Pearson's correlation, of waiting over execution under DRL, jobs of less than 400 s."""
+    short = [each for each in zip(EXECUTED_DRL, WAITED_DRL, strict=True) if each[0] < _SHORT_S]
+    found = stats.linregress(*zip(*short, strict=True))
+    return float(found.slope), float(found.rvalue)
 
 
 def length_and_waiting() -> float:

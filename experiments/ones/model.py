@@ -38,8 +38,13 @@ ASSUMPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     a σ of 0.2. The seeds are of it.""": ("history", "unscaled", "even", "uneven"),
     """No scheduler knows that amount. Those that need it see what is predicted as jobs end
     (`--demand predicted`): so the paper has ONES and Optimus.""": ("knowing",),
+    """Jobs report losses and accuracies at the ends of their epochs, from which the predictor learns, too:
+    those of the recorded job of their model and dataset at the same part of its work. That makes them surer
+    signs of progress than real ones.""": ("silent",),
+    """The Beta distribution of a job's progress is widened as far as ended jobs show it to be too narrow; the
+    paper does not.""": ("narrow",),
     """Jobs request the GPUs that the trace states, but no more than a node has, and were submitted with the
-    trace's batch on each of these.""": ("two", "eight", "asking", "batch1", "batch16"),
+    trace's batch on each of these.""": ("one", "two", "eight", "asking", "batch1", "batch16"),
     """Arrivals are those of the trace.""": ("busier", "calmer"),
     """The recorded jobs had the GPUs that the trace states, with the trace's batch on each: that is what the
     recorded global batches and learning rates amount to. A GPU holds what it held there; where its share is

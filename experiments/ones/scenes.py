@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -17,7 +17,13 @@ OTHERS: Final = ("pollux", "ares", "elastic-dp", "fair-share")
 GPUS: Final = 64
 TAUGHT: Final = Path(__file__).with_name("taught.json")
 """Another network of drl: ``train-published.toml`` makes it."""
+HISTORY: Final = "recorded-epochs.parquet"
+"""Losses and accuracies of the recorded jobs, by kind and size of the dataset."""
+NARROW: Final = "narrow.json"
+"""A predictor that does not widen its distributions."""
 _ONES: Final = ("ones",)
+_PREDICTING: Final = ("ones", "drl", "optimus")
+"""The schedulers that ask how much work is left."""
 
 
 def _request(most: int) -> dict[str, int]:
@@ -55,11 +61,17 @@ class Scene:
     """Thresholds of Tiresias's queues."""
     noise: str = ""
     """Gradient noise scale: larger batches take more epochs; empty: they do not."""
+    reports: bool = True
+    """Whether jobs report losses and accuracies, as the recorded ones; with gradient noise they do not."""
+    widened: bool = True
+    """Whether the predicted Beta distribution is widened."""
     ones: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of ``ones``."""
     drl: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of ``drl``."""
     policies: tuple[str, ...] = PAPER
+    like: str = "main"
+    """The scene whose replays stand for the schedulers that this one does not touch."""
     seeds: tuple[int, ...] = (0,)
 
     def sweeps(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -96,14 +108,17 @@ class Scene:
                 recipe["interval"] = interval_s
             if self.noise:
                 recipe |= {"progress": "goodput", "noise_scale": {"": float(self.noise)}}
+            else:
+                recipe["progress"] = "samples"
+            if not self.widened:
+                recipe["predictor"] = NARROW
             yield f"{self.name}-{group}.json", recipe
 
     def _trace(self, seed: int) -> dict[str, str]:
-        return {
-            "name": f"{self.name}-s{seed}",
-            "jobs": f"{self.name}-{seed}.jsonl",
-            "profile": f"{self.name}.parquet",
-        }
+        files = {"jobs": f"{self.name}-{seed}.jsonl", "profile": f"{self.name}.parquet"}
+        if self.reports and not self.noise:
+            files["convergence"] = HISTORY
+        return {"name": f"{self.name}-s{seed}", **files}
 
 
 _SEEDS: Final = (0, 1, 2)
@@ -143,17 +158,32 @@ ROWS: Final = (
         policies=("tiresias",),
         seeds=_SEEDS,
     ),
-    Scene("knowing", "jobs state their work", demand="stated"),
+    Scene("knowing", "jobs state their work", demand="stated", policies=_PREDICTING, seeds=_SEEDS),
+    Scene("silent", "jobs report neither losses nor accuracies", reports=False, policies=_PREDICTING),
+    Scene("narrow", "the predicted distribution is not widened", widened=False, policies=_PREDICTING),
     Scene("history", "jobs take the recorded epochs", jobs={"shorter": None}),
     Scene("unscaled", "jobs take the artifact's execution times as they are", jobs={"shorter": 1.0}),
     Scene("even", "no factor is drawn (σ = 0)", jobs={"spread": 0.0}),
     Scene("uneven", "the factor is wider (σ = 0.5)", jobs={"spread": 0.5}),
-    Scene("two", "jobs request up to 2 GPUs", jobs=_request(2)),
+    Scene("one", "jobs request 1 GPU", jobs=_request(1), seeds=_SEEDS),
+    Scene(
+        "often",
+        "jobs request 1 GPU, and Optimus decides every 200 s",
+        jobs=_request(1),
+        optimus_s=200.0,
+        policies=("optimus",),
+        like="one",
+        seeds=_SEEDS,
+    ),
+    Scene("two", "jobs request up to 2 GPUs", jobs=_request(2), seeds=_SEEDS),
     Scene(
         "twohold",
         "jobs request up to 2 GPUs, and ones waits with idle GPUs, too",
         jobs=_request(2),
         ones=_HOLDING,
+        policies=_ONES,
+        like="two",
+        seeds=_SEEDS,
     ),
     Scene("eight", "jobs request up to 8 GPUs", jobs=_request(8)),
     Scene("asking", "jobs request up to the 16 GPUs of the trace", jobs=_request(16)),
@@ -172,7 +202,22 @@ ROWS: Final = (
     Scene("equal", "ones pays 20 s for a change of size, too", in_place_s=20.0, policies=_ONES),
     Scene("cheap", "resuming costs 1 s, and a change of size under all schedulers", checkpoint_s=1.0),
 )
-SCENES: Final = (MAIN, ALSO, *ROWS, *SCALING)
+SCALED: Final = {
+    row.name: tuple(
+        replace(
+            row,
+            name=f"{row.name}{each.gpus}",
+            words="",
+            gpus=each.gpus,
+            like=each.name if row.like == MAIN.name else f"{row.like}{each.gpus}",
+        )
+        for each in SCALING
+    )
+    for row in ROWS
+    if row.name in ("knowing", "one", "often", "two")
+}
+"""Figure 17 under some of the rows."""
+SCENES: Final = (MAIN, ALSO, *ROWS, *SCALING, *(scene for scenes in SCALED.values() for scene in scenes))
 
 
 def sweep_files() -> tuple[str, ...]:

@@ -21,14 +21,22 @@ from experiments.ones.model import (
     World,
     profile_of,
 )
-from experiments.ones.scenes import SCENES, TAUGHT, write_sweeps
+from experiments.ones.scenes import HISTORY, NARROW, SCENES, TAUGHT, write_sweeps
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.io import write_cluster, write_jobs, write_profile
+from pliant.schemas.io import (
+    write_cluster,
+    write_convergence,
+    write_jobs,
+    write_predictor,
+    write_profile,
+)
 from pliant.schemas.job import Batch, EpochWork, Gpus, Job
+from pliant.schemas.predictor import Predictor
+from pliant.schemas.profile import ConvergenceRow
 from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.replay.importers.conversion import Conversion, ImportSummary
-from pliant.tools.replay.importers.formats.ones import read_workload
+from pliant.tools.replay.importers.formats.ones import read, read_workload
 
 DATA: Final = data_folder()
 SIZES: Final = (16, 32, 48, 64)
@@ -129,6 +137,7 @@ def jobs_of(
             batch=Batch(size=size, min=kind.batch, max=kind.most),
             elastic="size+batch",
             work=EpochWork(epochs=max(1.0, round(epochs)), dataset_size=each.samples),
+            convergence=_history_of(kind, each.samples),
             labels={"trace": "ones"},
         )
 
@@ -148,12 +157,50 @@ def cluster_of(gpus: int) -> Cluster:
     return Cluster.model_validate({"nodes": (node,)})
 
 
+def recorded(path: Path | None = None) -> tuple[ConvergenceRow, ...]:
+    """Losses and accuracies of the recorded jobs by epoch; tables are named by kind and size of the dataset.
+
+    :raises BadInputError: they are not there.
+    """
+    path = path or DATA / "ones"
+    if not (path / "job_history.csv").is_file():
+        raise BadInputError.one(str(path), "has no job_history.csv; PLIANT_DATA names the folder of data")
+    return tuple(read(path, None, Conversion(ImportSummary("ones"))).convergence)
+
+
+def drawn_histories() -> tuple[ConvergenceRow, ...]:
+    """Like the recorded ones, without data: a loss that halves every epoch, and 1 - that as accuracy."""
+    lefts = [0.5 ** (epoch + 1) for epoch in range(4)]
+    return tuple(
+        ConvergenceRow(
+            _history_of(kind, size),
+            kind.batch,
+            epoch,
+            epoch + 1,
+            epoch + 1,
+            1 - left,
+            loss=left,
+            initial_loss=1.0,
+        )
+        for kind in KINDS
+        for size in kind.epochs
+        for epoch, left in enumerate(lefts)
+    )
+
+
+def _history_of(kind: Kind, samples: int) -> str:
+    """The recorded job of that kind whose dataset has about that size."""
+    return f"{kind.name}-{min(kind.epochs, key=lambda size: (abs(size - samples), size))}"
+
+
 def prepare(folder: Path, smoke: bool) -> None:
     """Write profiles, clusters, traces and sweeps into ``folder``; small ones that need no data to test."""
     write_sweeps(folder)
     for gpus in SIZES:
         write_cluster(cluster_of(gpus // _SMALLER if smoke else gpus), folder / f"cluster-{gpus}.json")
     shutil.copy(TAUGHT, folder)
+    write_convergence(drawn_histories() if smoke else recorded(), folder / HISTORY)
+    write_predictor(Predictor(widened=False), folder / NARROW)
     arrivals = drawn(_FEW_JOBS, 0) if smoke else published()
     for scene in SCENES:
         write_profile(profile_of(scene.world), folder / f"{scene.name}.parquet")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import erfc
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,10 @@ from experiments.harness.spec import Experiment, load
 from experiments.ones.artifact import (
     GAINS,
     JCT_S,
+    one_way_p,
     paper_averages,
 )
-from experiments.ones.experiment import gains
+from experiments.ones.experiment import TABLE_4, gains
 from experiments.ones.learning import Rollout, Step, costs, gradient, returns
 from experiments.ones.model import (
     ASSUMPTIONS,
@@ -37,7 +39,16 @@ from experiments.ones.model import (
 )
 from experiments.ones.scenes import MAIN, PAPER, ROWS, TAUGHT
 from experiments.ones.train import RECIPE, Recipe, main, train
-from experiments.ones.workloads import SHORTER, SPREAD, Arrival, drawn, jobs_of, published
+from experiments.ones.workloads import (
+    SHORTER,
+    SPREAD,
+    Arrival,
+    drawn,
+    drawn_histories,
+    jobs_of,
+    published,
+    recorded,
+)
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork
 from pliant.tools.profile.throughput_model import ThroughputBySize
@@ -219,7 +230,9 @@ def test_a_small_run_goes_all_the_way_to_its_figures(experiment: Experiment, tmp
     assert counts == {11}, "of twelve jobs the statistics leave out one"
     numbers = [each for each in read_numbers(experiment.numbers) if each.table == "Figure 15"]
     assert {each.name for each in compare(numbers, outcomes)} == {each.name for each in numbers}
-    assert len(paired_tests(experiment, outcomes)) == 9, "three schedulers on three seeds"
+    main = replace(experiment, tests=experiment.tests[:3])
+    assert len(paired_tests(main, outcomes)) == 9, "three schedulers on three seeds"
+    assert len(experiment.tests) == 12, "of the base, and of the rows that figure 17 has and ones is in"
     write_plots(experiment, outcomes, tmp_path / "figures")
     assert len(list((tmp_path / "figures").glob("figure15?.svg"))) == 6
 
@@ -230,8 +243,10 @@ def test_every_scene_is_a_sweep_that_can_be_read_and_its_inputs_are_written(
     experiment.prepare(tmp_path, True)
     for name in experiment.sweeps:
         sweep = read_sweep(str(tmp_path / name))
+        assert sweep.predictor is None or Path(sweep.predictor).is_file()
         for trace in sweep.traces:
             assert all(Path(each).is_file() for each in (trace.jobs or "", trace.profile or ""))
+            assert trace.convergence is None or Path(trace.convergence).is_file()
         assert all(Path(each.path).is_file() for each in sweep.clusters)
 
 
@@ -239,8 +254,34 @@ def test_every_assumption_has_rows_that_vary_it() -> None:
     varied = [name for names in ASSUMPTIONS.values() for name in names]
     assert all(ASSUMPTIONS.values())
     assert set(varied) <= {scene.name for scene in ROWS}
-    readings = {"all", "hold", "epochs", "down", "taught", "twohold"}
+    readings = {"all", "hold", "epochs", "down", "taught", "twohold", "often"}
     assert {scene.name for scene in ROWS} - set(varied) == readings, "how papers are read, not assumptions"
+
+
+def test_jobs_name_the_recorded_job_of_about_their_size(tmp_path: Path) -> None:
+    """An accuracy of a recorded epoch is that of a job of its kind at the same part of its work."""
+    kind = BY_NAME["resnet50-imagenet"]
+    jobs = jobs_of([Arrival(f"a{size}", 0.0, kind, size) for size in (12_000, 18_000)], 0)
+    names = {row.model for row in drawn_histories()}
+    assert [job.convergence for job in jobs] == [f"resnet50-imagenet-{size}" for size in (10_000, 20_000)]
+    assert {job.convergence for job in jobs_of(drawn(200, 1), 0)} <= names
+    with pytest.raises(BadInputError, match="job_history"):
+        recorded(tmp_path)
+
+
+def test_every_job_of_the_published_trace_has_a_recorded_one_like_it(reference_data: Path) -> None:
+    folder = reference_data / "ones"
+    rows = recorded(folder)
+    jobs = jobs_of(published(folder / "trace_1.csv"), 0)
+    assert {job.convergence for job in jobs} <= {row.model for row in rows}
+    assert all(None not in (row.loss, row.metric, row.initial_loss) for row in rows)
+
+
+def test_the_least_p_of_fifty_pairs_is_the_published_one() -> None:
+    """Signed ranks 1 to 50: mean 637.5, variance 50 · 51 · 101 / 24, so z is 6.154."""
+    z = 637.5 / (50 * 51 * 101 / 24) ** 0.5
+    assert one_way_p(50) == pytest.approx(erfc(z / 2**0.5))
+    assert one_way_p(50) == pytest.approx(TABLE_4["optimus"][0], rel=0.01)
 
 
 def test_gains_are_of_means_and_what_a_row_does_not_touch_is_as_in_the_base() -> None:
