@@ -10,7 +10,7 @@ import sys
 from functools import partial
 from typing import Final
 
-from benchmarks.parts import elasticflow, figure, parted, sia_artifact
+from benchmarks.parts import elasticflow, figure, parted, shockwave, sia_artifact
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
 
@@ -18,6 +18,7 @@ MEASURES: Final = ("tools/replay", "tools/schedule/policies", "benchmarks/parts/
 NAME: Final = "rivals"
 PARTS: Final[dict[str, Part]] = {
     "elasticflow": elasticflow.figures,
+    "shockwave": shockwave.figures,
     "sia": sia_artifact.figures,
 }
 
@@ -30,7 +31,14 @@ def figures() -> list[Figure]:
 def smallest() -> list[Figure]:
     """One trace of each, small where that can be."""
     sia = partial(sia_artifact.figures, traces=("philly",), jobs_limit=3, active=4, scale=1)
-    return parted.measured(NAME, {"elasticflow": lambda: elasticflow.figures(("195job",)), "sia": sia})
+    return parted.measured(
+        NAME,
+        {
+            "elasticflow": lambda: elasticflow.figures(("195job",)),
+            "shockwave": partial(shockwave.figures, jobs=4),
+            "sia": sia,
+        },
+    )
 
 
 record = figure.renew

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pliant.cli.console import note, progress
-from pliant.cli.grammar import DURATION_SHOWN, Formerly, duration
+from pliant.cli.grammar import DURATION_SHOWN, FORM, TO_FILE, Form, Formerly, duration
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted, whole_number
 
@@ -260,4 +260,50 @@ def export(
     note(f"{counted(len(found), 'job')} in the Standard Workload Format")
 
 
-SUBCOMMANDS = (trace_import, synth, export)
+def describe(
+    jobs: Annotated[str, typer.Argument(metavar="JOBS", help="The trace (JSON Lines); - is stdin.")],
+    *,
+    cluster: Annotated[
+        str | None, typer.Option(help="A cluster (JSON), to say how much of it the trace fills.")
+    ] = None,
+    cluster_for: Annotated[
+        float | None,
+        typer.Option(metavar="LOAD", help="Suggest how many GPUs the trace fills to this load, as 0.8."),
+    ] = None,
+    form: FORM = Form.table,
+    output: TO_FILE = "-",
+) -> None:
+    """Say what is in a trace: jobs, work, sizes, durations, arrivals, states, and the load of a cluster.
+
+    Load is the GPU time of the jobs over that of the cluster from the first to the last submission.
+
+    Example: pliant trace describe jobs.jsonl --cluster cluster.json --cluster-for 0.8
+    """
+    import json
+    from dataclasses import asdict
+
+    from pliant.schemas.file_io.files import check_output, write_bytes
+    from pliant.schemas.io import read_cluster, read_jobs
+    from pliant.tools.replay.describe import cluster_for as gpus_for
+    from pliant.tools.replay.describe import describe as described
+    from pliant.tools.replay.describe import warning
+
+    check_output(output)
+    read = read_jobs(jobs)
+    if not read:
+        raise UsageError(f"{jobs}: has no jobs to describe")
+    found = described(read, None if cluster is None else read_cluster(cluster).total_gpus)
+    wanted = None if cluster_for is None else gpus_for(found, cluster_for)
+    if form is Form.json:
+        fields = asdict(found) | ({} if wanted is None else {"cluster_for_gpus": wanted})
+        write_bytes(output, f"{json.dumps(fields, indent=2)}\n".encode())
+    else:
+        lines = found.lines()
+        if wanted is not None:
+            lines.append(f"cluster for a load of {cluster_for:g}: {wanted:,} GPUs")
+        write_bytes(output, "".join(f"{line}\n" for line in lines).encode())
+    if text := warning(found):
+        note(text)
+
+
+SUBCOMMANDS = (trace_import, synth, export, describe)

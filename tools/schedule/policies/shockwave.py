@@ -75,9 +75,10 @@ class Shockwave(Policy):
     batch, and where a window ends. Its program chooses the rounds of each job. It maximises the mean of
     ρ^``power`` times the logarithm of the job's progress at the end of the window, less ``restraint`` times
     the seconds that the rest then needs at least: the longest job, or all GPU-time over all GPUs. ρ is the
-    predicted finish-time fairness, so jobs that risk to be late weigh more; a ρ below 1 counts as 1. Jobs
-    of largest ρ train in the first rounds of the window. Idle GPUs go to other jobs in the same order.
-    Preemptive; jobs get what they requested.
+    predicted finish-time fairness, so jobs that risk to be late weigh more; below 1 it counts as 1. The
+    share behind it is the requested GPUs for a part of the time, all GPUs over the mean number of jobs, as
+    the artifact measures it. Jobs of largest ρ train in the first rounds of the window. Idle GPUs go to
+    other jobs in the same order. Preemptive; jobs get what they requested.
 
     Of a job that changes its batch by itself, the policy knows which batches it may take and not when.
     Their parts of the work have a Dirichlet prior with equal parameters. By the restatement rule, batches
@@ -179,14 +180,13 @@ class Shockwave(Policy):
         stake = self._contention.stake(job, snapshot, self.round_s)
         if stake is None:
             return None
-        gpus = job.spec.gpus.requested
         left_s = remaining_s(
             job, samples_to_go(job, snapshot, self.round_s), snapshot.time_s, snapshot.speeds
         )
         trained = trained_s(job, snapshot.time_s, snapshot.speeds)
-        share = min(1.0, snapshot.total_gpus / (self._contention.average(job.id) * gpus)) or 1.0
+        share = min(1.0, snapshot.total_gpus / self._contention.average(job.id)) or 1.0
         rho = (stake.elapsed_s + left_s / share) * share / (trained + left_s)
-        return Prospect(job.id, gpus, trained, left_s, round(rho, 6), job.gpus > 0)
+        return Prospect(job.id, job.spec.gpus.requested, trained, left_s, round(rho, 6), job.gpus > 0)
 
     def _planned(self, prospects: Sequence[Prospect], gpus: int) -> dict[str, list[int]]:
         members: list[Prospect] = []
