@@ -1,7 +1,8 @@
 """The rest of the field on its home grounds: what others published, and what the same policies do here.
 
 ``python -m benchmarks.rivals PART…`` measures some of the parts alone and renews their rows of
-results/rivals.json. The parts replay published data, which are not part of the project.
+results/rivals.json. ``slurm`` needs Slurm's daemons, and takes some minutes of sleep; the others replay
+published data, which are not part of the project.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 from functools import partial
 from typing import Final
 
-from benchmarks.parts import elasticflow, figure, parted, shockwave, sia_artifact
+from benchmarks.parts import elasticflow, figure, parted, shockwave, sia_artifact, slurm_order
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.parted import Part
 
@@ -20,6 +21,7 @@ PARTS: Final[dict[str, Part]] = {
     "elasticflow": elasticflow.figures,
     "shockwave": shockwave.figures,
     "sia": sia_artifact.figures,
+    "slurm": slurm_order.figures,
 }
 
 
@@ -29,7 +31,7 @@ def figures() -> list[Figure]:
 
 
 def smallest() -> list[Figure]:
-    """One trace of each, small where that can be."""
+    """One trace or plan of each, small where that can be."""
     sia = partial(sia_artifact.figures, traces=("philly",), jobs_limit=3, active=4, scale=1)
     return parted.measured(
         NAME,
@@ -37,6 +39,7 @@ def smallest() -> list[Figure]:
             "elasticflow": lambda: elasticflow.figures(("195job",)),
             "shockwave": partial(shockwave.figures, jobs=4),
             "sia": sia,
+            "slurm": partial(slurm_order.figures, plans=1, jobs=3),
         },
     )
 

@@ -142,8 +142,8 @@ class Slurm(Policy):
     At every change jobs start in order of priority, then of submission, until one does not fit. A backfill
     pass, at most every ``bf_interval_s``, reads the first ``bf_max_job_test`` waiting jobs in that order. It
     books for each the earliest time within ``bf_window_s`` at which its GPUs are free for its whole time
-    limit, given the limits of running jobs and what is booked; who can start now does. So no job delays one
-    before it. Times count in steps of ``bf_resolution_s``.
+    limit, given the limits of running jobs and what is booked; a job that can start now does, if it ends
+    before what is booked. So no job delays one before it. Times count in steps of ``bf_resolution_s``.
 
     The time limit is what the user requests: the label ``time_limit`` (seconds, or 30m, 2h). Without it, the
     predicted run time times 1 + ``overestimate`` · u, with u uniform in [0, 1), drawn for each job from its
@@ -155,10 +155,10 @@ class Slurm(Policy):
     of running jobs that it may preempt, once they have run for ``preempt_exempt_time_s``: those of lowest
     priority, and none that it does not need. They wait again with their old place.
 
-    Departures: GPUs are planned by number and type, while Slurm books whole nodes. All partitions have all
-    nodes and one tier. Time limits end no job. A backfill pass preempts none, and takes no time. There are no
-    association, site and TRES factors, no reservations, no licences. Without its saved state usage is counted
-    again from the service of the jobs that are known.
+    Departures: GPUs are planned by number and type, while Slurm books whole nodes, so it backfills less. All
+    partitions have all nodes and one tier. Time limits end no job. A backfill pass preempts none, and takes
+    no time. There are no association, site and TRES factors, no reservations, no licences. Without its saved
+    state usage is counted again from the service of the jobs that are known.
     """
 
     name: ClassVar[str] = "slurm"
@@ -326,11 +326,12 @@ class Slurm(Policy):
                 self._follow(change, change.job, snapshot)
         if first:
             self._recollect(snapshot)
-        if first or self._is_loaded or len(self._records) != len(snapshot.jobs):
-            named |= self._records.keys() | snapshot.jobs.keys()
-        self._is_loaded = False
         for job_id in sorted(named):
             self._put(job_id, snapshot, rejected)
+        if first or self._is_loaded or len(self._records) != len(snapshot.jobs) - len(rejected):
+            for job_id in sorted((self._records.keys() | snapshot.jobs.keys()) - named):
+                self._put(job_id, snapshot, rejected)
+        self._is_loaded = False
 
     def _follow(self, change: Change, job: JobState, snapshot: Snapshot) -> None:
         """Count until a change what its job has held; a job that comes is eligible from then on."""
@@ -529,6 +530,7 @@ class Slurm(Policy):
                 return  # no job that follows can start now
             job, gpus = record.job, record.job.spec.gpus.requested
             slots = self._slots(record.limit_s)
+            # no job that waits is delayed: this one ends before what is booked, and not at that moment
             found = [
                 (start, -rate, kind)
                 for kind, free in ahead.items()
