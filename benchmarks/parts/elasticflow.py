@@ -8,9 +8,9 @@ Their EDF gives each job the largest number of GPUs that its model was measured 
 that is slower than fewer, and fewer to none. This is the one reading that fits all three of its figures; at
 the requested sizes, or each at its fastest, the shares are far from them. So ``edf`` is held against them on
 jobs that request the largest size; the other policies are replayed as they are. Of ElasticFlow itself the
-testbed's figure was measured on real machines, and ours is far above it (0.913 against 0.667). Their scheduler
-stops every running job for some seconds whenever it decides, up to once a minute: that may explain it, as
-where jobs come seldom (cluster 10) both agree; it was not reproduced.
+testbed's figure was measured on real machines, and ours is far above it (0.913 against 0.667). Their
+scheduler stops every running job for some seconds whenever it decides, up to once a minute: that may explain
+it, as where jobs come seldom (cluster 10) both agree; it was not reproduced.
 
 ``python -m benchmarks.parts.elasticflow NODES POLICY...`` says how many of the 195 jobs of the testbed end by
 their deadlines, where a start and a change cost what they do by default.

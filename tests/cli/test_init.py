@@ -94,7 +94,7 @@ def test_where_slurm_answers_the_cluster_is_its_default_partition(
 ) -> None:
     recorded = Path(__file__).parents[1] / "tools/run/backends/slurm/recorded"
     scontrol = here / "scontrol"
-    scontrol.write_text(f"#!/bin/sh\ncat '{recorded}/22.05-'$4s.txt\n")
+    scontrol.write_text(f"#!/bin/sh\nfor last; do :; done\ncat '{recorded}/22.05-'\"$last\"*.txt\n")
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{here}{os.pathsep}{os.environ['PATH']}")
     done = call("init")

@@ -210,7 +210,9 @@ def discover_slurm(
     known = parsing.partitions(ask(command_lines.show_partitions()))
     chosen = choose_partitions(known, partitions)
     nodes = parsing.nodes(ask(command_lines.show_nodes()))
-    topology = parsing.topology(ask(command_lines.show_topology()))
+    topology: Mapping[str, Mapping[str, str]] = {}
+    with suppress(ServiceMissingError):  # the cluster is known without it
+        topology = parsing.topology(ask(command_lines.show_topology()))
     found = cluster_of(nodes, chosen, slots, named=bool(partitions), gres=gres, topology=topology)
     return replace(found, cluster=found.cluster.model_copy(update={"backend": backend}))
 

@@ -60,5 +60,5 @@ def test_every_policy_stands_in_the_registry_and_has_a_golden_file() -> None:
 
 def has_name(statement: ast.stmt) -> bool:
     """Whether a statement of a class gives it the name of a policy."""
-    target = statement.target if isinstance(statement, ast.AnnAssign) else None
+    target = statement.target if isinstance(statement, ast.AnnAssign) and statement.value else None
     return isinstance(target, ast.Name) and target.id == "name"
