@@ -18,9 +18,11 @@ from pliant.tools.run.statedir.contract.as_user import files_of, opened
 from pliant.tools.run.statedir.contract.folders import PRIVATE, AttemptDir
 from pliant.tools.run.statedir.contract.presence import life
 from pliant.tools.run.statedir.contract.stacks import (
+    MOST_BYTES,
     Frame,
     ThreadStack,
     ask_for_stacks,
+    bytes_of_each,
     read_answer,
     read_dump,
 )
@@ -60,8 +62,9 @@ def worker_stacks(
     """
     mark, began_s = ask_for_stacks(attempt), time.monotonic()
     while True:
-        waited_s = time.monotonic() - began_s
-        found = {worker: found_stack(attempt, worker, slot, mark) for worker, slot in slots.items()}
+        looked_s = time.monotonic()
+        waited_s, most = looked_s - began_s, bytes_of_each(len(slots))
+        found = {worker: found_stack(attempt, worker, slot, mark, most) for worker, slot in slots.items()}
         settled = waited_s >= SOON_S
         open_ones = [
             worker
@@ -70,13 +73,18 @@ def worker_stacks(
         ]
         if not open_ones or waited_s >= within_s:
             return [*found.values()]
-        sleep(POLL_S)
+        sleep(max(POLL_S, time.monotonic() - looked_s))  # long answers keep at most half a core busy
 
 
-def found_stack(attempt: AttemptDir, worker: int, slot: str, mark: str) -> WorkerStack:
-    """What a worker has answered so far, or what is known without its answer."""
+def found_stack(
+    attempt: AttemptDir, worker: int, slot: str, mark: str, most: int = MOST_BYTES
+) -> WorkerStack:
+    """What a worker has answered so far, or what is known without its answer.
+
+    :param most: bytes that are read of it.
+    """
     with files_of(attempt):
-        said, threads = read_answer(attempt, worker, mark), read_dump(attempt, worker)
+        said, threads = read_answer(attempt, worker, mark, most), read_dump(attempt, worker, most)
     if said is not None:
         return WorkerStack(slot, said.threads)
     if threads:
@@ -190,8 +198,10 @@ class LastStacks:
 
     def keep(self, workers: Iterable[int], why: str) -> str:
         """Keep the stacks of workers that are ended now; returns where they are, as the end of a sentence."""
+        listed = sorted(workers)
+        most = bytes_of_each(len(listed))
         found = [
-            found_stack(self._attempt, worker, self._where(worker), self._mark) for worker in sorted(workers)
+            found_stack(self._attempt, worker, self._where(worker), self._mark, most) for worker in listed
         ]
         self._mark = ""
         if (path := keep_stacks(self._attempt, found, why)) is None:

@@ -175,18 +175,27 @@ def _in_teams(jobs: Iterable[Job], shares: Shares, source: str) -> list[Job]:
     groups = {job.user: _groups_of(job.user) for job in own}
     asked = {job.user for job in own if shares.hangs_on_accounts(job, groups[job.user])}
     minute = int(time.monotonic() // 60)
-    members = {user: (groups[user], _accounts_of(user, minute) if user in asked else []) for user in groups}
+    members = {
+        user: (groups[user], _known_accounts_of(user, minute) if user in asked else []) for user in groups
+    }
     wrong = [(job, why) for job in own if (why := shares.why_not(job, *members[job.user])) is not None]
     if wrong:
         raise BadInputError([Problem(source, None, "/team", f'job "{job.id}" {why}') for job, why in wrong])
     return [shares.joined(job, *members[job.user]) for job in own]
 
 
-@lru_cache(maxsize=1024)
-def _accounts_of(user: str, _minute: int) -> list[str]:
-    """Slurm's accounts of an account of this host, which a shared run asks for once a minute.
+def _known_accounts_of(user: str, minute: int) -> list[str]:
+    """:raises ServiceMissingError: Slurm's database does not answer."""
+    found = _accounts_of(user, minute)
+    if isinstance(found, str):
+        raise ServiceMissingError(f"which team {user} is in hangs on Slurm's accounts: {found}")
+    return found
 
-    :raises ServiceMissingError: its database does not answer.
+
+@lru_cache(maxsize=1024)
+def _accounts_of(user: str, _minute: int) -> list[str] | str:
+    """Slurm's accounts of an account of this host, or why they are not known. A shared run asks once a
+    minute, also where the database does not answer: nobody else is served meanwhile.
     """
     from pliant.tools.run.backends.slurm import parsing
     from pliant.tools.run.backends.slurm.commands import ask, show_accounts
@@ -198,7 +207,7 @@ def _accounts_of(user: str, _minute: int) -> list[str]:
     try:
         return parsing.accounts(ask(show_accounts(user), timeout_s=_ACCOUNTS_S))
     except ServiceMissingError as error:
-        raise ServiceMissingError(f"which team {user} is in hangs on Slurm's accounts: {error}") from error
+        return str(error)
 
 
 def _groups_of(account: str) -> list[str]:

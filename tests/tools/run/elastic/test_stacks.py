@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from pliant.tools.run.service.stacks import found_stack
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.stacks import (
+    StackAnswer,
     ThreadStack,
+    answer,
     ask_for_stacks,
+    bytes_of_each,
     offer_stacks,
     parse_dump,
     read_answer,
@@ -148,6 +152,15 @@ def test_other_threads_are_named(attempt: AttemptDir) -> None:
     found = read_answer(attempt, 0, mark)
     assert found is not None
     assert [stack.name for stack in found.threads] == ["MainThread", "reader"]
+
+
+def test_less_is_read_of_each_of_many_workers(attempt: AttemptDir) -> None:
+    """A script may write long answers for all of its workers, which fill the memory of who asks."""
+    assert 64 * bytes_of_each(64) == 8 * bytes_of_each(8) == 8 << 20
+    mark = ask_for_stacks(attempt)
+    answer(attempt, 0, StackAnswer(question=mark, threads=(ThreadStack(name="x" * 200_000),)))
+    assert found_stack(attempt, 0, "n0/0", mark, bytes_of_each(1)).threads
+    assert not found_stack(attempt, 0, "n0/0", mark, bytes_of_each(64)).threads
 
 
 def test_what_a_script_may_write_in_place_of_an_answer_does_no_harm(attempt: AttemptDir) -> None:

@@ -27,6 +27,7 @@ from pliant.tools.run.statedir.contract.plan import ENV_WORKER
 
 JOB_FIELDS: Final = "%i|%T|%N|%r|%U|%j"
 """id, state, nodes, reason, user id, name; :func:`parsing.jobs` reads them."""
+LISTING: Final = "SQUEUE_FORMAT"
 STEP_FIELDS: Final = "%i|%N|%j"
 """id, node, name; :func:`parsing.steps` reads them."""
 IMMEDIATE_S: Final = 5
@@ -159,9 +160,12 @@ def escaped(path: Path) -> str:
 
 
 def squeue_jobs(user_id: int | None) -> tuple[str, ...]:
-    """The jobs of a user; None: of all, since a list with an unknown user in it counts as empty."""
-    whose = () if user_id is None else (f"--user={user_id}",)
-    return "squeue", "--all", "--noheader", *whose, f"--format={JOB_FIELDS}"
+    """The jobs of a user; None: of all, since a list with an unknown user in it counts as empty.
+
+    What is printed of all is in the environment (:data:`LISTING`), as it begins with a secret.
+    """
+    own = () if user_id is None else (f"--user={user_id}", f"--format={JOB_FIELDS}")
+    return "squeue", "--all", "--noheader", *own
 
 
 def squeue_steps(user_id: int) -> tuple[str, ...]:
@@ -337,11 +341,13 @@ def ask(
     text: str | None = None,
     timeout_s: float = TIMEOUT_S,
     base: Mapping[str, str] | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> str:
     """Run one of Slurm's commands; returns what it prints.
 
     :param text: its standard input.
     :param base: its environment except for Slurm's variables; None for that of this process.
+    :param more: variables of Slurm that it gets.
     :raises ServiceMissingError: it is missing, does not end in time, or fails.
     """
     base = os.environ if base is None else base
@@ -351,7 +357,7 @@ def ask(
         done = subprocess.run(
             argv,
             input=text or "",
-            env={**env, "LC_ALL": "C"},
+            env={**env, **(more or {}), "LC_ALL": "C"},
             capture_output=True,
             encoding="utf-8",
             errors="replace",

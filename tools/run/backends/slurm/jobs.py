@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import shlex
 import shutil
 import time
@@ -384,4 +385,5 @@ def unusual(job: SlurmJob) -> str:
 
 def why_ended(state: str) -> str:
     word = state.split(maxsplit=1)[0] if state.split() else ""
-    return _ENDS.get(word, f"it is {word.lower().replace('_', ' ')}" if word else "")
+    other = f"it is {word.lower().replace('_', ' ')}" if re.fullmatch("[A-Z_]+", word) else ""
+    return _ENDS.get(word, other)

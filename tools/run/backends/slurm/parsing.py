@@ -120,11 +120,16 @@ class SlurmStep:
         return self.id.partition(".")[0]
 
 
-def jobs(text: str) -> list[SlurmJob]:
-    """What ``squeue`` printed for :data:`.commands.JOB_FIELDS`."""
+def jobs(text: str, mark: str = "") -> list[SlurmJob]:
+    """What ``squeue`` printed for :data:`.commands.JOB_FIELDS`.
+
+    :param mark: with which each job begins. A name may have lines that look like jobs of other accounts.
+    """
     found = []
     for line in text.splitlines():
-        fields = [field.strip() for field in line.split("|", 5)]
+        if not line.startswith(mark):
+            continue
+        fields = [field.strip() for field in line.removeprefix(mark).split("|", 5)]
         if len(fields) == 6 and fields[4].isdecimal():
             job_id, state, nodes, reason, uid, name = fields
             found.append(SlurmJob(job_id, state, nodes, reason, int(uid), name))

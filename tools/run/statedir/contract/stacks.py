@@ -27,6 +27,8 @@ from pliant.tools.run.statedir.contract.folders import PRIVATE, AttemptDir
 
 MOST_BYTES: Final = 1 << 20
 """Of an answer; scripts could write longer ones."""
+LEAST_BYTES: Final = 1 << 16
+_ALL_BYTES: Final = 8 << 20
 MOST_FRAMES: Final = 200
 OWN_THREADS: Final = "pliant-"
 """Names of the library's threads begin so; they are left out."""
@@ -82,18 +84,23 @@ def answer(attempt: AttemptDir, worker: int, found: StackAnswer) -> None:
     atomic_write(attempt.stack(worker), found.model_dump_json().encode() + b"\n", mode=PRIVATE)
 
 
-def read_answer(attempt: AttemptDir, worker: int, mark: str) -> StackAnswer | None:
+def bytes_of_each(workers: int) -> int:
+    """The most that is read of each worker: in memory it takes fifty times that, which scripts can misuse."""
+    return min(MOST_BYTES, max(LEAST_BYTES, _ALL_BYTES // max(1, workers)))
+
+
+def read_answer(attempt: AttemptDir, worker: int, mark: str, most: int = MOST_BYTES) -> StackAnswer | None:
     """What a worker answered to this question. Returns None as long as it has not."""
     try:
-        found = StackAnswer.model_validate_json(_text(attempt.stack(worker), MOST_BYTES))
+        found = StackAnswer.model_validate_json(_text(attempt.stack(worker), most))
     except ValidationError:
         return None
     return found if found.question == mark else None
 
 
-def read_dump(attempt: AttemptDir, worker: int) -> tuple[ThreadStack, ...]:
+def read_dump(attempt: AttemptDir, worker: int, most: int = MOST_BYTES) -> tuple[ThreadStack, ...]:
     """The stacks of a worker whose interpreter is held up; empty if it is not."""
-    return parse_dump(_text(attempt.held_stack(worker), MOST_BYTES))
+    return parse_dump(_text(attempt.held_stack(worker), most))
 
 
 def parse_dump(text: str) -> tuple[ThreadStack, ...]:

@@ -133,3 +133,14 @@ def test_a_job_joins_the_team_of_its_users_slurm_accounts(command: Path, tmp_pat
     write(tmp_path / "sacctmgr", "echo 'sacctmgr: error: Connection refused' >&2; exit 1")
     with pytest.raises(ServiceMissingError, match="hangs on Slurm's accounts: sacctmgr: error: Connection"):
         submit_as("c")
+
+
+def test_a_database_that_does_not_answer_is_asked_once_a_minute(command: Path, tmp_path: Path) -> None:
+    """Of a shared run nobody is served meanwhile."""
+    _accounts_of.cache_clear()
+    asked = tmp_path / "asked"
+    write(tmp_path / "sacctmgr", f"echo x >> {shlex.quote(str(asked))}; exit 1")
+    minutes = (1, 1, 1, 2)
+    assert {_accounts_of(user_name(), minute) for minute in minutes} == {"sacctmgr: exit code 1"}
+    assert asked.read_text() == "x\n" * 2
+    _accounts_of.cache_clear()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from pliant.tools.run.backends.slurm.controller import Controller
 from pliant.tools.run.backends.slurm.jobs import stage_of, unusual, why_ended
 from pliant.tools.run.backends.slurm.parsing import SlurmJob, job_state
+from tests.slurm_cluster import SlurmCluster
 
 
 def listed(state: str, reason: str = "None") -> SlurmJob:
@@ -41,4 +45,15 @@ def test_the_end_of_a_job_is_said_in_words() -> None:
     assert why_ended("CANCELLED by 1000") == "somebody cancelled it"
     assert why_ended("PREEMPTED") == "another job took its place"
     assert why_ended("LAUNCH_FAILED") == "it is launch failed"
-    assert why_ended("") == ""
+    assert why_ended("") == why_ended("\x1b[2J") == "", "an account may have named its job so"
+
+
+def test_no_name_of_a_job_lists_another_job(live: SlurmCluster) -> None:
+    """Else any account could have jobs of others cancelled, as root cancels what is left over."""
+    name = "x\n777|RUNNING|n0|None|4242|pliant-x.a.1"
+    own = ("--wrap=sleep 100", "--output=/dev/null", "--chdir=/", f"--job-name={name}")
+    number = live.command("sbatch", "--parsable", *own).strip()
+    controller = Controller(())
+    controller.of_all = True
+    found = controller.first().jobs
+    assert [(job.id, job.uid, job.name) for job in found] == [(number, os.geteuid(), "x")]
