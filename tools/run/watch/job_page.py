@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from pliant.schemas.text import (
 )
 from pliant.tools.profile.torchrun.start import last_lines
 from pliant.tools.run.statedir.contract.as_user import files_of
+from pliant.tools.run.statedir.contract.folders import MOST_NAMES
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.watch.columns import progress
@@ -160,8 +162,8 @@ def error_lines(dirs: StateDir, job: JobStatus) -> list[str]:
     attempt = folder.attempt(job.log.failed_attempt or max(1, folder.newest_attempt()))
     with files_of(attempt):
         launchers = attempt.launcher_logs()
-        workers = [path for unit in range(len(launchers) or 1) for path in attempt.worker_errors(unit)]
-        return last_lines(workers, *launchers, most=ERROR_LINES)
+        workers = (path for unit in range(len(launchers) or 1) for path in attempt.worker_errors(unit))
+        return last_lines(islice(workers, MOST_NAMES), *launchers, most=ERROR_LINES)
 
 
 def job_page(

@@ -41,8 +41,8 @@ STALE_S: Final = 5.0
 _AGAIN_S: Final = 0.02
 KEPT: Final = "kept"
 """Folder of a state directory beside that of the jobs, if several accounts share the run."""
-_MOST_NAMES: Final = 1000
-"""That a folder of a job is searched for."""
+MOST_NAMES: Final = 1000
+"""That a folder of a job is searched for, and that a search in several folders finds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +155,16 @@ class AttemptDir(SplitFolder):
         return self.path / f"exit-{unit}"
 
     def worker_errors(self, unit: int) -> list[Path]:
-        """Standard error of each worker of one unit, as far as it is there."""
-        starts = [path for above in _some_in(self.logs / str(unit)) for path in _some_in(above)]
-        found = [path for start in starts if start.name.startswith("attempt_") for path in _some_in(start)]
-        return sorted(log for path in found if os.path.lexists(log := path / "stderr.log"))
+        """Standard error of each worker of one unit, as far as it is there.
+
+        Links make names without an end, too: each folder may have a thousand that lead to the next one.
+        """
+        starts = islice(
+            (path for above in _some_in(self.logs / str(unit)) for path in _some_in(above)), MOST_NAMES
+        )
+        found = (path for start in starts if start.name.startswith("attempt_") for path in _some_in(start))
+        logs = (path / "stderr.log" for path in islice(found, MOST_NAMES))
+        return sorted(log for log in logs if os.path.lexists(log))
 
     def launcher_logs(self) -> list[Path]:
         """Those of all units that are there."""
@@ -172,7 +178,7 @@ def _some_in(folder: Path) -> list[Path]:
     """What lies in a folder, without an end where a job makes names without an end."""
     try:
         with os.scandir(folder) as entries:
-            return [folder / entry.name for entry in islice(entries, _MOST_NAMES)]
+            return [folder / entry.name for entry in islice(entries, MOST_NAMES)]
     except OSError:
         return []
 

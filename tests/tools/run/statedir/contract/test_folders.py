@@ -13,7 +13,9 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.run.service.commands import last_generation, read_plan, write_plan
 from pliant.tools.run.statedir.contract.folders import (
     FRESH_S,
+    MOST_NAMES,
     STALE_S,
+    AttemptDir,
     DamagedError,
     FolderCache,
     JobDir,
@@ -200,3 +202,20 @@ def test_folders_that_were_read_together_are_not_all_read_again_together(tmp_pat
     for site in sites:
         site.look(STALE_S * 0.85)
     assert 0 < sum(site.reads > 1 for site in sites) < 100
+
+
+def test_links_of_a_job_make_no_search_without_an_end(tmp_path: Path) -> None:
+    """Forty names in each of three folders are 64,000 paths; a thousand would be a thousand million."""
+    attempt = AttemptDir(tmp_path)
+    attempt.logs.mkdir()
+    folders = [tmp_path / name for name in ("starts", "workers", "worker")]
+    for folder in folders:
+        folder.mkdir()
+    (folders[-1] / "stderr.log").touch()
+    above = attempt.logs / "0"
+    above.mkdir()
+    for place, leads_to in zip((above, *folders), folders, strict=False):
+        for number in range(40):
+            (place / f"attempt_{number}").symlink_to(leads_to)
+    found = attempt.worker_errors(0)
+    assert 0 < len(found) <= MOST_NAMES
