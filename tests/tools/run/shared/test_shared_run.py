@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import UsageError
+from pliant.schemas.errors import PliantError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.tools.run.backends.local import LocalBackend
@@ -21,6 +21,8 @@ from pliant.tools.run.backends.protocol import Handle, Unit
 from pliant.tools.run.service import arrivals
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.run import run_once, run_until_done
+from pliant.tools.run.statedir.contract.folders import AttemptDir
+from pliant.tools.run.statedir.contract.stacks import ask_for_stacks, question
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -233,3 +235,23 @@ def test_a_folder_that_others_cannot_reach_is_refused(tmp_path: Path, users: dic
     closed.job("a")
     with pytest.raises(UsageError, match="cannot enter"):
         run_until_done(closed.options(shared=True), ignore)
+
+
+def test_root_asks_a_job_in_another_accounts_own_directory_with_that_accounts_rights(
+    shared_folder: Path,
+) -> None:
+    secret, home = shared_folder / "secret", shared_folder / "home"
+    secret.mkdir()
+    home.mkdir()
+    attempt = AttemptDir(home / "attempt")
+    attempt.path.symlink_to(secret)
+    for path in (home, attempt.path):
+        os.chown(path, ANN, ANN, follow_symlinks=False)
+    with pytest.raises(PliantError):
+        ask_for_stacks(attempt)
+    assert list(secret.iterdir()) == []
+    attempt.path.unlink()
+    attempt.path.mkdir()
+    os.chown(attempt.path, ANN, ANN)
+    mark = ask_for_stacks(attempt)
+    assert (question(attempt), attempt.stacks.lstat().st_uid) == (mark, ANN)

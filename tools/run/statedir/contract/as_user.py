@@ -84,6 +84,20 @@ def files_of(folder: _Owned) -> AbstractContextManager[None]:
     return nullcontext() if folder.kept is None else _Taken(owner_of(folder.path))
 
 
+def files_in(folder: Path) -> AbstractContextManager[None]:
+    """Within it, root has the file rights of the owner of a folder that no shared run made.
+
+    :raises ServiceMissingError: the system cannot do that.
+    """
+    if os.geteuid() != 0:
+        return nullcontext()
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return _Taken(NOBODY)
+    return nullcontext() if found.st_uid == 0 else _Taken(Rights(found.st_uid, found.st_gid))
+
+
 def is_other() -> bool:
     """Whether this thread has the file rights of a job's user."""
     return _state.rights is not None

@@ -22,7 +22,7 @@ from pliant.schemas.errors import PliantError
 from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.file_io.record import Record
 from pliant.tools.run.statedir.contract import as_user
-from pliant.tools.run.statedir.contract.as_user import files_of
+from pliant.tools.run.statedir.contract.as_user import files_in, files_of
 from pliant.tools.run.statedir.contract.folders import PRIVATE, AttemptDir
 
 MOST_BYTES: Final = 1 << 20
@@ -65,12 +65,6 @@ def ask_for_stacks(attempt: AttemptDir) -> str:
     """
     mark = secrets.token_hex(8)
     _put(attempt, f"{mark}\n".encode())
-    if (
-        os.geteuid() == 0 and attempt.kept is None
-    ):  # root asks about another user's job, whose workers must be able to read it
-        with suppress(OSError):
-            owner = os.lstat(attempt.path)
-            os.chown(attempt.stacks, owner.st_uid, owner.st_gid, follow_symlinks=False)
     return mark
 
 
@@ -153,5 +147,6 @@ def offer_stacks(attempt: AttemptDir) -> None:
 
 
 def _put(attempt: AttemptDir, data: bytes) -> None:
-    with files_of(attempt):
+    """Root may ask about a job in another user's own directory, whose workers must be able to read it."""
+    with files_of(attempt) if attempt.kept is not None else files_in(attempt.path):
         as_user.write(attempt.stacks, data, PRIVATE)
