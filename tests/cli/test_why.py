@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.text import width_of
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.watch.job_status import statuses
-from pliant.tools.run.watch.status import Status
+from pliant.tools.run.watch.status import Hidden, Status, Watcher
 from pliant.tools.run.watch.waiting import waiting_for
 from tests.builders import job
 from tests.cli.calling import call
@@ -104,3 +105,17 @@ def test_a_job_over_its_users_limit_waits_for_that_users_jobs_alone() -> None:
     assert found.by_limit
     assert [each.id for each in found.holders] == ["a"]
     assert waiting_for(everything[0], everything, status) is None, "it holds GPUs"
+
+
+def test_gpus_of_jobs_that_others_keep_to_themselves_are_not_free(tmp_path: Path) -> None:
+    """As behind the door of a shared run whose visibility is private."""
+    running(tmp_path / "live")
+    status = Watcher(tmp_path / "live").look()
+    jobs = {name: found for name, found in status.log.jobs.items() if name != "a"}
+    status.log.jobs, status.log.active = jobs, dict(jobs)
+    for hidden, free in ((Hidden(), 4), (Hidden(running=1, gpus=4), 0)):
+        seen = replace(status, hidden=hidden)
+        everything = statuses(seen, NOW_S)
+        found = waiting_for(everything[0], everything, seen)
+        assert found is not None
+        assert (found.free_gpus, found.holders) == (free, ())

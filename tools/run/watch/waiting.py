@@ -48,7 +48,7 @@ def waiting_for(job: JobStatus, everything: Sequence[JobStatus], status: Status)
     holders = [each for each in everything if each.log.gpus and not each.log.ended and each.id != job.id]
     by_limit = job.waits_for_limit
     total = 0 if status.log.info is None else status.log.info.cluster.total_gpus
-    held = sum(each.log.counted_gpus for each in holders)
+    held = sum(each.log.counted_gpus for each in holders) + status.hidden.gpus
     free = max(0, round(total - held) - sum(status.closed_gpus.values()))
     if by_limit:
         holders = [each for each in holders if each.log.job.user == log.job.user]
