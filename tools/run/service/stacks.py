@@ -168,7 +168,7 @@ def keep_stacks(attempt: AttemptDir, stacks: Sequence[WorkerStack], why: str) ->
     path = attempt.kept_stacks
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with files_of(attempt), os.fdopen(opened(path, flags, PRIVATE), "w") as file:
+        with files_of(attempt), os.fdopen(opened(path, flags, PRIVATE), "w", encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_size < _KEPT_BYTES:
                 file.write(f"{why}\n\n{stacks_text(known, threads=True)}\n")
     except OSError:

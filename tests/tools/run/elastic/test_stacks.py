@@ -156,7 +156,7 @@ def test_other_threads_are_named(attempt: AttemptDir) -> None:
 
 def test_less_is_read_of_each_of_many_workers(attempt: AttemptDir) -> None:
     """A script may write long answers for all of its workers, which fill the memory of who asks."""
-    assert 64 * bytes_of_each(64) == 8 * bytes_of_each(8) == 8 << 20
+    assert 64 * bytes_of_each(64) == 8 * bytes_of_each(8) == 4 << 20
     mark = ask_for_stacks(attempt)
     answer(attempt, 0, StackAnswer(question=mark, threads=(ThreadStack(name="x" * 200_000),)))
     assert found_stack(attempt, 0, "n0/0", mark, bytes_of_each(1)).threads
@@ -172,3 +172,5 @@ def test_what_a_script_may_write_in_place_of_an_answer_does_no_harm(attempt: Att
     assert read_answer(attempt, 0, mark) is None
     assert read_answer(attempt, 1, mark) is None
     assert parse_dump("Timeout (0:00:12)!\nThread nonsense\n  File\n") == ()
+    attempt.held_stack(0).write_text(f'Thread 0x1\n  File "x", line {"9" * 5000} in f\n')
+    assert read_dump(attempt, 0) == (), "the run's loop reads it before it ends a job that hangs"

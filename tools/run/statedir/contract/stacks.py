@@ -28,12 +28,12 @@ from pliant.tools.run.statedir.contract.folders import PRIVATE, AttemptDir
 MOST_BYTES: Final = 1 << 20
 """Of an answer; scripts could write longer ones."""
 LEAST_BYTES: Final = 1 << 16
-_ALL_BYTES: Final = 8 << 20
+_ALL_BYTES: Final = 4 << 20
 MOST_FRAMES: Final = 200
 OWN_THREADS: Final = "pliant-"
 """Names of the library's threads begin so; they are left out."""
 _THREAD: Final = re.compile(r"(?:Current thread|Thread) 0x[0-9a-fA-F]+(?: \[(?P<name>[^\]]*)\])?")
-_FRAME: Final = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)')
+_FRAME: Final = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.*)')
 
 
 class Frame(NamedTuple):
