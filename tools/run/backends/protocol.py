@@ -199,6 +199,8 @@ class LaunchRecord(Record):
     attempt: PositiveInt
     backend: str
     units: tuple[StartedUnit, ...]
+    slurm_job: str = ""
+    """The id of its Slurm job, where the attempt is one of another account, who may change its name."""
 
     @property
     def complete(self) -> bool:

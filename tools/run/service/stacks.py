@@ -5,6 +5,7 @@ Workers of the elastic library answer by files (``contract/stacks.py``), on any 
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ POLL_S: Final = 0.1
 _KEPT_BYTES: Final = 4 << 20
 _LONGEST_PATH: Final = 40
 _SHORTENED: Final = ("site-packages", "dist-packages")
+_log = logging.getLogger("pliant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +200,13 @@ class LastStacks:
 
     def keep(self, workers: Iterable[int], why: str) -> str:
         """Keep the stacks of workers that are ended now; returns where they are, as the end of a sentence."""
-        listed = sorted(workers)
-        most = bytes_of_each(len(listed))
-        found = [
-            found_stack(self._attempt, worker, self._where(worker), self._mark, most) for worker in listed
-        ]
-        self._mark = ""
+        listed, mark = sorted(workers), self._mark
+        self._mark, most = "", bytes_of_each(len(listed))
+        try:
+            found = [found_stack(self._attempt, worker, self._where(worker), mark, most) for worker in listed]
+        except Exception as error:  # noqa: BLE001 - it must not keep workers from being ended
+            _log.warning("the stacks of %s are not kept: %r", self._attempt.path, error)
+            return ""
         if (path := keep_stacks(self._attempt, found, why)) is None:
             return ""
         self.kept = path

@@ -56,7 +56,7 @@ print(json.dumps({
 }), flush=True)
 """
 HARMS = """
-import contextlib, os, pathlib, sys, time
+import contextlib, os, pathlib, subprocess, sys, time
 secret, gate = map(pathlib.Path, sys.argv[1:])
 attempt = pathlib.Path(os.environ["PLIANT_JOB_DIR"]) / "attempts/1"
 
@@ -77,6 +77,11 @@ for name in ("unit-0.displaced", "unit-0.use", "exit-0.tmp", "start-0.json"):
 for name in ("unit-0.alive", "orders-0", "launch.json", "worker-0.json"):
     put(attempt / name, pipe)
 put(attempt / "exit-0", lambda path: path.write_text("0"))
+listed = subprocess.run(["squeue", "-h", "--me", "-o", "%i %j"], capture_output=True, text=True, check=True)
+for number, name in map(str.split, listed.stdout.splitlines()):
+    if name.endswith(".b.1"):
+        subprocess.run(["scontrol", "update", f"jobid={number}", "jobname=another"], check=True)
+        pathlib.Path("renamed").touch()
 pathlib.Path("harmed").touch()
 while not gate.exists():
     time.sleep(0.05)
@@ -132,6 +137,7 @@ class Scenario:
         site.job("c", "--samples", 200, "--gate", site.gate, text=OBEDIENT, workdir=str(places["c"]))
         run = self.service(site.schedule("fifo"))
         until(lambda: run.poll() is not None or (places["b"] / "harmed").exists())
+        assert (places["b"] / "renamed").exists() == (self.backend == "slurm-jobs")
         until(lambda: run.poll() is not None or min(map(self.progress, "ac")) > 0)
         run.kill()
         run.wait()

@@ -35,6 +35,7 @@ from pliant.tools.run.backends.protocol import (
     Unit,
     UnitStatus,
     newest_attempts,
+    read_record,
     write_record,
 )
 from pliant.tools.run.backends.slurm import commands as command_lines
@@ -95,7 +96,7 @@ class SlurmJobsBackend:
         self._controller = Controller(())
         self._attempts: dict[Handle, Attempt] = {}
         self._unwanted: dict[tuple[str, int], float] = {}
-        """Jobs to cancel when they are listed, by name and user, and when they were last cancelled."""
+        """Jobs to cancel when they are listed, by name or id, and user, and when they were last cancelled."""
         self._names: set[str] = set()
         """Of the jobs of attempts that this process has started or taken over. If another account is the
         owner, others are left over from what has ended, and are cancelled."""
@@ -162,7 +163,7 @@ class SlurmJobsBackend:
             to_cancel = is_late or (only is None and (level == "kill" or not attempt.began))
             is_over = all(unit.ended() is not None for unit in attempt.units)
         if to_cancel:
-            self._cancel(attempt.name, attempt.uid)
+            self._cancel(attempt.name, attempt.uid, attempt.job_id)
         if is_over:
             self._forget(handle)
         self._look()
@@ -176,6 +177,7 @@ class SlurmJobsBackend:
         attempt = self._attempt(handle)
         with files_of(handle.files):
             found = attempt.statuses(self._listed(attempt), now_s)
+        self._keep_id(handle, attempt)
         if all(status.state != "running" for status in found):
             if attempt.units and (why := attempt.end_in_words()):
                 _log.warning("job %s: Slurm has ended it: %s", handle.job, why)
@@ -186,7 +188,16 @@ class SlurmJobsBackend:
         """All units have ended. As another account may only say so, a job that is listed on is cancelled."""
         attempt = self._attempts.pop(handle)
         if handle.kept is not None and attempt.units:
-            self._unwanted.setdefault((attempt.name, attempt.uid), time.monotonic() + SHOWS_S)
+            for name in filter(None, (attempt.name, attempt.job_id)):
+                self._unwanted.setdefault((name, attempt.uid), time.monotonic() + SHOWS_S)
+
+    def _keep_id(self, handle: Handle, attempt: Attempt) -> None:
+        """Let the next launcher know another account's job although that changes its name."""
+        if handle.kept is None or attempt.job_id == attempt.kept_id:
+            return
+        if (record := read_record(handle)) is not None:
+            write_record(handle, record.model_copy(update={"slurm_job": attempt.job_id}))
+        attempt.kept_id = attempt.job_id
 
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
         found = newest_attempts(self._dirs.jobs, over)
@@ -210,22 +221,28 @@ class SlurmJobsBackend:
         for job in view.jobs:
             if self._controller.of_all and job.name.startswith(prefix) and job.name not in self._names:
                 self._unwanted.setdefault((job.name, job.uid), now_s + SHOWS_S)
-            if (job.name, job.uid) in self._unwanted and job.state != "COMPLETING":
-                self._cancel(job.name, job.uid, command_lines.scancel_jobs([job.id]))
+            known = {(job.name, job.uid), (job.id, job.uid)} & self._unwanted.keys()
+            if known and job.state != "COMPLETING":
+                self._cancel(min(known)[0], job.uid, job.id)
 
-    def _cancel(self, name: str, uid: int, argv: Sequence[str] = ()) -> None:
-        """Cancel a job; if it is still being submitted, when it is listed."""
+    def _cancel(self, name: str, uid: int, job_id: str) -> None:
+        """Cancel a job; if it is still being submitted, when it is listed.
+
+        :param job_id: empty if it is not known.
+        """
         now_s = time.monotonic()
         if now_s - self._unwanted.get((name, uid), _NEVER) >= _AGAIN_S:
-            self._unwanted[name, uid] = now_s
-            Later(argv or command_lines.scancel_named(name, uid))
+            for each in filter(None, (name, job_id)):
+                self._unwanted[each, uid] = now_s
+            by_name = command_lines.scancel_named(name, uid)
+            Later(command_lines.scancel_jobs([job_id]) if job_id else by_name)
 
     def _listed(self, attempt: Attempt) -> JobListing:
         view = self._controller.view
         if view is None or self._controller.failure:
             return JobListing(_NEVER, None)
-        own = (attempt.name, attempt.uid)  # another account may give its jobs any name
-        return JobListing(view.asked_s, next((job for job in view.jobs if (job.name, job.uid) == own), None))
+        own = (job for job in view.jobs if job.uid == attempt.uid and attempt.is_it(job))
+        return JobListing(view.asked_s, next(own, None))
 
     def _attempt(self, handle: Handle) -> Attempt:
         if handle not in self._attempts:
@@ -234,8 +251,12 @@ class SlurmJobsBackend:
             name = self._name_of(handle)
             self._names.add(name)
             self._controller.of_all |= handle.kept is not None
+            record = None if handle.kept is None else read_record(handle)
+            known = "" if record is None else record.slurm_job
             now_s = time.monotonic()
-            self._attempts[handle] = Attempt(handle, name, units, cache, now_s, uid=uid)
+            self._attempts[handle] = Attempt(
+                handle, name, units, cache, now_s, uid=uid, kept_id=known, _job_id=known
+            )
         return self._attempts[handle]
 
     def _name_of(self, handle: Handle) -> str:
@@ -265,6 +286,8 @@ class Attempt:
     """By this process; None if another one made it."""
     uid: int = field(default_factory=os.getuid)
     """Whose job it is."""
+    kept_id: str = ""
+    """The id that the record of the attempt has."""
     beats: Heartbeats = field(default_factory=Heartbeats)
     _looked_s: float = float("-inf")
     _absent_s: float | None = None
@@ -281,6 +304,18 @@ class Attempt:
             self.beats.look((unit.beat_file for unit in self.units), now_s)
         stage = stage_of(listed.job)
         return tuple(self._status(unit, listed, stage, now_s) for unit in self.units)
+
+    @property
+    def job_id(self) -> str:
+        """As Slurm gave it, or as it was first listed; empty while it is not known."""
+        if not self._job_id and self.submission is not None and self.submission.done:
+            found = self.submission.text.partition(";")[0].strip()
+            self._job_id = found if found.isdecimal() else ""
+        return self._job_id
+
+    def is_it(self, job: SlurmJob) -> bool:
+        """Whether one of its account's jobs is this one: the account may give any name to any of them."""
+        return job.id == self.job_id if self.job_id else job.name == self.name
 
     @property
     def began(self) -> bool:
