@@ -1,0 +1,52 @@
+"""The study of policies on the home grounds of others, small enough for a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments.rivals.figures import facts
+from experiments.rivals.grounds import grounds, outcome
+from pliant.tools.schedule.registry import BUILT_IN
+
+
+def ground(by_deadline: bool, **values: float) -> dict[str, object]:
+    name = "met" if by_deadline else "mean_jct_s"
+    rest = {"mean_jct_s": 1.0, "p99_jct_s": 2.0, "makespan_s": 3.0}
+    replays = {policy.replace("_", "-"): {**rest, name: value} for policy, value in values.items()}
+    return {"title": "there", "home": "fifo", "by_deadline": by_deadline, "published": {}, "replays": replays}
+
+
+@pytest.mark.parametrize(
+    ("by_deadline", "home", "other", "ours", "ahead"),
+    [
+        (True, 0.5, 0.6, 0.7, True),
+        (True, 0.9, 0.6, 0.7, False),
+        (True, 0.1, 0.2, 0.2, False),
+        (False, 30.0, 20.0, 10.0, True),
+        (False, 30.0, 20.0, 19.9, False),
+        (False, 5.0, 20.0, 10.0, False),
+    ],
+)
+def test_ahead_is_who_is_better_than_all_others_by_more_than_a_percent(
+    by_deadline: bool, home: float, other: float, ours: float, ahead: bool
+) -> None:
+    found = ground(by_deadline, fifo=home, srtf=other, shadow_price=ours)
+    assert facts({"grounds": {"a": found}})["ahead"] == (["there"] if ahead else [])
+
+
+def test_all_policies_of_the_grounds_are_there(reference_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLIANT_DATA", str(reference_data))
+    found = grounds()
+    assert {policy for each in found.values() for policy in each.policies} <= BUILT_IN.keys()
+    assert all(each.home in each.policies and each.published for each in found.values())
+
+
+def test_the_first_jobs_of_the_testbed_know_their_ceilings(
+    reference_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLIANT_DATA", str(reference_data))
+    found = outcome(grounds()["195job"], "edf-elastic", jobs_limit=5)
+    assert found["jobs"] == found["finished"] == 5
+    assert found["met"] <= found["ceiling"] <= 1.0
