@@ -20,10 +20,12 @@ import shlex
 import shutil
 import time
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import PliantError
 from pliant.tools.profile.torchrun.start import child_environment
 from pliant.tools.run.backends.credentials import Credentials
 from pliant.tools.run.backends.protocol import (
@@ -203,7 +205,19 @@ class SlurmJobsBackend:
         found = newest_attempts(self._dirs.jobs, over)
         self._names.update(map(self._name_of, found))
         self._controller.of_all |= self._dirs.is_shared
+        if self._dirs.is_shared:
+            self._cancel_left_over(newest_attempts(self._dirs.jobs), set(found))
         return found
+
+    def _cancel_left_over(self, newest: Iterable[Handle], active: Container[Handle]) -> None:
+        """Cancel the jobs of attempts that are over, if they are still listed, under whatever name."""
+        since_s = time.monotonic() + SHOWS_S
+        for handle in newest:
+            if handle in active or handle.kept is None:
+                continue
+            with suppress(PliantError):
+                if (record := read_record(handle)) is not None and record.slurm_job:
+                    self._unwanted[record.slurm_job, owner_of(handle.folder).uid] = since_s
 
     def release(self, over: Container[str] = ()) -> int:
         return 0
