@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 def figures(jobs: int | None = None) -> list[Figure]:
     """The error of the mean JCT, over the policies; and each policy beside the published runs.
 
-    :param jobs: only so many, the first to arrive.
+    :param jobs: at most this many, the first to arrive.
     """
     need_data(FOLDER)
     physical, simulated = published("physical"), published("simulation")

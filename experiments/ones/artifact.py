@@ -204,7 +204,7 @@ def rounds_p(round_s: float) -> float:
 
 
 def one_way_p(pairs: int) -> float:
-    """The smallest p of Wilcoxon's two-sided test of so many pairs, by the usual normal distribution."""
+    """The smallest p of Wilcoxon's two-sided test of that many pairs, by the usual normal distribution."""
     return float(stats.wilcoxon(range(1, pairs + 1), method="approx").pvalue)
 
 

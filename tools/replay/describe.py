@@ -21,7 +21,7 @@ _DAYS_NAMED: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class TraceDescription:
     """Figures of a trace. Work is GPU time that jobs state or that was recorded of them."""
 
     jobs: int
@@ -77,8 +77,8 @@ class Description:
         return ", ".join(f"p{100 * part:g} {span_text(seconds)}" for part, seconds in pairs)
 
 
-def describe(jobs: Sequence[Job], gpus: int | None = None) -> Description:
-    """Figures of a trace of at least one job, held against a cluster of so many GPUs."""
+def describe(jobs: Sequence[Job], gpus: int | None = None) -> TraceDescription:
+    """Figures of a trace of at least one job, held against a cluster of that many GPUs."""
     first_s, last_s = (pick(job.submit_time for job in jobs) for pick in (min, max))
     work = {index: seconds for index, job in enumerate(jobs) if (seconds := gpu_seconds(job)) is not None}
     by_day: Counter[int] = Counter()
@@ -91,7 +91,7 @@ def describe(jobs: Sequence[Job], gpus: int | None = None) -> Description:
     held = [count for _, count in held_gpus(jobs)]
     states = Counter(job.labels["status"] for job in jobs if "status" in job.labels)
     known = gpus is not None and span_s > 0
-    return Description(
+    return TraceDescription(
         jobs=len(jobs),
         users=len({job.user for job in jobs} - {""}),
         span_s=span_s,
@@ -118,7 +118,7 @@ def gpu_seconds(job: Job) -> float | None:
     return math.fsum((run.end_s - run.start_s) * run.gpus for run in runs) if runs else None
 
 
-def cluster_for(found: Description, load: float) -> int:
+def cluster_for(found: TraceDescription, load: float) -> int:
     """GPUs that the trace fills to this load while its jobs arrive; its largest job fits them.
 
     :raises UsageError: the load is not above 0, or the trace states no GPU time or has no span.
@@ -135,7 +135,7 @@ def _quantiles(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(ordered[math.ceil(part * len(ordered)) - 1] for part in _QUANTILES) if ordered else ()
 
 
-def warning(found: Description) -> str | None:
+def warning(found: TraceDescription) -> str | None:
     """One line where the trace brings more than the cluster can do; None: it does not."""
     if found.load is None or found.load <= 1:
         return None

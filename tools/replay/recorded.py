@@ -25,7 +25,7 @@ LABEL: Final = "runs"
 _RUN: Final = re.compile(r"(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)(?:\*(\d{1,7}))?", re.ASCII)
 
 
-class RecordedRun(NamedTuple):
+class PastRun(NamedTuple):
     """GPUs that a job held from one time to another, on the clock of its submission."""
 
     start_s: float
@@ -46,7 +46,7 @@ def _plain(seconds: float) -> str:
     return f"{seconds:.3f}".rstrip("0").rstrip(".")
 
 
-def runs_of(job: Job) -> tuple[RecordedRun, ...]:
+def runs_of(job: Job) -> tuple[PastRun, ...]:
     """The runs that are recorded of a job, in order; empty: none are.
 
     :raises BadInputError: the label is of another form, or its runs overlap.
@@ -54,9 +54,7 @@ def runs_of(job: Job) -> tuple[RecordedRun, ...]:
     text = job.labels.get(LABEL, "")
     matches = [_RUN.fullmatch(part.strip()) for part in text.split(",")] if text else []
     runs = [
-        RecordedRun(
-            job.submit_time + float(m[1]), job.submit_time + float(m[2]), int(m[3] or job.gpus.requested)
-        )
+        PastRun(job.submit_time + float(m[1]), job.submit_time + float(m[2]), int(m[3] or job.gpus.requested))
         for m in matches
         if m is not None
     ]

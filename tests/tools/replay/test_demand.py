@@ -223,7 +223,7 @@ def test_jobs_that_train_by_samples_report_what_their_table_did_at_the_same_part
     assert [end.metric for end in job.epochs] == [0.1] * 4 + [1.1] * 3
     assert [end.samples_done for end in job.epochs] == [100.0 * n for n in range(1, 8)]
     stated = under(replace(sequence(convergence="net"), tables=validations(table)), progress="samples")
-    assert stated.session.ended["j03"].epochs == (), "nobody asks"
+    assert stated.session.ended["j03"].epochs == (), "no policy asks"
 
 
 def test_a_file_says_that_the_distribution_is_not_widened(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def levelled(*, gpus: int = 8, **levels: str) -> Cluster:
 
 
 def free_with(free: list[int], **levels: str) -> FreeGpus:
-    """Nodes of eight GPUs of which so many are free."""
+    """Nodes of eight GPUs with these numbers free."""
     held = FreeGpus(node_states(levelled(**levels)))
     held.take(tuple((f"n{i}", 8 - count) for i, count in enumerate(free) if count < 8))
     return held

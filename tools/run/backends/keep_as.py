@@ -73,7 +73,7 @@ class Account:
     def start(self, argv: list[str], *, unnoticing: bool = False) -> int:
         """Start the command in the folder where this process is; returns its pid.
 
-        :param unnoticing: it begins with SIGUSR1 ignored, and is told that notices come.
+        :param unnoticing: it begins with SIGUSR1 ignored, and learns that notices come.
         :raises OSError: it cannot be started.
         """
         heard, says = os.pipe()

@@ -195,7 +195,7 @@ def _known_accounts_of(user: str, minute: int) -> list[str]:
 @lru_cache(maxsize=1024)
 def _accounts_of(user: str, _minute: int) -> list[str] | str:
     """Slurm's accounts of an account of this host, or why they are not known. A shared run asks once a
-    minute, also where the database does not answer: nobody else is served meanwhile.
+    minute, also where the database does not answer: no one else is served meanwhile.
     """
     from pliant.tools.run.backends.slurm import parsing
     from pliant.tools.run.backends.slurm.commands import ask, show_accounts

@@ -42,7 +42,7 @@ _NODES: Final = 200
 """Of the search tree at most. A limit of time would make decisions depend on the machine."""
 
 
-class Prospect(NamedTuple):
+class MarketJob(NamedTuple):
     """A job as a window sees it."""
 
     job_id: str
@@ -167,7 +167,7 @@ class Shockwave(Policy):
         passed = (time_s - self._planned_s) / self.round_s
         return passed if passed == math.inf else math.floor(passed + 1e-9)
 
-    def _prospects(self, snapshot: Snapshot, rejected: Mapping[str, str]) -> list[Prospect]:
+    def _prospects(self, snapshot: Snapshot, rejected: Mapping[str, str]) -> list[MarketJob]:
         """The jobs that may train, those of largest ρ first."""
         found = []
         for job in snapshot.jobs.values():
@@ -176,7 +176,7 @@ class Shockwave(Policy):
                 found.append((-each.rho, job.arrival, each))
         return [each for _, _, each in sorted(found, key=lambda entry: entry[:2])]
 
-    def _prospect(self, job: JobState, snapshot: Snapshot) -> Prospect | None:
+    def _prospect(self, job: JobState, snapshot: Snapshot) -> MarketJob | None:
         stake = self._contention.stake(job, snapshot, self.round_s)
         if stake is None:
             return None
@@ -186,10 +186,10 @@ class Shockwave(Policy):
         trained = trained_s(job, snapshot.time_s, snapshot.speeds)
         share = min(1.0, snapshot.total_gpus / self._contention.average(job.id)) or 1.0
         rho = (stake.elapsed_s + left_s / share) * share / (trained + left_s)
-        return Prospect(job.id, job.spec.gpus.requested, trained, left_s, round(rho, 6), job.gpus > 0)
+        return MarketJob(job.id, job.spec.gpus.requested, trained, left_s, round(rho, 6), job.gpus > 0)
 
-    def _planned(self, prospects: Sequence[Prospect], gpus: int) -> dict[str, list[int]]:
-        members: list[Prospect] = []
+    def _planned(self, prospects: Sequence[MarketJob], gpus: int) -> dict[str, list[int]]:
+        members: list[MarketJob] = []
         taken = 0
         for each in prospects:
             taken += each.gpus
@@ -240,7 +240,7 @@ def trained_s(job: JobState, time_s: float, speeds: Speeds) -> float:
 
 
 def best_rounds(
-    members: Sequence[Prospect], weights: Sequence[float], window: Window, restraint: float
+    members: Sequence[MarketJob], weights: Sequence[float], window: Window, restraint: float
 ) -> list[int]:
     """How many rounds of the window each job trains: the integer program.
 
@@ -288,11 +288,11 @@ def best_rounds(
     return [round(number) for number in found.x[parts:rest]]
 
 
-def _utility(each: Prospect, more_s: float) -> float:
+def _utility(each: MarketJob, more_s: float) -> float:
     return max(_LEAST_PROGRESS, each.progress(more_s))
 
 
-def dealt(members: Sequence[Prospect], counts: Sequence[int], window: Window) -> dict[str, list[int]]:
+def dealt(members: Sequence[MarketJob], counts: Sequence[int], window: Window) -> dict[str, list[int]]:
     """The rounds of each job, as early as there is room; jobs of largest ρ first.
 
     Where a gang finds too few rounds with room, it gets those that there are.

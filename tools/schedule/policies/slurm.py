@@ -615,7 +615,7 @@ class _Turn:
 
 
 def _fewest(victims: Sequence[_Record], gpus: int) -> list[_Record]:
-    """Those of lowest priority that free so many GPUs, and none without need; empty if all are too few."""
+    """Those of lowest priority that free that many GPUs, and none without need; empty if all are too few."""
     taken: list[_Record] = []
     freed = 0
     for each in sorted(victims, key=attrgetter("turn"), reverse=True):

@@ -9,7 +9,7 @@ import pytest
 from pliant.schemas import io
 from pliant.schemas.errors import UsageError
 from pliant.tools.replay.importers.formats.swf import lines
-from pliant.tools.replay.recorded import RecordedRun, runs_of
+from pliant.tools.replay.recorded import PastRun, runs_of
 from tests.tools.replay.importers.importing import gpu_seconds, problems, run, text
 
 MAP = "id=JobID,submit=Queued,start=Started,end=Ended,gpus=Cards,vc=Queue"
@@ -56,7 +56,7 @@ def test_units_zone_and_words_for_priorities_are_kept_in_a_file(tmp_path: Path) 
     path = text(tmp_path, "jobs.csv", "n;at;w;d;g;k;class;net", *rows)
     first, second = run(tmp_path, "csv", path, mapping=mapping).jobs
     assert (first.gpus.requested, gpu_seconds(first), first.priority, first.model) == (8, 960.0, 2.0, "vgg")
-    assert runs_of(first) == (RecordedRun(60.0, 180.0, 8),)
+    assert runs_of(first) == (PastRun(60.0, 180.0, 8),)
     assert (second.submit_time, second.model, second.priority) == (1800.0, "unknown", 0.0)
 
 

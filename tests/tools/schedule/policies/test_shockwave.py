@@ -13,7 +13,7 @@ from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import Placement
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.shockwave import (
-    Prospect,
+    MarketJob,
     Shockwave,
     Window,
     best_rounds,
@@ -37,11 +37,11 @@ def step_seconds(model: str, gpu_type: str, placement: Placement, batch: int) ->
 SPEEDS = TimedSteps(step_seconds)
 
 
-def prospect(job_id: str, trained: float, remaining: float, rho: float = 1.0, gpus: int = 1) -> Prospect:
-    return Prospect(job_id, gpus, trained, remaining, rho, False)
+def prospect(job_id: str, trained: float, remaining: float, rho: float = 1.0, gpus: int = 1) -> MarketJob:
+    return MarketJob(job_id, gpus, trained, remaining, rho, False)
 
 
-def rounds_of(members: list[Prospect], gpus: int, rounds: int, restraint: float = 0.0) -> list[int]:
+def rounds_of(members: list[MarketJob], gpus: int, rounds: int, restraint: float = 0.0) -> list[int]:
     weights = [max(1.0, each.rho) ** 12 for each in members]
     return best_rounds(members, weights, Window(gpus, rounds, ROUND_S), restraint)
 

@@ -4,7 +4,7 @@ A trace is tab separated without a header: job type, command, working folder, na
 a data folder, total steps, GPUs, mode, priority, deadline (negative: none), duration (s) and arrival (s).
 Throughputs (``tacc_throughputs.json``) are those of :mod:`~pliant.tools.replay.importers.formats.gavel`.
 
-The mode says who changes the batch: ``static`` nobody; ``accordion`` takes the largest batch of the model
+The mode says who changes the batch: ``static`` no one; ``accordion`` takes the largest batch of the model
 outside of critical epochs; ``gns`` doubles it where the gradient noise scale has grown. The trace does not
 say when. The artifact (github.com/uw-mad-dash/shockwave, 8a44f4a, ``scheduler/utils.py``) states the epochs,
 as measured for each model, batch and number of GPUs: the tables below repeat them.

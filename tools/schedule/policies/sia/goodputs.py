@@ -80,8 +80,8 @@ class _Asked(NamedTuple):
     known: _Known
 
 
-class Goodputs:
-    """Goodputs of all jobs, made again only when what they are made of has changed."""
+class JobGoodputs:
+    """JobGoodputs of all jobs, made again only when what they are made of has changed."""
 
     def __init__(self, speeds: Speeds, knowledge: Knowledge, *, lone_accumulates: bool) -> None:
         self.speeds = speeds

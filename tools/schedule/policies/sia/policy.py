@@ -25,7 +25,7 @@ from pliant.tools.schedule.policies.sia.configurations import (
     held_configuration,
     place,
 )
-from pliant.tools.schedule.policies.sia.goodputs import GoodputRow, Goodputs, Knowledge
+from pliant.tools.schedule.policies.sia.goodputs import GoodputRow, JobGoodputs, Knowledge
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -104,7 +104,7 @@ class Sia(Policy):
         self._restarts: dict[str, int] = {}
         self._largest: dict[str, int] = {}
         """Most GPUs that each job was given."""
-        self._goodputs: Goodputs | None = None
+        self._goodputs: JobGoodputs | None = None
         self._reasons: dict[str, Explanation] = {}
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
@@ -139,9 +139,9 @@ class Sia(Policy):
         self._restarts, self._largest = dict(state["restarts"]), dict(state["largest"])
         self._goodputs = None
 
-    def _up_to_date(self, snapshot: Snapshot) -> Goodputs:
+    def _up_to_date(self, snapshot: Snapshot) -> JobGoodputs:
         if self._goodputs is None or self._goodputs.speeds is not snapshot.speeds:
-            self._goodputs = Goodputs(
+            self._goodputs = JobGoodputs(
                 snapshot.speeds, self.knowledge, lone_accumulates=self.lone_accumulation
             )
         for change in snapshot.changes:
@@ -152,7 +152,7 @@ class Sia(Policy):
         return self._goodputs
 
     def _candidate(
-        self, job: JobState, types: Mapping[str, GpuType], goodputs: Goodputs, snapshot: Snapshot
+        self, job: JobState, types: Mapping[str, GpuType], goodputs: JobGoodputs, snapshot: Snapshot
     ) -> Candidate:
         offers = self._offers(job, types, snapshot)
         row = goodputs.row(job, offers)
@@ -229,7 +229,7 @@ class Sia(Policy):
         return chosen
 
     def _target(
-        self, each: Candidate, column: int | None, place: NodeGpus, goodputs: Goodputs
+        self, each: Candidate, column: int | None, place: NodeGpus, goodputs: JobGoodputs
     ) -> Target | None:
         """What differs from what the job holds."""
         job = each.job

@@ -136,7 +136,7 @@ def test_a_job_joins_the_team_of_its_users_slurm_accounts(command: Path, tmp_pat
 
 
 def test_a_database_that_does_not_answer_is_asked_once_a_minute(command: Path, tmp_path: Path) -> None:
-    """Of a shared run nobody is served meanwhile."""
+    """A shared run serves no one meanwhile."""
     _accounts_of.cache_clear()
     asked = tmp_path / "asked"
     write(tmp_path / "sacctmgr", f"echo x >> {shlex.quote(str(asked))}; exit 1")
