@@ -21,15 +21,14 @@ from __future__ import annotations
 import csv
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.parts.figure import Figure, NotMeasurableError
-from experiments.harness.data import data_folder
+from experiments.harness.data import data_folder, imported
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.job import Gpus, Job
-from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.job import Gpus
 from pliant.tools.replay.inputs import Inputs, inputs
 from pliant.tools.replay.output import write
 from pliant.tools.replay.run import Run, replay
@@ -53,56 +52,10 @@ def trace(name: str = "195job", folder: Path = DATA, nodes: int | None = None) -
 
     :param nodes: of eight GPUs each; None: as many as the authors had.
     """
-    rows = tuple(profile_rows(folder / "throughputs_A100"))
-    sizes = {(row.model, row.gpus * row.local_batch * row.accum_steps): 0 for row in rows}
-    for row in rows:
-        key = (row.model, row.gpus * row.local_batch * row.accum_steps)
-        sizes[key] = max(sizes[key], row.gpus)
-    jobs = [_job(line, sizes) for line in _lines(folder / f"{name}.csv")]
     count = NODES[name] if nodes is None else nodes
     cluster = {"nodes": ({"name": "n{}", "gpus": NODE_GPUS, "count": count, "gpu_type": GPU_TYPE},)}
-    return inputs(jobs, Cluster.model_validate(cluster), Profile(rows), source=name)
-
-
-def profile_rows(folder: Path) -> Iterator[ProfileRow]:
-    """One row for each measured size of each model and global batch; 0 and nothing are not measured."""
-    for path in sorted(folder.glob("*.csv")):
-        for line in _lines(path):
-            batch = int(line.pop("global_batch_size"))
-            for size, speed in line.items():
-                if speed and float(speed) > 0:
-                    yield _row(path.stem, int(size), batch, float(speed))
-
-
-def _row(model: str, gpus: int, batch: int, iterations_per_s: float) -> ProfileRow:
-    nodes = -(-gpus // NODE_GPUS)
-    return ProfileRow(
-        kind="train",
-        model=model,
-        gpu_type=GPU_TYPE,
-        nodes=nodes,
-        gpus=gpus,
-        placement=",".join([str(gpus // nodes)] * nodes),
-        local_batch=batch // gpus,
-        step_seconds=1 / iterations_per_s,
-        samples_per_second=batch * iterations_per_s,
-        source="imported",
-    )
-
-
-def _job(line: dict[str, str], sizes: dict[tuple[str, int], int]) -> Job:
-    submit_s, batch = float(line["submission_time"]), int(line["batch_size"])
-    record: dict[str, Any] = {
-        "id": line["job_id"],
-        "submit_time": submit_s,
-        "model": line["model_name"],
-        "gpus": {"requested": int(line["num_gpu"]), "min": 1, "max": sizes[line["model_name"], batch]},
-        "batch": {"size": batch},
-        "elastic": "size",
-        "work": {"iterations": float(line["num_iteration"])},
-        "utility": {"shape": "step", "value": 1.0, "target": float(line["deadline"]) - submit_s},
-    }
-    return Job.model_validate(record)
+    measured = folder / "throughputs_A100"
+    return imported("elasticflow", measured, folder / f"{name}.csv", Cluster.model_validate(cluster))
 
 
 def _lines(path: Path) -> list[dict[str, str]]:

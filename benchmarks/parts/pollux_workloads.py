@@ -12,14 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from experiments.harness.data import data_folder
+from experiments.harness.data import data_folder, imported
 from experiments.harness.replays import Outcome, outcome_of
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.io import write_cluster
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
-from pliant.tools.replay.importers.run import CONVERGENCE, JOBS, PROFILE, import_trace
-from pliant.tools.replay.inputs import Inputs, Sources
+from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.output import write
 from pliant.tools.replay.run import Run, replay
@@ -38,23 +36,11 @@ IN_PLACE: Final = SimulatedCluster(start_cost=Cost(30.0), rescale_cost=Cost(1.0)
 _CLUSTER: Final = {"nodes": ({"name": "n{}", "gpus": 4, "count": 16, "gpu_type": "t4"},)}
 
 
-def folder_of(workload: str, folder: Path) -> None:
-    """Write trace, measurements and cluster of a workload into a folder."""
-    import_trace(
-        "pollux", [str(DATA / "pollux")], str(folder), workload=str(DATA / (WORKLOADS | LONG)[workload])
-    )
-    write_cluster(Cluster.model_validate(_CLUSTER), folder / "cluster.json")
-
-
 def inputs(workload: str, jobs_limit: int | None = None) -> Inputs:
     """A workload, read."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder_of(workload, folder)
-        jobs, cluster, profile, tables = (
-            str(folder / file) for file in (JOBS, "cluster.json", PROFILE, CONVERGENCE)
-        )
-        return Sources(jobs, cluster, profile, jobs_limit, tables).read()
+    cluster = Cluster.model_validate(_CLUSTER)
+    rows = DATA / (WORKLOADS | LONG)[workload]
+    return imported("pollux", DATA / "pollux", rows, cluster, jobs_limit, converges=True)
 
 
 def fixed(trace: Inputs) -> Inputs:

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import csv
 import statistics
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from benchmarks.parts.figure import Figure, need_data
-from experiments.harness.data import data_folder
+from experiments.harness.data import data_folder, imported
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.io import read_jobs, read_profile
 from pliant.tools.replay.engine.costs import FREE, Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
-from pliant.tools.replay.importers.run import import_trace
-from pliant.tools.replay.inputs import Inputs, inputs
+from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.demand import demand_gpu_s
@@ -94,13 +90,9 @@ def published(kind: str) -> dict[str, Outcome]:
 
 def trace(jobs: int | None = None) -> Inputs:
     """The trace on eight nodes of four GPUs, at the speeds of V100."""
-    with tempfile.TemporaryDirectory() as folder:
-        data = data_folder() / FOLDER
-        import_trace("shockwave", [str(data)], folder, workload=str(data / TRACE))
-        rows = read_profile(str(Path(folder) / "profile.parquet"))
-        found = list(read_jobs(str(Path(folder) / "jobs.jsonl")))
+    data = data_folder() / FOLDER
     node = {"name": "n{}", "gpus": NODE_GPUS, "count": GPUS // NODE_GPUS, "gpu_type": "v100"}
-    return inputs(found[:jobs], Cluster.model_validate({"nodes": (node,)}), rows, source=TRACE)
+    return imported("shockwave", data, data / TRACE, Cluster.model_validate({"nodes": (node,)}), jobs)
 
 
 def outcome(given: Inputs, policy: str) -> Outcome:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import statistics
-import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,13 +16,11 @@ from typing import Final
 import numpy as np
 
 from benchmarks.parts.figure import Figure, need_data
-from experiments.harness.data import data_folder
+from experiments.harness.data import data_folder, imported
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.replay.importers.run import CONVERGENCE, JOBS, PROFILE, import_trace
-from pliant.tools.replay.inputs import Inputs, Sources
+from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.jobs import JobState, Observation
@@ -93,15 +90,8 @@ def simulated_jcts(path: Path) -> dict[str, float]:
 
 
 def inputs(data: Path, workload: str, jobs_limit: int | None = None) -> Inputs:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        rows = data / "workloads" / workload / "workload-1.csv"
-        import_trace("sia", [str(data)], str(folder), workload=str(rows))
-        write_cluster(nodes(), folder / "cluster.json")
-        jobs, cluster, profile, tables = (
-            str(folder / file) for file in (JOBS, "cluster.json", PROFILE, CONVERGENCE)
-        )
-        return Sources(jobs, cluster, profile, jobs_limit, tables).read()
+    rows = data / "workloads" / workload / "workload-1.csv"
+    return imported("sia", data, rows, nodes(), jobs_limit, converges=True)
 
 
 def replayed_jcts(trace: Inputs) -> dict[str, float]:

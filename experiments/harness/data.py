@@ -7,9 +7,15 @@ beside the repository.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.io import write_cluster
+from pliant.tools.replay.importers.run import CONVERGENCE, JOBS, PROFILE, import_trace
+from pliant.tools.replay.inputs import Inputs, Sources
 
 _BESIDE: Final = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -22,3 +28,30 @@ def data_folder() -> Path:
 def missing(names: Iterable[str]) -> list[Path]:
     """Which of these folders below it are not there."""
     return [path for name in names if not (path := data_folder() / name).is_dir()]
+
+
+def imported(
+    importer: str,
+    source: Path,
+    workload: Path,
+    cluster: Cluster,
+    jobs_limit: int | None = None,
+    *,
+    converges: bool = False,
+) -> Inputs:
+    """A published workload with the measurements published beside it, as a replay reads them.
+
+    :param source: folder of the measurements.
+    :param cluster: on which they are replayed.
+    :param jobs_limit: at most this many, the first to arrive.
+    :param converges: read the curves of statistical efficiency, too.
+    :raises PliantError: the files are not there, or not readable.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        import_trace(importer, [str(source)], name, workload=str(workload))
+        write_cluster(cluster, folder / "cluster.json")
+        jobs, nodes, profile, tables = (
+            str(folder / file) for file in (JOBS, "cluster.json", PROFILE, CONVERGENCE)
+        )
+        return Sources(jobs, nodes, profile, jobs_limit, tables if converges else None).read()

@@ -27,6 +27,9 @@ def facts(found: Findings) -> Mapping[str, Any]:
     return {
         "summary": markdown_table(head, rows),
         "tables": {ground["title"]: _table(ground) for ground in grounds.values()},
+        "varied": {ground["title"]: _varied(ground) for ground in grounds.values()},
+        "today": {day["title"]: _today(day) for day in found["today"].values() if day["replays"]},
+        "absent": [day["file"] for day in found["today"].values() if not day["replays"]],
         "ahead": ahead,
         "count": len(grounds),
         "grounds": grounds,
@@ -95,6 +98,28 @@ def _table(ground: Mapping[str, Any]) -> str:
             ]
         )
     return markdown_table(head, rows[::-1] if ground["by_deadline"] else rows)
+
+
+def _varied(ground: Mapping[str, Any]) -> str:
+    """A row for each assumption, a column for each policy."""
+    name = "met" if ground["by_deadline"] else "mean_jct_s"
+    policies = list(next(iter(ground["varied"].values())))
+    usual = {"costs 30 s": ground["replays"]}
+    rows = [
+        [assumption, *(_shown(ground, replays[policy][name]) for policy in policies)]
+        for assumption, replays in {**usual, **ground["varied"]}.items()
+    ]
+    return markdown_table(["a change of a job's GPUs", *policies], rows)
+
+
+def _today(day: Mapping[str, Any]) -> str:
+    """A row for each policy, the best mean JCT first."""
+    rows = sorted(day["replays"].values(), key=lambda each: each["mean_jct_s"])
+    names = ("mean_jct_s", "median_jct_s", "p99_jct_s")
+    shown = [[each["policy"], each["knows"], *(f"{each[name]:,.0f}" for name in names)] for each in rows]
+    if not day["has_starts"]:
+        shown.append(["recorded", "what happened", NONE, NONE, NONE])
+    return markdown_table(["policy", "knows of run times", "JCT, mean, s", "median, s", "p99, s"], shown)
 
 
 def figures(found: Findings) -> Mapping[str, Figure]:

@@ -10,13 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from experiments.harness.data import data_folder
-from experiments.harness.pieces import in_pieces
+from experiments.harness.data import data_folder, imported
+from experiments.harness.pieces import Tasks, in_pieces
 from experiments.harness.spec import Findings, Tell
+from experiments.rivals import today
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.io import write_cluster
-from pliant.tools.replay.importers.run import JOBS, PROFILE, import_trace
-from pliant.tools.replay.inputs import Inputs, Sources
+from pliant.tools.replay.engine.costs import FREE, Cost
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.output import write
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.report.metrics import run_metrics
@@ -45,15 +46,15 @@ class Ground:
     """By policy: the share of deadlines met, or the mean JCT in seconds."""
     by_deadline: bool = False
 
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """Policies that are replayed under other assumptions, too: the home team's, a strong one, ours."""
+        return tuple(dict.fromkeys((self.home, "pollux" if "pollux" in self.policies else "ares", OURS)))
+
     def inputs(self, jobs_limit: int | None = None) -> Inputs:
         """:raises PliantError: the published data are not there, or not readable."""
         source = data_folder() / self.folder
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            import_trace(self.importer, [str(source)], str(folder), workload=str(source / self.workload))
-            write_cluster(self.cluster(), folder / "cluster.json")
-            files = (str(folder / each) for each in (JOBS, "cluster.json", PROFILE))
-            return Sources(*files, jobs_limit).read()  # type: ignore[arg-type]
+        return imported(self.importer, source, source / self.workload, self.cluster(), jobs_limit)
 
     def cluster(self) -> Cluster:
         nodes = tuple(
@@ -72,6 +73,15 @@ SHOCKWAVE: Final = (
     *("shockwave", "allox", "gavel-ftf", "gavel", "gavel-makespan", "themis", "tiresias", "srtf", "ares"),
     "shadow-price",
 )
+VARIED: Final = {
+    "costs nothing": SimulatedCluster(start_cost=FREE, rescale_cost=FREE, resume_cost=FREE),
+    "costs three times as much": SimulatedCluster(start_cost=Cost(90.0), rescale_cost=Cost(90.0)),
+    "costs a second in place": SimulatedCluster(
+        start_cost=Cost(30.0), rescale_cost=Cost(1.0), resume_cost=Cost(30.0)
+    ),
+}
+"""Other assumptions of what a change of a job's GPUs costs, 30 s by default."""
+OURS: Final = "shadow-price"
 TYPES_OF_SIA: Final[tuple[Kind, ...]] = (("aws", 4, 6), ("rtx", 8, 3), ("dgx-ext", 8, 2))
 NAMES_OF_SHOCKWAVE: Final = {
     "allox": "allox",
@@ -102,6 +112,7 @@ def grounds() -> dict[str, Ground]:
         )
         for name, words, nodes in (
             ("195job", "testbed, 128 A100", 16),
+            ("cluster01", "cluster 1, 512 A100", 64),
             ("cluster10", "cluster 10, 256 A100", 32),
         )
     }
@@ -136,14 +147,15 @@ def grounds() -> dict[str, Ground]:
 
 
 def measured(folder: Path, workers: int, tell: Tell, jobs_limit: int | None = None) -> Findings:
-    """Every policy of every ground."""
+    """Every policy of every ground, and what clusters have today."""
     found = grounds()
     tasks = {
         f"{name}-{policy}": partial(outcome, ground, policy, jobs_limit)
         for name, ground in found.items()
         for policy in ground.policies
     }
-    done = in_pieces(tasks, folder, workers, tell)
+    others = {**varied_tasks(found, jobs_limit), **today.tasks(jobs_limit)}
+    done = in_pieces({**tasks, **others}, folder, workers, tell)
     return {
         "grounds": {
             name: {
@@ -152,16 +164,36 @@ def measured(folder: Path, workers: int, tell: Tell, jobs_limit: int | None = No
                 "by_deadline": ground.by_deadline,
                 "published": dict(ground.published),
                 "replays": {policy: done[f"{name}-{policy}"] for policy in ground.policies},
+                "varied": {
+                    assumption: {policy: done[f"{name}-{policy}-{assumption}"] for policy in ground.varied}
+                    for assumption in VARIED
+                },
             }
             for name, ground in found.items()
-        }
+        },
+        "today": today.gathered(done),
     }
 
 
-def outcome(ground: Ground, policy: str, jobs_limit: int | None = None) -> Mapping[str, Any]:
-    """Main figures of one replay with what pliant assumes of costs and knowledge unless told otherwise."""
+def varied_tasks(found: Mapping[str, Ground], jobs_limit: int | None = None) -> Tasks:
+    """The policies that matter most of every ground, under each other assumption."""
+    return {
+        f"{name}-{policy}-{assumption}": partial(outcome, ground, policy, jobs_limit, assumption)
+        for name, ground in found.items()
+        for policy in ground.varied
+        for assumption in VARIED
+    }
+
+
+def outcome(
+    ground: Ground, policy: str, jobs_limit: int | None = None, assumption: str | None = None
+) -> Mapping[str, Any]:
+    """Main figures of one replay.
+
+    :param assumption: one of :data:`VARIED`; None: what pliant assumes unless told otherwise.
+    """
     found = ground.inputs(jobs_limit)
-    done = replay(found, Run(policy))
+    done = replay(found, Run(policy) if assumption is None else Run(policy, simulated=VARIED[assumption]))
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "events.parquet"
         write(done.log, done.summary, str(path))

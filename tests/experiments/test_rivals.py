@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.rivals import today
 from experiments.rivals.figures import facts
 from experiments.rivals.grounds import grounds, outcome
 from pliant.tools.schedule.registry import BUILT_IN
@@ -15,7 +16,14 @@ def ground(by_deadline: bool, **values: float) -> dict[str, object]:
     name = "met" if by_deadline else "mean_jct_s"
     rest = {"mean_jct_s": 1.0, "p99_jct_s": 2.0, "makespan_s": 3.0}
     replays = {policy.replace("_", "-"): {**rest, name: value} for policy, value in values.items()}
-    return {"title": "there", "home": "fifo", "by_deadline": by_deadline, "published": {}, "replays": replays}
+    return {
+        "title": "there",
+        "home": "fifo",
+        "by_deadline": by_deadline,
+        "published": {},
+        "replays": replays,
+        "varied": {"costs nothing": replays},
+    }
 
 
 @pytest.mark.parametrize(
@@ -33,7 +41,7 @@ def test_ahead_is_who_is_better_than_all_others_by_more_than_a_percent(
     by_deadline: bool, home: float, other: float, ours: float, ahead: bool
 ) -> None:
     found = ground(by_deadline, fifo=home, srtf=other, shadow_price=ours)
-    assert facts({"grounds": {"a": found}})["ahead"] == (["there"] if ahead else [])
+    assert facts({"grounds": {"a": found}, "today": {}})["ahead"] == (["there"] if ahead else [])
 
 
 def test_all_policies_of_the_grounds_are_there(reference_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +49,32 @@ def test_all_policies_of_the_grounds_are_there(reference_data: Path, monkeypatch
     found = grounds()
     assert {policy for each in found.values() for policy in each.policies} <= BUILT_IN.keys()
     assert all(each.home in each.policies and each.published for each in found.values())
+
+
+HELIOS = """\
+job_id,user,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue
+1,u,8,8,1,COMPLETED,2020-04-01 00:00:00,2020-04-01 00:00:00,2020-04-01 01:00:00,3600,0
+2,u,8,8,1,COMPLETED,2020-04-01 00:00:00,2020-04-01 01:00:00,2020-04-01 01:10:00,600,3600
+"""
+
+
+def test_what_was_recorded_stands_beside_what_policies_would_have_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLIANT_DATA", str(tmp_path))
+    file = tmp_path / today.DAYS["helios"].file
+    file.parent.mkdir(parents=True)
+    file.write_text(HELIOS)
+    tasks = {name: task for name, task in today.tasks().items() if name.endswith(("recorded", "srtf"))}
+    found = today.gathered({name: task() for name, task in tasks.items()})
+    replays = found["helios"]["replays"]
+    assert not found["acme"]["replays"], "its file is not there"
+    assert replays["recorded"]["gpus"] == 8, "as many as were held at a time"
+    assert replays["recorded"]["mean_jct_s"] == (3600 + 4200) / 2
+    assert replays["srtf"]["mean_jct_s"] == (600 + 4200) / 2, "the short job first"
+    said = facts({"grounds": {}, "today": found})
+    assert said["today"].keys() == {"Helios, Saturn"}
+    assert "acme/trace_seren.csv" in said["absent"]
 
 
 def test_the_first_jobs_of_the_testbed_know_their_ceilings(

@@ -210,11 +210,16 @@ def discover_slurm(
     known = parsing.partitions(ask(command_lines.show_partitions()))
     chosen = choose_partitions(known, partitions)
     nodes = parsing.nodes(ask(command_lines.show_nodes()))
-    topology: Mapping[str, Mapping[str, str]] = {}
-    with suppress(ServiceMissingError):  # the cluster is known without it
-        topology = parsing.topology(ask(command_lines.show_topology()))
-    found = cluster_of(nodes, chosen, slots, named=bool(partitions), gres=gres, topology=topology)
+    found = cluster_of(nodes, chosen, slots, named=bool(partitions), gres=gres, topology=slurm_topology())
     return replace(found, cluster=found.cluster.model_copy(update={"backend": backend}))
+
+
+def slurm_topology() -> Mapping[str, Mapping[str, str]]:
+    """By level of Slurm's network, the lowest first, the domain of each node; empty if it tells of none."""
+    try:
+        return parsing.topology(ask(command_lines.show_topology()))
+    except ServiceMissingError:  # the cluster is known without it
+        return {}
 
 
 def choose_partitions(known: Sequence[SlurmPartition], wanted: Sequence[str]) -> list[SlurmPartition]:

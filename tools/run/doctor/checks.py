@@ -49,7 +49,7 @@ from pliant.tools.run.backends.slurm import commands as command_lines
 from pliant.tools.run.backends.slurm import parsing
 from pliant.tools.run.backends.slurm.commands import ask
 from pliant.tools.run.backends.slurm.parsing import SlurmNode
-from pliant.tools.run.discovery import choose_partitions, levels_of
+from pliant.tools.run.discovery import choose_partitions, levels_of, slurm_topology
 from pliant.tools.run.doctor.file_system import Mount, mount_of, probe
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from pliant.tools.run.statedir.directory import StateDir, check_own, holder_of
@@ -575,8 +575,7 @@ def _nodes_of(cluster: Cluster | None, nodes: Mapping[str, SlurmNode]) -> Iterat
 def _levels(cluster: Cluster | None) -> Iterator[Check]:
     if cluster is None or cluster.levels:
         return
-    topology = parsing.topology(ask(command_lines.show_topology()))
-    found = levels_of([node.name for node in cluster.expanded()], topology)
+    found = levels_of([node.name for node in cluster.expanded()], slurm_topology())
     if found:
         text = f"Slurm knows levels of the network that the cluster file does not name: {listed(list(found))}"
         yield warning(

@@ -387,13 +387,13 @@ def test_the_runs_of_a_requeued_slurm_job_are_one_job(tmp_path: Path) -> None:
     first, second = result.jobs
     assert (first.id, first.submit_time, first.gpus.requested, gpu_seconds(first)) == ("7", 0.0, 4, 440.0)
     assert first.labels["runs"] == "1000-1100*2, 1300-1390"
-    assert {name: first.labels[name] for name in ("qos", "slurm_priority", "node_list", "time_limit_s")} == {
+    assert {name: first.labels[name] for name in ("qos", "slurm_priority", "node_list", "time_limit")} == {
         "qos": "high",
         "slurm_priority": "4711",
         "node_list": "n3",
-        "time_limit_s": "3600",
+        "time_limit": "3600",
     }
-    assert (second.id, "time_limit_s" in second.labels) == ("8", False)
+    assert (second.id, "time_limit" in second.labels) == ("8", False)
     assert result.summary.assumptions["the earlier runs of a requeued job were added to its last one"] == 1
 
 
@@ -429,7 +429,7 @@ def test_sacct_json_says_the_same(tmp_path: Path) -> None:
         "name": "train | it",
         "gpu_type": "a100",
         "slurm_priority": "5",
-        "time_limit_s": "5400",
+        "time_limit": "5400",
         "runs": "60-120",
     }
     assert result.dropped == {"never started": 1}

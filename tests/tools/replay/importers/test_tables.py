@@ -139,7 +139,7 @@ def test_a_line_of_the_standard_workload_format_is_a_job(tmp_path: Path) -> None
         "status": "COMPLETED",
         "queue": "1",
         "group": "2",
-        "time_limit_s": "120",
+        "time_limit": "120",
         "runs": "5-65",
     }
     assert result.dropped == {"never started": 1, "asked for no processor": 1}
@@ -155,3 +155,12 @@ def test_a_trace_that_is_written_and_read_is_the_same_trace(tmp_path: Path) -> N
     again = run(tmp_path, "swf", text(tmp_path, "again.swf", *lines(jobs))).jobs
     kept = [(job.submit_time, job.gpus.requested, gpu_seconds(job), runs_of(job)) for job in jobs]
     assert [(job.submit_time, job.gpus.requested, gpu_seconds(job), runs_of(job)) for job in again] == kept
+
+
+@pytest.mark.parametrize(
+    ("stated", "written"), [("7200", "7200"), ("2h", "7200"), ("soon", "-1"), ("", "-1")]
+)
+def test_a_time_limit_is_written_in_seconds(tmp_path: Path, stated: str, written: str) -> None:
+    (found,) = run(tmp_path, "swf", text(tmp_path, "log.swf", SWF)).jobs
+    *_, line = lines([found.model_copy(update={"labels": {**found.labels, "time_limit": stated}})])
+    assert line.split()[8] == written

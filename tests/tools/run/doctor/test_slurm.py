@@ -10,6 +10,7 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError
+from pliant.tools.run import discovery
 from pliant.tools.run.doctor import checks as looked_at
 from pliant.tools.run.doctor.checks import Site, examine, guarded, worst
 from pliant.tools.run.doctor.checks import slurm as checks_of
@@ -34,12 +35,14 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(argv: Sequence[str], **_more: float) -> str:
         if argv[-1] == "--version":
             return "slurm-wlm 22.05.8\n"
-        if argv[-1] == "topology":
-            return ""
         name = "config" if argv[-1] == "config" else f"{argv[-1]}s"
         return (RECORDED / f"22.05-{name}.txt").read_text()
 
+    def no_topology(argv: Sequence[str], **_more: float) -> str:
+        raise ServiceMissingError(f"{argv[0]}: topology/default plugin loaded")
+
     monkeypatch.setattr(looked_at, "ask", ask)
+    monkeypatch.setattr(discovery, "ask", no_topology)
     monkeypatch.setattr(looked_at.shutil, "which", lambda name: f"/usr/bin/{name}")
 
 
@@ -124,11 +127,7 @@ def test_a_real_slurm_is_well(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPat
 def test_levels_that_slurm_knows_and_the_cluster_file_does_not_are_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plain, topology = looked_at.ask, (RECORDED / "22.05-topology.txt").read_text()
-
-    def ask(argv: Sequence[str], **more: float) -> str:
-        return topology if argv[-1] == "topology" else plain(argv, **more)
-
-    monkeypatch.setattr(looked_at, "ask", ask)
+    topology = (RECORDED / "22.05-topology.txt").read_text()
+    monkeypatch.setattr(discovery, "ask", lambda _argv, **_more: topology)
     (said,) = [text for text in not_ok(checks_of(of("n0", "n1", "n2", "n3"))) if "levels" in text]
     assert said.startswith("warning: Slurm knows levels of the network that the cluster file does not name")

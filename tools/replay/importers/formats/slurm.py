@@ -162,7 +162,7 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
         "qos": row.optional_text("QOS"),
         "slurm_priority": row.optional_text("Priority"),
         "node_list": row.optional_text("NodeList").removeprefix("None assigned"),
-        "time_limit_s": None if limit is None else f"{60 * limit:g}",
+        "time_limit": None if limit is None else f"{60 * limit:.0f}",
     }
     user = row.optional_text("User")
     return executed_job(

@@ -12,6 +12,7 @@ from typing import Final
 
 from pliant.schemas.file_io.files import source_name
 from pliant.schemas.job import GpuTimeWork, Job
+from pliant.schemas.quantities import read_duration
 from pliant.tools.replay.importers.conversion import (
     Conversion,
     DroppedRowError,
@@ -43,7 +44,7 @@ _LABELS: Final = {
     "partition": "partition",
     "group": "group",
     "executable": "executable",
-    "requested_time": "time_limit_s",
+    "requested_time": "time_limit",
     "preceding": "preceding",
     "think_time": "think_time_s",
 }
@@ -124,11 +125,17 @@ def lines(jobs: Iterable[Job]) -> Iterator[str]:
         wait_s = round(runs[0].start_s - job.submit_time) if runs else -1
         run_s = round(sum(run.end_s - run.start_s for run in runs)) if runs else _run_s(job)
         fields = [place, round(job.submit_time), wait_s, run_s, gpus if run_s >= 0 else -1, -1, -1, gpus]
-        limit = job.labels.get("time_limit_s", "")
-        fields += [int(limit) if limit.isdecimal() else -1, -1, _ENDED.get(job.labels.get("status", ""), -1)]
+        fields += [_limit_s(job), -1, _ENDED.get(job.labels.get("status", ""), -1)]
         fields += [number("user", job.user), number("team", job.team), number("model", job.model)]
         fields += [number(name, job.labels.get(name, "")) for name in ("queue", "partition")]
         yield " ".join(map(str, [*fields, -1, -1]))
+
+
+def _limit_s(job: Job) -> int:
+    try:
+        return round(read_duration(job.labels.get("time_limit", "")))
+    except ValueError:
+        return -1
 
 
 def _run_s(job: Job) -> int:
