@@ -149,7 +149,7 @@ def _replay(options: CommandOptions) -> None:
     if options.jobs is not None and options.jobs.endswith(".toml"):
         raise UsageError(f"{options.jobs}: a trace is JSON Lines; the recipe of a sweep goes with --recipe")
     options = _configured(options)
-    if options.jobs is None or options.cluster is None or not options.policy:
+    if options.jobs is None or not options.policy:
         given = {"the trace": options.jobs, "--cluster": options.cluster, "--policy": options.policy}
         missing = " and ".join(name for name, value in given.items() if not value)
         raise UsageError(f"{missing} missing: a replay needs a trace, --cluster and --policy, or --recipe")

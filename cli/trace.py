@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +11,9 @@ from pliant.cli.console import note, progress
 from pliant.cli.grammar import DURATION_SHOWN, FORM, TO_FILE, Form, Formerly, duration
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted, whole_number
+
+if TYPE_CHECKING:
+    from pliant.tools.report.figures.style import Form as Shape
 
 
 def trace_import(
@@ -270,6 +274,10 @@ def describe(
         float | None,
         typer.Option(metavar="LOAD", help="Suggest how many GPUs the trace fills to this load, as 0.8."),
     ] = None,
+    figure: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Draw the work that arrives over time: a .svg, .png or .pdf."),
+    ] = None,
     form: FORM = Form.table,
     output: TO_FILE = "-",
 ) -> None:
@@ -282,13 +290,14 @@ def describe(
     import json
     from dataclasses import asdict
 
-    from pliant.schemas.file_io.files import check_output, write_bytes
+    from pliant.schemas.file_io.files import atomic_write, check_output, write_bytes
     from pliant.schemas.io import read_cluster, read_jobs
     from pliant.tools.replay.describe import cluster_for as gpus_for
     from pliant.tools.replay.describe import describe as described
     from pliant.tools.replay.describe import warning
 
     check_output(output)
+    shape = _shape_of(figure)
     read = read_jobs(jobs)
     if not read:
         raise UsageError(f"{jobs}: has no jobs to describe")
@@ -302,8 +311,23 @@ def describe(
         if wanted is not None:
             lines.append(f"cluster for a load of {cluster_for:g}: {wanted:,} GPUs")
         write_bytes(output, "".join(f"{line}\n" for line in lines).encode())
+    if figure is not None and shape is not None:
+        from pliant.tools.report.figures.arrivals import arriving_work_image
+
+        atomic_write(Path(figure), arriving_work_image(shape, found.arriving_gpus, found.bin_s, found.gpus))
     if text := warning(found):
         note(text)
+
+
+def _shape_of(figure: str | None) -> Shape | None:
+    from pliant.tools.report.figures import form_of
+
+    if figure is None:
+        return None
+    shape = form_of(figure)
+    if shape is None:
+        raise UsageError(f"--figure {figure}: expected a name that ends in .svg, .png or .pdf")
+    return shape
 
 
 SUBCOMMANDS = (trace_import, synth, export, describe)

@@ -25,12 +25,11 @@ from pliant.tools.replay.importers.selection import ALL, Selection
 from pliant.tools.replay.inputs import Inputs, inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.output import write
-from pliant.tools.replay.recorded import runs_of
+from pliant.tools.replay.recorded import NODE_GPUS, is_recorded, own_cluster, runs_of
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.report.metrics import mean, percentile
 from pliant.tools.report.read_run import read_run
 
-NODE_GPUS: Final = 8
 LOAD: Final = 0.8
 """Of a cluster whose size is not recorded."""
 RECORDED: Final = "recorded"
@@ -67,8 +66,9 @@ class Today:
                 selection=self.selection,
             )
             jobs = list(read_jobs(jobs_file))[:jobs_limit]
-        found = describe(jobs)
-        gpus = found.most_held_gpus or cluster_for(found, LOAD)
+        if is_recorded(jobs):
+            return inputs(jobs, own_cluster(jobs), source=self.file)
+        gpus = cluster_for(describe(jobs), LOAD)
         node = {"name": "n{}", "gpus": NODE_GPUS, "count": -(-gpus // NODE_GPUS)}
         return inputs(jobs, Cluster.model_validate({"nodes": (node,)}), source=self.file)
 

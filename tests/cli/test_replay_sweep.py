@@ -81,6 +81,10 @@ def test_a_job_array_without_slurm_leaves_its_files_and_exits_with_69(
             ("--policy", "fifo"),
             "the trace and --cluster missing: a replay needs a trace, --cluster and --policy, or",
         ),
+        (
+            ("jobs.jsonl", "--policy", "fifo"),
+            "--cluster missing: only a trace with recorded runs says how large its cluster was",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(

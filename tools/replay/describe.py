@@ -18,6 +18,8 @@ _HOUR_S: Final = 3600.0
 _QUANTILES: Final = (0.1, 0.5, 0.9, 0.99)
 _STATES_NAMED: Final = 8
 _DAYS_NAMED: Final = 10
+_HOURLY_DAYS: Final = 4
+"""Longer traces are drawn by day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,10 @@ class TraceDescription:
     """GPU time that arrives / GPU time of the cluster meanwhile; None: no cluster, or no time."""
     load_by_day: tuple[float, ...]
     """The same by the day of submission."""
+    bin_s: float
+    """An hour, or a day for a trace of more than four days."""
+    arriving_gpus: tuple[float, ...]
+    """By bin from the first submission: GPUs that the work submitted in it would keep busy while it lasts."""
 
     def lines(self) -> list[str]:
         users = counted(self.users, "user") if self.users else "no named user"
@@ -91,6 +97,10 @@ def describe(jobs: Sequence[Job], gpus: int | None = None) -> TraceDescription:
     held = [count for _, count in held_gpus(jobs)]
     states = Counter(job.labels["status"] for job in jobs if "status" in job.labels)
     known = gpus is not None and span_s > 0
+    bin_s = _HOUR_S if span_s <= _HOURLY_DAYS * _DAY_S else _DAY_S
+    arriving = [0.0] * (int(span_s // bin_s) + 1)
+    for index, seconds in work.items():
+        arriving[int((jobs[index].submit_time - first_s) // bin_s)] += seconds / bin_s
     return TraceDescription(
         jobs=len(jobs),
         users=len({job.user for job in jobs} - {""}),
@@ -107,6 +117,8 @@ def describe(jobs: Sequence[Job], gpus: int | None = None) -> TraceDescription:
         load_by_day=tuple(
             by_day[day] / (gpus * day_s[day]) for day in days if known and gpus and day_s[day] > 0
         ),
+        bin_s=bin_s,
+        arriving_gpus=tuple(arriving),
     )
 
 

@@ -30,7 +30,7 @@ from pliant.tools.replay.engine.costs import unstated_costs
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.options import DEFAULT_COST_S, Conditions
 from pliant.tools.replay.progress.convergence import Validation, validations
-from pliant.tools.replay.recorded import inconsistencies
+from pliant.tools.replay.recorded import NODE_GPUS, inconsistencies, own_cluster
 from pliant.tools.schedule.assumptions import (
     kinds_measured,
     nothing_to_resize,
@@ -51,7 +51,8 @@ class Sources:
     """Where the inputs are; ``-`` is stdin."""
 
     jobs: str
-    cluster: str
+    cluster: str | None = None
+    """None: as large as what the trace recorded."""
     profile: str | None = None
     """None: speed grows in proportion to the GPUs."""
     jobs_limit: int | None = None
@@ -66,11 +67,11 @@ class Sources:
         profile = None if self.profile is None else read_profile(self.profile)
         jobs = sorted(read_jobs(self.jobs), key=lambda job: (job.submit_time, job.id))
         tables = {} if self.convergence is None else validations(read_convergence(self.convergence))
-        cluster = read_cluster(self.cluster)
+        cluster = own_cluster(jobs) if self.cluster is None else read_cluster(self.cluster)
         if self.shares is not None:
             cluster = cluster.model_copy(update={"shares": read_shares(self.shares)})
         found = inputs(jobs[: self.jobs_limit], cluster, profile, source_name(self.jobs), tables)
-        return replace(found, name=trace_name(self.jobs))
+        return replace(found, name=trace_name(self.jobs), is_own_cluster=self.cluster is None)
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ class Inputs:
     tables: Mapping[str, Validation] = field(default_factory=dict)
     """Validation runs by the key that jobs name in ``convergence``."""
     name: str | None = None
+    is_own_cluster: bool = False
+    """Whether the cluster is what the trace recorded, as none was named."""
 
     @cached_property
     def trace_hash(self) -> str:
@@ -174,6 +177,7 @@ def assumed(
         *speeds_assumed(inputs.models, inputs.cluster, measured),
         *speeds_doubted(inputs.models, trust_of(rows)),
         *sharing_assumed(inputs.cluster, policy),
+        *_own_cluster(inputs),
         *nothing_to_resize(inputs.jobs, policy),
         *(
             inconsistencies(inputs.jobs, inputs.cluster)
@@ -183,6 +187,13 @@ def assumed(
         *_progress(inputs, conditions),
         *_unused(inputs, conditions, simulated),
     )
+
+
+def _own_cluster(inputs: Inputs) -> Iterator[Assumption]:
+    if inputs.is_own_cluster:
+        nodes = counted(len(inputs.cluster.expanded()), "node")
+        text = f"no --cluster: it has {nodes} of {NODE_GPUS} GPUs, for what the trace holds at a time"
+        yield Assumption(kind="recording", text=text)
 
 
 def _costs(inputs: Inputs, conditions: Conditions, simulated: SimulatedCluster) -> Iterator[Assumption]:

@@ -204,7 +204,14 @@ class ReplayOptions(Conditions):
     """What replays of one trace share, under whichever policies."""
 
     jobs: JobsFile = None
-    cluster: Annotated[str | None, Option("The cluster (JSON).", INPUTS)] = None
+    cluster: Annotated[
+        str | None,
+        Option(
+            "The cluster (JSON).",
+            INPUTS,
+            default="as many GPUs as the trace recorded at a time, where it did",
+        ),
+    ] = None
     profile: ProfileFile = None
     convergence: ConvergenceFile = None
     jobs_limit: JobsLimit = None

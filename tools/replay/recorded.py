@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import BadInputError
+from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import EventName
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import Assumption
@@ -21,6 +21,8 @@ from pliant.schemas.text import counted
 if TYPE_CHECKING:
     from pliant.tools.replay.engine.engine import Describe, Engine
 
+NODE_GPUS: Final = 8
+"""Of a cluster of which nothing but its trace is known."""
 LABEL: Final = "runs"
 _RUN: Final = re.compile(r"(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)(?:\*(\d{1,7}))?", re.ASCII)
 
@@ -74,6 +76,18 @@ def held_gpus(jobs: Iterable[Job]) -> Iterator[tuple[float, int]]:
             changes[run.end_s] = changes.get(run.end_s, 0) - run.gpus
     times = sorted(changes)
     yield from zip(times, accumulate(changes[time_s] for time_s in times), strict=True)
+
+
+def own_cluster(jobs: Sequence[Job]) -> Cluster:
+    """Nodes of 8 GPUs, as many as the recorded runs hold at a time.
+
+    :raises UsageError: nothing is recorded.
+    """
+    most = max((count for _, count in held_gpus(jobs)), default=0)
+    if not most:
+        raise UsageError("--cluster missing: only a trace with recorded runs says how large its cluster was")
+    nodes = {"name": "n{}", "gpus": NODE_GPUS, "count": -(-most // NODE_GPUS)}
+    return Cluster.model_validate({"nodes": (nodes,)})
 
 
 def inconsistencies(jobs: Sequence[Job], cluster: Cluster) -> Iterator[Assumption]:

@@ -34,6 +34,8 @@ def test_jobs_work_and_load_of_a_cluster_by_day() -> None:
     assert (found.states, found.most_held_gpus) == ((("FAILED", 1),), 4)
     assert found.load == pytest.approx(96 / (2 * 48))
     assert found.load_by_day == pytest.approx((24 / 48, 72 / 48))
+    assert found.bin_s == HOUR_S
+    assert {hour: gpus for hour, gpus in enumerate(found.arriving_gpus) if gpus} == {0: 24.0, 36: 72.0}
     assert warning(found) is None
     assert warning(describe(trace(), gpus=1)) == (
         "overload: 2 times what 1 GPU can do arrives; days above 1: 2"
@@ -59,3 +61,26 @@ def test_the_command_says_it_in_words(tmp_path: Path) -> None:
     assert "work: 96.0 GPU hours, none known of 1 job" in done.stdout
     assert "cluster for a load of 0.2: 10 GPUs" in done.stdout
     assert "overload: 2 times" in done.stderr
+
+
+def test_the_work_that_arrives_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_jobs([*trace(), job("d", at=200 * HOUR_S, gpu_seconds=48 * HOUR_S)], Path("jobs.jsonl"))
+    write_cluster(cluster(2), Path("cluster.json"))
+    words = ("trace", "describe", "jobs.jsonl", "--cluster", "cluster.json", "--figure")
+    for name in ("one.svg", "two.svg"):
+        assert call(*words, name).exit_code == 0
+    drawn = Path("one.svg").read_bytes()
+    assert drawn == Path("two.svg").read_bytes()
+    assert b"<svg" in drawn
+    done = call(*words, "one.gif")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "pliant: --figure one.gif: expected a name that ends in .svg, .png or .pdf\n",
+    )
+
+
+def test_long_traces_are_counted_by_day() -> None:
+    found = describe([*trace(), job("d", at=200 * HOUR_S, gpu_seconds=48 * HOUR_S)])
+    assert found.bin_s == 24 * HOUR_S
+    assert found.arriving_gpus == pytest.approx((1.0, 3.0, 0, 0, 0, 0, 0, 0, 2.0))

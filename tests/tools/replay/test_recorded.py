@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas import io
-from pliant.schemas.errors import BadInputError
+from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
 from pliant.tools.replay.batch import Task, replay_all
 from pliant.tools.replay.inputs import Sources, inputs
@@ -53,6 +53,20 @@ def test_more_gpus_than_the_cluster_has_are_told_and_kept() -> None:
         "the trace holds up to 3 GPUs at a time, and 33.3% of the time more than the 2 of the cluster"
     )
     assert not any("cost" in text for text in done.summary.assumptions)
+
+
+def test_without_a_cluster_it_is_as_large_as_what_was_held(tmp_path: Path) -> None:
+    """Nine GPUs are held at a time, on nodes of eight."""
+    io.write_jobs([recorded("a", 0.0, "0-20", 5), recorded("b", 0.0, "10-30", 4)], tmp_path / "jobs.jsonl")
+    found = Sources(str(tmp_path / "jobs.jsonl")).read()
+    assert found.cluster.total_gpus == 16
+    done = replay(found, Run("recorded"))
+    assert done.summary.assumptions[-1] == (
+        "no --cluster: it has 2 nodes of 8 GPUs, for what the trace holds at a time"
+    )
+    io.write_jobs([job("a", gpu_seconds=1.0)], tmp_path / "jobs.jsonl")
+    with pytest.raises(UsageError, match="--cluster missing: only a trace with recorded runs"):
+        Sources(str(tmp_path / "jobs.jsonl")).read()
 
 
 def test_a_job_without_a_recording_is_refused(tmp_path: Path) -> None:
