@@ -405,6 +405,25 @@ class PoolColumns:
             np.array([known.rescale_s(job) for job in found]),
         )
 
+    def of_rows(self, rows: Sequence[int]) -> PoolColumns:
+        """Those jobs alone."""
+        return PoolColumns(
+            self.pool,
+            self.sizes,
+            [self.jobs[row] for row in rows],
+            [self.curves[row] for row in rows],
+            self.whole[rows],
+            self.soon[rows],
+            self.left[rows],
+            self.seconds[rows],
+            self.normal[rows],
+            self.held[rows],
+            self.scattered[rows],
+            self.runs[rows],
+            self.weights[rows],
+            self.rescale_s[rows],
+        )
+
     def shortest_last(self) -> list[int]:
         """Rows by weighted GPU-seconds, those with most first; of equal ones the last to arrive."""
         keys = self.seconds / self.weights

@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -17,20 +17,19 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Elasticity
 from pliant.schemas.text import counted, in_gpus, span_text
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.common import Pool, known_pools, minimum_alone, reject_impossible
+from pliant.tools.schedule.policies.common import known_pools, minimum_alone, reject_impossible
 from pliant.tools.schedule.policies.shadow_price.bound import Bound, Guard, Terms
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.places import Placing, Retune
 from pliant.tools.schedule.policies.shadow_price.prices import ends_s
 from pliant.tools.schedule.policies.shadow_price.sizes import Rules, Shares, shared
+from pliant.tools.schedule.policies.shadow_price.types import shared_over_types
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from pliant.schemas.runinfo import PromisedBounds
 
-_BETTER: Final = 1.25
-"""A running job leaves its type where it would take this many times as long."""
 _HOUR_S = 3600.0
 
 
@@ -154,26 +153,24 @@ class ShadowPrice(Policy):
         return decision
 
     def _shared(self, snapshot: Snapshot, rejected: Container[str], bound: Bound | None) -> list[Shares]:
-        """Every pool shared out; those that jobs of another fall back on once more."""
+        """Every pool shared out."""
         rules = Rules(self.dwell_s, self.sweeps, self.future)
-
-        def share(pool: Pool, jobs: Sequence[JobState]) -> Shares | None:
-            columns = PoolColumns.of(pool, jobs, self._known, snapshot.time_s)
-            if columns is None:
-                return None
-            guard = None if bound is None else bound.guard(columns, self._known, snapshot.time_s)
-            return shared(columns, rules, guard or Guard.none(columns))
-
-        wanted = dict(pool_members(snapshot, rejected, self._known))
-        found = {pool: share(pool, jobs) for pool, jobs in wanted.items()}
-        if len(wanted) > 1:
-            again = second_choices(found)
-            elsewhere = {job.id for jobs in again.values() for job in jobs}
-            for pool, jobs in wanted.items():
-                if more := again.get(pool.gpu_type):
-                    stay = [job for job in jobs if job.id not in elsewhere]
-                    found[pool] = share(pool, [*stay, *more])
-        return [shares for shares in found.values() if shares is not None]
+        jobs = [job for job in snapshot.jobs.values() if job.id not in rejected]
+        able = {
+            pool: [job for job in jobs if _may_run(job, pool.gpu_type)]
+            for pool in known_pools(snapshot).values()
+        }
+        every = [PoolColumns.of(pool, some, self._known, snapshot.time_s) for pool, some in able.items()]
+        types = [columns for columns in every if columns is not None]
+        if len(able) > 1:
+            return shared_over_types(types, rules) if types else []
+        guards = [
+            None if bound is None else bound.guard(columns, self._known, snapshot.time_s) for columns in types
+        ]
+        return [
+            shared(columns, rules, guard or Guard.none(columns))
+            for columns, guard in zip(types, guards, strict=True)
+        ]
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         found: dict[str, Explanation] = {}
@@ -193,73 +190,6 @@ class ShadowPrice(Policy):
         self._known.load(state)
         if self._bound is not None and (bound := state.get("bound")) is not None:
             self._bound.load(bound, jobs)
-
-
-# Which GPU type each job takes part in: where it would end first, those before it counted in.
-
-
-class _Speed(NamedTuple):
-    """A job on one type, in samples per second."""
-
-    per_gpu: float
-    fastest: float
-
-
-def pool_members(
-    snapshot: Snapshot, without: Container[str], known: Knowledge
-) -> list[tuple[Pool, Sequence[JobState]]]:
-    found = list(known_pools(snapshot).values())
-    jobs = [job for job in snapshot.jobs.values() if job.id not in without]
-    if len(found) < 2:
-        return [(pool, [job for job in jobs if _may_run(job, pool.gpu_type)]) for pool in found]
-    members: dict[str, list[JobState]] = {pool.gpu_type: [] for pool in found}
-    ahead_s = dict.fromkeys(members, 0.0)
-    speeds = {job.id: _speeds(job, found, known) for job in jobs}
-    gpus = {pool.gpu_type: pool.gpus for pool in found}
-    able = [job for job in jobs if speeds[job.id]]
-    most = {job.id: max(speed.per_gpu for speed in speeds[job.id].values()) for job in able}
-    work = {job.id: known.work(job, most[job.id], snapshot.time_s) for job in able}
-    for job in sorted(able, key=lambda job: (work[job.id] / most[job.id], job.arrival)):
-        own, left = speeds[job.id], work[job.id]
-        ends_s = {kind: ahead_s[kind] + left / speed.fastest for kind, speed in own.items()}
-        kind = min(ends_s, key=lambda each: (ends_s[each], each))
-        if job.gpus and job.gpu_type in ends_s and ends_s[job.gpu_type] <= _BETTER * ends_s[kind]:
-            kind = job.gpu_type
-        members[kind].append(job)
-        ahead_s[kind] += left / own[kind].per_gpu / gpus[kind]
-    return [(pool, members[pool.gpu_type]) for pool in found]
-
-
-def second_choices(first: Mapping[Pool, Shares | None]) -> dict[str, list[JobState]]:
-    """Jobs that get nothing of the type of their choice, by the type that they are offered to instead.
-
-    Those that run on another stay in it; those that wait go to the first that would stand idle in part.
-    """
-    found: dict[str, list[JobState]] = {}
-    spare = [pool.gpu_type for pool, shares in first.items() if shares is None or shares.spare_gpus > 0]
-    for pool, shares in first.items():
-        if shares is None:
-            continue
-        own = pool.gpu_type
-        for row, job in enumerate(shares.members.jobs):
-            if shares.gpus(row) or job.gpu_type == own:
-                continue
-            others = [kind for kind in spare if kind != own and job.fits_now(job.spec.min_gpus, kind)]
-            kind = job.gpu_type if job.gpus else next(iter(others), None)
-            if kind is not None:
-                found.setdefault(kind, []).append(job)
-    return found
-
-
-def _speeds(job: JobState, found: Sequence[Pool], known: Knowledge) -> dict[str, _Speed]:
-    speeds = {}
-    for pool in found:
-        curves = known.curves(pool)
-        rates = curves.of(job).goodput(job.noise_scale)
-        if rates.any() and _may_run(job, pool.gpu_type):
-            per_gpu = float((rates[1:] / curves.sizes[1:]).max())
-            speeds[pool.gpu_type] = _Speed(per_gpu, float(rates.max()))
-    return speeds
 
 
 def _may_run(job: JobState, gpu_type: str) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -126,6 +126,18 @@ class SlopeWorth:
 Worth = ExactWorth | SlopeWorth
 """A way to compute S, in a form of its own that it calls ``worth``."""
 
+JobT = TypeVar("JobT")
+SomeJob_contra = TypeVar("SomeJob_contra", contravariant=True)
+Made = TypeVar("Made")
+
+
+class Prices(Protocol[SomeJob_contra, Made]):
+    """What the order of jobs of any kind is improved by: :data:`Worth` of one pool, or of several."""
+
+    def start(self, future: float, /) -> Made: ...
+    def price(self, job: SomeJob_contra, made: Made, /) -> float: ...
+    def with_job(self, job: SomeJob_contra, price: float, made: Made, /) -> Made: ...
+
 
 def hull_slopes(sizes: Ints, rates: Floats) -> Floats:
     """Slopes of the concave hull over (size, rate), one for each GPU, ascending."""
@@ -151,9 +163,9 @@ def _is_under(left: tuple[int, float], middle: tuple[int, float], right: tuple[i
 
 def improved(
     order: list[int],
-    jobs: Sequence[PricedJob],
+    jobs: Sequence[JobT],
     work: Sequence[float],
-    worth: Worth,
+    worth: Prices[JobT, Made],
     *,
     future: float = 0.0,
     sweeps: int = 3,
@@ -171,7 +183,7 @@ def improved(
 
 
 def _sweep(
-    order: list[int], jobs: Sequence[PricedJob], work: Sequence[float], worth: Worth, future: float
+    order: list[int], jobs: Sequence[JobT], work: Sequence[float], worth: Prices[JobT, Made], future: float
 ) -> tuple[list[int], bool]:
     """One pass, last to end first; a job that changes places is compared with the next, too."""
     if len(order) < 2:

@@ -30,6 +30,8 @@ from pliant.tools.schedule.policies.shadow_price.prices import (
 
 _TIE: Final = 1e-6
 """Worth of a job's end, in weighted completion time, where the prices see no difference."""
+_PAYS: Final = 8.0
+"""A change has at least this many times what it costs to pay, however soon other jobs change."""
 _MOST_LOST: Final = 0.95
 """The largest part of the value of a size that a change to it costs."""
 
@@ -58,10 +60,6 @@ class Shares:
     """The size, by position."""
     guard: Guard
 
-    @property
-    def spare_gpus(self) -> int:
-        return self.members.pool.gpus - int(self.members.sizes[self.chosen].sum())
-
     def served(self) -> list[JobState]:
         return [job for row, job in enumerate(self.members.jobs) if self.chosen[row]]
 
@@ -73,11 +71,18 @@ def shared(members: PoolColumns, rules: Rules, guard: Guard) -> Shares:
     """Share a pool out among sizes that are safe. Pools of up to :data:`EXACT_GPUS` are solved exactly."""
     order, prices = _prices(members, rules)
     worth = values(members, prices, rules.dwell_s)
-    chosen = _chosen(members, _allowed(members, worth + _sooner(members, rules.dwell_s), guard))
+    chosen = chosen_sizes(members, _allowed(members, worth + sooner(members, rules.dwell_s), guard))
     return Shares(members, order, prices, worth, chosen, guard)
 
 
-def _chosen(members: PoolColumns, worth: Floats) -> Ints:
+def worth_of(members: PoolColumns) -> Worth:
+    """How the worth of the pool's GPUs is computed."""
+    gpus = members.pool.gpus
+    return ExactWorth(gpus) if gpus <= EXACT_GPUS else SlopeWorth(gpus, members.sizes)
+
+
+def chosen_sizes(members: PoolColumns, worth: Floats) -> Ints:
+    """Sizes by position of the largest sum within the pool."""
     gpus = members.pool.gpus
     if gpus > EXACT_GPUS:
         return knapsack_by_price(worth, members.sizes, gpus)
@@ -97,7 +102,7 @@ def _allowed(members: PoolColumns, worth: Floats, guard: Guard) -> Floats:
     return found
 
 
-def _sooner(members: PoolColumns, dwell_s: float) -> Floats:
+def sooner(members: PoolColumns, dwell_s: float) -> Floats:
     """[job, size] what breaks ties: of equal sums, that which brings its jobs closest to their ends.
 
     Prices are equal for jobs that would all fit once those before them have ended, as rigid jobs often do. If
@@ -113,7 +118,7 @@ def _prices(members: PoolColumns, rules: Rules) -> tuple[list[int], Floats]:
     """The order, last to end first, and λ by job; with a future, at a part of the mean price of a GPU."""
     gpus = members.pool.gpus
     exact = gpus <= EXACT_GPUS
-    worth: Worth = ExactWorth(gpus) if exact else SlopeWorth(gpus, members.sizes)
+    worth = worth_of(members)
     jobs = [
         PricedJob.of(rates, weight)
         for rates, weight in zip(members.whole, members.weights.tolist(), strict=True)
@@ -137,8 +142,10 @@ def values(members: PoolColumns, prices: Floats, dwell_s: float) -> Floats:
     constant along a job only where its curve does not move with progress. A change costs its seconds over
     those until the next one or the end. What a job holds counts at the speed of its place.
 
-    :param dwell_s: seconds after which what a job holds is taken to change.
+    :param dwell_s: seconds after which what a job holds is taken to change, or eight times what its changes
+        cost if that is longer.
     """
+    lasts = np.maximum(dwell_s, _PAYS * members.rescale_s)
     rows, normal = np.arange(len(members.jobs)), members.normal
     whole, soon = members.whole, members.soon
     scale = prices * whole[rows, normal] / soon[rows, normal]
@@ -146,10 +153,10 @@ def values(members: PoolColumns, prices: Floats, dwell_s: float) -> Floats:
     held = members.held
     kept = worth[rows, held] * members.scattered
     with np.errstate(divide="ignore"):
-        lasts_s = np.minimum(dwell_s, members.left[:, None] / whole)
+        lasts_s = np.minimum(lasts[:, None], members.left[:, None] / whole)
     lost = np.minimum(_MOST_LOST, members.rescale_s[:, None] / np.maximum(lasts_s, 1e-9))
     found = np.where(members.runs[:, None], worth * (1.0 - lost), worth)
     found[rows, held] = kept
     found = np.where(whole > 0, found, -np.inf)
-    found[:, 0] = np.where(held > 0, -members.rescale_s / dwell_s * kept, 0.0)
+    found[:, 0] = np.where(held > 0, -members.rescale_s / lasts * kept, 0.0)
     return found

@@ -70,14 +70,14 @@ def test_predicted_work_counts_like_stated_work():
     assert decided(held, 120.0) == {"stated": 4}
 
 
-@pytest.mark.parametrize(("cost_s", "gpus"), [(1.0, 4), (595.0, 1)])
-def test_a_change_costs_what_the_profile_has_measured(cost_s: float, gpus: int):
-    """Three GPUs more are worth a second without training, not the ten minutes that they are kept."""
+@pytest.mark.parametrize(("cost_s", "samples", "gpus"), [(1.0, 1e6, 4), (595.0, 1e6, 4), (595.0, 700.0, 1)])
+def test_a_change_costs_what_the_profile_has_measured(cost_s: float, samples: float, gpus: int):
+    """Three GPUs more are worth ten minutes to a job of days, not to one of eleven minutes."""
     costly = curves()
     costly.rescale_seconds = lambda model: cost_s
     held = session(ShadowPrice(), cluster(4), costly)
-    held.submit(job("rigid", gpus=3, work={"samples": 1e3}), 0.0)
-    held.submit(_elastic("grows", 1e6), 0.0)
+    held.submit(job("rigid", gpus=3, work={"samples": 100.0}), 0.0)
+    held.submit(_elastic("grows", samples), 0.0)
     assert decided(held, 0.0) == {"grows": 1, "rigid": 3}
     held.end("rigid", 60.0)
     assert decided(held, 60.0) == {"grows": gpus}
@@ -197,3 +197,17 @@ def test_of_two_equal_jobs_the_one_that_came_first_runs():
     for at, name in enumerate(("z", "a")):
         held.submit(job(name, at=float(at), gpus=2, gpu_seconds=1e4), float(at))
     assert decided(held, 10.0) == {"z": 2}
+
+
+def test_a_job_takes_idle_gpus_of_another_type_that_end_it_sooner_their_cost_counted():
+    """Eight slow GPUs are four times as fast as the fast one; a change costs 250 s, which hours pay for."""
+    costly = CurveThroughput({}, {"fast": 2.0})
+    costly.rescale_seconds = lambda model: 250.0
+    held = session(ShadowPrice(), mixed_cluster(fast=(1,), slow=(8,)), costly)
+    held.submit(job("blocks", gpus=8, work={"samples": 1e4}), 0.0)
+    held.submit(job("a", low=1, high=8, work={"samples": 4e4}), 0.0)
+    assert decided(held, 0.0) == {"a": 1, "blocks": 8}
+    assert held.jobs["a"].gpu_type == "fast"
+    held.end("blocks", 60.0)
+    assert decided(held, 60.0) == {"a": 8}
+    assert held.jobs["a"].gpu_type == "slow"

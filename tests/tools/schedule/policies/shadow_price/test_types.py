@@ -1,0 +1,104 @@
+"""GPUs of several types given out at once, against every way to give them out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.schemas.job import Job
+from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.schedule.policies.common import known_pools
+from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
+from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
+from pliant.tools.schedule.policies.shadow_price.sizes import Rules, Shares, values
+from pliant.tools.schedule.policies.shadow_price.types import shared_over_types
+from pliant.tools.schedule.session.session import Session
+from tests.builders import job, mixed_cluster, opened
+
+RULES = Rules(dwell_s=500.0, sweeps=3, future=0.0)
+SPEEDS = CurveThroughput({"flat": {1: 1.0, 2: 1.5, 4: 2.0}}, {"fast": 2.0})
+
+
+@st.composite
+def jobs(draw: st.DrawFn, most: int = 4) -> list[Job]:
+    found = []
+    for number in range(draw(st.integers(1, most))):
+        low, high = sorted((draw(st.integers(1, 3)), draw(st.integers(1, 4))))
+        samples = float(draw(st.integers(100, 100_000)))
+        model = draw(st.sampled_from(["linear", "flat"]))
+        found.append(job(f"j{number}", gpus=low, low=low, high=high, model=model, work={"samples": samples}))
+    return found
+
+
+def columns_of(held: Session, time_s: float) -> list[PoolColumns]:
+    snapshot, known = held.snapshot(time_s), Knowledge(900.0)
+    known.use(snapshot.speeds)
+    every = (
+        PoolColumns.of(pool, list(snapshot.jobs.values()), known, time_s)
+        for pool in known_pools(snapshot).values()
+    )
+    return [columns for columns in every if columns is not None]
+
+
+def gained(types: Sequence[PoolColumns], shares: Sequence[Shares]) -> tuple[float, float, float]:
+    """What was gained over no GPUs, the most that can be, and the largest gain of one job."""
+    prices = {one.id: shared.prices[row] for shared in shares for row, one in enumerate(shared.members.jobs)}
+    gains: dict[str, dict[tuple[int, int], float]] = {job_id: {(0, 0): 0.0} for job_id in prices}
+    for kind, members in enumerate(types):
+        own = values(members, np.array([prices[state.id] for state in members.jobs]), RULES.dwell_s)
+        for row, state in enumerate(members.jobs):
+            without = min(0.0, own[row, 0])
+            options = ((size, float(own[row, size] - without)) for size in range(1, own.shape[1]))
+            gains[state.id] |= {(kind, size): gain for size, gain in options if np.isfinite(gain)}
+    room = [members.pool.gpus for members in types]
+    best = 0.0
+    for picks in itertools.product(*(each.items() for each in gains.values())):
+        used = [sum(size for (kind, size), _ in picks if kind == each) for each in range(len(types))]
+        if all(count <= most for count, most in zip(used, room, strict=True)):
+            best = max(best, sum(gain for _, gain in picks))
+    kinds = {members.pool.gpu_type: kind for kind, members in enumerate(types)}
+    found = sum(
+        gains[state.id][kinds[shared.members.pool.gpu_type], int(shared.chosen[row])]
+        for shared in shares
+        for row, state in enumerate(shared.members.jobs)
+        if shared.chosen[row]
+    )
+    return found, best, max(gain for options in gains.values() for gain in options.values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(drawn=jobs())
+def test_every_job_is_of_one_type_and_the_sum_is_the_best_but_for_one_job_a_type(drawn: list[Job]):
+    held = opened(ShadowPrice(), mixed_cluster(slow=(3,), fast=(2,)), *drawn, throughput=SPEEDS)
+    types = columns_of(held, 0.0)
+    shares = shared_over_types(types, RULES)
+    members = [job.id for shared in shares for job in shared.members.jobs]
+    able = {job.id for columns in types for job in columns.jobs}
+    assert sorted(members) == sorted(able)
+    for shared in shares:
+        assert shared.members.sizes[shared.chosen].sum() <= shared.members.pool.gpus
+    found, best, largest = gained(types, shares)
+    assert best * (1 + 1e-9) >= found >= best - len(types) * largest
+
+
+def test_a_job_that_does_not_fit_beside_a_shorter_one_does_not_wait_beside_gpus_of_another_type():
+    """The short one is fast for 250 s; the other then moves, and ends after 2125 s instead of 2000."""
+    drawn = [job("b", gpus=1, work={"samples": 500}), job("a", gpus=4, work={"samples": 16_000})]
+    held = opened(ShadowPrice(), mixed_cluster(slow=(4,), fast=(4,)), *drawn, throughput=SPEEDS)
+    held.decide(0.0)
+    assert {state.id: state.gpu_type for state in held.jobs.values()} == {"a": "slow", "b": "fast"}
+
+
+def test_prices_are_those_of_one_pool_where_there_is_one_type():
+    drawn = [job(f"j{n}", low=1, high=4, work={"samples": 1000.0 * (n + 1)}) for n in range(3)]
+    held = opened(ShadowPrice(), mixed_cluster(fast=(4,)), *drawn, throughput=SPEEDS)
+    types = columns_of(held, 0.0)
+    (shared,) = shared_over_types(types, RULES)
+    assert shared.members.jobs == types[0].jobs
+    assert shared.chosen.tolist() == [4, 0, 0]
+    assert shared.prices == pytest.approx(sorted(shared.prices, reverse=True))
