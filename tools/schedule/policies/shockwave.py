@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from pliant.tools.schedule.jobs import JobState
@@ -24,6 +23,7 @@ from pliant.tools.schedule.policies.common import (
     reject_impossible,
     samples_to_go,
 )
+from pliant.tools.schedule.policies.solver import solved
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
 
 if TYPE_CHECKING:
@@ -276,12 +276,13 @@ def best_rounds(
     )
     low = np.concatenate([np.zeros(count), [-np.inf], left_s, [float(sizes @ left_s) / gpus]])
     high = np.concatenate([np.zeros(count), [gpus * rounds], np.full(count + 1, np.inf)])
-    found = milp(
+    found = solved(
         np.concatenate([-np.array(gains), np.zeros(count), [restraint]]),
-        constraints=LinearConstraint(matrix.tocsc(), low, high),
-        integrality=np.concatenate([np.zeros(parts), np.ones(count), [0]]),
-        bounds=Bounds(0, np.concatenate([np.ones(parts), usable, [np.inf]])),
-        options={"mip_rel_gap": _GAP, "node_limit": _NODES},
+        *(matrix.tocsc(), low, high),
+        whole=np.repeat([0, 1, 0], [parts, count, 1]),
+        most=np.concatenate([np.ones(parts), usable, [np.inf]]),
+        mip_rel_gap=_GAP,
+        node_limit=_NODES,
     )
     if found.x is None:  # not even a feasible point within the nodes: in order, as many as there is room for
         return usable

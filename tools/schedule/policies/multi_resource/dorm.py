@@ -27,6 +27,7 @@ from pliant.tools.schedule.policies.multi_resource.fleet import (
     whole_fits,
 )
 from pliant.tools.schedule.policies.multi_resource.rules import Holdings, by_dominant_share
+from pliant.tools.schedule.policies.solver import solved
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -73,15 +74,13 @@ class DormRule:
 
     def _sizes(self, jobs: Sequence[Active], fair: Holdings) -> Ints:
         """[job] workers; as they are where the solver finds nothing better in time."""
-        from scipy.optimize import Bounds, LinearConstraint, milp
-
         model = _Model.of(jobs, fair, self)
-        found = milp(
-            model.costs,
-            integrality=model.whole.astype(np.int64),
-            bounds=Bounds(0, model.most),
-            constraints=LinearConstraint(model.rows, model.low, model.high),
-            options={"node_limit": _NODES, "mip_rel_gap": _GAP},
+        found = solved(
+            *(model.costs, model.rows, model.low, model.high),
+            whole=model.whole.astype(np.int64),
+            most=model.most,
+            node_limit=_NODES,
+            mip_rel_gap=_GAP,
         )
         if found.x is None:
             return np.array([job.placed.size if job.placed else 0 for job in jobs])

@@ -29,6 +29,7 @@ from pliant.tools.schedule.policies.multi_resource.fleet import (
 from pliant.tools.schedule.policies.oasis.ledger import Booking, Ledger, is_plain
 from pliant.tools.schedule.policies.oasis.policy import Answers, BooksSlots, why_none
 from pliant.tools.schedule.policies.oasis.prices import BoundsEstimate
+from pliant.tools.schedule.policies.solver import solved
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -205,19 +206,18 @@ def solve(
     :param limit_s: after this the best found so far is taken, which depends on the machine.
     :param used: what is not there for them.
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp
-
     layout = Layout.of(bids, servers, slots)
     if not layout.count:
         return Optimum((None,) * len(bids), 0.0, 0.0)
     rows, low, high = constraints(layout, servers, used)
     unit = float(layout.worths.max())  # ``TRIFLE`` is one of the solver's tolerances, which are absolute
-    found = milp(
-        -layout.worths / unit,
-        integrality=np.ones(layout.count, dtype=np.int64),
-        bounds=Bounds(0, layout.most),
-        constraints=LinearConstraint(rows, low, high),
-        options={"time_limit": limit_s, "mip_rel_gap": _GAP, "presolve": False},
+    found = solved(
+        *(-layout.worths / unit, rows, low, high),
+        whole=np.ones(layout.count, dtype=np.int64),
+        most=layout.most,
+        time_limit=limit_s,
+        mip_rel_gap=_GAP,
+        presolve=False,
     )
     bound = layout.best
     if found.mip_dual_bound is not None:

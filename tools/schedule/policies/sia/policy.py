@@ -26,6 +26,7 @@ from pliant.tools.schedule.policies.sia.configurations import (
     place,
 )
 from pliant.tools.schedule.policies.sia.goodputs import GoodputRow, JobGoodputs, Knowledge
+from pliant.tools.schedule.policies.solver import solved
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -299,7 +300,6 @@ def _solve(
 
     :param fixed: what other jobs keep.
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array
 
     if not terms:
@@ -326,16 +326,12 @@ def _solve(
                 if count := kind.counted(one, limit):
                     rows.append(len(most))
                     columns.append(variable)
-                    values.append(float(count))
-            most.append(max(0.0, float(left)))
+                    values.append(count / max(left, 1))  # the solver's tolerances are absolute
+            most.append(float(left > 0))
     matrix: Any = csr_array((values, (rows, columns)), shape=(len(most), len(terms)))
-    found = milp(
-        np.array([term.cost for term in terms]),
-        integrality=np.ones(len(terms), dtype=np.int64),
-        bounds=Bounds(0, 1),
-        constraints=LinearConstraint(matrix, ub=np.array(most)),
-        options={"mip_rel_gap": _GAP},
-    )
+    costs = np.array([term.cost for term in terms])
+    whole = np.ones(len(terms), dtype=np.int64)
+    found = solved(costs, matrix, -np.inf, np.array(most), whole=whole, mip_rel_gap=_GAP)
     if found.x is None:
         return []
     return [(terms[n].number, terms[n].column) for n in np.flatnonzero(found.x > _HALF).tolist()]

@@ -1,0 +1,38 @@
+"""Mixed-integer programs, and stdout left alone."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from pliant.tools.schedule.policies import solver
+
+
+def test_the_best_whole_numbers_are_found() -> None:
+    """Of 3 x + 2 y with 2 x + y <= 5 and each at most 2: x = 1, y = 2, not x = 1.5."""
+    found = solver.solved(
+        np.array([-3.0, -2.0]),
+        np.array([[2.0, 1.0]]),
+        -np.inf,
+        5.0,
+        whole=np.ones(2, dtype=np.int64),
+        most=2.0,
+    )
+    assert found.x.round(6).tolist() == [1.0, 2.0]
+
+
+def test_what_native_code_prints_does_not_come_to_stdout(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    library = ctypes.CDLL(None)
+
+    def milp(*_args: object, **_options: object) -> str:
+        library.printf(b"a line of the solver\n")
+        return "solved"
+
+    monkeypatch.setattr("scipy.optimize.milp", milp)
+    assert solver.solved(np.zeros(1), np.ones((1, 1)), 0, 1, whole=np.ones(1, dtype=np.int64)) == "solved"
+    print("data", flush=True)
+    assert capfd.readouterr() == ("data\n", "a line of the solver\n")
