@@ -6,7 +6,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ def solved(
     most: Any = 1.0,
     **options: Any,
 ) -> Any:
-    """The result of scipy's ``milp`` for 0 <= x <= ``most`` and ``low`` <= ``rows`` @ x <= ``high``, of least cost.
+    """Least costs for 0 <= x <= ``most``, ``low`` <= ``rows`` @ x <= ``high``: the result of scipy's ``milp``.
 
     :param whole: [variable] 1 where it is a whole number.
     :param options: of ``milp``.
@@ -35,7 +35,7 @@ def solved(
             integrality=whole,
             bounds=Bounds(0, most),
             constraints=LinearConstraint(rows, low, high),
-            options=options,
+            options=cast(Any, options),
         )
 
 

@@ -84,7 +84,8 @@ class DormRule:
         )
         if found.x is None:
             return np.array([job.placed.size if job.placed else 0 for job in jobs])
-        return np.rint(found.x[: len(jobs)]).astype(np.int64)
+        sizes: Ints = np.rint(found.x[: len(jobs)]).astype(np.int64)
+        return sizes
 
 
 def _as_many(fleet: Fleet, job: Active, size: int) -> PlacedWorkers | None:
