@@ -85,10 +85,10 @@ class Choice:
 
 DAYS: Final = {
     "philly": Today(
-        title="Philly's largest cluster, 2 to 16 October 2017",
+        title="Philly's largest cluster, 2 to 9 October 2017",
         importer="philly",
         file="pollux/traces/philly.csv",
-        selection=Selection(groups=("6214e9",), begin="2017-10-02", end="2017-10-16"),
+        selection=Selection(groups=("6214e9",), begin="2017-10-02", end="2017-10-09"),
         has_starts=False,
     ),
     "itp": Today(

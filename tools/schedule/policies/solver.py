@@ -22,7 +22,7 @@ def solved(
     most: Any = 1.0,
     **options: Any,
 ) -> Any:
-    """Least costs for 0 <= x <= ``most``, ``low`` <= ``rows`` @ x <= ``high``: the result of scipy's ``milp``.
+    """Least costs for 0 <= x <= ``most``, ``low`` <= ``rows`` @ x <= ``high``: a result of scipy's ``milp``.
 
     :param whole: [variable] 1 where it is a whole number.
     :param options: of ``milp``.
