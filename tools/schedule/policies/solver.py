@@ -44,7 +44,11 @@ def _stdout_kept() -> Iterator[None]:
     """What native code prints goes to stderr: now and then HiGHS prints a line, whatever it was told."""
     library = ctypes.CDLL(None)
     library.fflush(None)
-    kept = os.dup(1)
+    try:
+        kept = os.dup(1)
+    except OSError:  # there is no stdout
+        yield
+        return
     try:
         os.dup2(2, 1)
         yield

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -32,3 +34,14 @@ def test_what_native_code_prints_does_not_come_to_stdout(
     assert solver.solved(np.zeros(1), np.ones((1, 1)), 0, 1, whole=np.ones(1, dtype=np.int64)) == "solved"
     print("data", flush=True)
     assert capfd.readouterr() == ("data\n", "a line of the solver\n")
+
+
+def test_programs_are_solved_without_a_stdout_too() -> None:
+    """As under a service that closes it."""
+    script = (
+        "import os, numpy as np; from pliant.tools.schedule.policies.solver import solved; os.close(1); "
+        "found = solved(np.array([-1.0]), np.ones((1, 1)), 0, 1, whole=np.ones(1, dtype=np.int64)); "
+        "os.write(2, str(found.x.tolist()).encode())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, check=True)
+    assert done.stderr == "[1.0]"
