@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NAME ?=
 TESTS ?= -n 3 --dist worksteal
+# Byte code is kept, whatever the shell says: tests and demo start the program some hundred times.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test check lint types bench gpu-check chaos experiment house docs site clean
 

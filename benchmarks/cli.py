@@ -29,7 +29,7 @@ PARQUET_LIMIT_S = 0.6
 
 
 def figures(runs: int = RUNS, commands: Sequence[str] = ALL) -> list[Figure]:
-    """Median over fresh processes of user plus system time; byte code is cached, as after installing."""
+    """Median over fresh processes of user plus system time; byte code is kept, as after installing."""
     with tempfile.TemporaryDirectory() as folder:
         jobs, cluster = _inputs(Path(folder))
         schedule = ["schedule", str(jobs), "--cluster", str(cluster), "--policy", "fifo"]
@@ -38,12 +38,12 @@ def figures(runs: int = RUNS, commands: Sequence[str] = ALL) -> list[Figure]:
         subprocess.run(
             [*PLIANT, "replay", *schedule[1:], *free, "-o", events], check=True, capture_output=True
         )
-        slowest_help_s = max(_cpu_s([name, "--help"], folder, min(runs, 3)) for name in commands)
+        slowest_help_s = max(_cpu_s([name, "--help"], min(runs, 3)) for name in commands)
         return [
-            Figure("cli_help_cpu_s", _cpu_s(["--help"], folder, runs), "s", LIMIT_S),
+            Figure("cli_help_cpu_s", _cpu_s(["--help"], runs), "s", LIMIT_S),
             Figure("cli_slowest_help_cpu_s", slowest_help_s, "s", HELP_LIMIT_S),
-            Figure("cli_schedule_fifo_cpu_s", _cpu_s(schedule, folder, runs), "s", LIMIT_S),
-            Figure("cli_report_cpu_s", _cpu_s(["report", events], folder, runs), "s", PARQUET_LIMIT_S),
+            Figure("cli_schedule_fifo_cpu_s", _cpu_s(schedule, runs), "s", LIMIT_S),
+            Figure("cli_report_cpu_s", _cpu_s(["report", events], runs), "s", PARQUET_LIMIT_S),
         ]
 
 
@@ -65,8 +65,8 @@ def _inputs(folder: Path) -> tuple[Path, Path]:
     return jobs, cluster
 
 
-def _cpu_s(arguments: list[str], cache: str, runs: int) -> float:
-    cached = as_installed(cache)
+def _cpu_s(arguments: list[str], runs: int) -> float:
+    cached = as_installed()
     spent = []
     for _ in range(runs + 1):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

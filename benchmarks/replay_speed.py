@@ -154,7 +154,7 @@ def _measured(what: str, policy: str, jobs: int, gpus: int) -> dict[str, float]:
 def _child(step: str, folder: Path, policy: str, *size: str) -> dict[str, float]:
     """What one step says in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.replay_speed", step, str(folder), policy, *size]
-    environment = as_installed(folder / "byte_code")
+    environment = as_installed()
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     found: dict[str, float] = json.loads(done.stdout or "{}")
     return found

@@ -178,11 +178,12 @@ def kill_stalls(count: int, words: str) -> list[float]:
     with running(Executor, SCRIPT, words, BATCH) as training:
         training.go_to(3)
         for number in range(count):
+            if number:
+                training.train_for(BETWEEN_KILLS_S)
             training.kill(number % SLOTS)
             lost = training.until(lambda event: bool((event.detail or {}).get("lost")))
             taken.append(lost.overhead_seconds or 0.0)
             training.until(lambda event: event.gpus == SLOTS and "parts" in (event.detail or {}))
-            training.train_for(BETWEEN_KILLS_S)
     return taken
 
 

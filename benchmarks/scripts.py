@@ -35,12 +35,11 @@ PARTS: Final[dict[str, Part]] = {
 }
 SMALLEST: Final[dict[str, Part]] = {
     "checkpoint": partial(checkpoint_cost.figures, layers=1, width=32, rounds=1),
-    "relaunch": partial(relaunch_cost.figures, rounds=1),
     "lines": added_lines.own_figures,
     "compile": partial(compile_count.figures, sizes=(2,)),
     "cpu": partial(library_cpu.by_sample, epochs=2),
 }
-"""The same parts in the form that the tests run."""
+"""The same parts in the form that the tests run; relaunches have a test of their own that runs them small."""
 
 
 def figures() -> list[Figure]:
@@ -49,7 +48,7 @@ def figures() -> list[Figure]:
 
 
 def smallest() -> list[Figure]:
-    """All parts, small."""
+    """All parts but the relaunches, small."""
     return parted.measured(NAME, SMALLEST)
 
 

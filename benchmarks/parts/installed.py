@@ -1,11 +1,10 @@
-"""The environment of a program that is installed: its byte code is cached."""
+"""The environment of a program that is installed: its byte code is kept."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 
-def as_installed(cache: str | Path) -> dict[str, str]:
-    """The environment with a folder that keeps byte code; only the first process compiles it."""
-    return os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache)}
+def as_installed() -> dict[str, str]:
+    """The environment in which byte code is kept beside the modules; only the first process compiles it."""
+    return os.environ | {"PYTHONDONTWRITEBYTECODE": ""}

@@ -40,7 +40,7 @@ def over_replay(jobs: int = JOBS, visits: int = VISITS) -> Figure:
     """CPU of a report over that of its replay."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        env, replay = as_installed(folder / "byte_code"), _load(folder, jobs)
+        env, replay = as_installed(), _load(folder, jobs)
         report = (*PLIANT, "report", str(folder / "out.parquet"))
         if visits > 1:
             for command in (replay, report):

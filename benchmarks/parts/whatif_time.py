@@ -39,7 +39,7 @@ def figures(jobs: int = JOBS, visits: int = VISITS) -> list[Figure]:
             ago_s=HOURS * 3600 + 60,
             lasted_s=HOURS * 3600,
         )
-        env = as_installed(folder / "byte_code")
+        env = as_installed()
         spent = [
             min(cpu_s(*PLIANT, "whatif", "--state", str(state), *asked, env=env) for _ in range(visits))
             for asked in QUESTIONS

@@ -82,14 +82,24 @@ class Sources:
         number = len(jobs) if count is None else count
         times = np.array([job.submit_time for job in jobs])
         scale = 1.0 if hours is None else 3600.0 * hours / float(times.max())
+        asked = defaultdict[str | None, list[int]](list)
+        for job in jobs:
+            asked[job.model].append(job.gpus.requested)
         at = scale * rng.choice(times, number) + rng.uniform(-_JITTER_S, _JITTER_S, number)
         return [
-            self._job(f"j{index:03}", round(max(0.0, time_s), 3), jobs, requests, rng)
+            self._job(f"j{index:03}", round(max(0.0, time_s), 3), jobs, asked, requests, rng=rng)
             for index, time_s in enumerate(np.sort(at).tolist())
         ]
 
     def _job(
-        self, name: str, time_s: float, jobs: Sequence[Job], requests: Requests, rng: np.random.Generator
+        self,
+        name: str,
+        time_s: float,
+        jobs: Sequence[Job],
+        asked: Mapping[str | None, Sequence[int]],
+        requests: Requests,
+        *,
+        rng: np.random.Generator,
     ) -> Job:
         size = SIZES[jobs[int(rng.integers(len(jobs)))].model]
         kinds = [(model, batch) for model, batches in TABLE_2[size].items() for batch in batches]
@@ -100,14 +110,20 @@ class Sources:
             update={
                 "id": name,
                 "submit_time": time_s,
-                "gpus": like.gpus.model_copy(update={"requested": self._gpus(model, jobs, requests, rng)}),
+                "gpus": like.gpus.model_copy(update={"requested": self._gpus(model, asked, requests, rng)}),
                 "batch": like.batch.model_copy(update={"size": batch, "max": max(like.batch.max, batch)}),
             }
         )
 
-    def _gpus(self, model: str, jobs: Sequence[Job], requests: Requests, rng: np.random.Generator) -> int:
+    def _gpus(
+        self,
+        model: str,
+        asked: Mapping[str | None, Sequence[int]],
+        requests: Requests,
+        rng: np.random.Generator,
+    ) -> int:
         """Whatever the rule, ``rng`` is left alike: the same jobs ask for other sizes."""
-        known = [job.gpus.requested for job in jobs if job.model == model] or [1]
+        known = asked.get(model) or [1]
         found = int(known[int(rng.integers(len(known)))])
         if requests == "powers":
             return 1 << (found.bit_length() - 1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integrations.training import check, recipe
+from tests.integrations.training import check, need_installed, recipe
 from tests.tools.run.site import Site
 
-pytest.importorskip("accelerate", reason="the extra integrations is not installed")
+need_installed("accelerate")
 pytestmark = pytest.mark.torch
 
 AROUND = """

@@ -7,10 +7,10 @@ import pytest
 from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.watch.job_page import history
-from tests.integrations.training import check, recipe
+from tests.integrations.training import check, need_installed, recipe
 from tests.tools.run.site import Site
 
-pytest.importorskip("lightning", reason="the extra integrations is not installed")
+need_installed("lightning")
 pytestmark = pytest.mark.torch
 
 AROUND = """

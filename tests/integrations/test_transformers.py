@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.training import check, recipe
+from tests.integrations.training import check, need_installed, recipe
 from tests.tools.run.site import Site
 
-pytest.importorskip("transformers", reason="the extra integrations is not installed")
-pytest.importorskip("accelerate", reason="the extra integrations is not installed")
+need_installed("transformers", "accelerate")
 
 AROUND = """
 import transformers

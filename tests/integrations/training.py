@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from pliant.tools.run.service.members import Timeouts
@@ -20,6 +22,14 @@ from tests.tools.run.site import Site
 STEPS = 40
 PAGE = (Path(__file__).parents[2] / "docs" / "elastic-training.md").read_text()
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ACCELERATE_USE_CPU": "true"}
+
+
+def need_installed(*libraries: str) -> None:
+    """Skip the module without them. The trainings import them, the tests do not: that takes seconds."""
+    if not all(map(importlib.util.find_spec, libraries)):
+        pytest.skip("the extra integrations is not installed", allow_module_level=True)
+
+
 COMMON = f"""
 import os, pathlib, sys, time, torch
 STEPS, BATCH = {STEPS}, 4

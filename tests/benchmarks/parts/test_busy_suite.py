@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from benchmarks.parts import busy_suite
 from benchmarks.parts.busy_suite import failures_beside_others
 
 ALONE = ("-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "/")
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process that computes beside them: how failures are counted does not depend on more."""
+    monkeypatch.setattr(busy_suite, "busy", partial(busy_suite.busy, 1))
 
 
 def test_failed_and_broken_tests_count_and_are_named(

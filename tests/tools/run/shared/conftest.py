@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.statedir.directory import check_reachable
+from tests.leftovers import DYING_S
 from tests.tools.run.shared.users import UIDS
 
 
@@ -42,6 +44,16 @@ def _processes() -> list[psutil.Process]:
     return found
 
 
+def _end(found: list[psutil.Process]) -> None:
+    """Kill them and what they start meanwhile; some end of themselves."""
+    while found:
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(found, timeout=DYING_S)
+        found = [process for process in _processes() if process not in found]
+
+
 @pytest.fixture
 def shared_folder() -> Iterator[Path]:
     """An empty folder that every user can enter and only root can write to. Its users leave nothing.
@@ -64,9 +76,8 @@ def shared_folder() -> Iterator[Path]:
         yield made
     finally:
         os.umask(before)
-        left = _processes()
-        for process in left:
-            process.kill()
-        psutil.wait_procs(left, timeout=20)
+        # what has been killed is still there for a moment
+        _, left = psutil.wait_procs(_processes(), timeout=DYING_S)
+        _end(left)
         shutil.rmtree(made)
     assert left == []
