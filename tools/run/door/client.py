@@ -111,6 +111,10 @@ class Client:
         wait_s = min(within_s, asked.LONGEST_STACKS_S)
         return STACKS.validate_json(self._answer(asked.ReadStacks(job=job_id, within_s=wait_s)))
 
+    def foresee(self, question: asked.Foresee) -> bytes:
+        """The answer as :mod:`pliant.cli.ahead` writes it."""
+        return self._answer(question)
+
     def all_events(self, job: JobStatus) -> list[Event] | None:
         if job.log.uid != os.geteuid():
             return None

@@ -80,18 +80,40 @@ def submit(
         listed = _in_teams(listed, shares, source)
     spool = Spool(dirs)
     with spool.locked():
-        # a log that was repaired may have lost the lines of a job that was started
-        known = known_ids(dirs, spool, view) | {path.name for path in dirs.jobs.iterdir()}
-        text = f"was submitted to {state} before, expected new ids"
-        check_after(listed, known, source)
-        used = [Problem(source, None, "", f'job "{job.id}" {text}') for job in listed if job.id in known]
-        if used:
-            raise BadInputError(used)
-        if dirs.cluster.exists():
-            check_against(dirs, listed, source)
+        _check_new(state, spool, listed, source, view)
         spool.take_back({job.id for job in listed})
         spool.ask_to_run((in_utc(job, now_s) for job in listed), _uid(dirs, by))
     return [job.id for job in listed]
+
+
+def check_new(state: Path, jobs: Iterable[Job], source: str, now_s: float) -> list[Job]:
+    """The jobs as the run of a state directory would take them up, if they were submitted.
+
+    :raises BadInputError: they would be refused.
+    """
+    dirs, listed = StateDir(state.resolve()), [in_utc(job, now_s) for job in jobs]
+    if dirs.cluster.exists() and (shares := read_cluster(dirs.cluster).shares) is not None:
+        listed = _in_teams(listed, shares, source)
+    _check_new(state, Spool(dirs), listed, source)
+    return listed
+
+
+def _check_new(
+    state: Path, spool: Spool, jobs: Sequence[Job], source: str, view: LogView | None = None
+) -> None:
+    """:raises BadInputError: an id is in use, a job waits for one that is not there, or the run could not
+    serve a job.
+    """
+    dirs = StateDir(state.resolve())
+    # a log that was repaired may have lost the lines of a job that was started
+    known = known_ids(dirs, spool, view) | {path.name for path in dirs.jobs.glob("*")}
+    text = f"was submitted to {state} before, expected new ids"
+    check_after(jobs, known, source)
+    used = [Problem(source, None, "", f'job "{job.id}" {text}') for job in jobs if job.id in known]
+    if used:
+        raise BadInputError(used)
+    if dirs.cluster.exists():
+        check_against(dirs, jobs, source)
 
 
 def check_runnable(jobs: Iterable[Job], source: str, *, check_scripts: bool = True) -> None:
