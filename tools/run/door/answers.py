@@ -32,7 +32,7 @@ from pliant.tools.run.statedir.requests import Spool, askers
 from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.run.watch.job_page import error_lines, history
 from pliant.tools.run.watch.job_status import status_of
-from pliant.tools.run.watch.output import JobOutput, events_to_come, last_events
+from pliant.tools.run.watch.output import JobOutput, events_to_come, job_events, last_events
 from pliant.tools.run.watch.stacks import job_stacks
 from pliant.tools.run.watch.status import Status, Watcher
 from pliant.tools.run.watch.top import UseMeter
@@ -270,7 +270,11 @@ class DoorAnswers:
 
     def _events(self, request: asked.ReadEvents, who: Person, roles: Roles) -> Iterator[bytes]:
         seen = events_for(who, lambda: roles)
-        if request.follow:
+        if request.job is not None:
+            with self._lock:
+                self._check_own(request.job, who, roles, "what it did is")
+            found = job_events(self._dirs.path, request.job, shown=seen)
+        elif request.follow:
             found = events_to_come(self._dirs.path, request.last, shown=seen)
         else:
             found = last_events(self._dirs.path, request.last, shown=seen)

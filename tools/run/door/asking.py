@@ -33,8 +33,8 @@ class Looking(Protocol):
     def errors(self, job: JobStatus) -> list[str]: ...
     def use(self, job: JobStatus) -> tuple[float | None, int | None]: ...
 
-    def all_events(self, job: JobStatus) -> list[Event] | None:
-        """The log of the run that a job is in. Returns None if what the job did is another account's."""
+    def cost_events(self, job: JobStatus) -> list[Event] | None:
+        """What its cost is told from. Returns None if what the job did is another account's."""
 
 
 class _OwnFiles:
@@ -53,7 +53,7 @@ class _OwnFiles:
     def use(self, job: JobStatus) -> tuple[float | None, int | None]:
         return measured(self._watcher.dirs, job.log) if job.log.gpus else (None, None)
 
-    def all_events(self, job: JobStatus) -> list[Event] | None:
+    def cost_events(self, job: JobStatus) -> list[Event] | None:
         return [event for block in LogReader(self._watcher.dirs.events).read_all() for event in block]
 
 

@@ -127,8 +127,10 @@ class ReadEvents(Request):
     """The log, as far as it is for all."""
 
     ask: Literal["events"] = "events"
-    last: Annotated[int, Field(ge=0)]
+    last: Annotated[int, Field(ge=0)] = 0
     follow: bool = False
+    job: Identifier | None = None
+    """Those alone that the cost of this job is told from."""
 
 
 class AwaitEnds(Request):
