@@ -77,7 +77,7 @@ def submit(
         raise BadInputError(problems)
     dirs = StateDir(state.resolve())
     if dirs.cluster.exists() and (shares := read_cluster(dirs.cluster).shares) is not None:
-        listed = _in_teams(listed, shares, source)
+        listed = in_teams(listed, shares, source)
     spool = Spool(dirs)
     with spool.locked():
         _check_new(state, spool, listed, source, view)
@@ -93,7 +93,7 @@ def check_new(state: Path, jobs: Iterable[Job], source: str, now_s: float) -> li
     """
     dirs, listed = StateDir(state.resolve()), [in_utc(job, now_s) for job in jobs]
     if dirs.cluster.exists() and (shares := read_cluster(dirs.cluster).shares) is not None:
-        listed = _in_teams(listed, shares, source)
+        listed = in_teams(listed, shares, source)
     _check_new(state, Spool(dirs), listed, source)
     return listed
 
@@ -185,7 +185,7 @@ def free_id(base: str, known: Collection[str], endings: Iterable[str] = ("",)) -
         number += 1
 
 
-def _in_teams(jobs: Iterable[Job], shares: Shares, source: str) -> list[Job]:
+def in_teams(jobs: Iterable[Job], shares: Shares, source: str) -> list[Job]:
     """The jobs with this account's name where they state no user, and with the team of its groups or its
     Slurm accounts, which are asked for only where they matter.
 
