@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.run.shared.test_shared_training import in_sight
+from tests.tools.run.shared.in_sight import in_sight
 from tests.tools.run.shared.users import ANN, BOB
 from tests.tools.run.site import environment
 
