@@ -175,6 +175,8 @@ def submit(
         raise
     out_text("".join(f"{job_id}\n" for job_id in done.ids))
     say_unheeded(done.deaf_to_priorities)
+    if done.deaf_to_weights is not None:
+        note(f'policy "{done.deaf_to_weights}" has no place for weights: they count once another one decides')
     if deadline is not None and done.deaf_to_deadlines is not None:
         policy = done.deaf_to_deadlines
         note(f'policy "{policy}" does not look at deadlines: they count once another one decides')

@@ -38,11 +38,19 @@ class Submitted(NamedTuple):
     """The policy that decides there, if jobs state priorities and it ignores them."""
     deaf_to_deadlines: str | None = None
     """The same for deadlines, which all policies but some ignore."""
+    deaf_to_weights: str | None = None
+    """The same for weights."""
 
     @classmethod
     def of(cls, state: Path, jobs: Iterable[Job], ids: list[str]) -> Submitted:
-        states = any(job.priority for job in jobs)
-        return cls(ids, deaf_to_priorities(state) if states else None, deaf_to_deadlines(state))
+        listed = list(jobs)
+        states, weighs = any(job.priority for job in listed), any(job.weight != 1.0 for job in listed)
+        return cls(
+            ids,
+            deaf_to_priorities(state) if states else None,
+            deaf_to_deadlines(state),
+            _deaf_to_weights(state) if weighs else None,
+        )
 
 
 def submit(
@@ -373,6 +381,11 @@ def deaf_to_deadlines(state: Path) -> str | None:
     """The policy that decided last there if it knows of no deadlines, else None."""
     name = _deciding(state)
     return name if name is not None and not policy_class(name).heeds_deadlines else None
+
+
+def _deaf_to_weights(state: Path) -> str | None:
+    name = _deciding(state)
+    return name if name is not None and not policy_class(name).weight_means else None
 
 
 def _deciding(state: Path) -> str | None:
