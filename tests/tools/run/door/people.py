@@ -172,6 +172,8 @@ def import_commands() -> None:
             *("release a", "drain n", "wait b", "cancel a"),
         ):
             call(*line.split(), "--state", str(state))
+    for name in ("job_cost", "rendering.job_cost"):  # of why
+        importlib.import_module(f"pliant.tools.report.{name}")
     for name in ("pliant.cli", "pliant.tools.run.door", "pliant.tools.run.watch"):
         package = importlib.import_module(name)
         for module in pkgutil.iter_modules(package.__path__, f"{name}."):

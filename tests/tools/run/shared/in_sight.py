@@ -78,9 +78,7 @@ def in_sight(folder: Path) -> list[str]:
     begin = ["unshare", "-m", "sh", "-c", OPENED, "sh", str(upper), *map(str, words), "--"]
     able = shutil.which("unshare") and not subprocess.run([*begin, "true"], check=False).returncode
     if not able:
-        pytest.skip(
-            f"other users cannot enter {listed([*map(str, enter)])}, and this process cannot cover it for them"
-        )
+        pytest.skip(f"other users cannot enter {listed([*map(str, enter)])}, nor can it be covered for them")
     return begin
 
 
