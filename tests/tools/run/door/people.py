@@ -172,8 +172,9 @@ def import_commands() -> None:
             *("release a", "drain n", "wait b", "cancel a"),
         ):
             call(*line.split(), "--state", str(state))
-    for name in ("job_cost", "rendering.job_cost"):  # of why
-        importlib.import_module(f"pliant.tools.report.{name}")
+    report = "pliant.tools.report"
+    for name in (f"{report}.job_cost", f"{report}.rendering.job_cost", "rich.live", "rich.progress"):
+        importlib.import_module(name)
     for name in ("pliant.cli", "pliant.tools.run.door", "pliant.tools.run.watch"):
         package = importlib.import_module(name)
         for module in pkgutil.iter_modules(package.__path__, f"{name}."):
