@@ -1,4 +1,4 @@
-"""Real training as another user: resized in place, stopped with its service, and resumed."""
+"""Real training of three users: resized in place, stopped with its service, and resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir
 from tests.tools.run.shared.in_sight import in_sight
-from tests.tools.run.shared.users import ANN, BOB, of_user
+from tests.tools.run.shared.users import ANN, BOB, CYD, of_user
 from tests.tools.run.site import Site, environment, in_order, until
 from tests.tools.run.test_training import ELASTIC, slow_until_the_gate
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.torch
 
 @contextmanager
 def service(site: Site, *schedule: str) -> Iterator[subprocess.Popen[str]]:
-    uids = json.dumps({"long": ANN, "short": BOB, "late": BOB})
+    uids = json.dumps({"long": ANN, "short": BOB, "late": CYD})
     own = [sys.executable, "-m", "tests.tools.run.shared.service_process", str(site.state), uids, *schedule]
     about = {"cwd": site.folder, "env": environment(), "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*in_sight(site.folder), *own], **about) as run:  # type: ignore[call-overload]
@@ -63,4 +63,5 @@ def test_a_job_is_resized_and_resumed_as_its_user(shared_folder: Path) -> None:
         ("long", "short", "late"), "finished"
     )
     assert 0 < before < log.jobs["long"].samples_done == 24 * 64
-    assert {path.lstat().st_uid for path in StateDir(site.state).job("long").path.rglob("*")} == {ANN}
+    for name, uid in (("long", ANN), ("short", BOB), ("late", CYD)):
+        assert {path.lstat().st_uid for path in StateDir(site.state).job(name).path.rglob("*")} == {uid}
