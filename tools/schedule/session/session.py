@@ -300,6 +300,9 @@ class Session(ClusterState):
             left += self.adopt(self._guests(), time_s)
             self._parted = True
         if self._parts is not None:
+            bound = [self.jobs[job_id] for job_id in self.commands.bound]
+            lent = self._parts.reclaim_bound(bound, self.in_play.values(), self.commands.drained, time_s)
+            left += self.adopt(lent, time_s) if lent else []
             lent = self._parts.reclaim(self.in_play.values(), time_s)
             left += self.adopt(lent, time_s) if lent else []
             self._cut |= {each.job_id for each in lent if each.placement}
