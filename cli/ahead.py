@@ -1,18 +1,34 @@
-"""What is to come in a live state, asked by ``pliant whatif`` and ``pliant submit --dry-run``."""
+"""What is to come in a live state, asked by ``pliant whatif`` and ``pliant submit --dry-run``.
+
+As a program it answers what other accounts ask through the door of a shared run, about the jobs that they may
+see: the question is on stdin, and the answer on stdout behind a line of how it ended.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ConfigDict, TypeAdapter
+
 from pliant.schemas.cluster import Cluster, Node
-from pliant.schemas.errors import UsageError
+from pliant.schemas.errors import PliantError, UsageError
+from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.job import Job
 from pliant.schemas.text import Column, counted, iso_time, span_text, text_table
-from pliant.tools.replay.ahead import Comparison, JobAhead, JobChange, look_ahead, world_of
+from pliant.tools.replay.ahead import Comparison, JobAhead, JobChange, JobsAhead, look_ahead, world_of
 from pliant.tools.replay.past_errors import Came, PastErrors, past_errors
+from pliant.tools.run.door.client import client_of
+from pliant.tools.run.door.foresight import CPU_S
+from pliant.tools.run.door.protocol import Foresee, as_line, said
+from pliant.tools.run.service.submit import check_new
 from pliant.tools.run.watch.live import LiveState
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.predict_start import copy_of
@@ -46,6 +62,50 @@ class Prospects:
     looks: Comparison
     starts: PastErrors
     ends: PastErrors
+
+    def seen_by(self, seen: Collection[str], own: Collection[str]) -> Prospects:
+        """What an account may see of it: the jobs that it sees, and reasons of its own ones.
+
+        How far the cluster is in use is the work of all, and so is known to those who see all jobs.
+        """
+        every = {*self.looks.now.jobs, *self.looks.then.jobs} <= {*seen}
+
+        def part(found: JobsAhead) -> JobsAhead:
+            jobs = {
+                job_id: job if job_id in own else replace(job, why="")
+                for job_id, job in found.jobs.items()
+                if job_id in seen
+            }
+            return replace(found, jobs=jobs, gpu_use=found.gpu_use if every else None)
+
+        return replace(self, looks=Comparison(part(self.looks.now), part(self.looks.then)))
+
+
+PROSPECTS: Final = TypeAdapter(tuple[Prospects], config=ConfigDict(ser_json_inf_nan="constants"))
+
+
+def foresee(state: Path, question: Foresee) -> Prospects:
+    """What is to come as things are, and otherwise, as far as this account may see it.
+
+    :raises PliantError: the question makes no sense there, or nothing can be predicted.
+    """
+    client = client_of(state)
+    if client is not None:
+        return PROSPECTS.validate_json(client.foresee(question))[0]
+    return foreseen(state, question)
+
+
+def foreseen(state: Path, question: Foresee) -> Prospects:
+    """The same, with all jobs; the state directory is this account's."""
+    live = LiveState(state)
+    if question.jobs:
+        given = parse_jobs(question.jobs.encode(), question.source)
+        return ask(live, with_jobs(check_new(state, given, question.source, live.now_s)))
+    cluster = None if question.add_nodes is None else enlarged(live.cluster, question.add_nodes)
+    asked = None
+    if question.policy is not None:
+        asked = Question(question.policy, question.parameters, live.policy.seed)
+    return ask(live, otherwise(live, cluster, question.remove, question.cancel, asked))
 
 
 def ask(live: LiveState, otherwise: Callable[[Session], tuple[Session, Sequence[Job]]]) -> Prospects:
@@ -303,8 +363,26 @@ def _fields(job: JobAhead | None, answer: Prospects) -> dict[str, Any] | None:
     }
 
 
-def would_be(state: Path, jobs: Sequence[Job]) -> list[str]:
-    """What would happen to new jobs, in lines; their ``submit_time`` is UTC."""
-    live = LiveState(state)
-    answer = ask(live, with_jobs(jobs))
-    return [*of_new_jobs(answer, [job.id for job in jobs]), *remarks(answer)]
+# For other accounts.
+
+
+def main(state: str) -> int:
+    """Answer one question (:mod:`pliant.tools.run.door.foresight`)."""
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    os.nice(5)
+    with os.fdopen(os.dup(1), "wb") as out:
+        os.dup2(2, 1)  # policies and solvers may print
+        asked: Mapping[str, Any] = json.load(sys.stdin)
+        answer = b""
+        head: dict[str, Any] = {"ok": True}
+        try:
+            found = foreseen(Path(state), Foresee.model_validate(asked["question"], strict=False))
+            answer = PROSPECTS.dump_json((found.seen_by({*asked["seen"]}, {*asked["own"]}),))
+        except PliantError as error:
+            head = said(error)
+        out.write(as_line({**head, "cpu_s": time.process_time()}) + answer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -237,7 +237,7 @@ def run(
         beside=_door(roles, munge=munge) if shared else None,
     )
     if begins and cluster is not None:
-        _name_assumptions(cluster, profile)
+        _name_assumptions(cluster, profile, options.question)
     if dry_run:
         out_text(dry_run_text(options, resume=until_done or follow))
     elif until_done:
@@ -315,11 +315,12 @@ def _something_is_piped_in() -> bool:
     return stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode) or found.st_size > 0
 
 
-def _name_assumptions(cluster: str, profile: str | None) -> None:
-    """Say which speeds decisions about future jobs assume."""
+def _name_assumptions(cluster: str, profile: str | None, question: Question | None) -> None:
+    """Say which speeds decisions about future jobs assume, and whether they leave out levels."""
     from pliant.schemas.io import read_cluster, read_profile
     from pliant.tools.schedule.assumptions import (
         kinds_measured,
+        levels_ignored,
         speeds_assumed,
         speeds_doubted,
         trust_of,
@@ -329,7 +330,9 @@ def _name_assumptions(cluster: str, profile: str | None) -> None:
     kinds = None if profile is None else list(kinds_measured(rows))
     models = {model for model, _ in kinds or ()}
     doubted = speeds_doubted(models, trust_of(rows))
-    heed([*speeds_assumed(models, read_cluster(cluster), kinds), *doubted])
+    nodes = read_cluster(cluster)
+    levels = levels_ignored(nodes, question.policy, question.parameters) if question is not None else []
+    heed([*speeds_assumed(models, nodes, kinds), *doubted, *levels])
 
 
 def _question(

@@ -144,7 +144,7 @@ def submit(
     if jobs is not None and jobs.endswith(".py"):
         source, directory = COMMAND_LINE, _named(state) if dry_run else state_directory(state)
         numbers = None if array is None else numbers_of(array)
-        found = _of_script([jobs, *(arguments or ())], fields, directory, numbers)
+        found = _of_script([jobs, *(arguments or ())], fields, directory, numbers, dry_run=dry_run)
     else:
         if fields or arguments or array is not None:
             text = "--gpus, --batch, --name, --relaunch, --array and arguments are about a script (*.py)"
@@ -158,7 +158,7 @@ def submit(
     found = with_options(found, after or (), begin, deadline, where, now_s=now_s, hold=hold)
     if dry_run:
         write_jobs(found, "-")
-        _say_what_would_happen(found, where, now_s)
+        _say_what_would_happen(found, source, where, now_s)
         return
     directory = state_directory(state)
     try:
@@ -175,6 +175,8 @@ def submit(
         raise
     out_text("".join(f"{job_id}\n" for job_id in done.ids))
     say_unheeded(done.deaf_to_priorities)
+    if done.deaf_to_weights is not None:
+        note(f'policy "{done.deaf_to_weights}" has no place for weights: they count once another one decides')
     if deadline is not None and done.deaf_to_deadlines is not None:
         policy = done.deaf_to_deadlines
         note(f'policy "{policy}" does not look at deadlines: they count once another one decides')
@@ -189,45 +191,50 @@ def _named(state: Path | None) -> Path | None:
     return Path(found) if state is None and found is not None else state
 
 
-def _say_what_would_happen(jobs: Sequence[Job], state: Path | None, now_s: float) -> None:
+def _say_what_would_happen(jobs: Sequence[Job], source: str, state: Path | None, now_s: float) -> None:
     """When jobs would start in a run that has begun, and which others they would delay.
 
-    :raises BadInputError: that run could not serve one of them.
+    :raises BadInputError: they would be refused.
     """
+    from pliant.schemas.io import job_file
+    from pliant.schemas.job import arriving_at
     from pliant.tools.run.door.client import client_of
-    from pliant.tools.run.service.submit import check_against, in_utc, known_ids
+    from pliant.tools.run.service.launching import at_home
+    from pliant.tools.run.service.submit import in_utc
     from pliant.tools.run.statedir.directory import StateDir
-    from pliant.tools.run.statedir.requests import Spool
 
     if state is None:
         return
-    if client_of(state) is not None:
-        note(f"{state}: only the owner of a shared run can predict what would happen there")
-        return
-    dirs = StateDir(state.resolve())
-    if not (dirs.cluster.exists() and dirs.events.is_file()):
-        note(f"no run has begun in {state}: nothing can be predicted")
-        return
-    from pliant.cli.ahead import would_be
+    if client_of(state) is None:
+        dirs = StateDir(state.resolve())
+        if not (dirs.cluster.exists() and dirs.events.is_file()):
+            note(f"no run has begun in {state}: nothing can be predicted")
+            return
+    from pliant.cli.ahead import foresee, of_new_jobs, remarks
+    from pliant.tools.run.door.protocol import Foresee
 
-    new, known = [in_utc(job, now_s) for job in jobs], known_ids(dirs, Spool(dirs))
-    if used := [job.id for job in new if job.id in known]:
-        note(f"jobs of these ids were submitted before, so it would be refused: {', '.join(used[:5])}")
-        return
-    check_against(dirs, new)
-    for line in would_be(state, new):
+    new = [in_utc(at_home(job, Path.cwd()), now_s) for job in arriving_at(jobs, 0.0)]
+    answer = foresee(state, Foresee(jobs=job_file(new).decode(), source=source))
+    for line in [*of_new_jobs(answer, [job.id for job in new]), *remarks(answer)]:
         note(line)
 
 
 def _of_script(
-    command: Sequence[str], stated: dict[str, Any], state: Path | None, array: ArrayNumbers | None = None
+    command: Sequence[str],
+    stated: dict[str, Any],
+    state: Path | None,
+    array: ArrayNumbers | None = None,
+    *,
+    dry_run: bool = False,
 ) -> tuple[Job, ...]:
     """The job of a script, or its array, as if it had been written into a file.
 
     :param stated: its fields so far.
     :param state: where its id must be new; None if it is not submitted.
+    :param dry_run: a run of another account does not name it.
     """
     from pliant.schemas.file_io.documents import parse_jobs
+    from pliant.tools.run.door.asking import known_names
     from pliant.tools.run.door.client import client_of
     from pliant.tools.run.service.submit import free_id, known_ids
     from pliant.tools.run.statedir.directory import StateDir
@@ -237,6 +244,8 @@ def _of_script(
     if "id" not in stated and state is not None and state.is_dir() and client_of(state) is None:
         dirs = StateDir(state.resolve())
         known = known_ids(dirs, Spool(dirs)) | {path.name for path in dirs.jobs.glob("*")}
+    elif "id" not in stated and dry_run and state is not None and client_of(state) is not None:
+        known = known_names(state)[0]
     endings = [""] if array is None else [f"-{number}" for number in array.numbers]
     base = re.sub(r"[^A-Za-z0-9._-]", "-", Path(command[0]).stem)
     fields = {"id": free_id(base, known, endings), "command": command, **stated}

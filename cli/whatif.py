@@ -18,7 +18,7 @@ from pliant.schemas.errors import UsageError
 def whatif(
     *,
     state: Annotated[
-        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP)
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP, readable=False)
     ] = None,
     add_nodes: Annotated[
         str | None,
@@ -57,23 +57,22 @@ def whatif(
 
     Example: pliant whatif --policy shadow-price --state live --json
     """
-    from pliant.cli.ahead import ask, document, enlarged, otherwise, remarks, table
-    from pliant.tools.run.door.asking import refuse_behind_door
-    from pliant.tools.run.watch.live import LiveState
-    from pliant.tools.schedule.decide import Question
+    from pliant.cli.ahead import document, foresee, remarks, table
+    from pliant.tools.run.door.protocol import Foresee
 
     parameters = policy_parameters(param, None)
     if not (add_nodes or remove_node or cancel or policy):
         raise UsageError("what if what? name --add-nodes, --remove-node, --cancel or --policy")
     if parameters and policy is None:
         raise UsageError("--param is about the policy that --policy names")
-    directory = state_directory(state)
-    refuse_behind_door(directory, "ask what if")
-    live = LiveState(directory)
-    cluster = None if add_nodes is None else enlarged(live.cluster, add_nodes)
-    question = None if policy is None else Question(policy, parameters, live.policy.seed)
-    case = otherwise(live, cluster=cluster, remove=remove_node or (), cancel=cancel or (), question=question)
-    answer = ask(live, case)
+    question = Foresee(
+        add_nodes=add_nodes,
+        remove=tuple(remove_node or ()),
+        cancel=tuple(cancel or ()),
+        policy=policy,
+        parameters=parameters,
+    )
+    answer = foresee(state_directory(state), question)
     if as_json:
         out_text(json.dumps(document(answer), indent=2) + "\n")
         return

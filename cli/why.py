@@ -82,7 +82,7 @@ class _Answer:
         self.waiting: Waiting | None = waiting_for(found, everything, self.status)
         happened = run.history(job_id)
         self.changes: list[Happened] = [each for each in happened if each.event in _CHANGES]
-        events = run.all_events(found) if found.log.started_s is not None else None
+        events = run.cost_events(found) if found.log.started_s is not None else None
         self.cost: JobCost | None = None if events is None else self._cost(events)
 
     def _cost(self, events: list[Event]) -> JobCost:

@@ -115,7 +115,10 @@ def replay_all(
     runs = [task.run for task in tasks]
     if any(policy_class(run.policy).follows_recording for run in runs):
         check_recorded(inputs.jobs)
-    found = (assumed(inputs, run.conditions, run.simulated, policy_class(run.policy)) for run in runs)
+    found = (
+        assumed(inputs, run.conditions, run.simulated, policy_class(run.policy), run.parameters)
+        for run in runs
+    )
     assumptions = tuple(dict.fromkeys(each for one in found for each in one))
     if any(run.conditions.strict for run in runs):
         refuse(assumptions)

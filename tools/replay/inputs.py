@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pliant.schemas.checks import check_after, check_profiled
 from pliant.schemas.cluster import Cluster
@@ -33,11 +34,13 @@ from pliant.tools.replay.progress.convergence import Validation, validations
 from pliant.tools.replay.recorded import NODE_GPUS, inconsistencies, own_cluster
 from pliant.tools.schedule.assumptions import (
     kinds_measured,
+    levels_ignored,
     nothing_to_resize,
     sharing_assumed,
     speeds_assumed,
     speeds_doubted,
     trust_of,
+    weights_ignored,
 )
 from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.demand import job_state
@@ -169,7 +172,11 @@ def _magnitude(work: Work) -> object:
 
 
 def assumed(
-    inputs: Inputs, conditions: Conditions, simulated: SimulatedCluster, policy: type[Policy]
+    inputs: Inputs,
+    conditions: Conditions,
+    simulated: SimulatedCluster,
+    policy: type[Policy],
+    parameters: Mapping[str, Any],
 ) -> tuple[Assumption, ...]:
     rows = () if inputs.profile is None else inputs.profile.rows
     measured = None if inputs.profile is None else kinds_measured(rows)
@@ -177,6 +184,8 @@ def assumed(
         *speeds_assumed(inputs.models, inputs.cluster, measured),
         *speeds_doubted(inputs.models, trust_of(rows)),
         *sharing_assumed(inputs.cluster, policy),
+        *levels_ignored(inputs.cluster, policy.name, parameters),
+        *weights_ignored(inputs.jobs, policy),
         *_own_cluster(inputs),
         *nothing_to_resize(inputs.jobs, policy),
         *(

@@ -78,7 +78,7 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
     :raises BadInputError: GPU-seconds at a size without a speed, an event of an unknown node, or a strict
         replay that would assume something.
     """
-    assumptions = assumed(inputs, run.conditions, run.simulated, policy_class(run.policy))
+    assumptions = assumed(inputs, run.conditions, run.simulated, policy_class(run.policy), run.parameters)
     if run.conditions.strict:
         refuse(assumptions)
     compat = preset(run.conditions.compat)

@@ -15,6 +15,7 @@ from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text import counted, listed
 from pliant.tools.profile.throughput import APART, BUSY, stand_in
 from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.registry import make_policy
 
 Kind = tuple[str, str]
 ERROR_SAID: Final = 0.1
@@ -151,6 +152,16 @@ def weights_ignored(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumptio
     """An assumption if jobs have weights and the policy has no place for them."""
     stating = [job.id for job in jobs if job.weight != 1.0] if not policy.weight_means else []
     return _ignored("weights", ("has", "have"), stating, policy)
+
+
+def levels_ignored(cluster: Cluster, name: str, parameters: Mapping[str, Any]) -> list[Assumption]:
+    """An assumption if the network has levels and the policy chooses nodes without a look at them."""
+    if not cluster.levels or not make_policy(name, parameters).chooses_nodes():
+        return []
+    text = (
+        f'policy "{name}" chooses nodes itself and does not look at {listed(cluster.levels)} of the network'
+    )
+    return [Assumption(kind="unused_option", text=f"{text}: only the speeds of its jobs depend on them")]
 
 
 def _ignored(

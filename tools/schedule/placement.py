@@ -92,7 +92,13 @@ class FreeGpus:
             self._set(node, free)
 
     def choose(
-        self, gpus: int, gpu_types: Iterable[str], keep: NodeGpus = (), *, per_replica: int = 1
+        self,
+        gpus: int,
+        gpu_types: Iterable[str],
+        keep: NodeGpus = (),
+        *,
+        per_replica: int = 1,
+        stays: bool = False,
     ) -> NodeGpus | None:
         """A placement for ``gpus`` GPUs on the first type that has them; None if none has.
 
@@ -100,13 +106,14 @@ class FreeGpus:
         around it wins.
 
         :param per_replica: GPUs that are on one node, if a node of the type has as many.
+        :param stays: the place around ``keep`` wins wherever there is one.
         """
         for gpu_type in gpu_types:
             each = self.on_one_node(per_replica, gpu_type)
             if self._usable(gpu_type, each) >= gpus:
                 fresh = self._fresh(gpus, gpu_type, each)
                 kept = self._around(gpus, gpu_type, keep, each) if keep else []
-                if kept and self._spread(kept) <= self._spread(fresh):
+                if kept and (stays or self._spread(kept) <= self._spread(fresh)):
                     fresh = kept
                 return self._named(sorted(fresh))
         return None

@@ -192,6 +192,10 @@ class Policy:
         del snapshot
         return {}
 
+    def chooses_nodes(self) -> bool:
+        """Whether it names nodes without a look at the levels of the network, which is then said."""
+        return False
+
     def look_ahead(self) -> None:
         """Called on a copy that is asked what will be decided: it may decide with less effort."""
 

@@ -31,13 +31,13 @@ class GpuUsage:
     half_life_s: float
     gpu_s: dict[Owner, float] = field(default_factory=dict)
     """Until ``since_s``."""
-    held: dict[Owner, int] = field(default_factory=dict)
+    held: dict[Owner, float] = field(default_factory=dict)
     since_s: float = 0.0
-    changes: dict[Owner, int] = field(default_factory=dict)
+    changes: dict[Owner, float] = field(default_factory=dict)
     """GPUs that owners hold more, or fewer, than ``held`` since ``changed_s``."""
     changed_s: float = 0.0
 
-    def hold(self, owner: Owner, more: int, time_s: float) -> None:
+    def hold(self, owner: Owner, more: float, time_s: float) -> None:
         """An owner holds ``more`` GPUs from ``time_s`` on, or fewer if that is negative.
 
         What changes at one time counts in net: a log leads to the same numbers as the run that wrote it.

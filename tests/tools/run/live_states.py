@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pliant.schemas.cluster import Cluster
@@ -30,10 +30,12 @@ def live_state(
     policy: str = "fifo",
     ago_s: float = 100.0,
     lasted_s: float = 0.0,
+    owners: Mapping[str, int] | None = None,
 ) -> Path:
     """A state directory whose run began ``ago_s`` ago and took up these jobs; their times count from then.
 
     :param lasted_s: the log ends after that time; by then it is as a replay says.
+    :param owners: the accounts that submitted jobs, where several share the run.
     """
     origin_s = time.time() - ago_s
     specs = [job.model_copy(update={"submit_time": origin_s + job.submit_time}) for job in jobs]
@@ -47,7 +49,9 @@ def live_state(
     events = [run_event(schedule, "hash", origin_s), decision_event(origin_s, 0.0, policy, 0.001)]
     for event in engine.log.events():
         is_new = event.event == "submit" and event.job is not None
-        events.append(submit_event(by_id[event.job or ""], event.time) if is_new else event)
+        uid = (owners or {}).get(event.job or "")
+        detail = None if uid is None else {"uid": uid}
+        events.append(submit_event(by_id[event.job or ""], event.time, detail) if is_new else event)
     with State(folder) as held:
         held.record(events)
     dirs = StateDir(folder)

@@ -15,11 +15,12 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.documents import parse_document
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.throughput_model import ThroughputByPlacement, ThroughputBySize
+from pliant.tools.schedule.assumptions import levels_ignored
 from pliant.tools.schedule.jobs import JobState, NodeGpus, node_states
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.rates import Speeds
-from tests.builders import FREE_CHANGES, job
+from tests.builders import FREE_CHANGES, cluster, job
 from tests.tools.profile.rows_builder import step
 from tests.tools.replay.world import Seats, ends, play
 
@@ -279,3 +280,27 @@ def test_a_replay_charges_a_place_across_racks_and_placement_avoids_it() -> None
     seated = {0: {"a": (("n0", 8),), "b": (("n1", 8),), "big": (("n2", 8), ("n3", 8))}}
     engine = play(Seats(seated), [*small, big], racks, throughput=throughput, simulated=FREE_CHANGES)
     assert ends(engine) == pytest.approx({"a": 50.0, "b": 50.0, "big": 200.0})
+
+
+@pytest.mark.parametrize(
+    ("policy", "parameters", "ignores"),
+    [
+        ("fifo", {}, False),
+        ("ares", {}, False),
+        ("tiresias", {}, False),
+        ("tiresias", {"placement": "emptiest"}, True),
+        ("optimus", {"placement": "emptiest"}, True),
+        ("shadow-price", {}, True),
+        ("pollux", {}, True),
+        ("sia", {}, True),
+        ("elasticflow", {}, True),
+    ],
+)
+def test_a_policy_that_chooses_nodes_itself_says_that_levels_do_not_count(
+    policy: str, parameters: dict[str, str], ignores: bool
+) -> None:
+    found = levels_ignored(levelled(rack=RACKS), policy, parameters)
+    assert [each.text.partition(" and ")[0] for each in found] == (
+        [f'policy "{policy}" chooses nodes itself'] if ignores else []
+    )
+    assert levels_ignored(cluster(8), policy, parameters) == []

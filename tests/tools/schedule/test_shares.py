@@ -14,6 +14,7 @@ from pliant.schemas.shares import OTHERS, Owner, Shares
 from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.shares import Entitlement, TeamUsage, claims_of, entitle
 from tests.builders import cluster, curves, job, mixed_cluster, session
@@ -342,3 +343,20 @@ def test_entitlements_are_looked_at_again_where_only_usage_changes_them():
         opened.submit(wants(user, 8, gpu_seconds=1e6), 0.0)
     opened.decide(0.0)
     assert opened.ask_again_s == pytest.approx(24 * HOUR_S / 32)
+
+
+@pytest.mark.parametrize(("waits", "held"), [(True, {"n0": 2}), (False, {"n0": 2, "n1": 2})])
+def test_a_borrower_that_finishes_on_a_drained_node_gives_back_the_others(waits: bool, held: dict[str, int]):
+    rules = shares(x={"users": ("x",)}, y={"users": ("y",)})
+    opened = under("fair-share", cluster(2, 2), rules)
+    opened.submit(job("a", gpus=4, low=1, high=4, gpu_seconds=1e6, user="x"), 0.0)
+    opened.adopt([Holding("a", (("n0", 2), ("n1", 2)))], 0.0)
+    opened.drain("n0", 1.0, now=False)
+    assert "a" in opened.commands.bound
+    if waits:
+        opened.submit(job("b", gpus=2, gpu_seconds=1e6, user="y"), 2.0)
+    opened.decide(2.0)
+    assert dict(opened.jobs["a"].placement) == held
+    assert not waits or dict(opened.jobs["b"].placement) == {"n1": 2}
+    opened.decide(3.0)
+    assert dict(opened.jobs["a"].placement) == held

@@ -17,9 +17,11 @@ from typing import Any, Final
 
 from pliant.schemas.errors import BadInputError, LockedError, UsageError
 from pliant.schemas.file_io.documents import parse_jobs
+from pliant.schemas.io import job_file
 from pliant.schemas.job import Job
 from pliant.schemas.text import counted, one_line
 from pliant.tools.run.door import protocol as asked
+from pliant.tools.run.door.foresight import Foresight
 from pliant.tools.run.door.roles import Limits, Person, Roles
 from pliant.tools.run.door.views import HISTORY, STACKS, STATUS, USES, View, events_for
 from pliant.tools.run.service import submit as requests
@@ -30,10 +32,11 @@ from pliant.tools.run.statedir.requests import Spool, askers
 from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.run.watch.job_page import error_lines, history
 from pliant.tools.run.watch.job_status import status_of
-from pliant.tools.run.watch.output import JobOutput, events_to_come, last_events
+from pliant.tools.run.watch.output import JobOutput, events_to_come, job_events, last_events
 from pliant.tools.run.watch.stacks import job_stacks
 from pliant.tools.run.watch.status import Status, Watcher
 from pliant.tools.run.watch.top import UseMeter
+from pliant.tools.schedule.registry import policy_names
 
 LOOK_S: Final = 0.25
 """A look at the state serves all that ask within this time."""
@@ -52,6 +55,7 @@ class DoorAnswers:
         self._watcher = Watcher(dirs.path, view=self._view)
         self._meter = UseMeter(dirs.path, watcher=self._watcher)
         self._looked: dict[bool, tuple[float, Status]] = {}
+        self._foresight = Foresight(dirs.path)
         self._heavy: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         """By account: it has the whole log read once at a time."""
 
@@ -83,6 +87,12 @@ class DoorAnswers:
                 return self._ends(request, who, roles)
             case asked.ReadStacks():
                 return self._stacks(request, who, roles)
+            case asked.Foresee():
+                return self._foresee(request, who, roles, limits)
+
+    def spent_s(self, uid: int) -> float:
+        """Seconds of the processor that other processes have spent for an account since the last call."""
+        return self._foresight.spent_s(uid)
 
     # Orders.
 
@@ -232,6 +242,25 @@ class DoorAnswers:
             found = job_stacks(self._dirs.path, request.job, within_s=request.within_s, found=status)
         return STACKS.dump_json(found)
 
+    def _foresee(self, request: asked.Foresee, who: Person, roles: Roles, limits: Limits) -> bytes:
+        given = parse_jobs(request.jobs.encode(), request.source) if request.jobs else ()
+        jobs = [_owned(job, who, limits) for job in given]
+        if request.parameters or (request.policy is not None and request.policy not in policy_names()):
+            text = "in a run of another account: name one that pliant policies lists, without --param"
+            raise UsageError(f"only policies as they are can be asked about {text}")
+        with self._lock:
+            log, owners = self._known()
+            view = View(who, roles, log, owners)
+            known = [each for each in (*log.jobs, *owners) if view.sees(each)]
+            if unknown := [job_id for job_id in request.cancel if not view.sees(job_id)]:
+                raise no_such_job(self._dirs.path, unknown, known)
+            own = [each for each in known if view.owns(each)]
+        new = [job.id for job in jobs]
+        text = job_file(jobs).decode() if jobs else ""
+        return self._foresight.of(
+            request.model_copy(update={"jobs": text}), who, seen=[*known, *new], own=[*own, *new]
+        )
+
     def _check_own(self, job_id: str, who: Person, roles: Roles, what: str) -> None:
         """:raises UsageError: there is no such job that they see, or it is another's."""
         view = self._seen(who, roles, job_id)
@@ -241,7 +270,11 @@ class DoorAnswers:
 
     def _events(self, request: asked.ReadEvents, who: Person, roles: Roles) -> Iterator[bytes]:
         seen = events_for(who, lambda: roles)
-        if request.follow:
+        if request.job is not None:
+            with self._lock:
+                self._check_own(request.job, who, roles, "what it did is")
+            found = job_events(self._dirs.path, request.job, shown=seen)
+        elif request.follow:
             found = events_to_come(self._dirs.path, request.last, shown=seen)
         else:
             found = last_events(self._dirs.path, request.last, shown=seen)

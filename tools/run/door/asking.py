@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import LogReader
 from pliant.schemas.job import Job, arriving_at
@@ -34,8 +33,8 @@ class Looking(Protocol):
     def errors(self, job: JobStatus) -> list[str]: ...
     def use(self, job: JobStatus) -> tuple[float | None, int | None]: ...
 
-    def all_events(self, job: JobStatus) -> list[Event] | None:
-        """The log of the run that a job is in. Returns None if what the job did is another account's."""
+    def cost_events(self, job: JobStatus) -> list[Event] | None:
+        """What its cost is told from. Returns None if what the job did is another account's."""
 
 
 class _OwnFiles:
@@ -54,7 +53,7 @@ class _OwnFiles:
     def use(self, job: JobStatus) -> tuple[float | None, int | None]:
         return measured(self._watcher.dirs, job.log) if job.log.gpus else (None, None)
 
-    def all_events(self, job: JobStatus) -> list[Event] | None:
+    def cost_events(self, job: JobStatus) -> list[Event] | None:
         return [event for block in LogReader(self._watcher.dirs.events).read_all() for event in block]
 
 
@@ -158,12 +157,6 @@ def known_names(state: Path) -> tuple[set[str], dict[str, list[str]]]:
     found = client.look()
     jobs = [*(job for job, _ in found.submitted), *(each.job for each in found.log.jobs.values())]
     return {*known_ids(found)}, own.by_array(jobs)
-
-
-def refuse_behind_door(state: Path, what: str) -> None:
-    """:raises UsageError: this needs the files of a run that is another account's."""
-    if client_of(state) is not None:
-        raise UsageError(f"{state}: only the owner of a shared run can {what}")
 
 
 def is_served(state: Path) -> bool:

@@ -35,8 +35,6 @@ from pliant.tools.run.watch.top import Use
 ANSWER_S: Final = 60.0
 """An answer begins within this time, or the run hangs."""
 POLL_S: Final = 2.0
-ALL: Final = 1_000_000_000
-"""As a number of events: as many as there are."""
 PATIENCE_S: Final = 10.0
 """A request that a limit of requests refuses is made again within this time."""
 
@@ -111,10 +109,15 @@ class Client:
         wait_s = min(within_s, asked.LONGEST_STACKS_S)
         return STACKS.validate_json(self._answer(asked.ReadStacks(job=job_id, within_s=wait_s)))
 
-    def all_events(self, job: JobStatus) -> list[Event] | None:
+    def foresee(self, question: asked.Foresee) -> bytes:
+        """The answer as :mod:`pliant.cli.ahead` writes it."""
+        return self._answer(question)
+
+    def cost_events(self, job: JobStatus) -> list[Event] | None:
         if job.log.uid != os.geteuid():
             return None
-        return [*parse_events(b"".join(self.events(ALL, follow=False)), str(self._state))]
+        found = self._pieces(asked.ReadEvents(job=job.id))
+        return [*parse_events(b"".join(found), str(self._state))]
 
     def output(self, job_id: str, *, follow: bool, lines: int | None) -> Iterator[bytes]:
         return self._pieces(asked.ReadOutput(job=job_id, follow=follow, lines=lines))

@@ -12,7 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -48,7 +48,14 @@ _ERRORS: Final[Mapping[int, type[PliantError]]] = {
 _Ids = Annotated[tuple[Identifier, ...], Field(min_length=1, max_length=100_000)]
 
 
-class SubmitJobs(Record):
+class Request(Record):
+    """Of an account, for a state directory."""
+
+    counts_as: ClassVar[int] = 1
+    """Requests, before it is done: what it takes is charged at its end, while others may be made."""
+
+
+class SubmitJobs(Request):
     """All of these jobs are to run, or none."""
 
     ask: Literal["submit"] = "submit"
@@ -60,14 +67,14 @@ class SubmitJobs(Record):
     """Give the one job, or the one array, a number where its id is in use."""
 
 
-class CancelJobs(Record):
+class CancelJobs(Request):
     """These jobs are to end."""
 
     ask: Literal["cancel"] = "cancel"
     jobs: _Ids
 
 
-class OrderJobs(Record):
+class OrderJobs(Request):
     """The same order for several jobs."""
 
     ask: Literal["jobs"] = "jobs"
@@ -76,7 +83,7 @@ class OrderJobs(Record):
     priority: BoundedFloat | None = None
 
 
-class OrderNodes(Record):
+class OrderNodes(Request):
     """The same order for several nodes."""
 
     ask: Literal["nodes"] = "nodes"
@@ -87,27 +94,27 @@ class OrderNodes(Record):
     within_s: PositiveFloat | None = None
 
 
-class Look(Record):
+class Look(Request):
     """Where the jobs stand."""
 
     ask: Literal["look"] = "look"
     ahead: bool = False
 
 
-class Describe(Record):
+class Describe(Request):
     """What happened to one job, and its last error lines."""
 
     ask: Literal["describe"] = "describe"
     job: Identifier
 
 
-class MeasureUse(Record):
+class MeasureUse(Request):
     """What the jobs that run use."""
 
     ask: Literal["use"] = "use"
 
 
-class ReadOutput(Record):
+class ReadOutput(Request):
     """What a job printed."""
 
     ask: Literal["output"] = "output"
@@ -116,24 +123,46 @@ class ReadOutput(Record):
     lines: Annotated[int, Field(ge=0)] | None = None
 
 
-class ReadEvents(Record):
+class ReadEvents(Request):
     """The log, as far as it is for all."""
 
     ask: Literal["events"] = "events"
-    last: Annotated[int, Field(ge=0)]
+    last: Annotated[int, Field(ge=0)] = 0
     follow: bool = False
+    job: Identifier | None = None
+    """Those alone that the cost of this job is told from."""
 
 
-class AwaitEnds(Record):
+class AwaitEnds(Request):
     """How these jobs end."""
 
     ask: Literal["ends"] = "ends"
     jobs: _Ids
 
 
-class ReadStacks(Record):
+class Foresee(Request):
+    """What would become of the jobs that the account sees if something were different."""
+
+    counts_as: ClassVar[int] = 20
+    ask: Literal["foresee"] = "foresee"
+    jobs: str = ""
+    """A job file: as if these were submitted, too."""
+    source: PlainText = "jobs"
+    """What messages call it."""
+    add_nodes: Annotated[PlainText, Field(max_length=200)] | None = None
+    remove: Annotated[tuple[PlainText, ...], Field(max_length=10_000)] = ()
+    """Nodes."""
+    cancel: Annotated[tuple[Identifier, ...], Field(max_length=100_000)] = ()
+    """Jobs."""
+    policy: Annotated[PlainText, Field(max_length=4096)] | None = None
+    parameters: dict[str, str] = Field(default_factory=dict)
+    """Of that policy; through a door only its defaults, as one may name a file."""
+
+
+class ReadStacks(Request):
     """Where the workers of a job are."""
 
+    counts_as: ClassVar[int] = 5
     ask: Literal["stacks"] = "stacks"
     job: Identifier
     within_s: Annotated[PositiveFloat, Field(le=LONGEST_STACKS_S)] = LONGEST_STACKS_S
@@ -141,7 +170,7 @@ class ReadStacks(Record):
 
 Asked = (
     SubmitJobs | CancelJobs | OrderJobs | OrderNodes | Look | Describe | MeasureUse | ReadOutput | ReadEvents
-) | (AwaitEnds | ReadStacks)
+) | (AwaitEnds | ReadStacks | Foresee)
 REQUEST: Final = TypeAdapter[Asked](Annotated[Asked, Field(discriminator="ask")])
 
 

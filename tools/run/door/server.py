@@ -153,6 +153,7 @@ class DoorServer:
     def leave(self, who: Person, cpu_s: float) -> None:
         """Count it as over."""
         limits = self._limits(who)
+        cpu_s += self._answers.spent_s(who.uid)
         with self._lock:
             if who.uid in self._allowances:
                 self._allowances[who.uid].charge(limits, cpu_s)
@@ -169,7 +170,11 @@ class DoorServer:
         :raises PliantError: it is refused; the log says so.
         """
         try:
-            return self._answers.to(REQUEST.validate_json(line), who, self._roles(), self._limits(who))
+            request, limits = REQUEST.validate_json(line), self._limits(who)
+            with self._lock:
+                if who.uid in self._allowances:
+                    self._allowances[who.uid].left -= request.counts_as - 1
+            return self._answers.to(request, who, self._roles(), limits)
         except ValidationError as error:
             raise self.refused(who, BadInputError(problems_of(error, "request")[:1])) from error
         except PliantError as error:

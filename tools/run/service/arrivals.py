@@ -6,8 +6,10 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pliant.schemas.errors import BadInputError, PliantError
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
+from pliant.tools.run.service.submit import in_teams
 from pliant.tools.run.statedir.account import Account
 from pliant.tools.run.statedir.fault import Faults
 from pliant.tools.run.statedir.log.events import cancel_event, reject_event, submit_event
@@ -80,7 +82,7 @@ class Arrivals:
                 events.append(self._cancel(found, cancellers.get(found)))
                 cancelled.append(found)
             elif isinstance(found, Job):
-                events += self._admit(self._on_own_clock(found))
+                events += self._admit(self._in_team(self._on_own_clock(found)))
             else:
                 events.append(self._order(found, now))
         self._state.record(events)
@@ -128,11 +130,25 @@ class Arrivals:
         time_s = min(now_s, job.submit_time - self._origin_s)
         return job.model_copy(update={"submit_time": max(0.0, time_s)})
 
+    def _in_team(self, job: Job) -> Job:
+        """A job that was submitted before there was a cluster here joins the team of its user now."""
+        shares = self._session.cluster.shares
+        if shares is None or job.id in self._submitters:
+            return job
+        try:
+            return in_teams([job], shares, "jobs")[0]
+        except BadInputError as error:
+            self._refused[job.id] = error.problems[0].message
+        except PliantError as error:
+            self._refused[job.id] = str(error)
+        return job
+
     def _admit(self, job: Job) -> list[Event]:
         now, session = self._clock(), self._session
         now_s = now - self._origin_s
         with self._faults.of(job.id):
-            state, reason = session.take_up(job, now_s), self._check.refusal(job)
+            state = session.take_up(job, now_s)
+            reason = self._refused.get(job.id) or self._check.refusal(job)
             if state is not None and reason is None:
                 return [self.submit_event(state)]
             if state is not None:

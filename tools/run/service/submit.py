@@ -38,11 +38,19 @@ class Submitted(NamedTuple):
     """The policy that decides there, if jobs state priorities and it ignores them."""
     deaf_to_deadlines: str | None = None
     """The same for deadlines, which all policies but some ignore."""
+    deaf_to_weights: str | None = None
+    """The same for weights."""
 
     @classmethod
     def of(cls, state: Path, jobs: Iterable[Job], ids: list[str]) -> Submitted:
-        states = any(job.priority for job in jobs)
-        return cls(ids, deaf_to_priorities(state) if states else None, deaf_to_deadlines(state))
+        listed = list(jobs)
+        states, weighs = any(job.priority for job in listed), any(job.weight != 1.0 for job in listed)
+        return cls(
+            ids,
+            deaf_to_priorities(state) if states else None,
+            deaf_to_deadlines(state),
+            _deaf_to_weights(state) if weighs else None,
+        )
 
 
 def submit(
@@ -77,21 +85,43 @@ def submit(
         raise BadInputError(problems)
     dirs = StateDir(state.resolve())
     if dirs.cluster.exists() and (shares := read_cluster(dirs.cluster).shares) is not None:
-        listed = _in_teams(listed, shares, source)
+        listed = in_teams(listed, shares, source)
     spool = Spool(dirs)
     with spool.locked():
-        # a log that was repaired may have lost the lines of a job that was started
-        known = known_ids(dirs, spool, view) | {path.name for path in dirs.jobs.iterdir()}
-        text = f"was submitted to {state} before, expected new ids"
-        check_after(listed, known, source)
-        used = [Problem(source, None, "", f'job "{job.id}" {text}') for job in listed if job.id in known]
-        if used:
-            raise BadInputError(used)
-        if dirs.cluster.exists():
-            check_against(dirs, listed, source)
+        _check_new(state, spool, listed, source, view)
         spool.take_back({job.id for job in listed})
         spool.ask_to_run((in_utc(job, now_s) for job in listed), _uid(dirs, by))
     return [job.id for job in listed]
+
+
+def check_new(state: Path, jobs: Iterable[Job], source: str, now_s: float) -> list[Job]:
+    """The jobs as the run of a state directory would take them up, if they were submitted.
+
+    :raises BadInputError: they would be refused.
+    """
+    dirs, listed = StateDir(state.resolve()), [in_utc(job, now_s) for job in jobs]
+    if dirs.cluster.exists() and (shares := read_cluster(dirs.cluster).shares) is not None:
+        listed = in_teams(listed, shares, source)
+    _check_new(state, Spool(dirs), listed, source)
+    return listed
+
+
+def _check_new(
+    state: Path, spool: Spool, jobs: Sequence[Job], source: str, view: LogView | None = None
+) -> None:
+    """:raises BadInputError: an id is in use, a job waits for one that is not there, or the run could not
+    serve a job.
+    """
+    dirs = StateDir(state.resolve())
+    # a log that was repaired may have lost the lines of a job that was started
+    known = known_ids(dirs, spool, view) | {path.name for path in dirs.jobs.glob("*")}
+    text = f"was submitted to {state} before, expected new ids"
+    check_after(jobs, known, source)
+    used = [Problem(source, None, "", f'job "{job.id}" {text}') for job in jobs if job.id in known]
+    if used:
+        raise BadInputError(used)
+    if dirs.cluster.exists():
+        check_against(dirs, jobs, source)
 
 
 def check_runnable(jobs: Iterable[Job], source: str, *, check_scripts: bool = True) -> None:
@@ -163,7 +193,7 @@ def free_id(base: str, known: Collection[str], endings: Iterable[str] = ("",)) -
         number += 1
 
 
-def _in_teams(jobs: Iterable[Job], shares: Shares, source: str) -> list[Job]:
+def in_teams(jobs: Iterable[Job], shares: Shares, source: str) -> list[Job]:
     """The jobs with this account's name where they state no user, and with the team of its groups or its
     Slurm accounts, which are asked for only where they matter.
 
@@ -351,6 +381,11 @@ def deaf_to_deadlines(state: Path) -> str | None:
     """The policy that decided last there if it knows of no deadlines, else None."""
     name = _deciding(state)
     return name if name is not None and not policy_class(name).heeds_deadlines else None
+
+
+def _deaf_to_weights(state: Path) -> str | None:
+    name = _deciding(state)
+    return name if name is not None and not policy_class(name).weight_means else None
 
 
 def _deciding(state: Path) -> str | None:

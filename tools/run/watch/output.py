@@ -8,6 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,9 @@ from pliant.tools.run.watch.job_status import known_ids
 from pliant.tools.run.watch.status import Watcher
 
 PIECE: Final = 1 << 20
+MOST_REPORTS: Final = 20_000
+"""Of a job that are passed on to tell its cost from: a few MiB."""
+_THIN: Final = frozenset({"progress", "epoch"})
 Shown = Callable[[Event], Event | None]
 """What a reader sees of an event; None if it sees nothing of it."""
 _POLL_S: Final = 0.5
@@ -59,6 +63,48 @@ def last_events(state: Path, count: int, *, shown: Shown | None = None) -> Itera
         raise repairable(error, state) from error
     yield header("event")
     yield from (event_lines([event]) for event in found)
+
+
+def job_events(state: Path, job_id: str, *, shown: Shown | None = None) -> Iterator[bytes]:
+    """What the cost of one job is told from, as an event file: the run, the job, and jobs on the same GPUs.
+
+    Of very many reports of the job some are left out, evenly.
+
+    :raises UsageError: there is no log, or no such job in it.
+    :raises BadInputError: it is damaged.
+    """
+    dirs = StateDir(state)
+    if not dirs.events.is_file():
+        raise no_state_directory(state)
+    check_seen(dirs)
+    about, submitted, found = {job_id}, dict[str, Event](), list[Event]()
+    try:
+        for event in (event for events in LogReader(dirs.events).read_all() for event in events):
+            seen = event if shown is None else shown(event)
+            beside = (event.detail or {}).get("beside")
+            if event.event == "submit" and seen is not None:
+                submitted[event.job or ""] = seen
+            other = beside if event.job == job_id else event.job if beside == job_id else None
+            if other is not None and other not in about and other in submitted:
+                about.add(other)
+                found.append(submitted[other])
+            if not found and event.job is None:
+                found += [] if seen is None else [seen]  # the run
+            elif event.job in about and seen is not None:
+                found.append(replace(seen, detail={"beside": job_id}) if beside == job_id else seen)
+    except BadInputError as error:
+        raise repairable(error, state) from error
+    if job_id not in submitted:
+        raise no_such_job(state, [job_id], submitted)
+    yield header("event")
+    yield from (event_lines([event]) for event in _thinned(found))
+
+
+def _thinned(events: Sequence[Event]) -> list[Event]:
+    reports = [i for i, event in enumerate(events) if event.event in _THIN and not event.overhead_seconds]
+    kept = {*reports[:: 1 + len(reports) // MOST_REPORTS], *reports[-1:]}
+    left_out = {*reports} - kept
+    return [event for i, event in enumerate(events) if i not in left_out]
 
 
 class EventStream:

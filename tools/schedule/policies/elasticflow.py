@@ -76,6 +76,9 @@ class ElasticFlow(Policy):
         """Jobs that were not admitted and run best-effort."""
         self._reasons: dict[str, str] = {}
 
+    def chooses_nodes(self) -> bool:
+        return True
+
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         rejected = reject_impossible(snapshot, minimum_alone)
         self._forget(snapshot)

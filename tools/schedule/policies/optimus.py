@@ -110,6 +110,9 @@ class Optimus(Policy):
         self._known: dict[str, tuple[str, _Drops, int]] = {}
         """GPU type, its table and the most GPUs of each active job."""
 
+    def chooses_nodes(self) -> bool:
+        return self.placement == "emptiest"
+
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         rejected = reject_impossible(snapshot, minimum_alone)
         for change in snapshot.changes:

@@ -82,6 +82,9 @@ class Tiresias(Policy):
         self._order: list[_Member] = []
         """By turn."""
 
+    def chooses_nodes(self) -> bool:
+        return self.placement == "emptiest" or bool(self._skewed)
+
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         rejected = reject_impossible(snapshot)
         self._keep_up(snapshot, rejected)

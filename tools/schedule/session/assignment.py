@@ -7,7 +7,7 @@ and bandwidth for all policies alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pliant.schemas.resources import MANY, Amounts, Capacities, fitting, servers_for
@@ -64,6 +64,7 @@ def assign(
     demands: DemandsOf | None = None,
     sizes_jobs: bool = False,
     accumulates: bool = True,
+    cut: Collection[str] = (),
 ) -> dict[str, Holding]:
     """Places of all jobs that can have one, taken from ``free``; every other job keeps what it holds.
 
@@ -74,6 +75,8 @@ def assign(
     :param demands: what other jobs leave of CPUs, memory and bandwidth; None: no job here demands any.
     :param sizes_jobs: cut elastic jobs to the part of their place that makes them fastest.
     :param accumulates: also to sizes that need several micro-steps for a step.
+    :param cut: jobs that have just given up GPUs: what they kept is theirs, also where others would be closer
+        together with it, so that they train on.
     :raises PlacementTakenError: a place that the policy named is not free, though nothing is withheld.
     """
     moving = dict(targets) if demands is not None else targets
@@ -83,7 +86,7 @@ def assign(
         if stay:
             moving = {job_id: target for job_id, target in moving.items() if job_id not in stay}
         world = _World(
-            free, speeds, limits, None if demands is None else demands(moving), sizes_jobs, accumulates
+            free, speeds, limits, None if demands is None else demands(moving), sizes_jobs, accumulates, cut
         )
         try:
             places, without = _attempt(moving, jobs, world)
@@ -108,6 +111,12 @@ class _World(NamedTuple):
     demands: Demands | None
     sizes_jobs: bool
     accumulates: bool
+    cut: Collection[str]
+
+    def stays(self, job: JobState, target: Target) -> bool:
+        """Whether a job goes on around the GPUs that it holds."""
+        named = target.placement is not None or target.gpu_type not in (None, job.gpu_type)
+        return job.id in self.cut and bool(job.gpus and target.gpus) and target.beside is None and not named
 
 
 def _attempt(
@@ -115,7 +124,11 @@ def _attempt(
 ) -> tuple[dict[str, Holding], str | None]:
     """Places of all jobs but those that wait and found none; or none, and a running job that found none."""
     free = world.free
-    left = [job.placement for job_id in moving if (job := jobs[job_id]).frees_gpus(moving)]
+    left = [
+        job.placement
+        for job_id, target in moving.items()
+        if (job := jobs[job_id]).frees_gpus(moving) and not world.stays(job, target)
+    ]
     for placement in left:
         free.give(placement)
     places: dict[str, Holding] = {}
@@ -126,6 +139,9 @@ def _attempt(
     try:
         for job_id, target in turns:
             job = jobs[job_id]
+            if world.stays(job, target) and job.frees_gpus(moving):
+                free.give(job.placement)
+                left.append(job.placement)
             if target.beside is None:
                 place = _place(job, target, world)
             else:
@@ -231,9 +247,9 @@ def _allowed(job: JobState, target: Target, world: _World) -> NodeGpus | None:
 
 
 def _without_withheld(job: JobState, target: Target, world: _World) -> NodeGpus | None:
-    free, speeds, withheld = world.free, world.speeds, world.withheld
+    free, withheld = world.free, world.withheld
     if withheld.next_s == math.inf:
-        return _choose(job, target, free, speeds)
+        return _choose(job, target, world)
     if target.gpus > job.gpus and withheld.held_until_s(job.id) is not None:
         return None
     own = dict(job.placement)
@@ -243,15 +259,16 @@ def _without_withheld(job: JobState, target: Target, world: _World) -> NodeGpus 
         if (count := min(most, free.free_on(name) - own.get(name, 0))) > 0
     )
     if not hidden:
-        return _choose(job, target, free, speeds)
+        return _choose(job, target, world)
     free.take(hidden)
     try:
-        return _choose(job, target, free, speeds)
+        return _choose(job, target, world)
     finally:
         free.give(hidden)
 
 
-def _choose(job: JobState, target: Target, free: FreeGpus, speeds: Speeds) -> NodeGpus | None:
+def _choose(job: JobState, target: Target, world: _World) -> NodeGpus | None:
+    free = world.free
     if target.gpus == 0:
         return _NO_PLACE
     if target.placement is not None:
@@ -260,8 +277,9 @@ def _choose(job: JobState, target: Target, free: FreeGpus, speeds: Speeds) -> No
         raise PlacementTakenError(job.id, target.placement)
     types: Sequence[str] = (target.gpu_type or "",)
     if target.gpu_type is None:
-        types = _types_fastest_first(job, target.gpus, speeds)
-    return free.choose(target.gpus, types, keep=job.placement, per_replica=job.per_replica)
+        types = _types_fastest_first(job, target.gpus, world.speeds)
+    each, stays = job.per_replica, world.stays(job, target)
+    return free.choose(target.gpus, types, keep=job.placement, per_replica=each, stays=stays)
 
 
 def _types_fastest_first(job: JobState, gpus: int, speeds: Speeds) -> Sequence[str]:

@@ -493,9 +493,13 @@ class ClusterState:
         return Transition(job, step, before)
 
     def _hold(self, job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
-        if self.usage is not None:
-            self.usage.hold(self.usage.shares.owner_of(job.spec), gpus_of(place) - job.gpus, time_s)
+        self._use(job, gpus_of(place) - job.gpus, time_s)
         hold(job, time_s, place, servers)
+
+    def _use(self, job: JobState, more: float, time_s: float) -> None:
+        """A job uses more GPUs from now on, or fewer; two jobs on the same GPUs use half of them each."""
+        if self.usage is not None:
+            self.usage.hold(self.usage.shares.owner_of(job.spec), more, time_s)
 
     def _leave(self, job: JobState, time_s: float) -> None:
         """A job's GPUs are free, or its partner's alone; the caller updates the job."""
@@ -529,6 +533,8 @@ class ClusterState:
         parts = self.speeds.parts(job, other, kind, place) or (self.cluster.sharing.speed,) * 2
         for each, part in zip((job, other), parts, strict=True):
             self._train_at(each, self._rate(each) * part, time_s)
+            if each.beside is None:
+                self._use(each, -each.gpus / 2, time_s)
         job.beside, other.beside = other.id, job.id
 
     def _part(self, job: JobState, time_s: float) -> None:
@@ -538,6 +544,8 @@ class ClusterState:
         other = self.jobs[job.beside]
         self._train_at(other, self._rate(other), time_s)
         job.settle(time_s)
+        for each in (job, other):
+            self._use(each, each.gpus / 2, time_s)
         job.beside = other.beside = None
 
     def _train_at(self, job: JobState, rate: float, time_s: float) -> None:

@@ -15,13 +15,13 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pliant.schemas.schedule import TeamStanding
 from pliant.schemas.shares import Owner
-from pliant.tools.schedule.jobs import JobState, NodeState, gpus_by_type, gpus_of
+from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_by_type, gpus_of
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Reserved, Target
 from pliant.tools.schedule.rates import Speeds, cut
@@ -109,6 +109,48 @@ class TeamParts:
         self._entitled = entitle(self._shares, claims, self._usage.until(time_s), total)
         self._owed = {}
         return [holding for kind, gpus in total.items() for holding in self._reclaim_type(kind, gpus)]
+
+    def reclaim_bound(
+        self, bound: Iterable[JobState], jobs: Iterable[JobState], drained: Container[str], time_s: float
+    ) -> list[Holding]:
+        """What elastic jobs are to hold that finish on drained nodes, and borrow GPUs of other nodes, too.
+
+        They keep the drained nodes alone, where others lack GPUs: the rest is in service again then.
+        """
+        bound = sorted(bound, key=lambda job: job.id)
+        rest = {job.id: tuple(each for each in job.placement if each[0] in drained) for job in bound}
+        more = {
+            job.id: job.gpus - gpus_of(rest[job.id]) for job in bound if self._keeps_rest(job, rest[job.id])
+        }
+        if not more:
+            return []
+        total, held = Counter(gpus_by_type(self._nodes)), Counter[Owner]()
+        for job in bound:
+            held[self._shares.owner_of(job.spec)] += job.gpus
+            total[job.gpu_type or ""] += more.get(job.id, 0)
+        claims = claims_of(jobs, self._shares, self._speeds, total, resizes=True)
+        entitled = entitle(self._shares, claims, self._usage.until(time_s), total)
+        held.update({owner: sum(claim.held.values()) for owner, claim in claims.items()})
+        found = []
+        for job in bound:
+            owner, kind = self._shares.owner_of(job.spec), job.gpu_type or ""
+            lacks = {
+                each: entitled[each].now.get(kind, 0) - claim.held.get(kind, 0)
+                for each, claim in claims.items()
+                if each != owner
+            }
+            borrows = held[owner] > math.ceil(_own(entitled.get(owner)) - _ROUNDING)
+            helps = any(gpus > 0 and claims[each].has_use(kind, gpus) for each, gpus in lacks.items())
+            if job.id in more and borrows and helps:
+                found.append(Holding(job.id, rest[job.id], None, job.servers))
+                held[owner] -= more[job.id]
+        return found
+
+    def _keeps_rest(self, job: JobState, rest: NodeGpus) -> bool:
+        """Whether a job can shrink in place to a part of what it holds."""
+        size = gpus_of(rest)
+        fits = job.spec.min_gpus <= size < job.gpus and job.spec.gpus.allows(size)
+        return self._resizes and fits and _shrinks(job)
 
     def _reclaim_type(self, kind: str, gpus: int) -> Iterable[Holding]:
         """Elastic jobs of those who hold too many shrink; then, for jobs of owners that wait, others stop.

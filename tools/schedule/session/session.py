@@ -102,6 +102,8 @@ class Session(ClusterState):
         """Whether all jobs that share GPUs may do so under this policy."""
         self._refused: list[Change] = []
         """Jobs that wait although the policy gave them GPUs; its next snapshot says so."""
+        self._cut: set[str] = set()
+        """Jobs that have given GPUs back to other teams in the present decision."""
 
     def give_gpus_to_one_job(self) -> None:
         """No two jobs share GPUs any more; those that do are parted before the next decision."""
@@ -143,6 +145,7 @@ class Session(ClusterState):
         """
         time_s = self._at(time_s)
         self.slowed.clear()
+        self._cut.clear()
         done = self._decide_once(time_s)
         if self._parts is None:
             return done
@@ -297,8 +300,12 @@ class Session(ClusterState):
             left += self.adopt(self._guests(), time_s)
             self._parted = True
         if self._parts is not None:
+            bound = [self.jobs[job_id] for job_id in self.commands.bound]
+            lent = self._parts.reclaim_bound(bound, self.in_play.values(), self.commands.drained, time_s)
+            left += self.adopt(lent, time_s) if lent else []
             lent = self._parts.reclaim(self.in_play.values(), time_s)
             left += self.adopt(lent, time_s) if lent else []
+            self._cut |= {each.job_id for each in lent if each.placement}
         if not left:
             return left
         seen = self.in_play
@@ -395,6 +402,7 @@ class Session(ClusterState):
                 demands=self._left_by_others if demanding else None,
                 sizes_jobs=self._trims,
                 accumulates=self.policy.accumulates,
+                cut=self._cut,
             )
         except PlacementTakenError as taken:
             what = f'places "{taken.job_id}" on {taken.placement}, where not all of these GPUs are free'

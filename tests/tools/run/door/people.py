@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
+from rich.cells import cell_len
 
 from pliant.schemas.io import read_events, write_cluster
 from pliant.tools.run.door.place import SOCKET
@@ -172,6 +173,10 @@ def import_commands() -> None:
             *("release a", "drain n", "wait b", "cancel a"),
         ):
             call(*line.split(), "--state", str(state))
+    report = "pliant.tools.report"
+    for name in (f"{report}.job_cost", f"{report}.rendering.job_cost", "rich.live", "rich.progress"):
+        importlib.import_module(name)
+    cell_len("\N{HORIZONTAL ELLIPSIS}")  # reads tables of its own
     for name in ("pliant.cli", "pliant.tools.run.door", "pliant.tools.run.watch"):
         package = importlib.import_module(name)
         for module in pkgutil.iter_modules(package.__path__, f"{name}."):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.run.shared.test_shared_training import in_sight
-from tests.tools.run.shared.users import ANN, BOB
+from tests.tools.run.shared.in_sight import in_sight
+from tests.tools.run.shared.users import ANN, BOB, CREW, CYD
 from tests.tools.run.site import environment
 
 WITH_ACCOUNTS = """
@@ -21,16 +21,27 @@ exec "$@"
 """
 
 
-@pytest.mark.parametrize("backend", ["slurm", "slurm-jobs"])
-def test_jobs_run_as_their_users_and_a_hostile_one_harms_itself_alone(
-    shared_folder: Path, backend: str
+PEOPLE = {"ann": ANN, "bob": BOB, "cyd": CYD}
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        ("hostile", "slurm"),
+        ("hostile", "slurm-jobs"),
+        pytest.param("elastic", "slurm", marks=pytest.mark.torch),
+    ],
+)
+def test_jobs_run_as_their_users_are_resized_and_a_hostile_one_harms_itself_alone(
+    shared_folder: Path, kind: str, backend: str
 ) -> None:
-    begin, crew = in_sight(shared_folder), BOB + 1
+    begin = in_sight(shared_folder)
     lines = {
-        "passwd": [
-            f"pliant-{name}:x:{uid}:{uid}::/nowhere:/bin/sh" for name, uid in (("ann", ANN), ("bob", BOB))
+        "passwd": [f"pliant-{name}:x:{uid}:{uid}::/nowhere:/bin/sh" for name, uid in PEOPLE.items()],
+        "group": [
+            *(f"pliant-{name}:x:{uid}:" for name, uid in PEOPLE.items()),
+            f"pliant-crew:x:{CREW}:pliant-ann",
         ],
-        "group": [f"pliant-ann:x:{ANN}:", f"pliant-bob:x:{BOB}:", f"pliant-crew:x:{crew}:pliant-ann"],
     }
     for name, own in lines.items():
         (shared_folder / name).write_text(
@@ -40,8 +51,8 @@ def test_jobs_run_as_their_users_and_a_hostile_one_harms_itself_alone(
     within = ["unshare", "-m", "sh", "-c", WITH_ACCOUNTS, "sh", *files]
     if subprocess.run([*within, "true"], check=False, capture_output=True).returncode:
         pytest.skip("the system does not let this process have an /etc/passwd of its own")
-    play = [sys.executable, "-m", "tests.tools.run.shared.slurm_scenario", backend]
-    words = [*begin, *within, *play, str(shared_folder / "site"), str(ANN), str(BOB)]
+    play = [sys.executable, "-m", "tests.tools.run.shared.slurm_scenario", kind, backend]
+    words = [*begin, *within, *play, str(shared_folder / "site"), *map(str, PEOPLE.values())]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode == 77:
         pytest.skip(f"needs Slurm: {done.stdout}")

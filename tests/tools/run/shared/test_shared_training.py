@@ -1,9 +1,8 @@
-"""Real training as another user: resized in place, stopped with its service, and resumed."""
+"""Real training of three users: resized in place, stopped with its service, and resumed."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,42 +14,17 @@ import pytest
 
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir
-from tests.tools.run.shared.users import ANN, BOB, of_user
+from tests.tools.run.shared.in_sight import in_sight
+from tests.tools.run.shared.users import ANN, BOB, CYD, of_user
 from tests.tools.run.site import Site, environment, in_order, until
 from tests.tools.run.test_training import ELASTIC, slow_until_the_gate
 
 pytestmark = pytest.mark.torch
 
-IN_SIGHT = """
-set -e
-mount --bind "$1" "$2"
-mount -t tmpfs -o mode=755 none "$3"
-mkdir -p "$1"
-mount --bind "$2" "$1"
-shift 3
-exec "$@"
-"""
-
-
-def in_sight(folder: Path) -> list[str]:
-    """What begins a command whose users' processes can start this Python, wherever it is installed."""
-    python = Path(sys.base_prefix).resolve()
-    closed = [above for above in (python, *python.parents) if not above.stat().st_mode & 0o001]
-    if not closed:
-        return []
-    place = folder / "python"
-    place.mkdir(exist_ok=True)
-    words = ["unshare", "-m", "sh", "-c", IN_SIGHT, "sh", str(python), str(place), str(closed[-1])]
-    venv = [*Path(sys.prefix).resolve().parents, Path(sys.prefix)]
-    able = shutil.which("unshare") and all(above.stat().st_mode & 0o001 for above in venv)
-    if not able or closed[0] == python or subprocess.run([*words, "true"], check=False).returncode:
-        pytest.skip(f"other users cannot enter {closed[-1]}, where Python is")
-    return words
-
 
 @contextmanager
 def service(site: Site, *schedule: str) -> Iterator[subprocess.Popen[str]]:
-    uids = json.dumps({"long": ANN, "short": BOB, "late": BOB})
+    uids = json.dumps({"long": ANN, "short": BOB, "late": CYD})
     own = [sys.executable, "-m", "tests.tools.run.shared.service_process", str(site.state), uids, *schedule]
     about = {"cwd": site.folder, "env": environment(), "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*in_sight(site.folder), *own], **about) as run:  # type: ignore[call-overload]
@@ -89,4 +63,5 @@ def test_a_job_is_resized_and_resumed_as_its_user(shared_folder: Path) -> None:
         ("long", "short", "late"), "finished"
     )
     assert 0 < before < log.jobs["long"].samples_done == 24 * 64
-    assert {path.lstat().st_uid for path in StateDir(site.state).job("long").path.rglob("*")} == {ANN}
+    for name, uid in (("long", ANN), ("short", BOB), ("late", CYD)):
+        assert {path.lstat().st_uid for path in StateDir(site.state).job(name).path.rglob("*")} == {uid}

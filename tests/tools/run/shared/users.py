@@ -18,10 +18,13 @@ from pliant.tools.run.statedir.directory import StateDir, make_own, make_shared
 from tests.builders import cluster
 from tests.tools.run.site import until
 
-ANN: Final = 1_900_000_000 + 2 * os.getpid()
+ANN: Final = 1_900_000_000 + 4 * os.getpid()
 """No other user's, also while tests of another process run."""
 BOB: Final = ANN + 1
-UIDS: Final = frozenset({ANN, BOB})
+CYD: Final = ANN + 2
+CREW: Final = ANN + 3
+"""A group."""
+UIDS: Final = frozenset({ANN, BOB, CYD})
 
 
 def shared_state(folder: Path) -> StateDir:

@@ -16,6 +16,8 @@ from pliant.schemas.resources import capacities
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target, parameter_names
 from pliant.tools.schedule.registry import make_policy, policy_class, policy_names
+from pliant.tools.schedule.session.assignment import assign
+from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from tests.builders import job, mixed_cluster, session
 from tests.tools.schedule.session.test_session import opened as everyone
@@ -205,3 +207,16 @@ def check_nothing_is_given_twice(held: Session) -> None:
     for node in held.cluster.nodes:
         for resource, amount in capacities(node).items():
             assert used[node.name, resource] <= amount + 1e-6, (node.name, resource)
+
+
+@pytest.mark.parametrize(("cut", "place"), [((), (("x-1", 2),)), (("a",), (("x-0", 1), ("x-1", 1)))])
+def test_a_job_that_has_given_gpus_back_trains_on_where_it_is(
+    cut: tuple[str, ...], place: tuple[tuple[str, int], ...]
+) -> None:
+    """Two GPUs on one node would be closer together; but to go there it would have to start again."""
+    held = opened(x=(2, 4))
+    held.adopt([Holding("a", (("x-0", 1),)), Holding("b", (("x-0", 1),))], 0.0)
+    targets = {"a": Target(2), "c": Target(2)}
+    found = assign(targets, held.jobs, held.free, held.speeds, cut=cut)
+    assert found["a"].placement == place
+    assert found["c"].placement == (("x-1", 2),)

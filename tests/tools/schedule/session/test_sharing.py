@@ -9,6 +9,7 @@ import pytest
 
 from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.job import Job
+from pliant.schemas.shares import Owner, Shares, Team
 from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
@@ -294,3 +295,17 @@ def test_two_jobs_swap_places_with_two_that_share() -> None:
         "c": (places["c"], None),
     }
     assert held.free.by_type == {"gpu": 0}
+
+
+def test_teams_use_half_of_the_gpus_that_their_jobs_share_for_as_long_as_they_do() -> None:
+    teams = Shares(teams={"x": Team(), "y": Team()}, half_life_hours=1e4)
+    held = opened(shared(2, shares=teams), job("a", gpus=2, team="x"), job("b", gpus=2, team="y"))
+    both = (("n0", 2),)
+    held.adopt([Holding("a", both), Holding("b", both, beside="a")], 0.0)
+    assert held.usage is not None
+    assert dict(held.usage.until(10.0)) == pytest.approx({Owner("x"): 10.0, Owner("y"): 10.0})
+    held.end("b", 10.0)
+    assert dict(held.usage.until(20.0)) == pytest.approx({Owner("x"): 30.0, Owner("y"): 10.0})
+    held.adopt([Holding("a")], 20.0)
+    assert dict(held.usage.until(30.0)) == pytest.approx({Owner("x"): 30.0, Owner("y"): 10.0})
+    assert held.usage.held == {}

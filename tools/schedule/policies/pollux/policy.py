@@ -100,6 +100,9 @@ class Pollux(Policy):
         self._goodputs: Goodputs | None = None
         self._reasons: dict[str, Explanation] = {}
 
+    def chooses_nodes(self) -> bool:
+        return True
+
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         if self._seed is None:
             self._seed = int(rng.integers(2**53))

@@ -129,6 +129,9 @@ class ShadowPrice(Policy):
         deals = EqualDeals(grace=self.grace, grace_s=self.grace_s, deal_s=self.deal_s, lost_s=self.lost_s)
         return PromisedBounds(equal_deals=deals)
 
+    def chooses_nodes(self) -> bool:
+        return True
+
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         del rng
         self._known.use(snapshot.speeds)

@@ -108,6 +108,9 @@ class Sia(Policy):
         self._goodputs: JobGoodputs | None = None
         self._reasons: dict[str, Explanation] = {}
 
+    def chooses_nodes(self) -> bool:
+        return True
+
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         goodputs = self._up_to_date(snapshot)
         decision = Decision(rejected=reject_impossible(snapshot, minimum_alone))

@@ -1,0 +1,106 @@
+"""Predictions for accounts that ask through the door: about the jobs that they see, and nothing of others."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from pliant.tools.run.door.opening import opened_door
+from pliant.tools.run.statedir.directory import StateDir
+from tests.builders import cluster, job
+from tests.tools.run.door.people import (
+    ADA,
+    BOB,
+    EVE,
+    OPS,
+    ROLES,
+    Shared,
+    all_may_enter,
+    import_commands,
+    only_root_becomes_others,
+    write_roles,
+)
+from tests.tools.run.live_states import live_state
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[Shared]:
+    """A door alone: a job of EVE's holds both GPUs; one of ADA's waits, and one of BOB's behind it."""
+    only_root_becomes_others()
+    with all_may_enter() as folder:
+        run = Shared(folder)
+        owners = {"secret": EVE, "adas": ADA, "bobs": BOB}
+        jobs = [
+            job(name, at=float(at_s), gpus=2, gpu_seconds=2 * 5000, user=str(uid))
+            for at_s, (name, uid) in enumerate(owners.items())
+        ]
+        live_state(run.state, jobs, cluster(2), lasted_s=10, owners=owners)
+        roles = write_roles(folder / "roles.json", **ROLES)
+        said = logging.FileHandler(folder / "run.err")
+        import_commands()  # which log elsewhere
+        with pytest.MonkeyPatch.context() as patch, closing(said):
+            patch.setattr(logging.getLogger("pliant"), "handlers", [said])
+            with opened_door(StateDir(run.state), roles):
+                yield run
+
+
+@pytest.fixture
+def queue(door: Shared) -> Shared:
+    door.set_roles(**ROLES)
+    return door
+
+
+def asked(run: Shared, uid: int, *words: str) -> dict:
+    done = run.by(uid, "whatif --json", *words)
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_each_is_told_of_the_jobs_that_it_sees_and_where_all_is_public_of_all(queue: Shared):
+    found = asked(queue, BOB, "--add-nodes 2")
+    jobs = {each["job"]: each for each in found["jobs"]}
+    assert [*jobs] == ["secret", "adas", "bobs"]
+    assert jobs["adas"]["delay_seconds"] == pytest.approx(-5000, abs=200)
+    assert found["gpu_use"]["now"] == pytest.approx(1.0, abs=0.05)
+    table = queue.by(BOB, "whatif --cancel secret")
+    assert (table.exit_code, "bobs" in table.stdout) == (0, True), table.stderr
+
+    queue.set_roles(**ROLES, visibility="private")
+    found = asked(queue, BOB, "--add-nodes 2")
+    assert [each["job"] for each in found["jobs"]] == ["bobs"]
+    assert found["gpu_use"] == {"now": None, "then": None}
+    assert "secret" not in json.dumps(found)
+    hidden = queue.by(BOB, "whatif --cancel secret")
+    assert (hidden.exit_code, hidden.stdout, "has no job secret" in hidden.stderr) == (2, "", True)
+    assert len(asked(queue, OPS, "--add-nodes 2")["jobs"]) == 3
+
+
+def test_a_dry_run_says_what_would_happen_and_submits_nothing(queue: Shared):
+    (queue.home(ADA) / "pliant.toml").write_text("[job.work]\ngpu_seconds = 100\n")
+    done = queue.by(ADA, "submit train.py --gpus 2 --name new --priority 1 --dry-run")
+    assert (done.exit_code, '"id":"new"' in done.stdout) == (0, True), done.stderr
+    assert "new: would start in " in done.stderr
+    assert queue.by(ADA, "submit train.py --gpus 9 --dry-run").exit_code == 3
+    queue.set_roles(**ROLES, visibility="private")
+    used = queue.by(ADA, "submit train.py --gpus 2 --name secret --dry-run")
+    assert (used.exit_code, 'job "secret" was submitted to' in used.stderr) == (3, True)
+    assert not list(StateDir(queue.state).spool.glob("*.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "words", ["--policy /etc/passwd.py", "--policy drl --param network=/etc/shadow", "--policy ../p.py"]
+)
+def test_no_code_and_no_file_of_an_account_is_read_by_root(queue: Shared, words: str):
+    refused = queue.by(OPS, f"whatif {words}")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "only policies as they are can be asked about in a run of another account" in refused.stderr
+
+
+def test_a_question_counts_with_the_time_that_it_took(queue: Shared):
+    queue.set_roles(**ROLES, limits_of={str(EVE): {"requests_per_second": 0.01, "burst": 20}})
+    asked(queue, EVE, "--add-nodes 1")
+    assert [queue.by(uid, "status").exit_code for uid in (EVE, BOB)] == [75, 0]
