@@ -154,8 +154,9 @@ def measured(folder: Path, workers: int, tell: Tell, jobs_limit: int | None = No
         for name, ground in found.items()
         for policy in ground.policies
     }
-    others = {**varied_tasks(found, jobs_limit), **today.tasks(jobs_limit)}
-    done = in_pieces({**tasks, **others}, folder, workers, tell)
+    tasks |= {**varied_tasks(found, jobs_limit), **today.tasks(jobs_limit)}
+    ours_last = dict(sorted(tasks.items(), key=lambda item: OURS in item[0]))
+    done = in_pieces(ours_last, folder, workers, tell)
     return {
         "grounds": {
             name: {
