@@ -41,7 +41,7 @@ def test_two_gangs_on_two_gpus_one_runs_one_waits() -> None:
 
 
 def test_a_decision_may_stop_all_that_run() -> None:
-    """a stands still for 4 s as b starts, which pays its own cost. That c comes and gets nothing stops none."""
+    """a stands still for 4 s as b starts, which pays its own cost; that c comes stops none."""
     policy = Told({0: {"a": 1}, 10: {"b": 1}, 12: {}})
     trace = [job("a", gpu_seconds=30), job("b", at=10, gpu_seconds=7), job("c", at=12, gpu_seconds=1)]
     simulated = SimulatedCluster(Cost(0), Cost(0), quirks=Quirks(stop_all_s=4.0))
