@@ -23,7 +23,7 @@ _LOWER: Final = frozenset(
     )
 )
 _HIGHER: Final = frozenset(
-    ("jobs_finished", "jobs_admitted", "jobs_on_time", "total_utility", "sjs_efficiency")
+    ("jobs_finished", "jobs_admitted", "jobs_on_time", "deadlines_met", "total_utility", "sjs_efficiency")
 )
 
 
@@ -83,6 +83,9 @@ class RunMetrics(Record):
     """Of the finished jobs, where any states a utility."""
     jobs_on_time: int | None = None
     """Of the finished jobs with a target, those that finished by it."""
+    deadlines_met: Number = None
+    """Jobs that finished by their target / all with one: jobs turned away, failed or late miss it. Jobs that
+    their owner cancelled before it, and those that may yet meet it, are not counted."""
     median_late_s: Number = None
     """Completion minus target, of the finished jobs with a target; below 0: early."""
     stdev_late_s: Number = None

@@ -7,10 +7,13 @@ GPUs and deadline; a table by model and global batch has iterations per second b
 Their EDF gives each job the largest number of GPUs that its model was measured on, 64 for most, even where
 that is slower than fewer, and fewer to none. This is the one reading that fits all three of its figures; at
 the requested sizes, or each at its fastest, the shares are far from them. So ``edf`` is held against them on
-jobs that request the largest size; the other policies are replayed as they are. Of ElasticFlow itself the
-testbed's figure was measured on real machines, and ours is far above it (0.913 against 0.667). Their
-scheduler stops every running job for some seconds whenever it decides, up to once a minute: that may explain
-it, as where jobs come seldom (cluster 10) both agree; it was not reproduced.
+jobs that request the largest size; the other policies are replayed as they are.
+
+All are replayed in the world of the authors' scheduler (:data:`WORLD`), as its published code has it: it
+decides at most once a minute, and a decision that changes the GPUs of any job restarts all that run, for
+which it charges each at most 20 s. ElasticFlow's plans there do not count that time, and it admits no job
+while one that it admitted can no longer end in time. None of these numbers was fitted. By pliant's defaults
+elasticflow meets far more: 0.913 on the testbed.
 
 ``python -m benchmarks.parts.elasticflow NODES POLICY...`` says how many of the 195 jobs of the testbed end by
 their deadlines, where a start and a change cost what they do by default.
@@ -21,15 +24,18 @@ from __future__ import annotations
 import csv
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.parts.figure import Figure, NotMeasurableError
 from experiments.harness.data import data_folder, imported
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Gpus
+from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.engine.simulated_cluster import Quirks, SimulatedCluster
 from pliant.tools.replay.inputs import Inputs, inputs
+from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.output import write
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.report.metrics import run_metrics
@@ -41,6 +47,13 @@ PUBLISHED: Final = ("edf", "tiresias", "themis", "elasticflow")
 LIMIT: Final = 0.08
 NODE_GPUS: Final = 8
 GPU_TYPE: Final = "a100"
+WORLD: Final = SimulatedCluster(
+    start_cost=Cost(20.0), rescale_cost=Cost(20.0), quirks=Quirks(stop_all_s=20.0)
+)
+SLOT_S: Final = 60.0
+"""Between decisions."""
+AS_THERE: Final[Mapping[str, Mapping[str, Any]]] = {"elasticflow": {"late_blocks": True, "rescale_s": 0.0}}
+"""Parameters of policies."""
 NODES: Final = {"195job": 16, "cluster01": 64, "cluster10": 32}
 """Of the authors' cluster, by trace."""
 
@@ -80,7 +93,8 @@ def published(name: str, folder: Path = DATA) -> dict[str, float]:
 def share_met(found: Inputs, policy: str) -> float:
     """Jobs that met their deadline over all jobs, under a policy as its authors' figures have it."""
     jobs = at_the_largest_size(found) if policy == "edf" else found
-    return deadlines_met(jobs, policy) / len(jobs.jobs)
+    run = Run(policy, AS_THERE.get(policy, {}), conditions=Conditions(interval=SLOT_S), simulated=WORLD)
+    return deadlines_met(jobs, run) / len(jobs.jobs)
 
 
 def figures(traces: Iterable[str] = ("195job", "cluster10")) -> list[Figure]:
@@ -105,9 +119,9 @@ def figures(traces: Iterable[str] = ("195job", "cluster10")) -> list[Figure]:
     return rows
 
 
-def deadlines_met(found: Inputs, policy: str) -> int:
-    """Jobs that end by their deadlines under a policy, where it and the costs of changes are the defaults."""
-    done = replay(found, Run(policy))
+def deadlines_met(found: Inputs, run: Run) -> int:
+    """Jobs that end by their deadlines."""
+    done = replay(found, run)
     with tempfile.TemporaryDirectory() as name:
         path = str(Path(name) / "events.parquet")
         write(done.log, done.summary, path)
@@ -118,4 +132,4 @@ def deadlines_met(found: Inputs, policy: str) -> int:
 if __name__ == "__main__":
     of_testbed = trace(nodes=int(sys.argv[1]))
     for each in sys.argv[2:]:
-        print(each, deadlines_met(of_testbed, each), "of", len(of_testbed.jobs))
+        print(each, deadlines_met(of_testbed, Run(each)), "of", len(of_testbed.jobs))

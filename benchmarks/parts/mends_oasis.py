@@ -80,7 +80,7 @@ def oasis_deadlines_met(folder: Path, jobs_limit: int | None = None) -> dict[str
     """
     found = trace("195job", folder / "elasticflow")
     some = replace(found, jobs=found.jobs[:jobs_limit])
-    return {policy: deadlines_met(some, policy) for policy in ("oasis", "fifo")}
+    return {policy: deadlines_met(some, Run(policy)) for policy in ("oasis", "fifo")}
 
 
 def drawn_jobs(seed: int, count: int) -> list[Job]:

@@ -38,7 +38,7 @@ _NOT_NUMBERS = ("policy", "trace_hash", "parameters", "simulated", "oracle", "de
 _MISSES_SHOWN: Final = 20
 WRITTEN: Final = (
     *("jobs_finished", "mean_jct_s", "p99_jct_s", "makespan_s", "mean_queueing_delay_s", "worst_ftf"),
-    *("jobs_on_time", "total_utility"),
+    *("deadlines_met", "jobs_on_time", "total_utility"),
 )
 """Figures that ``--write-expected`` writes where they apply. Each has a better direction, and none depends on
 the speed of the machine that replays."""

@@ -203,8 +203,10 @@ def _against_targets(run: RunRecord) -> dict[str, float | int | None]:
     """When the jobs with a target finished, measured from it."""
     late = [job.late_s for job in run.jobs if job.late_s is not None]
     middle = percentile(late, 0.5)
+    kept = (job.meets_target(run.last_event_s) for job in run.jobs)
     return {
         "jobs_on_time": sum(each <= 0 for each in late) if late else None,
+        "deadlines_met": mean(met for met in kept if met is not None),
         "median_late_s": middle,
         "stdev_late_s": pstdev(late) if late else None,
     }

@@ -93,6 +93,7 @@ OF_RUNS: Final[Mapping[str, Range]] = {
     "rescales_per_hour": AMOUNT,
     "total_utility": ANY,
     "jobs_on_time": Range(0.0, most="jobs_finished"),
+    "deadlines_met": PART,
     "median_late_s": Range(most="makespan_s"),
     "stdev_late_s": AMOUNT,
     "jobs_admitted": Range(0.0, most="jobs_submitted"),

@@ -145,6 +145,17 @@ class JobRecord:
         target = self.job.utility.target
         return None if target is None or self.jct_s is None else self.jct_s - target
 
+    def meets_target(self, now_s: float) -> bool | None:
+        """Whether it finished by its target. Returns None without one, if it may yet at that time, or if its
+        owner cancelled it before.
+        """
+        target = self.job.utility.target
+        if target is None or (self.outcome == "unfinished" and now_s - self.submit_s <= target):
+            return None
+        if self.outcome == "cancelled" and self.end_s is not None and self.end_s - self.submit_s <= target:
+            return None
+        return self.jct_s is not None and self.jct_s <= target
+
     @property
     def utility(self) -> float | None:
         """0 if it will never finish. Returns None if it states no utility, or may yet finish."""

@@ -195,6 +195,29 @@ def test_completion_is_held_against_targets_and_admissions_are_counted():
     assert [each.utility for each in run.jobs] == [0.0, 1.0, None]
 
 
+def test_the_share_of_deadlines_met_is_of_all_jobs_with_one_that_are_decided():
+    """Of kept, late, turned away and failed jobs, and one that is past it: 1 of 5. Not counted are one
+    without a target, one cancelled before it, and one that may yet meet it."""
+    targets = {"kept": 4.0, "late": 3.0, "turned-away": 9.0, "failed": 9.0, "past": 5.0}
+    undecided = {"cancelled": 9.0, "open": 90.0}
+    stated = {
+        name: job(name, utility={"shape": "step", "target": at}) for name, at in (targets | undecided).items()
+    }
+    run = story(
+        *(submit(each, 4.0) for each in (*stated.values(), job("none"))),
+        Event(0, "reject", "turned-away", 0, detail={"reason": "too late"}),
+        *ran("kept", 0, 4),
+        *ran("late", 0, 4),
+        *ran("none", 0, 4),
+        Event(5, "fail", "failed", 0, detail={"reason": "exit code 1", "final": True}),
+        Event(6, "cancel", "cancelled", 0),
+    )
+    outcomes = {each.id: each.outcome for each in run.jobs}
+    assert (outcomes["failed"], outcomes["cancelled"]) == ("failed", "cancelled")
+    assert run_metrics(run).deadlines_met == pytest.approx(1 / 5)
+    assert run_metrics(one_by_one()).deadlines_met is None
+
+
 def test_a_move_is_no_rescale_and_a_change_of_the_batch_is():
     """To another node with the same batch, to another batch in its place, and to another node with one."""
     changes = (("n1", 64), ("n1", 128), ("n0", 64))

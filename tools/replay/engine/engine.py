@@ -36,6 +36,8 @@ Advance = Callable[[int, int | None], None]
 Describe = Callable[[JobState], Detail]
 
 _OF_A_CHANGE: Final = ("team", "user", "entitled", "held", "waiting_jobs")
+_RESIZED: Final = frozenset(("start", "resume", "grow", "shrink", "preempt"))
+"""Changes of the number of a job's GPUs."""
 _PATIENCE: Final = 1000
 """Decisions in a row without an arrival, an end or a failure, after which to look for a standstill."""
 
@@ -278,6 +280,9 @@ class Engine:
             self._correct(transitions)
         for transition in transitions:
             self._apply(transition, now_s)
+        stop_s = self.simulated.quirks.stop_all_s
+        if stop_s and any(each.step in _RESIZED for each in transitions):
+            self._running.stop_all(stop_s, now_s, but={each.job.id for each in transitions})
         self._note_teams(now_s)
         for job_id, said in self.session.admissions.items():
             if (job := self.session.jobs.get(job_id)) is not None:  # a rejection says it by itself

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
@@ -119,7 +120,23 @@ class RunningJobs:
             self._log.overhead_seconds[held.row] = now_s - held.held_since_s
         elif held.paid_s < now_s:
             self._trained.add(job_id)
+            if held.trains_since_s > now_s:  # it stood still, and leaves before that is over
+                self._log.overhead_seconds[held.row] -= held.trains_since_s - now_s
         return held
+
+    def stop_all(self, seconds: float, now_s: float, but: Container[str]) -> None:
+        """All jobs but these stand still for that long from now on, which counts as overhead."""
+        for job_id, held in self._held.items():
+            if job_id in but:
+                continue
+            job = self._session.jobs[job_id]
+            since_s, until_s = max(now_s, held.trains_since_s), now_s + seconds
+            if since_s >= until_s:
+                continue
+            held.saved_samples = self._saved_samples(job, held, now_s)
+            job.settle(now_s)
+            self._log.overhead_seconds[held.row] += until_s - since_s
+            self._train(job, held, now_s, until_s)
 
     def finish(self, job_id: str) -> float:
         """Forget a job that has done its work; returns the samples that it trained."""

@@ -27,6 +27,9 @@ class Quirks:
     """Whether a job that keeps its GPUs takes up another batch at no cost."""
     free_moves: bool = False
     """Whether a job that moves to as many GPUs of the same type on as many nodes goes on at no cost."""
+    stop_all_s: float = 0.0
+    """How long all running jobs stand still where a decision changes the GPUs of any: they are restarted
+    together. The changed ones pay their own cost."""
     first_round: int = 0
     """Number of the first round, in intervals from time 0."""
     order: Callable[[Job], tuple[float, str]] | None = None

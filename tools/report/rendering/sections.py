@@ -86,6 +86,7 @@ FIGURES: Final = (
     Figure("drop_ratio", "jobs rejected", "percent"),
     Figure("jobs_admitted", "jobs admitted", "count"),
     Figure("total_utility", "total utility", "ratio"),
+    Figure("deadlines_met", "deadlines met", "percent"),
     Figure("jobs_on_time", "jobs finished by their target", "count"),
     Figure("median_late_s", "completion after the target, median", "time"),
     Figure("stdev_late_s", "… standard deviation", "time"),

@@ -41,7 +41,7 @@ from pliant.tools.report.report import DIFFERENT_TRACES, Report
 BEST: Final = "* "
 _SHORT: Final = ("mean_jct_s", "p99_jct_s", "mean_queueing_delay_s", "worst_ftf", "utilization")
 """Beside the jobs that finished: what most readers came for."""
-_WHERE_KNOWN: Final = ("jobs_on_time", "drop_ratio", "bound_jct_s", "bound_makespan_s")
+_WHERE_KNOWN: Final = ("deadlines_met", "drop_ratio", "bound_jct_s", "bound_makespan_s")
 """Shown where a run has them: few do, or they were asked for."""
 _NEGLIGIBLE: Final = 1e-9
 _NUMBER: Final = re.compile(r"\d[\d.,]*")

@@ -35,6 +35,7 @@ MEANING: Final[Mapping[str, str]] = {
     "drop_ratio": "jobs that the policy turned away for good",
     "jobs_admitted": "jobs that an admission policy let in",
     "total_utility": "sum of what jobs were worth when they finished",
+    "deadlines_met": "of all jobs with a target; late, failed and turned away: missed",
     "jobs_on_time": "jobs that finished by the target they state",
     "median_late_s": "minus: half of the jobs were early",
     "stdev_late_s": "how much that differs between jobs",

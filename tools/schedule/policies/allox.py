@@ -41,14 +41,15 @@ class Allox(Policy):
     AlloX (EuroSys '20), section 4.1. A job that runs k-th from the end of a machine's queue costs k times its
     processing time there. The matching of jobs to (machine, place from the end) of least total cost gives
     each job its GPU type. On each type those with least work to go run; a job may wait beside idle GPUs of a
-    type on which it would end later. Every 360 s all jobs are matched again. Preemptive. On one GPU type it
-    is shortest remaining service first.
+    type on which it would end later. Every 360 s all jobs are matched again. On one GPU type it is shortest
+    remaining service first.
 
     most: jobs that are matched, those with least work first. The others take what remains.
+    preempt: whether a running job may lose its GPUs to one with less work. If not, it keeps them to its end,
+    as in the paper.
 
     Departures from the paper: a machine is a GPU, and a job of several GPUs counts with its GPU-time. A job
-    of unknown work is expected to be half done. All users are one. Running jobs are matched again and may
-    lose their GPUs, where the authors' simulator lets a job that has begun run to its end.
+    of unknown work is expected to be half done. All users are one.
     """
 
     name: ClassVar[str] = "allox"
@@ -56,14 +57,17 @@ class Allox(Policy):
     priority_means: ClassVar[str] = ""
     default_interval_s: ClassVar[float | None] = _ROUND_S
 
-    def __init__(self, most: int = 512) -> None:
+    def __init__(self, most: int = 512, preempt: bool = True) -> None:
         if most < 1:
             raise ValueError("parameter most: expected 1 or more")
         self.most = most
+        self.preempt = preempt
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         rejected = reject_impossible(snapshot)
         matches = self._matches(snapshot, rejected)
+        if not self.preempt:
+            matches = _running_first(matches)
         budget = GpuBudget(snapshot.gpus_by_type())
         grants: dict[str, Grant] = {}
         for match in matches:
@@ -114,6 +118,12 @@ class Allox(Policy):
             for (work, job), kind in zip(first, chosen, strict=True)
         )
         return served + [_Match(min(work), job.arrival, job, None) for work, job in rest]
+
+
+def _running_first(matches: Sequence[_Match]) -> list[_Match]:
+    """Those that hold GPUs, on the type that they are on, before all others in their order."""
+    held = [each._replace(gpu_type=each.job.gpu_type) for each in matches if each.job.gpus]
+    return [*held, *(each for each in matches if not each.job.gpus)]
 
 
 def match(seconds: npt.NDArray[np.float64], machines: Sequence[int]) -> list[int]:

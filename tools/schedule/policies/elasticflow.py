@@ -48,6 +48,8 @@ class ElasticFlow(Policy):
 
     unadmitted: what becomes of a job that is not admitted: it is rejected ("drop"), or runs "best-effort".
     rescale_s: seconds that a change of its GPUs costs a job, where the profile has not measured them.
+    late_blocks: whether no job is admitted while one that was can no longer end in time, as in the authors'
+    scheduler. By default only what a new job itself would do to others counts.
 
     Departures from the paper: time is not divided into slots. What a change costs counts in the plan of a
     job. A job that was admitted and can no longer end in time, alone at its fastest, becomes best-effort. On
@@ -62,11 +64,14 @@ class ElasticFlow(Policy):
     when_rigid: ClassVar[str] = "admits jobs by their deadlines at the sizes that they requested"
     rebuilds_state: ClassVar[bool] = False
 
-    def __init__(self, unadmitted: Unadmitted = "drop", rescale_s: float = 30.0) -> None:
+    def __init__(
+        self, unadmitted: Unadmitted = "drop", rescale_s: float = 30.0, late_blocks: bool = False
+    ) -> None:
         if rescale_s < 0:
             raise ValueError("parameter rescale_s: expected a number of seconds, 0 or more")
         self.unadmitted = unadmitted
         self.rescale_s = rescale_s
+        self.late_blocks = late_blocks
         self._admitted: dict[str, str] = {}
         """GPU type by job."""
         self._promised: dict[str, int] = {}
@@ -75,6 +80,8 @@ class ElasticFlow(Policy):
         self._declined: set[str] = set()
         """Jobs that were not admitted and run best-effort."""
         self._reasons: dict[str, str] = {}
+        self._is_late = False
+        """Whether an admitted job can no longer end in time, even alone."""
 
     def chooses_nodes(self) -> bool:
         return True
@@ -82,6 +89,7 @@ class ElasticFlow(Policy):
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         rejected = reject_impossible(snapshot, minimum_alone)
         self._forget(snapshot)
+        self._is_late = False
         plans = {kind: _Plans(kind, gpus, self, snapshot) for kind, gpus in snapshot.gpus_by_type().items()}
         others = []
         jobs = (job for job in snapshot.jobs.values() if job.id not in rejected)
@@ -151,9 +159,12 @@ class ElasticFlow(Policy):
             return False
         if not self._is_new(job):
             plan = plans.get(self._admitted.get(job.id, job.gpu_type) or "")
-            return plan is not None and plan.add(job)
+            in_time = plan is not None and plan.add(job)
+            self._is_late |= not in_time
+            return in_time
         rates = {kind: snapshot.speeds.best_rate(job, plan.gpus) for kind, plan in plans.items()}
-        for kind in sorted(plans, key=lambda kind: (-rates[kind], kind)):
+        open_to_new = () if self.late_blocks and self._is_late else plans
+        for kind in sorted(open_to_new, key=lambda kind: (-rates[kind], kind)):
             if (shares := plans[kind].admit(job)) is not None:
                 self._admitted[job.id] = kind
                 self._promised |= shares
@@ -220,7 +231,7 @@ class _Plans:
         """
         at = bisect_left(self._jobs, (job.deadline_s, job.arrival), key=lambda each: each.turn)
         self._fill(len(self._jobs))
-        before = [bool(each.share) for each in self._jobs]
+        before = [bool(each.share) or self._policy.late_blocks for each in self._jobs]
         promised = [each.promised for each in self._jobs]
         if not self.add(job):
             return None

@@ -9,7 +9,7 @@ from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.log import EventLog
-from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.engine.simulated_cluster import Quirks, SimulatedCluster
 from pliant.tools.replay.output import parquet_bytes, unfinished
 from pliant.tools.replay.progress.protocol import ProgressModel, Segment
 from pliant.tools.schedule.jobs import JobState
@@ -38,6 +38,16 @@ def test_two_gangs_on_two_gpus_one_runs_one_waits() -> None:
         (10, "b", "start", 2),
         (25, "b", "finish", 0),
     ]
+
+
+def test_a_decision_may_stop_all_that_run() -> None:
+    """a stands still for 4 s as b starts, which pays its own cost; that c comes stops none."""
+    policy = Told({0: {"a": 1}, 10: {"b": 1}, 12: {}})
+    trace = [job("a", gpu_seconds=30), job("b", at=10, gpu_seconds=7), job("c", at=12, gpu_seconds=1)]
+    simulated = SimulatedCluster(Cost(0), Cost(0), quirks=Quirks(stop_all_s=4.0))
+    engine = play(policy, trace, cluster(2), simulated=simulated)
+    assert ends(engine) == {"a": 34, "b": 17}
+    assert overheads(engine) == [("a", "start", 4.0)]
 
 
 def test_the_order_of_the_trace_does_not_matter() -> None:

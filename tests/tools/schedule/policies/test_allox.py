@@ -55,6 +55,15 @@ def test_a_type_that_cannot_run_a_job_is_not_chosen():
     assert match(np.array([[np.inf, 50.0], [1.0, 1.0]]), (1, 1)) == [1, 0]
 
 
+@pytest.mark.parametrize(("preempt", "later"), [(True, {"short": 1}), (False, {"long": 1})])
+def test_a_running_job_may_keep_its_gpu_to_its_end(preempt: bool, later: dict[str, int]):
+    held = opened(Allox(preempt=preempt), cluster(1), job("long", gpu_seconds=100))
+    assert decided(held, 0.0) == {"long": 1}
+    held.submit(job("short", gpu_seconds=10), 0.0)
+    held.decide(0.0)
+    assert {job_id: gpus for job_id, gpus in sizes(held).items() if gpus} == later
+
+
 def test_a_job_waits_for_the_fast_type_where_it_ends_sooner_there():
     held = session(Allox(), mixed_cluster(slow=(1,), fast=(1,)), CurveThroughput({}, {"fast": 10.0}))
     held.submit(job("long", work={"samples": 2_000}), 0)

@@ -77,6 +77,18 @@ def test_a_job_that_is_not_admitted_may_run_best_effort():
     assert held.explain(95.0)["b"].reason == "best-effort"
 
 
+@pytest.mark.parametrize(("blocks", "refused_jobs"), [(False, set()), (True, {"b"})])
+def test_a_job_that_can_no_longer_end_in_time_may_keep_others_out(blocks: bool, refused_jobs: set[str]):
+    """a loses its GPUs until 60 s: of 8 s on eight of them it cannot do 400 GPU-seconds."""
+    held = opened(free_changes(late_blocks=blocks), cluster(8), due("a", 68.0, 400.0))
+    assert decided(held, 0.0) == {"a": 8}
+    (node,) = (each.name for each in held.nodes)
+    held.node_down(node, 0.0)
+    held.node_up(node, 60.0)
+    held.submit(due("b", 900.0, 10.0), 60.0)
+    assert {each.job.id for each in held.decide(60.0) if each.step == "reject"} == refused_jobs
+
+
 def test_the_cost_of_a_change_counts_in_the_share():
     """100 GPU-seconds in 120 s: one GPU does it, but not if the start takes 30 s of them."""
     for rescale_s, share in ((0.0, 1), (30.0, 2)):
