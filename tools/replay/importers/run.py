@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
+from mmap import ACCESS_READ, mmap
+from os import SEEK_END
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
+
+import numpy as np
 
 from pliant.schemas import io
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.file_io.files import PIPE, check_folder, check_output, write_chunks
 from pliant.schemas.file_io.json_lines import encode, header
+from pliant.schemas.file_io.parquet import compute
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.schemas.text import counted, did_you_mean
 from pliant.tools.profile.throughput_model import with_triangulations
+from pliant.tools.replay.importers.blocks import arrow_array
 from pliant.tools.replay.importers.conversion import (
     Conversion,
     FolderFormat,
@@ -48,7 +53,12 @@ from pliant.tools.replay.importers.formats import (
     table,
     tiresias,
 )
+from pliant.tools.replay.importers.job_lines import JobBlock, blocks_of, ends_of, joined, numbers, text_of
 from pliant.tools.replay.importers.selection import ALL, Selection
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
 
 JOBS: Final = "jobs.jsonl"
 PROFILE: Final = "profile.parquet"
@@ -230,7 +240,7 @@ def _numbered(history: NodeHistory) -> Cluster:
 
 
 def _import_jobs(
-    jobs: Iterable[Job], absolute: bool, out: str, selection: Selection, conversion: Conversion
+    jobs: Iterable[Job | JobBlock], absolute: bool, out: str, selection: Selection, conversion: Conversion
 ) -> None:
     check_output(out)
     with SortedJobs() as spool:
@@ -238,8 +248,11 @@ def _import_jobs(
         _write_jobs(spool, absolute, out, selection, conversion.summary)
 
 
-def _collect(jobs: Iterable[Job], spool: SortedJobs, selection: Selection, conversion: Conversion) -> None:
-    spool.add(selection.jobs(jobs, conversion.summary))
+def _collect(
+    jobs: Iterable[Job | JobBlock], spool: SortedJobs, selection: Selection, conversion: Conversion
+) -> None:
+    for block in blocks_of(jobs):
+        spool.add(selection.jobs(block, conversion.summary))
     conversion.finish()
     if not len(spool):
         raise _no_jobs(conversion.summary)
@@ -315,10 +328,13 @@ class SortedJobs:
 
     def __init__(self) -> None:
         self._lines = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (closed by __exit__)
-        self._submitted, self._starts, self._ends = array("d"), array("q"), array("q")
+        self._submitted = array("d")
+        self._ends = array("q", [0])
+        """Where the parts of the lines end: of each job the head, then the tail."""
+        self._kept: NDArray[np.intp] | None = None
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._submitted) if self._kept is None else len(self._kept)
 
     def __enter__(self) -> Self:
         return self
@@ -328,47 +344,49 @@ class SortedJobs:
     ) -> None:
         self._lines.close()
 
-    def add(self, jobs: Iterable[Job]) -> None:
-        for job in jobs:
-            fields = job_fields(job)
-            del fields["submit_time"]
-            line = encode(fields)
-            start = self._ends[-1] if self._ends else 0
-            self._lines.write(line)
-            self._submitted.append(job.submit_time)
-            self._starts.append(start)
-            self._ends.append(start + len(line))
+    def add(self, block: JobBlock) -> None:
+        lines = joined([block.heads, block.tails], len(block))
+        ends = np.empty(2 * len(block), dtype=np.int64)
+        ends[1::2] = ends_of(lines)
+        ends[0::2] = ends[1::2] - np.diff(ends_of(block.tails), prepend=0)
+        self._lines.write(text_of(lines))
+        self._ends.frombytes((ends + self._ends[-1]).tobytes())
+        self._submitted.frombytes(block.submit_time_s.tobytes())
 
     def select(self, selection: Selection, summary: ImportSummary, *, absolute: bool) -> None:
         """Keep only what was chosen by time and at random."""
-        import numpy as np
-
         if selection.begin is None and selection.end is None and selection.sample == 1:
             return
-        kept = np.flatnonzero(selection.chosen(np.array(self._submitted), summary, absolute=absolute))
-        for name in ("_submitted", "_starts", "_ends"):
-            column = getattr(self, name)
-            setattr(self, name, array(column.typecode, (column[index] for index in kept.tolist())))
+        times_s = np.array(self._submitted)
+        self._kept = np.flatnonzero(selection.chosen(times_s, summary, absolute=absolute))
 
     def chunks(self, *, from_zero: bool, scale_time: float = 1.0) -> Iterator[bytes]:
         """The job file in pieces, by submission time; ``from_zero``: seconds since the first submission."""
-        import numpy as np
+        times_s = np.array(self._submitted)
+        order = np.arange(len(times_s)) if self._kept is None else self._kept
+        order = order[np.argsort(times_s[order], kind="stable")]
+        origin_s = float(times_s[order[0]]) if from_zero and len(order) else 0.0
+        lines = _parts_of_lines(self._written(), self._ends)
+        step = max(1, _CHUNK * len(times_s) // max(1, self._ends[-1]))
+        yield header("job")
+        for start in range(0, len(order), step):
+            rows = order[start : start + step]
+            heads, tails = lines(2 * rows), lines(2 * rows + 1)
+            times = numbers((times_s[rows] - origin_s) * scale_time)
+            yield text_of(joined([heads, ',"submit_time":', *times, tails], len(rows)))
 
-        times = np.array(self._submitted)
-        origin = float(times.min()) if from_zero and len(times) else 0.0
-        pieces, size = [header("job")], 0
-        for index in np.argsort(times, kind="stable").tolist():
-            line = self._line(index, (self._submitted[index] - origin) * scale_time)
-            pieces.append(line)
-            size += len(line)
-            if size >= _CHUNK:
-                yield b"".join(pieces)
-                pieces, size = [], 0
-        yield b"".join(pieces)
+    def _written(self) -> bytes | mmap:
+        size = self._lines.seek(0, SEEK_END)
+        if size > _IN_MEMORY:
+            self._lines.flush()
+            return mmap(self._lines.fileno(), size, access=ACCESS_READ)
+        self._lines.seek(0)
+        return self._lines.read()
 
-    def _line(self, index: int, time_s: float) -> bytes:
-        """The line with its time behind the id, which holds no comma."""
-        self._lines.seek(self._starts[index])
-        line = self._lines.read(self._ends[index] - self._starts[index])
-        comma = line.index(b",")
-        return b'%s,"submit_time":%s%s' % (line[:comma], repr(time_s).encode(), line[comma:])
+
+def _parts_of_lines(data: bytes | mmap, ends: array[int]) -> Callable[[NDArray[np.intp]], pa.Array]:
+    """A function that takes parts by their numbers, as large texts."""
+    import pyarrow as pa
+
+    parts = pa.LargeStringArray.from_buffers(len(ends) - 1, pa.py_buffer(ends), pa.py_buffer(data))
+    return lambda rows: compute("take", parts, arrow_array(rows.astype(np.int64), pa.int64()))
