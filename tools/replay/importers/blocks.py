@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, timedelta, timezone, tzinfo
 from functools import cache, partial
 from itertools import product
+from string import ascii_letters, digits
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     Marks = NDArray[np.bool_]
     Rows = NDArray[np.intp]
 
-_PLAIN_ID: Final = "^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _NUMBER: Final = r"^[0-9]+(\.[0-9]+)?$"
 _DIGITS: Final = r"^[0-9]+\.?[0-9]*$"
 _DATE: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?"
@@ -159,15 +159,16 @@ class Block:
     def ids(self, name: str) -> pa.Array:
         """A new job id for each live row, made of the text in a column."""
         texts = self.columns[name]
-        plain = matches(texts, _PLAIN_ID) & ~is_in(texts, _unsaid())
-        if not plain[self.live].all():
-            return self._ids_one_by_one(self.text(name).listed())
         listed: list[str] = texts.to_pylist()
-        if not self.live.all():
-            listed = [listed[row] for row in np.flatnonzero(self.live).tolist()]
-        if len(max(listed, key=len, default="")) <= ID_LENGTH and self.conversion.are_new_ids(listed):
+        if not _are_plain(texts):
+            return self._ids_one_by_one(self.text(name).listed())
+        wanted = listed if self.live.all() else [listed[row] for row in np.flatnonzero(self.live).tolist()]
+        distinct = dict.fromkeys(wanted, 1)
+        if any(word in distinct for word in _unsaid_words()):
+            return self._ids_one_by_one(self.text(name).listed())
+        if len(distinct) == len(wanted) and self.conversion.are_new_ids(distinct):
             return texts
-        return self._ids_one_by_one(texts.to_pylist())
+        return self._ids_one_by_one(listed)
 
     def numbered_ids(self, prefix: str) -> pa.Array:
         """A new job id for each live row, made of its number."""
@@ -251,9 +252,12 @@ class Block:
         if name not in self.columns:
             return np.full(len(self), np.nan)
         texts = self.columns[name]
+        values, known = _usual(texts, np.ones(len(self), dtype=bool), zone, unit_s)
+        if known.all():
+            return values
         stated = ~is_in(texts, _unsaid())
         values, known = _usual(texts, stated, zone, unit_s)
-        values[~(stated & known)] = np.nan
+        values[~known] = np.nan
         self._read_one_by_one(name, np.flatnonzero(stated & ~known & self.live), values, read_one)
         return values
 
@@ -311,7 +315,11 @@ def truths(found: pa.Array) -> Marks:
 
 def _numpy(found: pa.Array, kind: Any) -> NDArray[Any]:
     """The values of an Arrow array, those of nulls undefined; it may not be written to."""
-    return np.frombuffer(found.buffers()[1], dtype=kind, count=len(found) + found.offset)[found.offset :]
+    return _numpy_of(found.buffers()[1], kind, found.offset, len(found))
+
+
+def _numpy_of(buffer: pa.Buffer, kind: Any, start: int, count: int) -> NDArray[Any]:
+    return np.frombuffer(buffer, dtype=kind, count=start + count)[start:]
 
 
 def arrow_array(values: NDArray[Any], arrow_type: pa.DataType) -> pa.Array:
@@ -328,10 +336,33 @@ def _said(text: str) -> str:
 
 
 @cache
-def _unsaid() -> pa.Array:
+def _unsaid_words() -> tuple[str, ...]:
     """All ways to write :data:`NOTHING`."""
     cases = ([{letter.lower(), letter.upper()} for letter in word] for word in NOTHING)
-    return text_array(sorted("".join(letters) for each in cases for letters in product(*each)))
+    return tuple(sorted("".join(letters) for each in cases for letters in product(*each)))
+
+
+@cache
+def _unsaid() -> pa.Array:
+    return text_array(_unsaid_words())
+
+
+@cache
+def _id_bytes() -> NDArray[np.uint8]:
+    """By byte: 2, an id may begin with it; 1, an id may have it; 0, neither."""
+    found = np.zeros(256, dtype=np.uint8)
+    found[list(b"._-")] = 1
+    found[list((ascii_letters + digits).encode())] = 2
+    return found
+
+
+def _are_plain(texts: pa.Array) -> bool:
+    """Whether all texts can be ids as they are, but for what stands for nothing."""
+    ends = _numpy_of(texts.buffers()[1], np.int32, texts.offset, len(texts) + 1)
+    data = np.frombuffer(texts.buffers()[2], dtype=np.uint8)[ends[0] : ends[-1]]
+    kinds, lengths = _id_bytes()[data], np.diff(ends)
+    within = lengths.min() > 0 and lengths.max() <= ID_LENGTH
+    return bool(within and kinds.min() and (kinds[ends[:-1] - ends[0]] == 2).all())
 
 
 def _usual(texts: pa.Array, stated: Marks, zone: tzinfo | None, unit_s: float) -> tuple[Numbers, Marks]:

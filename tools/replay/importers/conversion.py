@@ -169,8 +169,7 @@ class Conversion:
 
     def _settle(self, block: Block) -> None:
         """Count the rows of a block, and tell of them in their order."""
-        for _ in range(len(block) + len(block.others)):
-            self._count()
+        self._count(len(block) + len(block.others))
         for reason, count in block.dropped:
             self.summary.dropped[reason] += count
         for _, sentence, count in sorted(block.assumed, key=lambda found: found[0]):
@@ -190,12 +189,11 @@ class Conversion:
         self._shapes.add(shape)
         return not known
 
-    def are_new_ids(self, texts: Sequence[str]) -> bool:
-        """Take texts as ids, which they can be, if none of them is used already."""
-        distinct = dict.fromkeys(texts, 1)
-        if len(distinct) < len(texts) or not self._ids.keys().isdisjoint(distinct):
+    def are_new_ids(self, distinct: Mapping[str, int]) -> bool:
+        """Take texts as ids, which they can be, if none of them is used already; each with the number 1."""
+        if not self._ids.keys().isdisjoint(distinct):
             return False
-        self._ids |= distinct
+        self._ids.update(distinct)
         return True
 
     def new_id(self, text: str, assume: Callable[[str], None] | None = None) -> str:
@@ -218,10 +216,12 @@ class Conversion:
         self._ids.setdefault(unique, 1)
         return unique
 
-    def _count(self) -> None:
-        self.summary.rows += 1
-        if self._progress is not None and self.summary.rows % _ROWS_PER_REPORT == 0:
-            self._progress(self.summary.rows, None)
+    def _count(self, rows: int = 1) -> None:
+        before = self.summary.rows
+        self.summary.rows += rows
+        if self._progress is not None:
+            for thousand in range(before // _ROWS_PER_REPORT, self.summary.rows // _ROWS_PER_REPORT):
+                self._progress((thousand + 1) * _ROWS_PER_REPORT, None)
 
 
 @dataclass(slots=True)

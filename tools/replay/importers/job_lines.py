@@ -268,8 +268,13 @@ class _Pieces:
 
     def add(self, *pieces: Any) -> None:
         for piece in pieces:
-            if isinstance(piece, str) and isinstance(self.found[-1], str):
-                self.found[-1] += piece
+            last = self.found[-1]
+            if not isinstance(piece, str):
+                self.found.append(piece)
+            elif isinstance(last, str):
+                self.found[-1] = last + piece
+            elif isinstance(last, Words):
+                self.found[-1] = last.map(lambda text, piece=piece: text + piece)  # type: ignore[misc]
             else:
                 self.found.append(piece)
 
@@ -282,8 +287,8 @@ class _Pieces:
         stated = words.stated()
         if not stated.all():
             self.present.append(stated)
-        at = arrow_array(words.places, _arrow_integers(words.places))
-        self.found.append(compute("take", large(text_array(texts)), at))
+        before = self.found.pop() if isinstance(self.found[-1], str) else ""
+        self.found.append(Words([before + text for text in texts], words.places))
 
     def joined(self, end: str) -> pa.Array:
         self.add(end)
@@ -344,8 +349,19 @@ def joined(pieces: Sequence[Any], rows: int) -> pa.Array:
     if all(isinstance(piece, str) for piece in pieces):
         same = arrow_array(np.zeros(rows, np.int64), pa.int64())
         return compute("take", large(text_array(("".join(pieces),))), same)
-    words = [large(text_array((piece,)))[0] if isinstance(piece, str) else piece for piece in pieces]
-    return compute("binary_join_element_wise", *words, large(text_array(("",)))[0])
+    if len(pieces) == 1:
+        return _column_of(pieces[0])
+    return compute("binary_join_element_wise", *map(_column_of, pieces), _column_of(""))
+
+
+def _column_of(piece: Any) -> Any:
+    """Large texts, one for all rows or one for each."""
+    if isinstance(piece, str):
+        return large(text_array((piece,)))[0]
+    if isinstance(piece, Words):
+        at = arrow_array(piece.places, _arrow_integers(piece.places))
+        return compute("take", large(text_array(piece.texts)), at)
+    return piece
 
 
 def ends_of(texts: pa.Array) -> NDArray[np.int64]:

@@ -202,9 +202,9 @@ def _is_plain(data: bytes) -> bool:
     """
     if not data.isascii():
         data.decode()
-    if b"\n\n" in data or b"\n\r" in data or data[:1] in (b"\r", b"\n"):
+    if b"\n\n" in data or data[:1] in (b"\r", b"\n"):
         return False
-    return data.count(b"\r") == data.count(b"\r\n")
+    return b"\r" not in data or (b"\n\r" not in data and data.count(b"\r") == data.count(b"\r\n"))
 
 
 def _columns(data: bytes, header: Sequence[str], delimiter: str) -> dict[str, pa.Array] | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from mmap import ACCESS_READ, mmap
-from os import SEEK_END
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -327,10 +326,8 @@ class SortedJobs:
     """Lines of a job file; 24 bytes a job stay in memory. A context manager: leaving it frees the rest."""
 
     def __init__(self) -> None:
-        self._lines = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (closed by __exit__)
+        self._heads, self._tails = _Texts(), _Texts()
         self._submitted = array("d")
-        self._ends = array("q", [0])
-        """Where the parts of the lines end: of each job the head, then the tail."""
         self._kept: NDArray[np.intp] | None = None
 
     def __len__(self) -> int:
@@ -342,15 +339,12 @@ class SortedJobs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lines.close()
+        self._heads.file.close()
+        self._tails.file.close()
 
     def add(self, block: JobBlock) -> None:
-        lines = joined([block.heads, block.tails], len(block))
-        ends = np.empty(2 * len(block), dtype=np.int64)
-        ends[1::2] = ends_of(lines)
-        ends[0::2] = ends[1::2] - np.diff(ends_of(block.tails), prepend=0)
-        self._lines.write(text_of(lines))
-        self._ends.frombytes((ends + self._ends[-1]).tobytes())
+        self._heads.add(block.heads)
+        self._tails.add(block.tails)
         self._submitted.frombytes(block.submit_time_s.tobytes())
 
     def select(self, selection: Selection, summary: ImportSummary, *, absolute: bool) -> None:
@@ -366,27 +360,47 @@ class SortedJobs:
         order = np.arange(len(times_s)) if self._kept is None else self._kept
         order = order[np.argsort(times_s[order], kind="stable")]
         origin_s = float(times_s[order[0]]) if from_zero and len(order) else 0.0
-        lines = _parts_of_lines(self._written(), self._ends)
-        step = max(1, _CHUNK * len(times_s) // max(1, self._ends[-1]))
+        heads, tails = self._heads.written(), self._tails.written()
+        step = max(1, _CHUNK * len(times_s) // max(1, len(self._heads) + len(self._tails)))
         yield header("job")
         for start in range(0, len(order), step):
             rows = order[start : start + step]
-            heads, tails = lines(2 * rows), lines(2 * rows + 1)
             times = numbers((times_s[rows] - origin_s) * scale_time)
-            yield text_of(joined([heads, ',"submit_time":', *times, tails], len(rows)))
-
-    def _written(self) -> bytes | mmap:
-        size = self._lines.seek(0, SEEK_END)
-        if size > _IN_MEMORY:
-            self._lines.flush()
-            return mmap(self._lines.fileno(), size, access=ACCESS_READ)
-        self._lines.seek(0)
-        return self._lines.read()
+            pieces = [_taken(heads, rows), ',"submit_time":', *times, _taken(tails, rows)]
+            yield text_of(joined(pieces, len(rows)))
 
 
-def _parts_of_lines(data: bytes | mmap, ends: array[int]) -> Callable[[NDArray[np.intp]], pa.Array]:
-    """A function that takes parts by their numbers, as large texts."""
+class _Texts:
+    """Texts in a file, which is in memory while it is small, and where each of them ends."""
+
+    def __init__(self) -> None:
+        self.file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (closed by SortedJobs)
+        self.ends = array("q", [0])
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def add(self, texts: pa.Array) -> None:
+        """:param texts: large ones."""
+        self.file.write(text_of(texts))
+        self.ends.frombytes((ends_of(texts) + self.ends[-1]).tobytes())
+
+    def written(self) -> pa.Array:
+        """All texts. Those of a file on disk are read as they are needed."""
+        import pyarrow as pa
+
+        self.file.flush()
+        self.file.seek(0)
+        on_disk = len(self) > _IN_MEMORY
+        data = mmap(self.file.fileno(), len(self), access=ACCESS_READ) if on_disk else self.file.read()
+        count = len(self.ends) - 1
+        return pa.LargeStringArray.from_buffers(count, pa.py_buffer(self.ends), pa.py_buffer(data))
+
+
+def _taken(texts: pa.Array, rows: NDArray[np.intp]) -> pa.Array:
     import pyarrow as pa
 
-    parts = pa.LargeStringArray.from_buffers(len(ends) - 1, pa.py_buffer(ends), pa.py_buffer(data))
-    return lambda rows: compute("take", parts, arrow_array(rows.astype(np.int64), pa.int64()))
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
+        return texts.slice(first, len(rows))
+    return compute("take", texts, arrow_array(rows.astype(np.int64, copy=False), pa.int64()))
