@@ -163,8 +163,8 @@ class Block:
         if not _are_plain(texts):
             return self._ids_one_by_one(self.text(name).listed())
         wanted = listed if self.live.all() else [listed[row] for row in np.flatnonzero(self.live).tolist()]
-        distinct = dict.fromkeys(wanted, 1)
-        if any(word in distinct for word in _unsaid_words()):
+        distinct = set(wanted)
+        if not distinct.isdisjoint(_unsaid_words()):
             return self._ids_one_by_one(self.text(name).listed())
         if len(distinct) == len(wanted) and self.conversion.are_new_ids(distinct):
             return texts

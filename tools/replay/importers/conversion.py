@@ -118,7 +118,9 @@ class Conversion:
         self._lenient = lenient
         self._progress = progress
         self._problems: list[Problem] = []
-        self._ids: dict[str, int] = {}
+        self._ids: set[str] = set()
+        self._numbers: dict[str, int] = {}
+        """The last number that was put behind a repeated id."""
         self._shapes: set[object] = set()
 
     def convert(self, rows: Iterable[InputRow], make: Callable[[InputRow], T]) -> Iterator[T]:
@@ -189,11 +191,11 @@ class Conversion:
         self._shapes.add(shape)
         return not known
 
-    def are_new_ids(self, distinct: Mapping[str, int]) -> bool:
-        """Take texts as ids, which they can be, if none of them is used already; each with the number 1."""
-        if not self._ids.keys().isdisjoint(distinct):
+    def are_new_ids(self, distinct: set[str]) -> bool:
+        """Take texts as ids, which they can be, if none of them is used already."""
+        if not self._ids.isdisjoint(distinct):
             return False
-        self._ids.update(distinct)
+        self._ids |= distinct
         return True
 
     def new_id(self, text: str, assume: Callable[[str], None] | None = None) -> str:
@@ -205,15 +207,15 @@ class Conversion:
         plain = _NOT_IN_IDS.sub("_", text).lstrip("._-")[:ID_LENGTH] or "job"
         if plain != text:
             assume("an id with characters that ids may not have was rewritten")
-        number = self._ids.get(plain, 0) + 1
+        number = self._numbers.get(plain, int(plain in self._ids)) + 1
         unique = plain if number == 1 else f"{plain}-{number}"
         while unique in self._ids and number > 1:
             number += 1
             unique = f"{plain}-{number}"
         if number > 1:
             assume("an id that is there more than once got a number behind it")
-        self._ids[plain] = number
-        self._ids.setdefault(unique, 1)
+            self._numbers[plain] = number
+        self._ids.add(unique)
         return unique
 
     def _count(self, rows: int = 1) -> None:

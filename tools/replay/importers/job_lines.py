@@ -22,7 +22,7 @@ from pliant.schemas.file_io.parquet import cast, compute, text_array
 from pliant.schemas.file_io.record import MOST, Record, problems_of
 from pliant.schemas.file_io.record import MOST_GPUS as MOST_GPUS_OF_A_JOB
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.blocks import Block, Words, arrow_array
+from pliant.tools.replay.importers.blocks import Block, Words, arrow_array, words_of
 from pliant.tools.replay.importers.conversion import OUT_OF_BOUNDS, UNKNOWN_MODEL, executed_job
 from pliant.tools.replay.recorded import LABEL, plain_seconds
 
@@ -147,7 +147,7 @@ def executed_jobs(
         "gpus": {"requested": integers(gpus)},
         "user": user,
         "team": team,
-        "priority": Raw([repr(value) if value else "" for value in priority.tolist()])
+        "priority": Raw(words_of(priority, lambda each: repr(each) if each else ""))
         if priority.any()
         else "",
         "work": {"gpu_seconds": gpu_seconds},
@@ -220,9 +220,9 @@ def _check_line(block: JobBlock, row: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """A column of values as JSON, empty where they are left out."""
+    """A column of words that are JSON."""
 
-    texts: Sequence[str]
+    words: Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +258,7 @@ class _Pieces:
                 written = [_json(text) if text else "" for text in value.texts]
                 self.add_words(key, value.take(self.rows), written)
             elif isinstance(value, Raw):
-                words = Words.of([value.texts[row] for row in self.rows.tolist()])
-                self.add_words(key, words, words.texts)
+                self.add_words(key, value.words.take(self.rows), value.words.texts)
             elif isinstance(value, _Runs):
                 self.add(f'{key}"', _seconds(value.begun_s[self.rows]), "-")
                 self.add(_seconds(value.ended_s[self.rows]), '"')
@@ -370,11 +369,11 @@ def ends_of(texts: pa.Array) -> NDArray[np.int64]:
     return ends[1:] - ends[0]
 
 
-def text_of(texts: pa.Array) -> bytes:
-    """Large texts, one after the other."""
+def text_of(texts: pa.Array) -> memoryview:
+    """The bytes of large texts, one after the other."""
     ends = np.frombuffer(texts.buffers()[1], np.int64)
     first, last = int(ends[texts.offset]), int(ends[texts.offset + len(texts)])
-    return texts.buffers()[2][first:last].to_pybytes() if last > first else b""
+    return memoryview(texts.buffers()[2] or b"")[first:last]
 
 
 def _arrow_integers(values: NDArray[Any]) -> pa.DataType:

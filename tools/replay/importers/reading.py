@@ -39,7 +39,7 @@ _BEGINNING: Final = 1000
 """Characters of a first line that tell formats apart."""
 BLOCK: Final = 1 << 18
 """Characters read at a time."""
-_CSV_BLOCK: Final = 1 << 20
+_CSV_BLOCK: Final = 1 << 21
 """Bytes of lines that become a block."""
 _RECORDS: Final = 1 << 13
 """Records of csv that become a block."""

@@ -367,7 +367,7 @@ class SortedJobs:
             rows = order[start : start + step]
             times = numbers((times_s[rows] - origin_s) * scale_time)
             pieces = [_taken(heads, rows), ',"submit_time":', *times, _taken(tails, rows)]
-            yield text_of(joined(pieces, len(rows)))
+            yield bytes(text_of(joined(pieces, len(rows))))
 
 
 class _Texts:

@@ -197,20 +197,24 @@ def _job_lines(sizes: Sizes | None, block: Block) -> JobBlock:
 
 def _most(sizes: Sizes | None, block: Block, model: Words, batch: Numbers) -> Numbers:
     """The largest size of each job. Jobs without throughputs are refused."""
-    most = np.full(len(block), np.inf)
     if sizes is None:
-        return most
-    for row in np.flatnonzero(block.live).tolist():
-        found = sizes.get((model[row], int(batch[row])))
-        if found is None:
-            text = f"{model[row]!r} has no throughputs for the batch {int(batch[row])}"
-            block.refuse_row(row, "model_name", text)
-        else:
-            most[row] = found
-    return most
+        return np.full(len(block), np.inf)
+    batches, places = np.unique(batch, return_inverse=True)
+    pairs, at = np.unique(model.places.astype(np.int64) * len(batches) + places, return_inverse=True)
+    keys = [(model.texts[pair // len(batches)], batches[pair % len(batches)]) for pair in pairs.tolist()]
+    found = np.array([float(sizes.get(key, math.nan)) for key in keys])[at]
+    block.refuse(
+        np.isnan(found),
+        "model_name",
+        lambda row: f"{model[row]!r} has no throughputs for the batch {int(batch[row])}",
+    )
+    return found
 
 
-def _utility(target_s: Numbers) -> Raw:
+def _utility(target_s: Numbers) -> Raw | dict[str, Any]:
     """Worth 1 until the deadline, where there is one."""
+    if not np.isnan(target_s).any():
+        return {"shape": "step", "target": target_s}
     found = target_s.tolist()
-    return Raw(["" if math.isnan(each) else f'{{"shape":"step","target":{each!r}}}' for each in found])
+    texts = ["" if math.isnan(each) else f'{{"shape":"step","target":{each!r}}}' for each in found]
+    return Raw(Words.of(texts))
