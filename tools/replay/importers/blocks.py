@@ -66,7 +66,7 @@ class Words:
         return cls([text], np.zeros(rows, dtype=np.int32))
 
     def __getitem__(self, row: int) -> str:
-        return self.texts[self.places[row]]
+        return self.texts[int(self.places[row])]
 
     def map(self, change: Callable[[str], str]) -> Words:
         return Words(list(map(change, self.texts)), self.places)
@@ -80,7 +80,8 @@ class Words:
 
     def marks(self, test: Callable[[str], bool]) -> Marks:
         """The rows whose text passes."""
-        return np.array([bool(test(text)) for text in self.texts], dtype=bool)[self.places]
+        found: Marks = np.array([bool(test(text)) for text in self.texts], dtype=bool)[self.places]
+        return found
 
     def stated(self) -> Marks:
         return self.marks(bool)
@@ -236,7 +237,8 @@ class Block:
                 values[place] = read_one(InputRow(self.source, None, {name: words.texts[place]}))
             except MalformedRowError as error:
                 self.refuse(words.places == place, error.field, error.message)
-        return values[words.places]
+        found: Numbers = values[words.places]
+        return found
 
     def _read(
         self,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -71,12 +70,17 @@ class JobBlock:
 
 def blocks_of(jobs: Iterable[Job | JobBlock]) -> Iterator[JobBlock]:
     """The same jobs, those that were made one by one in blocks."""
-    for is_block, found in groupby(jobs, key=lambda each: isinstance(each, JobBlock)):
-        if is_block:
-            yield from found
-        else:
-            while jobs_of_block := list(islice(found, _JOBS)):
-                yield _block(jobs_of_block)
+    single: list[Job] = []
+    for each in jobs:
+        if isinstance(each, Job):
+            single.append(each)
+        if single and (len(single) == _JOBS or isinstance(each, JobBlock)):
+            yield _block(single)
+            single = []
+        if isinstance(each, JobBlock):
+            yield each
+    if single:
+        yield _block(single)
 
 
 def _block(jobs: Sequence[Job]) -> JobBlock:
@@ -196,7 +200,8 @@ def job_block(block: Block, ids: pa.Array, submit_time_s: Numbers, fields: Mappi
         submit_time_s,
         joined(['{"id":"', large(chosen), '"'], len(rows)),
         tails,
-        *(_column(fields.get(name, ""), rows) for name in ("user", "team")),
+        _column(fields.get("user", ""), rows),
+        _column(fields.get("team", ""), rows),
         {name: _column(words, rows) for name, words in labels.items() if isinstance(words, str | Words)},
     )
     for row, shape in pieces.shapes():
@@ -366,7 +371,8 @@ def _column_of(piece: Any) -> Any:
 def ends_of(texts: pa.Array) -> NDArray[np.int64]:
     """Where each of large texts ends in :func:`text_of` them."""
     ends = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    return ends[1:] - ends[0]
+    found: NDArray[np.int64] = ends[1:] - ends[0]
+    return found
 
 
 def text_of(texts: pa.Array) -> memoryview:

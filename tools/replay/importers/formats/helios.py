@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from pliant.tools.replay.importers.blocks import Block
+from pliant.tools.replay.importers.blocks import Block, Words
 from pliant.tools.replay.importers.conversion import (
     Conversion,
     Reason,
@@ -41,7 +41,7 @@ def _jobs(block: Block) -> JobBlock:
     seconds = block.optional_number("duration")
     block.drop(np.isnan(seconds), Reason.NOT_FINISHED)
     block.drop(seconds == 0, Reason.NO_DURATION)
-    labels = {
+    labels: dict[str, str | Words] = {
         "trace": "helios",
         "status": block.optional_text("state"),
         "vc": block.optional_text("vc"),

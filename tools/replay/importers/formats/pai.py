@@ -153,7 +153,7 @@ def _jobs(demands: Demands, workloads: Mapping[str, str], block: Block) -> JobBl
     held = demands.gpus[rows]
     gpus = np.ceil(held)
     block.assume(held < gpus, _SHARED)
-    labels = {
+    labels: dict[str, str | Words] = {
         "trace": "pai",
         "status": block.optional_text("status"),
         "gpu_type": demands.gpu_type.take(rows),

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.blocks import Block
+from pliant.tools.replay.importers.blocks import Block, Words
 from pliant.tools.replay.importers.conversion import (
     Conversion,
     DroppedRowError,
@@ -116,7 +116,7 @@ def _reduced_jobs(block: Block) -> JobBlock:
     block.drop(gpus == 0, Reason.NO_GPU)
     block.drop(gpus * seconds == 0, Reason.NO_DURATION)
     ids = block.numbered_ids("philly")
-    labels = {"trace": "philly", "cluster": block.optional_text("cluster")}
+    labels: dict[str, str | Words] = {"trace": "philly", "cluster": block.optional_text("cluster")}
     return executed_jobs(block, ids, submit_time_s, gpus, seconds, labels=labels)
 
 

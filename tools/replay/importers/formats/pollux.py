@@ -119,7 +119,8 @@ def _job_lines(trace: str, known: Mapping[str, Application], block: Block) -> Jo
         )
 
     def of_each(name: str) -> NDArray[np.int64]:
-        return np.array([getattr(each, name) for each in found], dtype=np.int64)[model.places]
+        by_word = np.array([getattr(each, name) for each in found], dtype=np.int64)
+        return by_word.take(model.places)
 
     least, most, samples = of_each("smallest_batch"), of_each("largest_batch"), of_each("dataset_size")
     within = (batch >= least) & (batch <= most) & (most <= LARGEST_BATCH) & (samples <= MOST_SAMPLES)
