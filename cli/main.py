@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Final
@@ -292,7 +292,8 @@ def _import_help_pages() -> None:
         sys.modules[module] = ModuleType(module)
         setattr(sys.modules[module], name, type(name, (), {}))
     try:
-        importlib.import_module("typer.rich_utils")
+        with suppress(ImportError):  # help is plain without Rich
+            importlib.import_module("typer.rich_utils")
     finally:
         for module in unused:
             del sys.modules[module]
