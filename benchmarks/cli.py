@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import statistics
 import subprocess
@@ -12,8 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks.parts import start_up
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.installed import as_installed
+from benchmarks.parts.small_inputs import write_small_inputs
 from pliant.cli.main import COMMANDS, GROUPS
 
 MEASURES: Final = ("cli", "schemas")
@@ -31,7 +32,7 @@ PARQUET_LIMIT_S = 0.6
 def figures(runs: int = RUNS, commands: Sequence[str] = ALL) -> list[Figure]:
     """Median over fresh processes of user plus system time; byte code is kept, as after installing."""
     with tempfile.TemporaryDirectory() as folder:
-        jobs, cluster = _inputs(Path(folder))
+        jobs, cluster = write_small_inputs(Path(folder))
         schedule = ["schedule", str(jobs), "--cluster", str(cluster), "--policy", "fifo"]
         events = str(Path(folder) / "fifo.parquet")
         free = ["--start-cost", "0", "--rescale-cost", "0"]
@@ -44,25 +45,13 @@ def figures(runs: int = RUNS, commands: Sequence[str] = ALL) -> list[Figure]:
             Figure("cli_slowest_help_cpu_s", slowest_help_s, "s", HELP_LIMIT_S),
             Figure("cli_schedule_fifo_cpu_s", _cpu_s(schedule, runs), "s", LIMIT_S),
             Figure("cli_report_cpu_s", _cpu_s(["report", events], runs), "s", PARQUET_LIMIT_S),
+            *start_up.figures(runs),
         ]
 
 
 def smallest() -> list[Figure]:
     """All of it, small."""
     return figures(runs=1, commands=["replay"])
-
-
-def _inputs(folder: Path) -> tuple[Path, Path]:
-    jobs, cluster = folder / "jobs.jsonl", folder / "cluster.json"
-    rows = [
-        {"id": f"job-{i}", "submit_time": i, "model": "m", "gpus": {"requested": 2}, "work": {"samples": 1e6}}
-        for i in range(20)
-    ]
-    jobs.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    cluster.write_text(
-        json.dumps({"schema": "pliant.cluster/1", "nodes": [{"name": "n{}", "gpus": 4, "count": 4}]})
-    )
-    return jobs, cluster
 
 
 def _cpu_s(arguments: list[str], runs: int) -> float:

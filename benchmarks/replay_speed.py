@@ -95,7 +95,7 @@ def figures(
         Figure("fifo_1m_jobs_peak_mb", round(fifo["peak_mb"]), "MB"),
         Figure("cost_per_event_growth", round(per_event[1] / per_event[0], 2), "ratio", 3),
         *_workload_6(processes),
-        *(import_rows.figures() if rows is None else import_rows.figures(rows)),
+        *(import_rows.figures() if rows is None else import_rows.figures(rows, visits=1)),
     ]
 
 

@@ -7,12 +7,13 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from pliant.cli.common import BROKEN_PIPE, DISK_FULL, command, run_command
@@ -28,37 +29,100 @@ LIVE: Final = "Live state"
 FILES: Final = "Files"
 
 COMMANDS: Final = (
-    ("profile", TOOLS),
-    ("schedule", TOOLS),
-    ("run", TOOLS),
-    ("replay", TOOLS),
-    ("report", TOOLS),
-    ("demo", START),
-    ("examples", START),
-    ("submit", LIVE),
-    ("cancel", LIVE),
-    ("hold", LIVE),
-    ("release", LIVE),
-    ("priority", LIVE),
-    ("drain", LIVE),
-    ("resume", LIVE),
-    ("status", LIVE),
-    ("why", LIVE),
-    ("top", LIVE),
-    ("log", LIVE),
-    ("stack", LIVE),
-    ("wait", LIVE),
-    ("whatif", LIVE),
-    ("doctor", LIVE),
-    ("init", FILES),
-    ("validate", FILES),
-    ("schema", FILES),
-    ("policies", FILES),
-    ("man", FILES),
-    ("profile merge", FILES),
-    ("profile diff", FILES),
-    ("profile prune", FILES),
+    ("profile", TOOLS, "Measure real training steps of the jobs' scripts and write a profile."),
+    ("schedule", TOOLS, "Decide which job gets which GPUs now, and with which batch size."),
+    (
+        "run",
+        TOOLS,
+        "Execute a schedule on real processes: start, stop, resize and resume jobs with torchrun.",
+    ),
+    (
+        "replay",
+        TOOLS,
+        "Replay a trace under one or more policies, by discrete events; equal inputs give equal files.",
+    ),
+    (
+        "report",
+        TOOLS,
+        "The answer first: metrics, tables and figures from event files, one policy beside another.",
+    ),
+    (
+        "demo",
+        START,
+        "Profile, schedule, run and report real training on two CPU slots, then replay the same jobs.",
+    ),
+    (
+        "examples",
+        START,
+        "Copy the examples into DIR/examples: training scripts, jobs, clusters, and the demos.",
+    ),
+    ("submit", LIVE, "Give jobs to a state directory, all of them or none, and print their ids."),
+    ("cancel", LIVE, "End jobs, running or waiting: all that are named, or none if one is unknown."),
+    (
+        "hold",
+        LIVE,
+        "Keep jobs from running until pliant release: all that are named, or none if one is unknown.",
+    ),
+    (
+        "release",
+        LIVE,
+        "Let jobs run again that pliant hold stopped: all that are named, or none if one is unknown.",
+    ),
+    ("priority", LIVE, "Give a job another priority, whether it runs or waits."),
+    (
+        "drain",
+        LIVE,
+        "Give nodes no further work until pliant resume: all that are named, or none if one is unknown.",
+    ),
+    (
+        "resume",
+        LIVE,
+        (
+            "Give nodes work again that pliant drain has taken out: all that are named, or none if one is "
+            "unknown."
+        ),
+    ),
+    (
+        "status",
+        LIVE,
+        "Show the jobs of a state directory and whether a run is in progress, or describe one job.",
+    ),
+    ("why", LIVE, "Say why a job waits, or what it has cost."),
+    (
+        "top",
+        LIVE,
+        (
+            "Show what each job that runs uses: GPUs, speed, step time, batch, loss, and when it was heard "
+            "of last."
+        ),
+    ),
+    ("log", LIVE, "Print the output of the newest attempt of a job, file by file."),
+    (
+        "stack",
+        LIVE,
+        "Show the Python stacks of all workers of a running job, equal ones once, the newest call first.",
+    ),
+    ("wait", LIVE, "Wait until jobs have ended, and say how: a line for each, as it ends."),
+    (
+        "whatif",
+        LIVE,
+        "Say what would become of the jobs of a run if something were different. Nothing is changed.",
+    ),
+    ("doctor", LIVE, "Check that everything is there that runs need, and say what to do where it is not."),
+    ("init", FILES, "Look what there is, write the files to begin with, and say the next command."),
+    (
+        "validate",
+        FILES,
+        "Check files against their schemas: a line for each good file, every problem of the bad ones.",
+    ),
+    ("schema", FILES, "Print the schema of a kind of file: a JSON Schema, or for a table its columns."),
+    ("policies", FILES, "List the policies, or describe one: what it does, its parameters, what it needs."),
+    ("man", FILES, "Write manual pages: pliant(1), and one for each command."),
+    ("profile merge", FILES, "Put several profiles into one."),
+    ("profile diff", FILES, "Show which rows differ between two profiles."),
+    ("profile prune", FILES, "Take rows out of a profile: those that match all options."),
 )
+"""Name, panel and first sentence of each command: the help of all says no more, so it makes none of them."""
 MODULES: Final = {
     **dict.fromkeys(("cancel", "hold", "release", "priority", "drain", "resume"), "orders"),
     "demo": "examples",
@@ -100,6 +164,13 @@ class _OnDemand(TyperGroup):
 
                 complete(self.commands[cmd_name])
         return super().get_command(ctx, cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        made, self.commands = self.commands, {name: _summary(name) for name in self.commands}
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.commands = made
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Commands of two words, too."""
@@ -158,18 +229,17 @@ def _root(
     ] = False,
 ) -> None:
     """Elastic deep-learning scheduling as Unix tools: profile | schedule | run, replay, report."""
-    if context.invoked_subcommand is None and run_command(lambda: out_text(first_page(context))):
+    if context.invoked_subcommand is None and run_command(lambda: out_text(first_page())):
         raise typer.Exit(1)
 
 
-def first_page(context: typer.Context) -> str:
+def first_page() -> str:
     """What ``pliant`` alone prints: the five tools, and what to type next."""
     from pliant.cli.policies import entry
 
-    group: Any = context.command
-    tools = [name for name, panel in COMMANDS if panel == TOOLS]
+    tools = [name for name, panel, _ in COMMANDS if panel == TOOLS]
     width = width_for(sys.stdout) or UNKNOWN_WIDTH
-    found = [(name, group.get_command(context, name).get_short_help_str(limit=200)) for name in tools]
+    found = [(name, _summary(name).get_short_help_str(limit=200)) for name in tools]
     longest = max(map(len, tools))
     lines = [line for name, text in found for line in entry(name, text, longest, width - 2)]
     return "\n".join(
@@ -183,10 +253,16 @@ def first_page(context: typer.Context) -> str:
     )
 
 
+def _summary(name: str) -> TyperCommand:
+    """A command of which nothing is known but what a list of commands says."""
+    panel, text = next((panel, text) for each, panel, text in (*COMMANDS, *GROUPS) if each == name)
+    return TyperCommand(name, help=text, rich_help_panel=panel)
+
+
 def _made(name: str) -> Any:
     module = importlib.import_module(f"pliant.cli.{MODULES.get(name, name)}")
     made = typer.Typer(name=name, no_args_is_help=True, add_completion=False)
-    for each, panel in COMMANDS:
+    for each, panel, _ in COMMANDS:
         if each == name:
             made.command(name, rich_help_panel=panel)(command(getattr(module, name.replace(" ", "_"))))
             return _explained(get_command(made))
@@ -207,10 +283,28 @@ def _explained(made: Any) -> Any:
     return made
 
 
+def _import_help_pages() -> None:
+    """Import what draws help, without the renderers of Markdown and of tracebacks, which help does not use:
+    they take a third of its time.
+    """
+    unused = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
+    for module, name in unused.items():
+        sys.modules[module] = ModuleType(module)
+        setattr(sys.modules[module], name, type(name, (), {}))
+    try:
+        with suppress(ImportError):  # help is plain without Rich
+            importlib.import_module("typer.rich_utils")
+    finally:
+        for module in unused:
+            del sys.modules[module]
+
+
 def main() -> None:
     """Entry point of the ``pliant`` command."""
     if sys.stderr is None:  # closed: what is meant for it must not end up in another file
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - open until the end
+    if {"-h", "--help"} & {*sys.argv} and "typer.rich_utils" not in sys.modules:
+        _import_help_pages()
     try:
         app()
     except SystemExit as leaving:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -29,7 +29,6 @@ from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.parquet import columns_hash, parquet_bytes, parse_parquet, to_columns
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job
-from pliant.schemas.metrics import Metrics
 from pliant.schemas.predictor import Predictor
 from pliant.schemas.profile import (
     CONVERGENCE,
@@ -42,6 +41,9 @@ from pliant.schemas.profile import (
 )
 from pliant.schemas.schedule import Schedule
 from pliant.schemas.shares import USER, Shares
+
+if TYPE_CHECKING:
+    from pliant.schemas.metrics import Metrics
 
 
 def read_jobs(path: str | Path, defaults: Mapping[str, Any] | None = None) -> tuple[Job, ...]:
@@ -94,6 +96,8 @@ def read_shares(text: str) -> Shares:
 
 
 def read_metrics(path: str | Path) -> Metrics:
+    from pliant.schemas.metrics import Metrics
+
     return parse_document(read_bytes(path), source_name(path), "metrics", Metrics)
 
 

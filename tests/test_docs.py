@@ -183,5 +183,5 @@ def test_every_command_is_in_the_reference() -> None:
     from pliant.cli.main import COMMANDS, GROUPS
 
     text = (ROOT / "docs" / "cli.md").read_text()
-    names = [name for name, _ in COMMANDS] + [name for name, _, _ in GROUPS]
+    names = [name for name, *_ in COMMANDS] + [name for name, _, _ in GROUPS]
     assert [name for name in names if f"`pliant {name}`" not in text] == []

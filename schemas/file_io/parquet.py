@@ -375,20 +375,20 @@ def compute(name: str, *values: Any, options: Any = None) -> Any:
     ``pyarrow.compute`` would make a Python function of each of some 300, which takes about as long as all
     decisions of a short replay. Methods such as ``take``, ``filter`` and ``cast`` import it, too.
     """
-    return _kernels().call_function(name, list(values), options)
+    return kernels().call_function(name, list(values), options)
 
 
 def cast(values: Any, arrow_type: pa.DataType) -> Any:
     """The same values of another type; a value that it cannot hold is an error."""
-    return compute("cast", values, options=_kernels().CastOptions(arrow_type))
+    return compute("cast", values, options=kernels().CastOptions(arrow_type))
 
 
 def count_substring(texts: Any, part: str) -> Any:
     """How often each text has that part."""
-    return compute("count_substring", texts, options=_kernels().MatchSubstringOptions(part))
+    return compute("count_substring", texts, options=kernels().MatchSubstringOptions(part))
 
 
-def _kernels() -> Any:
+def kernels() -> Any:
     """Where pyarrow has the functions; its public module where a later version keeps them elsewhere."""
     try:
         from pyarrow import _compute as kernels

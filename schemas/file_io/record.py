@@ -35,8 +35,9 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 MOST_GPUS: Final = 10_000_000
 """Of a cluster or a job, so that a typing error does not fill memory."""
 GpuCount = Annotated[int, Field(gt=0, le=MOST_GPUS)]
-SampleCount = Annotated[int, Field(gt=0, le=2**53)]
-"""Up to the largest integer that a float holds exactly."""
+MOST_SAMPLES: Final = 2**53
+"""The largest integer up to which a float holds all exactly."""
+SampleCount = Annotated[int, Field(gt=0, le=MOST_SAMPLES)]
 LARGEST_BATCH: Final = 2**31
 BatchSize = Annotated[int, Field(gt=0, le=LARGEST_BATCH)]
 PositiveFloat = Annotated[float, Field(gt=0)]

@@ -7,11 +7,20 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
-from pliant.cli.main import COMMANDS, GROUPS, MODULES, main
+from pliant.cli.main import COMMANDS, GROUPS, MODULES, app, main
 from tests.cli.calling import call
+
+
+@pytest.mark.parametrize(("name", "panel", "text"), [*COMMANDS, *GROUPS])
+def test_the_list_of_commands_says_what_each_says_of_itself(name: str, panel: str, text: str) -> None:
+    group: Any = get_command(app)
+    made = group.get_command(None, name)
+    assert (made.help.split("\n\n")[0], made.rich_help_panel) == (text, panel)
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in (*COMMANDS, *GROUPS)])

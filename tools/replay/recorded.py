@@ -38,13 +38,13 @@ class PastRun(NamedTuple):
 def label_of(runs: Sequence[tuple[float, float, int]], submit_time_s: float, gpus: int) -> str:
     """The label of a job; a run that began before the submission counts from there."""
     return ", ".join(
-        f"{_plain(max(0.0, start_s - submit_time_s))}-{_plain(max(0.0, end_s - submit_time_s))}"
+        f"{plain_seconds(max(0.0, start_s - submit_time_s))}-{plain_seconds(max(0.0, end_s - submit_time_s))}"
         + (f"*{held}" if held != gpus else "")
         for start_s, end_s, held in sorted(runs)
     )
 
 
-def _plain(seconds: float) -> str:
+def plain_seconds(seconds: float) -> str:
     return f"{seconds:.3f}".rstrip("0").rstrip(".")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pydantic_core import ValidationError
 
@@ -26,6 +26,10 @@ from pliant.schemas.profile import ConvergenceRow, ProfileRow
 from pliant.schemas.text import counted
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.recorded import LABEL, label_of
+
+if TYPE_CHECKING:
+    from pliant.tools.replay.importers.blocks import Block
+    from pliant.tools.replay.importers.job_lines import JobBlock
 
 T = TypeVar("T")
 
@@ -41,7 +45,10 @@ MALFORMED_NAMED: Final = 5
 """Faults in rows that were dropped as malformed that a summary names."""
 _ROWS_PER_REPORT: Final = 1000
 _NOT_IN_IDS: Final = re.compile(r"[^A-Za-z0-9._-]")
+ID_LENGTH: Final = 120
+"""Of an id without the number that a repeated one gets."""
 UNKNOWN_MODEL: Final = "unknown"
+OUT_OF_BOUNDS: Final = "holds a number that is out of all bounds"
 MOST_GPUS: Final = 65_536
 """Of one measurement: its placement names every node."""
 NOTHING: Final = frozenset({"", "none", "null", "nan", "n/a", "unknown"})
@@ -54,7 +61,7 @@ class TraceFormat:
     """A format of jobs; ``absolute``: its times are shifted to 0. ``cluster`` reads lists of nodes."""
 
     name: str
-    jobs: Callable[[Sequence[str], Conversion], Iterator[Job]]
+    jobs: Callable[[Sequence[str], Conversion], Iterator[Job | JobBlock]]
     absolute: bool = True
     cluster: Callable[[Sequence[str], Conversion], Cluster | None] | None = None
 
@@ -65,14 +72,14 @@ class FolderFormat:
 
     name: str
     read: Callable[[Path, Path | None, Conversion], Imported]
-    workload: Callable[[Path, Conversion], Iterator[Job]] | None = None
+    workload: Callable[[Path, Conversion], Iterator[Job | JobBlock]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
     """What a folder of measurements gives; ``jobs`` is empty without a workload."""
 
-    jobs: Iterable[Job] = ()
+    jobs: Iterable[Job | JobBlock] = ()
     profile: Sequence[ProfileRow] = ()
     convergence: Sequence[ConvergenceRow] = ()
     history: Sequence[Event] = ()
@@ -111,7 +118,10 @@ class Conversion:
         self._lenient = lenient
         self._progress = progress
         self._problems: list[Problem] = []
-        self._ids: dict[str, int] = {}
+        self._ids: set[str] = set()
+        self._numbers: dict[str, int] = {}
+        """The last number that was put behind a repeated id."""
+        self._shapes: set[object] = set()
 
     def convert(self, rows: Iterable[InputRow], make: Callable[[InputRow], T]) -> Iterator[T]:
         """What ``make`` makes of each row that is neither dropped nor malformed."""
@@ -126,7 +136,7 @@ class Conversion:
             except ValidationError as error:
                 self.refuse(problems_of(error, row.source, row.line))
             except OverflowError:
-                self.refuse([Problem(row.source, row.line, "", "holds a number that is out of all bounds")])
+                self.refuse([Problem(row.source, row.line, "", OUT_OF_BOUNDS)])
             else:
                 yield made
 
@@ -146,30 +156,74 @@ class Conversion:
         self._count()
         self.refuse([Problem(source, line, "", message)])
 
+    def convert_blocks(self, blocks: Iterable[Block], make: Callable[[Block], T]) -> Iterator[T]:
+        """What ``make`` makes of the rows of each block that are neither dropped nor malformed."""
+        import numpy as np
+
+        for block in blocks:
+            if len(block):
+                with np.errstate(all="ignore"):  # rows that are not live hold anything
+                    made = make(block)
+                self._settle(block)
+                yield made
+            else:
+                self._settle(block)
+
+    def _settle(self, block: Block) -> None:
+        """Count the rows of a block, and tell of them in their order."""
+        self._count(len(block) + len(block.others))
+        for reason, count in block.dropped:
+            self.summary.dropped[reason] += count
+        for _, sentence, count in sorted(block.assumed, key=lambda found: found[0]):
+            self.summary.assume_here(sentence, count)
+        refused = [(block.line(row), problems) for row, problems in block.problems.items()]
+        refused += [(line, [Problem(block.source, line, "", text)]) for line, text in block.others]
+        for _, problems in sorted(refused, key=lambda found: found[0]):
+            self.refuse(problems)
+
     def finish(self) -> None:
         if self._problems:
             raise MalformedRowsError(self._problems)
 
-    def new_id(self, text: str) -> str:
-        """A job id made of ``text``: unused characters become ``_``, a repeated id gets ``-2``, ``-3``, …"""
-        plain = _NOT_IN_IDS.sub("_", text).lstrip("._-")[:120] or "job"
+    def is_new_shape(self, shape: object) -> bool:
+        """Whether no job with these fields was seen yet."""
+        known = shape in self._shapes
+        self._shapes.add(shape)
+        return not known
+
+    def are_new_ids(self, distinct: set[str]) -> bool:
+        """Take texts as ids, which they can be, if none of them is used already."""
+        if not self._ids.isdisjoint(distinct):
+            return False
+        self._ids |= distinct
+        return True
+
+    def new_id(self, text: str, assume: Callable[[str], None] | None = None) -> str:
+        """A job id made of ``text``: unused characters become ``_``, a repeated id gets ``-2``, ``-3``, …
+
+        :param assume: records what was done to it. Default: in the summary.
+        """
+        assume = assume or self.summary.assume_here
+        plain = _NOT_IN_IDS.sub("_", text).lstrip("._-")[:ID_LENGTH] or "job"
         if plain != text:
-            self.summary.assume_here("an id with characters that ids may not have was rewritten")
-        number = self._ids.get(plain, 0) + 1
+            assume("an id with characters that ids may not have was rewritten")
+        number = self._numbers.get(plain, int(plain in self._ids)) + 1
         unique = plain if number == 1 else f"{plain}-{number}"
         while unique in self._ids and number > 1:
             number += 1
             unique = f"{plain}-{number}"
         if number > 1:
-            self.summary.assume_here("an id that is there more than once got a number behind it")
-        self._ids[plain] = number
-        self._ids.setdefault(unique, 1)
+            assume("an id that is there more than once got a number behind it")
+            self._numbers[plain] = number
+        self._ids.add(unique)
         return unique
 
-    def _count(self) -> None:
-        self.summary.rows += 1
-        if self._progress is not None and self.summary.rows % _ROWS_PER_REPORT == 0:
-            self._progress(self.summary.rows, None)
+    def _count(self, rows: int = 1) -> None:
+        before = self.summary.rows
+        self.summary.rows += rows
+        if self._progress is not None:
+            for thousand in range(before // _ROWS_PER_REPORT, self.summary.rows // _ROWS_PER_REPORT):
+                self._progress((thousand + 1) * _ROWS_PER_REPORT, None)
 
 
 @dataclass(slots=True)
@@ -198,9 +252,9 @@ class ImportSummary:
     def assume(self, sentence: str) -> None:
         self.assumptions.setdefault(sentence, None)
 
-    def assume_here(self, sentence: str) -> None:
+    def assume_here(self, sentence: str, rows: int = 1) -> None:
         """State what holds for one more row."""
-        self.assumptions[sentence] = (self.assumptions.get(sentence) or 0) + 1
+        self.assumptions[sentence] = (self.assumptions.get(sentence) or 0) + rows
 
     def lines(self) -> list[str]:
         made = counted(self.node_events, "node event") if self.node_events else counted(self.jobs, "job")
@@ -382,13 +436,17 @@ def parse_number(found: str, name: str) -> float:
     return value
 
 
-def parse_timestamp(value: object, name: str, zone: tzinfo = UTC) -> float | None:
-    """A date and time, or seconds since 1970, as seconds since 1970; ``zone``: of times that state none."""
+def parse_timestamp(value: object, name: str, zone: tzinfo = UTC, unit_s: float = 1.0) -> float | None:
+    """A date and time, or a number, as seconds since 1970.
+
+    :param zone: of times that state none.
+    :param unit_s: seconds of what numbers count.
+    """
     found = "" if value is None else str(value).strip()
     if found.lower() in NOTHING:
         return None
     if found[0].isdecimal() and found.replace(".", "", 1).isdecimal():
-        return parse_number(found, name)
+        return parse_number(found, name) * unit_s
     try:
         stamp = datetime.fromisoformat(found)
     except ValueError:

@@ -6,20 +6,24 @@ import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
+
+import numpy as np
 
 from pliant.schemas import io
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.file_io.files import PIPE, check_folder, check_output, write_chunks
 from pliant.schemas.file_io.json_lines import encode, header
+from pliant.schemas.file_io.parquet import compute
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.schemas.text import counted, did_you_mean
 from pliant.tools.profile.throughput_model import with_triangulations
+from pliant.tools.replay.importers.blocks import arrow_array
 from pliant.tools.replay.importers.conversion import (
     Conversion,
     FolderFormat,
@@ -48,7 +52,12 @@ from pliant.tools.replay.importers.formats import (
     table,
     tiresias,
 )
+from pliant.tools.replay.importers.job_lines import JobBlock, blocks_of, ends_of, joined, numbers, text_of
 from pliant.tools.replay.importers.selection import ALL, Selection
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
 
 JOBS: Final = "jobs.jsonl"
 PROFILE: Final = "profile.parquet"
@@ -230,7 +239,7 @@ def _numbered(history: NodeHistory) -> Cluster:
 
 
 def _import_jobs(
-    jobs: Iterable[Job], absolute: bool, out: str, selection: Selection, conversion: Conversion
+    jobs: Iterable[Job | JobBlock], absolute: bool, out: str, selection: Selection, conversion: Conversion
 ) -> None:
     check_output(out)
     with SortedJobs() as spool:
@@ -238,8 +247,11 @@ def _import_jobs(
         _write_jobs(spool, absolute, out, selection, conversion.summary)
 
 
-def _collect(jobs: Iterable[Job], spool: SortedJobs, selection: Selection, conversion: Conversion) -> None:
-    spool.add(selection.jobs(jobs, conversion.summary))
+def _collect(
+    jobs: Iterable[Job | JobBlock], spool: SortedJobs, selection: Selection, conversion: Conversion
+) -> None:
+    for block in blocks_of(jobs):
+        spool.add(selection.jobs(block, conversion.summary))
     conversion.finish()
     if not len(spool):
         raise _no_jobs(conversion.summary)
@@ -314,11 +326,12 @@ class SortedJobs:
     """Lines of a job file; 24 bytes a job stay in memory. A context manager: leaving it frees the rest."""
 
     def __init__(self) -> None:
-        self._lines = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (closed by __exit__)
-        self._submitted, self._starts, self._ends = array("d"), array("q"), array("q")
+        self._heads, self._tails = _Texts(), _Texts()
+        self._submitted = array("d")
+        self._kept: NDArray[np.intp] | None = None
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._submitted) if self._kept is None else len(self._kept)
 
     def __enter__(self) -> Self:
         return self
@@ -326,49 +339,68 @@ class SortedJobs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lines.close()
+        self._heads.file.close()
+        self._tails.file.close()
 
-    def add(self, jobs: Iterable[Job]) -> None:
-        for job in jobs:
-            fields = job_fields(job)
-            del fields["submit_time"]
-            line = encode(fields)
-            start = self._ends[-1] if self._ends else 0
-            self._lines.write(line)
-            self._submitted.append(job.submit_time)
-            self._starts.append(start)
-            self._ends.append(start + len(line))
+    def add(self, block: JobBlock) -> None:
+        self._heads.add(block.heads)
+        self._tails.add(block.tails)
+        self._submitted.frombytes(block.submit_time_s.tobytes())
 
     def select(self, selection: Selection, summary: ImportSummary, *, absolute: bool) -> None:
         """Keep only what was chosen by time and at random."""
-        import numpy as np
-
         if selection.begin is None and selection.end is None and selection.sample == 1:
             return
-        kept = np.flatnonzero(selection.chosen(np.array(self._submitted), summary, absolute=absolute))
-        for name in ("_submitted", "_starts", "_ends"):
-            column = getattr(self, name)
-            setattr(self, name, array(column.typecode, (column[index] for index in kept.tolist())))
+        times_s = np.array(self._submitted)
+        self._kept = np.flatnonzero(selection.chosen(times_s, summary, absolute=absolute))
 
     def chunks(self, *, from_zero: bool, scale_time: float = 1.0) -> Iterator[bytes]:
         """The job file in pieces, by submission time; ``from_zero``: seconds since the first submission."""
-        import numpy as np
+        times_s = np.array(self._submitted)
+        order = np.arange(len(times_s)) if self._kept is None else self._kept
+        order = order[np.argsort(times_s[order], kind="stable")]
+        origin_s = float(times_s[order[0]]) if from_zero and len(order) else 0.0
+        heads, tails = self._heads.written(), self._tails.written()
+        step = max(1, _CHUNK * len(times_s) // max(1, len(self._heads) + len(self._tails)))
+        yield header("job")
+        for start in range(0, len(order), step):
+            rows = order[start : start + step]
+            times = numbers((times_s[rows] - origin_s) * scale_time)
+            pieces = [_taken(heads, rows), ',"submit_time":', *times, _taken(tails, rows)]
+            yield bytes(text_of(joined(pieces, len(rows))))
 
-        times = np.array(self._submitted)
-        origin = float(times.min()) if from_zero and len(times) else 0.0
-        pieces, size = [header("job")], 0
-        for index in np.argsort(times, kind="stable").tolist():
-            line = self._line(index, (self._submitted[index] - origin) * scale_time)
-            pieces.append(line)
-            size += len(line)
-            if size >= _CHUNK:
-                yield b"".join(pieces)
-                pieces, size = [], 0
-        yield b"".join(pieces)
 
-    def _line(self, index: int, time_s: float) -> bytes:
-        """The line with its time behind the id, which holds no comma."""
-        self._lines.seek(self._starts[index])
-        line = self._lines.read(self._ends[index] - self._starts[index])
-        comma = line.index(b",")
-        return b'%s,"submit_time":%s%s' % (line[:comma], repr(time_s).encode(), line[comma:])
+class _Texts:
+    """Texts in a file, which is in memory while it is small, and where each of them ends."""
+
+    def __init__(self) -> None:
+        self.file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (closed by SortedJobs)
+        self.ends = array("q", [0])
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def add(self, texts: pa.Array) -> None:
+        """:param texts: large ones."""
+        self.file.write(text_of(texts))
+        self.ends.frombytes((ends_of(texts) + self.ends[-1]).tobytes())
+
+    def written(self) -> pa.Array:
+        """All texts. Those of a file on disk are read as they are needed."""
+        import pyarrow as pa
+
+        self.file.flush()
+        self.file.seek(0)
+        on_disk = len(self) > _IN_MEMORY
+        data = mmap(self.file.fileno(), len(self), access=ACCESS_READ) if on_disk else self.file.read()
+        count = len(self.ends) - 1
+        return pa.LargeStringArray.from_buffers(count, pa.py_buffer(self.ends), pa.py_buffer(data))
+
+
+def _taken(texts: pa.Array, rows: NDArray[np.intp]) -> pa.Array:
+    import pyarrow as pa
+
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
+        return texts.slice(first, len(rows))
+    return compute("take", texts, arrow_array(rows.astype(np.int64, copy=False), pa.int64()))

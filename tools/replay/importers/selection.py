@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.job import Job
 from pliant.schemas.quantities import read_duration
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.importers.conversion import ImportSummary, MalformedRowError, parse_timestamp
@@ -15,6 +14,8 @@ from pliant.tools.replay.importers.conversion import ImportSummary, MalformedRow
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from pliant.tools.replay.importers.job_lines import JobBlock
 
 _GROUPS: Final = ("vc", "partition", "queue", "organization", "cluster")
 """Labels that name the part of a cluster that a job was submitted to."""
@@ -47,15 +48,18 @@ class Selection:
         """Whether it asks for nothing but times."""
         return not self.users and not self.groups and self.sample == 1
 
-    def jobs(self, jobs: Iterable[Job], summary: ImportSummary) -> Iterator[Job]:
+    def jobs(self, jobs: JobBlock, summary: ImportSummary) -> JobBlock:
         """The jobs of the users and groups; others are counted as dropped."""
-        for job in jobs:
-            if self.users and job.user not in self.users:
-                summary.dropped["are of other users"] += 1
-            elif self.groups and not {job.team, *(job.labels.get(name) for name in _GROUPS)} & {*self.groups}:
-                summary.dropped["are of other virtual clusters"] += 1
-            else:
-                yield job
+        if not self.users and not self.groups:
+            return jobs
+        of_users = jobs.user.marks(lambda user: user in self.users) | (not self.users)
+        in_groups = jobs.team.marks(lambda team: team in self.groups) | (not self.groups)
+        for name in _GROUPS:
+            if name in jobs.labels:
+                in_groups |= jobs.labels[name].marks(lambda text: text in self.groups)
+        _count(summary, "are of other users", int((~of_users).sum()))
+        _count(summary, "are of other virtual clusters", int((of_users & ~in_groups).sum()))
+        return jobs.take((of_users & in_groups).nonzero()[0])
 
     def bounds(self, origin_s: float, *, absolute: bool) -> tuple[float, float]:
         """The span of submissions, in seconds of the trace's own clock."""

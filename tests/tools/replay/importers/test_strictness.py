@@ -16,6 +16,7 @@ from pliant.schemas.file_io.files import write_chunks
 from pliant.schemas.file_io.record import IDENTIFIER
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.conversion import MOST_PROBLEMS, Conversion, ImportSummary
+from pliant.tools.replay.importers.job_lines import blocks_of
 from pliant.tools.replay.importers.run import SortedJobs, import_trace
 from tests.builders import job
 from tests.cli.calling import call
@@ -132,7 +133,8 @@ def test_a_malformed_row_does_not_hide_a_file_that_is_no_csv(tmp_path: Path) -> 
 
 def written(jobs: list[Job], *, from_zero: bool) -> tuple[Job, ...]:
     with tempfile.TemporaryDirectory() as folder, SortedJobs() as spool:
-        spool.add(jobs)
+        for block in blocks_of(jobs):
+            spool.add(block)
         write_chunks(Path(folder) / "jobs.jsonl", spool.chunks(from_zero=from_zero))
         return io.read_jobs(Path(folder) / "jobs.jsonl")
 

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pliant.schemas.cluster import Cluster, Node
-from pliant.schemas.job import Job
 from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError, InputRow, TraceFormat
 from pliant.tools.replay.importers.formats.alibaba_v2023 import cluster_of
 from pliant.tools.replay.importers.formats.table import SPOT
+from pliant.tools.replay.importers.job_lines import JobBlock
 from pliant.tools.replay.importers.reading import first_line
 
 NODES: Final = ("node_name", "gpu_model", "gpu_capacity_num")
 
 
-def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
+def read(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
     conversion.summary.assume("a job of the type HP has the priority 1, one of the type Spot 0")
     return SPOT.read([path for path in paths if not _lists_nodes(path)], conversion)
 

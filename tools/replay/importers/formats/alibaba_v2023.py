@@ -6,27 +6,25 @@ The list of nodes (``openb_node_list_*.csv``) is known by its columns: sn, cpu_m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Final
 
+import numpy as np
 from pydantic_core import ValidationError
 
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.record import problems_of
-from pliant.schemas.job import Job
+from pliant.tools.replay.importers.blocks import Block, Words, words_of
 from pliant.tools.replay.importers.conversion import (
     Conversion,
     DroppedRowError,
     InputRow,
-    MalformedRowError,
     Reason,
     TraceFormat,
     assume_no_models,
-    executed_job,
-    executed_seconds,
 )
-from pliant.tools.replay.importers.reading import csv_rows, first_line
+from pliant.tools.replay.importers.job_lines import JobBlock, executed_jobs
+from pliant.tools.replay.importers.reading import csv_blocks, csv_rows, first_line
 
 COLUMNS: Final = ("name", "num_gpu", "creation_time", "deletion_time", "scheduled_time")
 NODES: Final = ("sn", "gpu", "model")
@@ -34,35 +32,32 @@ _MEBIBYTE: Final = 1 << 20
 _SHARED: Final = "a pod with a share of a GPU holds a whole one (label gpu_milli)"
 
 
-def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
+def read(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
     assume_no_models(conversion)
     conversion.summary.assume("a pod runs from scheduled_time to deletion_time, whatever its phase says")
     conversion.summary.assume("gpu_spec, the GPU types a pod may use, is kept as a label and binds no policy")
     for path in [path for path in paths if not _lists_nodes(path)]:
-        yield from conversion.convert(csv_rows(path, conversion, COLUMNS), partial(_job, conversion))
+        yield from conversion.convert_blocks(csv_blocks(path, conversion, COLUMNS), _jobs)
 
 
-def _job(conversion: Conversion, row: InputRow) -> Job:
-    gpus, milli = row.count("num_gpu"), row.count("gpu_milli") if "gpu_milli" in row.values else 1000
-    if not gpus:
-        raise DroppedRowError(Reason.NO_GPU)
-    submit_time_s = row.number("creation_time")
-    start_s, end_s = row.optional_number("scheduled_time"), row.optional_number("deletion_time")
-    if start_s is not None and start_s < submit_time_s:
-        raise MalformedRowError("scheduled_time", "is before creation_time")
-    seconds = executed_seconds(start_s, end_s)
-    if milli < 1000:
-        conversion.summary.assume_here(_SHARED)
-    labels = {
+def _jobs(block: Block) -> JobBlock:
+    gpus = block.count("num_gpu")
+    milli = block.count("gpu_milli") if "gpu_milli" in block else np.full(len(block), 1000.0)
+    block.drop(gpus == 0, Reason.NO_GPU)
+    submit_time_s = block.number("creation_time")
+    start_s, end_s = block.optional_number("scheduled_time"), block.optional_number("deletion_time")
+    block.refuse(start_s < submit_time_s, "scheduled_time", "is before creation_time")
+    seconds = block.executed_seconds(start_s, end_s)
+    block.assume(milli < 1000, _SHARED)
+    labels: dict[str, str | Words] = {
         "trace": "alibaba-v2023",
-        "status": row.optional_text("pod_phase"),
-        "qos": row.optional_text("qos"),
-        "gpu_spec": row.optional_text("gpu_spec"),
-        "gpu_milli": milli if milli < 1000 else None,
+        "status": block.optional_text("pod_phase"),
+        "qos": block.optional_text("qos"),
+        "gpu_spec": block.optional_text("gpu_spec"),
+        "gpu_milli": words_of(milli, lambda part: str(int(part)) if part < 1000 else ""),
     }
-    job_id = conversion.new_id(row.text("name"))
-    runs = [] if start_s is None else [(start_s, start_s + seconds, gpus)]
-    return executed_job(job_id, submit_time_s, gpus, gpus * seconds, labels=labels, runs=runs)
+    ids = block.ids("name")
+    return executed_jobs(block, ids, submit_time_s, gpus, seconds, labels=labels, start_s=start_s)
 
 
 def read_cluster(paths: Sequence[str], conversion: Conversion) -> Cluster | None:

@@ -14,12 +14,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from pliant.schemas.errors import BadInputError
+from pliant.schemas.file_io.record import LARGEST_BATCH, MOST
+from pliant.schemas.file_io.record import MOST_GPUS as MOST_GPUS_OF_A_JOB
 from pliant.schemas.job import Batch, Gpus, IterationWork, Job, Utility
 from pliant.schemas.profile import PROFILE, ProfileRow
 from pliant.schemas.text import whole_number
+from pliant.tools.replay.importers.blocks import Block, Words
 from pliant.tools.replay.importers.conversion import (
     MOST_GPUS,
     Conversion,
@@ -31,9 +36,19 @@ from pliant.tools.replay.importers.conversion import (
     Reason,
     assume_no_models,
     checked,
-    executed_job,
 )
-from pliant.tools.replay.importers.reading import csv_rows, first_line
+from pliant.tools.replay.importers.job_lines import (
+    JobBlock,
+    Raw,
+    check_rows,
+    executed_jobs,
+    integers,
+    job_block,
+)
+from pliant.tools.replay.importers.reading import csv_blocks, csv_rows, first_line
+
+if TYPE_CHECKING:
+    from pliant.tools.replay.importers.blocks import Numbers
 
 RAW: Final = ("job_id", "submission_time", "duration", "num_gpu")
 COLUMNS: Final = (
@@ -72,7 +87,7 @@ def read(folder: Path, workload: Path | None, conversion: Conversion) -> Importe
     return replace(Imported(profile=profile), jobs=tuple(_jobs(workload, sizes, conversion)))
 
 
-def read_workload(workload: Path, conversion: Conversion) -> Iterator[Job]:
+def read_workload(workload: Path, conversion: Conversion) -> Iterator[JobBlock]:
     return _jobs(workload, None, conversion)
 
 
@@ -119,53 +134,87 @@ def _row(row: InputRow) -> ProfileRow:
     )
 
 
-def _jobs(workload: Path, sizes: Sizes | None, conversion: Conversion) -> Iterator[Job]:
+def _jobs(workload: Path, sizes: Sizes | None, conversion: Conversion) -> Iterator[JobBlock]:
     if "num_iteration" not in first_line(str(workload)):
         assume_no_models(conversion)
-        rows = csv_rows(workload, conversion, RAW)
-        return conversion.convert(rows, partial(_raw_job, conversion))
+        return conversion.convert_blocks(csv_blocks(workload, conversion, RAW), _raw_jobs)
     conversion.summary.assume(
         "a job may have any number of GPUs up to the largest that its model and batch were measured on"
         if sizes
         else "no throughputs were imported beside the jobs, which may have any number of GPUs"
     )
     conversion.summary.assume("a job is worth 1 until its deadline and nothing later (utility)")
-    rows = csv_rows(workload, conversion, COLUMNS)
-    return conversion.convert(rows, partial(_job, sizes, conversion))
+    return conversion.convert_blocks(csv_blocks(workload, conversion, COLUMNS), partial(_job_lines, sizes))
 
 
-def _raw_job(conversion: Conversion, row: InputRow) -> Job:
-    gpus, seconds = row.count("num_gpu"), row.number("duration")
-    if not gpus:
-        raise DroppedRowError(Reason.NO_GPU)
-    if not seconds:
-        raise DroppedRowError(Reason.NO_DURATION)
-    job_id, submit_time_s = conversion.new_id(row.text("job_id")), row.number("submission_time")
-    return executed_job(job_id, submit_time_s, gpus, gpus * seconds, labels={"trace": "elasticflow"})
+def _raw_jobs(block: Block) -> JobBlock:
+    gpus, seconds = block.count("num_gpu"), block.number("duration")
+    block.drop(gpus == 0, Reason.NO_GPU)
+    block.drop(seconds == 0, Reason.NO_DURATION)
+    ids, submit_time_s = block.ids("job_id"), block.number("submission_time")
+    return executed_jobs(block, ids, submit_time_s, gpus, seconds, labels={"trace": "elasticflow"})
 
 
-def _job(sizes: Sizes | None, conversion: Conversion, row: InputRow) -> Job:
-    gpus, model, batch = row.count("num_gpu"), row.text("model_name"), row.positive_count("batch_size")
-    if not gpus:
-        raise DroppedRowError(Reason.NO_GPU)
-    iterations = row.number("num_iteration")
-    if not iterations:
-        raise DroppedRowError("have no iterations to do")
-    most = None if sizes is None else sizes.get((model, batch))
-    if sizes is not None and most is None:
-        raise MalformedRowError("model_name", f"{model!r} has no throughputs for the batch {batch}")
-    submit_time_s, deadline_s = row.number("submission_time"), row.optional_number("deadline")
-    if deadline_s is not None and deadline_s < submit_time_s:
-        raise MalformedRowError("deadline", "is before submission_time")
-    labels = {"trace": "elasticflow", "duration": row.optional_text("duration")}
-    return Job(
-        id=conversion.new_id(row.text("job_id")),
-        submit_time=submit_time_s,
-        model=model,
-        gpus=Gpus(requested=gpus, min=1, max=most),
-        batch=Batch(size=batch),
-        elastic="size",
-        work=IterationWork(iterations=iterations),
-        utility=Utility() if deadline_s is None else Utility(shape="step", target=deadline_s - submit_time_s),
-        labels={name: stated for name, stated in labels.items() if stated},
+def _job_lines(sizes: Sizes | None, block: Block) -> JobBlock:
+    gpus, model, batch = block.count("num_gpu"), block.text("model_name"), block.positive_count("batch_size")
+    block.drop(gpus == 0, Reason.NO_GPU)
+    iterations = block.number("num_iteration")
+    block.drop(iterations == 0, "have no iterations to do")
+    most = _most(sizes, block, model, batch)
+    submit_time_s, deadline_s = block.number("submission_time"), block.optional_number("deadline")
+    block.refuse(deadline_s < submit_time_s, "deadline", "is before submission_time")
+    target_s = deadline_s - submit_time_s
+    duration = block.optional_text("duration")
+    ids = block.ids("job_id")
+
+    def job_of(row: int) -> Job:
+        target = None if np.isnan(target_s[row]) else float(target_s[row])
+        return Job(
+            id=ids[row].as_py(),
+            submit_time=float(submit_time_s[row]),
+            model=model[row],
+            gpus=Gpus(requested=int(gpus[row]), min=1, max=None if sizes is None else int(most[row])),
+            batch=Batch(size=int(batch[row])),
+            elastic="size",
+            work=IterationWork(iterations=float(iterations[row])),
+            utility=Utility() if target is None else Utility(shape="step", target=target),
+        )
+
+    within = (gpus <= np.minimum(most, MOST_GPUS_OF_A_JOB)) & (batch <= LARGEST_BATCH) & (iterations <= MOST)
+    check_rows(block, within & (submit_time_s <= MOST), job_of)
+    size: dict[str, Any] = {"requested": integers(gpus), "min": 1}
+    fields = {
+        "model": model,
+        "gpus": size if sizes is None else {**size, "max": integers(most)},
+        "batch": {"size": integers(batch)},
+        "elastic": "size",
+        "work": {"iterations": iterations},
+        "utility": _utility(target_s),
+        "labels": {"trace": "elasticflow", "duration": duration},
+    }
+    return job_block(block, ids, submit_time_s, fields)
+
+
+def _most(sizes: Sizes | None, block: Block, model: Words, batch: Numbers) -> Numbers:
+    """The largest size of each job. Jobs without throughputs are refused."""
+    if sizes is None:
+        return np.full(len(block), np.inf)
+    batches, places = np.unique(batch, return_inverse=True)
+    pairs, at = np.unique(model.places.astype(np.int64) * len(batches) + places, return_inverse=True)
+    keys = [(model.texts[pair // len(batches)], batches[pair % len(batches)]) for pair in pairs.tolist()]
+    found = np.array([float(sizes.get(key, math.nan)) for key in keys])[at]
+    block.refuse(
+        np.isnan(found),
+        "model_name",
+        lambda row: f"{model[row]!r} has no throughputs for the batch {int(batch[row])}",
     )
+    return found
+
+
+def _utility(target_s: Numbers) -> Raw | dict[str, Any]:
+    """Worth 1 until the deadline, where there is one."""
+    if not np.isnan(target_s).any():
+        return {"shape": "step", "target": target_s}
+    found = target_s.tolist()
+    texts = ["" if math.isnan(each) else f'{{"shape":"step","target":{each!r}}}' for each in found]
+    return Raw(Words.of(texts))

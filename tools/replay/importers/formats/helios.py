@@ -7,58 +7,55 @@ submit_time and duration. user, vc, state, node_num and start_time are read wher
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Final
 
-from pliant.schemas.job import Job
+import numpy as np
+
+from pliant.tools.replay.importers.blocks import Block, Words
 from pliant.tools.replay.importers.conversion import (
     Conversion,
-    DroppedRowError,
-    InputRow,
     Reason,
     TraceFormat,
     assume_no_models,
     assume_utc,
-    executed_job,
 )
-from pliant.tools.replay.importers.reading import csv_rows
+from pliant.tools.replay.importers.job_lines import JobBlock, executed_jobs
+from pliant.tools.replay.importers.reading import csv_blocks
 
 COLUMNS: Final = ("job_id", "gpu_num", "submit_time", "duration")
 
 
-def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
+def read(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
     assume_no_models(conversion)
     assume_utc(conversion)
     for path in paths:
-        yield from conversion.convert(csv_rows(path, conversion, COLUMNS), partial(_job, conversion))
+        yield from conversion.convert_blocks(csv_blocks(path, conversion, COLUMNS), _jobs)
 
 
-def _job(conversion: Conversion, row: InputRow) -> Job:
-    submit_time_s, gpus = row.timestamp("submit_time"), row.count("gpu_num")
-    if not gpus:
-        raise DroppedRowError(Reason.NO_GPU)
-    if "start_time" in row.values and row.optional_timestamp("start_time") is None:
-        raise DroppedRowError(Reason.NEVER_STARTED)
-    seconds = row.optional_number("duration")
-    if seconds is None:
-        raise DroppedRowError(Reason.NOT_FINISHED)
-    if not seconds:
-        raise DroppedRowError(Reason.NO_DURATION)
-    labels = {
+def _jobs(block: Block) -> JobBlock:
+    submit_time_s, gpus = block.timestamp("submit_time"), block.count("gpu_num")
+    block.drop(gpus == 0, Reason.NO_GPU)
+    start_s = block.optional_timestamp("start_time") if "start_time" in block else None
+    if start_s is not None:
+        block.drop(np.isnan(start_s), Reason.NEVER_STARTED)
+    seconds = block.optional_number("duration")
+    block.drop(np.isnan(seconds), Reason.NOT_FINISHED)
+    block.drop(seconds == 0, Reason.NO_DURATION)
+    labels: dict[str, str | Words] = {
         "trace": "helios",
-        "status": row.optional_text("state"),
-        "vc": row.optional_text("vc"),
-        "nodes": row.optional_text("node_num"),
+        "status": block.optional_text("state"),
+        "vc": block.optional_text("vc"),
+        "nodes": block.optional_text("node_num"),
     }
-    start_s = row.optional_timestamp("start_time")
-    return executed_job(
-        conversion.new_id(row.text("job_id")),
+    return executed_jobs(
+        block,
+        block.ids("job_id"),
         submit_time_s,
         gpus,
-        gpus * seconds,
-        user=row.optional_text("user"),
+        seconds,
+        user=block.optional_text("user"),
         labels=labels,
-        runs=() if start_s is None else [(start_s, start_s + seconds, gpus)],
+        start_s=start_s,
     )
 
 

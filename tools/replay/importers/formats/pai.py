@@ -7,27 +7,30 @@ that hold GPUs; plan_gpu is per instance, in percent of a GPU. The GPU tasks wai
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.job import Job
 from pliant.schemas.text import counted
+from pliant.tools.replay.importers.blocks import Block, Words, words_of
 from pliant.tools.replay.importers.conversion import (
     UNKNOWN_MODEL,
     Conversion,
-    DroppedRowError,
-    InputRow,
     Reason,
     TraceFormat,
     assume_no_models,
-    executed_job,
-    executed_seconds,
 )
-from pliant.tools.replay.importers.reading import csv_rows, open_text
+from pliant.tools.replay.importers.job_lines import JobBlock, executed_jobs
+from pliant.tools.replay.importers.reading import csv_blocks, open_text
+
+if TYPE_CHECKING:
+    from pliant.tools.replay.importers.blocks import Numbers
 
 JOBS: Final = "pai_job_table"
 TASKS: Final = "pai_task_table"
@@ -35,22 +38,22 @@ TAGS: Final = "pai_group_tag_table"
 """Optional: names of workloads, as bert or ctr."""
 JOB_COLUMNS: Final = ("job_name", "start_time")
 TASK_COLUMNS: Final = ("job_name", "inst_num", "start_time", "end_time", "plan_gpu")
-_BLOCK: Final = 1 << 16
-"""Tasks that become columns at a time."""
 _SHARED: Final = "a job with shares of GPUs holds whole ones (label gpu_share)"
 
 
-class Demand(NamedTuple):
-    """What GPU tasks of a job held; the start is null where no task states it, the end where one does not."""
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What GPU tasks of each job held; NaN: no task states its start, or one no end."""
 
-    job: str
-    gpus: float
-    start_s: float | None
-    end_s: float | None
-    gpu_type: str
+    rows: dict[str, int]
+    """Place in the columns, by job; a job that was asked for is taken out. The last place is of no job."""
+    gpus: Numbers
+    start_s: Numbers
+    end_s: Numbers
+    gpu_type: Words
 
 
-def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
+def read(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
     workloads = _workloads(paths, conversion)
     if workloads:
         conversion.summary.assume("models are the workloads of the group tags, where a job has one")
@@ -58,21 +61,26 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
         assume_no_models(conversion)
     conversion.summary.assume("a job runs from the start of its first GPU task to the end of its last")
     jobs, tasks = _table(paths, JOBS), _table(paths, TASKS)
-    demands = _joined(conversion.convert(_rows(tasks, conversion, TASK_COLUMNS), _task))
-    rows = _rows(jobs, conversion, JOB_COLUMNS)
-    yield from conversion.convert(rows, partial(_job, demands, workloads, conversion))
-    if demands:
+    demands = _joined(conversion.convert_blocks(_blocks(tasks, conversion, TASK_COLUMNS), _tasks))
+    blocks = _blocks(jobs, conversion, JOB_COLUMNS)
+    yield from conversion.convert_blocks(blocks, partial(_jobs, demands, workloads))
+    if demands.rows:
         conversion.summary.assume(
-            f"GPU tasks of {counted(len(demands), 'job')} that {JOBS} does not have were left out"
+            f"GPU tasks of {counted(len(demands.rows), 'job')} that {JOBS} does not have were left out"
         )
 
 
 def _workloads(paths: Sequence[str], conversion: Conversion) -> dict[str, str]:
     """Names of workloads by inst_id, of the group tags that may be beside the other tables."""
-    found = _tables(paths, TAGS)
-    rows = (row for path in found for row in _rows(path, conversion, ("inst_id", "workload")))
-    named = ((row.optional_text("inst_id"), row.optional_text("workload")) for row in rows)
-    return {instance: workload for instance, workload in named if workload}
+    found: dict[str, str] = {}
+    for path in _tables(paths, TAGS):
+        for block in _blocks(path, conversion, ("inst_id", "workload")):
+            for line, fault in block.others:
+                conversion.refuse_row(block.source, line, fault)
+            if len(block):
+                columns = (block.optional_text(name).listed() for name in ("inst_id", "workload"))
+                found |= {instance: workload for instance, workload in zip(*columns, strict=True) if workload}
+    return found
 
 
 def _table(paths: Sequence[str], name: str) -> Path:
@@ -91,72 +99,76 @@ def _tables(paths: Sequence[str], name: str) -> list[Path]:
     return found + [path / file for path in given for file in files if (path / file).is_file()]
 
 
-def _rows(path: Path, conversion: Conversion, needed: Sequence[str]) -> Iterator[InputRow]:
+def _blocks(path: Path, conversion: Conversion, needed: Sequence[str]) -> Iterator[Block]:
     header = path.with_name(path.name.removesuffix(".gz")).with_suffix(".header")
     with open_text(header) as stream:
         names = [name.strip() for name in stream.readline().split(",")]
     missing = [name for name in needed if name not in names]
     if missing:
         raise BadInputError.one(str(header), f"names no column {', '.join(missing)}", line=1)
-    return csv_rows(path, conversion, needed, names=names)
+    return csv_blocks(path, conversion, needed, names=names)
 
 
-def _task(row: InputRow) -> Demand:
-    gpus = (row.optional_number("plan_gpu") or 0.0) / 100 * row.number("inst_num")
-    if not gpus:
-        raise DroppedRowError("are tasks without GPUs")
-    times = row.optional_timestamp("start_time"), row.optional_timestamp("end_time")
-    return Demand(row.optional_text("job_name"), gpus, *times, row.optional_text("gpu_type"))
+def _tasks(block: Block) -> tuple[list[str], list[str], Numbers, Numbers, Numbers]:
+    """Of tasks that hold GPUs: jobs and GPU types, then GPUs, starts and ends."""
+    gpus = np.nan_to_num(block.optional_number("plan_gpu")) / 100 * block.number("inst_num")
+    block.drop(gpus == 0, "are tasks without GPUs")
+    start_s, end_s = block.optional_timestamp("start_time"), block.optional_timestamp("end_time")
+    rows = np.flatnonzero(block.live)
+    jobs, types = (block.optional_text(name).take(rows).listed() for name in ("job_name", "gpu_type"))
+    return jobs, types, gpus[rows], start_s[rows], end_s[rows]
 
 
-def _joined(tasks: Iterator[Demand]) -> dict[str, Demand]:
+def _joined(tasks: Iterable[tuple[list[str], list[str], Numbers, Numbers, Numbers]]) -> Demands:
     """The tasks of each job taken together."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    rows: dict[str, int] = {}
+    gpu_types: list[str] = []
+    places, numbers = array("q"), (array("d"), array("d"), array("d"))
+    for jobs, types, *columns in tasks:
+        found = [rows.setdefault(job, len(rows)) for job in jobs]
+        firsts = dict(zip(reversed(found), reversed(types), strict=True))
+        gpu_types += [firsts[place] for place in range(len(gpu_types), len(rows))]
+        places.extend(found)
+        for known, column in zip(numbers, columns, strict=True):
+            known.frombytes(column.tobytes())
+    at = np.array(places, dtype=np.int64)
+    gpus, starts_s, ends_s = map(np.array, numbers)
+    start_s, end_s = np.full(len(rows) + 1, np.nan), np.full(len(rows) + 1, -np.inf)
+    np.fmin.at(start_s, at, starts_s)
+    with np.errstate(invalid="ignore"):
+        np.maximum.at(end_s, at, ends_s)
+    held = np.bincount(at, gpus, len(rows) + 1)
+    whole = np.array([round(each, 6) for each in held.tolist()])  # tenths add up to a little less
+    return Demands(rows, whole, start_s, end_s, Words.of([*gpu_types, ""]))
 
-    columns = pa.schema(
-        [("job", "string"), ("gpus", "f8"), ("start_s", "f8"), ("end_s", "f8"), ("gpu_type", "string")]
-    )
-    blocks = iter(lambda: list(islice(tasks, _BLOCK)), [])
-    batches = [pa.record_batch(list(zip(*rows, strict=True)), schema=columns) for rows in blocks]
-    every_end = pc.ScalarAggregateOptions(skip_nulls=False)
-    sums = [("gpus", "sum"), ("start_s", "min"), ("end_s", "max", every_end), ("gpu_type", "first")]
-    found = pa.Table.from_batches(batches, columns).group_by("job", use_threads=False).aggregate(sums)
-    return {row[0]: Demand(*row) for row in zip(*found.to_pydict().values(), strict=True)}
 
-
-def _job(
-    demands: dict[str, Demand], workloads: Mapping[str, str], conversion: Conversion, row: InputRow
-) -> Job:
-    demand = demands.pop(row.optional_text("job_name"), None)
-    submit_time_s = row.optional_timestamp("start_time")
-    if submit_time_s is None:
-        raise DroppedRowError(Reason.NO_SUBMISSION)
-    if demand is None:
-        raise DroppedRowError(Reason.NO_GPU)
-    seconds = executed_seconds(demand.start_s, demand.end_s)
-    held = round(demand.gpus, 6)  # tenths add up to a little less
-    gpus = math.ceil(held)
-    shared = held < gpus
-    if shared:
-        conversion.summary.assume_here(_SHARED)
-    labels = {
+def _jobs(demands: Demands, workloads: Mapping[str, str], block: Block) -> JobBlock:
+    names = block.optional_text("job_name").listed()
+    rows = np.array([demands.rows.pop(name, -1) for name in names])
+    submit_time_s = block.optional_timestamp("start_time")
+    block.drop(np.isnan(submit_time_s), Reason.NO_SUBMISSION)
+    block.drop(rows < 0, Reason.NO_GPU)
+    start_s = demands.start_s[rows]
+    seconds = block.executed_seconds(start_s, demands.end_s[rows])
+    held = demands.gpus[rows]
+    gpus = np.ceil(held)
+    block.assume(held < gpus, _SHARED)
+    labels: dict[str, str | Words] = {
         "trace": "pai",
-        "status": row.optional_text("status"),
-        "gpu_type": demand.gpu_type,
-        "gpu_share": f"{held:g}" if shared else None,
+        "status": block.optional_text("status"),
+        "gpu_type": demands.gpu_type.take(rows),
+        "gpu_share": words_of(held, lambda share: "" if share == math.ceil(share) else f"{share:g}"),
     }
-    job_id = conversion.new_id(row.text("job_name"))
-    start_s = demand.start_s or 0.0
-    return executed_job(
-        job_id,
+    return executed_jobs(
+        block,
+        block.ids("job_name"),
         submit_time_s,
         gpus,
-        gpus * seconds,
-        user=row.optional_text("user"),
-        model=workloads.get(row.optional_text("inst_id"), UNKNOWN_MODEL),
+        seconds,
+        user=block.optional_text("user"),
+        model=block.optional_text("inst_id").map(lambda instance: workloads.get(instance, UNKNOWN_MODEL)),
         labels=labels,
-        runs=[(start_s, start_s + seconds, gpus)],
+        start_s=start_s,
     )
 
 

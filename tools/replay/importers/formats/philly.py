@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 from pliant.schemas.job import Job
+from pliant.tools.replay.importers.blocks import Block, Words
 from pliant.tools.replay.importers.conversion import (
     Conversion,
     DroppedRowError,
@@ -22,7 +23,8 @@ from pliant.tools.replay.importers.conversion import (
     executed_job,
     parse_timestamp,
 )
-from pliant.tools.replay.importers.reading import csv_rows, first_line, json_rows
+from pliant.tools.replay.importers.job_lines import JobBlock, executed_jobs
+from pliant.tools.replay.importers.reading import csv_blocks, first_line, json_rows
 
 REDUCED: Final = ("timestamp", "duration", "num_gpus")
 _RESIZED: Final = "a job whose attempts had different numbers of GPUs requests the largest"
@@ -30,14 +32,13 @@ _UNENDED: Final = "an attempt without an end was left out of its job's work"
 _BACKWARDS: Final = "an attempt that ended before it started took no time"
 
 
-def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
+def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job | JobBlock]:
     assume_no_models(conversion)
     assume_utc(conversion)
     for path in paths:
         if first_line(path).startswith(REDUCED[0]):
-            yield from conversion.convert(
-                csv_rows(path, conversion, REDUCED), partial(_reduced_job, conversion)
-            )
+            blocks = csv_blocks(path, conversion, REDUCED)
+            yield from conversion.convert_blocks(blocks, _reduced_jobs)
         else:
             conversion.summary.assume("work is summed over a job's attempts, failed ones included")
             yield from conversion.convert(json_rows(path), partial(_job, conversion))
@@ -109,16 +110,14 @@ def _attempt(attempt: Any, index: int) -> tuple[int, float | None, float | None]
     return gpus, parse_timestamp(start, f"{field}/start_time"), parse_timestamp(end, f"{field}/end_time")
 
 
-def _reduced_job(conversion: Conversion, row: InputRow) -> Job:
-    submit_time_s, gpus = row.timestamp("timestamp"), row.count("num_gpus")
-    gpu_seconds = row.number("duration") * gpus
-    if not gpus:
-        raise DroppedRowError(Reason.NO_GPU)
-    if not gpu_seconds:
-        raise DroppedRowError(Reason.NO_DURATION)
-    job_id = conversion.new_id(f"philly-{row.row_number}")
-    labels = {"trace": "philly", "cluster": row.optional_text("cluster")}
-    return executed_job(job_id, submit_time_s, gpus, gpu_seconds, labels=labels)
+def _reduced_jobs(block: Block) -> JobBlock:
+    submit_time_s, gpus = block.timestamp("timestamp"), block.count("num_gpus")
+    seconds = block.number("duration")
+    block.drop(gpus == 0, Reason.NO_GPU)
+    block.drop(gpus * seconds == 0, Reason.NO_DURATION)
+    ids = block.numbered_ids("philly")
+    labels: dict[str, str | Words] = {"trace": "philly", "cluster": block.optional_text("cluster")}
+    return executed_jobs(block, ids, submit_time_s, gpus, seconds, labels=labels)
 
 
 FORMAT: Final = TraceFormat("philly", read)

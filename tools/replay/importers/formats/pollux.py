@@ -10,19 +10,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, MOST_GPUS, MOST_SAMPLES
 from pliant.schemas.job import Batch, EpochWork, Gpus, Job
 from pliant.schemas.profile import ConvergenceRow
-from pliant.tools.replay.importers.conversion import (
-    Conversion,
-    FolderFormat,
-    Imported,
-    InputRow,
-    MalformedRowError,
-)
+from pliant.tools.replay.importers.blocks import Block, Words
+from pliant.tools.replay.importers.conversion import Conversion, FolderFormat, Imported
 from pliant.tools.replay.importers.formats.applications import read_measurements
-from pliant.tools.replay.importers.reading import csv_rows
+from pliant.tools.replay.importers.job_lines import JobBlock, check_rows, integers, job_block
+from pliant.tools.replay.importers.reading import csv_blocks
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 COLUMNS: Final = ("name", "time", "application", "num_replicas", "batch_size")
 
@@ -37,6 +39,10 @@ class Application:
     """Epochs that every validation run has."""
     dataset_size: int
     """Samples an epoch at the smallest batch."""
+
+
+_NONE: Final = Application(1, 1, 1, 1)
+"""Of jobs that are refused."""
 
 
 def read_pollux(folder: Path, workload: Path | None, conversion: Conversion) -> Imported:
@@ -75,33 +81,64 @@ def _application(runs: Mapping[int, list[ConvergenceRow]]) -> Application:
 
 def _jobs(
     name: str, workload: Path, known: Mapping[str, Application], conversion: Conversion
-) -> Iterator[Job]:
+) -> Iterator[JobBlock]:
     conversion.summary.assume(
         "jobs run the epochs that every validation run of their application has (label max_epochs); an epoch "
         "is as many samples as the run of the smallest batch took"
     )
     conversion.summary.assume("batches may move between the smallest and the largest validated one")
-    rows = csv_rows(workload, conversion, COLUMNS)
-    return conversion.convert(rows, partial(_job, name, known, conversion))
+    blocks = csv_blocks(workload, conversion, COLUMNS)
+    return conversion.convert_blocks(blocks, partial(_job_lines, name, known))
 
 
-def _job(trace: str, known: Mapping[str, Application], conversion: Conversion, row: InputRow) -> Job:
-    model = row.optional_text("application")
-    found = known.get(model)
-    if found is None:
-        names = ", ".join(sorted(known)) or "none"
-        raise MalformedRowError("application", f"{model!r} has no validation runs (there are: {names})")
-    return Job(
-        id=conversion.new_id(row.text("name")),
-        submit_time=row.number("time"),
-        model=model,
-        gpus=Gpus(requested=row.positive_count("num_replicas"), min=1),
-        batch=Batch(size=row.positive_count("batch_size"), min=found.smallest_batch, max=found.largest_batch),
-        elastic="size+batch",
-        work=EpochWork(epochs=float(found.epochs), dataset_size=found.dataset_size),
-        convergence=model,
-        labels={"trace": trace, "row": str(row.row_number), "max_epochs": str(found.epochs)},
+def _job_lines(trace: str, known: Mapping[str, Application], block: Block) -> JobBlock:
+    model = block.optional_text("application")
+    names = ", ".join(sorted(known)) or "none"
+    block.refuse(
+        model.marks(lambda text: text not in known),
+        "application",
+        lambda row: f"{model[row]!r} has no validation runs (there are: {names})",
     )
+    ids, submit_time_s = block.ids("name"), block.number("time")
+    gpus = block.positive_count("num_replicas")
+    check_rows(block, gpus <= MOST_GPUS, lambda row: Gpus(requested=int(gpus[row]), min=1))
+    batch = block.positive_count("batch_size")
+    found = [known.get(text, _NONE) for text in model.texts]
+
+    def job_of(row: int) -> Job:
+        application = found[model.places[row]]
+        return Job(
+            id=ids[row].as_py(),
+            submit_time=float(submit_time_s[row]),
+            model=model[row],
+            gpus=Gpus(requested=int(gpus[row]), min=1),
+            batch=Batch(size=int(batch[row]), min=application.smallest_batch, max=application.largest_batch),
+            elastic="size+batch",
+            work=EpochWork(epochs=float(application.epochs), dataset_size=application.dataset_size),
+            convergence=model[row],
+        )
+
+    def of_each(name: str) -> NDArray[np.int64]:
+        by_word = np.array([getattr(each, name) for each in found], dtype=np.int64)
+        return by_word.take(model.places)
+
+    least, most, samples = of_each("smallest_batch"), of_each("largest_batch"), of_each("dataset_size")
+    within = (batch >= least) & (batch <= most) & (most <= LARGEST_BATCH) & (samples <= MOST_SAMPLES)
+    check_rows(block, within & (submit_time_s <= MOST), job_of)
+    fields = {
+        "model": model,
+        "gpus": {"requested": integers(gpus), "min": 1},
+        "batch": {"size": integers(batch), "min": least, "max": most},
+        "elastic": "size+batch",
+        "work": {"epochs": of_each("epochs").astype(np.float64), "dataset_size": samples},
+        "convergence": model,
+        "labels": {
+            "trace": trace,
+            "row": Words.of([str(line - 1) for line in block.lines.tolist()]),
+            "max_epochs": model.map(lambda text: str(known.get(text, _NONE).epochs)),
+        },
+    }
+    return job_block(block, ids, submit_time_s, fields)
 
 
 FORMAT: Final = FolderFormat("pollux", read_pollux)

@@ -12,27 +12,29 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from zoneinfo import ZoneInfo
 
+import numpy as np
+
 from pliant.schemas.errors import UsageError
-from pliant.schemas.job import Job
 from pliant.schemas.text import did_you_mean
+from pliant.tools.replay.importers.blocks import Block
 from pliant.tools.replay.importers.conversion import (
     UNKNOWN_MODEL,
     Conversion,
-    DroppedRowError,
     InputRow,
     MalformedRowError,
     Reason,
     TraceFormat,
     assume_no_models,
-    executed_job,
-    executed_seconds,
     parse_number,
-    parse_timestamp,
 )
-from pliant.tools.replay.importers.reading import csv_rows
+from pliant.tools.replay.importers.job_lines import JobBlock, executed_jobs
+from pliant.tools.replay.importers.reading import csv_blocks
+
+if TYPE_CHECKING:
+    from pliant.tools.replay.importers.blocks import Numbers
 
 FIELDS: Final = {
     "id": "name of the job",
@@ -68,64 +70,59 @@ class Table:
     """Numbers of priorities that are words, by word."""
     name: str = "csv"
 
-    def read(self, paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
+    def read(self, paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
         if "model" not in self.columns:
             assume_no_models(conversion)
         if self.zone is UTC:
             conversion.summary.assume("clock times without a zone are read as UTC")
-        needed = [name.lower() for name in self.columns.values()]
+        columns = {name: column.lower() for name, column in self.columns.items()}
         for path in paths:
-            rows = csv_rows(path, conversion, needed, delimiter=self.delimiter, any_case=True)
-            yield from conversion.convert(rows, partial(self._job, conversion))
+            blocks = csv_blocks(path, conversion, columns.values(), delimiter=self.delimiter, any_case=True)
+            yield from conversion.convert_blocks(blocks, partial(self._jobs, columns))
 
-    def _job(self, conversion: Conversion, row: InputRow) -> Job:
-        named = {name: row.values[column.lower()] for name, column in self.columns.items()}
-        found = InputRow(row.source, row.line, named)
-        submit_time_s, gpus = self._time(found, "submit"), found.count("gpus")
-        if submit_time_s is None:
-            raise DroppedRowError(Reason.NO_SUBMISSION)
-        gpus *= found.positive_count("workers") if "workers" in named else 1
-        if not gpus:
-            raise DroppedRowError(Reason.NO_GPU)
-        start_s, end_s = self._span(found, submit_time_s)
-        seconds = self._length(found, "duration") if "duration" in named else executed_seconds(start_s, end_s)
-        if seconds is None:
-            raise DroppedRowError(Reason.NOT_FINISHED)
-        if not seconds:
-            raise DroppedRowError(Reason.NO_DURATION)
-        labels = {name: found.optional_text(name) for name in named if name not in FIELDS}
-        return executed_job(
-            conversion.new_id(found.text("id")),
+    def _jobs(self, columns: Mapping[str, str], block: Block) -> JobBlock:
+        block.renamed(columns)
+        submit_time_s, gpus = self._times(block, "submit"), block.count("gpus")
+        block.drop(np.isnan(submit_time_s), Reason.NO_SUBMISSION)
+        if "workers" in block:
+            gpus = gpus * block.positive_count("workers")
+        block.drop(gpus == 0, Reason.NO_GPU)
+        start_s, end_s = self._spans(block, submit_time_s)
+        if "duration" in block:
+            seconds = self._lengths(block, "duration")
+            block.drop(np.isnan(seconds), Reason.NOT_FINISHED)
+            block.drop(seconds == 0, Reason.NO_DURATION)
+        else:
+            seconds = block.executed_seconds(start_s, end_s)
+        labels = {name: block.optional_text(name) for name in columns if name not in FIELDS}
+        return executed_jobs(
+            block,
+            block.ids("id"),
             submit_time_s,
             gpus,
-            gpus * seconds,
-            user=found.optional_text("user"),
-            team=found.optional_text("team"),
-            model=found.optional_text("model") or UNKNOWN_MODEL,
-            priority=self._priority(found),
+            seconds,
+            user=block.optional_text("user"),
+            team=block.optional_text("team"),
+            model=block.optional_text("model").map(lambda text: text or UNKNOWN_MODEL),
+            priority=block.read_words("priority", self._priority),
             labels={"trace": self.name, **labels},
-            runs=() if start_s is None else [(start_s, start_s + seconds, gpus)],
+            start_s=start_s if {"start", "wait"} & columns.keys() else None,
         )
 
-    def _span(self, row: InputRow, submit_time_s: float) -> tuple[float | None, float | None]:
-        """Start and end, as far as the row says."""
-        start_s = self._time(row, "start") if "start" in row.values else None
-        if "start" not in row.values and "wait" in row.values:
-            wait_s = self._length(row, "wait")
-            start_s = None if wait_s is None else submit_time_s + wait_s
-        if start_s is None and ("start" in row.values or "wait" in row.values):
-            raise DroppedRowError(Reason.NEVER_STARTED)
-        return start_s, self._time(row, "end") if "end" in row.values else None
+    def _spans(self, block: Block, submit_time_s: Numbers) -> tuple[Numbers, Numbers]:
+        """Start and end, as far as the rows say."""
+        start_s = self._times(block, "start")
+        if "start" not in block and "wait" in block:
+            start_s = submit_time_s + self._lengths(block, "wait")
+        if "start" in block or "wait" in block:
+            block.drop(np.isnan(start_s), Reason.NEVER_STARTED)
+        return start_s, self._times(block, "end")
 
-    def _time(self, row: InputRow, name: str) -> float | None:
-        found = row.optional_text(name)
-        if found[:1].isdecimal() and found.replace(".", "", 1).isdecimal():
-            return parse_number(found, name) * _SECONDS[self.unit]
-        return parse_timestamp(found, name, zone=self.zone)
+    def _times(self, block: Block, name: str) -> Numbers:
+        return block.optional_timestamp(name, self.zone, _SECONDS[self.unit])
 
-    def _length(self, row: InputRow, name: str) -> float | None:
-        found = row.optional_number(name)
-        return None if found is None else found * _SECONDS[self.unit]
+    def _lengths(self, block: Block, name: str) -> Numbers:
+        return block.optional_number(name) * _SECONDS[self.unit]
 
     def _priority(self, row: InputRow) -> float:
         found = row.optional_text("priority")
@@ -136,7 +133,7 @@ class Table:
         return parse_number(found, "priority") if found else 0.0
 
 
-def _unmapped(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
+def _unmapped(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
     del paths, conversion
     raise UsageError("csv: say with --map what the columns mean: id=JobID,submit=Start,gpus=… or a TOML file")
 

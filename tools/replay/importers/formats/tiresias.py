@@ -7,65 +7,54 @@ the one column duration: the GPU-seconds of one job a row, nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Final
 
-from pliant.schemas.job import Job
-from pliant.tools.replay.importers.conversion import (
-    Conversion,
-    DroppedRowError,
-    InputRow,
-    Reason,
-    TraceFormat,
-    executed_job,
-)
-from pliant.tools.replay.importers.reading import csv_rows, first_line
+import numpy as np
+
+from pliant.tools.replay.importers.blocks import Block, Words
+from pliant.tools.replay.importers.conversion import Conversion, Reason, TraceFormat
+from pliant.tools.replay.importers.job_lines import JobBlock, executed_jobs
+from pliant.tools.replay.importers.reading import csv_blocks, first_line
 
 COLUMNS: Final = ("job_id", "num_gpu", "submit_time", "model_name", "duration")
 
 
-def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
+def read(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
     for path in paths:
         if first_line(path).strip() == "duration":
             conversion.summary.assume(
                 "a distribution states GPU time alone: every job has one GPU, the model 'unknown' and is "
                 "submitted at 0; sample from it with `pliant trace synth`"
             )
-            yield from conversion.convert(
-                csv_rows(path, conversion, ("duration",)), partial(_sample, conversion)
-            )
+            blocks = csv_blocks(path, conversion, ("duration",))
+            yield from conversion.convert_blocks(blocks, _samples)
         else:
             conversion.summary.assume("work is duration times GPUs; the iterations are kept as a label")
-            yield from conversion.convert(csv_rows(path, conversion, COLUMNS), partial(_job, conversion))
+            yield from conversion.convert_blocks(csv_blocks(path, conversion, COLUMNS), _jobs)
 
 
-def _sample(conversion: Conversion, row: InputRow) -> Job:
-    gpu_seconds = _positive(row.number("duration"))
-    job_id = conversion.new_id(f"tiresias-{row.row_number}")
-    return executed_job(job_id, 0.0, 1, gpu_seconds, labels={"trace": "tiresias"})
+def _samples(block: Block) -> JobBlock:
+    gpu_seconds = block.number("duration")
+    block.drop(gpu_seconds == 0, Reason.NO_DURATION)
+    ids = block.numbered_ids("tiresias")
+    times_s, gpus = np.zeros(len(block)), np.ones(len(block))
+    return executed_jobs(block, ids, times_s, gpus, gpu_seconds, labels={"trace": "tiresias"})
 
 
-def _job(conversion: Conversion, row: InputRow) -> Job:
-    gpus = row.count("num_gpu")
-    if not gpus:
-        raise DroppedRowError(Reason.NO_GPU)
-    return executed_job(
-        conversion.new_id(row.text("job_id")),
-        row.number("submit_time"),
-        gpus,
-        gpus * _positive(row.number("duration")),
-        model=row.text("model_name"),
-        labels={
-            "trace": "tiresias",
-            "iterations": row.count("iterations") if "iterations" in row.values else None,
-        },
+def _jobs(block: Block) -> JobBlock:
+    gpus = block.count("num_gpu")
+    block.drop(gpus == 0, Reason.NO_GPU)
+    ids, submit_time_s, seconds = (
+        block.ids("job_id"),
+        block.number("submit_time"),
+        block.number("duration"),
     )
-
-
-def _positive(seconds: float) -> float:
-    if not seconds:
-        raise DroppedRowError(Reason.NO_DURATION)
-    return seconds
+    block.drop(seconds == 0, Reason.NO_DURATION)
+    model = block.text("model_name")
+    labels: dict[str, str | Words] = {"trace": "tiresias"}
+    if "iterations" in block:
+        labels["iterations"] = block.count_text("iterations")
+    return executed_jobs(block, ids, submit_time_s, gpus, seconds, model=model, labels=labels)
 
 
 FORMAT: Final = TraceFormat("tiresias", read, absolute=False)

@@ -1,0 +1,421 @@
+"""A block of rows as columns: what a format reads of them, and what becomes of each row.
+
+The usual values of a column are read at once. All others are read one by one, as :class:`InputRow` reads
+them, so that both ways mean the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, timedelta, timezone, tzinfo
+from functools import cache, partial
+from itertools import product
+from string import ascii_letters, digits
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pliant.schemas.errors import Problem
+from pliant.schemas.file_io.parquet import cast, compute, kernels, text_array
+from pliant.tools.replay.importers.conversion import (
+    ID_LENGTH,
+    NOTHING,
+    Conversion,
+    InputRow,
+    MalformedRowError,
+    Reason,
+    parse_timestamp,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.float64]
+    Marks = NDArray[np.bool_]
+    Rows = NDArray[np.intp]
+
+_NUMBER: Final = r"^[0-9]+(\.[0-9]+)?$"
+_DIGITS: Final = r"^[0-9]+\.?[0-9]*$"
+_DATE: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?"
+_ZONE: Final = r"(Z|[+-][0-9]{2}:[0-9]{2})$"
+_YEAR_1_US: Final = -62_135_596_800_000_000
+"""The earliest date that Python has; Arrow has earlier ones."""
+_EXACT: Final = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A column of texts that repeat."""
+
+    texts: Sequence[str]
+    """The distinct ones; an empty one stands for nothing."""
+    places: NDArray[np.integer[Any]]
+    """Which of them each row has."""
+
+    @classmethod
+    def of(cls, column: Sequence[str]) -> Words:
+        places: dict[str, int] = {}
+        rows = [places.setdefault(text, len(places)) for text in column]
+        return cls(list(places), np.array(rows, dtype=np.int32))
+
+    @classmethod
+    def same(cls, text: str, rows: int) -> Words:
+        return cls([text], np.zeros(rows, dtype=np.int32))
+
+    def __getitem__(self, row: int) -> str:
+        return self.texts[int(self.places[row])]
+
+    def map(self, change: Callable[[str], str]) -> Words:
+        return Words(list(map(change, self.texts)), self.places)
+
+    def take(self, rows: Rows) -> Words:
+        return Words(self.texts, self.places[rows])
+
+    def listed(self) -> list[str]:
+        """The text of each row."""
+        return [self.texts[place] for place in self.places.tolist()]
+
+    def marks(self, test: Callable[[str], bool]) -> Marks:
+        """The rows whose text passes."""
+        found: Marks = np.array([bool(test(text)) for text in self.texts], dtype=bool)[self.places]
+        return found
+
+    def stated(self) -> Marks:
+        return self.marks(bool)
+
+
+class Block:
+    """Rows of one file. A row is live until it is dropped or refused; what comes first stands.
+
+    Columns of numbers and times hold NaN where nothing is stated, and for rows that are not live.
+    """
+
+    def __init__(
+        self,
+        conversion: Conversion,
+        source: str,
+        lines: NDArray[np.int64],
+        columns: Mapping[str, pa.Array],
+        others: Sequence[tuple[int, str]] = (),
+    ) -> None:
+        """:param columns: Arrow arrays of text, without null.
+        :param others: line and fault of rows that have other columns.
+        """
+        self.conversion = conversion
+        self.source = source
+        self.lines = lines
+        self.columns = dict(columns)
+        self.others = others
+        self.live: Marks = np.ones(len(lines), dtype=bool)
+        self.problems: dict[int, list[Problem]] = {}
+        """By row."""
+        self.dropped: list[tuple[str, int]] = []
+        """Reason and number of rows."""
+        self.assumed: list[tuple[int, str, int]] = []
+        """First row of those that a sentence holds for, the sentence, and how many they are."""
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.columns
+
+    def renamed(self, columns: Mapping[str, str]) -> None:
+        """:param columns: the column by its new name; others are left out."""
+        self.columns = {name: self.columns[column] for name, column in columns.items()}
+
+    def drop(self, rows: Marks, reason: str) -> None:
+        """By the format's own meaning the rows are no GPU training jobs."""
+        found = rows & self.live
+        if count := int(found.sum()):
+            self.dropped.append((str(reason), count))
+            self.live &= ~found
+
+    def refuse(self, rows: Marks, field: str, message: str | Callable[[int], str]) -> None:
+        """The rows do not say what the format asks for."""
+        for row in np.flatnonzero(rows & self.live).tolist():
+            self.refuse_row(row, field, message if isinstance(message, str) else message(row))
+
+    def refuse_row(self, row: int, field: str, message: str) -> None:
+        self.fail(row, [Problem(self.source, self.line(row), f"/{field}", message)])
+
+    def fail(self, row: int, problems: list[Problem]) -> None:
+        self.live[row] = False
+        self.problems[row] = problems
+
+    def assume(self, rows: Marks, sentence: str) -> None:
+        """State what holds for these rows."""
+        if count := int((rows & self.live).sum()):
+            self.assumed.append((int(np.argmax(rows & self.live)), sentence, count))
+
+    def _assume_row(self, row: int, sentence: str) -> None:
+        self.assumed.append((row, sentence, 1))
+
+    def line(self, row: int) -> int:
+        return int(self.lines[row])
+
+    def ids(self, name: str) -> pa.Array:
+        """A new job id for each live row, made of the text in a column."""
+        texts = self.columns[name]
+        listed: list[str] = texts.to_pylist()
+        if not _are_plain(texts):
+            return self._ids_one_by_one(self.text(name).listed())
+        wanted = listed if self.live.all() else [listed[row] for row in np.flatnonzero(self.live).tolist()]
+        distinct = set(wanted)
+        if not distinct.isdisjoint(_unsaid_words()):
+            return self._ids_one_by_one(self.text(name).listed())
+        if len(distinct) == len(wanted) and self.conversion.are_new_ids(distinct):
+            return texts
+        return self._ids_one_by_one(listed)
+
+    def numbered_ids(self, prefix: str) -> pa.Array:
+        """A new job id for each live row, made of its number."""
+        return self._ids_one_by_one([f"{prefix}-{line - 1}" for line in self.lines.tolist()])
+
+    def _ids_one_by_one(self, texts: list[str]) -> pa.Array:
+        for row in np.flatnonzero(self.live).tolist():
+            texts[row] = self.conversion.new_id(texts[row], partial(self._assume_row, row))
+        return text_array(texts)
+
+    def optional_text(self, name: str) -> Words:
+        if name not in self.columns:
+            return Words.same("", len(self))
+        found = compute("dictionary_encode", self.columns[name])
+        texts = [_said(text) for text in found.dictionary.to_pylist()]
+        return Words(texts, _numpy(found.indices, np.int32))
+
+    def text(self, name: str) -> Words:
+        found = self.optional_text(name)
+        self.refuse(~found.stated(), name, "is empty, expected some text")
+        return found
+
+    def optional_number(self, name: str) -> Numbers:
+        return self._read(name, lambda row: row.optional_number(name))
+
+    def number(self, name: str) -> Numbers:
+        found = self.optional_number(name)
+        self.refuse(np.isnan(found), name, "is empty, expected a number")
+        return found
+
+    def count(self, name: str) -> Numbers:
+        found = self.number(name)
+        wrong = found != np.floor(found)
+        self.refuse(wrong, name, lambda row: f"{self._raw(name, row)!r} is not a whole number")
+        return found
+
+    def count_text(self, name: str) -> Words:
+        """The numbers of :meth:`count` as texts."""
+        return words_of(self.count(name), lambda value: str(int(value)))
+
+    def positive_count(self, name: str) -> Numbers:
+        found = self.count(name)
+        self.refuse(found == 0, name, "is 0, expected 1 or more")
+        return found
+
+    def optional_timestamp(self, name: str, zone: tzinfo = UTC, unit_s: float = 1.0) -> Numbers:
+        """Parameters as those of :func:`~.conversion.parse_timestamp`."""
+
+        def read_one(row: InputRow) -> float | None:
+            return parse_timestamp(row.values[name], name, zone, unit_s)
+
+        return self._read(name, read_one, zone, unit_s)
+
+    def timestamp(self, name: str) -> Numbers:
+        found = self.optional_timestamp(name)
+        self.refuse(np.isnan(found), name, "is empty, expected a time")
+        return found
+
+    def read_words(self, name: str, read_one: Callable[[InputRow], float]) -> Numbers:
+        """A number for each text of a column; without the column for an empty one."""
+        words = self.optional_text(name)
+        values = np.full(len(words.texts), np.nan)
+        for place in np.unique(words.places[self.live]).tolist():
+            try:
+                values[place] = read_one(InputRow(self.source, None, {name: words.texts[place]}))
+            except MalformedRowError as error:
+                self.refuse(words.places == place, error.field, error.message)
+        found: Numbers = values[words.places]
+        return found
+
+    def _read(
+        self,
+        name: str,
+        read_one: Callable[[InputRow], float | None],
+        zone: tzinfo | None = None,
+        unit_s: float = 1.0,
+    ) -> Numbers:
+        """Numbers, or with a ``zone`` times, of which those with another form than usual are read one by one.
+
+        Without the column nothing is stated.
+        """
+        if name not in self.columns:
+            return np.full(len(self), np.nan)
+        texts = self.columns[name]
+        values, known = _usual(texts, np.ones(len(self), dtype=bool), zone, unit_s)
+        if known.all():
+            return values
+        stated = ~is_in(texts, _unsaid())
+        values, known = _usual(texts, stated, zone, unit_s)
+        values[~known] = np.nan
+        self._read_one_by_one(name, np.flatnonzero(stated & ~known & self.live), values, read_one)
+        return values
+
+    def _read_one_by_one(
+        self, name: str, rows: Rows, values: Numbers, read_one: Callable[[InputRow], float | None]
+    ) -> None:
+        found: dict[str, float | MalformedRowError | None] = {}
+        for row in rows.tolist():
+            text = self._raw(name, row)
+            if text not in found:
+                try:
+                    found[text] = read_one(InputRow(self.source, None, {name: text}))
+                except MalformedRowError as error:
+                    found[text] = error
+            value = found[text]
+            if isinstance(value, MalformedRowError):
+                self.refuse_row(row, value.field, value.message)
+            elif value is not None:
+                values[row] = value
+
+    def _raw(self, name: str, row: int) -> str:
+        text: str = self.columns[name][row].as_py()
+        return text
+
+    def executed_seconds(self, start_s: Numbers, end_s: Numbers) -> Numbers:
+        """Seconds from start to end. A job that did not start, did not end or took no time is dropped."""
+        self.drop(np.isnan(start_s), Reason.NEVER_STARTED)
+        self.drop(np.isnan(end_s), Reason.NOT_FINISHED)
+        self.drop(end_s < start_s, Reason.BACKWARDS)
+        self.drop(end_s == start_s, Reason.NO_DURATION)
+        return end_s - start_s
+
+
+def words_of(values: Numbers, write: Callable[[float], str]) -> Words:
+    """Numbers that repeat as texts; NaN gives none."""
+    distinct, places = np.unique(values, return_inverse=True)
+    return Words(["" if math.isnan(value) else write(value) for value in distinct.tolist()], places)
+
+
+def is_in(texts: pa.Array, words: pa.Array) -> Marks:
+    return truths(compute("is_in", texts, options=kernels().SetLookupOptions(value_set=words)))
+
+
+def matches(texts: pa.Array, pattern: str) -> Marks:
+    found = compute("match_substring_regex", texts, options=kernels().MatchSubstringOptions(pattern))
+    return truths(found)
+
+
+def truths(found: pa.Array) -> Marks:
+    """Of an Arrow array of truth values without null."""
+    import pyarrow as pa
+
+    return _numpy(cast(found, pa.uint8()), np.uint8).view(np.bool_)
+
+
+def _numpy(found: pa.Array, kind: Any) -> NDArray[Any]:
+    """The values of an Arrow array, those of nulls undefined; it may not be written to."""
+    return _numpy_of(found.buffers()[1], kind, found.offset, len(found))
+
+
+def _numpy_of(buffer: pa.Buffer, kind: Any, start: int, count: int) -> NDArray[Any]:
+    return np.frombuffer(buffer, dtype=kind, count=start + count)[start:]
+
+
+def arrow_array(values: NDArray[Any], arrow_type: pa.DataType) -> pa.Array:
+    """An Arrow array of the same memory; the types have to agree."""
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def _said(text: str) -> str:
+    """As :meth:`InputRow.optional_text`."""
+    found = text.strip()
+    return "" if found.lower() in NOTHING else found
+
+
+@cache
+def _unsaid_words() -> tuple[str, ...]:
+    """All ways to write :data:`NOTHING`."""
+    cases = ([{letter.lower(), letter.upper()} for letter in word] for word in NOTHING)
+    return tuple(sorted("".join(letters) for each in cases for letters in product(*each)))
+
+
+@cache
+def _unsaid() -> pa.Array:
+    return text_array(_unsaid_words())
+
+
+@cache
+def _id_bytes() -> NDArray[np.uint8]:
+    """By byte: 2, an id may begin with it; 1, an id may have it; 0, neither."""
+    found = np.zeros(256, dtype=np.uint8)
+    found[list(b"._-")] = 1
+    found[list((ascii_letters + digits).encode())] = 2
+    return found
+
+
+def _are_plain(texts: pa.Array) -> bool:
+    """Whether all texts can be ids as they are, but for what stands for nothing."""
+    ends = _numpy_of(texts.buffers()[1], np.int32, texts.offset, len(texts) + 1)
+    data = np.frombuffer(texts.buffers()[2], dtype=np.uint8)[ends[0] : ends[-1]]
+    kinds, lengths = _id_bytes()[data], np.diff(ends)
+    within = lengths.min() > 0 and lengths.max() <= ID_LENGTH
+    return bool(within and kinds.min() and (kinds[ends[:-1] - ends[0]] == 2).all())
+
+
+def _usual(texts: pa.Array, stated: Marks, zone: tzinfo | None, unit_s: float) -> tuple[Numbers, Marks]:
+    """The values of the usual form, and which they are: numbers, or with a ``zone`` times."""
+    import pyarrow as pa
+
+    none = np.zeros(len(texts), dtype=bool)
+    if not stated.any():
+        return np.full(len(texts), np.nan), none
+    first = texts[int(np.argmax(stated))].as_py().strip()
+    if zone is None or first.replace(".", "", 1).isdecimal():
+        values, known = _cast(texts, stated, pa.float64(), _DIGITS if zone else _NUMBER, always=bool(zone))
+        found = _numpy(values, np.float64)
+        return found * unit_s, known & np.isfinite(found) & (found >= 0)
+    zoned = first.endswith("Z") or (len(first) > 16 and first[-6] in "+-")
+    if not zoned and not isinstance(zone, timezone):
+        return np.full(len(texts), np.nan), none  # its offset changes with the time
+    kind, pattern = pa.timestamp("us", "UTC" if zoned else None), _DATE + (_ZONE if zoned else "$")
+    values, known = _cast(texts, stated, kind, pattern)
+    offset = timedelta() if zoned else zone.utcoffset(None) or timedelta()
+    times_us = _numpy(values, np.int64) - offset // timedelta(microseconds=1)
+    return times_us / 1e6, known & (times_us >= _YEAR_1_US) & (times_us < _EXACT)
+
+
+def _cast(
+    texts: pa.Array, stated: Marks, kind: pa.DataType, pattern: str, *, always: bool = False
+) -> tuple[pa.Array, Marks]:
+    """The stated texts as values of another type, and which could be read.
+
+    :param pattern: what alone is read if not all can be; ``always``: in any case.
+    """
+    import pyarrow as pa
+
+    if not always:
+        try:
+            return cast(_only(texts, stated), kind), stated
+        except pa.ArrowInvalid:
+            pass
+    known = stated & matches(texts, pattern)
+    try:
+        return cast(_only(texts, known), kind), known
+    except pa.ArrowInvalid:
+        none = np.zeros(len(texts), dtype=bool)
+        return cast(_only(texts, none), kind), none
+
+
+def _only(texts: pa.Array, rows: Marks) -> pa.Array:
+    """The texts of these rows, null for the others."""
+    import pyarrow as pa
+
+    if rows.all():
+        return texts
+    kept = cast(arrow_array(rows.view(np.uint8), pa.uint8()), pa.bool_())
+    return compute("if_else", kept, texts, pa.nulls(1, pa.string())[0])
