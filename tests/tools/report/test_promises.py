@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pliant.schemas.job import Job
@@ -9,9 +11,8 @@ from pliant.schemas.runinfo import EqualDeals
 from pliant.tools.report.fairness import Reference
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.references import equal_shares as equal_deals
-from pliant.tools.report.references.equal_shares import equal_deal_finishes
-from pliant.tools.report.references.isolated import ReferenceJob
+from pliant.tools.report.references import equal_deals
+from pliant.tools.report.references.equal_deals import DealtJob, dealt_jobs, equal_deal_finishes
 from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.rendering.sections import guarantee_section
 from pliant.tools.report.report import make_report
@@ -21,9 +22,11 @@ from tests.tools.report.runs import ran, story, submit
 TERMS = EqualDeals(grace=0.0, grace_s=0.0, deal_s=100.0, lost_s=20.0)
 
 
-def linear(name: str, samples: float, *, at: float = 0.0, least: int = 1, most: int = 4) -> ReferenceJob:
-    """One sample a GPU-second."""
-    return ReferenceJob(name, at, samples, ((1.0, 1.0), (float(most), float(most))), samples, least, samples)
+def linear(
+    name: str, samples: float, *, at: float = 0.0, least: int = 1, most: int = 4, **more: Any
+) -> DealtJob:
+    """One sample a GPU-second; it enters at a time."""
+    return DealtJob(name, at, samples, tuple((size, float(size)) for size in range(least, most + 1)), **more)
 
 
 def test_jobs_share_equally_for_what_is_left_of_each_deal() -> None:
@@ -34,8 +37,9 @@ def test_jobs_share_equally_for_what_is_left_of_each_deal() -> None:
 
 def test_a_job_enters_after_its_grace_at_the_next_deal() -> None:
     """50 s and twice the 10 s that it takes alone: at 70 s, when the cluster is empty."""
+    only = story(submit(job("a", gpus=1, low=1, high=4), 10.0))
     terms = TERMS.model_copy(update={"grace": 2.0, "grace_s": 50.0})
-    assert equal_deal_finishes([linear("a", 10)], [(0.0, 4)], terms) == {"a": 170.0}
+    assert equal_deal_finishes(dealt_jobs(only, terms), [(0.0, 4)], terms) == {"a": 170.0}
     there = linear("first", 500)
     found = equal_deal_finishes([there, linear("a", 10, at=20.0)], [(0.0, 4)], TERMS)
     assert found["a"] == 200.0
@@ -54,8 +58,8 @@ def test_a_deal_ends_when_the_gpus_change() -> None:
 
 
 def test_a_job_that_was_stopped_leaves_its_share_to_the_others() -> None:
-    jobs = [linear("a", 320), linear("stopped", 1e6)]
-    assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS, {"stopped": 90.0})["a"] == 200.0
+    jobs = [linear("a", 320), linear("stopped", 1e6, stopped_s=90.0)]
+    assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS)["a"] == 200.0
     assert equal_deal_finishes([jobs[0]], [(0.0, 0)], TERMS) == {}
 
 

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,16 +18,19 @@ from pliant.schemas.job import Elasticity
 from pliant.schemas.text import counted, in_gpus, span_text
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import known_pools, minimum_alone, reject_impossible
-from pliant.tools.schedule.policies.shadow_price.bound import Bound, Guard, Terms
+from pliant.tools.schedule.policies.shadow_price.bound import Bound, Guard, Terms, kept_from_promise
+from pliant.tools.schedule.policies.shadow_price.curves import GoodputCurves, sizes_of
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.places import Placing, Retune
 from pliant.tools.schedule.policies.shadow_price.prices import ends_s
 from pliant.tools.schedule.policies.shadow_price.sizes import Rules, Shares, shared
 from pliant.tools.schedule.policies.shadow_price.types import shared_over_types
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from pliant.schemas.cluster import Cluster
     from pliant.schemas.runinfo import PromisedBounds
 
 _HOUR_S = 3600.0
@@ -128,6 +131,19 @@ class ShadowPrice(Policy):
             return None
         deals = EqualDeals(grace=self.grace, grace_s=self.grace_s, deal_s=self.deal_s, lost_s=self.lost_s)
         return PromisedBounds(equal_deals=deals)
+
+    def bounds_on(self, cluster: Cluster) -> PromisedBounds | None:
+        bounds = self.bounds
+        return None if bounds is None else bounds.model_copy(update={"void": kept_from_promise(cluster)})
+
+    def promised_rates(self, job: JobState, speeds: Speeds) -> Sequence[tuple[int, float]]:
+        if self.grace is None or len(speeds.gpu_types) != 1:
+            return ()
+        (kind, gpus), (node_gpus,) = next(iter(speeds.gpu_types.items())), speeds.node_gpus.values()
+        sizes = sizes_of(gpus, node_gpus)
+        curve = GoodputCurves(speeds, kind, sizes).of(job)
+        rates = zip(sizes.tolist(), curve.rates[:, curve.usual].tolist(), strict=True)
+        return [(size, rate) for size, rate in rates if rate > 0]
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         del rng

@@ -22,13 +22,12 @@ from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
-from pliant.tools.report.references.equal_shares import equal_deal_finishes
-from pliant.tools.report.references.isolated import ReferenceJob
+from pliant.tools.report.references.equal_deals import DealtJob, equal_deal_finishes
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState, node_states
-from pliant.tools.schedule.policies.shadow_price.bound import EqualShares
 from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
+from pliant.tools.schedule.policies.shadow_price.reference import EqualShares
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.session.holdings import Holding
 from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, session
@@ -188,8 +187,8 @@ def test_it_is_the_one_of_reports_however_often_it_is_asked(drawn, asked_s):
         state = job_state(job(name, at=at, gpus=low, low=low, high=high, work={"samples": samples}), speeds)
         kept.enter(state, at + TERMS.grace_s)
         kept.end(name, float(samples))
-        curve = ((float(low), float(low)), (float(high), float(high)))
-        jobs.append(ReferenceJob(name, float(at), float(samples), curve, float(samples), low))
+        rates = tuple((size, float(size)) for size in range(low, high + 1))
+        jobs.append(DealtJob(name, at + TERMS.grace_s, float(samples), rates))
 
     left = [*kept.advance(float(asked_s), GPUS, rates_of), *kept.advance(1e6, GPUS, rates_of)]
 
