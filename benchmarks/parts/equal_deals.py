@@ -19,6 +19,7 @@ Curves = Mapping[str, Mapping[int, float]]
 """Samples per second by model and every number of GPUs."""
 _NEARLY: Final = 1e-9
 """What sums of fractions may miss by rounding, relative to them."""
+_MICROSECOND: Final = 1e-6
 _MOST_DEALS: Final = 100_000
 
 
@@ -33,10 +34,11 @@ def came_in(jobs: Sequence[Job], cluster: Cluster, ends_s: Mapping[str, float]) 
             continue
         inside: list[Job] = []
         waiting: list[Job] = []
-        times = sorted({job.submit_time for job in own} | {ends_s[job.id] for job in own if job.id in ends_s})
-        for time_s in times:
+        comes = [(job.submit_time, 1, job.id) for job in own]
+        ends = [(ends_s[job.id], 0, job.id) for job in own if job.id in ends_s]
+        for time_s, is_new, job_id in sorted([*ends, *comes]):
             inside = [job for job in inside if ends_s.get(job.id, math.inf) > time_s]
-            waiting += [job for job in own if job.submit_time == time_s]
+            waiting += [job for job in own if is_new and job.id == job_id]
             waiting.sort(key=lambda job: (-job.priority, job.submit_time, job.id))
             while waiting:
                 both = [*inside, waiting[0]]
@@ -104,8 +106,8 @@ def latest_ends(
             break
         if not there:
             now = max(now, min(each.enters_s for each in coming))
-        there += [each for each in coming if each.enters_s <= now]
-        coming = [each for each in coming if each.enters_s > now]
+        there += [each for each in coming if each.enters_s <= now + _MICROSECOND]
+        coming = [each for each in coming if each.enters_s > now + _MICROSECOND]
         _deal(there, nodes)
         for each in there:
             size = each.takes
@@ -161,7 +163,7 @@ def _deal(there: Sequence[_Dealt], nodes: Sequence[Node]) -> None:
     """Smallest sizes first, then one more at a time to the job that has fewest."""
     for each in there:
         each.got, each.on = 0, {}
-    order = sorted(there, key=lambda each: (each.had_gpu_s, each.enters_s, each.job.id))
+    order = sorted(there, key=lambda each: (each.had_gpu_s, round(each.enters_s, 6), each.job.id))
     over = sorted((each for each in order if each.sat_out >= len(there)), key=lambda each: -each.sat_out)
     order = [*over, *(each for each in order if each not in over)]
     able = [each for each in order if _gets(each, each.least, there, nodes)]

@@ -12,7 +12,8 @@ not. ``promise_disagreements``: those where policy, report and page name differe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -76,7 +77,16 @@ class Verdict:
 
 def figures(instances: int = INSTANCES) -> list[Figure]:
     """Counts over random instances."""
-    found = [verdict(instance(number)) for number in range(instances)]
+    return counts([verdict_of(number) for number in range(instances)])
+
+
+def verdict_of(number: int) -> Verdict:
+    """That of one instance by its number."""
+    return verdict(instance(number))
+
+
+def counts(found: Sequence[Verdict]) -> list[Figure]:
+    """The rows of these verdicts."""
     return [
         Figure("promise_false_alarms", sum(bool(each.alarms) for each in found), "instances", 0),
         Figure("promise_broken", sum(bool(each.late) for each in found), "instances", 0),
@@ -213,6 +223,12 @@ def instance(number: int, seed: int = SEED) -> Instance:
         )
         for at in range(int(rng.integers(0, 16)))
     ]
+    if rng.random() < 0.3:  # submitted as deals begin, so that jobs enter to the second
+        begin_s = jobs[0].submit_time
+        at = [begin_s + deal_s * int(rng.integers(0, 5)) for _ in jobs]
+        jobs = [job.model_copy(update={"submit_time": time_s}) for job, time_s in zip(jobs, at, strict=True)]
+        jobs[0], stream = jobs[0].model_copy(update={"submit_time": begin_s}), []
+        terms = terms.model_copy(update={"grace": 0.0})
     ordered = sorted([*jobs, *stream], key=lambda job: (job.submit_time, job.id))
     return Instance(Cluster.model_validate(shape), tuple(ordered), curves, terms, cost_s, interval_s)
 
@@ -280,7 +296,8 @@ def _job(
 
 
 if __name__ == "__main__":
-    rows = figures()
+    with ProcessPoolExecutor() as pool:
+        rows = counts([*pool.map(verdict_of, range(INSTANCES), chunksize=5)])
     figure.renew("shadow_price", rows)
     for row in rows:
         print(f"{row.name:45s} {row.value:.6g}")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ulp
 from typing import Final, Literal
 
 from pliant.tools.report.records import RunRecord, Usage
@@ -124,7 +125,8 @@ def promise(run: RunRecord, gps: Fairness, usage: Usage) -> Promise | None:
     allowed_s = _allowed_s(run, gps, usage)
     if allowed_s is None:
         return None
-    rounding_s = TOLERANCE * max(1.0, run.last_event_s)
+    stamp_s = ulp(run.origin_s + run.last_event_s)  # submission, end and origin are each known to half of it
+    rounding_s = TOLERANCE * max(1.0, run.last_event_s) + 1.5 * stamp_s
     past = [job for job, allowed in allowed_s.items() if gps.delays_s[job] > allowed + rounding_s]
     jcts_s = {job.id: job.jct_s for job in run.with_outcome("finished") if job.jct_s}
     used = [

@@ -1,15 +1,16 @@
 """No job ends later than it would under equal shares, had it been submitted a stated grace later.
 
 The reference (:class:`EqualShares`) deals all GPUs out equally every T seconds, and its jobs train for T - b
-seconds of each deal. Job i enters it at its submission + grace_s + grace · its time alone on the GPUs that it
-requests. Credit (:class:`Credits`) is what GPUs were good for by the profile: q of the real job, p of the one
+seconds of each deal. Job i enters it grace_s + grace · its time alone on the GPUs that it requests after the
+policy has seen it first. Credit (:class:`Credits`) is what GPUs were good for by the profile: q of the real job, p of the one
 in the reference, which has r_i samples per second on k_i GPUs in the present deal and p' at the end of it.
 
 **Theorem.** Every job ends by the end of the deal in which it would end in the reference, if
 (1) jobs train as fast as the profile says, up to a factor that depends on their progress alone, wherever
 they are placed, and not less at a batch that they are given; (2) a change costs a job at most c seconds, and
-decisions come at most b - c seconds apart; (3) there is one GPU type, all GPUs stay, and no job is stopped
-from outside. Curves may have any shape, jobs any minimum, and nothing need be known of their work.
+decisions come at most b - c seconds apart; (3) there is one GPU type, all GPUs stay, no job is stopped from
+outside, and none is kept where it is. Curves may have any shape, jobs any minimum and any demands of nodes,
+and nothing need be known of their work.
 
 **Proof.** Call a size k of job i safe at time t, in the deal that ends at E, if after w = min(b - c, E - t)
 seconds on it the job can still get to p' on k_i GPUs: where a change to k costs c, and one to k_i then again,
@@ -24,7 +25,9 @@ r_i · (T - (b - c) - c) = r_i · (T - b) = p' - p.
 (b) Where a job got a safe size at one decision, at the next k_i is safe, or the size that it holds is, and is
 at most k_i. That is what the inequalities say if it comes after w; sooner, it only eases them.
 (c) So at every decision each job has a safe size of at most k_i GPUs. Σ k_i is at most all GPUs, as the
-reference is a schedule: all jobs can have safe sizes at once. the knapsack finds those of largest value.
+reference is a schedule: all jobs can have safe sizes at once. The knapsack finds those of largest value.
+Where jobs demand something of nodes, k_i means those GPUs that the reference gives the job, a part of them
+where it is to keep fewer, and no other size is safe: these places do not overlap and have room for all.
 
 At E then q ≥ p', which is (a) for the next deal. A job whose credit reaches that with which it ends has
 ended. So no job ends after the deal in which the reference has it end. ∎
@@ -35,7 +38,6 @@ does until it has caught up. On several GPU types, sizes are free.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,7 +50,7 @@ from pliant.tools.schedule.jobs import JobState, NodeGpus
 from pliant.tools.schedule.policies.common import known_pools
 from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
-from pliant.tools.schedule.policies.shadow_price.reference import ROUNDING, EqualShares, Sharer
+from pliant.tools.schedule.policies.shadow_price.reference import ROUNDING, SAME_S, EqualShares, Sharer
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
@@ -117,7 +119,7 @@ class Bound:
                 gpus += gained
             elif change.job is not None:
                 if change.ended_job and change.kind != "finished":  # it has its part of the deals before
-                    self._advance(math.nextafter(change.time_s, 0.0), gpus, snapshot, known)
+                    self._advance(change.time_s - SAME_S, gpus, snapshot, known)
                 self._take_up(change, change.job, snapshot)
         for job in snapshot.jobs.values():
             self._credits.begin(job, snapshot.time_s)
@@ -141,16 +143,11 @@ class Bound:
                     places[row] = job.placement if pinned[row] else share.place or ()
         return Guard(safe, pinned, due, places)
 
-    def expect(
-        self, members: PoolColumns, chosen: Ints, changed: Mapping[str, Target], time_s: float
-    ) -> None:
+    def expect(self, members: PoolColumns, changed: Mapping[str, Target], time_s: float) -> None:
         for row, job in enumerate(members.jobs):
-            curve, size = members.curves[row], int(chosen[row])
-            if job.id in changed and changed[job.id].gpus != members.sizes[size]:
-                size = int(
-                    np.searchsorted(members.sizes, changed[job.id].gpus)
-                )  # its place has room for fewer
-            begins_s = time_s if job.id in changed else job.changed_s
+            curve, target = members.curves[row], changed.get(job.id)
+            size = int(np.searchsorted(members.sizes, job.gpus if target is None else target.gpus))
+            begins_s = job.changed_s if target is None else time_s
             rate = float(curve.rates[size, curve.usual])
             self._credits.expect(job, rate, begins_s + float(members.rescale_s[row]))
 

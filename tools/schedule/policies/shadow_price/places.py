@@ -215,7 +215,8 @@ class Placing:
         members = self.shares.members
         found: dict[str, Target] = {}
         places = self._places()
-        roomy = self._with_room(places) if self.shares.guard.places else {}
+        bound = any(job.room is not None for job in members.jobs)
+        roomy = self._with_room(places) if bound else {}
         for row, job in enumerate(members.jobs):
             if not self.shares.gpus(row):
                 continue

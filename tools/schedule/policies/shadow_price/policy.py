@@ -165,7 +165,7 @@ class ShadowPrice(Policy):
             placing = Placing(shares, snapshot, self._known, self.dwell_s)
             decision.targets |= placing.targets(self.retune)
             if bound is not None:
-                bound.expect(shares.members, shares.chosen, decision.targets, snapshot.time_s)
+                bound.expect(shares.members, decision.targets, snapshot.time_s)
         return decision
 
     def _shared(self, snapshot: Snapshot, rejected: Container[str], bound: Bound | None) -> list[Shares]:

@@ -21,6 +21,8 @@ from pliant.tools.schedule.policies.common import equal_shares
 from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
 
 ROUNDING: Final = 1e-9
+SAME_S: Final = 1e-6
+"""Times this close are equal: on clocks that begin in 1970 a number of seconds is known to 0.24 µs."""
 RatesOf = Callable[[JobState], tuple[Ints, Floats]]
 """Sizes, ascending from 0, and the samples per second of a job on each, 0 where infeasible."""
 
@@ -94,13 +96,14 @@ class Sharer:
 
     @classmethod
     def loaded(cls, job: JobState, values: Sequence[Any]) -> Sharer:
-        *plain, place = values
-        return cls(job, *plain, None if place is None else tuple((name, gpus) for name, gpus in place))
+        enters_s, credit, service_gpu_s, gpus, rate, target, over, sat_out, place = values
+        on = None if place is None else tuple((name, count) for name, count in place)
+        return cls(job, enters_s, credit, service_gpu_s, gpus, rate, target, over, sat_out, on)
 
     def turn(self, jobs: int) -> tuple[float, float, float, str]:
         """Sort key: a job that sat out as many deals as there are jobs comes first, so that none waits on."""
         long = self.sat_out if self.sat_out >= jobs else 0
-        return -long, self.service_gpu_s, self.enters_s, self.job.id
+        return -long, self.service_gpu_s, round(self.enters_s / SAME_S), self.job.id
 
 
 class EqualShares:
@@ -141,7 +144,7 @@ class EqualShares:
         """Deal out ``gpus`` GPUs, on these nodes, up to a time; (time, id) of those that leave."""
         while (next_s := self._next_s()) <= time_s:
             yield from self.close(next_s)
-            if any(each.enters_s <= next_s for each in self._sharers.values()):
+            if any(each.enters_s <= next_s + SAME_S for each in self._sharers.values()):
                 self._deal(next_s, gpus, rates_of, nodes)
 
     def close(self, time_s: float) -> list[tuple[float, str]]:
@@ -187,7 +190,7 @@ class EqualShares:
 
     def _deal(self, time_s: float, gpus: int, rates_of: RatesOf, nodes: Sequence[NodeState]) -> None:
         self._dealt_s = time_s
-        there = [each for each in self._sharers.values() if each.enters_s <= time_s]
+        there = [each for each in self._sharers.values() if each.enters_s <= time_s + SAME_S]
         order = sorted(there, key=lambda each: each.turn(len(there)))
         asking = [_Asking.of(each, *rates_of(each.job)) for each in order]
         if any(each.sharer.job.room is not None for each in asking):
