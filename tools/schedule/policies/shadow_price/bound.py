@@ -1,9 +1,9 @@
 """No job ends later than it would under equal shares, had it been submitted a stated grace later.
 
 The reference (:class:`EqualShares`) deals all GPUs out equally every T seconds, and its jobs train for T - b
-seconds of each deal. Job i enters it grace_s + grace · its time alone on the GPUs that it requests after the
-policy has seen it first. Credit (:class:`Credits`) is what GPUs were good for by the profile: q of the real job, p of the one
-in the reference, which has r_i samples per second on k_i GPUs in the present deal and p' at the end of it.
+seconds of each deal. Job i enters it grace_s + grace · its time alone on the GPUs that it requests after it
+came into play. Credit (:class:`Credits`) is what GPUs were good for by the profile: q of the real job, p of
+the one in the reference, which has r_i samples per second on k_i GPUs in the present deal and p' at the end.
 
 **Theorem.** Every job ends by the end of the deal in which it would end in the reference, if
 (1) jobs train as fast as the profile says, up to a factor that depends on their progress alone, wherever
@@ -26,8 +26,8 @@ r_i · (T - (b - c) - c) = r_i · (T - b) = p' - p.
 at most k_i. That is what the inequalities say if it comes after w; sooner, it only eases them.
 (c) So at every decision each job has a safe size of at most k_i GPUs. Σ k_i is at most all GPUs, as the
 reference is a schedule: all jobs can have safe sizes at once. The knapsack finds those of largest value.
-Where jobs demand something of nodes, k_i means those GPUs that the reference gives the job, a part of them
-where it is to keep fewer, and no other size is safe: these places do not overlap and have room for all.
+Where jobs demand something of nodes, k_i means those GPUs that the reference gives the job. A job that cannot
+wait has these, or keeps a part of them: such places do not overlap, and have room for all.
 
 At E then q ≥ p', which is (a) for the next deal. A job whose credit reaches that with which it ends has
 ended. So no job ends after the deal in which the reference has it end. ∎

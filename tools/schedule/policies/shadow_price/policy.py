@@ -84,6 +84,7 @@ class ShadowPrice(Policy):
     priority_means: ClassVar[str] = "the completion time of a job counts 2 to the power of its priority"
     weight_means: ClassVar[str] = "the completion time of a job counts as often as its weight says"
     rebuilds_state: ClassVar[bool] = False
+    state_version: ClassVar[int] = 2
 
     def __init__(
         self,
