@@ -7,6 +7,7 @@ its work.
 ``bound``: mean JCT over that without a bound on delays (``price``), the largest part that a job took of the
 time in which it was to end (``used``), and the jobs that ended after it, by curves that these physics do not
 follow in every epoch; ``tight`` with a grace of :data:`TIGHT`.
+``promise``: see :mod:`benchmarks.parts.promise`.
 ``makespan_mode``: with a worth of GPUs to jobs to come, :data:`FUTURE`. The limits of the unfair fraction and
 the worst FTF are those of Ares on the same jobs, that of the makespan is Pollux's.
 """
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.parts import mistaken_work
+from benchmarks.parts import mistaken_work, promise
 from benchmarks.parts.figure import Figure, need_data
 from benchmarks.parts.pollux_workloads import (
     IN_PLACE,
@@ -60,10 +61,12 @@ def figures(
     jobs_limit: int | None = None,
     *,
     with_pollux: bool = True,
+    instances: int = promise.INSTANCES,
 ) -> list[Figure]:
     """All figures."""
     need_data("pollux", "sia")
     return [
+        *promise.figures(instances),
         *_replays(workloads, jobs_limit, with_pollux=with_pollux),
         *(Figure(f"sp_decision_ms_{gpus}", decision_ms(gpus), "ms", most) for gpus, most in clusters.items()),
     ]
@@ -71,7 +74,7 @@ def figures(
 
 def smallest() -> list[Figure]:
     """All of it, small."""
-    return figures(workloads=("w6",), clusters={16: 5.0}, jobs_limit=3, with_pollux=False)
+    return figures(workloads=("w6",), clusters={16: 5.0}, jobs_limit=3, with_pollux=False, instances=2)
 
 
 def _replays(workloads: Sequence[str], jobs_limit: int | None, *, with_pollux: bool) -> Iterator[Figure]:

@@ -74,6 +74,8 @@ class PromisedBounds(Record):
     """No job ends later than in GPS by more than this times the longest time in which all GPUs are held."""
     equal_deals: EqualDeals | None = None
     """No job ends after the deal in which it ends there."""
+    void: str | None = None
+    """Why the policy does not promise it on this cluster, as a clause; null: it does."""
 
 
 class RunInfo(Record):
@@ -122,6 +124,8 @@ class SubmitDetail(Record):
     job: Job
     curve: tuple[tuple[GpuCount, Annotated[float, Field(ge=_SLOWEST, le=MOST)]], ...] = ()
     """[[GPUs, samples per second], …] at the reference batch, sizes ascending; empty: no speed is known."""
+    rates: tuple[tuple[GpuCount, Annotated[float, Field(ge=_SLOWEST, le=MOST)]], ...] = ()
+    """The same of every size with which the promise of the policy counts; empty: it has no use for them."""
     samples: WorkAmount | None = None
     """All the work in samples; null: unknown."""
     demand_gpu_s: PositiveFloat | None = None
@@ -131,8 +135,9 @@ class SubmitDetail(Record):
 
     @model_validator(mode="after")
     def _sizes_ascend(self) -> Self:
-        for index, ((before, _), (size, _)) in enumerate(pairwise(self.curve), 1):
-            if size <= before:
-                text = f"{size} is not above {before}, expected sizes in ascending order"
-                raise broken_rule(text, f"/curve/{index}/0")
+        for name, curve in (("curve", self.curve), ("rates", self.rates)):
+            for index, ((before, _), (size, _)) in enumerate(pairwise(curve), 1):
+                if size <= before:
+                    text = f"{size} is not above {before}, expected sizes in ascending order"
+                    raise broken_rule(text, f"/{name}/{index}/0")
         return self

@@ -102,7 +102,7 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
     )
     simulated = _with_failures(run, trained.simulated, inputs, session)
     sizes = measured_sizes(inputs.profile.rows if inputs.profile is not None else ())
-    submissions = Submissions(session.speeds, sizes)
+    submissions = Submissions(session.speeds, sizes, policy)
     first_s = min(
         [job.submit_time for job in inputs.jobs[:1]] + [event.time_s for event in simulated.node_events],
         default=0.0,
@@ -341,7 +341,7 @@ def _info(
         resume_cost_s=None if simulated.resume_cost is None else simulated.resume_cost.for_models(models),
         interference=simulated.interference,
         interval_s=trained.interval_s,
-        bounds=policy.bounds,
+        bounds=policy.bounds_on(inputs.cluster),
         assumptions=assumptions,
         counters=counters,
     )
@@ -351,8 +351,9 @@ def _info(
 class Submissions:
     """Describes the jobs of one trace. The text is made when it is written and not kept."""
 
-    def __init__(self, speeds: Speeds, measured_sizes: Mapping[str, Collection[int]]) -> None:
+    def __init__(self, speeds: Speeds, measured_sizes: Mapping[str, Collection[int]], policy: Policy) -> None:
         self._speeds = speeds
+        self._policy = policy
         self._measured_sizes = measured_sizes
         self._cluster_gpus = sum(speeds.gpu_types.values())
 
@@ -364,6 +365,8 @@ class Submissions:
         work = f',"samples":{compact_json(job.work_samples)}' if job.work_samples else ""
         if demand := demand_gpu_s(job, self._speeds, of_simulation=True):
             work += f',"demand_gpu_s":{compact_json(demand)}'
+        if rates := self._policy.promised_rates(job, self._speeds):
+            work += f',"rates":{compact_json(rates)}'
         return f'{{"job":{spec},"curve":{self._curve(job)}{work}}}'
 
     def _curve(self, job: JobState) -> str:

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ulp
 from typing import Final, Literal
 
-from pliant.tools.report.records import Outcome, RunRecord, Usage
-from pliant.tools.report.references.equal_shares import equal_deal_finishes, fluid_finishes, gps_jobs
+from pliant.tools.report.records import RunRecord, Usage
+from pliant.tools.report.references.equal_deals import dealt_jobs, equal_deal_finishes, kept_from_promise
+from pliant.tools.report.references.equal_shares import fluid_finishes, gps_jobs
 from pliant.tools.report.references.isolated import ReferenceJob, isolated_finishes, reference_jobs
 
 Reference = Literal["fair-share", "gps", "isolated"]
@@ -18,7 +20,6 @@ TOLERANCE: Final = 1e-9
 """A job counts as unfairly treated when its FTF exceeds 1 by more than this: rounding is not unfair."""
 Shared = tuple[tuple[tuple[float, int], ...], tuple[ReferenceJob, ...]]
 """GPUs over time, and jobs: runs of one trace share them, and so their references."""
-_STOPPED: Final[tuple[Outcome, ...]] = ("failed", "cancelled", "rejected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,8 @@ def promise(run: RunRecord, gps: Fairness, usage: Usage) -> Promise | None:
     allowed_s = _allowed_s(run, gps, usage)
     if allowed_s is None:
         return None
-    rounding_s = TOLERANCE * max(1.0, run.last_event_s)
+    stamp_s = ulp(run.origin_s + run.last_event_s)  # submission, end and origin are each known to half of it
+    rounding_s = TOLERANCE * max(1.0, run.last_event_s) + 1.5 * stamp_s
     past = [job for job, allowed in allowed_s.items() if gps.delays_s[job] > allowed + rounding_s]
     jcts_s = {job.id: job.jct_s for job in run.with_outcome("finished") if job.jct_s}
     used = [
@@ -140,10 +142,26 @@ def _allowed_s(run: RunRecord, gps: Fairness, usage: Usage) -> dict[str, float] 
     if promised is None:
         return None
     if promised.equal_deals is not None:
-        left_s = {job.id: job.end_s for kind in _STOPPED for job in run.with_outcome(kind)}
-        stopped = {job_id: end_s for job_id, end_s in left_s.items() if end_s is not None}
-        finishes = equal_deal_finishes(reference_jobs(run), run.capacity, promised.equal_deals, stopped)
+        finishes = allowed_ends_s(run)
+        if finishes is None:
+            return None
         return {job: finishes[job] - gps.finish_s[job] for job in gps.delays_s if job in finishes}
     if promised.gps_delay is not None:
         return dict.fromkeys(gps.delays_s, promised.gps_delay * usage.longest_full_s())
     return None
+
+
+def allowed_ends_s(run: RunRecord) -> dict[str, float] | None:
+    """By job, the time by which it is to end as its policy promises; None if it promises no such times."""
+    terms = None if run.info.bounds is None else run.info.bounds.equal_deals
+    if terms is None or why_unpromised(run) is not None:
+        return None
+    return equal_deal_finishes(dealt_jobs(run, terms), run.capacity, terms, run.info.cluster.expanded())
+
+
+def why_unpromised(run: RunRecord) -> str | None:
+    """Why a policy that promises a time to each job does not promise it in this run, as a clause."""
+    promised = run.info.bounds
+    if promised is None or promised.equal_deals is None:
+        return None
+    return promised.void or kept_from_promise(run, promised.equal_deals)

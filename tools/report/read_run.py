@@ -188,7 +188,10 @@ class _Fold:
             self._problem(number, f'job "{job_id}" is submitted twice')
         else:
             curve = self.curves.setdefault(detail.curve, detail.curve)  # many jobs share few curves
-            self.jobs[job_id] = JobRecord(detail.job, event.time, curve, detail.samples, detail.demand_gpu_s)
+            rates = self.curves.setdefault(detail.rates, detail.rates)
+            self.jobs[job_id] = JobRecord(
+                detail.job, event.time, curve, rates, detail.samples, detail.demand_gpu_s
+            )
 
     def _decision(self, event: AnyEvent, number: int) -> None:
         detail = _fields(event)

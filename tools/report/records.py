@@ -87,6 +87,8 @@ class JobRecord:
     submit_s: float
     curve: Curve = ()
     """At the reference batch."""
+    rates: Curve = ()
+    """The same of every size with which the promise of the policy counts."""
     samples: float | None = None
     """All the work; None if unknown."""
     demand_gpu_s: float | None = None

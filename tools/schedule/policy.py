@@ -18,7 +18,9 @@ from pliant.tools.schedule.snapshot import Snapshot
 if TYPE_CHECKING:
     import numpy as np
 
+    from pliant.schemas.cluster import Cluster
     from pliant.schemas.runinfo import PromisedBounds
+    from pliant.tools.schedule.rates import Speeds
 
 
 Need = Literal["demand", "profile"]
@@ -174,6 +176,16 @@ class Policy:
     def bounds(self) -> PromisedBounds | None:
         """What its authors prove of every run: event files state it, and reports hold runs against it."""
         return None
+
+    def bounds_on(self, cluster: Cluster) -> PromisedBounds | None:
+        """The same on this cluster: it says if nothing is promised there."""
+        del cluster
+        return self.bounds
+
+    def promised_rates(self, job: JobState, speeds: Speeds) -> Sequence[tuple[int, float]]:
+        """(GPUs, samples per second) of the sizes with which ``bounds`` count, ascending, for reports."""
+        del job, speeds
+        return ()
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Say what changes now. Called with every change since the last call in ``snapshot.changes``."""

@@ -99,6 +99,11 @@ class Speeds:
         """GPUs of the whole cluster by type, in order of the nodes."""
         return self._total
 
+    @property
+    def node_gpus(self) -> Mapping[str, int]:
+        """GPUs of the largest node by type."""
+        return self._node_gpus
+
     def gpu_type_of(self, placement: NodeGpus) -> str:
         """The one GPU type of a placement; empty if it has none."""
         return self._types[placement[0][0]] if placement else ""

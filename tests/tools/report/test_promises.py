@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
-from pliant.schemas.runinfo import EqualDeals
+from pliant.schemas.runinfo import EqualDeals, RunInfo
 from pliant.tools.report.fairness import Reference
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.references import equal_shares as equal_deals
-from pliant.tools.report.references.equal_shares import equal_deal_finishes
-from pliant.tools.report.references.isolated import ReferenceJob
+from pliant.tools.report.references import equal_deals
+from pliant.tools.report.references.equal_deals import DealtJob, came_in_s, dealt_jobs, equal_deal_finishes
 from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.rendering.sections import guarantee_section
 from pliant.tools.report.report import make_report
@@ -21,9 +24,11 @@ from tests.tools.report.runs import ran, story, submit
 TERMS = EqualDeals(grace=0.0, grace_s=0.0, deal_s=100.0, lost_s=20.0)
 
 
-def linear(name: str, samples: float, *, at: float = 0.0, least: int = 1, most: int = 4) -> ReferenceJob:
-    """One sample a GPU-second."""
-    return ReferenceJob(name, at, samples, ((1.0, 1.0), (float(most), float(most))), samples, least, samples)
+def linear(
+    name: str, samples: float, *, at: float = 0.0, least: int = 1, most: int = 4, **more: Any
+) -> DealtJob:
+    """One sample a GPU-second; it enters at a time."""
+    return DealtJob(name, at, samples, tuple((size, float(size)) for size in range(least, most + 1)), **more)
 
 
 def test_jobs_share_equally_for_what_is_left_of_each_deal() -> None:
@@ -34,8 +39,9 @@ def test_jobs_share_equally_for_what_is_left_of_each_deal() -> None:
 
 def test_a_job_enters_after_its_grace_at_the_next_deal() -> None:
     """50 s and twice the 10 s that it takes alone: at 70 s, when the cluster is empty."""
+    only = story(submit(job("a", gpus=1, low=1, high=4), 10.0))
     terms = TERMS.model_copy(update={"grace": 2.0, "grace_s": 50.0})
-    assert equal_deal_finishes([linear("a", 10)], [(0.0, 4)], terms) == {"a": 170.0}
+    assert equal_deal_finishes(dealt_jobs(only, terms), [(0.0, 4)], terms) == {"a": 170.0}
     there = linear("first", 500)
     found = equal_deal_finishes([there, linear("a", 10, at=20.0)], [(0.0, 4)], TERMS)
     assert found["a"] == 200.0
@@ -54,8 +60,8 @@ def test_a_deal_ends_when_the_gpus_change() -> None:
 
 
 def test_a_job_that_was_stopped_leaves_its_share_to_the_others() -> None:
-    jobs = [linear("a", 320), linear("stopped", 1e6)]
-    assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS, {"stopped": 90.0})["a"] == 200.0
+    jobs = [linear("a", 320), linear("stopped", 1e6, stopped_s=90.0)]
+    assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS)["a"] == 200.0
     assert equal_deal_finishes([jobs[0]], [(0.0, 0)], TERMS) == {}
 
 
@@ -99,6 +105,46 @@ def test_each_job_is_held_against_its_own_bound(end_s: float, past: int) -> None
 def test_the_report_names_bound_worst_delay_and_the_jobs_past_it() -> None:
     section = guarantee_section(make_report([late(110.0)]))
     assert section.rows == (("mine", "1.333 min", "1.5 min", "110.0", "1", "1", "only 1.5 min"),)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"interval_s": 15.0}, "a change and the wait for it take 25 s, and lost_s is 20"),
+        (
+            {"cluster": {"nodes": ({"name": "n0", "gpus": 4},), "cooldown_seconds": 60}},
+            "keeps jobs where they are",
+        ),
+        ({"bounds": {"equal_deals": TERMS.model_dump(), "void": "it is Monday"}}, "it is Monday"),
+    ],
+)
+def test_where_nothing_is_promised_no_job_is_past_it_and_the_report_says_why(more: dict[str, Any], why: str):
+    run = late(110.0)
+    told = RunInfo.model_validate(run.info.model_dump(by_alias=True) | {"rescale_cost_s": 10.0} | more)
+    found = replace(run, info=told)
+    metrics = run_metrics(found)
+    assert (metrics.jobs_past_gps_bound, metrics.worst_bound_used) == (None, None)
+    (row,) = guarantee_section(make_report([found])).rows
+    assert why in row[-1]
+
+
+def test_jobs_come_into_play_as_limits_of_users_and_arrays_and_other_jobs_allow() -> None:
+    nodes = {"nodes": ({"name": "n0", "gpus": 4},), "user_limits": {"ann": {"jobs": 1}}}
+    jobs = [
+        job("a", user="ann"),
+        job("b", at=1.0, user="ann"),
+        job("c", at=2.0, user="ann", priority=1),
+        job("d", at=1.0, after={"a": "ok"}),
+        job("e", at=3.0, array={"name": "x", "index": 0, "limit": 1}),
+        job("f", at=4.0, array={"name": "x", "index": 1, "limit": 1}),
+    ]
+    events = [submit(each, 40.0) for each in jobs]
+    ends = {"a": 50.0, "c": 70.0, "e": 60.0}
+    for name, end_s in ends.items():
+        events += ran(name, end_s - 10, end_s, 4)
+    run = story(*sorted(events, key=lambda event: event.time))
+    run = replace(run, info=run.info.model_copy(update={"cluster": Cluster.model_validate(nodes)}))
+    assert came_in_s(run) == {"a": 0.0, "c": 50.0, "b": 70.0, "d": 50.0, "e": 3.0, "f": 60.0}
 
 
 TITLE = "What the policy promises against GPS"

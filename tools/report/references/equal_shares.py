@@ -1,27 +1,19 @@
-"""References in which jobs share the cluster equally: fluid along measured curves, in GPS, and in whole
-GPUs.
+"""References in which jobs share the cluster equally: fluid along measured curves, and in GPS.
 
 Fluid fair sharing is the fair-sharing JCT of Ares (ACM TACO 2025), section 5; generalized processor sharing
-with linear scaling is section 3.2 there. A policy may promise not to fall behind equal shares in whole GPUs.
-
-A deal of whole GPUs holds for ``deal_s`` seconds, or until the GPUs change; every job trains for ``lost_s``
-seconds less. Every job gets the same number of GPUs within its limits. Jobs with the fewest GPU-seconds come
-first: they get the surplus, and if not all minima fit the others sit out a deal. A job enters at the first
-deal after its submission and grace, and leaves with the deal in which it completes its work.
+with linear scaling is section 3.2 there. :mod:`.equal_deals` has equal shares in whole GPUs.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from heapq import heappop, heappush
-from math import floor, inf
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from pliant.schemas.runinfo import EqualDeals
-from pliant.tools.report.references.isolated import Point, ReferenceJob, at_most_linear, boundaries, rate_at
+from pliant.tools.report.references.isolated import Point, ReferenceJob, at_most_linear, boundaries
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,9 +26,6 @@ _DIGITS: Final = 12
 """Significant digits of a rate by GPU: jobs that differ by less share one curve."""
 _FEW: Final = 8
 """Up to as many groups plain numbers are faster than vectors."""
-_ROUNDING: Final = 1e-9
-_MOST_DEALS: Final = 1_000_000
-"""19 years of ten minutes each; a job that takes longer never ends."""
 
 
 def fluid_finishes(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, int]]) -> dict[str, float]:
@@ -183,87 +172,3 @@ def gps_jobs(jobs: Sequence[ReferenceJob]) -> tuple[ReferenceJob, ...]:
         return job if curve == job.curve else replace(job, curve=curve)
 
     return tuple(map(in_gps, jobs))
-
-
-@dataclass(slots=True)
-class _Sharer:
-    job: ReferenceJob
-    enters_s: float
-    done: float = 0.0
-    service_gpu_s: float = 0.0
-    gpus: int = 0
-    rate: float = 0.0
-
-
-def equal_deal_finishes(
-    jobs: Sequence[ReferenceJob],
-    capacity: Sequence[tuple[float, int]],
-    terms: EqualDeals,
-    left_s: Mapping[str, float] | None = None,
-) -> dict[str, float]:
-    """Ends of the deals in which the jobs end, seconds; a job that never ends is left out.
-
-    :param left_s: when jobs were stopped, by id; they take no share of later deals.
-    """
-    entering = (_Sharer(job, job.arrival_s + terms.grace_s + terms.grace * job.alone_s) for job in jobs)
-    coming = sorted(entering, key=lambda each: each.enters_s, reverse=True)
-    changes = [(time_s, gpus) for time_s, gpus in capacity[1:]]
-    gone = left_s or {}
-    there: list[_Sharer] = []
-    finishes: dict[str, float] = {}
-    now, gpus = 0.0, capacity[0][1]
-    for _ in range(_MOST_DEALS):
-        if not coming and not there:
-            break
-        if not there:
-            now = max(now, coming[-1].enters_s)
-        while coming and coming[-1].enters_s <= now:
-            there.append(coming.pop())
-        while changes and changes[0][0] <= now:
-            gpus = changes.pop(0)[1]
-        until = min(now + terms.deal_s, changes[0][0] if changes else inf)
-        there = [each for each in there if gone.get(each.job.id, inf) > now]
-        trains = terms.lost_s < terms.deal_s and any(each.job.least_gpus <= gpus for each in there)
-        if not changes and not coming and not trains:
-            break
-        _deal(there, gpus)
-        for each in there:
-            each.done += each.rate * max(0.0, until - now - terms.lost_s)
-            each.service_gpu_s += each.gpus * (until - now)
-        over = {each.job.id for each in there if each.done >= each.job.samples * (1 - _ROUNDING)}
-        finishes |= dict.fromkeys(over, until)
-        there, now = [each for each in there if each.job.id not in over], until
-    return finishes
-
-
-def _deal(there: Sequence[_Sharer], gpus: int) -> None:
-    admitted, limits, left = [], [], gpus
-    for each in there:
-        each.gpus, each.rate = 0, 0.0
-    for each in sorted(there, key=lambda each: (each.service_gpu_s, each.enters_s, each.job.id)):
-        most = max(each.job.least_gpus, floor(each.job.curve[-1][0]))
-        if each.job.least_gpus <= left:
-            left -= each.job.least_gpus
-            admitted.append(each)
-            limits.append((each.job.least_gpus, most))
-    for each, part in zip(admitted, _parts(gpus, limits), strict=True):
-        each.gpus = each.job.sizes.whole(part)
-        each.rate = rate_at(each.job.curve, each.gpus)
-
-
-def _parts(gpus: int, limits: Sequence[tuple[int, int]]) -> list[int]:
-    """Whole GPUs, equal within the limits; the surplus goes to the first.
-
-    Reports do not use the code of policies (``equal_shares``) that they check; a test compares the two.
-    """
-
-    def at(level: int) -> list[int]:
-        return [min(max(level, low), high) for low, high in limits]
-
-    level = bisect_right(range(gpus + 1), gpus, key=lambda level: sum(at(level))) - 1
-    parts = at(level)
-    over = gpus - sum(parts)
-    for index, (least, most) in enumerate(limits):
-        if over and least <= level < most:
-            parts[index], over = parts[index] + 1, over - 1
-    return parts

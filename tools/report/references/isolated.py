@@ -16,13 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from math import ceil, floor, inf
-from typing import Final
 
-from pliant.schemas.job import Gpus
 from pliant.tools.report.records import Curve, JobRecord, RunRecord
 
 Point = tuple[float, float]
-_EVERY_NUMBER: Final = Gpus()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +31,6 @@ class ReferenceJob:
     samples: float
     curve: tuple[Point, ...]
     demand_gpu_s: float
-    least_gpus: int = 1
-    alone_s: float = 0.0
-    """Seconds that its stated work takes on the requested GPUs; 0 if it states none."""
-    sizes: Gpus = _EVERY_NUMBER
-    """The sizes that it runs on."""
 
 
 def reference_jobs(run: RunRecord) -> list[ReferenceJob]:
@@ -61,13 +53,7 @@ def reference_jobs(run: RunRecord) -> list[ReferenceJob]:
             if curve is None:
                 curve = usable[key] = usable_curve(record.curve, key[1])
             demand = _demand_gpu_s(record, samples)
-            least = max(least, int(record.curve[0][0]))
-            stated = record.samples
-            of_all = demand if stated == samples else _demand_gpu_s(record, stated) if stated else 0.0
-            alone_s = of_all / job.gpus.requested
-            found.append(
-                ReferenceJob(record.id, record.submit_s, samples, curve, demand, least, alone_s, job.gpus)
-            )
+            found.append(ReferenceJob(record.id, record.submit_s, samples, curve, demand))
     return found
 
 

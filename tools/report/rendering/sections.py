@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from pliant.schemas.metrics import RunMetrics
 from pliant.schemas.shares import OTHERS
-from pliant.tools.report.fairness import REFERENCES, promise
+from pliant.tools.report.fairness import REFERENCES, promise, why_unpromised
 from pliant.tools.report.report import Report, RunReport
 
 Kind = Literal["time", "percent", "ratio", "count", "ms"]
@@ -214,6 +214,11 @@ def job_rows(each: RunReport) -> list[Row]:
 def guarantee_section(report: Report) -> Section:
     """A row for each run whose policy promises a bound on delays against GPS."""
     rows = tuple(_row(each) for each in report.runs if each.metrics.gps_bound_s is not None)
+    rows += tuple(
+        (each.label, *(NOTHING,) * 5, f"nothing is promised: {why}")
+        for each in report.runs
+        if (why := why_unpromised(each.run)) is not None
+    )
     headers = (
         *("", "bound", "worst delay", "time taken, % of that of the bound"),
         *("jobs past it", "of", "the latest of them, after GPS"),

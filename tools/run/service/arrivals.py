@@ -113,7 +113,12 @@ class Arrivals:
     def submit_event(self, state: JobState) -> Event:
         """The event of a job that the session has taken up, or turned away on arrival."""
         known = state.id not in self._session.turned_away
-        return self._event(state.spec, submit_detail(state, self._session.speeds) if known else None)
+        return self._event(state.spec, self._detail(state) if known else None)
+
+    def _detail(self, state: JobState) -> dict[str, Any]:
+        detail = submit_detail(state, self._session.speeds)
+        rates = self._session.policy.promised_rates(state, self._session.speeds)
+        return {**detail, "rates": rates} if rates else detail
 
     def _event(self, job: Job, detail: Mapping[str, Any] | None = None) -> Event:
         if (uid := self._submitters.get(job.id)) is not None:

@@ -164,7 +164,7 @@ class PreparedRun:
             self.executor.adopt(state.log)
         else:
             session = session_from_schedule(found, policy, throughput)
-            self._begin(state, policy.default_interval_s, policy.bounds)
+            self._begin(state, policy.default_interval_s, policy.bounds_on(found.cluster))
         if policy.packs and not self.executor.backend.shares_slots:
             _log.warning(
                 'policy "%s" packs jobs, and this backend gives a GPU to one: none share', policy.name

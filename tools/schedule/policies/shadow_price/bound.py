@@ -1,15 +1,16 @@
 """No job ends later than it would under equal shares, had it been submitted a stated grace later.
 
 The reference (:class:`EqualShares`) deals all GPUs out equally every T seconds, and its jobs train for T - b
-seconds of each deal. Job i enters it at its submission + grace_s + grace · its time alone on the GPUs that it
-requests. Credit (:class:`Credits`) is what GPUs were good for by the profile: q of the real job, p of the one
-in the reference, which has r_i samples per second on k_i GPUs in the present deal and p' at the end of it.
+seconds of each deal. Job i enters it grace_s + grace · its time alone on the GPUs that it requests after it
+came into play. Credit (:class:`Credits`) is what GPUs were good for by the profile: q of the real job, p of
+the one in the reference, which has r_i samples per second on k_i GPUs in the present deal and p' at the end.
 
 **Theorem.** Every job ends by the end of the deal in which it would end in the reference, if
 (1) jobs train as fast as the profile says, up to a factor that depends on their progress alone, wherever
 they are placed, and not less at a batch that they are given; (2) a change costs a job at most c seconds, and
-decisions come at most b - c seconds apart; (3) there is one GPU type, all GPUs stay, and no job is stopped
-from outside. Curves may have any shape, jobs any minimum, and nothing need be known of their work.
+decisions come at most b - c seconds apart; (3) there is one GPU type, all GPUs stay, no job is stopped from
+outside, and none is kept where it is. Curves may have any shape, jobs any minimum and any demands of nodes,
+and nothing need be known of their work.
 
 **Proof.** Call a size k of job i safe at time t, in the deal that ends at E, if after w = min(b - c, E - t)
 seconds on it the job can still get to p' on k_i GPUs: where a change to k costs c, and one to k_i then again,
@@ -24,7 +25,9 @@ r_i · (T - (b - c) - c) = r_i · (T - b) = p' - p.
 (b) Where a job got a safe size at one decision, at the next k_i is safe, or the size that it holds is, and is
 at most k_i. That is what the inequalities say if it comes after w; sooner, it only eases them.
 (c) So at every decision each job has a safe size of at most k_i GPUs. Σ k_i is at most all GPUs, as the
-reference is a schedule: all jobs can have safe sizes at once. the knapsack finds those of largest value.
+reference is a schedule: all jobs can have safe sizes at once. The knapsack finds those of largest value.
+Where jobs demand something of nodes, k_i means those GPUs that the reference gives the job. A job that cannot
+wait has these, or keeps a part of them: such places do not overlap, and have room for all.
 
 At E then q ≥ p', which is (a) for the next deal. A job whose credit reaches that with which it ends has
 ended. So no job ends after the deal in which the reference has it end. ∎
@@ -35,23 +38,37 @@ does until it has caught up. On several GPU types, sizes are free.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pliant.tools.schedule.demand import demand_gpu_s
-from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.common import equal_shares, known_pools
+from pliant.tools.schedule.jobs import JobState, NodeGpus
+from pliant.tools.schedule.policies.common import known_pools
 from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
+from pliant.tools.schedule.policies.shadow_price.reference import ROUNDING, SAME_S, EqualShares, Sharer
+from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
+if TYPE_CHECKING:
+    from pliant.schemas.cluster import Cluster
+
 Flags = npt.NDArray[np.bool_]
-_ROUNDING: Final = 1e-9
+
+
+def kept_from_promise(cluster: Cluster) -> str | None:
+    """Why nothing is promised on a cluster, as a clause. Returns None if something is."""
+    if len({node.gpu_type for node in cluster.nodes if node.gpus}) > 1:
+        return "GPU types differ"
+    if cluster.shares is not None:
+        return "teams share the cluster"
+    if cluster.min_run_seconds or cluster.cooldown_seconds:
+        return "the cluster keeps jobs where they are for a time"
+    return None
 
 
 class Terms(NamedTuple):
@@ -74,6 +91,8 @@ class Guard:
     """Jobs that hold a safe size and cannot afford a move or another batch."""
     due_gpus: Ints
     """GPUs of the job in the reference, where it must be served now; 0 elsewhere."""
+    places: Mapping[int, NodeGpus] = field(default_factory=dict)
+    """Where such jobs are to be, where demands of jobs say on which nodes: others make way."""
 
     @classmethod
     def none(cls, members: PoolColumns) -> Guard:
@@ -99,6 +118,8 @@ class Bound:
                 self._reference.close(change.time_s)
                 gpus += gained
             elif change.job is not None:
+                if change.ended_job and change.kind != "finished":  # it has its part of the deals before
+                    self._advance(change.time_s - SAME_S, gpus, snapshot, known)
                 self._take_up(change, change.job, snapshot)
         for job in snapshot.jobs.values():
             self._credits.begin(job, snapshot.time_s)
@@ -109,20 +130,24 @@ class Bound:
         jobs = members.jobs
         safe = np.ones(members.whole.shape, dtype=np.bool_)
         pinned, due = np.zeros(len(jobs), dtype=np.bool_), np.zeros(len(jobs), dtype=np.int64)
+        places: dict[int, NodeGpus] = {}
         for row, job in enumerate(jobs):
             share = self._reference.share(job.id)
             if share is not None and self._need(share) > 0:
                 rate = known.held_rate(job, time_s) if members.held[row] else 0.0
-                safe[row], pinned[row] = self._safe(members, row, share, rate, time_s)
+                on_nodes = share.place is not None
+                judge = self._safe_on_nodes if on_nodes else self._safe
+                safe[row], pinned[row] = judge(members, row, share, rate, time_s)
                 due[row] = 0 if safe[row, 0] else share.gpus
-        return Guard(safe, pinned, due)
+                if on_nodes and due[row]:
+                    places[row] = job.placement if pinned[row] else share.place or ()
+        return Guard(safe, pinned, due, places)
 
-    def expect(
-        self, members: PoolColumns, chosen: Ints, changed: Mapping[str, object], time_s: float
-    ) -> None:
+    def expect(self, members: PoolColumns, changed: Mapping[str, Target], time_s: float) -> None:
         for row, job in enumerate(members.jobs):
-            curve, size = members.curves[row], int(chosen[row])
-            begins_s = time_s if job.id in changed else job.changed_s
+            curve, target = members.curves[row], changed.get(job.id)
+            size = int(np.searchsorted(members.sizes, job.gpus if target is None else target.gpus))
+            begins_s = job.changed_s if target is None else time_s
             rate = float(curve.rates[size, curve.usual])
             self._credits.expect(job, rate, begins_s + float(members.rescale_s[row]))
 
@@ -135,7 +160,8 @@ class Bound:
 
     def _take_up(self, change: Change, job: JobState, snapshot: Snapshot) -> None:
         if change.kind == "arrived":
-            alone_s = demand_gpu_s(job, snapshot.speeds) / job.spec.gpus.requested
+            stated = not (job.predicted or job.is_speed_guessed)
+            alone_s = demand_gpu_s(job, snapshot.speeds) / job.spec.gpus.requested if stated else 0.0
             grace_s = self._terms.grace_s + self._terms.grace * alone_s
             self._reference.enter(job, change.time_s + grace_s)
         elif change.kind == "finished":
@@ -155,11 +181,11 @@ class Bound:
             curve = curves.of(job)
             return curves.sizes, curve.rates[:, curve.usual]
 
-        for _ in self._reference.advance(time_s, gpus, rates_of):
+        for _ in self._reference.advance(time_s, gpus, rates_of, snapshot.nodes):
             pass
 
     def _need(self, share: Sharer) -> float:
-        return share.target * (1 - _ROUNDING) - self._credits.of(share.job.id)
+        return share.target * (1 - ROUNDING) - self._credits.of(share.job.id)
 
     def _safe(
         self, members: PoolColumns, row: int, share: Sharer, rate: float, time_s: float
@@ -188,11 +214,33 @@ class Bound:
             wait_s = max(0.0, members.jobs[row].changed_s + cost_s - time_s)
             safe[held] = enough(np.full(len(sizes), rate), wait_s)[held]
         if not safe[at_most].any():  # behind: outside the theorem
-            as_fast = share.rate * (1 - _ROUNDING)
+            as_fast = share.rate * (1 - ROUNDING)
             safe, keeps = rates >= as_fast, held > 0 and rate >= as_fast
             safe[held] |= keeps
             moved[held] = not keeps  # a size in a place that makes the job slower: it may move
         return safe, bool(held and safe[held] and not moved[held])
+
+    def _safe_on_nodes(
+        self, members: PoolColumns, row: int, share: Sharer, rate: float, time_s: float
+    ) -> tuple[Flags | bool, bool]:
+        """The same where nodes matter: a job that cannot wait is in its place of the reference, or in a part.
+
+        Then no two of such jobs are in each other's way.
+        """
+        cost_s, left_s = float(members.rescale_s[row]), self._reference.until_s - time_s
+        window_s = min(max(0.0, self._terms.lost_s - cost_s), left_s)
+        need, job, held = self._need(share), members.jobs[row], int(members.held[row])
+        if share.rate * max(0.0, left_s - window_s - cost_s) >= need:
+            return True, False
+        own = dict(share.place or ())
+        inside = held > 0 and all(count <= own.get(name, 0) for name, count in job.placement)
+        wait_s = max(0.0, job.changed_s + cost_s - time_s)
+        keeps = inside and rate * max(0.0, left_s - wait_s) >= need
+        if not keeps and share.rate * max(0.0, left_s - cost_s) < need:  # behind: outside the theorem
+            keeps = inside and rate >= share.rate * (1 - ROUNDING)
+        safe = np.zeros(len(members.sizes), dtype=np.bool_)
+        safe[held if keeps else np.searchsorted(members.sizes, share.gpus)] = True
+        return safe, keeps
 
 
 @dataclass(slots=True)
@@ -249,136 +297,3 @@ class Credits:
 def _count(account: _Account, time_s: float) -> None:
     account.credit += account.rate * max(0.0, time_s - max(account.until_s, account.from_s))
     account.until_s = max(account.until_s, time_s)
-
-
-RatesOf = Callable[[JobState], tuple[Ints, Floats]]
-"""Sizes, ascending from 0, and the samples per second of a job on each, 0 where infeasible."""
-
-
-@dataclass(slots=True)
-class Sharer:
-    """One job in the reference."""
-
-    job: JobState
-    enters_s: float
-    credit: float = 0.0
-    """Samples at the beginning of the deal."""
-    service_gpu_s: float = 0.0
-    gpus: int = 0
-    """What it has in this deal; of its part, as many as make it fastest."""
-    rate: float = 0.0
-    target: float = 0.0
-    """Samples at the end of the deal."""
-    over: float | None = None
-    """Samples at which it is done; None while the real job is not."""
-
-    def dumped(self) -> list[float | None]:
-        return [
-            self.enters_s, self.credit, self.service_gpu_s, self.gpus, self.rate, self.target, self.over
-        ]  # fmt: skip
-
-
-class EqualShares:
-    """The reference of the bound: all GPUs dealt out equally among the jobs, in whole GPUs, deal by deal.
-
-    A deal holds for ``deal_s`` seconds, of which every job trains for all but ``lost_s``. Every job gets the
-    same number of GPUs within its limits. Those that have had the fewest GPU-seconds come first: they get the
-    GPUs that are over, and where not all minima fit the others sit out a deal. Jobs enter some time after
-    they were submitted, at the next deal; one that is done leaves at the end of its deal.
-    """
-
-    def __init__(self, deal_s: float, lost_s: float) -> None:
-        self.deal_s = deal_s
-        self.lost_s = lost_s
-        self._sharers: dict[str, Sharer] = {}
-        self._dealt_s: float | None = None
-        """None: no deal holds, and the next is not before ``_closed_s``."""
-        self._closed_s = -math.inf
-
-    @property
-    def until_s(self) -> float:
-        """When the deal ends; infinite if there is none."""
-        return math.inf if self._dealt_s is None else self._dealt_s + self.deal_s
-
-    def share(self, job_id: str) -> Sharer | None:
-        """What a job has in this deal; None if it sits it out, or is not there."""
-        found = self._sharers.get(job_id)
-        return found if found is not None and found.gpus else None
-
-    def enter(self, job: JobState, enters_s: float) -> None:
-        self._sharers[job.id] = Sharer(job, enters_s)
-
-    def end(self, job_id: str, over: float) -> None:
-        """The real job is done; this one leaves with the deal in which it gets as far."""
-        if job_id in self._sharers:
-            self._sharers[job_id].over = over
-
-    def withdraw(self, job_id: str) -> None:
-        self._sharers.pop(job_id, None)
-
-    def advance(self, time_s: float, gpus: int, rates_of: RatesOf) -> Iterator[tuple[float, str]]:
-        """Deal out ``gpus`` GPUs up to a time; (time, id) of those that leave."""
-        while (next_s := self._next_s()) <= time_s:
-            yield from self.close(next_s)
-            if any(each.enters_s <= next_s for each in self._sharers.values()):
-                self._deal(next_s, gpus, rates_of)
-
-    def close(self, time_s: float) -> list[tuple[float, str]]:
-        """End the deal that holds, before its time where the GPUs change; (time, id) of those that leave."""
-        if self._dealt_s is not None:
-            whole = time_s >= self.until_s
-            lasted_s = time_s - self._dealt_s
-            for each in self._sharers.values():
-                trained_s = max(0.0, lasted_s - self.lost_s)
-                each.credit = each.target if whole else each.credit + each.rate * trained_s
-                each.service_gpu_s += each.gpus * lasted_s
-                each.gpus, each.rate, each.target = 0, 0.0, each.credit
-        self._dealt_s, self._closed_s = None, time_s
-        done = [
-            job_id
-            for job_id, each in self._sharers.items()
-            if each.over is not None and each.credit >= each.over * (1 - _ROUNDING)
-        ]
-        for job_id in done:
-            del self._sharers[job_id]
-        return [(time_s, job_id) for job_id in done]
-
-    def dump(self) -> dict[str, Any]:
-        return {
-            "dealt_s": self._dealt_s,
-            "closed_s": None if self._closed_s == -math.inf else self._closed_s,
-            "jobs": {job_id: each.dumped() for job_id, each in sorted(self._sharers.items())},
-        }
-
-    def load(self, state: Mapping[str, Any], jobs: Mapping[str, JobState]) -> None:
-        self._dealt_s = state["dealt_s"]
-        self._closed_s = -math.inf if state["closed_s"] is None else state["closed_s"]
-        self._sharers = {
-            job_id: Sharer(jobs[job_id], *values)
-            for job_id, values in state["jobs"].items()
-            if job_id in jobs
-        }
-
-    def _next_s(self) -> float:
-        if self._dealt_s is not None:
-            return self.until_s
-        return max(self._closed_s, min((each.enters_s for each in self._sharers.values()), default=math.inf))
-
-    def _deal(self, time_s: float, gpus: int, rates_of: RatesOf) -> None:
-        self._dealt_s = time_s
-        there = [each for each in self._sharers.values() if each.enters_s <= time_s]
-        admitted: list[tuple[Sharer, Ints, Floats]] = []
-        limits: list[tuple[int, int]] = []
-        left = gpus
-        for each in sorted(there, key=lambda each: (each.service_gpu_s, each.enters_s, each.job.id)):
-            sizes, rates = rates_of(each.job)
-            able = np.flatnonzero(rates)
-            if able.size and (low := int(sizes[able[0]])) <= left:
-                left -= low
-                admitted.append((each, sizes, rates))
-                limits.append((low, int(sizes[rates.argmax()])))
-        parts = equal_shares(gpus, limits)
-        for (each, sizes, rates), part in zip(admitted, parts, strict=True):
-            best = int(rates[: int(np.searchsorted(sizes, part, side="right"))].argmax())
-            each.gpus, each.rate = int(sizes[best]), float(rates[best])
-            each.target = each.credit + each.rate * max(0.0, self.deal_s - self.lost_s)

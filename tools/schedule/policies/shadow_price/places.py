@@ -16,6 +16,7 @@ import numpy as np
 from pliant.tools.schedule.jobs import NodeGpus, NodeState, gpus_of
 from pliant.tools.schedule.policies.shadow_price.curves import MOST_NOISE, best_batch
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
+from pliant.tools.schedule.policies.shadow_price.reference import NodeRooms
 from pliant.tools.schedule.policies.shadow_price.sizes import Shares
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.rates import cut
@@ -214,10 +215,15 @@ class Placing:
         members = self.shares.members
         found: dict[str, Target] = {}
         places = self._places()
+        bound = any(job.room is not None for job in members.jobs)
+        roomy = self._with_room(places) if bound else {}
         for row, job in enumerate(members.jobs):
             if not self.shares.gpus(row):
                 continue
-            where = self._whole_or_less(row, places[job.id]) if job.id in places else job.placement
+            if roomy:
+                where = roomy[job.id]
+            else:
+                where = self._whole_or_less(row, places[job.id]) if job.id in places else job.placement
             gpus = job.spec.gpus.whole(gpus_of(where))
             if gpus < job.spec.min_gpus:  # the nodes have no room for whole replicas
                 found |= {job.id: Target(0)} if job.gpus else {}
@@ -260,6 +266,33 @@ class Placing:
             if not nodes.is_compact(placed, placed.held):
                 slower = 1.0 - float(members.scattered[row])
                 found |= gathered(nodes, placed, slower * placed.worth)
+        return found
+
+    def _with_room(self, places: Mapping[str, NodeGpus]) -> dict[str, NodeGpus]:
+        """Places with all that jobs demand of nodes: of jobs that cannot wait first, then of jobs that stay,
+        then of those of most worth a GPU. Others get fewer GPUs, or none.
+        """
+        members, due = self.shares.members, self.shares.guard.places
+        rooms = NodeRooms(self.snapshot.nodes)
+        found: dict[str, NodeGpus] = {}
+        for row, place_of_row in due.items():
+            job = members.jobs[row]
+            same = dict(place_of_row) == dict(job.placement)
+            found[job.id] = job.placement if same else place_of_row
+            rooms.take(job, place_of_row)
+        rows = [row for row in range(len(members.jobs)) if self.shares.gpus(row) and row not in due]
+        stays = {row for row in rows if members.jobs[row].id not in places}
+        worth = self.shares.values[range(len(members.jobs)), self.shares.chosen]
+        for row in sorted(rows, key=lambda row: (row not in stays, -worth[row] / self.shares.gpus(row), row)):
+            job, gpus = members.jobs[row], self.shares.gpus(row)
+            wanted = job.placement if row in stays else self._whole_or_less(row, places[job.id])
+            if rooms.fits(job, wanted):
+                rooms.take(job, wanted)
+                found[job.id] = wanted
+                continue
+            sizes = [size for size in reversed(job.sizes(gpus)) if size <= gpus]
+            tried = (rooms.place(job, size) for size in sizes)
+            found[job.id] = next((place for place in tried if place), ())
         return found
 
     def _loss(self, row: int, job: SeatedJob, where: NodeGpus) -> float:

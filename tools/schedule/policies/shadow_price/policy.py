@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,16 +18,19 @@ from pliant.schemas.job import Elasticity
 from pliant.schemas.text import counted, in_gpus, span_text
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import known_pools, minimum_alone, reject_impossible
-from pliant.tools.schedule.policies.shadow_price.bound import Bound, Guard, Terms
+from pliant.tools.schedule.policies.shadow_price.bound import Bound, Guard, Terms, kept_from_promise
+from pliant.tools.schedule.policies.shadow_price.curves import GoodputCurves, sizes_of
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.places import Placing, Retune
 from pliant.tools.schedule.policies.shadow_price.prices import ends_s
 from pliant.tools.schedule.policies.shadow_price.sizes import Rules, Shares, shared
 from pliant.tools.schedule.policies.shadow_price.types import shared_over_types
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
+from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from pliant.schemas.cluster import Cluster
     from pliant.schemas.runinfo import PromisedBounds
 
 _HOUR_S = 3600.0
@@ -81,6 +84,7 @@ class ShadowPrice(Policy):
     priority_means: ClassVar[str] = "the completion time of a job counts 2 to the power of its priority"
     weight_means: ClassVar[str] = "the completion time of a job counts as often as its weight says"
     rebuilds_state: ClassVar[bool] = False
+    state_version: ClassVar[int] = 2
 
     def __init__(
         self,
@@ -132,6 +136,19 @@ class ShadowPrice(Policy):
     def chooses_nodes(self) -> bool:
         return True
 
+    def bounds_on(self, cluster: Cluster) -> PromisedBounds | None:
+        bounds = self.bounds
+        return None if bounds is None else bounds.model_copy(update={"void": kept_from_promise(cluster)})
+
+    def promised_rates(self, job: JobState, speeds: Speeds) -> Sequence[tuple[int, float]]:
+        if self.grace is None or len(speeds.gpu_types) != 1:
+            return ()
+        (kind, gpus), (node_gpus,) = next(iter(speeds.gpu_types.items())), speeds.node_gpus.values()
+        sizes = sizes_of(gpus, node_gpus)
+        curve = GoodputCurves(speeds, kind, sizes).of(job)
+        rates = zip(sizes.tolist(), curve.rates[:, curve.usual].tolist(), strict=True)
+        return [(size, rate) for size, rate in rates if rate > 0]
+
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         del rng
         self._known.use(snapshot.speeds)
@@ -152,7 +169,7 @@ class ShadowPrice(Policy):
             placing = Placing(shares, snapshot, self._known, self.dwell_s)
             decision.targets |= placing.targets(self.retune)
             if bound is not None:
-                bound.expect(shares.members, shares.chosen, decision.targets, snapshot.time_s)
+                bound.expect(shares.members, decision.targets, snapshot.time_s)
         return decision
 
     def _shared(self, snapshot: Snapshot, rejected: Container[str], bound: Bound | None) -> list[Shares]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,15 +21,16 @@ from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.run import Run, replay
+from pliant.tools.report.fairness import fairness, promise, why_unpromised
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
-from pliant.tools.report.references.equal_shares import equal_deal_finishes
-from pliant.tools.report.references.isolated import ReferenceJob
+from pliant.tools.report.records import gpu_usage
+from pliant.tools.report.references.equal_deals import DealtJob, equal_deal_finishes
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState, node_states
-from pliant.tools.schedule.policies.shadow_price.bound import EqualShares
 from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
+from pliant.tools.schedule.policies.shadow_price.reference import EqualShares
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.session.holdings import Holding
 from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, session
@@ -140,12 +142,53 @@ def test_without_a_grace_nothing_is_promised() -> None:
     assert ShadowPrice(grace=None).bounds is None
 
 
-def test_on_several_gpu_types_sizes_are_free() -> None:
-    held = session(ShadowPrice(**STRICT), mixed_cluster(slow=(1,), fast=(4,)))
-    held.submit(job("long", low=4, high=4, gpus=4, work={"samples": 1e6}), 0.0)
-    held.submit(job("short", low=4, high=4, gpus=4, work={"samples": 1000}), 0.0)
-    for time_s in (0.0, 60.0, 120.0):
-        assert decided(held, time_s) == {"short": 4}
+@pytest.mark.parametrize("others", [3, 6])
+def test_on_several_gpu_types_nothing_is_promised_and_a_job_waits_for_all(others: int) -> None:
+    """Equal shares would give it every other deal, and end it within 1800 s. It waits for every other job."""
+    long = job("long", gpus=4, work={"samples": 2000})
+    short = [job(f"s{n}", at=450.0 * n, gpus=4, work={"samples": 1900}) for n in range(others)]
+    nodes = mixed_cluster(slow=(1,), fast=(4,))
+    trace = Inputs(
+        tuple(sorted([long, *short], key=lambda each: each.submit_time)), nodes, None, CurveThroughput()
+    )
+    run = fold(replay(trace, Run("shadow-price", STRICT, simulated=WORLD)).log.events(), "run")
+    ends_s = {each.id: each.end_s or math.inf for each in run.jobs}
+    assert ends_s["long"] > max(1800.0, *(ends_s[each.id] for each in short))
+    assert run.info.bounds is not None
+    assert run.info.bounds.void == "GPU types differ"
+    assert (promise(run, fairness(run)["gps"], gpu_usage(run)), why_unpromised(run)) == (
+        None,
+        "GPU types differ",
+    )
+
+
+def test_a_heavy_job_is_not_promised_the_share_of_its_weight() -> None:
+    """A weight of 3 beside 1 is 3 of 4 GPUs: 6300 samples in five deals. The bound is that of any job."""
+    heavy = job("heavy", gpus=1, low=1, high=4, work={"samples": 6300}, weight=3)
+    short = [job(f"s{n:02}", at=230.0 * n, gpus=1, low=1, high=4, work={"samples": 950}) for n in range(20)]
+    trace = Inputs((heavy, *short), cluster(4), None, CurveThroughput())
+    run = fold(replay(trace, Run("shadow-price", STRICT, simulated=WORLD)).log.events(), "run")
+    end_s = next(each.end_s for each in run.jobs if each.id == "heavy")
+    assert end_s is not None
+    assert end_s > 5 * 600
+    assert run_metrics(run).jobs_past_gps_bound == 0
+
+
+def test_rigid_jobs_are_served_in_one_of_twice_as_many_deals_as_there_are_jobs() -> None:
+    """A job of all four GPUs has had a deal; then every deal one comes that has had none."""
+    speeds = Speeds(curves(), node_states(cluster(GPUS)))
+    kept = EqualShares(100.0, 20.0)
+    kept.enter(job_state(job("wide", gpus=4, work={"samples": 1e6}), speeds), 0.0)
+    served = []
+    for deal in range(40):
+        if deal:
+            kept.enter(job_state(job(f"s{deal:02}", work={"samples": 80}), speeds), 100.0 * deal)
+            kept.end(f"s{deal:02}", 80.0)
+        assert len([*kept.advance(100.0 * deal, GPUS, rates_of)]) <= 2
+        served.append(kept.share("wide") is not None)
+    waits = [len(run) for run in "".join("x" if each else "." for each in served).split("x")]
+    assert served.count(True) >= 40 / 4
+    assert max(waits) <= 3, "at most two jobs take part at a time"
 
 
 def test_what_jobs_are_owed_survives_a_dump() -> None:
@@ -188,8 +231,8 @@ def test_it_is_the_one_of_reports_however_often_it_is_asked(drawn, asked_s):
         state = job_state(job(name, at=at, gpus=low, low=low, high=high, work={"samples": samples}), speeds)
         kept.enter(state, at + TERMS.grace_s)
         kept.end(name, float(samples))
-        curve = ((float(low), float(low)), (float(high), float(high)))
-        jobs.append(ReferenceJob(name, float(at), float(samples), curve, float(samples), low))
+        rates = tuple((size, float(size)) for size in range(low, high + 1))
+        jobs.append(DealtJob(name, at + TERMS.grace_s, float(samples), rates))
 
     left = [*kept.advance(float(asked_s), GPUS, rates_of), *kept.advance(1e6, GPUS, rates_of)]
 
