@@ -127,8 +127,11 @@ def planned(members: PoolColumns, time_s: float, waits_s: float, held: float = 0
 
     :param held: GPUs that are not for them.
     """
+    footprints = members.footprints().tolist()
     outlines = {
-        row: _Outline.of(members, row, waits_s) for row, job in enumerate(members.jobs) if earns_by_time(job)
+        row: _Outline.of(members, row, footprints[row], waits_s)
+        for row, job in enumerate(members.jobs)
+        if earns_by_time(job)
     }
     plan, before = Plan(), [_Free(np.array([time_s]), np.array([members.pool.gpus - held]))]
     for row, outline in outlines.items():
@@ -198,14 +201,13 @@ def _narrowed(members: PoolColumns, guard: Guard, floors: Ints, plan: Plan) -> G
     safe = guard.safe.copy()
     spare = members.pool.gpus - float((floors * footprints).sum())
     for need in plan.saved:
-        enough = guard.safe[need.row] & (members.whole[need.row] >= members.whole[need.row, need.now])
-        enough[: need.now] = False
-        if not need.now or not enough.any():
-            continue
-        more = float(members.sizes[enough.argmax()] - floors[need.row]) * float(footprints[need.row])
-        if more <= spare:
-            spare -= max(0.0, more)
-            safe[need.row] = enough
+        row, rates = need.row, members.whole[need.row]
+        enough = guard.safe[row] & (rates >= rates[need.now])
+        if need.now and enough.any():
+            more = float(members.sizes[enough.argmax()] - floors[row]) * footprints[row]
+            if more <= spare:
+                spare -= more
+                safe[row] = enough
     return replace(guard, safe=safe)
 
 
@@ -230,7 +232,7 @@ class _Outline:
     footprint: float
 
     @classmethod
-    def of(cls, members: PoolColumns, row: int, waits_s: float) -> _Outline:
+    def of(cls, members: PoolColumns, row: int, footprint: float, waits_s: float) -> _Outline:
         whole, held, cost_s = members.whole[row].copy(), int(members.held[row]), float(members.rescale_s[row])
         whole[held] *= members.scattered[row]
         rates = np.maximum.accumulate(whole)
@@ -242,7 +244,7 @@ class _Outline:
             held,
             cost_s,
             cost_s + waits_s,
-            float(members.footprints()[row]),
+            footprint,
         )
 
     def gpu_s(self, size: int) -> float:
@@ -261,22 +263,38 @@ class _Free:
         return float(self.times_s[0])
 
     def smallest(self, outline: _Outline, deadline_s: float) -> int:
-        """The smallest size that ends the job in time, on fewer GPUs where not as many are free; 0: none."""
-        done = self._done(outline, deadline_s)[2].sum(axis=1)
-        able = done >= outline.left * (1 - _ROUNDING)
-        return int(able.argmax()) if able.any() else 0
+        """The smallest size that ends the job in time, on fewer GPUs where not as many are free; 0: none.
+
+        First among few: a larger size does no less, but for its changes.
+        """
+        largest = int(outline.usual[-1])
+        step = math.isqrt(largest)
+        coarse = np.arange(largest, 0, -step)[::-1]
+        found = self._first(outline, deadline_s, coarse)
+        if found is None or step == 1:
+            return 0 if found is None else int(coarse[found])
+        between = np.arange(1 if found == 0 else coarse[found - 1] + 1, coarse[found] + 1)
+        at = self._first(outline, deadline_s, between)
+        return int(coarse[found] if at is None else between[at])
+
+    def _first(self, outline: _Outline, deadline_s: float, sizes: Ints) -> int | None:
+        """Which of some sizes ends the job in time."""
+        able = self._done(outline, deadline_s, sizes)[2].sum(axis=1) >= outline.left * (1 - _ROUNDING)
+        return int(able.argmax()) if able.any() else None
 
     def without(self, need: Need, outline: _Outline) -> _Free | None:
         """What the job leaves free; None if it cannot end in time."""
-        early_s = need.deadline_s - outline.later_s  # time for one change more than planned
-        size = self.smallest(outline, early_s) or self.smallest(outline, need.deadline_s)
-        if not size:
+        for spare_s in (outline.later_s, 0.0):  # time for one change more than planned, if there is
+            until_s = need.deadline_s - spare_s
+            if size := self.smallest(outline, until_s):
+                break
+        else:
             return None
-        taken, rates, done = (each[size] for each in self._done(outline, need.deadline_s))
+        taken, rates, done = (each[0] for each in self._done(outline, until_s, np.array([size])))
         need.most, need.now = size, int(taken[0])
         sums = done.cumsum()
         last = int((sums >= outline.left * (1 - _ROUNDING)).argmax())
-        ends_s = min(self.times_s[last + 1] if last + 1 < len(self.times_s) else math.inf, need.deadline_s)
+        ends_s = min(until_s, self.times_s[last + 1] if last + 1 < len(self.times_s) else math.inf)
         ends_s -= max(0.0, float(sums[last]) - outline.left) / float(rates[last])
         at = last + 1
         times_s, gpus = self.times_s, self.gpus.copy()
@@ -285,19 +303,15 @@ class _Free:
         gpus[:at] -= outline.sizes[taken[:at]] * outline.footprint
         return _Free(times_s, gpus)
 
-    def _done(self, outline: _Outline, deadline_s: float) -> tuple[Ints, Floats, Floats]:
+    def _done(self, outline: _Outline, until_s: float, most: Ints) -> tuple[Ints, Floats, Floats]:
         """[most, step] the size of a job that may have so much, its rate, and the samples that it does."""
-        steps = int(np.searchsorted(self.times_s, deadline_s))
-        lasts_s = np.diff(np.append(self.times_s[:steps], deadline_s))
-        room = (
-            np.searchsorted(outline.sizes, self.gpus[:steps] / outline.footprint + _ROUNDING, side="right")
-            - 1
-        )
-        most = np.arange(len(outline.sizes))
+        steps = int(np.searchsorted(self.times_s, until_s))
+        ends_s = np.append(self.times_s[1:steps], until_s)[:steps]
+        workers = self.gpus[:steps] / outline.footprint + _ROUNDING
+        room = np.searchsorted(outline.sizes, workers, side="right") - 1
         taken = outline.usual[np.minimum(most[:, None], room.clip(min=0))]
         rates = outline.rates[taken]
-        before = np.column_stack([np.full(len(most), outline.held), taken[:, :-1]])
-        cost_s = np.full(steps, outline.later_s)
-        cost_s[:1] = outline.lost_s
-        trains_s = np.where(taken == before, lasts_s, np.maximum(0.0, lasts_s - cost_s))
-        return taken, rates, rates * trains_s
+        cost_s = np.empty(taken.shape)
+        cost_s[:, 1:] = (taken[:, 1:] != taken[:, :-1]) * outline.later_s
+        cost_s[:, :1] = (taken[:, :1] != outline.held) * outline.lost_s
+        return taken, rates, rates * np.maximum(0.0, ends_s - self.times_s[:steps] - cost_s)

@@ -307,21 +307,21 @@ def knapsack_by_price(values: Floats, sizes: Ints | Floats, gpus: int) -> Ints:
     """
     if not len(values):
         return np.zeros(0, dtype=np.int64)
-    rows, sizes = np.arange(len(values)), np.broadcast_to(sizes, values.shape)
+    rows, taken = np.arange(len(values)), np.broadcast_to(sizes, values.shape)
 
     def at(price: float) -> Ints:
-        found: Ints = (values - price * sizes).argmax(axis=1)
+        found: Ints = (values - price * taken).argmax(axis=1)
         return found
 
     finite = values[np.isfinite(values)]
     low, high = 0.0, float(finite.max() - finite.min()) + 1.0
     chosen = at(low)
-    if sizes[rows, chosen].sum() <= gpus:
+    if taken[rows, chosen].sum() <= gpus:
         return chosen
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if sizes[rows, at(middle)].sum() <= gpus else (middle, high)
-    return _filled(values, sizes, at(high), at(low), gpus)
+        low, high = (low, middle) if taken[rows, at(middle)].sum() <= gpus else (middle, high)
+    return _filled(values, taken, at(high), at(low), gpus)
 
 
 def _filled(values: Floats, sizes: Ints | Floats, chosen: Ints, wished: Ints, gpus: int) -> Ints:
