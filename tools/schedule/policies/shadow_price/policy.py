@@ -190,7 +190,8 @@ class ShadowPrice(Policy):
         """One pool shared out; jobs that earn by ending in time get what that takes."""
         if not any(map(earns_by_time, members.jobs)):
             return shared(members, rules, guard)
-        members, guard, plan = heeded(members, guard, time_s, self.default_interval_s or 0.0)
+        waits_s = max(0.0, self.lost_s - self.rescale_s)
+        members, guard, plan = heeded(members, guard, time_s, waits_s)
         self._outlooks |= plan.said(members, time_s)
         return shared(members, rules, guard, by_demands=True)
 
