@@ -307,7 +307,7 @@ def knapsack_by_price(values: Floats, sizes: Ints | Floats, gpus: int) -> Ints:
     """
     if not len(values):
         return np.zeros(0, dtype=np.int64)
-    rows, taken = np.arange(len(values)), np.broadcast_to(sizes, values.shape)
+    rows, taken = np.arange(len(values)), np.broadcast_to(sizes.astype(np.float64), values.shape)
 
     def at(price: float) -> Ints:
         found: Ints = (values - price * taken).argmax(axis=1)
@@ -324,7 +324,7 @@ def knapsack_by_price(values: Floats, sizes: Ints | Floats, gpus: int) -> Ints:
     return _filled(values, taken, at(high), at(low), gpus)
 
 
-def _filled(values: Floats, sizes: Ints | Floats, chosen: Ints, wished: Ints, gpus: int) -> Ints:
+def _filled(values: Floats, sizes: Floats, chosen: Ints, wished: Ints, gpus: int) -> Ints:
     """Jobs get what they would have at a price just below, in turn, while it fits; then what gains most."""
     rows = np.arange(len(values))
     spare = gpus - sizes[rows, chosen].sum()
