@@ -10,7 +10,7 @@ g, so a table of ∫ 1/g from each point of the work to its end answers for ever
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final, NamedTuple
@@ -45,7 +45,10 @@ _LEAST_SAMPLES: Final = 1e-9
 _QUEUE_GPU_S: Final = 60.0
 _QUEUE_FACTOR: Final = 4.0
 _AS_PROMISED: Final = np.ones(CELLS)
-_MOST_PRIORITY: Final = 30.0
+_CLASS: Final = 1e5
+"""What a job counts over one of the class below: it may be as many times as long and still comes first."""
+_MOST_CLASSES: Final = 1e10
+"""And the highest class over the lowest; sums beyond it lose the lowest to rounding."""
 
 
 class Knowledge:
@@ -64,10 +67,22 @@ class Knowledge:
         self._speeds: Speeds | None = None
         self._curves: dict[Pool, GoodputCurves] = {}
         self._ahead: dict[tuple[GoodputCurve, str], Ahead] = {}
+        self._classes: dict[float, float] = {}
+        """What jobs of a priority count."""
 
     def use(self, speeds: Speeds) -> None:
         if self._speeds is not speeds:
             self._speeds, self._curves, self._ahead = speeds, {}, {}
+
+    def rank(self, jobs: Iterable[JobState]) -> None:
+        """Take up the classes of all active jobs."""
+        ranks = sorted({job.priority for job in jobs})
+        factor = min(_CLASS, _MOST_CLASSES ** (1.0 / max(1, len(ranks) - 1)))
+        self._classes = {priority: factor**rank for rank, priority in enumerate(ranks)}
+
+    def weight(self, job: JobState) -> float:
+        """What a second of the job's completion time counts: its weight, times what its class does."""
+        return job.spec.weight * self._classes.get(job.priority, 1.0)
 
     def left(self, job: JobState, time_s: float) -> float | None:
         """Samples still to train, expected ones where the job does not state its work; None if unknown.
@@ -401,7 +416,7 @@ class PoolColumns:
             np.where(sizes[held] == here, held, 0),
             np.array([_scattered(job, pool, speeds) for job in found]),
             np.array([job.gpus > 0 for job in found]),
-            np.array([weight(job) for job in found]),
+            np.array([known.weight(job) for job in found]),
             np.array([known.rescale_s(job) for job in found]),
         )
 
@@ -424,15 +439,16 @@ class PoolColumns:
             self.rescale_s[rows],
         )
 
+    def footprints(self) -> Floats:
+        """GPUs that a worker of each job stands for: more than one where its other demands fill the nodes."""
+        gpus, kind = self.pool.gpus, self.pool.gpu_type
+        rooms = (gpus if job.room_now is None else job.room_now.get(kind, 0) for job in self.jobs)
+        return np.array([max(1.0, gpus / max(room, 1)) for room in rooms])
+
     def shortest_last(self) -> list[int]:
         """Rows by weighted GPU-seconds, those with most first; of equal ones the last to arrive."""
         keys = self.seconds / self.weights
         return sorted(range(len(self.jobs)), key=lambda row: (keys[row], row), reverse=True)
-
-
-def weight(job: JobState) -> float:
-    """What a second of the job's completion time counts: its weight times 2 to its priority."""
-    return job.spec.weight * math.exp2(min(max(job.priority, -_MOST_PRIORITY), _MOST_PRIORITY))
 
 
 def _scattered(job: JobState, pool: Pool, speeds: Speeds) -> float:

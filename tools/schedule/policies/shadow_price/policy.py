@@ -2,7 +2,8 @@
 
 :mod:`knowledge` says how fast each job would train and what is ahead of it, :mod:`prices` has the price of
     each job's progress and the knapsack, :mod:`sizes` shares a pool out by them among the sizes that
-    :mod:`bound` calls safe (theorem and proof are there), and :mod:`places` makes a decision of it.
+    :mod:`bound` calls safe (theorem and proof are there) and that :mod:`deadlines` asks for, and
+    :mod:`places` makes a decision of it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import known_pools, minimum_alone, reject_impossible
 from pliant.tools.schedule.policies.shadow_price.bound import Bound, Guard, Terms, kept_from_promise
 from pliant.tools.schedule.policies.shadow_price.curves import GoodputCurves, sizes_of
+from pliant.tools.schedule.policies.shadow_price.deadlines import earns_by_time, heeded
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.places import Placing, Retune
 from pliant.tools.schedule.policies.shadow_price.prices import ends_s
@@ -49,6 +51,13 @@ class ShadowPrice(Policy):
     batch; the noise ahead of a job is what others of its model have shown. A change of size counts with what
     it costs: the rescale time that the profile has measured. Where GPU types differ, each has prices of
     its own, and type, size and batch are chosen together.
+
+    A job that earns by ending in time (its utility is a step, its deadline, or a sigmoid) is planned: over
+    the time to come, in order of deadline, each gets the smallest size with which it ends in time, if need be
+    on the fewer GPUs that others leave at times. Where not all can, those are given up, or put off along
+    their sigmoid, that earn least for their GPU time. Now each gets at least its part of the plan, the other
+    GPUs go by price. Jobs that are given up come last, and keep their latest end. Jobs without a deadline
+    share what the plan leaves. Where GPU types differ, and for unknown work, deadlines are not heeded.
 
     Unstated work is expected to be that of the jobs of the model that ended before and were longer than what
     the job has done. Where there are none it is taken to be as much as the job has had already, in steps of a
@@ -80,8 +89,9 @@ class ShadowPrice(Policy):
     name: ClassVar[str] = "shadow-price"
     knows: ClassVar[Knows] = "profile"
     elasticity: ClassVar[Elasticity] = "size+batch"
+    heeds_deadlines: ClassVar[bool] = True
     default_interval_s: ClassVar[float | None] = 60.0
-    priority_means: ClassVar[str] = "the completion time of a job counts 2 to the power of its priority"
+    priority_means: ClassVar[str] = "jobs of higher priority come first, but others keep their latest ends"
     weight_means: ClassVar[str] = "the completion time of a job counts as often as its weight says"
     rebuilds_state: ClassVar[bool] = False
     state_version: ClassVar[int] = 2
@@ -123,6 +133,8 @@ class ShadowPrice(Policy):
         self._bound = None if grace is None else Bound(Terms(grace, grace_s, deal_s, lost_s))
         self._shares: list[Shares] = []
         """Of the last decision, to be explained."""
+        self._outlooks: dict[str, str] = {}
+        """What it made of deadlines, by job."""
 
     @property
     def bounds(self) -> PromisedBounds | None:
@@ -152,6 +164,7 @@ class ShadowPrice(Policy):
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         del rng
         self._known.use(snapshot.speeds)
+        self._known.rank(snapshot.jobs.values())
         for change in snapshot.changes:
             if change.kind == "finished" and change.job is not None:
                 self._known.learn(change.job)
@@ -161,6 +174,7 @@ class ShadowPrice(Policy):
         if bound is not None:
             bound.follow(snapshot, self._known)
         decision = Decision(rejected=reject_impossible(snapshot, minimum_alone))
+        self._outlooks = {}
         self._shares = self._shared(snapshot, decision.rejected, bound)
         served = {job.id for shares in self._shares for job in shares.served()}
         out = (job for job in snapshot.jobs.values() if job.gpus and job.id not in served)
@@ -188,14 +202,23 @@ class ShadowPrice(Policy):
             None if bound is None else bound.guard(columns, self._known, snapshot.time_s) for columns in types
         ]
         return [
-            shared(columns, rules, guard or Guard.none(columns))
+            self._shared_in_time(columns, rules, guard or Guard.none(columns), snapshot.time_s)
             for columns, guard in zip(types, guards, strict=True)
         ]
+
+    def _shared_in_time(self, members: PoolColumns, rules: Rules, guard: Guard, time_s: float) -> Shares:
+        """One pool shared out; jobs that earn by ending in time get what that takes."""
+        if not any(map(earns_by_time, members.jobs)):
+            return shared(members, rules, guard)
+        waits_s = max(0.0, self.lost_s - self.rescale_s)
+        members, guard, plan = heeded(members, guard, time_s, waits_s)
+        self._outlooks |= plan.said(members, time_s)
+        return shared(members, rules, guard, by_demands=True)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         found: dict[str, Explanation] = {}
         for shares in self._shares:
-            found |= explained(shares, self._slack_s(snapshot))
+            found |= explained(shares, self._slack_s(snapshot), self._outlooks)
         return {job_id: why for job_id, why in found.items() if job_id in snapshot.jobs}
 
     def _slack_s(self, snapshot: Snapshot) -> float:
@@ -220,10 +243,13 @@ def _may_run(job: JobState, gpu_type: str) -> bool:
 # Why each job has what it has.
 
 
-def explained(shares: Shares, slack_s: float) -> dict[str, Explanation]:
+def explained(
+    shares: Shares, slack_s: float, outlooks: Mapping[str, str] | None = None
+) -> dict[str, Explanation]:
     """One clause a job. What GPUs are worth is said in completion time, over all jobs, saved in an hour.
 
     :param slack_s: what a change may cost if the bound is to hold.
+    :param outlooks: of jobs with deadlines.
     """
     members = shares.members
     all_end_s = ends_s(shares.prices, members.whole, members.left, members.sizes)
@@ -234,6 +260,7 @@ def explained(shares: Shares, slack_s: float) -> dict[str, Explanation]:
             "; ".join(
                 (
                     *_outlook(shares, row, float(all_end_s[row])),
+                    *([outlooks[job.id]] if outlooks and job.id in outlooks else ()),
                     *_due(shares, row),
                     *_marginal(shares, worth, row, least),
                     *_unbounded(shares, row, slack_s),

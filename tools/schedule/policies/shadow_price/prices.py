@@ -296,47 +296,49 @@ def exact_knapsack(values: Sequence[Floats], gpus: int) -> list[int]:
     return sizes
 
 
-def knapsack_by_price(values: Floats, sizes: Ints, gpus: int) -> Ints:
+def knapsack_by_price(values: Floats, sizes: Ints | Floats, gpus: int) -> Ints:
     """Positions of sizes by job: the largest values at one price of a GPU, the rest filled up.
 
     At the least price at which all sizes fit, no other sizes of as many GPUs are worth more. Close to the
     best for many jobs.
 
     :param values: [job, size].
+    :param sizes: [size], or [job, size] where jobs take up more than their GPUs.
     """
     if not len(values):
         return np.zeros(0, dtype=np.int64)
+    rows, taken = np.arange(len(values)), np.broadcast_to(sizes.astype(np.float64), values.shape)
 
     def at(price: float) -> Ints:
-        found: Ints = (values - price * sizes).argmax(axis=1)
+        found: Ints = (values - price * taken).argmax(axis=1)
         return found
 
     finite = values[np.isfinite(values)]
     low, high = 0.0, float(finite.max() - finite.min()) + 1.0
     chosen = at(low)
-    if sizes[chosen].sum() <= gpus:
+    if taken[rows, chosen].sum() <= gpus:
         return chosen
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if sizes[at(middle)].sum() <= gpus else (middle, high)
-    return _filled(values, sizes, at(high), at(low), gpus)
+        low, high = (low, middle) if taken[rows, at(middle)].sum() <= gpus else (middle, high)
+    return _filled(values, taken, at(high), at(low), gpus)
 
 
-def _filled(values: Floats, sizes: Ints, chosen: Ints, wished: Ints, gpus: int) -> Ints:
+def _filled(values: Floats, sizes: Floats, chosen: Ints, wished: Ints, gpus: int) -> Ints:
     """Jobs get what they would have at a price just below, in turn, while it fits; then what gains most."""
     rows = np.arange(len(values))
-    spare = gpus - int(sizes[chosen].sum())
-    for row in np.flatnonzero(sizes[wished] > sizes[chosen]).tolist():
-        step = int(sizes[wished[row]] - sizes[chosen[row]])
+    spare = gpus - sizes[rows, chosen].sum()
+    for row in np.flatnonzero(sizes[rows, wished] > sizes[rows, chosen]).tolist():
+        step = sizes[row, wished[row]] - sizes[row, chosen[row]]
         if step <= spare:
             chosen[row], spare = wished[row], spare - step
     for _ in range(_FILLS):
-        more = sizes - sizes[chosen][:, None]
+        more = sizes - sizes[rows, chosen][:, None]
         gains = values - values[rows, chosen][:, None]
         gains = np.where((more > 0) & (more <= spare) & (gains > 0), gains / np.maximum(more, 1), 0.0)
-        row, size = divmod(int(gains.argmax()), len(sizes))
+        row, size = divmod(int(gains.argmax()), sizes.shape[1])
         if not gains[row, size] > 0:
             break
-        spare -= int(more[row, size])
+        spare -= more[row, size]
         chosen[row] = size
     return chosen

@@ -67,11 +67,19 @@ class Shares:
         return int(self.members.sizes[self.chosen[row]])
 
 
-def shared(members: PoolColumns, rules: Rules, guard: Guard) -> Shares:
-    """Share a pool out among sizes that are safe. Pools of up to :data:`EXACT_GPUS` are solved exactly."""
+def shared(members: PoolColumns, rules: Rules, guard: Guard, *, by_demands: bool = False) -> Shares:
+    """Share a pool out among sizes that are safe. Pools of up to :data:`EXACT_GPUS` are solved exactly.
+
+    :param by_demands: count workers of which the nodes have room for few as more than a GPU each.
+    """
     order, prices = _prices(members, rules)
     worth = values(members, prices, rules.dwell_s)
-    chosen = chosen_sizes(members, _allowed(members, worth + sooner(members, rules.dwell_s), guard))
+    allowed = _allowed(members, worth + sooner(members, rules.dwell_s), guard)
+    if by_demands and (footprints := members.footprints()).max() > 1.0:
+        taken = members.sizes * footprints[:, None]
+        chosen = knapsack_by_price(allowed, taken, members.pool.gpus)
+    else:
+        chosen = chosen_sizes(members, allowed)
     return Shares(members, order, prices, worth, chosen, guard)
 
 

@@ -42,10 +42,29 @@ def test_a_gpu_more_for_a_moment_is_not_worth_a_rescale():
     assert held.jobs["a"].placement == before
 
 
-def test_priority_doubles_what_a_second_of_a_job_counts():
-    """Of two GPU-times of 1000 and 1500 s the longer comes first with priority 1: 1500 / 2 < 1000."""
-    held = _with([_elastic("short", 1000), _elastic("urgent", 1500, priority=1.0)])
-    assert sizes(held) == {"urgent": 4}
+def test_a_class_comes_before_all_classes_below_it_however_long_its_jobs_are():
+    held = _with([_elastic("short", 100), _elastic("middle", 1e4, priority=0.1)])
+    assert sizes(held) == {"middle": 4}
+    held.submit(_elastic("long", 1e6, priority=7.0), 0.0)
+    assert decided(held, 60.0) == {"long": 4}
+
+
+def test_a_class_leaves_what_it_cannot_use_to_the_next():
+    held = _with([_elastic("short", 100), job("first", gpus=3, work={"samples": 1e6}, priority=1.0)])
+    assert sizes(held) == {"first": 3, "short": 1}
+
+
+def test_priorities_that_are_all_the_same_change_nothing():
+    plain = [_elastic("long", 4000), _elastic("short", 1000)]
+    first = [each.model_copy(update={"priority": 5.0}) for each in plain]
+    assert sizes(_with(plain)) == sizes(_with(first))
+
+
+@pytest.mark.parametrize(("weight", "first"), [(1.4, "short"), (1.6, "heavy")])
+def test_the_least_weighted_sum_of_completion_times_decides(weight: float, first: str):
+    """Smith's rule: of 1000 and 1500 s the longer comes first where it weighs more than 1.5 times as much."""
+    held = _with([_elastic("short", 1000), _elastic("heavy", 1500, weight=weight)])
+    assert sizes(held) == {first: 4}
 
 
 def test_work_that_is_not_stated_counts_as_that_of_its_queue():

@@ -1,0 +1,147 @@
+"""What shadow-price makes of deadlines and utilities. Cases worked out by hand; a change costs 30 s."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.schemas.job import Job, Utility
+from pliant.tools.schedule.policies.shadow_price import policy as module
+from pliant.tools.schedule.policies.shadow_price.deadlines import heeded
+from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
+from pliant.tools.schedule.session.session import Session
+from tests.builders import cluster, decided, job, opened, sizes
+
+
+def _job(name: str, samples: float, **more: object) -> Job:
+    return job(name, **{"low": 1, "high": 4, "work": {"samples": samples}, **more})
+
+
+def _due(name: str, samples: float, target_s: float, value: float = 1.0, **more: object) -> Job:
+    """A job that is worth a value until a time and nothing later; a sample takes a GPU-second."""
+    return _job(name, samples, utility={"shape": "step", "target": target_s, "value": value}, **more)
+
+
+def _held(*jobs: Job, policy: ShadowPrice | None = None) -> Session:
+    return opened(policy or ShadowPrice(), cluster(4), *jobs)
+
+
+def _decided(*jobs: Job) -> dict[str, int]:
+    return decided(_held(*jobs), 0.0)
+
+
+def test_a_job_that_needs_all_gpus_for_its_deadline_comes_before_a_shorter_one():
+    assert _decided(_job("long", 4000), _job("short", 1000)) == {"short": 4}
+    assert _decided(_due("long", 4000, 1100), _job("short", 1000)) == {"long": 4}
+
+
+@pytest.mark.parametrize(("target_s", "gpus"), [(1430, 4), (1500, 3), (2150, 2), (4300, 1)])
+def test_it_gets_the_fewest_gpus_that_end_it_in_time_and_one_change_more(target_s: float, gpus: int):
+    """4000 s on one GPU, 30 s to start, 90 s for another change; the rest goes to the shorter job."""
+    found = _decided(_due("long", 4000, target_s), _job("short", 100))
+    assert found == ({"long": gpus, "short": 4 - gpus} if gpus < 4 else {"long": 4})
+
+
+def test_of_two_jobs_that_cannot_both_be_saved_the_one_of_less_gpu_time_is():
+    assert _decided(_due("less", 1000, 400), _due("more", 1100, 350)) == {"less": 4}
+
+
+def test_unless_the_other_earns_more_for_its_gpu_time():
+    assert _decided(_due("less", 1000, 400), _due("more", 1100, 350, value=1.2)) == {"more": 4}
+
+
+def test_what_both_need_is_planned_one_after_the_other_in_order_of_deadline():
+    assert _decided(_due("later", 2000, 1000), _due("sooner", 1600, 480)) == {"sooner": 4}
+
+
+def test_a_job_whose_deadline_has_passed_comes_last():
+    late, long = _due("late", 100, 10), _job("long", 1e5)
+    held = _held(late, long)
+    assert decided(held, 0.0) == {"long": 4}
+    assert "comes last" in held.explain(0.0)["late"].reason
+
+
+def test_it_takes_what_nobody_else_can_use():
+    assert _decided(_due("late", 1000, 10), _job("rigid", 1e5, low=None, high=None, gpus=3)) == {
+        "late": 1,
+        "rigid": 3,
+    }
+
+
+def test_and_it_is_not_starved_for_its_bound_holds():
+    held = _held(_due("late", 100, 10), _job("long", 1e5), policy=ShadowPrice(grace=1.0, grace_s=60.0))
+    assert any("late" in decided(held, 60.0 * minute) for minute in range(40))
+
+
+def test_of_equal_deadlines_the_class_above_is_saved():
+    assert _decided(_due("less", 1000, 400), _due("first", 1100, 400, priority=1.0)) == {"first": 4}
+
+
+def test_a_soft_deadline_is_met_where_that_earns_most():
+    soft = {"shape": "sigmoid", "target": 1200.0, "decay": 0.05, "value": 10.0}
+    assert _decided(_job("soft", 4000, utility=soft), _job("short", 1000)) == {"soft": 4}
+
+
+def test_and_put_off_where_another_earns_more_meanwhile():
+    """It loses a little by an end 500 s later, the other all."""
+    soft = {"shape": "sigmoid", "target": 1200.0, "decay": 0.0005, "value": 10.0}
+    found = _decided(_job("soft", 4000, utility=soft), _due("hard", 2000, 600, value=5.0))
+    assert found == {"hard": 4}
+
+
+def test_a_worker_that_fills_a_node_counts_as_all_its_gpus():
+    """Two workers fit the cluster, not eight: the job that is due leaves none for the other."""
+    fills = {"worker": {"cpu": 8.0}}
+    nodes = cluster(4, 4).model_copy(
+        update={"nodes": tuple(n.model_copy(update={"cpus": 8}) for n in cluster(4, 4).nodes)}
+    )
+    due = _due("due", 2000, 1100, high=8, resources=fills)
+    held = opened(ShadowPrice(), nodes, due, _job("short", 100, high=8, resources=fills))
+    assert decided(held, 0.0) == {"due": 2}
+
+
+def test_it_says_what_the_plan_is():
+    held = _held(_due("long", 4000, 2150), _job("short", 100))
+    held.decide(0.0)
+    assert "is to end within 36 min, with 2 GPUs or fewer at a time" in held.explain(0.0)["long"].reason
+
+
+def test_nothing_is_asked_of_deadlines_where_none_is_stated(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "heeded", lambda *_: pytest.fail("looked for deadlines"))
+    flat = {"shape": "sigmoid", "value": 3.0, "target": 50.0}
+    jobs = [_job("a", 4000, utility={"value": 7.0}), _job("b", 1000, utility=flat)]
+    unknown = job("c", low=1, high=4, utility={"shape": "step", "target": 100.0})
+    assert _decided(*jobs, unknown) == _decided(
+        *(each.model_copy(update={"utility": Utility()}) for each in (*jobs, unknown))
+    )
+
+
+_DUE = st.tuples(st.floats(10, 1e5), st.floats(1, 1e5), st.floats(0.1, 10), st.integers(1, 4))
+
+
+@settings(max_examples=60)
+@given(st.lists(_DUE, min_size=1, max_size=8), st.integers(0, 3))
+def test_a_plan_saves_or_gives_up_each_job_on_the_gpus_there_are(drawn: list[tuple], others: int):
+    jobs = [
+        _due(f"d{number}", samples, target_s, value, low=low, gpus=low)
+        for number, (samples, target_s, value, low) in enumerate(drawn)
+    ]
+    held, seen = _held(*jobs, *(_job(f"o{number}", 1000) for number in range(others))), []
+
+    def noted(*asked: object) -> object:
+        seen.append((asked[0], heeded(*asked)[2]))
+        return heeded(*asked)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "heeded", noted)
+        for time_s in (0.0, 60.0):
+            held.decide(time_s)
+    for members, plan in seen:
+        rows = [*plan.given_up, *(each.row for each in plan.saved)]
+        assert sorted(rows) == [row for row, each in enumerate(members.jobs) if each.id.startswith("d")]
+        assert sum(members.sizes[each.now] for each in plan.saved) <= 4
+        for each in plan.saved:
+            longest_s = each.deadline_s - (0.0 if members is seen[0][0] else 60.0)
+            assert members.whole[each.row, each.most] * longest_s >= members.left[each.row] * (1 - 1e-6)
+    assert sum(sizes(held).values()) <= 4
