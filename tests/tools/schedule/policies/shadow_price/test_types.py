@@ -15,8 +15,8 @@ from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.common import known_pools
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
-from pliant.tools.schedule.policies.shadow_price.sizes import Rules, Shares, values
-from pliant.tools.schedule.policies.shadow_price.types import shared_over_types
+from pliant.tools.schedule.policies.shadow_price.sizes import Rules, Shares
+from pliant.tools.schedule.policies.shadow_price.types import offers, shared_over_types
 from pliant.tools.schedule.session.session import Session
 from tests.builders import job, mixed_cluster, opened
 
@@ -50,7 +50,7 @@ def gained(types: Sequence[PoolColumns], shares: Sequence[Shares]) -> tuple[floa
     prices = {one.id: shared.prices[row] for shared in shares for row, one in enumerate(shared.members.jobs)}
     gains: dict[str, dict[tuple[int, int], float]] = {job_id: {(0, 0): 0.0} for job_id in prices}
     for kind, members in enumerate(types):
-        own = values(members, np.array([prices[state.id] for state in members.jobs]), RULES.dwell_s)
+        own = offers(members, np.array([prices[state.id] for state in members.jobs]), RULES.dwell_s)
         for row, state in enumerate(members.jobs):
             without = min(0.0, own[row, 0])
             options = ((size, float(own[row, size] - without)) for size in range(1, own.shape[1]))
@@ -102,3 +102,32 @@ def test_prices_are_those_of_one_pool_where_there_is_one_type():
     assert shared.members.jobs == types[0].jobs
     assert shared.chosen.tolist() == [4, 0, 0]
     assert shared.prices == pytest.approx(sorted(shared.prices, reverse=True))
+
+
+@pytest.mark.parametrize(("cost_s", "keeps"), [(5.0, False), (250.0, True)])
+def test_a_long_job_makes_way_for_a_short_one_only_where_that_gains_more_than_it_costs(
+    cost_s: float, keeps: bool
+):
+    """The short one is done in 25 s on the fast GPUs; it may have the slow one for 200 s at once."""
+    policy = ShadowPrice(rescale_s=cost_s)
+    long = job("long", low=1, high=4, work={"samples": 100_000.0})
+    held = opened(policy, mixed_cluster(slow=(1,), fast=(4,)), long, throughput=SPEEDS)
+    held.decide(0.0)
+    assert [(state.gpu_type, state.gpus) for state in held.jobs.values()] == [("fast", 4)]
+    held.submit(job("short", low=1, high=4, work={"samples": 200.0}), 600.0)
+    held.decide(600.0)
+    assert ((held.jobs["long"].gpu_type, held.jobs["long"].gpus) == ("fast", 4)) == keeps
+    assert held.jobs["short"].gpus > 0
+
+
+def test_types_of_a_large_cluster_are_all_given_out_at_prices_of_their_gpus():
+    drawn = [job(f"j{n:02}", low=1, high=64, model="flat", work={"samples": 50_000.0}) for n in range(60)]
+    held = opened(ShadowPrice(), mixed_cluster(slow=(8,) * 20, fast=(8,) * 4), *drawn, throughput=SPEEDS)
+    held.decide(0.0)
+    used = {"slow": 0, "fast": 0}
+    for state in held.jobs.values():
+        assert state.gpu_type is not None
+        used[state.gpu_type] += state.gpus
+    assert used["fast"] == 32
+    assert used["slow"] > 0
+    assert all(state.gpus for state in held.jobs.values())
