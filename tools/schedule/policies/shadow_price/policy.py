@@ -163,7 +163,7 @@ class ShadowPrice(Policy):
         every = [PoolColumns.of(pool, some, self._known, snapshot.time_s) for pool, some in able.items()]
         types = [columns for columns in every if columns is not None]
         if len(able) > 1:
-            return shared_over_types(types, rules) if types else []
+            return shared_over_types(types, rules, snapshot.time_s) if types else []
         guards = [
             None if bound is None else bound.guard(columns, self._known, snapshot.time_s) for columns in types
         ]

@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.shadow_price.bound import Guard
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.knowledge import PoolColumns
@@ -48,7 +49,7 @@ _HALVINGS: Final = 20
 _MORE: Final = 1e-6
 """Relative gain below which a move is rounding."""
 _PAYS: Final = 4.0
-"""As that of one pool: with several types more changes offer themselves."""
+"""Less than in one pool: with several types more changes offer themselves."""
 _LASTS_S: Final = 1000.0
 """The longest that others are taken to gain by what a job gives up."""
 _COSTLY_S: Final = 60.0
@@ -78,20 +79,20 @@ Places = Mapping[str, Mapping[int, int]]
 """By job, its row in each type that it may have."""
 
 
-def shared_over_types(types: Sequence[PoolColumns], rules: Rules) -> list[Shares]:
+def shared_over_types(types: Sequence[PoolColumns], rules: Rules, time_s: float) -> list[Shares]:
     """Share all types out; each job is a member of the type that it gets, or else would join."""
     places: dict[str, dict[int, int]] = {}
     for kind, members in enumerate(types):
         for row, job in enumerate(members.jobs):
             places.setdefault(job.id, {})[kind] = row
     order, prices, joined = _priced(types, places, rules)
-    worth = [offers(each, own, rules.dwell_s) for each, own in zip(types, prices, strict=True)]
+    worth = [offers(each, own, rules.dwell_s, time_s) for each, own in zip(types, prices, strict=True)]
     value = [each + sooner(members, rules.dwell_s) for each, members in zip(worth, types, strict=True)]
     for own in places.values():
         without = min(float(value[kind][row, 0]) for kind, row in own.items())
         for kind, row in own.items():
             value[kind][row, 0] = without  # what a running job loses without GPUs, it loses on every type
-    market = _Market(types, places, value, [*reversed(order)], joined)
+    market = _Market(types, places, value, [*reversed(order)], joined, time_s)
     home, sizes = market.without_waste([undisturbed(*each) for each in zip(types, prices, strict=True)])
     found = []
     for kind, members in enumerate(types):
@@ -133,11 +134,21 @@ class TypesWorth:
         return (*made[:kind], self._worths[kind].with_job(job[kind], price, made[kind]), *made[kind + 1 :])
 
 
-def offers(members: PoolColumns, prices: Floats, dwell_s: float) -> Floats:
-    """[job, size] values, of waiting jobs less what a start costs: much to a short job on many GPUs."""
+def offers(members: PoolColumns, prices: Floats, dwell_s: float, time_s: float) -> Floats:
+    """[job, size] values, of waiting jobs less what a start costs: much to a short job on many GPUs.
+
+    The longer a job has waited, the less its start counts: it is put off for about as long as it takes.
+    """
     found = values(members, prices, dwell_s, _PAYS)
-    starts = 1.0 + members.whole * members.rescale_s[:, None] / members.left[:, None]
+    waited_s = np.array([_waited_s(job, time_s) for job in members.jobs])
+    counts_s = members.rescale_s**2 / np.maximum(members.rescale_s + waited_s, 1e-9)
+    starts = 1.0 + members.whole * (counts_s / members.left)[:, None]
     return np.where(members.runs[:, None], found, found / starts)
+
+
+def _waited_s(job: JobState, time_s: float) -> float:
+    """Since when a job without GPUs has had none."""
+    return max(0.0, time_s - max(job.changed_s, job.spec.submit_time))
 
 
 def _priced(
@@ -193,6 +204,7 @@ class _Market:
     """Jobs, the first to end first."""
     joined: Mapping[str, int]
     """The types that the prices put them in."""
+    time_s: float
 
     def assignment(self, kept: Mapping[str, int]) -> _Assignment:
         """The best that is found where some jobs keep what they hold of these types."""
@@ -252,7 +264,10 @@ class _Market:
     def _pays(
         self, job_id: str, kind: int, found: _Assignment, other: _Assignment, plain: Sequence[Floats]
     ) -> bool:
-        """Whether others gain more, while they are there, than a job loses that makes way and comes back."""
+        """Whether others gain more, while they are there, than a job loses that makes way and comes back.
+
+        Who waits is taken to wait as long again, so none waits for ever.
+        """
         gained, rate, rate_s = 0.0, 0.0, 0.0
         for each in self.places:
             more = self._of(self.value, found, each) - self._of(self.value, other, each)
@@ -260,8 +275,10 @@ class _Market:
             if each == job_id or not more or not at.sizes[each]:
                 continue
             members, row = self.types[at.home[each]], self.places[each][at.home[each]]
-            speed = float(members.whole[row, at.sizes[each]])
+            speed, job = float(members.whole[row, at.sizes[each]]), members.jobs[row]
             lasts_s = min(_LASTS_S, float(members.left[row]) / speed)
+            if not job.gpus:  # it may wait on: as long as it has waited
+                lasts_s = max(lasts_s, _waited_s(job, self.time_s))
             gained += more * lasts_s
             if more > 0:
                 rate, rate_s = rate + more, rate_s + more * lasts_s
