@@ -45,7 +45,8 @@ class ShadowPrice(Policy):
     Where a job lets its batch move and its gradient noise scale is known, every size comes with its best
     batch; the noise ahead of a job is what others of its model have shown. A change of size counts with what
     it costs: the rescale time that the profile has measured. Where GPU types differ, each has prices of
-    its own, and type, size and batch are chosen together.
+    its own, and type, size and batch are chosen together; a job whose changes take a minute or more makes way
+    only where others gain more than it loses, there and back.
 
     Unstated work is expected to be that of the jobs of the model that ended before and were longer than what
     the job has done. Where there are none it is taken to be as much as the job has had already, in steps of a
