@@ -9,6 +9,8 @@ time in which it was to end (``used``), and the jobs that ended after it, by cur
 follow in every epoch; ``tight`` with a grace of :data:`TIGHT`.
 ``makespan_mode``: with a worth of GPUs to jobs to come, :data:`FUTURE`. The limits of the unfair fraction and
 the worst FTF are those of Ares on the same jobs, that of the makespan is Pollux's.
+``over_lower_bound``, ``makespan_over_best``, ``ones_trace`` and ``sia_mixed`` are of the parts
+:mod:`~benchmarks.parts.shadow_price_ratios` and :mod:`~benchmarks.parts.sia_mixed`, which renew them alone.
 """
 
 from __future__ import annotations
