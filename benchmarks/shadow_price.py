@@ -10,6 +10,8 @@ follow in every epoch; ``tight`` with a grace of :data:`TIGHT`.
 ``promise``: see :mod:`benchmarks.parts.promise`.
 ``makespan_mode``: with a worth of GPUs to jobs to come, :data:`FUTURE`. The limits of the unfair fraction and
 the worst FTF are those of Ares on the same jobs, that of the makespan is Pollux's.
+``over_lower_bound``, ``makespan_over_best``, ``ones_trace`` and ``sia_mixed`` are of the parts
+:mod:`~benchmarks.parts.shadow_price_ratios` and :mod:`~benchmarks.parts.sia_mixed`, which renew them alone.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.parts import mistaken_work, promise
+from benchmarks.parts import mistaken_work, promise, shadow_price_ratios, sia_artifact, sia_mixed
 from benchmarks.parts.figure import Figure, need_data
 from benchmarks.parts.pollux_workloads import (
     IN_PLACE,
@@ -50,8 +52,11 @@ TIGHT: Final = 1.0
 FREE_S: Final = {"w6": 1890.0, "w1": 1665.0, "philly1": 2235.0, "saturn1": 2430.0}
 FIXED_S: Final = {"w6": 2370.0, "w1": 1980.0, "philly1": 3095.0, "saturn1": 3470.0}
 DECISION_MS: Final = {64: 5.0, 2048: 50.0}
+CROWDED_MS: Final = {(64, 100): 20.0, (2048, 1000): 500.0}
+"""By GPUs and jobs."""
 _JOBS_PER_GPU: Final = 0.25
 _ROUNDS: Final = 12
+_FASTER: Final = {"rtx": 1.5, "dgx-ext": 3.0}
 _EXPONENTS: Final = {"resnet50": 0.95, "bert": 0.9, "yolov3": 0.85, "deepspeech2": 0.8, "neumf": 0.6}
 
 
@@ -64,17 +69,38 @@ def figures(
     instances: int = promise.INSTANCES,
 ) -> list[Figure]:
     """All figures."""
-    need_data("pollux", "sia")
+    need_data("pollux", "sia", "ones")
     return [
         *promise.figures(instances),
         *_replays(workloads, jobs_limit, with_pollux=with_pollux),
         *(Figure(f"sp_decision_ms_{gpus}", decision_ms(gpus), "ms", most) for gpus, most in clusters.items()),
+        *crowded(),
+        *shadow_price_ratios.figures(),
+        *sia_mixed.figures(),
     ]
 
 
 def smallest() -> list[Figure]:
     """All of it, small."""
-    return figures(workloads=("w6",), clusters={16: 5.0}, jobs_limit=3, with_pollux=False, instances=2)
+    need_data("pollux", "sia", "ones")
+    return [
+        *promise.figures(2),
+        *_replays(("w6",), jobs_limit=3, with_pollux=False),
+        Figure("sp_decision_ms_16", decision_ms(16), "ms", 5.0),
+        *crowded({(64, 4): 20.0}, rounds=1),
+        *shadow_price_ratios.figures(("w6",), jobs_limit=3, smoke=True),
+        *sia_mixed.figures(("saturn",), jobs_limit=3),
+    ]
+
+
+def crowded(clusters: Mapping[tuple[int, int], float] = CROWDED_MS, rounds: int = _ROUNDS) -> list[Figure]:
+    """What a decision takes where many jobs wait, on one GPU type and on three."""
+    found = []
+    for (gpus, jobs), most in clusters.items():
+        name = f"decision_ms_{gpus}_gpus_{jobs}_jobs"
+        found.append(Figure(name, decision_ms(gpus, rounds, jobs=jobs), "ms", most))
+        found.append(Figure(f"{name}_mixed", decision_ms(gpus, rounds, jobs=jobs, mixed=True), "ms", most))
+    return found
 
 
 def _replays(workloads: Sequence[str], jobs_limit: int | None, *, with_pollux: bool) -> Iterator[Figure]:
@@ -137,15 +163,20 @@ def _replay_units(trace: Inputs) -> float:
     return round(min(taken_s) / calibration_s(), 1)
 
 
-def decision_ms(gpus: int, rounds: int = _ROUNDS) -> float:
-    """Median CPU time of a decision on nodes of 8 GPUs under load, jobs in proportion to the GPUs.
+def decision_ms(gpus: int, rounds: int = _ROUNDS, *, jobs: int | None = None, mixed: bool = False) -> float:
+    """Median CPU time of a decision on nodes of 8 GPUs under load.
 
     Between decisions a minute passes, jobs that are done leave, and as many arrive.
+
+    :param jobs: that are there; None: one for four GPUs.
+    :param mixed: on the three GPU types of Sia's cluster.
     """
     rng = np.random.default_rng(SEED)
-    shape = {"nodes": ({"name": "n{}", "gpus": 8, "count": gpus // 8},)}
+    shape = Cluster.model_validate({"nodes": ({"name": "n{}", "gpus": 8, "count": gpus // 8},)})
     curves = {name: {2**i: 2 ** (i * power) for i in range(12)} for name, power in _EXPONENTS.items()}
-    held = Session(ShadowPrice(), Cluster.model_validate(shape), CurveThroughput(curves))
+    speeds = CurveThroughput(curves, _FASTER if mixed else {})
+    held = Session(ShadowPrice(), sia_artifact.nodes(gpus // 64) if mixed else shape, speeds)
+    most = round(_JOBS_PER_GPU * gpus) if jobs is None else jobs
     taken_s, number = [], 0
     for minute in range(rounds + 1):
         now_s = 60.0 * minute
@@ -153,7 +184,7 @@ def decision_ms(gpus: int, rounds: int = _ROUNDS) -> float:
             end_s = job.finish_time_s()
             if end_s is not None and end_s <= now_s:
                 held.end(job.id, now_s)
-        while len(held.jobs) < _JOBS_PER_GPU * gpus:
+        while len(held.jobs) < most:
             held.submit(_job(number, now_s, rng), now_s)
             number += 1
         before = time.process_time()

@@ -32,11 +32,11 @@ _SHOWN: Final = {
 """Replays of other experiments that are shown beside ours, but for other parameters of a policy."""
 
 
-def elsewhere(group: str, folder: Path) -> Iterator[tuple[str, Callable[[], Rows]]]:
-    """For each recipe what makes our rows, by name."""
+def elsewhere(group: str, folder: Path, *, smoke: bool = False) -> Iterator[tuple[str, Callable[[], Rows]]]:
+    """For each recipe what makes our rows, by name; in the smoke form of few jobs."""
     _, recipes = _WORLDS[group]()
     for name, recipe in recipes.items():
-        yield f"{group}/{name}", partial(_ours, group, name, recipe, folder)
+        yield f"{group}/{name}", partial(_ours, group, name, recipe, folder, smoke)
 
 
 @lru_cache
@@ -50,7 +50,7 @@ def theirs(group: str) -> Rows:
     }
 
 
-def _ours(group: str, name: str, recipe: dict[str, Any], folder: Path) -> Rows:
+def _ours(group: str, name: str, recipe: dict[str, Any], folder: Path, smoke: bool) -> Rows:
     experiment, _ = _WORLDS[group]()
 
     def prepare(into: Path, smoke: bool) -> None:
@@ -58,7 +58,7 @@ def _ours(group: str, name: str, recipe: dict[str, Any], folder: Path) -> Rows:
         (into / "ours.json").write_text(json.dumps(recipe))
 
     ours = replace(experiment, prepare=prepare)
-    found = carry_out(ours, folder / f"{group}-{name}", sweeps=["ours.json"])
+    found = carry_out(ours, folder / f"{group}-{name}", sweeps=["ours.json"], smoke=smoke)
     rows = {}
     for replay, outcome in found.items():
         policy = max((each for each in recipe["policies"] if replay.endswith(f"-{each}")), key=len)

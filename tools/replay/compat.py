@@ -105,7 +105,10 @@ SIA: Final = Compat(
     max_epochs=_MAX_EPOCHS,
     most_gpus={"ncf": 1},
     settled={"ncf": (1, 32768)},
-    parameters={"sia": {"knowledge": "measured", "retune": "free", "lone_accumulation": True}},
+    parameters={
+        "sia": {"knowledge": "measured", "retune": "free", "lone_accumulation": True},
+        "shadow-price": {"retune": "free"},
+    },
 )
 """The simulator of Sia (SOSP '23), without its calibration to real runs."""
 PRESETS: Final[Mapping[str, Compat]] = {POLLUX.name: POLLUX, SIA.name: SIA}

@@ -50,7 +50,8 @@ class ShadowPrice(Policy):
     Where a job lets its batch move and its gradient noise scale is known, every size comes with its best
     batch; the noise ahead of a job is what others of its model have shown. A change of size counts with what
     it costs: the rescale time that the profile has measured. Where GPU types differ, each has prices of
-    its own, and type, size and batch are chosen together.
+    its own, and type, size and batch are chosen together; a job whose changes take a minute or more makes way
+    only where others gain more than it loses, there and back.
 
     A job that earns by ending in time (its utility is a step, its deadline, or a sigmoid) is planned: over
     the time to come, in order of deadline, each gets the smallest size with which it ends in time, if need be
@@ -197,7 +198,7 @@ class ShadowPrice(Policy):
         every = [PoolColumns.of(pool, some, self._known, snapshot.time_s) for pool, some in able.items()]
         types = [columns for columns in every if columns is not None]
         if len(able) > 1:
-            return shared_over_types(types, rules) if types else []
+            return shared_over_types(types, rules, snapshot.time_s) if types else []
         guards = [
             None if bound is None else bound.guard(columns, self._known, snapshot.time_s) for columns in types
         ]

@@ -143,22 +143,19 @@ def _prices(members: PoolColumns, rules: Rules) -> tuple[list[int], Floats]:
     return order, prices
 
 
-def values(members: PoolColumns, prices: Floats, dwell_s: float) -> Floats:
+def values(members: PoolColumns, prices: Floats, dwell_s: float, pays: float = _PAYS) -> Floats:
     """[job, size], -inf where a job does not run; without GPUs 0, and for a job that has some less.
 
     Without costs v(k) = μ G(k), where μ G(k°) = λ F(k°) at the size k° that makes most of a GPU: λ is
     constant along a job only where its curve does not move with progress. A change costs its seconds over
     those until the next one or the end. What a job holds counts at the speed of its place.
 
-    :param dwell_s: seconds after which what a job holds is taken to change, or eight times what its changes
-        cost if that is longer.
+    :param dwell_s: seconds after which what a job holds is taken to change, or ``pays`` times what its
+        changes cost if that is longer.
     """
-    lasts = np.maximum(dwell_s, _PAYS * members.rescale_s)
-    rows, normal = np.arange(len(members.jobs)), members.normal
-    whole, soon = members.whole, members.soon
-    scale = prices * whole[rows, normal] / soon[rows, normal]
-    worth = scale[:, None] * soon
-    held = members.held
+    lasts = np.maximum(dwell_s, pays * members.rescale_s)
+    rows, whole, held = np.arange(len(members.jobs)), members.whole, members.held
+    worth = undisturbed(members, prices)
     kept = worth[rows, held] * members.scattered
     with np.errstate(divide="ignore"):
         lasts_s = np.minimum(lasts[:, None], members.left[:, None] / whole)
@@ -167,4 +164,12 @@ def values(members: PoolColumns, prices: Floats, dwell_s: float) -> Floats:
     found[rows, held] = kept
     found = np.where(whole > 0, found, -np.inf)
     found[:, 0] = np.where(held > 0, -members.rescale_s / lasts * kept, 0.0)
+    return found
+
+
+def undisturbed(members: PoolColumns, prices: Floats) -> Floats:
+    """[job, size] the same without costs, at compact places."""
+    rows, normal = np.arange(len(members.jobs)), members.normal
+    scale = prices * members.whole[rows, normal] / members.soon[rows, normal]
+    found: Floats = scale[:, None] * members.soon
     return found

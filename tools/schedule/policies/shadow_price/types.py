@@ -9,15 +9,22 @@ and it joins the type where that is least: there it makes GPUs dearer for those 
 prices a linear program gives the GPUs of all types out; it divides few jobs, about one a type. Each job is
 then of the type of which it has most, and every type is solved by itself. While one is worth more on GPUs of
 another type that are left over, it goes there. A move to another type costs what every change does.
+
+Values are rates, and what a change costs is spread over the time in which it has to pay. That says too little
+where a job of minutes takes GPUs from one that pays for it twice, when it goes and when it comes back. So
+each running job that is to lose is held against the assignment in which it keeps what it holds: it makes way
+only if the others gain more, while they last, than it loses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.shadow_price.bound import Guard
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.knowledge import PoolColumns
@@ -27,16 +34,28 @@ from pliant.tools.schedule.policies.shadow_price.sizes import (
     Shares,
     chosen_sizes,
     sooner,
+    undisturbed,
     values,
     worth_of,
 )
 
 _PART: Final = 1e-6
 """Of a job, below which it gets nothing."""
+_TURNS: Final = 4
+"""The most times that each type is priced."""
+_HALVINGS: Final = 20
 
 
 _MORE: Final = 1e-6
 """Relative gain below which a move is rounding."""
+_PAYS: Final = 4.0
+"""Less than in one pool: with several types more changes offer themselves."""
+_LASTS_S: Final = 1000.0
+"""The longest that others are taken to gain by what a job gives up."""
+_COSTLY_S: Final = 60.0
+"""Jobs whose changes cost less make way without further question."""
+_KEEPERS: Final = 6
+"""The most jobs that keep what they hold, so that a decision takes milliseconds."""
 
 
 class _Options(NamedTuple):
@@ -49,25 +68,32 @@ class _Options(NamedTuple):
     """Values over those of no GPUs."""
 
 
-def shared_over_types(types: Sequence[PoolColumns], rules: Rules) -> list[Shares]:
+class _Assignment(NamedTuple):
+    """By job the type that it has or would join, and the position of its size there."""
+
+    home: Mapping[str, int]
+    sizes: Mapping[str, int]
+
+
+Places = Mapping[str, Mapping[int, int]]
+"""By job, its row in each type that it may have."""
+
+
+def shared_over_types(types: Sequence[PoolColumns], rules: Rules, time_s: float) -> list[Shares]:
     """Share all types out; each job is a member of the type that it gets, or else would join."""
     places: dict[str, dict[int, int]] = {}
-    """By job, its row in each type that it may have."""
     for kind, members in enumerate(types):
         for row, job in enumerate(members.jobs):
             places.setdefault(job.id, {})[kind] = row
-    order, prices, home = _priced(types, places, rules)
-    worth = [values(each, own, rules.dwell_s) for each, own in zip(types, prices, strict=True)]
+    order, prices, joined = _priced(types, places, rules)
+    worth = [offers(each, own, rules.dwell_s, time_s) for each, own in zip(types, prices, strict=True)]
     value = [each + sooner(members, rules.dwell_s) for each, members in zip(worth, types, strict=True)]
     for own in places.values():
         without = min(float(value[kind][row, 0]) for kind, row in own.items())
         for kind, row in own.items():
             value[kind][row, 0] = without  # what a running job loses without GPUs, it loses on every type
-    home |= _assigned(types, places, value)
-    sizes = _solved(types, value, home)
-    while moved := _moves(types, {job_id: places[job_id] for job_id in reversed(order)}, value, home, sizes):
-        home |= moved
-        sizes = _solved(types, value, home)
+    market = _Market(types, places, value, [*reversed(order)], joined, time_s)
+    home, sizes = market.without_waste([undisturbed(*each) for each in zip(types, prices, strict=True)])
     found = []
     for kind, members in enumerate(types):
         rows = [row for row, job in enumerate(members.jobs) if home[job.id] == kind]
@@ -108,8 +134,25 @@ class TypesWorth:
         return (*made[:kind], self._worths[kind].with_job(job[kind], price, made[kind]), *made[kind + 1 :])
 
 
+def offers(members: PoolColumns, prices: Floats, dwell_s: float, time_s: float) -> Floats:
+    """[job, size] values, of waiting jobs less what a start costs: much to a short job on many GPUs.
+
+    The longer a job has waited, the less its start counts: it is put off for about as long as it takes.
+    """
+    found = values(members, prices, dwell_s, _PAYS)
+    waited_s = np.array([_waited_s(job, time_s) for job in members.jobs])
+    counts_s = members.rescale_s**2 / np.maximum(members.rescale_s + waited_s, 1e-9)
+    starts = 1.0 + members.whole * (counts_s / members.left)[:, None]
+    return np.where(members.runs[:, None], found, found / starts)
+
+
+def _waited_s(job: JobState, time_s: float) -> float:
+    """Since when a job without GPUs has had none."""
+    return max(0.0, time_s - max(job.changed_s, job.spec.submit_time))
+
+
 def _priced(
-    types: Sequence[PoolColumns], places: Mapping[str, Mapping[int, int]], rules: Rules
+    types: Sequence[PoolColumns], places: Places, rules: Rules
 ) -> tuple[list[str], list[Floats], dict[str, int]]:
     """Jobs from the last to end to the first, λ by type and row, and the type that each job joins."""
     jobs = [
@@ -138,7 +181,7 @@ def _priced(
     return [ids[number] for number in order], prices, joined
 
 
-def _shortest_last(types: Sequence[PoolColumns], places: Mapping[str, Mapping[int, int]]) -> list[int]:
+def _shortest_last(types: Sequence[PoolColumns], places: Places) -> list[int]:
     """Jobs by weighted GPU-seconds of the type where they are fewest, those with most first."""
     keys = [
         min(types[kind].seconds[row] / types[kind].weights[row] for kind, row in own.items())
@@ -149,83 +192,226 @@ def _shortest_last(types: Sequence[PoolColumns], places: Mapping[str, Mapping[in
     return sorted(range(len(keys)), key=lambda number: (keys[number], turns[number]), reverse=True)
 
 
-def _solved(types: Sequence[PoolColumns], value: Sequence[Floats], home: Mapping[str, int]) -> dict[str, int]:
-    """By job the position of its size, each type for itself."""
-    found: dict[str, int] = {}
-    for kind, members in enumerate(types):
-        rows = [row for row, job in enumerate(members.jobs) if home[job.id] == kind]
-        if rows:
-            few = members.of_rows(rows)
-            sizes = chosen_sizes(few, value[kind][rows]).tolist()
-            found |= {job.id: size for job, size in zip(few.jobs, sizes, strict=True)}
-    return found
+@dataclass(frozen=True)
+class _Market:
+    """What jobs may have, and what it is worth."""
+
+    types: Sequence[PoolColumns]
+    places: Places
+    value: Sequence[Floats]
+    """[job, size] by type, with costs."""
+    turns: Sequence[str]
+    """Jobs, the first to end first."""
+    joined: Mapping[str, int]
+    """The types that the prices put them in."""
+    time_s: float
+
+    def assignment(self, kept: Mapping[str, int]) -> _Assignment:
+        """The best that is found where some jobs keep what they hold of these types."""
+        value = self._with(kept)
+        home = {**self.joined, **self._assigned(value, kept)}
+        sizes = self._solved(value, home)
+        while moved := self._moves(value, home, sizes):
+            home |= moved
+            sizes = self._solved(value, home)
+        return _Assignment(home, sizes)
+
+    def without_waste(self, plain: Sequence[Floats]) -> _Assignment:
+        """The same; no job makes way for less than it loses. Not asked in large pools: it takes too long.
+
+        :param plain: [job, size] by type, values without costs.
+        """
+        kept: dict[str, int] = {}
+        found = self.assignment(kept)
+        if any(members.pool.gpus > EXACT_GPUS for members in self.types):
+            return found
+        while len(kept) < _KEEPERS:
+            for job_id, kind in self._losers(found, kept, plain):
+                other = self.assignment({**kept, job_id: kind})
+                if not self._pays(job_id, kind, found, other, plain):
+                    kept[job_id], found = kind, other
+                    break
+            else:
+                break
+        return found
+
+    def _with(self, kept: Mapping[str, int]) -> Sequence[Floats]:
+        if not kept:
+            return self.value
+        found = [each.copy() for each in self.value]
+        for job_id, held in kept.items():
+            for kind, row in self.places[job_id].items():
+                size = self.types[kind].held[row]
+                found[kind][row] = -np.inf
+                if kind == held:
+                    found[kind][row, size] = self.value[kind][row, size]
+        return found
+
+    def _losers(
+        self, found: _Assignment, kept: Mapping[str, int], plain: Sequence[Floats]
+    ) -> list[tuple[str, int]]:
+        """Running jobs that are to be worse off, and the types that they hold, the most costly first."""
+        costs = {}
+        for kind, members in enumerate(self.types):
+            for row in np.flatnonzero((members.held > 0) & (members.rescale_s >= _COSTLY_S)).tolist():
+                job_id, held = members.jobs[row].id, int(members.held[row])
+                changes = (kind, held) != (found.home[job_id], found.sizes[job_id])
+                now = float(self.value[kind][row, held])
+                if changes and job_id not in kept and self._of(plain, found, job_id) < now:
+                    costs[job_id, kind] = float(members.rescale_s[row]) * now
+        return sorted(costs, key=lambda each: -costs[each])
+
+    def _pays(
+        self, job_id: str, kind: int, found: _Assignment, other: _Assignment, plain: Sequence[Floats]
+    ) -> bool:
+        """Whether others gain more, while they are there, than a job loses that makes way and comes back.
+
+        Who waits is taken to wait as long again, so none waits for ever.
+        """
+        gained, rate, rate_s = 0.0, 0.0, 0.0
+        for each in self.places:
+            more = self._of(self.value, found, each) - self._of(self.value, other, each)
+            at = found if found.sizes[each] else other
+            if each == job_id or not more or not at.sizes[each]:
+                continue
+            members, row = self.types[at.home[each]], self.places[each][at.home[each]]
+            speed, job = float(members.whole[row, at.sizes[each]]), members.jobs[row]
+            lasts_s = min(_LASTS_S, float(members.left[row]) / speed)
+            if not job.gpus:  # it may wait on: as long as it has waited
+                lasts_s = max(lasts_s, _waited_s(job, self.time_s))
+            gained += more * lasts_s
+            if more > 0:
+                rate, rate_s = rate + more, rate_s + more * lasts_s
+        members, row = self.types[kind], self.places[job_id][kind]
+        now, then = float(self.value[kind][row, members.held[row]]), self._of(plain, found, job_id)
+        slower_s = rate_s / rate if rate else 0.0
+        return gained > (now - then) * slower_s + float(members.rescale_s[row]) * (now + then)
+
+    def _of(self, value: Sequence[Floats], found: _Assignment, job_id: str) -> float:
+        kind = found.home[job_id]
+        return float(value[kind][self.places[job_id][kind], found.sizes[job_id]])
+
+    def _solved(self, value: Sequence[Floats], home: Mapping[str, int]) -> dict[str, int]:
+        """By job the position of its size, each type for itself."""
+        found: dict[str, int] = {}
+        for kind, members in enumerate(self.types):
+            rows = [row for row, job in enumerate(members.jobs) if home[job.id] == kind]
+            if rows:
+                few = members.of_rows(rows)
+                sizes = chosen_sizes(few, value[kind][rows]).tolist()
+                found |= {job.id: size for job, size in zip(few.jobs, sizes, strict=True)}
+        return found
+
+    def _moves(
+        self, value: Sequence[Floats], home: Mapping[str, int], sizes: Mapping[str, int]
+    ) -> dict[str, int]:
+        """Jobs that are worth more on GPUs of another type that are left over, the first to end first."""
+        types, left = self.types, [members.pool.gpus for members in self.types]
+        for job_id, size in sizes.items():
+            left[home[job_id]] -= int(types[home[job_id]].sizes[size])
+        found = {}
+        for job_id in self.turns:
+            held = float(value[home[job_id]][self.places[job_id][home[job_id]], sizes[job_id]])
+            best, there = held + _MORE * abs(held), None
+            for kind, row in self.places[job_id].items():
+                some = value[kind][row, : np.searchsorted(types[kind].sizes, left[kind], side="right")]
+                if kind != home[job_id] and some.max() > best:
+                    best, there = float(some.max()), (kind, int(types[kind].sizes[some.argmax()]))
+            if there is not None:
+                found[job_id] = there[0]
+                left[there[0]] -= there[1]
+        return found
+
+    def _assigned(self, value: Sequence[Floats], kept: Mapping[str, int]) -> dict[str, int]:
+        """The type of which each job has most in the best assignment of parts; none for jobs without any."""
+        left = [members.pool.gpus for members in self.types]
+        for job_id, kind in kept.items():
+            members = self.types[kind]
+            left[kind] -= int(members.sizes[members.held[self.places[job_id][kind]]])
+        if any(members.pool.gpus > EXACT_GPUS for members in self.types):
+            return _by_prices(self.types, value)
+        options = _options(self.types, self.places, value, kept)
+        if not len(options.jobs):
+            return dict(kept)
+        parts = np.zeros((len(self.places), len(self.types)))
+        np.add.at(parts, (options.jobs, options.types), _divided(options, len(self.places), left))
+        some = zip(self.places, parts, strict=True)
+        return {**{job_id: int(row.argmax()) for job_id, row in some if row.max() > _PART}, **kept}
 
 
-def _moves(
-    types: Sequence[PoolColumns],
-    places: Mapping[str, Mapping[int, int]],
-    value: Sequence[Floats],
-    home: Mapping[str, int],
-    sizes: Mapping[str, int],
-) -> dict[str, int]:
-    """Jobs that are worth more on GPUs of another type that are left over, in order of their places."""
-    left = [members.pool.gpus for members in types]
-    for job_id, size in sizes.items():
-        left[home[job_id]] -= int(types[home[job_id]].sizes[size])
-    found = {}
-    for job_id, own in places.items():
-        held = float(value[home[job_id]][own[home[job_id]], sizes[job_id]])
-        best, there = held + _MORE * abs(held), None
-        for kind, row in own.items():
-            some = value[kind][row, : np.searchsorted(types[kind].sizes, left[kind], side="right")]
-            if kind != home[job_id] and some.max() > best:
-                best, there = float(some.max()), (kind, int(types[kind].sizes[some.argmax()]))
-        if there is not None:
-            found[job_id] = there[0]
-            left[there[0]] -= there[1]
-    return found
+def _by_prices(types: Sequence[PoolColumns], value: Sequence[Floats]) -> dict[str, int]:
+    """The type whose best size is worth most to each job at prices of the GPUs, for large pools.
 
+    The prices minimise the dual of the linear program, one type after the other: the least at which what jobs
+    would have of it is there.
+    """
+    jobs = {job.id: None for members in types for job in members.jobs}
+    numbers = {job_id: number for number, job_id in enumerate(jobs)}
+    rows = [np.array([numbers[job.id] for job in members.jobs], dtype=np.int64) for members in types]
+    gains = [each - each[:, :1] for each in value]
+    prices = np.zeros(len(types))
 
-def _assigned(
-    types: Sequence[PoolColumns], places: Mapping[str, Mapping[int, int]], value: Sequence[Floats]
-) -> dict[str, int]:
-    """The type of which each job has most in the best assignment of parts; none for jobs that get nothing."""
-    options = _options(types, places, value)
-    if not len(options.jobs):
-        return {}
-    parts = np.zeros((len(places), len(types)))
-    np.add.at(parts, (options.jobs, options.types), _divided(options, len(places), types))
-    return {job_id: int(row.argmax()) for job_id, row in zip(places, parts, strict=True) if row.max() > _PART}
+    def best(kind: int, price: float) -> tuple[Floats, Ints]:
+        """[job] the most of this type at a price, and its size."""
+        own = gains[kind] - price * types[kind].sizes
+        picks, found = own.argmax(axis=1), np.full(len(jobs), -np.inf)
+        found[rows[kind]] = own[np.arange(len(own)), picks]
+        return found, types[kind].sizes[picks]
+
+    most = np.stack([best(kind, 0.0)[0] for kind in range(len(types))])
+    for _ in range(_TURNS):
+        before = prices.copy()
+        for kind, members in enumerate(types):
+            others = np.delete(most, kind, axis=0).max(axis=0, initial=0.0)[rows[kind]]
+            low, high = 0.0, float(gains[kind].max())
+            for step in range(_HALVINGS):
+                price = (low + high) / 2 if step else low
+                worth, sizes = best(kind, price)
+                if sizes[worth[rows[kind]] > others].sum() <= members.pool.gpus:
+                    high = price
+                    if not step:
+                        break
+                else:
+                    low = price
+            prices[kind] = high
+            most[kind] = best(kind, high)[0]
+        if np.allclose(prices, before, rtol=_PART):
+            break
+    return {job_id: int(own.argmax()) for job_id, own in zip(jobs, most.T, strict=True) if own.max() > 0}
 
 
 def _options(
-    types: Sequence[PoolColumns], places: Mapping[str, Mapping[int, int]], value: Sequence[Floats]
+    types: Sequence[PoolColumns], places: Places, value: Sequence[Floats], kept: Container[str]
 ) -> _Options:
-    """Sizes that are worth more than none and than all smaller ones of the type."""
+    """Sizes that are worth more than none and than all smaller ones of the type, of jobs that are free."""
     numbers = {job_id: number for number, job_id in enumerate(places)}
     found = []
     for kind, members in enumerate(types):
+        free = np.array([job.id not in kept for job in members.jobs])[:, None]
         best = np.maximum.accumulate(value[kind], axis=1)[:, :-1]
-        rows, sizes = np.nonzero(value[kind][:, 1:] > best)
+        rows, sizes = np.nonzero((value[kind][:, 1:] > best) & free)
         jobs = np.array([numbers[job.id] for job in members.jobs], dtype=np.int64)
         gains = value[kind][rows, sizes + 1] - value[kind][rows, 0]
         found.append(_Options(jobs[rows], np.full(len(rows), kind), members.sizes[sizes + 1], gains))
     return _Options(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
 
 
-def _divided(options: _Options, jobs: int, types: Sequence[PoolColumns]) -> Floats:
-    """[option] the part of it in the best assignment, where a job may be divided among several."""
+def _divided(options: _Options, jobs: int, gpus: Sequence[int]) -> Floats:
+    """[option] the part of it in the best assignment, where a job may be divided among several.
+
+    :param gpus: that there are, by type.
+    """
     from scipy.optimize import linprog
     from scipy.sparse import csr_array
 
     at = np.arange(len(options.jobs))
     rows, columns = np.concatenate([options.jobs, jobs + options.types]), np.concatenate([at, at])
     entries = np.concatenate([np.ones(len(at)), options.gpus])
-    matrix: Any = csr_array((entries, (rows, columns)), shape=(jobs + len(types), len(at)))
+    matrix: Any = csr_array((entries, (rows, columns)), shape=(jobs + len(gpus), len(at)))
     solved = linprog(
         -options.gains / options.gains.max(),  # the solver's tolerances are absolute
         A_ub=matrix,
-        b_ub=np.array([1.0] * jobs + [float(members.pool.gpus) for members in types]),
+        b_ub=np.array([1.0] * jobs + [float(count) for count in gpus]),
         bounds=(0, None),
         method="highs-ds",
     )

@@ -15,8 +15,8 @@ from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.common import known_pools
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
-from pliant.tools.schedule.policies.shadow_price.sizes import Rules, Shares, values
-from pliant.tools.schedule.policies.shadow_price.types import shared_over_types
+from pliant.tools.schedule.policies.shadow_price.sizes import Rules, Shares
+from pliant.tools.schedule.policies.shadow_price.types import offers, shared_over_types
 from pliant.tools.schedule.session.session import Session
 from tests.builders import job, mixed_cluster, opened
 
@@ -50,7 +50,7 @@ def gained(types: Sequence[PoolColumns], shares: Sequence[Shares]) -> tuple[floa
     prices = {one.id: shared.prices[row] for shared in shares for row, one in enumerate(shared.members.jobs)}
     gains: dict[str, dict[tuple[int, int], float]] = {job_id: {(0, 0): 0.0} for job_id in prices}
     for kind, members in enumerate(types):
-        own = values(members, np.array([prices[state.id] for state in members.jobs]), RULES.dwell_s)
+        own = offers(members, np.array([prices[state.id] for state in members.jobs]), RULES.dwell_s, 0.0)
         for row, state in enumerate(members.jobs):
             without = min(0.0, own[row, 0])
             options = ((size, float(own[row, size] - without)) for size in range(1, own.shape[1]))
@@ -76,7 +76,7 @@ def gained(types: Sequence[PoolColumns], shares: Sequence[Shares]) -> tuple[floa
 def test_every_job_is_of_one_type_and_the_sum_is_the_best_but_for_one_job_a_type(drawn: list[Job]):
     held = opened(ShadowPrice(), mixed_cluster(slow=(3,), fast=(2,)), *drawn, throughput=SPEEDS)
     types = columns_of(held, 0.0)
-    shares = shared_over_types(types, RULES)
+    shares = shared_over_types(types, RULES, 0.0)
     members = [job.id for shared in shares for job in shared.members.jobs]
     able = {job.id for columns in types for job in columns.jobs}
     assert sorted(members) == sorted(able)
@@ -98,7 +98,40 @@ def test_prices_are_those_of_one_pool_where_there_is_one_type():
     drawn = [job(f"j{n}", low=1, high=4, work={"samples": 1000.0 * (n + 1)}) for n in range(3)]
     held = opened(ShadowPrice(), mixed_cluster(fast=(4,)), *drawn, throughput=SPEEDS)
     types = columns_of(held, 0.0)
-    (shared,) = shared_over_types(types, RULES)
+    (shared,) = shared_over_types(types, RULES, 0.0)
     assert shared.members.jobs == types[0].jobs
     assert shared.chosen.tolist() == [4, 0, 0]
     assert shared.prices == pytest.approx(sorted(shared.prices, reverse=True))
+
+
+@pytest.mark.parametrize(("cost_s", "waits"), [(5.0, False), (150.0, True)])
+def test_a_long_job_makes_way_for_a_short_one_only_where_that_gains_more_than_it_costs(
+    cost_s: float, waits: bool
+):
+    """The short one would be done in 200 s on the fast GPUs, and the slow one is too few for it.
+
+    A change costs the long one 150 s twice. Once the other has waited for about as long, it makes way.
+    """
+    policy = ShadowPrice(rescale_s=cost_s)
+    long = job("long", low=1, high=4, work={"samples": 100_000.0})
+    held = opened(policy, mixed_cluster(slow=(1,), fast=(4,)), long, throughput=SPEEDS)
+    held.decide(0.0)
+    held.submit(job("short", at=600.0, gpus=4, low=4, high=4, work={"samples": 1600.0}), 600.0)
+    held.decide(600.0)
+    assert held.jobs["short"].gpus == (0 if waits else 4)
+    assert (held.jobs["long"].gpu_type, held.jobs["long"].gpus) == (("fast", 4) if waits else ("slow", 1))
+    held.decide(1000.0)
+    assert held.jobs["short"].gpus == 4
+
+
+def test_types_of_a_large_cluster_are_all_given_out_at_prices_of_their_gpus():
+    drawn = [job(f"j{n:02}", low=1, high=64, model="flat", work={"samples": 50_000.0}) for n in range(60)]
+    held = opened(ShadowPrice(), mixed_cluster(slow=(8,) * 20, fast=(8,) * 4), *drawn, throughput=SPEEDS)
+    held.decide(0.0)
+    used = {"slow": 0, "fast": 0}
+    for state in held.jobs.values():
+        assert state.gpu_type is not None
+        used[state.gpu_type] += state.gpus
+    assert used["fast"] == 32
+    assert used["slow"] > 0
+    assert all(state.gpus for state in held.jobs.values())
