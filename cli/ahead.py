@@ -19,14 +19,14 @@ from typing import Any, Final
 from pydantic import ConfigDict, TypeAdapter
 
 from pliant.schemas.cluster import Cluster, Node
-from pliant.schemas.errors import PliantError, UsageError
+from pliant.schemas.errors import InfeasibleError, PliantError, UsageError
 from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.job import Job
 from pliant.schemas.text import Column, counted, iso_time, span_text, text_table
 from pliant.tools.replay.ahead import Comparison, JobAhead, JobChange, JobsAhead, look_ahead, world_of
 from pliant.tools.replay.past_errors import Came, PastErrors, past_errors
 from pliant.tools.run.door.client import client_of
-from pliant.tools.run.door.foresight import CPU_S
+from pliant.tools.run.door.foresight import CPU_S, MEMORY_BYTES
 from pliant.tools.run.door.protocol import Foresee, as_line, said
 from pliant.tools.run.service.submit import check_new
 from pliant.tools.run.watch.live import LiveState
@@ -185,7 +185,7 @@ def enlarged(cluster: Cluster, text: str) -> Cluster:
     """
     number, _, kind = text.partition(":")
     alike = [node for node in cluster.expanded() if node.gpus and (not kind or node.gpu_type == kind)]
-    if not (number.isascii() and number.isdigit() and 0 < int(number[:5]) <= 10_000):
+    if not (number.isascii() and number.isdigit() and len(number) <= 5 and 0 < int(number) <= 10_000):
         raise UsageError(f"--add-nodes {text}: expected a number of nodes, as 2 or 2:TYPE")
     if not alike:
         types = ", ".join(sorted({node.gpu_type for node in cluster.nodes if node.gpus}))
@@ -368,7 +368,10 @@ def _fields(job: JobAhead | None, answer: Prospects) -> dict[str, Any] | None:
 
 def main(state: str) -> int:
     """Answer one question (:mod:`pliant.tools.run.door.foresight`)."""
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (CPU_S, CPU_S + 1)
+    )  # at both at once the kernel kills, and says not why
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     os.nice(5)
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)  # policies and solvers may print
@@ -380,6 +383,8 @@ def main(state: str) -> int:
             answer = PROSPECTS.dump_json((found.seen_by({*asked["seen"]}, {*asked["own"]}),))
         except PliantError as error:
             head = said(error)
+        except MemoryError:
+            head = said(InfeasibleError(f"more than {MEMORY_BYTES >> 30} GiB of memory would be needed"))
         out.write(as_line({**head, "cpu_s": time.process_time()}) + answer)
     return 0
 

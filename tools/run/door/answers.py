@@ -245,6 +245,8 @@ class DoorAnswers:
     def _foresee(self, request: asked.Foresee, who: Person, roles: Roles, limits: Limits) -> bytes:
         given = parse_jobs(request.jobs.encode(), request.source) if request.jobs else ()
         jobs = [_owned(job, who, limits) for job in given]
+        if len(jobs) > limits.waiting_jobs:
+            raise UsageError(f"{counted(len(jobs), 'job')}, and {limits.waiting_jobs} of {who.name} may wait")
         if request.parameters or (request.policy is not None and request.policy not in policy_names()):
             text = "in a run of another account: name one that pliant policies lists, without --param"
             raise UsageError(f"only policies as they are can be asked about {text}")

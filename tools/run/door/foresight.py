@@ -30,6 +30,8 @@ WITHIN_S: Final = 40.0
 """An answer is there within this time, or is given up; clients wait a little longer."""
 CPU_S: Final = 30
 """Seconds of the processor for one."""
+MEMORY_BYTES: Final = 4 << 30
+"""Of one."""
 ASKED: Final = ("-P", "-m", "pliant.cli.ahead")
 """A question on stdin; on stdout a line of how it ended, with ``cpu_s``, then the answer."""
 _SAID: Final = frozenset({UsageError.exit_code, BadInputError.exit_code, InfeasibleError.exit_code})

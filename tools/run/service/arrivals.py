@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
-from pliant.schemas.errors import BadInputError, PliantError
+from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.tools.run.service.submit import in_teams
@@ -19,6 +20,8 @@ from pliant.tools.schedule.demand import JobCheck, submit_detail
 from pliant.tools.schedule.from_log import apply_events
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session.session import Session
+
+_log: Final = logging.getLogger("pliant")
 
 
 class Arrivals:
@@ -144,8 +147,8 @@ class Arrivals:
             return in_teams([job], shares, "jobs")[0]
         except BadInputError as error:
             self._refused[job.id] = error.problems[0].message
-        except PliantError as error:
-            self._refused[job.id] = str(error)
+        except ServiceMissingError as error:  # no fault of the job, which is this account's own
+            _log.warning("job %s counts for the team that it names: %s", job.id, error)
         return job
 
     def _admit(self, job: Job) -> list[Event]:

@@ -6,10 +6,16 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
+from pliant.cli.ahead import enlarged
+from pliant.schemas.errors import InfeasibleError, UsageError
+from pliant.tools.run.door import foresight
 from pliant.tools.run.door.opening import opened_door
+from pliant.tools.run.door.protocol import Foresee
+from pliant.tools.run.door.roles import Person
 from pliant.tools.run.statedir.directory import StateDir
 from tests.builders import cluster, job
 from tests.tools.run.door.people import (
@@ -100,7 +106,46 @@ def test_no_code_and_no_file_of_an_account_is_read_by_root(queue: Shared, words:
     assert "only policies as they are can be asked about in a run of another account" in refused.stderr
 
 
-def test_a_question_counts_with_the_time_that_it_took(queue: Shared):
+def test_a_question_counts_as_twenty_requests(queue: Shared):
     queue.set_roles(**ROLES, limits_of={str(EVE): {"requests_per_second": 0.01, "burst": 20}})
     asked(queue, EVE, "--add-nodes 1")
     assert [queue.by(uid, "status").exit_code for uid in (EVE, BOB)] == [75, 0]
+
+
+def test_more_jobs_than_may_wait_are_not_looked_ahead_for(queue: Shared):
+    queue.set_roles(**ROLES, limits_of={str(ADA): {"waiting_jobs": 2}})
+    refused = queue.by(ADA, "submit train.py --gpus 1 --name new --array 0-2 --dry-run")
+    assert (refused.exit_code, "3 jobs, and 2 of " in refused.stderr) == (2, True), refused.stderr
+
+
+def test_the_time_of_its_process_is_charged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    said = """print('{"ok": true, "cpu_s": 1.5}', '[]', sep=chr(10), end='')"""
+    monkeypatch.setattr(foresight, "ASKED", ("-c", said))
+    asks = foresight.Foresight(tmp_path)
+    assert asks.of(Foresee(add_nodes="2"), Person.of(EVE), (), ()) == b"[]"
+    assert [asks.spent_s(EVE), asks.spent_s(EVE)] == [1.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("does", "error"),
+    [
+        ("while True: pass", "no answer within 30 s of the processor: too many jobs for this policy"),
+        ("bytearray(ahead.MEMORY_BYTES)", "more than 4 GiB of memory would be needed"),
+    ],
+)
+def test_a_question_that_takes_too_much_ends_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, error: str
+):
+    """With a second of the processor in place of thirty."""
+    script = f"import sys\nfrom pliant.cli import ahead\nahead.CPU_S = 1\ndef foreseen(*_):\n    {does}\n"
+    monkeypatch.setattr(
+        foresight, "ASKED", ("-c", f"{script}ahead.foreseen = foreseen\nahead.main(sys.argv[1])")
+    )
+    with pytest.raises(InfeasibleError, match=error):
+        foresight.Foresight(tmp_path).of(Foresee(add_nodes="2"), Person.of(EVE), (), ())
+
+
+@pytest.mark.parametrize("number", ["0", "10001", "1000000000", "99999999999999999999"])
+def test_so_many_nodes_are_not_even_named(number: str):
+    with pytest.raises(UsageError, match="expected a number of nodes"):
+        enlarged(cluster(2), number)
