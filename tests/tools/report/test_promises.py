@@ -120,8 +120,8 @@ def test_the_report_names_bound_worst_delay_and_the_jobs_past_it() -> None:
 )
 def test_where_nothing_is_promised_no_job_is_past_it_and_the_report_says_why(more: dict[str, Any], why: str):
     run = late(110.0)
-    told = RunInfo.model_validate(run.info.model_dump(by_alias=True) | {"rescale_cost_s": 10.0} | more)
-    found = replace(run, info=told)
+    stated = RunInfo.model_validate(run.info.model_dump(by_alias=True) | {"rescale_cost_s": 10.0} | more)
+    found = replace(run, info=stated)
     metrics = run_metrics(found)
     assert (metrics.jobs_past_gps_bound, metrics.worst_bound_used) == (None, None)
     (row,) = guarantee_section(make_report([found])).rows
