@@ -41,11 +41,11 @@ _ROUNDING: Final = 1e-9
 
 
 @dataclass(slots=True)
-class Need:
+class TimedJob:
     """One job that earns by ending in time."""
 
     row: int
-    levels: Sequence[Level]
+    levels: Sequence[DeadlineLevel]
     """The first to come first; utilities fall."""
     at: int = 0
     """Its level."""
@@ -70,7 +70,7 @@ class Need:
         return (level.utility - later) / level.gpu_s
 
 
-class Level(NamedTuple):
+class DeadlineLevel(NamedTuple):
     """What a job earns if it ends by a time."""
 
     deadline_s: float
@@ -80,10 +80,10 @@ class Level(NamedTuple):
 
 
 @dataclass(slots=True)
-class Plan:
+class DeadlinePlan:
     """Who is saved, in order of deadline, and who is not."""
 
-    saved: list[Need] = field(default_factory=list)
+    saved: list[TimedJob] = field(default_factory=list)
     given_up: list[int] = field(default_factory=list)
     """Rows of jobs that earn nothing any more, or too little for the GPUs that they would take."""
 
@@ -107,7 +107,7 @@ def earns_by_time(job: JobState) -> bool:
 
 def heeded(
     members: PoolColumns, guard: Guard, time_s: float, waits_s: float
-) -> tuple[PoolColumns, Guard, Plan]:
+) -> tuple[PoolColumns, Guard, DeadlinePlan]:
     """The members and the sizes that they may get, deadlines heeded.
 
     :param waits_s: how long a change that is planned for later may have to wait for a decision.
@@ -122,7 +122,7 @@ def heeded(
     return replace(members, weights=weights), _narrowed(members, guard, floors, plan), plan
 
 
-def planned(members: PoolColumns, time_s: float, waits_s: float, held: float = 0.0) -> Plan:
+def planned(members: PoolColumns, time_s: float, waits_s: float, held: float = 0.0) -> DeadlinePlan:
     """Who is saved on the GPUs of the pool.
 
     :param held: GPUs that are not for them.
@@ -133,11 +133,11 @@ def planned(members: PoolColumns, time_s: float, waits_s: float, held: float = 0
         for row, job in enumerate(members.jobs)
         if earns_by_time(job)
     }
-    plan, before = Plan(), [_Free(np.array([time_s]), np.array([members.pool.gpus - held]))]
+    plan, before = DeadlinePlan(), [_Free(np.array([time_s]), np.array([members.pool.gpus - held]))]
     for row, outline in outlines.items():
         levels = _levels(members, row, outline, before[0])
         if levels:
-            insort(plan.saved, Need(row, levels), key=lambda each: each.turn)
+            insort(plan.saved, TimedJob(row, levels), key=lambda each: each.turn)
         else:
             plan.given_up.append(row)
     saved = plan.saved
@@ -158,14 +158,16 @@ def planned(members: PoolColumns, time_s: float, waits_s: float, held: float = 0
     return plan
 
 
-def _levels(members: PoolColumns, row: int, outline: _Outline, empty: _Free) -> list[Level]:
+def _levels(members: PoolColumns, row: int, outline: _Outline, empty: _Free) -> list[DeadlineLevel]:
     """What a job can reach alone."""
-    found: list[Level] = []
+    found: list[DeadlineLevel] = []
     soonest_s = empty.now_s + outline.lost_s + outline.left / float(outline.rates[-1])
     for deadline_s, utility in _deadlines(members.jobs[row], soonest_s):
         size = empty.smallest(outline, deadline_s)
         if size:
-            found.append(Level(deadline_s, utility * float(members.weights[row]), outline.gpu_s(size)))
+            found.append(
+                DeadlineLevel(deadline_s, utility * float(members.weights[row]), outline.gpu_s(size))
+            )
     return found
 
 
@@ -195,7 +197,7 @@ def _floors(members: PoolColumns, guard: Guard) -> Ints:
     return floors
 
 
-def _narrowed(members: PoolColumns, guard: Guard, floors: Ints, plan: Plan) -> Guard:
+def _narrowed(members: PoolColumns, guard: Guard, floors: Ints, plan: DeadlinePlan) -> Guard:
     """Jobs of the plan get what they need now, in order of deadline, as far as the bound leaves GPUs."""
     footprints = members.footprints()
     safe = guard.safe.copy()
@@ -282,7 +284,7 @@ class _Free:
         able = self._done(outline, deadline_s, sizes)[2].sum(axis=1) >= outline.left * (1 - _ROUNDING)
         return int(able.argmax()) if able.any() else None
 
-    def without(self, need: Need, outline: _Outline) -> _Free | None:
+    def without(self, need: TimedJob, outline: _Outline) -> _Free | None:
         """What the job leaves free; None if it cannot end in time."""
         for spare_s in (outline.later_s, 0.0):  # time for one change more than planned, if there is
             until_s = need.deadline_s - spare_s
