@@ -28,7 +28,7 @@ from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.recorded import LABEL, label_of
 
 if TYPE_CHECKING:
-    from pliant.tools.replay.importers.blocks import Block
+    from pliant.tools.replay.importers.blocks import RowBlock
     from pliant.tools.replay.importers.job_lines import JobBlock
 
 T = TypeVar("T")
@@ -156,7 +156,7 @@ class Conversion:
         self._count()
         self.refuse([Problem(source, line, "", message)])
 
-    def convert_blocks(self, blocks: Iterable[Block], make: Callable[[Block], T]) -> Iterator[T]:
+    def convert_blocks(self, blocks: Iterable[RowBlock], make: Callable[[RowBlock], T]) -> Iterator[T]:
         """What ``make`` makes of the rows of each block that are neither dropped nor malformed."""
         import numpy as np
 
@@ -169,7 +169,7 @@ class Conversion:
             else:
                 self._settle(block)
 
-    def _settle(self, block: Block) -> None:
+    def _settle(self, block: RowBlock) -> None:
         """Count the rows of a block, and tell of them in their order."""
         self._count(len(block) + len(block.others))
         for reason, count in block.dropped:
