@@ -7,13 +7,13 @@ them, so that both ways mean the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, timedelta, timezone, tzinfo
 from functools import cache, partial
 from itertools import product
 from string import ascii_letters, digits
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     Marks = NDArray[np.bool_]
     Rows = NDArray[np.intp]
 
+T = TypeVar("T")
 _NUMBER: Final = r"^[0-9]+(\.[0-9]+)?$"
 _DIGITS: Final = r"^[0-9]+\.?[0-9]*$"
 _DATE: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?"
@@ -291,6 +292,32 @@ class RowBlock:
         self.drop(end_s < start_s, Reason.BACKWARDS)
         self.drop(end_s == start_s, Reason.NO_DURATION)
         return end_s - start_s
+
+
+def convert_blocks(blocks: Iterable[RowBlock], make: Callable[[RowBlock], T]) -> Iterator[T]:
+    """What ``make`` makes of the rows of each block that are neither dropped nor malformed."""
+    for block in blocks:
+        if len(block):
+            with np.errstate(all="ignore"):  # rows that are not live hold anything
+                made = make(block)
+            _settle(block)
+            yield made
+        else:
+            _settle(block)
+
+
+def _settle(block: RowBlock) -> None:
+    """Count the rows of a block, and tell of them in their order."""
+    conversion = block.conversion
+    conversion.count_rows(len(block) + len(block.others))
+    for reason, count in block.dropped:
+        conversion.summary.dropped[reason] += count
+    for _, sentence, count in sorted(block.assumed, key=lambda found: found[0]):
+        conversion.summary.assume_here(sentence, count)
+    refused = [(block.line(row), problems) for row, problems in block.problems.items()]
+    refused += [(line, [Problem(block.source, line, "", text)]) for line, text in block.others]
+    for _, problems in sorted(refused, key=lambda found: found[0]):
+        conversion.refuse(problems)
 
 
 def words_of(values: Numbers, write: Callable[[float], str]) -> WordColumn:

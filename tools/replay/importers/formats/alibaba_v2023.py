@@ -14,7 +14,7 @@ from pydantic_core import ValidationError
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.record import problems_of
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, words_of
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks, words_of
 from pliant.tools.replay.importers.conversion import (
     Conversion,
     DroppedRowError,
@@ -37,7 +37,7 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
     conversion.summary.assume("a pod runs from scheduled_time to deletion_time, whatever its phase says")
     conversion.summary.assume("gpu_spec, the GPU types a pod may use, is kept as a label and binds no policy")
     for path in [path for path in paths if not _lists_nodes(path)]:
-        yield from conversion.convert_blocks(csv_blocks(path, conversion, COLUMNS), _jobs)
+        yield from convert_blocks(csv_blocks(path, conversion, COLUMNS), _jobs)
 
 
 def _jobs(block: RowBlock) -> JobBlock:

@@ -24,7 +24,7 @@ from pliant.schemas.file_io.record import MOST_GPUS as MOST_GPUS_OF_A_JOB
 from pliant.schemas.job import Batch, Gpus, IterationWork, Job, Utility
 from pliant.schemas.profile import PROFILE, ProfileRow
 from pliant.schemas.text import whole_number
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks
 from pliant.tools.replay.importers.conversion import (
     MOST_GPUS,
     Conversion,
@@ -137,14 +137,14 @@ def _row(row: InputRow) -> ProfileRow:
 def _jobs(workload: Path, sizes: Sizes | None, conversion: Conversion) -> Iterator[JobBlock]:
     if "num_iteration" not in first_line(str(workload)):
         assume_no_models(conversion)
-        return conversion.convert_blocks(csv_blocks(workload, conversion, RAW), _raw_jobs)
+        return convert_blocks(csv_blocks(workload, conversion, RAW), _raw_jobs)
     conversion.summary.assume(
         "a job may have any number of GPUs up to the largest that its model and batch were measured on"
         if sizes
         else "no throughputs were imported beside the jobs, which may have any number of GPUs"
     )
     conversion.summary.assume("a job is worth 1 until its deadline and nothing later (utility)")
-    return conversion.convert_blocks(csv_blocks(workload, conversion, COLUMNS), partial(_job_lines, sizes))
+    return convert_blocks(csv_blocks(workload, conversion, COLUMNS), partial(_job_lines, sizes))
 
 
 def _raw_jobs(block: RowBlock) -> JobBlock:

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks
 from pliant.tools.replay.importers.conversion import (
     Conversion,
     Reason,
@@ -29,7 +29,7 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
     assume_no_models(conversion)
     assume_utc(conversion)
     for path in paths:
-        yield from conversion.convert_blocks(csv_blocks(path, conversion, COLUMNS), _jobs)
+        yield from convert_blocks(csv_blocks(path, conversion, COLUMNS), _jobs)
 
 
 def _jobs(block: RowBlock) -> JobBlock:

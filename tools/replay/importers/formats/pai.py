@@ -18,7 +18,7 @@ import numpy as np
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.text import counted
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, words_of
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks, words_of
 from pliant.tools.replay.importers.conversion import (
     UNKNOWN_MODEL,
     Conversion,
@@ -61,9 +61,9 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
         assume_no_models(conversion)
     conversion.summary.assume("a job runs from the start of its first GPU task to the end of its last")
     jobs, tasks = _table(paths, JOBS), _table(paths, TASKS)
-    demands = _joined(conversion.convert_blocks(_blocks(tasks, conversion, TASK_COLUMNS), _tasks))
+    demands = _joined(convert_blocks(_blocks(tasks, conversion, TASK_COLUMNS), _tasks))
     blocks = _blocks(jobs, conversion, JOB_COLUMNS)
-    yield from conversion.convert_blocks(blocks, partial(_jobs, demands, workloads))
+    yield from convert_blocks(blocks, partial(_jobs, demands, workloads))
     if demands.rows:
         conversion.summary.assume(
             f"GPU tasks of {counted(len(demands.rows), 'job')} that {JOBS} does not have were left out"

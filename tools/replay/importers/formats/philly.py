@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks
 from pliant.tools.replay.importers.conversion import (
     Conversion,
     DroppedRowError,
@@ -38,7 +38,7 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job | JobBloc
     for path in paths:
         if first_line(path).startswith(REDUCED[0]):
             blocks = csv_blocks(path, conversion, REDUCED)
-            yield from conversion.convert_blocks(blocks, _reduced_jobs)
+            yield from convert_blocks(blocks, _reduced_jobs)
         else:
             conversion.summary.assume("work is summed over a job's attempts, failed ones included")
             yield from conversion.convert(json_rows(path), partial(_job, conversion))

@@ -17,7 +17,7 @@ import numpy as np
 from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, MOST_GPUS, MOST_SAMPLES
 from pliant.schemas.job import Batch, EpochWork, Gpus, Job
 from pliant.schemas.profile import ConvergenceRow
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks
 from pliant.tools.replay.importers.conversion import Conversion, FolderFormat, Imported
 from pliant.tools.replay.importers.formats.applications import read_measurements
 from pliant.tools.replay.importers.job_lines import JobBlock, check_rows, integers, job_block
@@ -88,7 +88,7 @@ def _jobs(
     )
     conversion.summary.assume("batches may move between the smallest and the largest validated one")
     blocks = csv_blocks(workload, conversion, COLUMNS)
-    return conversion.convert_blocks(blocks, partial(_job_lines, name, known))
+    return convert_blocks(blocks, partial(_job_lines, name, known))
 
 
 def _job_lines(trace: str, known: Mapping[str, Application], block: RowBlock) -> JobBlock:

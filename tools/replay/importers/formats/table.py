@@ -19,7 +19,7 @@ import numpy as np
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import did_you_mean
-from pliant.tools.replay.importers.blocks import RowBlock
+from pliant.tools.replay.importers.blocks import RowBlock, convert_blocks
 from pliant.tools.replay.importers.conversion import (
     UNKNOWN_MODEL,
     Conversion,
@@ -78,7 +78,7 @@ class Table:
         columns = {name: column.lower() for name, column in self.columns.items()}
         for path in paths:
             blocks = csv_blocks(path, conversion, columns.values(), delimiter=self.delimiter, any_case=True)
-            yield from conversion.convert_blocks(blocks, partial(self._jobs, columns))
+            yield from convert_blocks(blocks, partial(self._jobs, columns))
 
     def _jobs(self, columns: Mapping[str, str], block: RowBlock) -> JobBlock:
         block.renamed(columns)

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks
 from pliant.tools.replay.importers.conversion import Conversion, Reason, TraceFormat
 from pliant.tools.replay.importers.job_lines import JobBlock, executed_jobs
 from pliant.tools.replay.importers.reading import csv_blocks, first_line
@@ -27,10 +27,10 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
                 "submitted at 0; sample from it with `pliant trace synth`"
             )
             blocks = csv_blocks(path, conversion, ("duration",))
-            yield from conversion.convert_blocks(blocks, _samples)
+            yield from convert_blocks(blocks, _samples)
         else:
             conversion.summary.assume("work is duration times GPUs; the iterations are kept as a label")
-            yield from conversion.convert_blocks(csv_blocks(path, conversion, COLUMNS), _jobs)
+            yield from convert_blocks(csv_blocks(path, conversion, COLUMNS), _jobs)
 
 
 def _samples(block: RowBlock) -> JobBlock:
