@@ -7,13 +7,13 @@ them, so that both ways mean the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, timedelta, timezone, tzinfo
 from functools import cache, partial
 from itertools import product
 from string import ascii_letters, digits
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     Marks = NDArray[np.bool_]
     Rows = NDArray[np.intp]
 
+T = TypeVar("T")
 _NUMBER: Final = r"^[0-9]+(\.[0-9]+)?$"
 _DIGITS: Final = r"^[0-9]+\.?[0-9]*$"
 _DATE: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?"
@@ -47,7 +48,7 @@ _EXACT: Final = 2**53
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class WordColumn:
     """A column of texts that repeat."""
 
     texts: Sequence[str]
@@ -56,23 +57,23 @@ class Words:
     """Which of them each row has."""
 
     @classmethod
-    def of(cls, column: Sequence[str]) -> Words:
+    def of(cls, column: Sequence[str]) -> WordColumn:
         places: dict[str, int] = {}
         rows = [places.setdefault(text, len(places)) for text in column]
         return cls(list(places), np.array(rows, dtype=np.int32))
 
     @classmethod
-    def same(cls, text: str, rows: int) -> Words:
+    def same(cls, text: str, rows: int) -> WordColumn:
         return cls([text], np.zeros(rows, dtype=np.int32))
 
     def __getitem__(self, row: int) -> str:
         return self.texts[int(self.places[row])]
 
-    def map(self, change: Callable[[str], str]) -> Words:
-        return Words(list(map(change, self.texts)), self.places)
+    def map(self, change: Callable[[str], str]) -> WordColumn:
+        return WordColumn(list(map(change, self.texts)), self.places)
 
-    def take(self, rows: Rows) -> Words:
-        return Words(self.texts, self.places[rows])
+    def take(self, rows: Rows) -> WordColumn:
+        return WordColumn(self.texts, self.places[rows])
 
     def listed(self) -> list[str]:
         """The text of each row."""
@@ -87,7 +88,7 @@ class Words:
         return self.marks(bool)
 
 
-class Block:
+class RowBlock:
     """Rows of one file. A row is live until it is dropped or refused; what comes first stands.
 
     Columns of numbers and times hold NaN where nothing is stated, and for rows that are not live.
@@ -180,14 +181,14 @@ class Block:
             texts[row] = self.conversion.new_id(texts[row], partial(self._assume_row, row))
         return text_array(texts)
 
-    def optional_text(self, name: str) -> Words:
+    def optional_text(self, name: str) -> WordColumn:
         if name not in self.columns:
-            return Words.same("", len(self))
+            return WordColumn.same("", len(self))
         found = compute("dictionary_encode", self.columns[name])
         texts = [_said(text) for text in found.dictionary.to_pylist()]
-        return Words(texts, _numpy(found.indices, np.int32))
+        return WordColumn(texts, _numpy(found.indices, np.int32))
 
-    def text(self, name: str) -> Words:
+    def text(self, name: str) -> WordColumn:
         found = self.optional_text(name)
         self.refuse(~found.stated(), name, "is empty, expected some text")
         return found
@@ -206,7 +207,7 @@ class Block:
         self.refuse(wrong, name, lambda row: f"{self._raw(name, row)!r} is not a whole number")
         return found
 
-    def count_text(self, name: str) -> Words:
+    def count_text(self, name: str) -> WordColumn:
         """The numbers of :meth:`count` as texts."""
         return words_of(self.count(name), lambda value: str(int(value)))
 
@@ -293,10 +294,36 @@ class Block:
         return end_s - start_s
 
 
-def words_of(values: Numbers, write: Callable[[float], str]) -> Words:
+def convert_blocks(blocks: Iterable[RowBlock], make: Callable[[RowBlock], T]) -> Iterator[T]:
+    """What ``make`` makes of the rows of each block that are neither dropped nor malformed."""
+    for block in blocks:
+        if len(block):
+            with np.errstate(all="ignore"):  # rows that are not live hold anything
+                made = make(block)
+            _settle(block)
+            yield made
+        else:
+            _settle(block)
+
+
+def _settle(block: RowBlock) -> None:
+    """Count the rows of a block, and tell of them in their order."""
+    conversion = block.conversion
+    conversion.count_rows(len(block) + len(block.others))
+    for reason, count in block.dropped:
+        conversion.summary.dropped[reason] += count
+    for _, sentence, count in sorted(block.assumed, key=lambda found: found[0]):
+        conversion.summary.assume_here(sentence, count)
+    refused = [(block.line(row), problems) for row, problems in block.problems.items()]
+    refused += [(line, [Problem(block.source, line, "", text)]) for line, text in block.others]
+    for _, problems in sorted(refused, key=lambda found: found[0]):
+        conversion.refuse(problems)
+
+
+def words_of(values: Numbers, write: Callable[[float], str]) -> WordColumn:
     """Numbers that repeat as texts; NaN gives none."""
     distinct, places = np.unique(values, return_inverse=True)
-    return Words(["" if math.isnan(value) else write(value) for value in distinct.tolist()], places)
+    return WordColumn(["" if math.isnan(value) else write(value) for value in distinct.tolist()], places)
 
 
 def is_in(texts: pa.Array, words: pa.Array) -> Marks:

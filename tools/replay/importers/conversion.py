@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic_core import ValidationError
 
@@ -26,10 +26,6 @@ from pliant.schemas.profile import ConvergenceRow, ProfileRow
 from pliant.schemas.text import counted
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.recorded import LABEL, label_of
-
-if TYPE_CHECKING:
-    from pliant.tools.replay.importers.blocks import Block
-    from pliant.tools.replay.importers.job_lines import JobBlock
 
 T = TypeVar("T")
 
@@ -58,10 +54,12 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """A format of jobs; ``absolute``: its times are shifted to 0. ``cluster`` reads lists of nodes."""
+    """A format of jobs, single ones or blocks of their lines (:mod:`.job_lines`); ``absolute``: its times are
+    shifted to 0. ``cluster`` reads lists of nodes.
+    """
 
     name: str
-    jobs: Callable[[Sequence[str], Conversion], Iterator[Job | JobBlock]]
+    jobs: Callable[[Sequence[str], Conversion], Iterator[Any]]
     absolute: bool = True
     cluster: Callable[[Sequence[str], Conversion], Cluster | None] | None = None
 
@@ -72,14 +70,14 @@ class FolderFormat:
 
     name: str
     read: Callable[[Path, Path | None, Conversion], Imported]
-    workload: Callable[[Path, Conversion], Iterator[Job | JobBlock]] | None = None
+    workload: Callable[[Path, Conversion], Iterator[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
     """What a folder of measurements gives; ``jobs`` is empty without a workload."""
 
-    jobs: Iterable[Job | JobBlock] = ()
+    jobs: Iterable[Any] = ()
     profile: Sequence[ProfileRow] = ()
     convergence: Sequence[ConvergenceRow] = ()
     history: Sequence[Event] = ()
@@ -126,7 +124,7 @@ class Conversion:
     def convert(self, rows: Iterable[InputRow], make: Callable[[InputRow], T]) -> Iterator[T]:
         """What ``make`` makes of each row that is neither dropped nor malformed."""
         for row in rows:
-            self._count()
+            self.count_rows()
             try:
                 made = make(row)
             except DroppedRowError as reason:
@@ -153,33 +151,8 @@ class Conversion:
             self.finish()
 
     def refuse_row(self, source: str, line: int, message: str) -> None:
-        self._count()
+        self.count_rows()
         self.refuse([Problem(source, line, "", message)])
-
-    def convert_blocks(self, blocks: Iterable[Block], make: Callable[[Block], T]) -> Iterator[T]:
-        """What ``make`` makes of the rows of each block that are neither dropped nor malformed."""
-        import numpy as np
-
-        for block in blocks:
-            if len(block):
-                with np.errstate(all="ignore"):  # rows that are not live hold anything
-                    made = make(block)
-                self._settle(block)
-                yield made
-            else:
-                self._settle(block)
-
-    def _settle(self, block: Block) -> None:
-        """Count the rows of a block, and tell of them in their order."""
-        self._count(len(block) + len(block.others))
-        for reason, count in block.dropped:
-            self.summary.dropped[reason] += count
-        for _, sentence, count in sorted(block.assumed, key=lambda found: found[0]):
-            self.summary.assume_here(sentence, count)
-        refused = [(block.line(row), problems) for row, problems in block.problems.items()]
-        refused += [(line, [Problem(block.source, line, "", text)]) for line, text in block.others]
-        for _, problems in sorted(refused, key=lambda found: found[0]):
-            self.refuse(problems)
 
     def finish(self) -> None:
         if self._problems:
@@ -218,7 +191,7 @@ class Conversion:
         self._ids.add(unique)
         return unique
 
-    def _count(self, rows: int = 1) -> None:
+    def count_rows(self, rows: int = 1) -> None:
         before = self.summary.rows
         self.summary.rows += rows
         if self._progress is not None:

@@ -21,7 +21,7 @@ from pliant.schemas.file_io.parquet import cast, compute, text_array
 from pliant.schemas.file_io.record import MOST, Record, problems_of
 from pliant.schemas.file_io.record import MOST_GPUS as MOST_GPUS_OF_A_JOB
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.blocks import Block, Words, arrow_array, words_of
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, arrow_array, words_of
 from pliant.tools.replay.importers.conversion import OUT_OF_BOUNDS, UNKNOWN_MODEL, executed_job
 from pliant.tools.replay.recorded import LABEL, plain_seconds
 
@@ -47,9 +47,9 @@ class JobBlock:
     """Large texts: each line up to its id."""
     tails: pa.Array
     """What follows the time of submission, with the line end."""
-    user: Words
-    team: Words
-    labels: Mapping[str, Words]
+    user: WordColumn
+    team: WordColumn
+    labels: Mapping[str, WordColumn]
 
     def __len__(self) -> int:
         return len(self.submit_time_s)
@@ -90,9 +90,9 @@ def _block(jobs: Sequence[Job]) -> JobBlock:
         np.array([job.submit_time for job in jobs]),
         large(text_array([head for head, _ in parts])),
         large(text_array([tail for _, tail in parts])),
-        Words.of([job.user for job in jobs]),
-        Words.of([job.team for job in jobs]),
-        {name: Words.of([job.labels.get(name, "") for job in jobs]) for name in names},
+        WordColumn.of([job.user for job in jobs]),
+        WordColumn.of([job.team for job in jobs]),
+        {name: WordColumn.of([job.labels.get(name, "") for job in jobs]) for name in names},
     )
 
 
@@ -104,16 +104,16 @@ def _parts(job: Job) -> tuple[str, str]:
 
 
 def executed_jobs(
-    block: Block,
+    block: RowBlock,
     ids: pa.Array,
     submit_time_s: Numbers,
     gpus: Numbers,
     seconds: Numbers,
     *,
-    labels: Mapping[str, str | Words],
-    user: Words | None = None,
-    team: Words | None = None,
-    model: str | Words = UNKNOWN_MODEL,
+    labels: Mapping[str, str | WordColumn],
+    user: WordColumn | None = None,
+    team: WordColumn | None = None,
+    model: str | WordColumn = UNKNOWN_MODEL,
     priority: Numbers | None = None,
     start_s: Numbers | None = None,
 ) -> JobBlock:
@@ -122,7 +122,7 @@ def executed_jobs(
     :param seconds: how long each job held its GPUs.
     :param start_s: when each job started, if that is recorded.
     """
-    nothing = Words.same("", len(block))
+    nothing = WordColumn.same("", len(block))
     user, team = user or nothing, team or nothing
     gpu_seconds = gpus * seconds
     priority = np.zeros(len(block)) if priority is None else priority
@@ -163,7 +163,7 @@ def executed_jobs(
     return job_block(block, ids, submit_time_s, fields)
 
 
-def check_rows(block: Block, within: Marks, record_of: Callable[[int], Record]) -> None:
+def check_rows(block: RowBlock, within: Marks, record_of: Callable[[int], Record]) -> None:
     """Refuse live rows that are not within the limits of the schema, in its own words.
 
     :param record_of: makes the record of a row, which the schema then does not take.
@@ -179,7 +179,7 @@ def check_rows(block: Block, within: Marks, record_of: Callable[[int], Record]) 
             raise AssertionError(f"{block.source}:{block.line(row)}: the schema takes what columns do not")
 
 
-def job_block(block: Block, ids: pa.Array, submit_time_s: Numbers, fields: Mapping[str, Any]) -> JobBlock:
+def job_block(block: RowBlock, ids: pa.Array, submit_time_s: Numbers, fields: Mapping[str, Any]) -> JobBlock:
     """The live rows of a block as lines.
 
     :param fields: what follows the time of submission, in the order of the schema: texts, columns of words,
@@ -202,7 +202,7 @@ def job_block(block: Block, ids: pa.Array, submit_time_s: Numbers, fields: Mappi
         tails,
         _column(fields.get("user", ""), rows),
         _column(fields.get("team", ""), rows),
-        {name: _column(words, rows) for name, words in labels.items() if isinstance(words, str | Words)},
+        {name: _column(words, rows) for name, words in labels.items() if isinstance(words, str | WordColumn)},
     )
     for row, shape in pieces.shapes():
         if block.conversion.is_new_shape(shape):
@@ -210,8 +210,8 @@ def job_block(block: Block, ids: pa.Array, submit_time_s: Numbers, fields: Mappi
     return found
 
 
-def _column(words: str | Words, rows: Rows) -> Words:
-    return Words.same(words, len(rows)) if isinstance(words, str) else words.take(rows)
+def _column(words: str | WordColumn, rows: Rows) -> WordColumn:
+    return WordColumn.same(words, len(rows)) if isinstance(words, str) else words.take(rows)
 
 
 def _check_line(block: JobBlock, row: int) -> None:
@@ -227,7 +227,7 @@ def _check_line(block: JobBlock, row: int) -> None:
 class Raw:
     """A column of words that are JSON."""
 
-    words: Words
+    words: WordColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ class _Pieces:
                 self.add(key + "{")
                 self.add_fields(value)
                 self.add("}")
-            elif isinstance(value, Words):
+            elif isinstance(value, WordColumn):
                 written = [_json(text) if text else "" for text in value.texts]
                 self.add_words(key, value.take(self.rows), written)
             elif isinstance(value, Raw):
@@ -277,12 +277,12 @@ class _Pieces:
                 self.found.append(piece)
             elif isinstance(last, str):
                 self.found[-1] = last + piece
-            elif isinstance(last, Words):
+            elif isinstance(last, WordColumn):
                 self.found[-1] = last.map(lambda text, piece=piece: text + piece)  # type: ignore[misc]
             else:
                 self.found.append(piece)
 
-    def add_words(self, key: str, words: Words, written: Sequence[str]) -> None:
+    def add_words(self, key: str, words: WordColumn, written: Sequence[str]) -> None:
         """:param written: as JSON, empty where it is left out."""
         texts = [key + text if text else "" for text in written]
         if len(texts) == 1:
@@ -292,7 +292,7 @@ class _Pieces:
         if not stated.all():
             self.present.append(stated)
         before = self.found.pop() if isinstance(self.found[-1], str) else ""
-        self.found.append(Words([before + text for text in texts], words.places))
+        self.found.append(WordColumn([before + text for text in texts], words.places))
 
     def joined(self, end: str) -> pa.Array:
         self.add(end)
@@ -362,7 +362,7 @@ def _column_of(piece: Any) -> Any:
     """Large texts, one for all rows or one for each."""
     if isinstance(piece, str):
         return large(text_array((piece,)))[0]
-    if isinstance(piece, Words):
+    if isinstance(piece, WordColumn):
         at = arrow_array(piece.places, _arrow_integers(piece.places))
         return compute("take", large(text_array(piece.texts)), at)
     return piece

@@ -27,7 +27,7 @@ from pliant.schemas.file_io.json_lines import BOM
 from pliant.schemas.file_io.limits import check_bytes, check_text, longest_text
 from pliant.schemas.file_io.parquet import text_array
 from pliant.schemas.text import TOO_MANY
-from pliant.tools.replay.importers.blocks import Block
+from pliant.tools.replay.importers.blocks import RowBlock
 from pliant.tools.replay.importers.conversion import Conversion, InputRow
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def csv_blocks(
     names: Sequence[str] | None = None,
     delimiter: str = ",",
     any_case: bool = False,
-) -> Iterator[Block]:
+) -> Iterator[RowBlock]:
     """The rows of a CSV file in blocks of columns; parameters as those of :func:`csv_rows`."""
     found = _CsvBlocks(conversion, source_name(path), needed, delimiter, any_case=any_case)
     if names is not None:
@@ -140,7 +140,7 @@ class _CsvBlocks:
         self.header = _lower(names) if self.any_case else list(names)
         _check_header(self.header, self.needed, self.source, "")
 
-    def blocks(self, stream: io.BufferedReader) -> Iterator[Block]:
+    def blocks(self, stream: io.BufferedReader) -> Iterator[RowBlock]:
         data = _whole_lines(stream, self.source).removeprefix(BOM)
         simple = self.delimiter.isascii() and self.delimiter not in '"\r\n'
         while data and simple and b'"' not in data and data.endswith(b"\n"):
@@ -152,7 +152,7 @@ class _CsvBlocks:
         finally:
             rest.detach()
 
-    def _plain(self, data: bytes) -> Iterator[Block]:
+    def _plain(self, data: bytes) -> Iterator[RowBlock]:
         if self.header is None:
             first, _, data = data.partition(b"\n")
             self.take_header(first.decode().removesuffix("\r").split(self.delimiter))
@@ -162,10 +162,10 @@ class _CsvBlocks:
             yield from self._by_csv(_lines_of(data))
             return
         rows = data.count(b"\n")
-        yield Block(self.conversion, self.source, np.arange(self.line + 1, self.line + rows + 1), columns)
+        yield RowBlock(self.conversion, self.source, np.arange(self.line + 1, self.line + rows + 1), columns)
         self.line += rows
 
-    def _by_csv(self, lines: Iterable[str]) -> Iterator[Block]:
+    def _by_csv(self, lines: Iterable[str]) -> Iterator[RowBlock]:
         before = self.line
         records = _records(lines, self.source, self.delimiter, before=before)
         if self.header is None:
@@ -182,7 +182,7 @@ class _CsvBlocks:
             ]
             texts = zip(*(fields for _, fields in good), strict=True)
             columns = {name: text_array(column) for name, column in zip(header, texts, strict=False)}
-            yield Block(
+            yield RowBlock(
                 self.conversion,
                 self.source,
                 np.array([line for line, _ in good], dtype=np.int64),

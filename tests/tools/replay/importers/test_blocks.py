@@ -16,7 +16,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.parquet import text_array
 from pliant.tools.replay.importers import job_lines, reading
 from pliant.tools.replay.importers import run as importing
-from pliant.tools.replay.importers.blocks import Block, Words
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn
 from pliant.tools.replay.importers.conversion import Conversion, ImportSummary, InputRow, MalformedRowError
 from pliant.tools.replay.importers.job_lines import check_rows, executed_jobs
 from pliant.tools.replay.importers.run import import_trace
@@ -50,9 +50,9 @@ READERS = (
 )
 
 
-def block_of(fields: list[str]) -> Block:
+def block_of(fields: list[str]) -> RowBlock:
     lines = np.arange(2, len(fields) + 2)
-    return Block(Conversion(ImportSummary("test")), "jobs.csv", lines, {"field": text_array(fields)})
+    return RowBlock(Conversion(ImportSummary("test")), "jobs.csv", lines, {"field": text_array(fields)})
 
 
 def one_by_one(fields: list[str], reader: str) -> list[object]:
@@ -71,7 +71,7 @@ def one_by_one(fields: list[str], reader: str) -> list[object]:
 def test_a_column_is_read_as_its_rows_are(reader: str, fields: list[str]) -> None:
     block = block_of(fields)
     column = getattr(block, reader)("field")
-    values = column.listed() if isinstance(column, Words) else column.tolist()
+    values = column.listed() if isinstance(column, WordColumn) else column.tolist()
     found = [
         value if live else block.problems[row][0].message
         for row, (value, live) in enumerate(zip(values, block.live.tolist(), strict=True))
@@ -106,7 +106,7 @@ def test_one_job_of_each_shape_is_checked_against_the_schema(monkeypatch: pytest
     monkeypatch.setattr(job_lines, "_check_line", lambda jobs, row: (checked.append(row), check(jobs, row)))
     block = block_of([f"j{number}" for number in range(1000)])
     ones = np.ones(1000)
-    user = Words(["", "ada", "eve"], np.array([0, 1, 2, 0] * 250))
+    user = WordColumn(["", "ada", "eve"], np.array([0, 1, 2, 0] * 250))
     jobs = executed_jobs(block, block.ids("field"), ones, ones, ones, labels={"trace": "test"}, user=user)
     assert (len(jobs), len(checked)) == (1000, 2)
 

@@ -14,7 +14,7 @@ from pydantic_core import ValidationError
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.record import problems_of
-from pliant.tools.replay.importers.blocks import Block, Words, words_of
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks, words_of
 from pliant.tools.replay.importers.conversion import (
     Conversion,
     DroppedRowError,
@@ -37,10 +37,10 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
     conversion.summary.assume("a pod runs from scheduled_time to deletion_time, whatever its phase says")
     conversion.summary.assume("gpu_spec, the GPU types a pod may use, is kept as a label and binds no policy")
     for path in [path for path in paths if not _lists_nodes(path)]:
-        yield from conversion.convert_blocks(csv_blocks(path, conversion, COLUMNS), _jobs)
+        yield from convert_blocks(csv_blocks(path, conversion, COLUMNS), _jobs)
 
 
-def _jobs(block: Block) -> JobBlock:
+def _jobs(block: RowBlock) -> JobBlock:
     gpus = block.count("num_gpu")
     milli = block.count("gpu_milli") if "gpu_milli" in block else np.full(len(block), 1000.0)
     block.drop(gpus == 0, Reason.NO_GPU)
@@ -49,7 +49,7 @@ def _jobs(block: Block) -> JobBlock:
     block.refuse(start_s < submit_time_s, "scheduled_time", "is before creation_time")
     seconds = block.executed_seconds(start_s, end_s)
     block.assume(milli < 1000, _SHARED)
-    labels: dict[str, str | Words] = {
+    labels: dict[str, str | WordColumn] = {
         "trace": "alibaba-v2023",
         "status": block.optional_text("pod_phase"),
         "qos": block.optional_text("qos"),

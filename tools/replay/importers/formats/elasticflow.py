@@ -24,7 +24,7 @@ from pliant.schemas.file_io.record import MOST_GPUS as MOST_GPUS_OF_A_JOB
 from pliant.schemas.job import Batch, Gpus, IterationWork, Job, Utility
 from pliant.schemas.profile import PROFILE, ProfileRow
 from pliant.schemas.text import whole_number
-from pliant.tools.replay.importers.blocks import Block, Words
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks
 from pliant.tools.replay.importers.conversion import (
     MOST_GPUS,
     Conversion,
@@ -137,17 +137,17 @@ def _row(row: InputRow) -> ProfileRow:
 def _jobs(workload: Path, sizes: Sizes | None, conversion: Conversion) -> Iterator[JobBlock]:
     if "num_iteration" not in first_line(str(workload)):
         assume_no_models(conversion)
-        return conversion.convert_blocks(csv_blocks(workload, conversion, RAW), _raw_jobs)
+        return convert_blocks(csv_blocks(workload, conversion, RAW), _raw_jobs)
     conversion.summary.assume(
         "a job may have any number of GPUs up to the largest that its model and batch were measured on"
         if sizes
         else "no throughputs were imported beside the jobs, which may have any number of GPUs"
     )
     conversion.summary.assume("a job is worth 1 until its deadline and nothing later (utility)")
-    return conversion.convert_blocks(csv_blocks(workload, conversion, COLUMNS), partial(_job_lines, sizes))
+    return convert_blocks(csv_blocks(workload, conversion, COLUMNS), partial(_job_lines, sizes))
 
 
-def _raw_jobs(block: Block) -> JobBlock:
+def _raw_jobs(block: RowBlock) -> JobBlock:
     gpus, seconds = block.count("num_gpu"), block.number("duration")
     block.drop(gpus == 0, Reason.NO_GPU)
     block.drop(seconds == 0, Reason.NO_DURATION)
@@ -155,7 +155,7 @@ def _raw_jobs(block: Block) -> JobBlock:
     return executed_jobs(block, ids, submit_time_s, gpus, seconds, labels={"trace": "elasticflow"})
 
 
-def _job_lines(sizes: Sizes | None, block: Block) -> JobBlock:
+def _job_lines(sizes: Sizes | None, block: RowBlock) -> JobBlock:
     gpus, model, batch = block.count("num_gpu"), block.text("model_name"), block.positive_count("batch_size")
     block.drop(gpus == 0, Reason.NO_GPU)
     iterations = block.number("num_iteration")
@@ -195,7 +195,7 @@ def _job_lines(sizes: Sizes | None, block: Block) -> JobBlock:
     return job_block(block, ids, submit_time_s, fields)
 
 
-def _most(sizes: Sizes | None, block: Block, model: Words, batch: Numbers) -> Numbers:
+def _most(sizes: Sizes | None, block: RowBlock, model: WordColumn, batch: Numbers) -> Numbers:
     """The largest size of each job. Jobs without throughputs are refused."""
     if sizes is None:
         return np.full(len(block), np.inf)
@@ -217,4 +217,4 @@ def _utility(target_s: Numbers) -> Raw | dict[str, Any]:
         return {"shape": "step", "target": target_s}
     found = target_s.tolist()
     texts = ["" if math.isnan(each) else f'{{"shape":"step","target":{each!r}}}' for each in found]
-    return Raw(Words.of(texts))
+    return Raw(WordColumn.of(texts))

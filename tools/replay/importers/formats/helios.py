@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from pliant.tools.replay.importers.blocks import Block, Words
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks
 from pliant.tools.replay.importers.conversion import (
     Conversion,
     Reason,
@@ -29,10 +29,10 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
     assume_no_models(conversion)
     assume_utc(conversion)
     for path in paths:
-        yield from conversion.convert_blocks(csv_blocks(path, conversion, COLUMNS), _jobs)
+        yield from convert_blocks(csv_blocks(path, conversion, COLUMNS), _jobs)
 
 
-def _jobs(block: Block) -> JobBlock:
+def _jobs(block: RowBlock) -> JobBlock:
     submit_time_s, gpus = block.timestamp("submit_time"), block.count("gpu_num")
     block.drop(gpus == 0, Reason.NO_GPU)
     start_s = block.optional_timestamp("start_time") if "start_time" in block else None
@@ -41,7 +41,7 @@ def _jobs(block: Block) -> JobBlock:
     seconds = block.optional_number("duration")
     block.drop(np.isnan(seconds), Reason.NOT_FINISHED)
     block.drop(seconds == 0, Reason.NO_DURATION)
-    labels: dict[str, str | Words] = {
+    labels: dict[str, str | WordColumn] = {
         "trace": "helios",
         "status": block.optional_text("state"),
         "vc": block.optional_text("vc"),

@@ -18,7 +18,7 @@ import numpy as np
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.text import counted
-from pliant.tools.replay.importers.blocks import Block, Words, words_of
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks, words_of
 from pliant.tools.replay.importers.conversion import (
     UNKNOWN_MODEL,
     Conversion,
@@ -42,7 +42,7 @@ _SHARED: Final = "a job with shares of GPUs holds whole ones (label gpu_share)"
 
 
 @dataclass(frozen=True, slots=True)
-class Demands:
+class TaskDemands:
     """What GPU tasks of each job held; NaN: no task states its start, or one no end."""
 
     rows: dict[str, int]
@@ -50,7 +50,7 @@ class Demands:
     gpus: Numbers
     start_s: Numbers
     end_s: Numbers
-    gpu_type: Words
+    gpu_type: WordColumn
 
 
 def read(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
@@ -61,9 +61,9 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
         assume_no_models(conversion)
     conversion.summary.assume("a job runs from the start of its first GPU task to the end of its last")
     jobs, tasks = _table(paths, JOBS), _table(paths, TASKS)
-    demands = _joined(conversion.convert_blocks(_blocks(tasks, conversion, TASK_COLUMNS), _tasks))
+    demands = _joined(convert_blocks(_blocks(tasks, conversion, TASK_COLUMNS), _tasks))
     blocks = _blocks(jobs, conversion, JOB_COLUMNS)
-    yield from conversion.convert_blocks(blocks, partial(_jobs, demands, workloads))
+    yield from convert_blocks(blocks, partial(_jobs, demands, workloads))
     if demands.rows:
         conversion.summary.assume(
             f"GPU tasks of {counted(len(demands.rows), 'job')} that {JOBS} does not have were left out"
@@ -99,7 +99,7 @@ def _tables(paths: Sequence[str], name: str) -> list[Path]:
     return found + [path / file for path in given for file in files if (path / file).is_file()]
 
 
-def _blocks(path: Path, conversion: Conversion, needed: Sequence[str]) -> Iterator[Block]:
+def _blocks(path: Path, conversion: Conversion, needed: Sequence[str]) -> Iterator[RowBlock]:
     header = path.with_name(path.name.removesuffix(".gz")).with_suffix(".header")
     with open_text(header) as stream:
         names = [name.strip() for name in stream.readline().split(",")]
@@ -109,7 +109,7 @@ def _blocks(path: Path, conversion: Conversion, needed: Sequence[str]) -> Iterat
     return csv_blocks(path, conversion, needed, names=names)
 
 
-def _tasks(block: Block) -> tuple[list[str], list[str], Numbers, Numbers, Numbers]:
+def _tasks(block: RowBlock) -> tuple[list[str], list[str], Numbers, Numbers, Numbers]:
     """Of tasks that hold GPUs: jobs and GPU types, then GPUs, starts and ends."""
     gpus = np.nan_to_num(block.optional_number("plan_gpu")) / 100 * block.number("inst_num")
     block.drop(gpus == 0, "are tasks without GPUs")
@@ -119,7 +119,7 @@ def _tasks(block: Block) -> tuple[list[str], list[str], Numbers, Numbers, Number
     return jobs, types, gpus[rows], start_s[rows], end_s[rows]
 
 
-def _joined(tasks: Iterable[tuple[list[str], list[str], Numbers, Numbers, Numbers]]) -> Demands:
+def _joined(tasks: Iterable[tuple[list[str], list[str], Numbers, Numbers, Numbers]]) -> TaskDemands:
     """The tasks of each job taken together."""
     rows: dict[str, int] = {}
     gpu_types: list[str] = []
@@ -139,10 +139,10 @@ def _joined(tasks: Iterable[tuple[list[str], list[str], Numbers, Numbers, Number
         np.maximum.at(end_s, at, ends_s)
     held = np.bincount(at, gpus, len(rows) + 1)
     whole = np.array([round(each, 6) for each in held.tolist()])  # tenths add up to a little less
-    return Demands(rows, whole, start_s, end_s, Words.of([*gpu_types, ""]))
+    return TaskDemands(rows, whole, start_s, end_s, WordColumn.of([*gpu_types, ""]))
 
 
-def _jobs(demands: Demands, workloads: Mapping[str, str], block: Block) -> JobBlock:
+def _jobs(demands: TaskDemands, workloads: Mapping[str, str], block: RowBlock) -> JobBlock:
     names = block.optional_text("job_name").listed()
     rows = np.array([demands.rows.pop(name, -1) for name in names])
     submit_time_s = block.optional_timestamp("start_time")
@@ -153,7 +153,7 @@ def _jobs(demands: Demands, workloads: Mapping[str, str], block: Block) -> JobBl
     held = demands.gpus[rows]
     gpus = np.ceil(held)
     block.assume(held < gpus, _SHARED)
-    labels: dict[str, str | Words] = {
+    labels: dict[str, str | WordColumn] = {
         "trace": "pai",
         "status": block.optional_text("status"),
         "gpu_type": demands.gpu_type.take(rows),

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.blocks import Block, Words
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks
 from pliant.tools.replay.importers.conversion import (
     Conversion,
     DroppedRowError,
@@ -38,7 +38,7 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job | JobBloc
     for path in paths:
         if first_line(path).startswith(REDUCED[0]):
             blocks = csv_blocks(path, conversion, REDUCED)
-            yield from conversion.convert_blocks(blocks, _reduced_jobs)
+            yield from convert_blocks(blocks, _reduced_jobs)
         else:
             conversion.summary.assume("work is summed over a job's attempts, failed ones included")
             yield from conversion.convert(json_rows(path), partial(_job, conversion))
@@ -110,13 +110,13 @@ def _attempt(attempt: Any, index: int) -> tuple[int, float | None, float | None]
     return gpus, parse_timestamp(start, f"{field}/start_time"), parse_timestamp(end, f"{field}/end_time")
 
 
-def _reduced_jobs(block: Block) -> JobBlock:
+def _reduced_jobs(block: RowBlock) -> JobBlock:
     submit_time_s, gpus = block.timestamp("timestamp"), block.count("num_gpus")
     seconds = block.number("duration")
     block.drop(gpus == 0, Reason.NO_GPU)
     block.drop(gpus * seconds == 0, Reason.NO_DURATION)
     ids = block.numbered_ids("philly")
-    labels: dict[str, str | Words] = {"trace": "philly", "cluster": block.optional_text("cluster")}
+    labels: dict[str, str | WordColumn] = {"trace": "philly", "cluster": block.optional_text("cluster")}
     return executed_jobs(block, ids, submit_time_s, gpus, seconds, labels=labels)
 
 

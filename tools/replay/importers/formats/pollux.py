@@ -17,7 +17,7 @@ import numpy as np
 from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, MOST_GPUS, MOST_SAMPLES
 from pliant.schemas.job import Batch, EpochWork, Gpus, Job
 from pliant.schemas.profile import ConvergenceRow
-from pliant.tools.replay.importers.blocks import Block, Words
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks
 from pliant.tools.replay.importers.conversion import Conversion, FolderFormat, Imported
 from pliant.tools.replay.importers.formats.applications import read_measurements
 from pliant.tools.replay.importers.job_lines import JobBlock, check_rows, integers, job_block
@@ -88,10 +88,10 @@ def _jobs(
     )
     conversion.summary.assume("batches may move between the smallest and the largest validated one")
     blocks = csv_blocks(workload, conversion, COLUMNS)
-    return conversion.convert_blocks(blocks, partial(_job_lines, name, known))
+    return convert_blocks(blocks, partial(_job_lines, name, known))
 
 
-def _job_lines(trace: str, known: Mapping[str, Application], block: Block) -> JobBlock:
+def _job_lines(trace: str, known: Mapping[str, Application], block: RowBlock) -> JobBlock:
     model = block.optional_text("application")
     names = ", ".join(sorted(known)) or "none"
     block.refuse(
@@ -134,7 +134,7 @@ def _job_lines(trace: str, known: Mapping[str, Application], block: Block) -> Jo
         "convergence": model,
         "labels": {
             "trace": trace,
-            "row": Words.of([str(line - 1) for line in block.lines.tolist()]),
+            "row": WordColumn.of([str(line - 1) for line in block.lines.tolist()]),
             "max_epochs": model.map(lambda text: str(known.get(text, _NONE).epochs)),
         },
     }

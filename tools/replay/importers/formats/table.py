@@ -19,7 +19,7 @@ import numpy as np
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import did_you_mean
-from pliant.tools.replay.importers.blocks import Block
+from pliant.tools.replay.importers.blocks import RowBlock, convert_blocks
 from pliant.tools.replay.importers.conversion import (
     UNKNOWN_MODEL,
     Conversion,
@@ -78,9 +78,9 @@ class Table:
         columns = {name: column.lower() for name, column in self.columns.items()}
         for path in paths:
             blocks = csv_blocks(path, conversion, columns.values(), delimiter=self.delimiter, any_case=True)
-            yield from conversion.convert_blocks(blocks, partial(self._jobs, columns))
+            yield from convert_blocks(blocks, partial(self._jobs, columns))
 
-    def _jobs(self, columns: Mapping[str, str], block: Block) -> JobBlock:
+    def _jobs(self, columns: Mapping[str, str], block: RowBlock) -> JobBlock:
         block.renamed(columns)
         submit_time_s, gpus = self._times(block, "submit"), block.count("gpus")
         block.drop(np.isnan(submit_time_s), Reason.NO_SUBMISSION)
@@ -109,7 +109,7 @@ class Table:
             start_s=start_s if {"start", "wait"} & columns.keys() else None,
         )
 
-    def _spans(self, block: Block, submit_time_s: Numbers) -> tuple[Numbers, Numbers]:
+    def _spans(self, block: RowBlock, submit_time_s: Numbers) -> tuple[Numbers, Numbers]:
         """Start and end, as far as the rows say."""
         start_s = self._times(block, "start")
         if "start" not in block and "wait" in block:
@@ -118,10 +118,10 @@ class Table:
             block.drop(np.isnan(start_s), Reason.NEVER_STARTED)
         return start_s, self._times(block, "end")
 
-    def _times(self, block: Block, name: str) -> Numbers:
+    def _times(self, block: RowBlock, name: str) -> Numbers:
         return block.optional_timestamp(name, self.zone, _SECONDS[self.unit])
 
-    def _lengths(self, block: Block, name: str) -> Numbers:
+    def _lengths(self, block: RowBlock, name: str) -> Numbers:
         return block.optional_number(name) * _SECONDS[self.unit]
 
     def _priority(self, row: InputRow) -> float:

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from pliant.tools.replay.importers.blocks import Block, Words
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks
 from pliant.tools.replay.importers.conversion import Conversion, Reason, TraceFormat
 from pliant.tools.replay.importers.job_lines import JobBlock, executed_jobs
 from pliant.tools.replay.importers.reading import csv_blocks, first_line
@@ -27,13 +27,13 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
                 "submitted at 0; sample from it with `pliant trace synth`"
             )
             blocks = csv_blocks(path, conversion, ("duration",))
-            yield from conversion.convert_blocks(blocks, _samples)
+            yield from convert_blocks(blocks, _samples)
         else:
             conversion.summary.assume("work is duration times GPUs; the iterations are kept as a label")
-            yield from conversion.convert_blocks(csv_blocks(path, conversion, COLUMNS), _jobs)
+            yield from convert_blocks(csv_blocks(path, conversion, COLUMNS), _jobs)
 
 
-def _samples(block: Block) -> JobBlock:
+def _samples(block: RowBlock) -> JobBlock:
     gpu_seconds = block.number("duration")
     block.drop(gpu_seconds == 0, Reason.NO_DURATION)
     ids = block.numbered_ids("tiresias")
@@ -41,7 +41,7 @@ def _samples(block: Block) -> JobBlock:
     return executed_jobs(block, ids, times_s, gpus, gpu_seconds, labels={"trace": "tiresias"})
 
 
-def _jobs(block: Block) -> JobBlock:
+def _jobs(block: RowBlock) -> JobBlock:
     gpus = block.count("num_gpu")
     block.drop(gpus == 0, Reason.NO_GPU)
     ids, submit_time_s, seconds = (
@@ -51,7 +51,7 @@ def _jobs(block: Block) -> JobBlock:
     )
     block.drop(seconds == 0, Reason.NO_DURATION)
     model = block.text("model_name")
-    labels: dict[str, str | Words] = {"trace": "tiresias"}
+    labels: dict[str, str | WordColumn] = {"trace": "tiresias"}
     if "iterations" in block:
         labels["iterations"] = block.count_text("iterations")
     return executed_jobs(block, ids, submit_time_s, gpus, seconds, model=model, labels=labels)
