@@ -365,7 +365,7 @@ class SortedJobs:
         yield header("job")
         for start in range(0, len(order), step):
             rows = order[start : start + step]
-            times = numbers((times_s[rows] - origin_s) * scale_time)
+            times = numbers((times_s[rows] - origin_s) * scale_time + 0.0)  # no -0.0
             pieces = [_taken(heads, rows), ',"submit_time":', *times, _taken(tails, rows)]
             yield bytes(text_of(joined(pieces, len(rows))))
 
