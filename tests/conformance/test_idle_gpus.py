@@ -19,14 +19,15 @@ GROW_OTHERWISE: Final = {
     "drl": "a network that was taught decides, not speeds",
     "ones": "jobs grow as they report epochs, which these do not",
 }
+GROW: Final = [
+    name for name in policy_names() if make_policy(name).elasticity != "none" and name not in GROW_OTHERWISE
+]
 CHOOSE_TYPES: Final = ("shadow-price", "sia")
 """Under the others a job stays on the GPU type that it was given."""
 
 
-@pytest.mark.parametrize("name", policy_names())
+@pytest.mark.parametrize("name", GROW)
 def test_a_job_grows_onto_the_gpus_of_one_that_ended(name: str):
-    if make_policy(name).elasticity == "none" or name in GROW_OTHERWISE:
-        pytest.skip(GROW_OTHERWISE.get(name, "sizes are given"))
     assert settled(name, mixed_cluster(fast=(4, 4))).gpus == 8
 
 
