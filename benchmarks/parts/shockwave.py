@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import statistics
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from benchmarks.parts.figure import Figure, need_data
 from experiments.harness.data import data_folder, imported
@@ -38,8 +38,6 @@ POLICIES: Final = {
     "shockwave": "shockwave",
 }
 """The artifact's name of each policy, and ours."""
-AS_THERE: Final[Mapping[str, Mapping[str, Any]]] = {"allox": {"preempt": False}}
-"""Parameters of ours. The artifact's AlloX keeps what it has allocated, but time-shares gangs beyond that."""
 
 
 class Outcome(NamedTuple):
@@ -101,9 +99,7 @@ def outcome(given: Inputs, policy: str) -> Outcome:
     """What a replay under a policy comes to."""
     restarts = Cost(START_S)
     simulated = SimulatedCluster(start_cost=restarts, rescale_cost=FREE, resume_cost=restarts)
-    conditions = Conditions(interval=ROUND_S)
-    run = Run(policy, AS_THERE.get(policy, {}), conditions=conditions, simulated=simulated)
-    done = replay(given, run)
+    done = replay(given, Run(policy, conditions=Conditions(interval=ROUND_S), simulated=simulated))
     ended_s = {event.job: event.time for event in done.log.events() if event.event == "finish"}
     begun_s = {job.id: job.submit_time for job in given.jobs}
     jct_s = {job_id: ended_s[job_id] - begun_s[job_id] for job_id in begun_s}

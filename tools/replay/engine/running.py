@@ -118,10 +118,11 @@ class RunningJobs:
         held = self._drop(job_id)
         if held.paid_s > now_s:
             self._log.overhead_seconds[held.row] = now_s - held.held_since_s
-        elif held.paid_s < now_s:
+            return held
+        if held.paid_s < now_s:
             self._trained.add(job_id)
-            if held.trains_since_s > now_s:  # it stood still, and leaves before that is over
-                self._log.overhead_seconds[held.row] -= held.trains_since_s - now_s
+        if held.trains_since_s > now_s:  # it stood still, and leaves before that is over
+            self._log.overhead_seconds[held.row] -= held.trains_since_s - now_s
         return held
 
     def stop_all(self, seconds: float, now_s: float, but: Container[str]) -> None:
