@@ -27,7 +27,7 @@ def facts(found: Findings) -> Mapping[str, Any]:
     return {
         "summary": markdown_table(head, rows),
         "tables": {ground["title"]: _table(ground) for ground in grounds.values()},
-        "varied": {ground["title"]: _varied(ground) for ground in grounds.values()},
+        "varied": {ground["title"]: _varied(ground) for ground in grounds.values() if ground["varied"]},
         "today": {day["title"]: _today(day) for day in found["today"].values() if day["replays"]},
         "absent": [day["file"] for day in found["today"].values() if not day["replays"]],
         "ahead": ahead,

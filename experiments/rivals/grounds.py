@@ -45,13 +45,15 @@ class Ground:
     published: Mapping[str, float]
     """By policy: the share of deadlines met, or the mean JCT in seconds."""
     by_deadline: bool = False
-    beside: str = "ares"
-    """A strong policy whose replays are quick, for those under other assumptions."""
+    beside: str | None = "ares"
+    """A strong policy whose replays are quick, for those under other assumptions; None: there are none, as
+    they would take hours.
+    """
 
     @property
     def varied(self) -> tuple[str, ...]:
         """Policies that are replayed under other assumptions, too."""
-        return self.home, self.beside, OURS
+        return () if self.beside is None else (self.home, self.beside, OURS)
 
     def inputs(self, jobs_limit: int | None = None) -> Inputs:
         """:raises PliantError: the published data are not there, or not readable."""
@@ -113,7 +115,7 @@ def grounds() -> dict[str, Ground]:
             policies=tuple(each for each in ELASTICFLOW if nodes < MANY_NODES or each != "pollux"),
             published={row["policy"]: float(row["value"]) for row in _deadlines() if row["x"] == name},
             by_deadline=True,
-            beside="fair-share",
+            beside="fair-share" if name == "195job" else None,
         )
         for name, words, nodes in (
             ("195job", "testbed, 128 A100", 16),
@@ -173,7 +175,7 @@ def measured(folder: Path, workers: int, tell: Tell, jobs_limit: int | None = No
                 "replays": {policy: done[f"{name}-{policy}"] for policy in ground.policies},
                 "varied": {
                     assumption: {policy: done[f"{name}-{policy}-{assumption}"] for policy in ground.varied}
-                    for assumption in VARIED
+                    for assumption in (VARIED if ground.varied else ())
                 },
             }
             for name, ground in found.items()
@@ -232,7 +234,7 @@ def ceilings(run: RunRecord) -> tuple[float, float]:
         if found is None or limit_s is None:
             continue
         best += found.samples / found.curve[-1][1] <= limit_s
-        requested += found.alone_s <= limit_s
+        requested += found.demand_gpu_s / record.job.gpus.requested <= limit_s
     return best / len(run.jobs), requested / len(run.jobs)
 
 
