@@ -94,7 +94,7 @@ def play(
 ) -> Engine:
     """The engine after a replay."""
     session = Session(policy, nodes, throughput or CurveThroughput(), seed=seed)
-    describe = Submissions(session.speeds, {}).describe
+    describe = Submissions(session.speeds, {}, policy).describe
     engine = Engine(session, tuple(jobs), simulated, interval_s=interval_s, describe=describe)
     engine.run()
     return engine

@@ -273,7 +273,8 @@ class Placing:
         then of those of most worth a GPU. Others get fewer GPUs, or none.
         """
         members, due = self.shares.members, self.shares.guard.places
-        rooms = NodeRooms(self.snapshot.nodes)
+        kind = members.pool.gpu_type
+        rooms = NodeRooms([node for node in self.snapshot.nodes if node.gpu_type == kind])
         found: dict[str, NodeGpus] = {}
         for row, place_of_row in due.items():
             job = members.jobs[row]
