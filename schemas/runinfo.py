@@ -65,6 +65,8 @@ class EqualDeals(Record):
     """Seconds for which GPUs are dealt out."""
     lost_s: NonNegativeFloat
     """Seconds of each deal in which no job trains."""
+    rescale_s: NonNegativeFloat | None = None
+    """Seconds that the policy takes a change to cost where none was measured; null: not said."""
 
 
 class PromisedBounds(Record):

@@ -116,6 +116,10 @@ def test_the_report_names_bound_worst_delay_and_the_jobs_past_it() -> None:
             "keeps jobs where they are",
         ),
         ({"bounds": {"equal_deals": TERMS.model_dump(), "void": "it is Monday"}}, "it is Monday"),
+        (
+            {"bounds": {"equal_deals": TERMS.model_copy(update={"rescale_s": 5.0}).model_dump()}},
+            "a change takes 10 s, and rescale_s is 5",
+        ),
     ],
 )
 def test_where_nothing_is_promised_no_job_is_past_it_and_the_report_says_why(more: dict[str, Any], why: str):

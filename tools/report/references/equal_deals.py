@@ -377,6 +377,9 @@ def _reasons(run: RunRecord, terms: EqualDeals) -> Collection[str]:
     needed_s = cost_s + (info.interval_s or 0.0)
     if needed_s > terms.lost_s * (1 + _ROUNDING):
         found.append(f"a change and the wait for it take {needed_s:g} s, and lost_s is {terms.lost_s:g}")
+    charged_s = max((cost for cost in costs if isinstance(cost, int | float)), default=0.0)
+    if terms.rescale_s is not None and charged_s > terms.rescale_s * (1 + _ROUNDING):
+        found.append(f"a change takes {charged_s:g} s, and rescale_s is {terms.rescale_s:g}")
     return found
 
 

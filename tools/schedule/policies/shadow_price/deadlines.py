@@ -37,6 +37,9 @@ _LAST: Final = 1e-5
 """The weight of a job that is given up."""
 _NOTHING: Final = 0.01
 """Of the utility of a job: what earns less is given up."""
+_LEAST_UTILITY: Final = 1e-100
+_LEAST_DECAY_PER_S: Final = 1e-12
+"""A utility that falls more slowly does not fall while a job trains."""
 _ROUNDING: Final = 1e-9
 
 
@@ -101,7 +104,7 @@ class DeadlinePlan:
 def earns_by_time(job: JobState) -> bool:
     """Whether it matters to a job when it ends, and its work is known."""
     utility = job.spec.utility
-    depends = utility.shape == "step" or (utility.shape == "sigmoid" and utility.decay > 0)
+    depends = utility.shape == "step" or (utility.shape == "sigmoid" and utility.decay > _LEAST_DECAY_PER_S)
     return depends and job.known_samples is not None
 
 
@@ -161,8 +164,7 @@ def planned(members: PoolColumns, time_s: float, waits_s: float, held: float = 0
 def _levels(members: PoolColumns, row: int, outline: _Outline, empty: _Free) -> list[DeadlineLevel]:
     """What a job can reach alone."""
     found: list[DeadlineLevel] = []
-    soonest_s = empty.now_s + outline.lost_s + outline.left / float(outline.rates[-1])
-    for deadline_s, utility in _deadlines(members.jobs[row], soonest_s):
+    for deadline_s, utility in _deadlines(members.jobs[row], empty.now_s + outline.soonest_s):
         size = empty.smallest(outline, deadline_s)
         if size:
             found.append(
@@ -174,8 +176,10 @@ def _levels(members: PoolColumns, row: int, outline: _Outline, empty: _Free) -> 
 def _deadlines(job: JobState, soonest_s: float) -> list[tuple[float, float]]:
     """Times by which a job that ends at ``soonest_s`` at best is to end, and the utility of each."""
     utility, submitted_s = job.spec.utility, job.spec.submit_time
+    if soonest_s == math.inf:
+        return []
     best = utility.worth(soonest_s - submitted_s)
-    if best < _NOTHING * utility.value or best <= 0:
+    if best < max(_NOTHING * utility.value, _LEAST_UTILITY):
         return []
     if utility.shape == "step":
         return [(job.deadline_s, best)]
@@ -236,7 +240,10 @@ class _Outline:
     @classmethod
     def of(cls, members: PoolColumns, row: int, footprint: float, waits_s: float) -> _Outline:
         whole, held, cost_s = members.whole[row].copy(), int(members.held[row]), float(members.rescale_s[row])
-        whole[held] *= members.scattered[row]
+        if members.scattered[row] > 0:
+            whole[held] *= members.scattered[row]
+        else:  # it does nothing where it is
+            held = 0
         rates = np.maximum.accumulate(whole)
         return cls(
             members.sizes,
@@ -248,6 +255,13 @@ class _Outline:
             cost_s + waits_s,
             footprint,
         )
+
+    @property
+    def soonest_s(self) -> float:
+        """How long it takes at least, on its fastest size after a change or where it is; may be infinite."""
+        fastest, here = float(self.rates[-1]), float(self.rates[self.held]) if self.held else 0.0
+        changed_s = self.lost_s + self.left / fastest if fastest > 0 else math.inf
+        return min(changed_s, self.left / here if here > 0 else math.inf)
 
     def gpu_s(self, size: int) -> float:
         return float(self.sizes[size]) * self.footprint * self.left / float(self.rates[size])

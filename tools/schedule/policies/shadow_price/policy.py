@@ -92,7 +92,7 @@ class ShadowPrice(Policy):
     elasticity: ClassVar[Elasticity] = "size+batch"
     heeds_deadlines: ClassVar[bool] = True
     default_interval_s: ClassVar[float | None] = 60.0
-    priority_means: ClassVar[str] = "jobs of higher priority come first, but others keep their latest ends"
+    priority_means: ClassVar[str] = "of up to three priorities the higher comes first; latest ends hold"
     weight_means: ClassVar[str] = "the completion time of a job counts as often as its weight says"
     rebuilds_state: ClassVar[bool] = False
     state_version: ClassVar[int] = 2
@@ -143,7 +143,13 @@ class ShadowPrice(Policy):
 
         if self.grace is None:
             return None
-        deals = EqualDeals(grace=self.grace, grace_s=self.grace_s, deal_s=self.deal_s, lost_s=self.lost_s)
+        deals = EqualDeals(
+            grace=self.grace,
+            grace_s=self.grace_s,
+            deal_s=self.deal_s,
+            lost_s=self.lost_s,
+            rescale_s=self.rescale_s,
+        )
         return PromisedBounds(equal_deals=deals)
 
     def chooses_nodes(self) -> bool:

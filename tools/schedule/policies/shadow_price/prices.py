@@ -324,6 +324,12 @@ def knapsack_by_price(values: Floats, sizes: Ints | Floats, gpus: int) -> Ints:
     return _filled(values, taken, at(high), at(low), gpus)
 
 
+def filled(values: Floats, sizes: Ints, gpus: int) -> Ints:
+    """Positions of sizes by job, what gains most for each GPU first."""
+    none = np.zeros(len(values), dtype=np.int64)
+    return _filled(values, np.broadcast_to(sizes.astype(np.float64), values.shape), none, none, gpus)
+
+
 def _filled(values: Floats, sizes: Floats, chosen: Ints, wished: Ints, gpus: int) -> Ints:
     """Jobs get what they would have at a price just below, in turn, while it fits; then what gains most."""
     rows = np.arange(len(values))

@@ -23,6 +23,7 @@ from pliant.tools.schedule.policies.shadow_price.prices import (
     Worth,
     best_order,
     exact_knapsack,
+    filled,
     improved,
     knapsack_by_price,
     priced,
@@ -96,7 +97,11 @@ def chosen_sizes(members: PoolColumns, worth: Floats) -> Ints:
         return knapsack_by_price(worth, members.sizes, gpus)
     last = np.maximum(worth.argmax(axis=1), members.held) + 1
     rows = [row[:count] for row, count in zip(worth, last.tolist(), strict=True)]
-    return np.array(exact_knapsack(rows, gpus), dtype=np.int64)
+    found: Ints = np.array(exact_knapsack(rows, gpus), dtype=np.int64)
+    left, idle = np.flatnonzero((found == 0) & np.isfinite(worth[:, 0])), gpus - int(found.sum())
+    if idle and left.size:  # what weighs too little beside the sum of the others was lost to rounding
+        found[left] = filled(worth[left], members.sizes, idle)
+    return found
 
 
 def _allowed(members: PoolColumns, worth: Floats, guard: Guard) -> Floats:

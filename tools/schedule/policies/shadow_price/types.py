@@ -210,11 +210,17 @@ class _Market:
         """The best that is found where some jobs keep what they hold of these types."""
         value = self._with(kept)
         home = {**self.joined, **self._assigned(value, kept)}
-        sizes = self._solved(value, home)
-        while moved := self._moves(value, home, sizes):
-            home |= moved
-            sizes = self._solved(value, home)
-        return _Assignment(home, sizes)
+        found = _Assignment(home, self._solved(value, home))
+        while moved := self._moves(value, found.home, found.sizes):
+            home = {**found.home, **moved}
+            other = _Assignment(home, self._solved(value, home))
+            if self._sum(value, other) <= self._sum(value, found):
+                break  # sizes of a large pool come from prices: who joins it may cost others more
+            found = other
+        return found
+
+    def _sum(self, value: Sequence[Floats], found: _Assignment) -> float:
+        return sum(self._of(value, found, job_id) for job_id in self.places)
 
     def without_waste(self, plain: Sequence[Floats]) -> _Assignment:
         """The same; no job makes way for less than it loses. Not asked in large pools: it takes too long.

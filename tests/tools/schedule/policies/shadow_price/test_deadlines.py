@@ -7,11 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.schemas.job import Job, Utility
+from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.inputs import inputs
+from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.policies.shadow_price import policy as module
 from pliant.tools.schedule.policies.shadow_price.deadlines import heeded
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, decided, job, opened, sizes
+from tests.builders import TimedSteps, cluster, decided, job, opened, sizes
 
 
 def _job(name: str, samples: float, **more: object) -> Job:
@@ -145,3 +149,38 @@ def test_a_plan_saves_or_gives_up_each_job_on_the_gpus_there_are(drawn: list[tup
             longest_s = each.deadline_s - (0.0 if members is seen[0][0] else 60.0)
             assert members.whole[each.row, each.most] * longest_s >= members.left[each.row] * (1 - 1e-6)
     assert sum(sizes(held).values()) <= 4
+
+
+@pytest.mark.parametrize("own", [{"gpus": 4}, {"low": 1, "high": 4}])
+def test_a_running_job_that_is_in_time_where_it_is_goes_on(own: dict[str, int]):
+    """It ends after 1,030 s where it is; after a change, it would end 30 s later, past its time."""
+    due = job("due", **own, work={"samples": 4000}, utility={"shape": "step", "target": 1040})
+    other = job("other", **own, work={"samples": 1000})
+    world = SimulatedCluster(start_cost=Cost(30.0), rescale_cost=Cost(30.0))
+    done = replay(inputs([due, other], cluster(4)), Run("shadow-price", simulated=world))
+    assert [each.time for each in done.log.events() if (each.event, each.job) == ("finish", "due")] == [1030]
+
+
+def test_a_job_that_does_nothing_where_it_is_is_planned_as_one_that_has_to_move():
+    """Three jobs of two GPUs on two nodes of three: no job trains across nodes."""
+    apart = TimedSteps(lambda _model, _gpus, place, batch: batch / sum(place) if len(place) == 1 else None)
+    due = {"gpus": 2, "work": {"samples": 1e4}, "utility": {"shape": "step", "target": 1e5}}
+    held = opened(ShadowPrice(), cluster(3, 3), *(job(f"j{n}", **due) for n in range(3)), throughput=apart)
+    for time_s in (0.0, 60.0, 120.0):
+        held.decide(time_s)
+    assert sum(state.gpus for state in held.jobs.values()) >= 4
+
+
+@pytest.mark.parametrize("utility", [{"decay": 1e-310}, {"value": 5e-324, "decay": 1.0}])
+def test_utilities_that_hardly_differ_are_read_as_they_are(utility: dict[str, float]):
+    soft = _job("soft", 100, utility={"shape": "sigmoid", "target": 9, **utility})
+    assert _decided(soft) == {"soft": 4}
+
+
+def test_a_job_that_is_given_up_takes_gpus_that_are_idle_beside_jobs_of_higher_classes():
+    """Its weight beside theirs is below what a sum of floating point numbers keeps."""
+    first = [job(f"h{n}", priority=2, work={"samples": 1e6 + n}) for n in range(20)]
+    second = job("m", gpus=4, priority=1, work={"samples": 1e6})
+    late = job("late", gpus=2, work={"samples": 1e6}, utility={"shape": "step", "target": 1.0})
+    held = opened(ShadowPrice(grace=None), cluster(22), *first, second, late)
+    assert decided(held, 0.0)["late"] == 2

@@ -18,7 +18,7 @@ from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.policies.shadow_price.sizes import Rules, Shares
 from pliant.tools.schedule.policies.shadow_price.types import offers, shared_over_types
 from pliant.tools.schedule.session.session import Session
-from tests.builders import job, mixed_cluster, opened
+from tests.builders import decided, job, mixed_cluster, opened
 
 RULES = Rules(dwell_s=500.0, sweeps=3, future=0.0)
 SPEEDS = CurveThroughput({"flat": {1: 1.0, 2: 1.5, 4: 2.0}}, {"fast": 2.0})
@@ -135,3 +135,27 @@ def test_types_of_a_large_cluster_are_all_given_out_at_prices_of_their_gpus():
     assert used["fast"] == 32
     assert used["slow"] > 0
     assert all(state.gpus for state in held.jobs.values())
+
+
+def test_jobs_do_not_go_to_and_fro_between_large_pools_for_good():
+    """Sizes of a large pool come from prices: what a job gains by joining it, others there may lose."""
+    drawn = [
+        job(f"j{n}", gpus=low, low=low, high=high, work={"samples": samples})
+        for n, (low, high, samples) in enumerate(
+            ((4, 16, 9661), (1, 1, 10857), (1, 136, 3047), (1, 136, 12550), (130, 256, 221978), (8, 64, 2172))
+        )
+    ]
+    held = opened(ShadowPrice(), mixed_cluster(a=(8,) * 17, b=(8,) * 17), *drawn)
+    for time_s in (0.0, 60.0, 600.0):
+        held.decide(time_s)
+    assert sum(state.gpus for state in held.jobs.values()) > 128
+
+
+def test_classes_and_weights_far_apart_end_a_decision():
+    high = [job(f"h{n}", gpus=5, priority=2, weight=1e4, work={"samples": 1e5}) for n in range(2)]
+    rest = [
+        job("mid", priority=1, work={"samples": 1e5}),
+        job("low", weight=1e-3, work={"samples": 1e5}),
+    ]
+    held = opened(ShadowPrice(), mixed_cluster(a=(8,), b=(8,)), *high, *rest)
+    assert decided(held, 0.0).keys() == {"h0", "h1", "mid", "low"}
