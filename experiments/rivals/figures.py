@@ -131,9 +131,12 @@ def figures(found: Findings) -> Mapping[str, Figure]:
     for index, ground in enumerate(grounds):
         at = [place + (index - (len(grounds) - 1) / 2) * wide for place in range(len(policies))]
         colour = area_colour(index)
-        plot.bar(
-            at, [_value(ground, policy) for policy in policies], wide, label=ground["title"], color=colour
-        )
+        there = [
+            (x, _value(ground, name))
+            for x, name in zip(at, policies, strict=True)
+            if name in ground["replays"]
+        ]
+        plot.bar(*zip(*there, strict=True), wide, label=ground["title"], color=colour)
         known = [
             (x, ground["published"][name])
             for x, name in zip(at, policies, strict=True)

@@ -99,6 +99,7 @@ DAYS: Final = {
         importer="csv",
         file="elasticflow/cluster01.csv",
         mapping="id=job_id,submit=submission_time,gpus=num_gpu,duration=duration",
+        leaves_out=("shadow-price-predicted",),
         has_starts=False,
     ),
     "philly-full": Today("Philly with its attempts", "philly", "philly/cluster_job_log"),
