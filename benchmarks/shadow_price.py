@@ -66,12 +66,11 @@ def figures(
     jobs_limit: int | None = None,
     *,
     with_pollux: bool = True,
-    instances: int = promise.INSTANCES,
 ) -> list[Figure]:
     """All figures."""
     need_data("pollux", "sia", "ones")
     return [
-        *promise.figures(instances),
+        *promise.figures(),
         *_replays(workloads, jobs_limit, with_pollux=with_pollux),
         *(Figure(f"sp_decision_ms_{gpus}", decision_ms(gpus), "ms", most) for gpus, most in clusters.items()),
         *crowded(),

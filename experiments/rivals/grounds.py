@@ -73,7 +73,7 @@ ELASTICFLOW: Final = (
     "shadow-price",
 )
 MANY_NODES: Final = 64
-"""From so many on pollux is not replayed: over a thousand jobs its search would take hours."""
+"""From this number on pollux is not replayed: over a thousand jobs its search would take hours."""
 SIA: Final = ("sia", "pollux", "gavel", "tiresias", "fair-share", "ares", "shadow-price")
 SHOCKWAVE: Final = (
     *("shockwave", "allox", "gavel-ftf", "gavel", "gavel-makespan", "themis", "tiresias", "srtf", "ares"),

@@ -211,12 +211,14 @@ class _Market:
         value = self._with(kept)
         home = {**self.joined, **self._assigned(value, kept)}
         found = _Assignment(home, self._solved(value, home))
+        worth = self._sum(value, found)
         while moved := self._moves(value, found.home, found.sizes):
             home = {**found.home, **moved}
             other = _Assignment(home, self._solved(value, home))
-            if self._sum(value, other) <= self._sum(value, found):
+            other_worth = self._sum(value, other)
+            if other_worth <= worth:
                 break  # sizes of a large pool come from prices: who joins it may cost others more
-            found = other
+            found, worth = other, other_worth
         return found
 
     def _sum(self, value: Sequence[Floats], found: _Assignment) -> float:
@@ -272,7 +274,7 @@ class _Market:
     ) -> bool:
         """Whether others gain more, while they are there, than a job loses that makes way and comes back.
 
-        Who waits is taken to wait as long again, so none waits for ever.
+        Who waits is taken to wait as long again, so none waits indefinitely.
         """
         gained, rate, rate_s = 0.0, 0.0, 0.0
         for each in self.places:
