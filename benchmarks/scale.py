@@ -1,0 +1,173 @@
+"""Whole months of a large cluster, from its log to the report, and decisions by the size of the cluster.
+
+``months``: 3.3 million jobs in Helios's format, written here, on 802 nodes of 8 GPUs at a load of 0.85. Each
+step is a command of its own: import, replays and the report of one replay; CPU time in units of the
+calibration loop (:mod:`benchmarks.replay_speed`) and peak memory, no less than what this process holds
+itself. The same is done with a tenth of the jobs;
+``growth`` is the units of all over ten times those of a tenth. A step that takes longer than
+:data:`MOST_CPU_S` is ended and has no figure. shadow-price decides in tens of milliseconds, so it replays
+:data:`SHADOW_PRICE_JOBS` jobs.
+``decisions``: see :mod:`benchmarks.parts.decisions_at_scale`.
+``python -m benchmarks.scale PART…`` measures parts alone and renews their rows.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from benchmarks.parts import decisions_at_scale, figure, parted
+from benchmarks.parts.figure import Figure
+from benchmarks.parts.installed import as_installed
+from benchmarks.parts.parted import Part
+from benchmarks.parts.used_cpu import PLIANT
+from benchmarks.replay_speed import calibration_s
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.io import write_cluster
+
+MEASURES: Final = ("tools/replay", "tools/schedule", "tools/report", "schemas")
+NAME: Final = "scale"
+JOBS: Final = 3_300_000
+PART: Final = 10
+SHADOW_PRICE_JOBS: Final = 3_300
+POLICIES: Final = ("fifo", "tiresias", "ares")
+SEED: Final = 20261127
+MOST_CPU_S: Final = 2400
+NODES: Final = 802
+_NODE_GPUS: Final = 8
+_LOAD: Final = 0.85
+_SIZES: Final = (1, 2, 4, 8, 16, 32)
+_SHARES: Final = (0.6, 0.1, 0.1, 0.14, 0.04, 0.02)
+_SIGMA: Final = 1.5
+_MEDIAN_S: Final = 600.0
+_MEAN_OVER_MEDIAN: Final = 3.0802
+"""Of a lognormal with this sigma."""
+_START_S: Final = 1_590_000_000
+
+
+def months(jobs: int = JOBS, part: int = PART, shadow_price_jobs: int = SHADOW_PRICE_JOBS) -> list[Figure]:
+    """Units and MB of each step, and how they grow."""
+    unit_s = calibration_s()
+    with tempfile.TemporaryDirectory() as name:
+        small = dict(_steps(Path(name), jobs // part, shadow_price_jobs))
+        large = dict(_steps(Path(name), jobs, 0)) if part > 1 else small
+    unit_s = min(unit_s, calibration_s())
+    found = [Figure("calibration_s", round(unit_s, 3), "s"), Figure("jobs", jobs, "jobs")]
+    for step, before in small.items():
+        if step == "shadow_price":
+            found += _figures(f"shadow_price_{shadow_price_jobs}_jobs", before, unit_s)
+            continue
+        after = large[step]
+        found += _figures(step, after, unit_s)
+        growth = None if before is None or after is None else round(after[0] / (part * before[0]), 2)
+        found.append(Figure(f"{step}_growth", growth, "ratio"))
+    return found
+
+
+def _figures(step: str, spent: tuple[float, float] | None, unit_s: float) -> list[Figure]:
+    units, peak_mb = (None, None) if spent is None else (round(spent[0] / unit_s, 1), round(spent[1]))
+    return [Figure(f"{step}_units", units, "units"), Figure(f"{step}_mb", peak_mb, "MB")]
+
+
+def _steps(
+    folder: Path, jobs: int, shadow_price_jobs: int
+) -> Iterator[tuple[str, tuple[float, float] | None]]:
+    """CPU seconds and peak MB of each step; None where it took too long or what it reads is not there."""
+    trace, made, shape = folder / "cluster_log.csv", folder / "jobs.jsonl", folder / "cluster.json"
+    _write_log(trace, jobs)
+    nodes = ({"name": "n{}", "gpus": _NODE_GPUS, "count": NODES},)
+    write_cluster(Cluster.model_validate({"nodes": nodes}), shape)
+    yield "import", _spent("trace", "import", "helios", str(trace), "-o", str(made))
+    trace.unlink()
+    events = {policy: folder / f"{policy}.parquet" for policy in POLICIES}
+    for policy, path in events.items():
+        yield policy, _replayed(made, shape, policy, path)
+    report = ("report", str(events["fifo"]), "-o", str(folder / "report.txt"))
+    yield "report", _spent(*report) if events["fifo"].exists() else None
+    if shadow_price_jobs:
+        limit = ("--jobs-limit", str(shadow_price_jobs))
+        yield "shadow_price", _replayed(made, shape, "shadow-price", folder / "shadow.parquet", *limit)
+    for path in events.values():
+        path.unlink(missing_ok=True)
+
+
+def _replayed(made: Path, shape: Path, policy: str, path: Path, *options: str) -> tuple[float, float] | None:
+    return _spent("replay", str(made), "--cluster", str(shape), "--policy", policy, "-o", str(path), *options)
+
+
+def _spent(*words: str) -> tuple[float, float] | None:
+    """CPU seconds and peak MB of a command; None: it was ended for its time.
+
+    :raises RuntimeError: it failed.
+    """
+    process = subprocess.Popen(
+        [*PLIANT, *words], env=as_installed(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    resource.prlimit(process.pid, resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S + 5))
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode < 0:
+        return None
+    if process.returncode:
+        raise RuntimeError(f"pliant {' '.join(words)} ended with {process.returncode}")
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+
+
+def _write_log(path: Path, jobs: int) -> None:
+    """Poisson arrivals; lognormal durations that do not depend on the size."""
+    rng = random.Random(SEED)  # noqa: S311
+    mean_gpus = sum(size * share for size, share in zip(_SIZES, _SHARES, strict=True))
+    gap_s = mean_gpus * _MEDIAN_S * _MEAN_OVER_MEDIAN / (_LOAD * NODES * _NODE_GPUS)
+    submit_s = float(_START_S)
+    with path.open("w") as stream:
+        stream.write(
+            "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
+        )
+        for number in range(jobs):
+            submit_s += rng.expovariate(1 / gap_s)
+            duration_s = 1 + int(_MEDIAN_S * rng.lognormvariate(0.0, _SIGMA))
+            gpus = rng.choices(_SIZES, _SHARES)[0]
+            times = (submit_s, submit_s + 60, submit_s + 60 + duration_s)
+            clocks = ",".join(
+                datetime.fromtimestamp(int(each), UTC).strftime("%Y-%m-%d %H:%M:%S") for each in times
+            )
+            stream.write(
+                f"{number},u{rng.randrange(300)},vc{rng.randrange(15)},{gpus},{4 * gpus},{-(-gpus // 8)},"
+                f"COMPLETED,{clocks},{duration_s},60\n"
+            )
+
+
+PARTS: Final[dict[str, Part]] = {
+    "months": months,
+    "decisions": lambda: [*decisions_at_scale.figures()],
+}
+
+
+def figures() -> list[Figure]:
+    """All parts."""
+    return parted.measured(NAME, PARTS)
+
+
+def smallest() -> list[Figure]:
+    """All of it, small."""
+    small: dict[str, Part] = {
+        "months": partial(months, jobs=20, part=1, shadow_price_jobs=5),
+        "decisions": lambda: [*decisions_at_scale.figures(("fifo",), (16,), (4,))],
+    }
+    return parted.measured(NAME, small)
+
+
+record = figure.renew
+
+
+if __name__ == "__main__":
+    sys.exit(parted.main(NAME, PARTS, __doc__, sys.argv[1:]))
