@@ -315,6 +315,13 @@ to a step of 10 ms of two workers. The losses of 1 → 2 → 3 → 2 → 1 diffe
 """
 
 
+def performance_page() -> str:
+    """What takes how long, from the records of the benchmarks."""
+    from docs.performance import performance_page as made
+
+    return made()
+
+
 def choosing_page() -> str:
     """Which policy to choose, from what the comparison on Ares's workloads measured."""
     from docs.choosing import choosing_page as made
@@ -391,6 +398,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "schemas.md": schemas_page,
     "policies.md": policies_page,
     "rescaling.md": rescaling_page,
+    "performance.md": performance_page,
 }
 
 
