@@ -105,8 +105,8 @@ def _head(rows: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     names = ", ".join(f"`{name}`" for name in RECORDS)
     text = f"""Each value is a row of `benchmarks/results/`, which `make bench NAME=…` writes ({names}),
 recorded on {machine["cores"]} cores of {machine["cpu"]}, Python {machine["python"]}. A unit is the CPU time
-of a fixed loop that runs beside what is measured, {unit_s:g} s there, so units can be compared between machines. A dash:
-not measured, or ended for its time."""
+of a fixed loop that runs beside what is measured, {unit_s:g} s there, so units can be
+compared between machines. A dash: not measured, or ended for its time."""
     return f"# What takes how long\n\n{fill(' '.join(text.split()), 98, break_on_hyphens=False)}\n"
 
 
