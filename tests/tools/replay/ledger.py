@@ -36,7 +36,7 @@ class Stay:
 
 
 @dataclass
-class Account:
+class JobAccount:
     """What one job did."""
 
     spec: Job
@@ -59,10 +59,10 @@ class Ledger:
     start_cost_s: float = 0.0
     rescale_cost_s: float = 0.0
     interference: float = 0.0
-    accounts: dict[str, Account] = field(default_factory=dict)
+    accounts: dict[str, JobAccount] = field(default_factory=dict)
     down: set[str] = field(default_factory=set)
 
-    def audit(self, events: Iterable[Event]) -> Mapping[str, Account]:
+    def audit(self, events: Iterable[Event]) -> Mapping[str, JobAccount]:
         """The accounts at the end.
 
         :raises AssertionError: the table breaks a rule.
@@ -88,11 +88,11 @@ class Ledger:
             detail = event.detail or {}
             spec = Job.model_validate(detail["job"], strict=False)
             assert spec.submit_time == event.time
-            self.accounts[event.job or ""] = Account(spec, detail["samples"])
+            self.accounts[event.job or ""] = JobAccount(spec, detail["samples"])
         elif event.event in CHANGES:
             self._change(self.accounts[event.job or ""], event, follows)
 
-    def _change(self, account: Account, event: Event, follows: Event | None) -> None:
+    def _change(self, account: JobAccount, event: Event, follows: Event | None) -> None:
         stay, told = account.stay, event.samples_done
         assert not account.ended, f"{event.job} has ended before it does {event.event}"
         assert told is not None
@@ -110,7 +110,7 @@ class Ledger:
             assert told == account.total, "it ends with its work done"
         account.stay = self._stay(account, event, follows) if event.gpus else None
 
-    def _stay(self, account: Account, event: Event, follows: Event | None) -> Stay:
+    def _stay(self, account: JobAccount, event: Event, follows: Event | None) -> Stay:
         account.runs += 1
         assert event.placement is not None
         assert event.gpus == sum(count for _, count in event.placement)
@@ -150,7 +150,7 @@ class Ledger:
                 if until_s <= stay.saved_s:
                     stay.saved = account.done
 
-    def _train(self, account: Account, stay: Stay, seconds: float, speed_factor: float) -> None:
+    def _train(self, account: JobAccount, stay: Stay, seconds: float, speed_factor: float) -> None:
         batch = stay.event.global_batch or 0
         while seconds > 0 and account.done < account.total:
             speed, until = self.progress_at(account.spec, batch, stay.rate * speed_factor, account.done)

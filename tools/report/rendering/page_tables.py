@@ -36,7 +36,7 @@ _EPOCH_S: Final = 3e8
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TableCell:
     """A value, and whether it is the best of its row."""
 
     text: str
@@ -49,7 +49,7 @@ class FigureRow:
 
     title: str
     better: str
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def figure_table(table: Section) -> FigureTable:
         FigureRow(
             title,
             _ARROWS[directions.get(title)],
-            tuple(Cell(cell.removeprefix(BEST), cell.startswith(BEST)) for cell in cells),
+            tuple(TableCell(cell.removeprefix(BEST), cell.startswith(BEST)) for cell in cells),
         )
         for title, *cells in table.rows
     )

@@ -18,7 +18,7 @@ NO_GROUP: Final = 65534
 _PID_MAX: Final = Path("/proc/sys/kernel/pid_max")
 
 
-class Limits(Record):
+class ProcessLimits(Record):
     """What the processes of one account may take of the machine that they are on."""
 
     processes: PositiveInt = 8192
@@ -63,12 +63,12 @@ class Credentials:
     home: str
     shell: str
     umask: int = UMASK
-    limits: Limits = field(default_factory=Limits)
+    limits: ProcessLimits = field(default_factory=ProcessLimits)
 
     @classmethod
-    def of(cls, uid: int, limits: Limits | None = None, umask: int = UMASK) -> Self:
+    def of(cls, uid: int, limits: ProcessLimits | None = None, umask: int = UMASK) -> Self:
         """The account of that id with all its groups; an id without an account has none of them."""
-        own = limits or Limits()
+        own = limits or ProcessLimits()
         try:
             found = pwd.getpwuid(uid)
         except KeyError:

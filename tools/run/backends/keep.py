@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, Protocol
 
-    class Account(Protocol):
+    class KeptAccount(Protocol):
         """Another account, as which the command runs; see ``keep_as.py``."""
 
         def start(self, argv: list[str], *, unnoticing: bool = False) -> int: ...
@@ -64,7 +64,7 @@ def keep(
     argv: list[str],
     *,
     order: Callable[[], int] | None = None,
-    account: Account | None = None,
+    account: KeptAccount | None = None,
     shown: str = "",
 ) -> int:
     """Run a command in a folder, with the environment of this process.
@@ -135,7 +135,7 @@ def keep(
 class Words:
     """What a keeper and the launcher tell each other beside the code file, and its copy for the account."""
 
-    def __init__(self, code_file: str, shown: str, account: Account | None) -> None:
+    def __init__(self, code_file: str, shown: str, account: KeptAccount | None) -> None:
         self.shown = shown or code_file
         self.own = contextlib.nullcontext if account is None or not shown else account.as_root
         """The rights for the code file and what lies beside it."""
@@ -177,7 +177,7 @@ def find_use_meter() -> Any:
         del sys.path[0]
 
 
-def start(argv: list[str], account: Account | None, *, unnoticing: bool) -> int:
+def start(argv: list[str], account: KeptAccount | None, *, unnoticing: bool) -> int:
     """Start the command; ``unnoticing``: see :func:`spawn_unnoticing`."""
     if account is not None:
         return account.start(argv, unnoticing=unnoticing)

@@ -31,7 +31,7 @@ _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
 
 def main(arguments: list[str]) -> int:
     with open(0, encoding="utf-8", closefd=False) as told:
-        account = Account(json.load(told))
+        account = KeptAccount(json.load(told))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     return int(keeper.keep(code_file, folder, argv, account=account))
 
 
-class Account:
+class KeptAccount:
     """Whose the command is."""
 
     def __init__(self, order: dict[str, Any]) -> None:

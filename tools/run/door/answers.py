@@ -22,7 +22,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.text import counted, one_line
 from pliant.tools.run.door import protocol as asked
 from pliant.tools.run.door.foresight import Foresight
-from pliant.tools.run.door.roles import Limits, Person, Roles
+from pliant.tools.run.door.roles import AccountLimits, Person, Roles
 from pliant.tools.run.door.views import HISTORY, STACKS, STATUS, USES, View, events_for
 from pliant.tools.run.service import submit as requests
 from pliant.tools.run.statedir.directory import ROOT, StateDir, check_job
@@ -59,7 +59,9 @@ class DoorAnswers:
         self._heavy: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         """By account: it has the whole log read once at a time."""
 
-    def to(self, request: asked.Asked, who: Person, roles: Roles, limits: Limits) -> bytes | Iterator[bytes]:
+    def to(
+        self, request: asked.Asked, who: Person, roles: Roles, limits: AccountLimits
+    ) -> bytes | Iterator[bytes]:
         """The answer, as JSON, or piece by piece.
 
         :raises PliantError: it is refused, or cannot be done.
@@ -96,7 +98,7 @@ class DoorAnswers:
 
     # Orders.
 
-    def _submit(self, request: asked.SubmitJobs, who: Person, limits: Limits) -> dict[str, Any]:
+    def _submit(self, request: asked.SubmitJobs, who: Person, limits: AccountLimits) -> dict[str, Any]:
         jobs = [_owned(job, who, limits) for job in parse_jobs(request.jobs.encode(), request.source)]
         with self._changing():
             log, owners = self._known()
@@ -119,7 +121,9 @@ class DoorAnswers:
             )
         return requests.Submitted.of(self._dirs.path, jobs, ids)._asdict()
 
-    def _cancel(self, request: asked.CancelJobs, who: Person, roles: Roles, limits: Limits) -> dict[str, Any]:
+    def _cancel(
+        self, request: asked.CancelJobs, who: Person, roles: Roles, limits: AccountLimits
+    ) -> dict[str, Any]:
         with self._changing():
             self._check_theirs(request.jobs, who, roles, "cancel")
             self._check_room(who, limits, 0)
@@ -127,7 +131,7 @@ class DoorAnswers:
         return {}
 
     def _order_jobs(
-        self, request: asked.OrderJobs, who: Person, roles: Roles, limits: Limits
+        self, request: asked.OrderJobs, who: Person, roles: Roles, limits: AccountLimits
     ) -> dict[str, Any]:
         with self._changing():
             view = self._check_theirs(request.jobs, who, roles, request.action)
@@ -188,7 +192,7 @@ class DoorAnswers:
                 name = Person.of(holder or ROOT).name
                 raise UsageError(f"job {job_id} is held by {name}, who can release it, as operators can")
 
-    def _check_room(self, who: Person, limits: Limits, more: int) -> None:
+    def _check_room(self, who: Person, limits: AccountLimits, more: int) -> None:
         """:raises LockedError: too much of what the account asked for has not been taken up yet."""
         found = self._spool.bytes_of(who.uid)
         if found + more > limits.spool_bytes:
@@ -242,7 +246,7 @@ class DoorAnswers:
             found = job_stacks(self._dirs.path, request.job, within_s=request.within_s, found=status)
         return STACKS.dump_json(found)
 
-    def _foresee(self, request: asked.Foresee, who: Person, roles: Roles, limits: Limits) -> bytes:
+    def _foresee(self, request: asked.Foresee, who: Person, roles: Roles, limits: AccountLimits) -> bytes:
         given = parse_jobs(request.jobs.encode(), request.source) if request.jobs else ()
         jobs = [_owned(job, who, limits) for job in given]
         if len(jobs) > limits.waiting_jobs:
@@ -345,7 +349,7 @@ class DoorAnswers:
                 self._looked.clear()
 
 
-def _owned(job: Job, who: Person, limits: Limits) -> Job:
+def _owned(job: Job, who: Person, limits: AccountLimits) -> Job:
     """A job with the name of the account that submits it.
 
     :raises UsageError: it states another user.
@@ -379,7 +383,7 @@ def _numbered(jobs: list[Job], known: Collection[str]) -> list[Job]:
     ]
 
 
-def _check_priority(job_id: str, priority: float, limits: Limits) -> None:
+def _check_priority(job_id: str, priority: float, limits: AccountLimits) -> None:
     if limits.priority is not None and priority > limits.priority:
         text = f"priority {priority:g} is more than its user may give ({limits.priority:g})"
         raise UsageError(f"job {job_id}: {text}")

@@ -48,14 +48,14 @@ _ERRORS: Final[Mapping[int, type[PliantError]]] = {
 _Ids = Annotated[tuple[Identifier, ...], Field(min_length=1, max_length=100_000)]
 
 
-class Request(Record):
+class DoorRequest(Record):
     """Of an account, for a state directory."""
 
     counts_as: ClassVar[int] = 1
     """Requests, before it is done: what it takes is charged at its end, while others may be made."""
 
 
-class SubmitJobs(Request):
+class SubmitJobs(DoorRequest):
     """All of these jobs are to run, or none."""
 
     ask: Literal["submit"] = "submit"
@@ -67,14 +67,14 @@ class SubmitJobs(Request):
     """Give the one job, or the one array, a number where its id is in use."""
 
 
-class CancelJobs(Request):
+class CancelJobs(DoorRequest):
     """These jobs are to end."""
 
     ask: Literal["cancel"] = "cancel"
     jobs: _Ids
 
 
-class OrderJobs(Request):
+class OrderJobs(DoorRequest):
     """The same order for several jobs."""
 
     ask: Literal["jobs"] = "jobs"
@@ -83,7 +83,7 @@ class OrderJobs(Request):
     priority: BoundedFloat | None = None
 
 
-class OrderNodes(Request):
+class OrderNodes(DoorRequest):
     """The same order for several nodes."""
 
     ask: Literal["nodes"] = "nodes"
@@ -94,27 +94,27 @@ class OrderNodes(Request):
     within_s: PositiveFloat | None = None
 
 
-class Look(Request):
+class Look(DoorRequest):
     """Where the jobs stand."""
 
     ask: Literal["look"] = "look"
     ahead: bool = False
 
 
-class Describe(Request):
+class Describe(DoorRequest):
     """What happened to one job, and its last error lines."""
 
     ask: Literal["describe"] = "describe"
     job: Identifier
 
 
-class MeasureUse(Request):
+class MeasureUse(DoorRequest):
     """What the jobs that run use."""
 
     ask: Literal["use"] = "use"
 
 
-class ReadOutput(Request):
+class ReadOutput(DoorRequest):
     """What a job printed."""
 
     ask: Literal["output"] = "output"
@@ -123,7 +123,7 @@ class ReadOutput(Request):
     lines: Annotated[int, Field(ge=0)] | None = None
 
 
-class ReadEvents(Request):
+class ReadEvents(DoorRequest):
     """The log, as far as it is for all."""
 
     ask: Literal["events"] = "events"
@@ -133,14 +133,14 @@ class ReadEvents(Request):
     """Those alone that the cost of this job is told from."""
 
 
-class AwaitEnds(Request):
+class AwaitEnds(DoorRequest):
     """How these jobs end."""
 
     ask: Literal["ends"] = "ends"
     jobs: _Ids
 
 
-class Foresee(Request):
+class Foresee(DoorRequest):
     """What would become of the jobs that the account sees if something were different."""
 
     counts_as: ClassVar[int] = 20
@@ -159,7 +159,7 @@ class Foresee(Request):
     """Of that policy; through a door only its defaults, as one may name a file."""
 
 
-class ReadStacks(Request):
+class ReadStacks(DoorRequest):
     """Where the workers of a job are."""
 
     counts_as: ClassVar[int] = 5

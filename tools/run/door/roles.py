@@ -36,7 +36,7 @@ _log = logging.getLogger("pliant")
 Visibility = Literal["public", "private"]
 
 
-class Limits(Record):
+class AccountLimits(Record):
     """What one account may ask for; more is refused with one line, and is that account's problem alone."""
 
     requests_per_second: PositiveFloat = 20.0
@@ -71,8 +71,8 @@ class Roles(Record):
     teams: dict[str, TeamRoles] = Field(default_factory=dict)
     visibility: Visibility = "public"
     """What an account sees of the jobs of others: id, user, sizes, state and times, or only counts."""
-    limits: Limits = Limits()
-    limits_of: dict[str, Limits] = Field(default_factory=dict)
+    limits: AccountLimits = AccountLimits()
+    limits_of: dict[str, AccountLimits] = Field(default_factory=dict)
     """By account, instead of ``limits``."""
 
     def is_operator(self, who: Person) -> bool:
@@ -89,7 +89,7 @@ class Roles(Record):
         """Whether it sees that there is a job of that owner, and what is public of it."""
         return self.visibility == "public" or self.may_order(who, owner)
 
-    def limits_for(self, who: Account) -> Limits:
+    def limits_for(self, who: Account) -> AccountLimits:
         return self.limits_of.get(who.name, self.limits)
 
 

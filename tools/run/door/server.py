@@ -40,13 +40,13 @@ from pliant.tools.run.door.protocol import (
     said,
     with_value,
 )
-from pliant.tools.run.door.roles import Limits, Person, RolesFile
+from pliant.tools.run.door.roles import AccountLimits, Person, RolesFile
 from pliant.tools.run.statedir.directory import StateDir
 
 BACKLOG: Final = 512
 CONNECTIONS: Final = 512
 """Of all accounts together."""
-NOTED: Final = Limits(burst=30, requests_per_second=0.1)
+NOTED: Final = AccountLimits(burst=30, requests_per_second=0.1)
 """Lines about the refusals of one account."""
 AGAIN_S: Final = 1.0
 REMEMBERED: Final = 10_000
@@ -64,7 +64,7 @@ class Allowance:
     left: float
     at_s: float
 
-    def take(self, limits: Limits, now_s: float) -> bool:
+    def take(self, limits: AccountLimits, now_s: float) -> bool:
         gained = (now_s - self.at_s) * limits.requests_per_second
         self.left, self.at_s = min(float(limits.burst), self.left + gained), now_s
         if self.left < 1:
@@ -72,11 +72,11 @@ class Allowance:
         self.left -= 1
         return True
 
-    def charge(self, limits: Limits, cpu_s: float) -> None:
+    def charge(self, limits: AccountLimits, cpu_s: float) -> None:
         """Count what a request has cost: its account gets no more than a part of a core in the long run."""
         self.left -= cpu_s * limits.requests_per_second / CORE
 
-    def wait_s(self, limits: Limits) -> float:
+    def wait_s(self, limits: AccountLimits) -> float:
         """After how long the next request is taken."""
         return max(0.0, 1 - self.left) / limits.requests_per_second
 
@@ -185,10 +185,10 @@ class DoorServer:
         self._complaints.note(who, (str(error).splitlines() or [""])[0])
         return error
 
-    def _limits(self, who: Person) -> Limits:
+    def _limits(self, who: Person) -> AccountLimits:
         return self._roles().limits_for(who.account)
 
-    def _refusal(self, who: Person, limits: Limits) -> tuple[str, float]:
+    def _refusal(self, who: Person, limits: AccountLimits) -> tuple[str, float]:
         """Why a connection is refused, and for how long; empty if it counts as open from now on."""
         now_s = time.monotonic()
         with self._lock:

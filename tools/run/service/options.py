@@ -9,7 +9,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Final
 
-from pliant.tools.run.backends.credentials import Limits
+from pliant.tools.run.backends.credentials import ProcessLimits
 from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.state import Sink
@@ -43,7 +43,7 @@ class RunOptions:
     """Several accounts submit jobs, which run as these; then root has to run it."""
     allow_root_jobs: bool = False
     """In a shared run root's jobs are refused otherwise."""
-    limits: Limits = field(default_factory=Limits)
+    limits: ProcessLimits = field(default_factory=ProcessLimits)
     """What the jobs of one account may take in a shared run."""
     retries: int = RETRIES
     timeouts: Timeouts = field(default_factory=Timeouts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pliant.schemas.errors import BadInputError
-from pliant.tools.run.backends.credentials import Credentials, Limits
+from pliant.tools.run.backends.credentials import Credentials, ProcessLimits
 from pliant.tools.run.statedir.log.fold import RunLog
 
 
@@ -13,7 +13,7 @@ class Submitters:
     :param root: whether jobs of root run, too; such a job can do anything to the others.
     """
 
-    def __init__(self, limits: Limits, *, root: bool = False) -> None:
+    def __init__(self, limits: ProcessLimits, *, root: bool = False) -> None:
         self.log = RunLog()
         self._limits, self._root = limits, root
 

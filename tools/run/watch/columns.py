@@ -66,7 +66,7 @@ def _ends_s(job: JobStatus) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class JobCell:
     """One column of a job."""
 
     text: Callable[[JobStatus, float], str]
@@ -75,28 +75,28 @@ class Cell:
     is_time: bool = False
 
 
-CELLS: Final[Mapping[str, Cell]] = {
-    "job": Cell(lambda job, _now_s: job.id, lambda job: job.id),
-    "user": Cell(lambda job, _now_s: job.log.job.user or "-", lambda job: job.log.job.user or None),
-    "team": Cell(lambda job, _now_s: job.team or "-", lambda job: job.team or None),
-    "state": Cell(lambda job, _now_s: job.state, lambda job: job.state),
-    "gpus": Cell(lambda job, _now_s: size(job), lambda job: job.log.gpus),
-    "nodes": Cell(lambda job, _now_s: nodes(job) or "-", lambda job: nodes(job) or None),
-    "model": Cell(lambda job, _now_s: job.log.job.model or "-", lambda job: job.log.job.model or None),
-    "priority": Cell(lambda job, _now_s: f"{job.log.job.priority:g}", lambda job: job.log.job.priority),
-    "progress": Cell(lambda job, _now_s: progress(job), lambda job: job.progress),
-    "speed": Cell(lambda job, _now_s: _rate(job), lambda job: job.samples_per_second),
-    "loss": Cell(
+CELLS: Final[Mapping[str, JobCell]] = {
+    "job": JobCell(lambda job, _now_s: job.id, lambda job: job.id),
+    "user": JobCell(lambda job, _now_s: job.log.job.user or "-", lambda job: job.log.job.user or None),
+    "team": JobCell(lambda job, _now_s: job.team or "-", lambda job: job.team or None),
+    "state": JobCell(lambda job, _now_s: job.state, lambda job: job.state),
+    "gpus": JobCell(lambda job, _now_s: size(job), lambda job: job.log.gpus),
+    "nodes": JobCell(lambda job, _now_s: nodes(job) or "-", lambda job: nodes(job) or None),
+    "model": JobCell(lambda job, _now_s: job.log.job.model or "-", lambda job: job.log.job.model or None),
+    "priority": JobCell(lambda job, _now_s: f"{job.log.job.priority:g}", lambda job: job.log.job.priority),
+    "progress": JobCell(lambda job, _now_s: progress(job), lambda job: job.progress),
+    "speed": JobCell(lambda job, _now_s: _rate(job), lambda job: job.samples_per_second),
+    "loss": JobCell(
         lambda job, _now_s: "-" if job.log.loss is None else f"{job.log.loss:.4g}", lambda job: job.log.loss
     ),
-    "failures": Cell(lambda job, _now_s: str(job.log.failures), lambda job: job.log.failures),
-    "submitted": Cell(
+    "failures": JobCell(lambda job, _now_s: str(job.log.failures), lambda job: job.log.failures),
+    "submitted": JobCell(
         lambda job, now_s: clock_text(job.log.submitted_s, now_s),
         lambda job: job.log.submitted_s,
         is_time=True,
     ),
-    "until": Cell(until, _ends_s, is_time=True),
-    "why": Cell(lambda job, _now_s: why(job), lambda job: job.why or None),
+    "until": JobCell(until, _ends_s, is_time=True),
+    "why": JobCell(lambda job, _now_s: why(job), lambda job: job.why or None),
 }
 """By the name that ``--columns`` and ``--sort`` take."""
 
@@ -136,7 +136,7 @@ def column_fields(job: JobStatus, columns: Iterable[str]) -> dict[str, Any]:
     return {name: _for_programs(CELLS[name], job) for name in columns}
 
 
-def _for_programs(cell: Cell, job: JobStatus) -> Value:
+def _for_programs(cell: JobCell, job: JobStatus) -> Value:
     value = cell.value(job)
     if value is None or isinstance(value, str):
         return value

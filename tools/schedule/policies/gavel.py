@@ -99,7 +99,7 @@ class Gavel(Policy):
         known = [job for job in snapshot.jobs.values() if job.id in accounts.by_job]
         return {job.id: explain_gang(job, self._reason(accounts.by_job[job.id])) for job in known}
 
-    def _reason(self, account: Account) -> str:
+    def _reason(self, account: Balance) -> str:
         types = self._accounts.gpu_types if self._accounts else ()
         named = [
             f"{part:.0%} of the time on {gpu_type} ({account.received_s[index]:.0f} s received)"
@@ -441,7 +441,7 @@ class _Programs:
 
 
 @dataclass(slots=True)
-class Account:
+class Balance:
     """One job. Lists go by GPU type."""
 
     since_s: float
@@ -467,7 +467,7 @@ class Accounts:
 
     def __init__(self, gpu_types: Sequence[str]) -> None:
         self.gpu_types = tuple(gpu_types)
-        self.by_job: dict[str, Account] = {}
+        self.by_job: dict[str, Balance] = {}
 
     def follow(self, jobs: Iterable[JobState], fractions: Mapping[str, Fractions], time_s: float) -> None:
         """Keep the accounts until now; from now on jobs are entitled to these ``fractions``."""
@@ -479,12 +479,12 @@ class Accounts:
             kept[job.id] = account
         self.by_job = kept
 
-    def _opened(self, job: JobState, time_s: float) -> Account:
+    def _opened(self, job: JobState, time_s: float) -> Balance:
         """For a job that is new, or that a policy without its state finds running."""
         zeros = [0.0] * len(self.gpu_types)
-        return Account(time_s, tuple(zeros), list(zeros), list(zeros), job.attained_service_s(time_s))
+        return Balance(time_s, tuple(zeros), list(zeros), list(zeros), job.attained_service_s(time_s))
 
-    def _keep(self, account: Account, job: JobState, time_s: float) -> None:
+    def _keep(self, account: Balance, job: JobState, time_s: float) -> None:
         for index, part in enumerate(account.fractions):
             account.entitled_s[index] += part * (time_s - account.since_s)
         attained = job.attained_service_s(time_s)
@@ -509,7 +509,7 @@ class Accounts:
     def load(cls, state: Mapping[str, Any]) -> Accounts:
         found = cls(state["gpu_types"])
         found.by_job = {
-            job_id: Account(since_s, tuple(fractions), list(entitled_s), list(received_s), attained)
+            job_id: Balance(since_s, tuple(fractions), list(entitled_s), list(received_s), attained)
             for job_id, (since_s, fractions, entitled_s, received_s, attained) in state["jobs"].items()
         }
         return found

@@ -20,7 +20,7 @@ from typing import Any
 
 from pliant.schemas.cluster import Cluster
 from pliant.tools.profile.torchrun.start import ONE_THREAD
-from pliant.tools.run.backends.credentials import Limits
+from pliant.tools.run.backends.credentials import ProcessLimits
 from pliant.tools.run.backends.protocol import Backend, Handle, Unit
 from pliant.tools.run.backends.slurm import jobs as slurm_jobs
 from pliant.tools.run.service import run as runner
@@ -105,7 +105,7 @@ def serve(state: Path, uids: dict[str, int], schedule: str | None, *, stand_in: 
         vars(runner)["open_backend"] = opened
     vars(slurm_jobs)["SHOWS_S"] = 1.0
     proven(uids)
-    limits = Limits(processes=PROCESSES) if stand_in else Limits()
+    limits = ProcessLimits(processes=PROCESSES) if stand_in else ProcessLimits()
     options = RunOptions(state, schedule, shared=True, timeouts=QUICK, limits=limits, retries=0)
     run_until_done(options, lambda _log, _time_s: None)
 

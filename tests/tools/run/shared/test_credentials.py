@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from pliant.tools.run.backends import local
-from pliant.tools.run.backends.credentials import NO_GROUP, Credentials, Limits
+from pliant.tools.run.backends.credentials import NO_GROUP, Credentials, ProcessLimits
 from pliant.tools.run.backends.protocol import UnitStatus
 from tests.tools.run.shared.users import ANN, BOB, Attempt, of_user
 from tests.tools.run.site import until
@@ -21,7 +21,7 @@ def test_a_unit_has_its_users_ids_umask_limits_and_an_environment_with_nothing_o
     shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_OF_THE_SERVICE", "x")
-    attempt = Attempt(shared_folder, limits=Limits(processes=100, open_files=200))
+    attempt = Attempt(shared_folder, limits=ProcessLimits(processes=100, open_files=200))
     attempt.start("id -u; id -g; id -G; umask; ulimit -n; ulimit -c; pwd; env", env={"MINE": "1"}, cwd="/usr")
     assert attempt.end() == (UnitStatus("exited", 0),)
     uid, gid, groups, umask, files, core, where, *env = attempt.said().splitlines()
@@ -91,7 +91,7 @@ def test_a_fork_bomb_ends_at_its_limit_and_with_its_job_while_another_users_job_
 ) -> None:
     other = Attempt(shared_folder, BOB, "b")
     other.start("while sleep 0.1; do /bin/true || exit 1; done")
-    bomb = Attempt(shared_folder, limits=Limits(processes=40))
+    bomb = Attempt(shared_folder, limits=ProcessLimits(processes=40))
     # a shell that cannot fork ends: the first one becomes what needs no fork, else the job could end of that
     bomb.start("f() { f & f & sleep 600; }; f & exec sleep 600")
     until(lambda: "fork" in bomb.said().lower())

@@ -9,7 +9,7 @@ from typing import Final
 
 import psutil
 
-from pliant.tools.run.backends.credentials import Credentials, Limits
+from pliant.tools.run.backends.credentials import Credentials, ProcessLimits
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus, read_record
 from pliant.tools.run.statedir.contract.as_user import Rights, files_of, make_job_folder
@@ -37,7 +37,9 @@ def shared_state(folder: Path) -> StateDir:
 class Attempt:
     """An attempt of a user's job on the local backend; its units are shell scripts."""
 
-    def __init__(self, folder: Path, uid: int = ANN, job: str = "a", limits: Limits | None = None) -> None:
+    def __init__(
+        self, folder: Path, uid: int = ANN, job: str = "a", limits: ProcessLimits | None = None
+    ) -> None:
         self.dirs = StateDir(folder / "state")
         if not self.dirs.is_shared:
             shared_state(folder)
