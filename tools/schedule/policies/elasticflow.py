@@ -301,7 +301,9 @@ class _Plans:
             held = stretch.gpus
             rate = rates.get(stretch.gpus, 0.0)
             if rate and start_s + left / rate <= stretch.until_s * (1 + _ROUNDING):
-                return [*found, stretch._replace(until_s=start_s + left / rate)]
+                # Some time at least: a job that trains past its stated work holds its GPUs, too.
+                later_s = math.nextafter(stretch.from_s, math.inf)
+                return [*found, stretch._replace(until_s=max(start_s + left / rate, later_s))]
             left -= rate * max(0.0, stretch.until_s - start_s)
             found.append(stretch)
         return None

@@ -18,7 +18,7 @@ from typing import Final
 
 from pliant.schemas.cluster import Cluster, UserLimit
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.job import Job
+from pliant.schemas.job import Job, Utility
 from pliant.schemas.schedule import PolicyState
 from pliant.schemas.shares import Shares
 from pliant.tools.schedule.jobs import NodeGpus
@@ -251,6 +251,23 @@ def check_a_held_job(make: Factory) -> None:
     require(not held.jobs, f"job {job_id} never ends after it was held")
 
 
+def check_jobs_past_their_work(make: Factory) -> None:
+    """Jobs whose stated work is done hold their GPUs and break no rule, while others come."""
+    for nodes in CLUSTERS:
+        known = [each for each in jobs_for(make(), 32) if each.work is not None]
+        jobs = [
+            each.model_copy(
+                update={"submit_time": 0.0, "utility": Utility(shape="step", target=50.0 * (1 + at % 9))}
+            )
+            for at, each in enumerate(known)
+        ]
+        held = _decided(make, nodes, jobs[:16])
+        for late in (*jobs[16:], None):
+            held.time_s += 60.0
+            held.submit([] if late is None else [late])
+            held.decide()
+
+
 def check_limits_of_users(make: Factory) -> None:
     limits = {"a": UserLimit(gpus=5, jobs=2), "*": UserLimit(gpus=8)}
     nodes = cluster(node(4, 3)).model_copy(update={"user_limits": limits})
@@ -365,6 +382,7 @@ CHECKS: Final[tuple[Callable[[Factory], None], ...]] = (
     check_state_survives,
     check_a_vanishing_node,
     check_a_held_job,
+    check_jobs_past_their_work,
     check_limits_of_users,
     check_teams,
     check_mixed_types,
