@@ -49,17 +49,12 @@ CHOICES: Final = (
 )
 """What the page for operators shows: not the variants of gavel, which aim at something else than JCT."""
 DEFAULT_ALPHA: Final = 0.75
-_ABOUT: Final = 0.25
-"""How far a number may be from an expected one that it confirms."""
 _COLUMNS: Final = (
     ("average JCT, h", "mean_jct_s", 1 / 3600, "{:.2f}"),
     ("p99 JCT, h", "p99_jct_s", 1 / 3600, "{:.1f}"),
     ("unfair, %", "unfair_fraction", 100.0, "{:.0f}"),
     ("worst FTF", "worst_ftf", 1.0, "{:.1f}"),
-    ("… by GPS", "worst_ftf_gps", 1.0, "{:.0f}"),
-    ("… by isolation", "worst_ftf_isolated", 1.0, "{:.1f}"),
     ("unfair by requests, %", "unfair_fraction_requested", 100.0, "{:.0f}"),
-    ("worst by requests", "worst_ftf_requested", 1.0, "{:.1f}"),
     ("preemptions a job", "preemptions_per_job", 1.0, "{:.2f}"),
     ("resizes a job", "rescales_per_job", 1.0, "{:.2f}"),
     ("decision, ms", "decision_ms", 1.0, "{:.1f}"),
@@ -117,9 +112,8 @@ def facts(replays: Replays) -> Mapping[str, Any]:
         "row_gain": lambda name, family, policy: _row_gain(replays, name, family, policy),
         "later": {family: _later(replays, family) for family in ROW_SAMPLES},
         "guarantee": _guarantee(replays, {**FAMILIES, TESTBED: "Testbed, 16 GPUs"}),
-        "looks": list(_looks(replays)),
         "cpu_s": sum(cpu_seconds(replays, family) for family in FAMILIES),
-        "cpu_parts": _cpu_parts(replays),
+        "pollux_cpu_s": sum(cpu_seconds(replays, family, "pollux") for family in FAMILIES),
     }
 
 
@@ -246,68 +240,7 @@ def _guarantee(replays: Replays, named: Mapping[str, str]) -> str:
     return markdown_table(("", "policy", "bound, h", "worst delay, h", "jobs past it"), rows)
 
 
-def _looks(replays: Replays) -> Iterator[tuple[str, str, str]]:
-    """Expectations of the comparison, what came of each, and whether that confirms it."""
-    alphas = jct_by_alpha(replays, "newtrace")
-    first = {alpha: replays[f"newtrace-0-{alpha_name(alpha)}"]["mean_jct_s"] for alpha in ALPHAS}
-    on_one, on_all = (min(found, key=lambda alpha: found[alpha]) for found in (first, alphas))
-    yield (
-        "the best alpha on newTrace is 0.7 to 0.8",
-        f"{on_one:g} on the published sample, {on_all:g} on all",
-        _verdict(0.7 <= on_one <= 0.8, 0.7 <= on_all <= 0.8),
-    )
-    stops, resizes = (
-        mean_of(replays, "newtrace", "ares", f"{name}_per_job") for name in ("preemptions", "rescales")
-    )
-    yield (
-        "Ares preempts a job of newTrace 1.3 times, and changes it 3.2 times with resizes",
-        f"{stops:.2f} times, and {stops + resizes:.2f} times",
-        _verdict(abs(stops - 1.3) < _ABOUT * 1.3, abs(stops + resizes - 3.2) < _ABOUT * 3.2),
-    )
-    for family in ("philly", "saturn"):
-        (one, one_holds), (every, every_hold) = (
-            _fair_share_beside(replays, f"{family}-{samples}") for samples in ("0", "?")
-        )
-        yield (
-            f"fair-share has an average JCT 6 to 8 % below Ares on {FAMILIES[family]}, and a lower worst FTF",
-            f"{one} on the published sample; {every} on all",
-            _verdict(one_holds, every_hold),
-        )
-    for family, words in FAMILIES.items():
-        gain = 100 * gain_over(replays, family, "pollux")
-        yield (
-            f"Pollux, which chooses batches, is ahead of Ares on {words}",
-            f"Ares is {abs(gain):.0f} % {'below' if gain > 0 else 'above'} it",
-            _verdict(gain < 0),
-        )
-
-
-def _verdict(*holds: bool) -> str:
-    return "confirmed" if all(holds) else "in part" if any(holds) else "refuted"
-
-
-def _fair_share_beside(replays: Replays, samples: str) -> tuple[str, bool]:
-    jcts, ftfs = (
-        [
-            fmean(replays[name][field] for name in replays if fnmatchcase(name, f"{samples}-{policy}"))
-            for policy in ("fair-share", "ares")
-        ]
-        for field in ("mean_jct_s", "worst_ftf")
-    )
-    apart = jcts[0] / jcts[1] - 1
-    words = f"{100 * apart:+.0f} %, worst FTF {ftfs[0]:.1f} against {ftfs[1]:.1f}"
-    return words, -0.085 <= apart <= -0.055 and ftfs[0] < ftfs[1]
-
-
 def cpu_seconds(replays: Replays, family: str, policy: str = "*") -> float:
     """CPU of the replays of a family, without those that vary alpha."""
     names = (name for name in replays if fnmatchcase(name, f"{family}-?-{policy}") and "-alpha" not in name)
     return sum(replays[name]["cpu_s"] for name in names)
-
-
-def _cpu_parts(replays: Replays) -> str:
-    rows = [
-        (words, *(f"{cpu_seconds(replays, family, policy):.0f}" for policy in ("*", "pollux", "ares")))
-        for family, words in FAMILIES.items()
-    ]
-    return markdown_table(("CPU, s", "all policies", "of it pollux", "of it ares"), rows)
