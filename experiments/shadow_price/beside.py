@@ -43,7 +43,7 @@ Figures = Mapping[str, float]
 
 def beside(rows: Rows) -> dict[str, str]:
     """A table for each of the other worlds in which ours was replayed, by the experiment's name."""
-    return {name: _table(found) for name, found in _worlds(rows)}
+    return {name: (_by_world if name == "ares" else _table)(found) for name, found in _worlds(rows)}
 
 
 def rivals_elsewhere(rows: Rows) -> Iterator[tuple[str, str, float]]:
@@ -101,10 +101,33 @@ def _ares(rows: Rows) -> dict[tuple[str, str], Figures]:
     return found
 
 
+def _by_world(found: Mapping[tuple[str, str], Figures]) -> str:
+    """Mean JCTs of all policies, a column for each world, and beside them what else a world says of ours."""
+    worlds = list(dict.fromkeys(world for world, _ in found))
+    names = dict.fromkeys(policy for _, policy in found)
+    order = sorted(names, key=lambda policy: found[worlds[0], policy]["mean_jct_s"])
+    body = [
+        (f"`{policy}`", *(f"{found[world, policy]['mean_jct_s']:,.0f}" for world in worlds))
+        for policy in order
+    ]
+    rows = (
+        ("unfair, %", "unfair_fraction", 100.0, 0),
+        ("worst FTF", "worst_ftf", 1.0, 1),
+        ("makespan, h", "makespan_s", 1 / 3600, 1),
+    )
+    for words, field, scale, digits in rows:
+        cells = []
+        for world in worlds:
+            ours = found[world, OURS][field]
+            least = min(found[world, policy][field] for policy in order if policy != OURS)
+            cells.append(f"{scale * ours:.{digits}f} ({scale * least:.{digits}f})")
+        body.append((f"{words}: ours (least other)", *cells))
+    return markdown_table(("mean JCT, s", *worlds), body)
+
+
 def _table(found: Mapping[tuple[str, str], Figures]) -> str:
     with_utility = any("total_utility" in each for each in found.values())
     head = (
-        "",
         "policy",
         "mean JCT, s",
         "unfair, %",
@@ -114,14 +137,12 @@ def _table(found: Mapping[tuple[str, str], Figures]) -> str:
         *(["total utility"] * with_utility),
     )
     body = []
-    order = list(dict.fromkeys(world for world, _ in found))
-    for world, policy in sorted(found, key=lambda key: (order.index(key[0]), found[key]["mean_jct_s"])):
-        each = found[world, policy]
+    for (_, policy), each in sorted(found.items(), key=lambda pair: pair[1]["mean_jct_s"]):
         cells = [
             f"{scale * each[field]:,.{digits}f}" if field in each else "" for field, scale, digits in _COLUMNS
         ]
         worth = [f"{each.get('total_utility', 0):,.0f}"] * with_utility
-        body.append((world, f"`{policy}`" if "," not in policy else policy, *cells, *worth))
+        body.append((f"`{policy}`" if "," not in policy else policy, *cells, *worth))
     return markdown_table(head, body)
 
 

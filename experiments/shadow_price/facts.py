@@ -186,10 +186,10 @@ def _defaults(names: Iterable[str]) -> str:
 
 
 def _parameters(rows: Rows, group: str, usual_group: str, variants: Iterable[str]) -> str:
-    """Variants by the mean JCT, and against the replays with all defaults."""
+    """Variants by the mean JCT, and against the replays with all defaults; those alike in one row."""
     traces = rows.traces(group)
     head = ("", *(f"{WORDS[trace]}, s" for trace in traces), "against the default", "makespan", "unfair, %")
-    body = []
+    alike: dict[tuple[str, ...], list[str]] = {}
     for variant in variants:
         found = rows.of(group, variant=variant)
         if not found:
@@ -203,9 +203,9 @@ def _parameters(rows: Rows, group: str, usual_group: str, variants: Iterable[str
         span = fmean(by_trace[trace]["makespan_s"] / (spans[trace] or 1) for trace in by_trace) - 1
         unfair = fmean(row["unfair_fraction"] for row in found)
         jcts = (_whole(by_trace[trace]["mean_jct_s"] if trace in by_trace else None) for trace in traces)
-        body.append(
-            (f"`{variant}`", *jcts, f"{100 * change:+.1f} %", f"{100 * span:+.1f} %", f"{100 * unfair:.0f}")
-        )
+        cells = (*jcts, f"{100 * change:+.1f} %", f"{100 * span:+.1f} %", f"{100 * unfair:.0f}")
+        alike.setdefault(cells, []).append(f"`{variant}`")
+    body = [(", ".join(names), *cells) for cells, names in alike.items()]
     return markdown_table(head, body) if body else ""
 
 
@@ -236,12 +236,14 @@ def _count(rows: Rows) -> int:
 
 
 def _ran(rows: Rows) -> str:
-    """How much of each group was replayed."""
-    body = []
+    """The groups of which not all was replayed."""
+    found = []
     for group in GROUPS:
         wanted = {each.name for each in matrix(group)}
-        body.append((group, f"{len(wanted & set(rows.found['rows']))} of {len(wanted)}"))
-    return markdown_table(("group", "replays"), body)
+        done = len(wanted & set(rows.found["rows"]))
+        if done < len(wanted):
+            found.append(f"`{group}` ({done} of {len(wanted)})")
+    return ", ".join(found)
 
 
 def _live(row: Mapping[str, Any]) -> str:
