@@ -43,11 +43,10 @@ def facts(found: Findings) -> Mapping[str, Any]:
         "figure3": _table(utilities(found), "jobs"),
         "ended": _table(by_jobs(found["figure3"], "ended"), "jobs"),
         "ratios": _table(ratios(found), "jobs", digits=2),
-        "literal": _table(by_jobs(found["literal"], "utility"), "jobs"),
-        "literal_ended": _table(by_jobs(found["literal"], "ended"), "jobs", spread=False),
+        "literal": _literal(found),
         "figure4": _late_table(found),
         "figure5": _ratio_table(found),
-        **{f"figure6_{moves}": _table(inaccurate(found, moves), "jobs") for moves in MOVES},
+        **{f"figure6_{moves}": _table(inaccurate(found, moves), "jobs", spread=False) for moves in MOVES},
         "quantiles": _quantile_table(found),
         "figure7": _table(testbed_utilities(found), ""),
         "figure8": _late_row(testbed_late(found)),
@@ -74,6 +73,20 @@ def _table(values: Values, what: str, *, digits: int = 0, spread: bool = True) -
     for name, row in values.items():
         cells = (_cell(row[column], digits, spread=spread) for column in columns)
         body.append((_name(name), *cells))
+    return markdown_table(head, body)
+
+
+def _literal(found: Findings) -> str:
+    """Utilities and ended jobs where a chunk is 10 to 100 mini-batches, a column for each number of jobs."""
+    utility, ended = (by_jobs(found["literal"], field) for field in ("utility", "ended"))
+    sizes = list(next(iter(utility.values())))
+    head = ("", *(f"{jobs} jobs: {what}" for jobs in sizes for what in ("total utility", "jobs that ended")))
+    body = []
+    for name, row in utility.items():
+        pairs = (
+            (_cell(row[jobs], 0, spread=True), _cell(ended[name][jobs], 0, spread=False)) for jobs in sizes
+        )
+        body.append((_name(name), *(cell for pair in pairs for cell in pair)))
     return markdown_table(head, body)
 
 
