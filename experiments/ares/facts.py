@@ -60,6 +60,9 @@ _COLUMNS: Final = (
     ("decision, ms", "decision_ms", 1.0, "{:.1f}"),
 )
 
+_REQUESTED: Final = "unfair_fraction_requested"
+_OF_RECORDS: Final = ("worst_ftf", _REQUESTED)
+
 
 def values_of(replays: Replays, family: str, policy: str, field: str) -> list[float]:
     """A figure of one policy on each sample of one family (``philly``, or ``philly-records``)."""
@@ -102,12 +105,15 @@ def facts(replays: Replays) -> Mapping[str, Any]:
         "samples": SAMPLES,
         "few": len(RECORDED["newtrace"]),
         "families": FAMILIES,
-        "policies": {family: policies_table(replays, family) for family in named},
+        "policies": {family: policies_table(replays, family) for family in (*FAMILIES, TESTBED)},
         "ahead": {family: ahead_of_ares(replays, family) for family in named},
         "gains": _gains(replays),
         "alphas": _alphas(replays),
         "best_alpha": {family: best_alpha(replays, family) for family in (*FAMILIES, *recorded)},
-        "sooner": _sooner(replays),
+        "recorded": _recorded(replays, recorded),
+        "sooner": [
+            _sooner(replays, (*FAMILIES, *recorded), field) for field in ("unfair_fraction", _REQUESTED)
+        ],
         "rows": _rows(replays),
         "row_gain": lambda name, family, policy: _row_gain(replays, name, family, policy),
         "later": {family: _later(replays, family) for family in ROW_SAMPLES},
@@ -162,18 +168,29 @@ def _alphas(replays: Replays) -> str:
     return markdown_table(("average JCT, h", *(f"{alpha:g}" for alpha in ALPHAS)), rows)
 
 
-def _sooner(replays: Replays) -> str:
-    """Share of jobs that Ares ends before two readings of fair sharing would."""
-    rows = []
-    for world, words in ((BASE, "Sia's requests"), (RECORDS, "requests of records")):
-        for family, name in FAMILIES.items():
-            shares = (
-                1 - mean_of(replays, stem(world, family), "ares", field)
-                for field in ("unfair_fraction", "unfair_fraction_requested")
-            )
-            rows.append((f"{name}, {words}", *(f"{100 * share:.0f}" for share in shares)))
-    head = ("jobs that Ares ends sooner, %", "than sharing up to any size", "than sharing up to the request")
-    return markdown_table(head, rows)
+def _sooner(replays: Replays, families: Sequence[str], field: str) -> str:
+    """The smallest and the largest percentage of jobs that Ares ends before a reading of fair sharing would."""
+    shares = [100 * (1 - mean_of(replays, family, "ares", field)) for family in families]
+    return f"{min(shares):.0f} to {max(shares):.0f} %"
+
+
+def _recorded(replays: Replays, recorded: Mapping[str, str]) -> str:
+    """All policies with the requests of records, the least average JCT on the first family first."""
+    columns = (_COLUMNS[0], *(each for each in _COLUMNS if each[1] in _OF_RECORDS))
+    head = ("", *(f"{words}: {title}" for words in recorded.values() for title, *_ in columns))
+    first = next(iter(recorded))
+    body = [
+        (
+            policy,
+            *(
+                form.format(scale * mean_of(replays, family, policy, field))
+                for family in recorded
+                for _, field, scale, form in columns
+            ),
+        )
+        for policy in sorted(POLICIES, key=lambda policy: mean_of(replays, first, policy, "mean_jct_s"))
+    ]
+    return markdown_table(head, body)
 
 
 def _rows(replays: Replays) -> str:
