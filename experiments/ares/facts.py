@@ -169,7 +169,7 @@ def _alphas(replays: Replays) -> str:
 
 
 def _sooner(replays: Replays, families: Sequence[str], field: str) -> str:
-    """The smallest and the largest percentage of jobs that Ares ends before a reading of fair sharing would."""
+    """The smallest and the largest percentage of jobs that Ares ends before fair sharing would."""
     shares = [100 * (1 - mean_of(replays, family, "ares", field)) for family in families]
     return f"{min(shares):.0f} to {max(shares):.0f} %"
 
