@@ -44,6 +44,7 @@ def facts(found: Findings) -> Mapping[str, Any]:
         "bounds": _bounds(rows),
         "estimates": _estimates(rows),
         "loads": _loads(rows),
+        "rivals": ", ".join(f"`{name}`" for name in RIVALS[1:]),
         "samples": _samples(rows),
         "parameters": _parameters(rows, "parameters", "policies", (*_SWEPT, "retune paid")),
         "defaults": _defaults(PARAMETERS),
@@ -147,19 +148,24 @@ def _estimates(rows: Rows) -> str:
 
 
 def _loads(rows: Rows) -> str:
-    head = ("", "load", *(f"`{name}`" for name in RIVALS), "bound", "ours over the bound")
+    """Ours and the best of the others by load; the figures have all."""
+    head = ("", "load", f"`{OURS}`, s", "next best, s", "bound, s", "ours over the bound")
     body = []
     for trace in rows.traces("load"):
         for load in LOADS:
-            jcts = [
-                rows.figure("mean_jct_s", "load", trace=trace, variant=f"{load:g}", policy=name)
+            jcts = {
+                name: jct_s
                 for name in RIVALS
-            ]
-            if jcts[0] is None:
+                if (jct_s := rows.figure("mean_jct_s", "load", trace=trace, variant=f"{load:g}", policy=name))
+            }
+            ours = jcts.pop(OURS, None)
+            if ours is None or not jcts:
                 continue
+            best = min(jcts, key=lambda name: jcts[name])
             bound_s = rows.bound_s(trace, load=load)
-            over = "" if bound_s is None else f"{jcts[0] / bound_s:.2f}"
-            body.append((WORDS[trace], f"{load:g}", *map(_whole, jcts), _whole(bound_s), over))
+            over = "" if bound_s is None else f"{ours / bound_s:.2f}"
+            nearest = f"{_whole(jcts[best])} (`{best}`)"
+            body.append((WORDS[trace], f"{load:g}", _whole(ours), nearest, _whole(bound_s), over))
     return markdown_table(head, body) if body else ""
 
 
