@@ -41,7 +41,7 @@ def facts(found: Findings) -> Mapping[str, Any]:
         "printed_at_most": f"{middles['oasis-exact'][most]:,.0f}",
         "rrh_at_most": f"{middles['rrh'][most]:,.0f}",
         "figure3": _table(utilities(found), "jobs"),
-        "ended": _table(by_jobs(found["figure3"], "ended"), "jobs"),
+        "ended": _table(by_jobs(found["figure3"], "ended"), "jobs", spread=False),
         "ratios": _table(ratios(found), "jobs", digits=2),
         "literal": _literal(found),
         "figure4": _late_table(found),

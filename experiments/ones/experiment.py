@@ -171,17 +171,18 @@ def _sizes(row: str) -> dict[int, Scene]:
 
 
 def _scaling(replays: Replays) -> str:
-    """Figure 17 in the base and under rows: seconds of ONES, and its ratios as figure 18 has them."""
-    head = ("average JCT", "GPUs", "ONES, s", *(f"ONES / {_WORDS[name]}" for name in PAPER[1:]))
+    """Figures 17 and 18 in the base and under rows: ratios of ONES to the others, by size."""
+    sizes = sorted(_sizes(MAIN.name))
     body = []
     for row in (MAIN.name, *SCALED):
-        for gpus, scene in sorted(_sizes(row).items()):
-            ours = f"{_mean(replays, scene, 'ones', 'mean_jct_s'):,.0f}"
-            ratios = (f"{_ratio(replays, scene, name):.2f}" for name in PAPER[1:])
-            words = (_SCENES[row].words or "base") if gpus == min(_sizes(row)) else ""
-            body.append((words, str(gpus), ours, *ratios))
-    for gpus, found in FIGURE_18.items():
-        body.append(("published", str(gpus), "", *(f"{each:.2f}" for each in found)))
+        scenes = _sizes(row)
+        cells = (
+            ", ".join(f"{_ratio(replays, scenes[gpus], name):.2f}" for name in PAPER[1:]) for gpus in sizes
+        )
+        body.append((_SCENES[row].words or "base", *cells))
+    published = (", ".join(f"{each:.2f}" for each in FIGURE_18.get(gpus, ())) for gpus in sizes)
+    body.append(("published", *published))
+    head = (f"ONES / {', '.join(_WORDS[name] for name in PAPER[1:])}", *(f"{gpus} GPUs" for gpus in sizes))
     return markdown_table(head, body)
 
 

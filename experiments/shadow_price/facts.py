@@ -192,27 +192,25 @@ def _defaults(names: Iterable[str]) -> str:
 
 
 def _parameters(rows: Rows, group: str, usual_group: str, variants: Iterable[str]) -> str:
-    """Variants by the mean JCT, and against the replays with all defaults; those alike in one row."""
+    """Mean JCT and makespan of variants against the replays with all defaults, a row for each parameter."""
     traces = rows.traces(group)
-    head = ("", *(f"{WORDS[trace]}, s" for trace in traces), "against the default", "makespan", "unfair, %")
-    alike: dict[tuple[str, ...], list[str]] = {}
+    fields = ("mean_jct_s", "makespan_s")
+    usual = {
+        (field, trace): rows.figure(field, usual_group, trace=trace, policy=OURS) or 1
+        for field in fields
+        for trace in traces
+    }
+    cells: dict[str, tuple[list[str], ...]] = {}
     for variant in variants:
         found = rows.of(group, variant=variant)
         if not found:
             continue
-        by_trace = {row["trace"]: row for row in found}
-        usual, spans = (
-            {trace: rows.figure(field, usual_group, trace=trace, policy=OURS) for trace in traces}
-            for field in ("mean_jct_s", "makespan_s")
-        )
-        change = fmean(by_trace[trace]["mean_jct_s"] / (usual[trace] or 1) for trace in by_trace) - 1
-        span = fmean(by_trace[trace]["makespan_s"] / (spans[trace] or 1) for trace in by_trace) - 1
-        unfair = fmean(row["unfair_fraction"] for row in found)
-        jcts = (_whole(by_trace[trace]["mean_jct_s"] if trace in by_trace else None) for trace in traces)
-        cells = (*jcts, f"{100 * change:+.1f} %", f"{100 * span:+.1f} %", f"{100 * unfair:.0f}")
-        alike.setdefault(cells, []).append(f"`{variant}`")
-    body = [(", ".join(names), *cells) for cells, names in alike.items()]
-    return markdown_table(head, body) if body else ""
+        name, value = variant.rsplit(" ", 1)
+        for field, words in zip(fields, cells.setdefault(name, ([], [])), strict=True):
+            change = fmean(row[field] / usual[field, row["trace"]] for row in found) - 1
+            words.append(f"{value}: {100 * change:+.1f}")
+    body = [(f"`{name}`", *(", ".join(words) for words in each)) for name, each in cells.items()]
+    return markdown_table(("", "mean JCT, %", "makespan, %"), body) if body else ""
 
 
 def _ablations(rows: Rows) -> str:
@@ -252,8 +250,8 @@ def _ran(rows: Rows) -> str:
     return ", ".join(found)
 
 
-def _live(row: Mapping[str, Any]) -> str:
-    """Measured beside simulated, of one run."""
+def _live(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Measured beside simulated: a row for each figure, columns for each run."""
     words = {
         "completed": "jobs completed, mean over the run",
         "sjs": "SJS efficiency",
@@ -261,12 +259,14 @@ def _live(row: Mapping[str, Any]) -> str:
         "makespan_s": "makespan, s",
         "rescales_per_job": "changes of size a job",
     }
-    body = []
-    for each in row["figures"]:
-        live, simulated = each["live"], each["simulated"]
-        apart = "" if not live else f"{100 * (simulated / live - 1):+.1f} %"
-        body.append((words[each["name"]], f"{live:.3g}", f"{simulated:.3g}", apart))
-    return markdown_table(("", "measured", "simulated", "difference"), body)
+    body: dict[str, list[str]] = {}
+    for run in runs:
+        for each in run["figures"]:
+            live, simulated = each["live"], each["simulated"]
+            apart = "" if not live else f" ({100 * (simulated / live - 1):+.1f} %)"
+            body.setdefault(words[each["name"]], []).append(f"{live:.3g}, {simulated:.3g}{apart}")
+    head = ("measured, simulated", *(f"{run['jobs']} jobs" for run in runs))
+    return markdown_table(head, [(name, *cells) for name, cells in body.items()])
 
 
 def _whole(seconds: float | None) -> str:
