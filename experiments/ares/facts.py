@@ -100,13 +100,11 @@ def jct_by_alpha(replays: Replays, family: str) -> dict[float, float]:
 def facts(replays: Replays) -> Mapping[str, Any]:
     """Tables of all policies by family, of what the paper leaves open, and of alpha."""
     recorded = {stem(RECORDS, family): words for family, words in FAMILIES.items()}
-    named = {**FAMILIES, TESTBED: "Testbed, 16 GPUs", **recorded}
     return {
         "samples": SAMPLES,
         "few": len(RECORDED["newtrace"]),
         "families": FAMILIES,
         "policies": {family: policies_table(replays, family) for family in (*FAMILIES, TESTBED)},
-        "ahead": {family: ahead_of_ares(replays, family) for family in named},
         "gains": _gains(replays),
         "alphas": _alphas(replays),
         "best_alpha": {family: best_alpha(replays, family) for family in (*FAMILIES, *recorded)},
@@ -133,13 +131,6 @@ def policies_table(replays: Replays, family: str) -> str:
 def _cells(replays: Replays, family: str, policy: str) -> Iterator[str]:
     for _, field, scale, form in _COLUMNS:
         yield form.format(scale * mean_of(replays, family, policy, field))
-
-
-def ahead_of_ares(replays: Replays, family: str) -> str:
-    """The policies with a lower average JCT, and by how much that of Ares is above theirs."""
-    gains = {name: gain_over(replays, family, name) for name in POLICIES if name != "ares"}
-    ahead = sorted((gain, name) for name, gain in gains.items() if gain < 0)
-    return ", ".join(f"{name} ({-100 * gain:.0f} %)" for gain, name in ahead) or "none"
 
 
 def _gains(replays: Replays) -> str:

@@ -21,7 +21,6 @@ from experiments.oasis.values import (
     over,
     proven,
     ratios,
-    testbed_late,
     testbed_utilities,
     utilities,
 )
@@ -49,7 +48,6 @@ def facts(found: Findings) -> Mapping[str, Any]:
         **{f"figure6_{moves}": _table(inaccurate(found, moves), "jobs", spread=False) for moves in MOVES},
         "quantiles": _quantile_table(found),
         "figure7": _table(testbed_utilities(found), ""),
-        "figure8": _late_row(testbed_late(found)),
         "claims": claims(found),
         "broken": sum(sum(row["broken"].values()) for row in _totals(found)),
         "committed": sum(row["ended"][name] for row in _totals(found) for name in row["broken"]),
@@ -107,11 +105,6 @@ def _late_table(found: Findings) -> str:
     for kind in ("sensitive", "critical"):
         body += [(f"{NAMES[name]}, {kind}", *_late_cells(v)) for name, v in late(found, kind).items()]
     return markdown_table(head, body)
-
-
-def _late_row(values: Mapping[str, Sequence[float]]) -> str:
-    head = ("", "jobs ended", "median", "middle half", "standard deviation")
-    return markdown_table(head, [(NAMES[name], *_late_cells(each)) for name, each in values.items()])
 
 
 def _late_cells(values: Sequence[float]) -> tuple[str, ...]:
