@@ -32,11 +32,11 @@ _VARIANTS: Final = {
     "others": "by checkpoint",
 }
 _COLUMNS: Final = (
-    ("mean_jct_s", 1.0, 0),
-    ("unfair_fraction", 100.0, 0),
-    ("worst_ftf", 1.0, 1),
-    ("makespan_s", 1 / 3600, 1),
-    ("jobs_finished", 1.0, 0),
+    ("mean JCT, s", "mean_jct_s", 1.0, 0),
+    ("unfair, %", "unfair_fraction", 100.0, 0),
+    ("worst FTF", "worst_ftf", 1.0, 1),
+    ("makespan, h", "makespan_s", 1 / 3600, 1),
+    ("finished", "jobs_finished", 1.0, 0),
 )
 Figures = Mapping[str, float]
 
@@ -110,12 +110,7 @@ def _by_world(found: Mapping[tuple[str, str], Figures]) -> str:
         (f"`{policy}`", *(f"{found[world, policy]['mean_jct_s']:,.0f}" for world in worlds))
         for policy in order
     ]
-    rows = (
-        ("unfair, %", "unfair_fraction", 100.0, 0),
-        ("worst FTF", "worst_ftf", 1.0, 1),
-        ("makespan, h", "makespan_s", 1 / 3600, 1),
-    )
-    for words, field, scale, digits in rows:
+    for words, field, scale, digits in _COLUMNS[1:4]:
         cells = []
         for world in worlds:
             ours = found[world, OURS][field]
@@ -126,24 +121,18 @@ def _by_world(found: Mapping[tuple[str, str], Figures]) -> str:
 
 
 def _table(found: Mapping[tuple[str, str], Figures]) -> str:
-    with_utility = any("total_utility" in each for each in found.values())
-    head = (
-        "policy",
-        "mean JCT, s",
-        "unfair, %",
-        "worst FTF",
-        "makespan, h",
-        "finished",
-        *(["total utility"] * with_utility),
-    )
+    """All figures of all policies; finished jobs and utility where these tell policies apart."""
+    finished = {each.get("jobs_finished") for each in found.values()}
+    shown = [column for column in _COLUMNS if column[1] != "jobs_finished" or len(finished) > 1]
+    if any("total_utility" in each for each in found.values()):
+        shown.append(("total utility", "total_utility", 1.0, 0))
     body = []
     for (_, policy), each in sorted(found.items(), key=lambda pair: pair[1]["mean_jct_s"]):
-        cells = [
-            f"{scale * each[field]:,.{digits}f}" if field in each else "" for field, scale, digits in _COLUMNS
-        ]
-        worth = [f"{each.get('total_utility', 0):,.0f}"] * with_utility
-        body.append((f"`{policy}`" if "," not in policy else policy, *cells, *worth))
-    return markdown_table(head, body)
+        cells = (
+            f"{scale * each[field]:,.{digits}f}" if field in each else "" for _, field, scale, digits in shown
+        )
+        body.append((f"`{policy}`" if "," not in policy else policy, *cells))
+    return markdown_table(("policy", *(title for title, *_ in shown)), body)
 
 
 def _recorded(rows: Rows, name: str, pattern: str) -> Figures:
