@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final
 
-from experiments.accuracy.arms import DRAWN, GROWN, LARGER, REFERENCE
+from experiments.accuracy.arms import DRAWN, LARGER, REFERENCE
 from experiments.harness.spec import Findings
 from pliant.tools.report.rendering.text import markdown_table
 
@@ -103,7 +103,6 @@ def facts(found: Findings) -> Mapping[str, Any]:
     runs = Runs(found)
     return {
         "table": _table(runs),
-        "losses": _losses(runs),
         "claims": claims(runs),
         "runs": runs,
         "rounding": ROUNDING,
@@ -194,17 +193,6 @@ def _table(runs: Runs) -> str:
         *("highest loss after the change / before", "epochs until it is back", "weights off by"),
     )
     return markdown_table(head, [(words, *_row(runs, arm)) for arm, words in runs.words.items()])
-
-
-def _losses(runs: Runs) -> str:
-    """Mean losses from the epoch before the first change on, where the batch grows and where it does not."""
-    arms = {arm: runs.of(arm) for arm in (REFERENCE, *GROWN) if runs.of(arm)}
-    first, epochs = runs.all[0].first, len(runs.all[0].loss)
-    rows = [
-        (str(epoch + 1), *(f"{fmean(run.loss[epoch] for run in found):#.2g}" for found in arms.values()))
-        for epoch in range(first - 1, epochs)
-    ]
-    return markdown_table(("epoch", *(runs.words[arm].partition(":")[0] for arm in arms)), rows)
 
 
 def _row(runs: Runs, arm: str) -> Sequence[str]:

@@ -49,21 +49,19 @@ CHOICES: Final = (
 )
 """What the page for operators shows: not the variants of gavel, which aim at something else than JCT."""
 DEFAULT_ALPHA: Final = 0.75
-_ABOUT: Final = 0.25
-"""How far a number may be from an expected one that it confirms."""
 _COLUMNS: Final = (
     ("average JCT, h", "mean_jct_s", 1 / 3600, "{:.2f}"),
     ("p99 JCT, h", "p99_jct_s", 1 / 3600, "{:.1f}"),
     ("unfair, %", "unfair_fraction", 100.0, "{:.0f}"),
     ("worst FTF", "worst_ftf", 1.0, "{:.1f}"),
-    ("… by GPS", "worst_ftf_gps", 1.0, "{:.0f}"),
-    ("… by isolation", "worst_ftf_isolated", 1.0, "{:.1f}"),
     ("unfair by requests, %", "unfair_fraction_requested", 100.0, "{:.0f}"),
-    ("worst by requests", "worst_ftf_requested", 1.0, "{:.1f}"),
     ("preemptions a job", "preemptions_per_job", 1.0, "{:.2f}"),
     ("resizes a job", "rescales_per_job", 1.0, "{:.2f}"),
     ("decision, ms", "decision_ms", 1.0, "{:.1f}"),
 )
+
+_REQUESTED: Final = "unfair_fraction_requested"
+_OF_RECORDS: Final = ("worst_ftf", _REQUESTED)
 
 
 def values_of(replays: Replays, family: str, policy: str, field: str) -> list[float]:
@@ -102,24 +100,24 @@ def jct_by_alpha(replays: Replays, family: str) -> dict[float, float]:
 def facts(replays: Replays) -> Mapping[str, Any]:
     """Tables of all policies by family, of what the paper leaves open, and of alpha."""
     recorded = {stem(RECORDS, family): words for family, words in FAMILIES.items()}
-    named = {**FAMILIES, TESTBED: "Testbed, 16 GPUs", **recorded}
     return {
         "samples": SAMPLES,
         "few": len(RECORDED["newtrace"]),
         "families": FAMILIES,
-        "policies": {family: policies_table(replays, family) for family in named},
-        "ahead": {family: ahead_of_ares(replays, family) for family in named},
+        "policies": {family: policies_table(replays, family) for family in (*FAMILIES, TESTBED)},
         "gains": _gains(replays),
         "alphas": _alphas(replays),
         "best_alpha": {family: best_alpha(replays, family) for family in (*FAMILIES, *recorded)},
-        "sooner": _sooner(replays),
+        "recorded": _recorded(replays, recorded),
+        "sooner": [
+            _sooner(replays, (*FAMILIES, *recorded), field) for field in ("unfair_fraction", _REQUESTED)
+        ],
         "rows": _rows(replays),
         "row_gain": lambda name, family, policy: _row_gain(replays, name, family, policy),
         "later": {family: _later(replays, family) for family in ROW_SAMPLES},
         "guarantee": _guarantee(replays, {**FAMILIES, TESTBED: "Testbed, 16 GPUs"}),
-        "looks": list(_looks(replays)),
         "cpu_s": sum(cpu_seconds(replays, family) for family in FAMILIES),
-        "cpu_parts": _cpu_parts(replays),
+        "pollux_cpu_s": sum(cpu_seconds(replays, family, "pollux") for family in FAMILIES),
     }
 
 
@@ -133,13 +131,6 @@ def policies_table(replays: Replays, family: str) -> str:
 def _cells(replays: Replays, family: str, policy: str) -> Iterator[str]:
     for _, field, scale, form in _COLUMNS:
         yield form.format(scale * mean_of(replays, family, policy, field))
-
-
-def ahead_of_ares(replays: Replays, family: str) -> str:
-    """The policies with a lower average JCT, and by how much that of Ares is above theirs."""
-    gains = {name: gain_over(replays, family, name) for name in POLICIES if name != "ares"}
-    ahead = sorted((gain, name) for name, gain in gains.items() if gain < 0)
-    return ", ".join(f"{name} ({-100 * gain:.0f} %)" for gain, name in ahead) or "none"
 
 
 def _gains(replays: Replays) -> str:
@@ -168,36 +159,49 @@ def _alphas(replays: Replays) -> str:
     return markdown_table(("average JCT, h", *(f"{alpha:g}" for alpha in ALPHAS)), rows)
 
 
-def _sooner(replays: Replays) -> str:
-    """Share of jobs that Ares ends before two readings of fair sharing would."""
-    rows = []
-    for world, words in ((BASE, "Sia's requests"), (RECORDS, "requests of records")):
-        for family, name in FAMILIES.items():
-            shares = (
-                1 - mean_of(replays, stem(world, family), "ares", field)
-                for field in ("unfair_fraction", "unfair_fraction_requested")
-            )
-            rows.append((f"{name}, {words}", *(f"{100 * share:.0f}" for share in shares)))
-    head = ("jobs that Ares ends sooner, %", "than sharing up to any size", "than sharing up to the request")
-    return markdown_table(head, rows)
+def _sooner(replays: Replays, families: Sequence[str], field: str) -> str:
+    """The smallest and the largest percentage of jobs that Ares ends before fair sharing would."""
+    shares = [100 * (1 - mean_of(replays, family, "ares", field)) for family in families]
+    return f"{min(shares):.0f} to {max(shares):.0f} %"
+
+
+def _recorded(replays: Replays, recorded: Mapping[str, str]) -> str:
+    """All policies with the requests of records, the least average JCT on the first family first."""
+    columns = (_COLUMNS[0], *(each for each in _COLUMNS if each[1] in _OF_RECORDS))
+    head = ("", *(f"{words}: {title}" for words in recorded.values() for title, *_ in columns))
+    first = next(iter(recorded))
+    body = [
+        (
+            policy,
+            *(
+                form.format(scale * mean_of(replays, family, policy, field))
+                for family in recorded
+                for _, field, scale, form in columns
+            ),
+        )
+        for policy in sorted(POLICIES, key=lambda policy: mean_of(replays, first, policy, "mean_jct_s"))
+    ]
+    return markdown_table(head, body)
 
 
 def _rows(replays: Replays) -> str:
-    """What the paper leaves open, varied: Ares in hours, and how far it is ahead of some others."""
+    """What the paper leaves open, varied: Ares in hours, and how far it is ahead, by family."""
     rows = []
-    for family, samples in ROW_SAMPLES.items():
-        for world in (BASE, *WORLDS):
+    for world in (BASE, *WORLDS):
+        cells: list[list[str]] = []
+        for family, samples in ROW_SAMPLES.items():
             found = {policy: _row_jct_s(replays, world, family, samples, policy) for policy in ROW_POLICIES}
             ours = found["ares"]
             assert ours is not None  # noqa: S101
             others = (
-                "" if seconds is None else f"{100 * (1 - ours / seconds):+.0f}"
+                "–" if seconds is None else f"{100 * (1 - ours / seconds):+.0f}"
                 for policy, seconds in found.items()
                 if policy != "ares"
             )
-            rows.append((f"{FAMILIES[family]}: {world.words}", f"{ours / 3600:.3f}", *others))
+            cells.append([f"{ours / 3600:.3f}", *others])
+        rows.append((world.words, *(", ".join(each) for each in zip(*cells, strict=True))))
     names = (f"over {name}, %" for name in ROW_POLICIES if name != "ares")
-    return markdown_table(("", "Ares, h", *names), rows)
+    return markdown_table((", ".join(FAMILIES[family] for family in ROW_SAMPLES), "Ares, h", *names), rows)
 
 
 def _world(name: str) -> World:
@@ -246,68 +250,7 @@ def _guarantee(replays: Replays, named: Mapping[str, str]) -> str:
     return markdown_table(("", "policy", "bound, h", "worst delay, h", "jobs past it"), rows)
 
 
-def _looks(replays: Replays) -> Iterator[tuple[str, str, str]]:
-    """Expectations of the comparison, what came of each, and whether that confirms it."""
-    alphas = jct_by_alpha(replays, "newtrace")
-    first = {alpha: replays[f"newtrace-0-{alpha_name(alpha)}"]["mean_jct_s"] for alpha in ALPHAS}
-    on_one, on_all = (min(found, key=lambda alpha: found[alpha]) for found in (first, alphas))
-    yield (
-        "the best alpha on newTrace is 0.7 to 0.8",
-        f"{on_one:g} on the published sample, {on_all:g} on all",
-        _verdict(0.7 <= on_one <= 0.8, 0.7 <= on_all <= 0.8),
-    )
-    stops, resizes = (
-        mean_of(replays, "newtrace", "ares", f"{name}_per_job") for name in ("preemptions", "rescales")
-    )
-    yield (
-        "Ares preempts a job of newTrace 1.3 times, and changes it 3.2 times with resizes",
-        f"{stops:.2f} times, and {stops + resizes:.2f} times",
-        _verdict(abs(stops - 1.3) < _ABOUT * 1.3, abs(stops + resizes - 3.2) < _ABOUT * 3.2),
-    )
-    for family in ("philly", "saturn"):
-        (one, one_holds), (every, every_hold) = (
-            _fair_share_beside(replays, f"{family}-{samples}") for samples in ("0", "?")
-        )
-        yield (
-            f"fair-share has an average JCT 6 to 8 % below Ares on {FAMILIES[family]}, and a lower worst FTF",
-            f"{one} on the published sample; {every} on all",
-            _verdict(one_holds, every_hold),
-        )
-    for family, words in FAMILIES.items():
-        gain = 100 * gain_over(replays, family, "pollux")
-        yield (
-            f"Pollux, which chooses batches, is ahead of Ares on {words}",
-            f"Ares is {abs(gain):.0f} % {'below' if gain > 0 else 'above'} it",
-            _verdict(gain < 0),
-        )
-
-
-def _verdict(*holds: bool) -> str:
-    return "confirmed" if all(holds) else "in part" if any(holds) else "refuted"
-
-
-def _fair_share_beside(replays: Replays, samples: str) -> tuple[str, bool]:
-    jcts, ftfs = (
-        [
-            fmean(replays[name][field] for name in replays if fnmatchcase(name, f"{samples}-{policy}"))
-            for policy in ("fair-share", "ares")
-        ]
-        for field in ("mean_jct_s", "worst_ftf")
-    )
-    apart = jcts[0] / jcts[1] - 1
-    words = f"{100 * apart:+.0f} %, worst FTF {ftfs[0]:.1f} against {ftfs[1]:.1f}"
-    return words, -0.085 <= apart <= -0.055 and ftfs[0] < ftfs[1]
-
-
 def cpu_seconds(replays: Replays, family: str, policy: str = "*") -> float:
     """CPU of the replays of a family, without those that vary alpha."""
     names = (name for name in replays if fnmatchcase(name, f"{family}-?-{policy}") and "-alpha" not in name)
     return sum(replays[name]["cpu_s"] for name in names)
-
-
-def _cpu_parts(replays: Replays) -> str:
-    rows = [
-        (words, *(f"{cpu_seconds(replays, family, policy):.0f}" for policy in ("*", "pollux", "ares")))
-        for family, words in FAMILIES.items()
-    ]
-    return markdown_table(("CPU, s", "all policies", "of it pollux", "of it ares"), rows)

@@ -90,14 +90,9 @@ def facts(replays: Replays) -> Mapping[str, Any]:
 
 
 def _residuals(model: Model) -> str:
-    head = ("fact", "published", "model", "residual")
+    head = ("fact", "published", "model")
     body = [
-        (
-            f"{each.fact} ({each.source})",
-            f"{each.published:g}",
-            f"{each.fitted:.3g}",
-            f"{100 * (each.fitted / each.published - 1):+.1f} %",
-        )
+        (f"{each.fact} ({each.source})", f"{each.published:g}", f"{each.fitted:.3g}")
         for each in residuals(model)
     ]
     return markdown_table(head, body)
@@ -106,7 +101,7 @@ def _residuals(model: Model) -> str:
 def _factors(model: Model) -> str:
     """Best throughput scaling factor of each category by number of GPUs."""
     sizes = range(1, MOST_GPUS + 1)
-    head = ("category", *(f"{gpus} GPU{'s' * (gpus > 1)}" for gpus in sizes))
+    head = ("category, on GPUs", *map(str, sizes))
     body = []
     for job in model.jobs[:3]:
         batches = range(job.category.batch_min, job.category.batch_max + 1)

@@ -33,14 +33,13 @@ MOST_GPUS: Final = 10
 GPUS_PER_NODE: Final = 2
 ASSUMPTIONS: Final = (
     """A GPU holds 32 samples of category 1, as table II has it, 64 of category 2 and 256 of category 3: a
-    quarter of their largest batches. An eighth (32 and 128) lets them run on at most 10 GPUs, too, and is
-    published as little; it explains table III worse (a row below). Category 4 fits one GPU.""",
-    """A step of category 2 at its largest share takes as long as one of category 1: no published fact tells
-    them apart. Its all-reduce carries 58 M weights instead of 24 M.""",
+    quarter of their largest batches. An eighth explains table III worse (a row below). Category 4 fits one
+    GPU.""",
+    """A step of category 2 at its largest share takes as long as one of category 1; its all-reduce carries
+    58 M weights instead of 24 M.""",
     """Category 3 is called balanced: its ratio of all-reduce to computing on two GPUs is the geometric mean
     of those of categories 1 and 2, its fixed part o the mean of theirs.""",
-    """Times are linear in the batch, the weights and the ring; overlap, stragglers and the placement on nodes
-    are left out, and starting and rescaling cost nothing, as in the paper's simulator.""",
+    """Times are linear in the batch, the weights and the ring, without overlap, stragglers and placement.""",
 )
 """What no published fact says."""
 _STEP_S: Final = 0.1

@@ -123,19 +123,21 @@ def rendered(subject: Subject, **facts: object) -> str:
 
 def table_text(rows: Sequence[Compared]) -> str:
     """Ours beside theirs in Markdown."""
-    head = ("", "published", "ours", "smallest to largest", "deviation", "reproduced")
+    head = ("", "published", "ours (smallest to largest)", "reproduced")
     body = [
         (
             each.what,
             _number(each.published, each.unit),
-            _number(each.ours, each.unit),
-            f"{_number(each.low)} to {_number(each.high)}" if each.seeds > 1 else "one seed",
-            f"{100 * each.deviation:+.0f} %",
+            f"{_number(each.ours, each.unit)} ({_spread(each)})",
             ("yes" if each.reproduces else "no") if each.is_ratio else "",
         )
         for each in rows
     ]
     return markdown_table(head, body)
+
+
+def _spread(each: Compared) -> str:
+    return f"{_number(each.low)} to {_number(each.high)}" if each.seeds > 1 else "one seed"
 
 
 def _number(value: float, unit: str = "") -> str:

@@ -21,7 +21,6 @@ from experiments.oasis.values import (
     over,
     proven,
     ratios,
-    testbed_late,
     testbed_utilities,
     utilities,
 )
@@ -41,16 +40,14 @@ def facts(found: Findings) -> Mapping[str, Any]:
         "printed_at_most": f"{middles['oasis-exact'][most]:,.0f}",
         "rrh_at_most": f"{middles['rrh'][most]:,.0f}",
         "figure3": _table(utilities(found), "jobs"),
-        "ended": _table(by_jobs(found["figure3"], "ended"), "jobs"),
+        "ended": _table(by_jobs(found["figure3"], "ended"), "jobs", spread=False),
         "ratios": _table(ratios(found), "jobs", digits=2),
-        "literal": _table(by_jobs(found["literal"], "utility"), "jobs"),
-        "literal_ended": _table(by_jobs(found["literal"], "ended"), "jobs", spread=False),
+        "literal": _literal(found),
         "figure4": _late_table(found),
         "figure5": _ratio_table(found),
-        **{f"figure6_{moves}": _table(inaccurate(found, moves), "jobs") for moves in MOVES},
+        **{f"figure6_{moves}": _table(inaccurate(found, moves), "jobs", spread=False) for moves in MOVES},
         "quantiles": _quantile_table(found),
         "figure7": _table(testbed_utilities(found), ""),
-        "figure8": _late_row(testbed_late(found)),
         "claims": claims(found),
         "broken": sum(sum(row["broken"].values()) for row in _totals(found)),
         "committed": sum(row["ended"][name] for row in _totals(found) for name in row["broken"]),
@@ -77,6 +74,20 @@ def _table(values: Values, what: str, *, digits: int = 0, spread: bool = True) -
     return markdown_table(head, body)
 
 
+def _literal(found: Findings) -> str:
+    """Utilities and ended jobs where a chunk is 10 to 100 mini-batches, a column for each number of jobs."""
+    utility, ended = (by_jobs(found["literal"], field) for field in ("utility", "ended"))
+    sizes = list(next(iter(utility.values())))
+    head = ("", *(f"{jobs} jobs: {what}" for jobs in sizes for what in ("total utility", "jobs that ended")))
+    body = []
+    for name, row in utility.items():
+        pairs = (
+            (_cell(row[jobs], 0, spread=True), _cell(ended[name][jobs], 0, spread=False)) for jobs in sizes
+        )
+        body.append((_name(name), *(cell for pair in pairs for cell in pair)))
+    return markdown_table(head, body)
+
+
 def _name(name: str) -> str:
     return NAMES.get(name) or f"{100 * float(name):.0f} % of U/L"
 
@@ -94,11 +105,6 @@ def _late_table(found: Findings) -> str:
     for kind in ("sensitive", "critical"):
         body += [(f"{NAMES[name]}, {kind}", *_late_cells(v)) for name, v in late(found, kind).items()]
     return markdown_table(head, body)
-
-
-def _late_row(values: Mapping[str, Sequence[float]]) -> str:
-    head = ("", "jobs ended", "median", "middle half", "standard deviation")
-    return markdown_table(head, [(NAMES[name], *_late_cells(each)) for name, each in values.items()])
 
 
 def _late_cells(values: Sequence[float]) -> tuple[str, ...]:

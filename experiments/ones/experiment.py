@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
@@ -43,7 +41,6 @@ FIGURE_18: Final = {16: (0.81, 0.56, 0.76), 64: (0.73, 0.54, 0.58)}
 """Average JCT of ONES / that of DRL, Tiresias and Optimus by GPUs, as section 4.4 prints them."""
 _TESTED: Final = (MAIN, *(row for row in ROWS if row.name in SCALED and "ones" in row.policies))
 """The scenes that table 4 is held against."""
-_RESCALE: Final = Path(__file__).parents[2] / "benchmarks" / "results" / "rescale.json"
 _COMPARED: Final = (MAIN, *ROWS)
 _SCENES: Final = {scene.name: scene for scene in (MAIN, *ROWS)}
 _AVERAGES: Final = ("main", "rounds", "two", "twohold", "eight", "busier")
@@ -95,7 +92,6 @@ def facts(replays: Replays) -> Mapping[str, Any]:
         "gain_of": lambda row, name: gains(replays, _SCENES[row])[name],
         "mean_of": lambda row, name, field: _mean(replays, _SCENES[row], name, field),
         "bound": _mean(replays, MAIN, "ones", "bound_jct_s"),
-        "rescale": _rescale(),
         "percent": lambda part: f"{100 * part:+.1f} %",
     }
 
@@ -175,21 +171,18 @@ def _sizes(row: str) -> dict[int, Scene]:
 
 
 def _scaling(replays: Replays) -> str:
-    """Figure 17 in the base and under rows: seconds, and ratios to ONES's as figure 18 has them."""
-    head = (
-        "",
-        "GPUs",
-        *(f"{_WORDS[name]}, s" for name in PAPER),
-        *(f"ONES / {_WORDS[name]}" for name in PAPER[1:]),
-    )
+    """Figures 17 and 18 in the base and under rows: ratios of ONES to the others, by size."""
+    sizes = sorted(_sizes(MAIN.name))
     body = []
     for row in (MAIN.name, *SCALED):
-        for gpus, scene in sorted(_sizes(row).items()):
-            jcts = (f"{_mean(replays, scene, name, 'mean_jct_s'):,.0f}" for name in PAPER)
-            ratios = (f"{_ratio(replays, scene, name):.2f}" for name in PAPER[1:])
-            body.append((_SCENES[row].words or "base", str(gpus), *jcts, *ratios))
-    for gpus, found in FIGURE_18.items():
-        body.append(("published", str(gpus), "", "", "", "", *(f"{each:.2f}" for each in found)))
+        scenes = _sizes(row)
+        cells = (
+            ", ".join(f"{_ratio(replays, scenes[gpus], name):.2f}" for name in PAPER[1:]) for gpus in sizes
+        )
+        body.append((_SCENES[row].words or "base", *cells))
+    published = (", ".join(f"{each:.2f}" for each in FIGURE_18.get(gpus, ())) for gpus in sizes)
+    body.append(("published", *published))
+    head = (f"ONES / {', '.join(_WORDS[name] for name in PAPER[1:])}", *(f"{gpus} GPUs" for gpus in sizes))
     return markdown_table(head, body)
 
 
@@ -216,15 +209,10 @@ def _wins(replays: Replays) -> dict[str, dict[str, str]]:
 
 
 def _rows(replays: Replays) -> str:
-    head = (
-        "differs from the base",
-        *(f"{_WORDS[name]}, s" for name in PAPER),
-        *(f"gain over {_WORDS[n]}" for n in PAPER[1:]),
-    )
+    head = ("differs from the base", "ONES, s", *(f"gain over {_WORDS[name]}, %" for name in PAPER[1:]))
     body = [("nothing: three seeds", *_compared(replays, MAIN))]
     body += [(_row_words(scene), *_compared(replays, scene)) for scene in ROWS]
-    published = (f"{100 * GAINS[name]:.1f} %" for name in PAPER[1:])
-    body.append(("published", "245", "335", "450", "420", *published))
+    body.append(("published", "245", *(f"{100 * GAINS[name]:+.1f}" for name in PAPER[1:])))
     return markdown_table(head, body)
 
 
@@ -251,16 +239,14 @@ def _sum(execution_s: float, waiting_s: float) -> str:
 
 
 def _compared(replays: Replays, scene: Scene) -> tuple[str, ...]:
-    jcts = [f"{_mean(replays, scene, name, 'mean_jct_s'):,.0f}" for name in PAPER]
-    return (*jcts, *(f"{100 * gain:+.1f} %" for gain in gains(replays, scene).values()))
+    ours = f"{_mean(replays, scene, 'ones', 'mean_jct_s'):,.0f}"
+    return (ours, *(f"{100 * gain:+.1f}" for gain in gains(replays, scene).values()))
 
 
 def _speeds() -> str:
-    head = ("", *(f"{gpus} GPU{'s' * (gpus > 1)}" for gpus in (1, 2, 4, 8, 16)))
-    body = [
-        (curve.kind.name, *(f"{curve.rate_of(gpus):,.0f}" for gpus in (1, 2, 4, 8, 16))) for curve in fitted()
-    ]
-    return markdown_table(head, body)
+    sizes = (1, 4, 16)
+    head = ("", *(f"{gpus} GPU{'s' * (gpus > 1)}" for gpus in sizes))
+    return markdown_table(head, [(c.kind.name, *(f"{c.rate_of(k):,.0f}" for k in sizes)) for c in fitted()])
 
 
 def _resized() -> str:
@@ -286,15 +272,6 @@ def _artifact() -> str:
         for name, values in MEANS.items()
     ]
     return markdown_table(head, body)
-
-
-def _rescale() -> str:
-    """What a change of size costs a real job here, as the benchmark last measured it."""
-    rows = json.loads(_RESCALE.read_bytes()) if _RESCALE.exists() else []
-    wanted = [row for row in rows if row["unit"] == "s" and row["value"] is not None]
-    return markdown_table(
-        ("`make bench NAME=rescale`", "seconds"), [(row["name"], f"{row['value']:.2f}") for row in wanted]
-    )
 
 
 def _tests() -> Iterator[Paired]:

@@ -39,21 +39,23 @@ ASSUMPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     """No scheduler knows that amount. Those that need it see what is predicted as jobs end
     (`--demand predicted`): so the paper has ONES and Optimus.""": ("knowing",),
     """Jobs report losses and accuracies at the ends of their epochs, from which the predictor learns, too:
-    those of the recorded job of their model and dataset at the same part of its work. That makes them surer
-    signs of progress than real ones.""": ("silent",),
+    those of the recorded job of their kind at the same part of its work, surer signs than real ones.""": (
+        "silent",
+    ),
     """The Beta distribution of a job's progress is widened as far as ended jobs show it to be too narrow; the
     paper does not.""": ("narrow",),
     """Jobs request the GPUs that the trace states, but no more than a node has, and were submitted with the
     trace's batch on each of these.""": ("one", "two", "eight", "asking", "batch1", "batch16"),
     """Arrivals are those of the trace.""": ("busier", "calmer"),
-    """The recorded jobs had the GPUs that the trace states, with the trace's batch on each: that is what the
-    recorded global batches and learning rates amount to. A GPU holds what it held there; where its share is
-    larger, it is accumulated.""": ("held",),
-    """The paper's V100s are twice as fast as the GPUs of the recorded run: the artifact names Frontera's RTX
-    nodes, whose Quadro RTX 5000 has half the memory bandwidth of a V100. Synchronising is as much faster.
-    This decides how long an epoch takes, not how long a job does.""": ("slower",),
-    """What another GPU adds to a step is the same for every model and every placement: the recorded job that
-    changed its size is the only one.""": ("fastsync", "slowsync"),
+    """The recorded jobs had the GPUs that the trace states, with the trace's batch on each, as their global
+    batches and learning rates say. A GPU holds what it held there; a larger share is accumulated.""": (
+        "held",
+    ),
+    """The paper's V100s are twice as fast as the GPUs of the recorded run, synchronising included: the
+    artifact names Frontera's Quadro RTX 5000, with half the memory bandwidth of a V100. This decides how long
+    an epoch takes, not how long a job does.""": ("slower",),
+    """What another GPU adds to a step is the same for every model and every placement: one recorded job
+    changed its size.""": ("fastsync", "slowsync"),
     """A part of a step on one GPU depends on no sample: that of BERT, recorded at two batches.""": (
         "nofixed",
         "fixed",
@@ -61,8 +63,7 @@ ASSUMPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     """Schedulers that do not move the batch train at the submitted one. Learning rates follow the batch, up
     to the largest of the trace, so that an epoch trains as much at any batch.""": ("noise",),
     """Starting costs 10 s, resuming after a preemption 20 s, changing the size 1 s under ONES and 20 s by
-    checkpoint under all others: the last two as figure 16 has them, "around 1 second" and "greater than 20
-    seconds".""": ("starts", "equal", "cheap"),
+    checkpoint under all others (figure 16).""": ("starts", "equal", "cheap"),
     """Tiresias's queues end at 0.25 and 1 GPU-hours; the paper prints no thresholds.""": ("queues",),
     """Optimus decides every 400 s, though the paper prints 10 minutes.""": ("rounds",),
 }

@@ -32,18 +32,18 @@ _VARIANTS: Final = {
     "others": "by checkpoint",
 }
 _COLUMNS: Final = (
-    ("mean_jct_s", 1.0, 0),
-    ("unfair_fraction", 100.0, 0),
-    ("worst_ftf", 1.0, 1),
-    ("makespan_s", 1 / 3600, 1),
-    ("jobs_finished", 1.0, 0),
+    ("mean JCT, s", "mean_jct_s", 1.0, 0),
+    ("unfair, %", "unfair_fraction", 100.0, 0),
+    ("worst FTF", "worst_ftf", 1.0, 1),
+    ("makespan, h", "makespan_s", 1 / 3600, 1),
+    ("finished", "jobs_finished", 1.0, 0),
 )
 Figures = Mapping[str, float]
 
 
 def beside(rows: Rows) -> dict[str, str]:
     """A table for each of the other worlds in which ours was replayed, by the experiment's name."""
-    return {name: _table(found) for name, found in _worlds(rows)}
+    return {name: (_by_world if name == "ares" else _table)(found) for name, found in _worlds(rows)}
 
 
 def rivals_elsewhere(rows: Rows) -> Iterator[tuple[str, str, float]]:
@@ -101,28 +101,38 @@ def _ares(rows: Rows) -> dict[tuple[str, str], Figures]:
     return found
 
 
+def _by_world(found: Mapping[tuple[str, str], Figures]) -> str:
+    """Mean JCTs of all policies, a column for each world, and beside them what else a world says of ours."""
+    worlds = list(dict.fromkeys(world for world, _ in found))
+    names = dict.fromkeys(policy for _, policy in found)
+    order = sorted(names, key=lambda policy: found[worlds[0], policy]["mean_jct_s"])
+    body = [
+        (f"`{policy}`", *(f"{found[world, policy]['mean_jct_s']:,.0f}" for world in worlds))
+        for policy in order
+    ]
+    for words, field, scale, digits in _COLUMNS[1:4]:
+        cells = []
+        for world in worlds:
+            ours = found[world, OURS][field]
+            least = min(found[world, policy][field] for policy in order if policy != OURS)
+            cells.append(f"{scale * ours:.{digits}f} ({scale * least:.{digits}f})")
+        body.append((f"{words}: ours (least other)", *cells))
+    return markdown_table(("mean JCT, s", *worlds), body)
+
+
 def _table(found: Mapping[tuple[str, str], Figures]) -> str:
-    with_utility = any("total_utility" in each for each in found.values())
-    head = (
-        "",
-        "policy",
-        "mean JCT, s",
-        "unfair, %",
-        "worst FTF",
-        "makespan, h",
-        "finished",
-        *(["total utility"] * with_utility),
-    )
+    """All figures of all policies; finished jobs and utility where these tell policies apart."""
+    finished = {each.get("jobs_finished") for each in found.values()}
+    shown = [column for column in _COLUMNS if column[1] != "jobs_finished" or len(finished) > 1]
+    if any("total_utility" in each for each in found.values()):
+        shown.append(("total utility", "total_utility", 1.0, 0))
     body = []
-    order = list(dict.fromkeys(world for world, _ in found))
-    for world, policy in sorted(found, key=lambda key: (order.index(key[0]), found[key]["mean_jct_s"])):
-        each = found[world, policy]
-        cells = [
-            f"{scale * each[field]:,.{digits}f}" if field in each else "" for field, scale, digits in _COLUMNS
-        ]
-        worth = [f"{each.get('total_utility', 0):,.0f}"] * with_utility
-        body.append((world, f"`{policy}`" if "," not in policy else policy, *cells, *worth))
-    return markdown_table(head, body)
+    for (_, policy), each in sorted(found.items(), key=lambda pair: pair[1]["mean_jct_s"]):
+        cells = (
+            f"{scale * each[field]:,.{digits}f}" if field in each else "" for _, field, scale, digits in shown
+        )
+        body.append((f"`{policy}`" if "," not in policy else policy, *cells))
+    return markdown_table(("policy", *(title for title, *_ in shown)), body)
 
 
 def _recorded(rows: Rows, name: str, pattern: str) -> Figures:

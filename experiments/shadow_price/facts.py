@@ -44,6 +44,7 @@ def facts(found: Findings) -> Mapping[str, Any]:
         "bounds": _bounds(rows),
         "estimates": _estimates(rows),
         "loads": _loads(rows),
+        "rivals": ", ".join(f"`{name}`" for name in RIVALS[1:]),
         "samples": _samples(rows),
         "parameters": _parameters(rows, "parameters", "policies", (*_SWEPT, "retune paid")),
         "defaults": _defaults(PARAMETERS),
@@ -147,19 +148,24 @@ def _estimates(rows: Rows) -> str:
 
 
 def _loads(rows: Rows) -> str:
-    head = ("", "load", *(f"`{name}`" for name in RIVALS), "bound", "ours over the bound")
+    """Ours and the best of the others by load; the figures have all."""
+    head = ("", "load", f"`{OURS}`, s", "next best, s", "bound, s", "ours over the bound")
     body = []
     for trace in rows.traces("load"):
         for load in LOADS:
-            jcts = [
-                rows.figure("mean_jct_s", "load", trace=trace, variant=f"{load:g}", policy=name)
+            jcts = {
+                name: jct_s
                 for name in RIVALS
-            ]
-            if jcts[0] is None:
+                if (jct_s := rows.figure("mean_jct_s", "load", trace=trace, variant=f"{load:g}", policy=name))
+            }
+            ours = jcts.pop(OURS, None)
+            if ours is None or not jcts:
                 continue
+            best = min(jcts, key=lambda name: jcts[name])
             bound_s = rows.bound_s(trace, load=load)
-            over = "" if bound_s is None else f"{jcts[0] / bound_s:.2f}"
-            body.append((WORDS[trace], f"{load:g}", *map(_whole, jcts), _whole(bound_s), over))
+            over = "" if bound_s is None else f"{ours / bound_s:.2f}"
+            nearest = f"{_whole(jcts[best])} (`{best}`)"
+            body.append((WORDS[trace], f"{load:g}", _whole(ours), nearest, _whole(bound_s), over))
     return markdown_table(head, body) if body else ""
 
 
@@ -186,27 +192,25 @@ def _defaults(names: Iterable[str]) -> str:
 
 
 def _parameters(rows: Rows, group: str, usual_group: str, variants: Iterable[str]) -> str:
-    """Variants by the mean JCT, and against the replays with all defaults."""
+    """Mean JCT and makespan of variants against the replays with all defaults, a row for each parameter."""
     traces = rows.traces(group)
-    head = ("", *(f"{WORDS[trace]}, s" for trace in traces), "against the default", "makespan", "unfair, %")
-    body = []
+    fields = ("mean_jct_s", "makespan_s")
+    usual = {
+        (field, trace): rows.figure(field, usual_group, trace=trace, policy=OURS) or 1
+        for field in fields
+        for trace in traces
+    }
+    cells: dict[str, tuple[list[str], ...]] = {}
     for variant in variants:
         found = rows.of(group, variant=variant)
         if not found:
             continue
-        by_trace = {row["trace"]: row for row in found}
-        usual, spans = (
-            {trace: rows.figure(field, usual_group, trace=trace, policy=OURS) for trace in traces}
-            for field in ("mean_jct_s", "makespan_s")
-        )
-        change = fmean(by_trace[trace]["mean_jct_s"] / (usual[trace] or 1) for trace in by_trace) - 1
-        span = fmean(by_trace[trace]["makespan_s"] / (spans[trace] or 1) for trace in by_trace) - 1
-        unfair = fmean(row["unfair_fraction"] for row in found)
-        jcts = (_whole(by_trace[trace]["mean_jct_s"] if trace in by_trace else None) for trace in traces)
-        body.append(
-            (f"`{variant}`", *jcts, f"{100 * change:+.1f} %", f"{100 * span:+.1f} %", f"{100 * unfair:.0f}")
-        )
-    return markdown_table(head, body) if body else ""
+        name, value = variant.rsplit(" ", 1)
+        for field, words in zip(fields, cells.setdefault(name, ([], [])), strict=True):
+            change = fmean(row[field] / usual[field, row["trace"]] for row in found) - 1
+            words.append(f"{value}: {100 * change:+.1f}")
+    body = [(f"`{name}`", *(", ".join(words) for words in each)) for name, each in cells.items()]
+    return markdown_table(("", "mean JCT, %", "makespan, %"), body) if body else ""
 
 
 def _ablations(rows: Rows) -> str:
@@ -236,16 +240,18 @@ def _count(rows: Rows) -> int:
 
 
 def _ran(rows: Rows) -> str:
-    """How much of each group was replayed."""
-    body = []
+    """The groups of which not all was replayed."""
+    found = []
     for group in GROUPS:
         wanted = {each.name for each in matrix(group)}
-        body.append((group, f"{len(wanted & set(rows.found['rows']))} of {len(wanted)}"))
-    return markdown_table(("group", "replays"), body)
+        done = len(wanted & set(rows.found["rows"]))
+        if done < len(wanted):
+            found.append(f"`{group}` ({done} of {len(wanted)})")
+    return ", ".join(found)
 
 
-def _live(row: Mapping[str, Any]) -> str:
-    """Measured beside simulated, of one run."""
+def _live(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Measured beside simulated: a row for each figure, columns for each run."""
     words = {
         "completed": "jobs completed, mean over the run",
         "sjs": "SJS efficiency",
@@ -253,12 +259,14 @@ def _live(row: Mapping[str, Any]) -> str:
         "makespan_s": "makespan, s",
         "rescales_per_job": "changes of size a job",
     }
-    body = []
-    for each in row["figures"]:
-        live, simulated = each["live"], each["simulated"]
-        apart = "" if not live else f"{100 * (simulated / live - 1):+.1f} %"
-        body.append((words[each["name"]], f"{live:.3g}", f"{simulated:.3g}", apart))
-    return markdown_table(("", "measured", "simulated", "difference"), body)
+    body: dict[str, list[str]] = {}
+    for run in runs:
+        for each in run["figures"]:
+            live, simulated = each["live"], each["simulated"]
+            apart = "" if not live else f" ({100 * (simulated / live - 1):+.1f} %)"
+            body.setdefault(words[each["name"]], []).append(f"{live:.3g}, {simulated:.3g}{apart}")
+    head = ("measured, simulated", *(f"{run['jobs']} jobs" for run in runs))
+    return markdown_table(head, [(name, *cells) for name, cells in body.items()])
 
 
 def _whole(seconds: float | None) -> str:

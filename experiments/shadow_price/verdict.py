@@ -57,9 +57,12 @@ def lost(rows: Rows) -> str:
         best: dict[tuple[str, str], tuple[float, str]] = {}
         for group, trace, policy, part in rows.ahead(("policies", "fixed", "in-place"), field):
             best[group, trace] = max(best.get((group, trace), (0.0, "")), (part, policy))
-        for (group, trace), (part, policy) in best.items():
-            body.append((name, WORDS[trace], _BATCHES[group], f"`{policy}`", f"{100 * part:.0f} %"))
-    return markdown_table(("figure", "workload", "", "ahead", "by"), body) if body else ""
+        for group in _BATCHES:
+            found = [(WORDS[trace], *each) for (where, trace), each in best.items() if where == group]
+            if found:
+                cells = (f"{trace}: `{policy}` by {100 * part:.0f} %" for trace, part, policy in found)
+                body.append((name, _BATCHES[group], "; ".join(cells)))
+    return markdown_table(("figure", "", "who is ahead"), body) if body else ""
 
 
 def wins(rows: Rows) -> dict[str, tuple[int, int]]:
