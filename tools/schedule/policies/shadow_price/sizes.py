@@ -19,6 +19,8 @@ from pliant.tools.schedule.policies.shadow_price.prices import (
     FEW,
     ExactWorth,
     PricedJob,
+    PriceMemory,
+    Remembered,
     SlopeWorth,
     Worth,
     best_order,
@@ -68,12 +70,14 @@ class Shares:
         return int(self.members.sizes[self.chosen[row]])
 
 
-def shared(members: PoolColumns, rules: Rules, guard: Guard, *, by_demands: bool = False) -> Shares:
+def shared(
+    members: PoolColumns, rules: Rules, guard: Guard, memory: PriceMemory, *, by_demands: bool = False
+) -> Shares:
     """Share a pool out among sizes that are safe. Pools of up to :data:`EXACT_GPUS` are solved exactly.
 
     :param by_demands: count workers of which the nodes have room for few as more than a GPU each.
     """
-    order, prices = _prices(members, rules)
+    order, prices = _prices(members, rules, memory)
     worth = values(members, prices, rules.dwell_s)
     allowed = _allowed(members, worth + sooner(members, rules.dwell_s), guard)
     if by_demands and (footprints := members.footprints()).max() > 1.0:
@@ -84,10 +88,14 @@ def shared(members: PoolColumns, rules: Rules, guard: Guard, *, by_demands: bool
     return Shares(members, order, prices, worth, chosen, guard)
 
 
-def worth_of(members: PoolColumns) -> Worth:
+def worth_of(members: PoolColumns, memory: PriceMemory) -> Remembered[PricedJob, Floats]:
     """How the worth of the pool's GPUs is computed."""
-    gpus = members.pool.gpus
-    return ExactWorth(gpus) if gpus <= EXACT_GPUS else SlopeWorth(gpus, members.sizes)
+    gpus, sizes = members.pool.gpus, members.sizes
+
+    def made() -> Worth:
+        return ExactWorth(gpus) if gpus <= EXACT_GPUS else SlopeWorth(gpus, sizes)
+
+    return memory.worth((gpus, sizes.tobytes()), gpus, made)
 
 
 def chosen_sizes(members: PoolColumns, worth: Floats) -> Ints:
@@ -127,13 +135,13 @@ def sooner(members: PoolColumns, dwell_s: float) -> Floats:
     return found
 
 
-def _prices(members: PoolColumns, rules: Rules) -> tuple[list[int], Floats]:
+def _prices(members: PoolColumns, rules: Rules, memory: PriceMemory) -> tuple[list[int], Floats]:
     """The order, last to end first, and λ by job; with a future, at a part of the mean price of a GPU."""
     gpus = members.pool.gpus
     exact = gpus <= EXACT_GPUS
-    worth = worth_of(members)
+    worth = worth_of(members, memory)
     jobs = [
-        PricedJob.of(rates, weight)
+        memory.job(rates, weight)
         for rates, weight in zip(members.whole, members.weights.tolist(), strict=True)
     ]
     future = rules.future * float(members.weights.sum()) / gpus
