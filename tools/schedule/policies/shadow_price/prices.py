@@ -191,7 +191,7 @@ class Remembered(Generic[JobT, Made]):
         found = made.then.get(job)
         if found is None:
             found = made.then[job] = Priced(self._worth.with_job(job, price, made.made))
-            self.numbers += self._gpus + _ENTRY
+            self.numbers += 2 * self._gpus + _ENTRY  # and the slopes of the job, where it has some
         return found
 
 
