@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -74,6 +74,14 @@ class GoodputCurve:
     """B_min: the smallest batch that the job states."""
     usual: int
     """The batch of the author among ``batches``, by position."""
+    plain: Floats = field(init=False)
+    """[size] samples per second at that batch."""
+    runs: bool = field(init=False)
+    """Whether it runs at all."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plain", self.rates[:, self.usual].copy())
+        object.__setattr__(self, "runs", bool(self.rates.any()))
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> GoodputCurve:
         """Nothing of it changes."""
@@ -88,7 +96,7 @@ class GoodputCurve:
     def goodput(self, noise_scale: float | None) -> Floats:
         """[size] most progress per second; at the author's batch where the noise scale is unknown."""
         if noise_scale is None:
-            return self.rates[:, self.usual]
+            return self.plain
         return best(self.efficiency(noise_scale), self.rates)
 
 

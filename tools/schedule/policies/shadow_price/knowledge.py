@@ -138,8 +138,11 @@ class Knowledge:
 
     def outlook(self, job: JobState, curve: GoodputCurve, sizes: Ints, time_s: float) -> Outlook:
         """What is ahead of a job; the same rate throughout where nothing is known to change."""
-        line, progress = self._noise.line(job.spec.model), self.progress(job, time_s)
-        if line is None or progress is None or not curve.rates.any():
+        line = self._noise.line(job.spec.model)
+        if line is None and job.noise_scale is None and not self._by_samples.knows(job.spec.model):
+            return Outlook(curve.plain, curve.plain)
+        progress = self.progress(job, time_s)
+        if line is None or progress is None or not curve.runs:
             rates = curve.goodput(self.noise_scale(job, time_s))
             return Outlook(rates, rates)
         ahead = self._ahead_of(job, curve, line)
@@ -244,6 +247,9 @@ class ByProgress:
         if cells[cell] != log:
             cells[cell] = log
             self._lines.pop(key, None)
+
+    def knows(self, key: str) -> bool:
+        return key in self._log
 
     def line(self, key: str) -> Floats | None:
         """[cell] values, between those seen on a line of their logarithms; None if none was seen."""
@@ -447,7 +453,7 @@ class PoolColumns:
 
     def shortest_last(self) -> list[int]:
         """Rows by weighted GPU-seconds, those with most first; of equal ones the last to arrive."""
-        keys = self.seconds / self.weights
+        keys = (self.seconds / self.weights).tolist()
         return sorted(range(len(self.jobs)), key=lambda row: (keys[row], row), reverse=True)
 
 

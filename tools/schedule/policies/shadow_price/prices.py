@@ -285,9 +285,12 @@ def _sweep(
     for other in order[1:]:
         after_held = worth.with_job(jobs[held], price, made)
         then_other = worth.price(jobs[other], after_held)
-        other_first = worth.price(jobs[other], made)
-        after_other = worth.with_job(jobs[other], other_first, made)
-        then_held = worth.price(jobs[held], after_other)
+        if jobs[held] is jobs[other]:
+            other_first, after_other, then_held = price, after_held, then_other
+        else:
+            other_first = worth.price(jobs[other], made)
+            after_other = worth.with_job(jobs[other], other_first, made)
+            then_held = worth.price(jobs[held], after_other)
         kept = price * work[held] + then_other * work[other]
         if then_held * work[held] + other_first * work[other] < kept * (1 - _GAIN):
             found.append(other)
@@ -375,10 +378,16 @@ def exact_knapsack(values: Sequence[Floats], gpus: int) -> list[int]:
     rows = np.arange(gpus + 1)
     chosen: list[Ints] = []
     for value in values:
-        made = left[:, : len(value)] + value
-        pick = made.argmax(axis=1)
+        able = np.flatnonzero(value > -np.inf).tolist()
+        if len(able) == 2 and not able[0]:  # a rigid job
+            none, some = padded[gpus:] + value[0], padded[gpus - able[1] : 2 * gpus + 1 - able[1]] + value[able[1]]
+            pick = able[1] * (some > none)
+            padded[gpus:] = np.maximum(none, some)
+        else:
+            made = left[:, : len(value)] + value
+            pick = made.argmax(axis=1)
+            padded[gpus:] = made[rows, pick]
         chosen.append(pick)
-        padded[gpus:] = made[rows, pick]
     sizes = [0] * len(values)
     spare = gpus
     for index in range(len(values) - 1, -1, -1):

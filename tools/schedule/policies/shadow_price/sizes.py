@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.shadow_price.bound import Guard
+from pliant.tools.schedule.policies.shadow_price.bound import Flags, Guard
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.knowledge import PoolColumns
 from pliant.tools.schedule.policies.shadow_price.prices import (
@@ -35,6 +35,8 @@ _TIE: Final = 1e-6
 """Worth of a job's end, in weighted completion time, where the prices see no difference."""
 _PAYS: Final = 8.0
 """A change has at least this many times what it costs to pay, however soon other jobs change."""
+_ROUNDING: Final = 1e-9
+"""Of the sum of values; less may be lost to it."""
 _MOST_LOST: Final = 0.95
 """The largest part of the value of a size that a change to it costs."""
 
@@ -64,7 +66,7 @@ class Shares:
     guard: Guard
 
     def served(self) -> list[JobState]:
-        return [job for row, job in enumerate(self.members.jobs) if self.chosen[row]]
+        return [self.members.jobs[row] for row in np.flatnonzero(self.chosen).tolist()]
 
     def gpus(self, row: int) -> int:
         return int(self.members.sizes[self.chosen[row]])
@@ -103,12 +105,28 @@ def chosen_sizes(members: PoolColumns, worth: Floats) -> Ints:
     gpus = members.pool.gpus
     if gpus > EXACT_GPUS:
         return knapsack_by_price(worth, members.sizes, gpus)
-    last = np.maximum(worth.argmax(axis=1), members.held) + 1
-    rows = [row[:count] for row, count in zip(worth, last.tolist(), strict=True)]
-    found: Ints = np.array(exact_knapsack(rows, gpus), dtype=np.int64)
+    last = (np.maximum(worth.argmax(axis=1), members.held) + 1).tolist()
+    rows = np.flatnonzero(~_outbid(worth, gpus)).tolist()
+    found = np.zeros(len(worth), dtype=np.int64)
+    found[rows] = exact_knapsack([worth[row, : last[row]] for row in rows], gpus)
     left, idle = np.flatnonzero((found == 0) & np.isfinite(worth[:, 0])), gpus - int(found.sum())
     if idle and left.size:  # what weighs too little beside the sum of the others was lost to rounding
         found[left] = filled(worth[left], members.sizes, idle)
+    return found
+
+
+def _outbid(worth: Floats, gpus: int) -> Flags:
+    """Rigid jobs beside which as many of their size, as fit at all, are worth clearly more."""
+    able = worth > -np.inf
+    sizes = np.where(able.sum(axis=1) == 2, able[:, 1:].argmax(axis=1) + 1, 0)
+    sizes[worth[:, 0] != 0] = 0
+    gains = worth[np.arange(len(worth)), sizes]
+    found = np.zeros(len(worth), dtype=np.bool_)
+    clear = _ROUNDING * float(np.where(able, worth, 0.0).max(axis=1).sum())
+    for size in set(sizes.tolist()) - {0}:
+        rows = np.flatnonzero(sizes == size)
+        if len(rows) > (fit := gpus // size):
+            found[rows] = gains[rows] < np.partition(gains[rows], -fit)[-fit] - clear
     return found
 
 
