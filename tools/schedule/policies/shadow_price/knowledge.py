@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from pliant.tools.schedule.policies.shadow_price.curves import (
     GoodputCurve,
     GoodputCurves,
     Ints,
+    Outlook,
     best,
     sizes_of,
 )
@@ -140,7 +141,7 @@ class Knowledge:
         """What is ahead of a job; the same rate throughout where nothing is known to change."""
         line = self._noise.line(job.spec.model)
         if line is None and job.noise_scale is None and not self._by_samples.knows(job.spec.model):
-            return Outlook(curve.plain, curve.plain)
+            return curve.outlook
         progress = self.progress(job, time_s)
         if line is None or progress is None or not curve.runs:
             rates = curve.goodput(self.noise_scale(job, time_s))
@@ -291,15 +292,6 @@ def paces() -> ByProgress:
 # What is ahead of a job.
 
 
-class Outlook(NamedTuple):
-    """Mean progress per second by size, 0 where infeasible."""
-
-    whole: Floats
-    """[size] F: over all the work that is left."""
-    soon: Floats
-    """[size] G: over the work of the time that a decision is taken to last, the same for all sizes."""
-
-
 class Ahead:
     """Jobs of one curve whose noise scales are known by progress."""
 
@@ -394,11 +386,12 @@ class PoolColumns:
         fitting = [
             (job, curve, outlook)
             for job in sorted(jobs, key=lambda each: each.arrival)
-            if (outlook := known.outlook(job, curve := curves.of(job), sizes, time_s)).whole.any()
+            if (outlook := known.outlook(job, curve := curves.of(job), sizes, time_s)).runs
         ]
         if not fitting:
             return None
-        whole = np.stack([outlook.whole for _, _, outlook in fitting])
+        curves.forget_others(jobs)
+        whole = _stacked([outlook.whole for _, _, outlook in fitting])
         per_gpu = whole[:, 1:] / sizes[1:]
         normal = per_gpu.argmax(axis=1) + 1
         fastest = per_gpu[np.arange(len(fitting)), normal - 1]
@@ -415,7 +408,7 @@ class PoolColumns:
             found,
             [curve for _, curve, _ in fitting],
             whole,
-            np.stack([outlook.soon for _, _, outlook in fitting]),
+            _stacked([outlook.soon for _, _, outlook in fitting]),
             left,
             left / fastest,
             normal,
@@ -455,6 +448,13 @@ class PoolColumns:
         """Rows by weighted GPU-seconds, those with most first; of equal ones the last to arrive."""
         keys = (self.seconds / self.weights).tolist()
         return sorted(range(len(self.jobs)), key=lambda row: (keys[row], row), reverse=True)
+
+
+def _stacked(rows: Sequence[Floats]) -> Floats:
+    """The rows as one table; jobs that are alike have one row."""
+    unlike = {id(row): row for row in rows}
+    at = {key: number for number, key in enumerate(unlike)}
+    return np.stack([*unlike.values()])[[at[id(row)] for row in rows]]
 
 
 def _scattered(job: JobState, pool: Pool, speeds: Speeds) -> float:
