@@ -33,6 +33,7 @@ from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
+    from pliant.schemas.job import Job
     from pliant.schemas.runinfo import PromisedBounds
 
 _HOUR_S = 3600.0
@@ -159,6 +160,12 @@ class ShadowPrice(Policy):
     def bounds_on(self, cluster: Cluster) -> PromisedBounds | None:
         bounds = self.bounds
         return None if bounds is None else bounds.model_copy(update={"void": kept_from_promise(cluster)})
+
+    @classmethod
+    def overlooks_deadline(cls, job: Job, cluster: Cluster) -> str | None:
+        if len({node.gpu_type for node in cluster.nodes if node.gpus}) > 1:
+            return "deadlines where GPU types differ"
+        return "deadlines of jobs that do not state their work" if job.work is None else None
 
     def promised_rates(self, job: JobState, speeds: Speeds) -> Sequence[tuple[int, float]]:
         if self.grace is None or len(speeds.gpu_types) != 1:
