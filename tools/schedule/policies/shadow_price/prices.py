@@ -201,6 +201,8 @@ class PriceMemory:
     def __init__(self) -> None:
         self._jobs: dict[tuple[bytes, float], PricedJob] = {}
         self._worths: dict[Hashable, Remembered[Any, Any]] = {}
+        self._numbers = 0
+        """Of jobs, that are kept."""
 
     def __deepcopy__(self, memo: object) -> PriceMemory:
         """Nothing depends on it."""
@@ -211,6 +213,7 @@ class PriceMemory:
         found = self._jobs.get(key)
         if found is None:
             found = self._jobs[key] = PricedJob.of(rates.copy(), weight)
+            self._numbers += 3 * len(rates) + _ENTRY
         return found
 
     def worth(
@@ -224,10 +227,10 @@ class PriceMemory:
 
     def tidy(self) -> None:
         """Forget all before it becomes too much."""
-        numbers = sum(each.numbers for each in self._worths.values())
-        if numbers + sum(2 * len(job.rates) + _ENTRY for job in self._jobs.values()) > _MOST_NUMBERS:
+        if self._numbers + sum(each.numbers for each in self._worths.values()) > _MOST_NUMBERS:
             self._jobs.clear()
             self._worths.clear()
+            self._numbers = 0
 
 
 def hull_slopes(sizes: Ints, rates: Floats) -> Floats:
