@@ -318,6 +318,8 @@ def best_order(
 
     :param order: of equal ones, the one closest to this order; None: to that of the jobs.
     """
+    if len(jobs) == 1:
+        return [0]
     weights = np.array([job.weight for job in jobs])
 
     def flow_s(order: list[int]) -> float:
@@ -375,16 +377,14 @@ def exact_knapsack(values: Sequence[Floats], gpus: int) -> list[int]:
     """
     padded = np.full(2 * gpus + 1, -np.inf)
     padded[gpus:] = 0.0
-    step = padded.strides[0]
-    shape = (gpus + 1, gpus + 1)
-    left = np.lib.stride_tricks.as_strided(padded[gpus:], shape, (step, -step), writeable=False)
+    step, shape = padded.strides[0], (gpus + 1, gpus + 1)
+    left = np.ndarray(shape, buffer=padded, offset=gpus * step, strides=(step, -step))
     rows = np.arange(gpus + 1)
     chosen: list[Ints] = []
     for value in values:
-        able = np.flatnonzero(value > -np.inf).tolist()
-        if len(able) == 2 and not able[0]:  # a rigid job
-            none, some = padded[gpus:] + value[0], padded[gpus - able[1] : 2 * gpus + 1 - able[1]] + value[able[1]]
-            pick = able[1] * (some > none)
+        if size := _only_size(value):
+            none, some = padded[gpus:] + value[0], padded[gpus - size : 2 * gpus + 1 - size] + value[size]
+            pick = size * (some > none)
             padded[gpus:] = np.maximum(none, some)
         else:
             made = left[:, : len(value)] + value
@@ -397,6 +397,16 @@ def exact_knapsack(values: Sequence[Floats], gpus: int) -> list[int]:
         sizes[index] = int(chosen[index][spare])
         spare -= sizes[index]
     return sizes
+
+
+def _only_size(value: Floats) -> int:
+    """The one size that a job may get if it need not run; 0 if there are others."""
+    if value[0] == -np.inf or len(value) < 2:
+        return 0
+    if len(value) == 2:
+        return 1
+    able = np.flatnonzero(value > -np.inf) if value[1] == -np.inf else ()
+    return int(able[1]) if len(able) == 2 else 0
 
 
 def knapsack_by_price(values: Floats, sizes: Ints | Floats, gpus: int) -> Ints:
