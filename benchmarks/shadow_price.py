@@ -24,7 +24,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.parts import mistaken_work, promise, shadow_price_ratios, sia_artifact, sia_mixed, sp_deadlines
+from benchmarks.parts import (
+    mistaken_work,
+    promise,
+    shadow_price_ratios,
+    sia_artifact,
+    sia_mixed,
+    sp_deadlines,
+)
 from benchmarks.parts.figure import Figure, need_data
 from benchmarks.parts.pollux_workloads import (
     IN_PLACE,

@@ -48,6 +48,9 @@ class Today:
     has_starts: bool = True
     """Whether the format records when jobs began."""
 
+    leaves_out: tuple[str, ...] = ()
+    """Choices that are not replayed there: they take long."""
+
     @property
     def path(self) -> Path:
         return data_folder() / self.file
@@ -90,6 +93,7 @@ DAYS: Final = {
         file="pollux/traces/philly.csv",
         selection=Selection(groups=("6214e9",), begin="2017-10-02", end="2017-10-09"),
         has_starts=False,
+        leaves_out=("shadow-price-predicted",),
     ),
     "itp": Today(
         title="ITP, cluster 1 as ElasticFlow published it",
@@ -97,6 +101,7 @@ DAYS: Final = {
         file="elasticflow/cluster01.csv",
         mapping="id=job_id,submit=submission_time,gpus=num_gpu,duration=duration",
         has_starts=False,
+        leaves_out=("shadow-price-predicted",),
     ),
     "philly-full": Today("Philly with its attempts", "philly", "philly/cluster_job_log"),
     "helios": Today("Helios, Saturn", "helios", "helios/Saturn/cluster_log.csv"),
@@ -125,7 +130,7 @@ def tasks(jobs_limit: int | None = None) -> Tasks:
         for trace, day in DAYS.items()
         if day.path.is_file()
         for choice in CHOICES
-        if day.has_starts or choice != RECORDED
+        if (day.has_starts or choice != RECORDED) and choice not in day.leaves_out
     }
 
 

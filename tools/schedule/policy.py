@@ -186,8 +186,8 @@ class Policy:
 
     @classmethod
     def overlooks_deadline(cls, job: Job, cluster: Cluster) -> str | None:
-        """Which deadlines it does not look at, that of a job on this cluster among them, as a clause; None if
-        it looks at it."""
+        """Which deadlines it does not look at, as a clause; None if it looks at that of the job there."""
+        del job, cluster
         return None if cls.heeds_deadlines else "deadlines"
 
     def promised_rates(self, job: JobState, speeds: Speeds) -> Sequence[tuple[int, float]]:

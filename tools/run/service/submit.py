@@ -378,7 +378,7 @@ def deaf_to_priorities(state: Path) -> str | None:
 
 
 def _overlooked_deadlines(state: Path, jobs: Iterable[Job]) -> str | None:
-    """What the policy that decided last there makes of deadlines, if it looks at none, or not at all of these."""
+    """Which deadlines the policy that decided last there overlooks, those of these jobs among them."""
     name = _deciding(state)
     if name is None:
         return None

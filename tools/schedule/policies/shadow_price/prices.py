@@ -405,7 +405,9 @@ def _only_size(value: Floats) -> int:
         return 0
     if len(value) == 2:
         return 1
-    able = np.flatnonzero(value > -np.inf) if value[1] == -np.inf else ()
+    if value[1] > -np.inf:
+        return 0
+    able = np.flatnonzero(value > -np.inf)
     return int(able[1]) if len(able) == 2 else 0
 
 
