@@ -10,8 +10,9 @@ follow in every epoch; ``tight`` with a grace of :data:`TIGHT`.
 ``promise``: see :mod:`benchmarks.parts.promise`.
 ``makespan_mode``: with a worth of GPUs to jobs to come, :data:`FUTURE`. The limits of the unfair fraction and
 the worst FTF are those of Ares on the same jobs, that of the makespan is Pollux's.
-``over_lower_bound``, ``makespan_over_best``, ``ones_trace`` and ``sia_mixed`` are of the parts
-:mod:`~benchmarks.parts.shadow_price_ratios` and :mod:`~benchmarks.parts.sia_mixed`, which renew them alone.
+``over_lower_bound``, ``makespan_over_best``, ``ones_trace``, ``sia_mixed``, ``deadlines_met`` and ``utility``
+are of the parts :mod:`~benchmarks.parts.shadow_price_ratios`, :mod:`~benchmarks.parts.sia_mixed` and
+:mod:`~benchmarks.parts.sp_deadlines`, which renew them alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.parts import mistaken_work, promise, shadow_price_ratios, sia_artifact, sia_mixed
+from benchmarks.parts import (
+    mistaken_work,
+    promise,
+    shadow_price_ratios,
+    sia_artifact,
+    sia_mixed,
+    sp_deadlines,
+)
 from benchmarks.parts.figure import Figure, need_data
 from benchmarks.parts.pollux_workloads import (
     IN_PLACE,
@@ -68,7 +76,7 @@ def figures(
     with_pollux: bool = True,
 ) -> list[Figure]:
     """All figures."""
-    need_data("pollux", "sia", "ones")
+    need_data("pollux", "sia", "ones", "elasticflow")
     return [
         *promise.figures(),
         *_replays(workloads, jobs_limit, with_pollux=with_pollux),
@@ -76,12 +84,13 @@ def figures(
         *crowded(),
         *shadow_price_ratios.figures(),
         *sia_mixed.figures(),
+        *sp_deadlines.figures(),
     ]
 
 
 def smallest() -> list[Figure]:
     """All of it, small."""
-    need_data("pollux", "sia", "ones")
+    need_data("pollux", "sia", "ones", "elasticflow")
     return [
         *promise.figures(2),
         *_replays(("w6",), jobs_limit=3, with_pollux=False),
@@ -89,6 +98,7 @@ def smallest() -> list[Figure]:
         *crowded({(64, 4): 20.0}, rounds=1),
         *shadow_price_ratios.figures(("w6",), jobs_limit=3, smoke=True),
         *sia_mixed.figures(("saturn",), jobs_limit=3),
+        *sp_deadlines.figures(("half_testbed",), seeds=(0,), jobs_limit=6),
     ]
 
 

@@ -177,9 +177,8 @@ def submit(
     say_unheeded(done.deaf_to_priorities)
     if done.deaf_to_weights is not None:
         note(f'policy "{done.deaf_to_weights}" has no place for weights: they count once another one decides')
-    if deadline is not None and done.deaf_to_deadlines is not None:
-        policy = done.deaf_to_deadlines
-        note(f'policy "{policy}" does not look at deadlines: they count once another one decides')
+    if done.overlooked_deadlines is not None:
+        note(f"{done.overlooked_deadlines}: they count once another one decides")
     if not is_served(directory):
         by = f"from cron, or pliant run --follow --state {directory}"
         note(f"no run uses {directory} now: they wait for the next one, {by}")

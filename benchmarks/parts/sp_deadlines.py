@@ -49,7 +49,7 @@ def _deadlines(grounds: Sequence[str], jobs_limit: int | None) -> Iterator[Figur
     for name in grounds:
         found = trace(GROUNDS[name][0], nodes=GROUNDS[name][1])
         some = replace(found, jobs=found.jobs[:jobs_limit])
-        ours, theirs = deadlines_met(some, OURS), deadlines_met(some, "elasticflow")
+        ours, theirs = (deadlines_met(some, Run(policy)) for policy in (OURS, "elasticflow"))
         whole = name == "testbed"
         over = "sp_deadlines_met_over_elasticflow" + ("" if whole else f"_{name}")
         yield Figure(over, ours / theirs, "ratio", 1.05 if whole else None, at_least=whole)

@@ -47,8 +47,9 @@ class Today:
     selection: Selection = ALL
     has_starts: bool = True
     """Whether the format records when jobs began."""
+
     leaves_out: tuple[str, ...] = ()
-    """Choices whose decisions among its waiting jobs take hours in all."""
+    """Choices that are not replayed there: they take long."""
 
     @property
     def path(self) -> Path:
@@ -92,15 +93,15 @@ DAYS: Final = {
         file="pollux/traces/philly.csv",
         selection=Selection(groups=("6214e9",), begin="2017-10-02", end="2017-10-09"),
         has_starts=False,
-        leaves_out=("shadow-price", "shadow-price-predicted"),
+        leaves_out=("shadow-price-predicted",),
     ),
     "itp": Today(
         title="ITP, cluster 1 as ElasticFlow published it",
         importer="csv",
         file="elasticflow/cluster01.csv",
         mapping="id=job_id,submit=submission_time,gpus=num_gpu,duration=duration",
-        leaves_out=("shadow-price-predicted",),
         has_starts=False,
+        leaves_out=("shadow-price-predicted",),
     ),
     "philly-full": Today("Philly with its attempts", "philly", "philly/cluster_job_log"),
     "helios": Today("Helios, Saturn", "helios", "helios/Saturn/cluster_log.csv"),

@@ -164,7 +164,7 @@ def test_starts_that_make_no_sense_are_refused(here: Path, words: tuple[str, ...
 
 def test_a_policy_that_knows_no_deadlines_is_named_once(here: Path):
     (here / "train.py").write_text("print('hello')\n")
-    for policy, said in (("fifo", 1), ("oasis", 0)):
+    for policy, said in (("fifo", 1), ("oasis", 0), ("shadow-price", 1)):
         (here / policy).mkdir(mode=0o700)
         used = PolicyUse(name=policy, parameters=dict(make_policy(policy, {}).parameters))
         write_schedule(Schedule(time=0.0, policy=used, cluster=cluster(4)), here / policy / "schedule.json")

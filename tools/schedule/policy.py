@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pliant.schemas.cluster import Cluster
+    from pliant.schemas.job import Job
     from pliant.schemas.runinfo import PromisedBounds
     from pliant.tools.schedule.rates import Speeds
 
@@ -121,7 +122,8 @@ class Policy:
     weight_means: ClassVar[str] = ""
     """The same of their weights (``job.spec.weight``); empty: it has no place for them, and says so."""
     heeds_deadlines: ClassVar[bool] = False
-    """Whether it looks at what finishing by a time is worth to a job (``job.spec.utility``)."""
+    """Whether it looks at what finishing by a time is worth to a job (``job.spec.utility``), at least on some
+    clusters: see :meth:`overlooks_deadline`."""
     when_rigid: ClassVar[str] = ""
     """What it does where no job is elastic, if that is less than its name says, as a clause."""
     trusts_guesses: ClassVar[bool] = False
@@ -181,6 +183,12 @@ class Policy:
         """The same on this cluster: it says if nothing is promised there."""
         del cluster
         return self.bounds
+
+    @classmethod
+    def overlooks_deadline(cls, job: Job, cluster: Cluster) -> str | None:
+        """Which deadlines it does not look at, as a clause; None if it looks at that of the job there."""
+        del job, cluster
+        return None if cls.heeds_deadlines else "deadlines"
 
     def promised_rates(self, job: JobState, speeds: Speeds) -> Sequence[tuple[int, float]]:
         """(GPUs, samples per second) of the sizes with which ``bounds`` count, ascending, for reports."""

@@ -36,8 +36,8 @@ class Submitted(NamedTuple):
     ids: list[str]
     deaf_to_priorities: str | None = None
     """The policy that decides there, if jobs state priorities and it ignores them."""
-    deaf_to_deadlines: str | None = None
-    """The same for deadlines, which all policies but some ignore."""
+    overlooked_deadlines: str | None = None
+    """Which deadlines the policy there does not look at, one of these jobs among them, as a clause."""
     deaf_to_weights: str | None = None
     """The same for weights."""
 
@@ -48,7 +48,7 @@ class Submitted(NamedTuple):
         return cls(
             ids,
             deaf_to_priorities(state) if states else None,
-            deaf_to_deadlines(state),
+            _overlooked_deadlines(state, (job for job in listed if job.utility.shape != "constant")),
             _deaf_to_weights(state) if weighs else None,
         )
 
@@ -377,10 +377,15 @@ def deaf_to_priorities(state: Path) -> str | None:
     return name if name is not None and policy_class(name).priority_means == "" else None
 
 
-def deaf_to_deadlines(state: Path) -> str | None:
-    """The policy that decided last there if it knows of no deadlines, else None."""
+def _overlooked_deadlines(state: Path, jobs: Iterable[Job]) -> str | None:
+    """Which deadlines the policy that decided last there overlooks, those of these jobs among them."""
     name = _deciding(state)
-    return name if name is not None and not policy_class(name).heeds_deadlines else None
+    if name is None:
+        return None
+    cluster = read_schedule(StateDir(state.resolve()).schedule).cluster
+    clauses = (policy_class(name).overlooks_deadline(job, cluster) for job in jobs)
+    clause = next(filter(None, clauses), None)
+    return None if clause is None else f'policy "{name}" does not look at {clause}'
 
 
 def _deaf_to_weights(state: Path) -> str | None:

@@ -145,8 +145,12 @@ class Bound:
 
     def expect(self, members: PoolColumns, changed: Mapping[str, Target], time_s: float) -> None:
         for row, job in enumerate(members.jobs):
-            curve, target = members.curves[row], changed.get(job.id)
-            size = int(np.searchsorted(members.sizes, job.gpus if target is None else target.gpus))
+            target = changed.get(job.id)
+            gpus = job.gpus if target is None else target.gpus
+            if not gpus:
+                self._credits.expect_none(job)
+                continue
+            curve, size = members.curves[row], int(np.searchsorted(members.sizes, gpus))
             begins_s = job.changed_s if target is None else time_s
             rate = float(curve.rates[size, curve.usual])
             self._credits.expect(job, rate, begins_s + float(members.rescale_s[row]))
@@ -267,17 +271,23 @@ class Credits:
         return self._accounts[job_id].credit
 
     def begin(self, job: JobState, time_s: float) -> None:
-        self._accounts.setdefault(job.id, _Account(job.samples_done(time_s), time_s))
+        if job.id not in self._accounts:
+            self._accounts[job.id] = _Account(job.samples_done(time_s), time_s)
 
     def book(self, jobs: Iterable[JobState], known: Knowledge, time_s: float) -> None:
         for job in jobs:
-            account = self._accounts[job.id]
-            self.expect(job, known.held_rate(job, time_s), job.changed_s + known.rescale_s(job))
-            _count(account, time_s)
+            if job.gpus:
+                self.expect(job, known.held_rate(job, time_s), job.changed_s + known.rescale_s(job))
+            else:
+                self.expect_none(job)
+            _count(self._accounts[job.id], time_s)
 
     def expect(self, job: JobState, rate: float, from_s: float) -> None:
         account = self._accounts[job.id]
         account.rate, account.from_s = rate, from_s
+
+    def expect_none(self, job: JobState) -> None:
+        self._accounts[job.id].rate = 0.0
 
     def end(self, job_id: str, time_s: float) -> float | None:
         """A job has left; returns its credit, None if it was not there."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from pliant.schemas.job import Job
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.rates import Speeds
 
@@ -19,6 +20,8 @@ BATCHES: Final = 24
 EXACT_GPUS: Final = 128
 """Up to here every number of GPUs is tried; beyond, whole nodes in steps of a thirty-second."""
 _STEP: Final = 32
+_FEW: Final = 100
+"""Jobs that have ended and are not worth a thought."""
 MOST_NOISE: Final = 1e15
 """Samples; beyond it no batch trains less a sample than another."""
 
@@ -31,8 +34,26 @@ class GoodputCurves:
         self.gpu_type = gpu_type
         self.sizes = sizes
         self._grid = sizes.tobytes()
+        self._found: dict[str, tuple[Job, int | None, object, int, GoodputCurve]] = {}
+        """By job, with all of it that may change."""
 
     def of(self, job: JobState) -> GoodputCurve:
+        known = self._found.get(job.id)
+        if known is not None:
+            spec, most, room, batch, curve = known
+            if spec is job.spec and room is job.room and (most, batch) == (job.most, job.reference_batch):
+                return curve
+        curve = self._shared(job)
+        self._found[job.id] = job.spec, job.most, job.room, job.reference_batch, curve
+        return curve
+
+    def forget_others(self, jobs: Sequence[JobState]) -> None:
+        """Keep what is known of these jobs, once others are many."""
+        if len(self._found) > 2 * len(jobs) + _FEW:
+            self._found = {job.id: self._found[job.id] for job in jobs if job.id in self._found}
+
+    def _shared(self, job: JobState) -> GoodputCurve:
+        """That of all jobs of its kind."""
         spec = job.spec
         limits = (
             spec.gpus.requested if spec.elastic == "none" else (spec.min_gpus, self._most(job)),
@@ -63,6 +84,20 @@ class GoodputCurves:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Outlook:
+    """Mean progress of a job per second by size, 0 where infeasible."""
+
+    whole: Floats
+    """[size] F: over all the work that is left."""
+    soon: Floats
+    """[size] G: over the work of the time that a decision is taken to last, the same for all sizes."""
+    runs: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "runs", bool(self.whole.any()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class GoodputCurve:
     """Jobs of one kind on one GPU type."""
 
@@ -74,6 +109,15 @@ class GoodputCurve:
     """B_min: the smallest batch that the job states."""
     usual: int
     """The batch of the author among ``batches``, by position."""
+    outlook: Outlook = field(init=False)
+    """At that batch."""
+    runs: bool = field(init=False)
+    """Whether it runs at any."""
+
+    def __post_init__(self) -> None:
+        usual = self.rates[:, self.usual].copy()
+        object.__setattr__(self, "outlook", Outlook(usual, usual))
+        object.__setattr__(self, "runs", bool(self.rates.any()))
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> GoodputCurve:
         """Nothing of it changes."""
@@ -88,7 +132,7 @@ class GoodputCurve:
     def goodput(self, noise_scale: float | None) -> Floats:
         """[size] most progress per second; at the author's batch where the noise scale is unknown."""
         if noise_scale is None:
-            return self.rates[:, self.usual]
+            return self.outlook.whole
         return best(self.efficiency(noise_scale), self.rates)
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from pliant.tools.schedule.policies.shadow_price.curves import (
     GoodputCurve,
     GoodputCurves,
     Ints,
+    Outlook,
     best,
     sizes_of,
 )
@@ -138,8 +139,11 @@ class Knowledge:
 
     def outlook(self, job: JobState, curve: GoodputCurve, sizes: Ints, time_s: float) -> Outlook:
         """What is ahead of a job; the same rate throughout where nothing is known to change."""
-        line, progress = self._noise.line(job.spec.model), self.progress(job, time_s)
-        if line is None or progress is None or not curve.rates.any():
+        line = self._noise.line(job.spec.model)
+        if line is None and job.noise_scale is None and not self._by_samples.knows(job.spec.model):
+            return curve.outlook
+        progress = self.progress(job, time_s)
+        if line is None or progress is None or not curve.runs:
             rates = curve.goodput(self.noise_scale(job, time_s))
             return Outlook(rates, rates)
         ahead = self._ahead_of(job, curve, line)
@@ -245,6 +249,9 @@ class ByProgress:
             cells[cell] = log
             self._lines.pop(key, None)
 
+    def knows(self, key: str) -> bool:
+        return key in self._log
+
     def line(self, key: str) -> Floats | None:
         """[cell] values, between those seen on a line of their logarithms; None if none was seen."""
         found = self._lines.get(key)
@@ -283,15 +290,6 @@ def paces() -> ByProgress:
 
 
 # What is ahead of a job.
-
-
-class Outlook(NamedTuple):
-    """Mean progress per second by size, 0 where infeasible."""
-
-    whole: Floats
-    """[size] F: over all the work that is left."""
-    soon: Floats
-    """[size] G: over the work of the time that a decision is taken to last, the same for all sizes."""
 
 
 class Ahead:
@@ -388,11 +386,12 @@ class PoolColumns:
         fitting = [
             (job, curve, outlook)
             for job in sorted(jobs, key=lambda each: each.arrival)
-            if (outlook := known.outlook(job, curve := curves.of(job), sizes, time_s)).whole.any()
+            if (outlook := known.outlook(job, curve := curves.of(job), sizes, time_s)).runs
         ]
         if not fitting:
             return None
-        whole = np.stack([outlook.whole for _, _, outlook in fitting])
+        curves.forget_others(jobs)
+        whole = _stacked([outlook.whole for _, _, outlook in fitting])
         per_gpu = whole[:, 1:] / sizes[1:]
         normal = per_gpu.argmax(axis=1) + 1
         fastest = per_gpu[np.arange(len(fitting)), normal - 1]
@@ -409,7 +408,7 @@ class PoolColumns:
             found,
             [curve for _, curve, _ in fitting],
             whole,
-            np.stack([outlook.soon for _, _, outlook in fitting]),
+            _stacked([outlook.soon for _, _, outlook in fitting]),
             left,
             left / fastest,
             normal,
@@ -447,8 +446,15 @@ class PoolColumns:
 
     def shortest_last(self) -> list[int]:
         """Rows by weighted GPU-seconds, those with most first; of equal ones the last to arrive."""
-        keys = self.seconds / self.weights
+        keys = (self.seconds / self.weights).tolist()
         return sorted(range(len(self.jobs)), key=lambda row: (keys[row], row), reverse=True)
+
+
+def _stacked(rows: Sequence[Floats]) -> Floats:
+    """The rows as one table; jobs that are alike have one row."""
+    unlike = {id(row): row for row in rows}
+    at = {key: number for number, key in enumerate(unlike)}
+    return np.stack([*unlike.values()])[[at[id(row)] for row in rows]]
 
 
 def _scattered(job: JobState, pool: Pool, speeds: Speeds) -> float:

@@ -217,9 +217,8 @@ class Placing:
         places = self._places()
         bound = any(job.room is not None for job in members.jobs)
         roomy = self._with_room(places) if bound else {}
-        for row, job in enumerate(members.jobs):
-            if not self.shares.gpus(row):
-                continue
+        for row in np.flatnonzero(self.shares.chosen).tolist():
+            job = members.jobs[row]
             if roomy:
                 where = roomy[job.id]
             else:
@@ -243,18 +242,17 @@ class Placing:
         rows = {job.id: row for row, job in enumerate(members.jobs)}
         stay: dict[int, SeatedJob] = {}
         seek: list[SeatedJob] = []
-        for row, job in enumerate(members.jobs):
-            gpus = self.shares.gpus(row)
-            if gpus:
-                worth = max(0.0, float(self.shares.values[row, self.shares.chosen[row]]))
-                pinned = bool(self.shares.guard.pinned[row])
-                cost = worth * float(members.rescale_s[row]) / self.dwell_s
-                together = self.snapshot.free.on_one_node(job.per_replica, kind)
-                placed = SeatedJob(job.id, gpus, worth, job.placement, pinned, cost, together)
-                if job.gpus == gpus and job.gpu_type == kind:
-                    stay[row] = placed
-                else:
-                    seek.append(placed)
+        for row in np.flatnonzero(self.shares.chosen).tolist():
+            job, gpus = members.jobs[row], self.shares.gpus(row)
+            worth = max(0.0, float(self.shares.values[row, self.shares.chosen[row]]))
+            pinned = bool(self.shares.guard.pinned[row])
+            cost = worth * float(members.rescale_s[row]) / self.dwell_s
+            together = self.snapshot.free.on_one_node(job.per_replica, kind)
+            placed = SeatedJob(job.id, gpus, worth, job.placement, pinned, cost, together)
+            if job.gpus == gpus and job.gpu_type == kind:
+                stay[row] = placed
+            else:
+                seek.append(placed)
         up = [node for node in self.snapshot.nodes if node.up and node.gpus and node.gpu_type == kind]
         nodes = NodeSpace.of(
             up, [*stay.values()], lambda job, where: self._loss(rows[job.job_id], job, where)

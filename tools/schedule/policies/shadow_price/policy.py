@@ -24,7 +24,7 @@ from pliant.tools.schedule.policies.shadow_price.curves import GoodputCurves, si
 from pliant.tools.schedule.policies.shadow_price.deadlines import earns_by_time, heeded
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.places import Placing, Retune
-from pliant.tools.schedule.policies.shadow_price.prices import ends_s
+from pliant.tools.schedule.policies.shadow_price.prices import PriceMemory, ends_s
 from pliant.tools.schedule.policies.shadow_price.sizes import Rules, Shares, shared
 from pliant.tools.schedule.policies.shadow_price.types import shared_over_types
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
@@ -33,6 +33,7 @@ from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
+    from pliant.schemas.job import Job
     from pliant.schemas.runinfo import PromisedBounds
 
 _HOUR_S = 3600.0
@@ -132,6 +133,7 @@ class ShadowPrice(Policy):
         self.lost_s = lost_s
         self._known = Knowledge(ahead_s, rescale_s)
         self._bound = None if grace is None else Bound(Terms(grace, grace_s, deal_s, lost_s))
+        self._memory = PriceMemory()
         self._shares: list[Shares] = []
         """Of the last decision, to be explained."""
         self._outlooks: dict[str, str] = {}
@@ -159,6 +161,12 @@ class ShadowPrice(Policy):
         bounds = self.bounds
         return None if bounds is None else bounds.model_copy(update={"void": kept_from_promise(cluster)})
 
+    @classmethod
+    def overlooks_deadline(cls, job: Job, cluster: Cluster) -> str | None:
+        if len({node.gpu_type for node in cluster.nodes if node.gpus}) > 1:
+            return "deadlines where GPU types differ"
+        return "deadlines of jobs that do not state their work" if job.work is None else None
+
     def promised_rates(self, job: JobState, speeds: Speeds) -> Sequence[tuple[int, float]]:
         if self.grace is None or len(speeds.gpu_types) != 1:
             return ()
@@ -170,6 +178,7 @@ class ShadowPrice(Policy):
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         del rng
+        self._memory.tidy()
         self._known.use(snapshot.speeds)
         self._known.rank(snapshot.jobs.values())
         for change in snapshot.changes:
@@ -204,7 +213,7 @@ class ShadowPrice(Policy):
         every = [PoolColumns.of(pool, some, self._known, snapshot.time_s) for pool, some in able.items()]
         types = [columns for columns in every if columns is not None]
         if len(able) > 1:
-            return shared_over_types(types, rules, snapshot.time_s) if types else []
+            return shared_over_types(types, rules, self._memory, snapshot.time_s) if types else []
         guards = [
             None if bound is None else bound.guard(columns, self._known, snapshot.time_s) for columns in types
         ]
@@ -216,11 +225,11 @@ class ShadowPrice(Policy):
     def _shared_in_time(self, members: PoolColumns, rules: Rules, guard: Guard, time_s: float) -> Shares:
         """One pool shared out; jobs that earn by ending in time get what that takes."""
         if not any(map(earns_by_time, members.jobs)):
-            return shared(members, rules, guard)
+            return shared(members, rules, guard, self._memory)
         waits_s = max(0.0, self.lost_s - self.rescale_s)
         members, guard, plan = heeded(members, guard, time_s, waits_s)
         self._outlooks |= plan.said(members, time_s)
-        return shared(members, rules, guard, by_demands=True)
+        return shared(members, rules, guard, self._memory, by_demands=True)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         found: dict[str, Explanation] = {}

@@ -16,8 +16,9 @@ when jobs would end if none came and changes were free. At given prices a knapsa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -32,28 +33,36 @@ STAGES: Final = 64
 """Ends that are computed; later ones count as infinite."""
 FEW: Final = 3
 """Jobs of which every order is tried."""
+_MOST_NUMBERS: Final = 4_000_000
+"""Of 8 bytes, kept from one decision to the next."""
+_ENTRY: Final = 100
+"""What an entry takes beside its numbers."""
 _DONE: Final = 1e-9
 """Part of a job's work that is rounding."""
 
 
-class PricedJob(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class PricedJob:
     """One job as the prices see it."""
 
     rates: Floats
     """[size] progress per second, up to the size at which it is fastest."""
-    slowness: Floats
-    """[size] 1 / rates, infinite where infeasible."""
     weight: float
+    least: int
+    """The smallest size that is feasible."""
+    slowness: Floats
+    """1 / rates of the sizes from there on, infinite where infeasible."""
 
     @classmethod
     def of(cls, rates: Floats, weight: float = 1.0) -> PricedJob:
         """A job with these rates, of which the first is 0 and another is not."""
         short = rates[: int(rates.argmax()) + 1]
+        least = int((short > 0).argmax())
         with np.errstate(divide="ignore"):
-            return cls(short, 1.0 / short, weight)
+            return cls(short, weight, least, 1.0 / short[least:])
 
 
-def priced(order: Sequence[PricedJob], worth: Worth, future: float = 0.0) -> list[float]:
+def priced(order: Sequence[JobT], worth: Prices[JobT, Made], future: float = 0.0) -> list[float]:
     """λ of jobs that end in the reverse of this order."""
     made = worth.start(future)
     prices = []
@@ -71,9 +80,10 @@ class ExactWorth:
         self._padded = np.full(2 * gpus + 1, -np.inf)
         step = self._padded.strides[0]
         self._left = np.lib.stride_tricks.as_strided(
-            self._padded[gpus:], (gpus + 1, gpus + 1), (step, -step), writeable=False
+            self._padded[gpus:], (gpus + 1, gpus + 1), (-step, step), writeable=False
         )
-        """[c, k] S(c - k), a view."""
+        """[k, c] S(c - k), a view."""
+        self._sums = np.empty((gpus + 1, gpus + 1))
 
     def start(self, future: float) -> Floats:
         """S_0: a GPU that no job uses is worth ``future``."""
@@ -81,13 +91,15 @@ class ExactWorth:
 
     def price(self, job: PricedJob, worth: Floats) -> float:
         """λ of a job that ends just before those of ``worth``."""
-        left = worth[self._gpus - len(job.rates) + 1 :][::-1]
-        return float(((job.weight + worth[-1] - left) * job.slowness).min())
+        gpus = self._gpus
+        left = worth[gpus - len(job.rates) + 1 : gpus - job.least + 1][::-1]
+        return float(np.minimum.reduce((job.weight + worth[-1] - left) * job.slowness))
 
     def with_job(self, job: PricedJob, price: float, worth: Floats) -> Floats:
         self._padded[self._gpus :] = worth
-        found: Floats = (self._left[:, : len(job.rates)] + price * job.rates).max(axis=1)
-        return found
+        able = slice(job.least, len(job.rates))
+        sums = np.add(self._left[able], (price * job.rates[able])[:, None], out=self._sums[able])
+        return np.maximum(np.maximum.reduce(sums), worth)
 
 
 class SlopeWorth:
@@ -105,9 +117,9 @@ class SlopeWorth:
         return np.full(self._gpus, future)
 
     def price(self, job: PricedJob, worth: Floats) -> float:
-        sizes = self._sizes[: len(job.rates)]
-        taken = np.concatenate(([0.0], worth[: sizes[-1]].cumsum()))[sizes]
-        return float(((job.weight + taken) * job.slowness).min())
+        sizes = self._sizes[job.least : len(job.rates)]
+        taken = worth[: sizes[-1]].cumsum()[sizes - 1]
+        return float(np.minimum.reduce((job.weight + taken) * job.slowness))
 
     def with_job(self, job: PricedJob, price: float, worth: Floats) -> Floats:
         made = np.concatenate((worth, price * self._slopes(job.rates)))
@@ -126,7 +138,7 @@ class SlopeWorth:
 Worth = ExactWorth | SlopeWorth
 """A way to compute S, in a form of its own that it calls ``worth``."""
 
-JobT = TypeVar("JobT")
+JobT = TypeVar("JobT", bound=Hashable)
 SomeJob_contra = TypeVar("SomeJob_contra", contravariant=True)
 Made = TypeVar("Made")
 
@@ -137,6 +149,88 @@ class Prices(Protocol[SomeJob_contra, Made]):
     def start(self, future: float, /) -> Made: ...
     def price(self, job: SomeJob_contra, made: Made, /) -> float: ...
     def with_job(self, job: SomeJob_contra, price: float, made: Made, /) -> Made: ...
+
+
+# What was priced before: the jobs that are to end last wait, and their prices stay.
+
+
+class Priced(Generic[JobT, Made]):
+    """What GPUs are worth to some jobs, and what was asked with one more."""
+
+    __slots__ = ("made", "prices", "then")
+
+    def __init__(self, made: Made) -> None:
+        self.made = made
+        self.prices: dict[JobT, float] = {}
+        self.then: dict[JobT, Priced[JobT, Made]] = {}
+
+
+class Remembered(Generic[JobT, Made]):
+    """Prices, each computed once: jobs that are equal have the same."""
+
+    def __init__(self, worth: Prices[JobT, Made], gpus: int) -> None:
+        self._worth = worth
+        self._gpus = gpus
+        self._starts: dict[float, Priced[JobT, Made]] = {}
+        self.numbers = 0
+        """That are kept."""
+
+    def start(self, future: float) -> Priced[JobT, Made]:
+        found = self._starts.get(future)
+        if found is None:
+            found = self._starts[future] = Priced(self._worth.start(future))
+        return found
+
+    def price(self, job: JobT, made: Priced[JobT, Made]) -> float:
+        found = made.prices.get(job)
+        if found is None:
+            found = made.prices[job] = self._worth.price(job, made.made)
+        return found
+
+    def with_job(self, job: JobT, price: float, made: Priced[JobT, Made]) -> Priced[JobT, Made]:
+        found = made.then.get(job)
+        if found is None:
+            found = made.then[job] = Priced(self._worth.with_job(job, price, made.made))
+            self.numbers += 2 * self._gpus + _ENTRY  # and the slopes of the job, where it has some
+        return found
+
+
+class PriceMemory:
+    """What decisions leave to the next: jobs, those that are alike as one, and what was priced."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[tuple[bytes, float], PricedJob] = {}
+        self._worths: dict[Hashable, Remembered[Any, Any]] = {}
+        self._numbers = 0
+        """Of jobs, that are kept."""
+
+    def __deepcopy__(self, memo: object) -> PriceMemory:
+        """Nothing depends on it."""
+        return PriceMemory()
+
+    def job(self, rates: Floats, weight: float) -> PricedJob:
+        key = rates.tobytes(), weight
+        found = self._jobs.get(key)
+        if found is None:
+            found = self._jobs[key] = PricedJob.of(rates.copy(), weight)
+            self._numbers += 3 * len(rates) + _ENTRY
+        return found
+
+    def worth(
+        self, pools: Hashable, gpus: int, make: Callable[[], Prices[JobT, Made]]
+    ) -> Remembered[JobT, Made]:
+        """That of pools of so many GPUs in all, which ``make`` computes."""
+        found = self._worths.get(pools)
+        if found is None:
+            found = self._worths[pools] = Remembered(make(), gpus)
+        return found
+
+    def tidy(self) -> None:
+        """Forget all before it becomes too much."""
+        if self._numbers + sum(each.numbers for each in self._worths.values()) > _MOST_NUMBERS:
+            self._jobs.clear()
+            self._worths.clear()
+            self._numbers = 0
 
 
 def hull_slopes(sizes: Ints, rates: Floats) -> Floats:
@@ -194,9 +288,12 @@ def _sweep(
     for other in order[1:]:
         after_held = worth.with_job(jobs[held], price, made)
         then_other = worth.price(jobs[other], after_held)
-        other_first = worth.price(jobs[other], made)
-        after_other = worth.with_job(jobs[other], other_first, made)
-        then_held = worth.price(jobs[held], after_other)
+        if jobs[held] is jobs[other]:
+            other_first, after_other, then_held = price, after_held, then_other
+        else:
+            other_first = worth.price(jobs[other], made)
+            after_other = worth.with_job(jobs[other], other_first, made)
+            then_held = worth.price(jobs[held], after_other)
         kept = price * work[held] + then_other * work[other]
         if then_held * work[held] + other_first * work[other] < kept * (1 - _GAIN):
             found.append(other)
@@ -212,7 +309,7 @@ def best_order(
     rates: Floats,
     work: Floats,
     sizes: Ints,
-    worth: Worth,
+    worth: Prices[PricedJob, Made],
     *,
     order: Sequence[int] | None = None,
     future: float = 0.0,
@@ -221,6 +318,8 @@ def best_order(
 
     :param order: of equal ones, the one closest to this order; None: to that of the jobs.
     """
+    if len(jobs) == 1:
+        return [0]
     weights = np.array([job.weight for job in jobs])
 
     def flow_s(order: list[int]) -> float:
@@ -278,22 +377,38 @@ def exact_knapsack(values: Sequence[Floats], gpus: int) -> list[int]:
     """
     padded = np.full(2 * gpus + 1, -np.inf)
     padded[gpus:] = 0.0
-    step = padded.strides[0]
-    shape = (gpus + 1, gpus + 1)
-    left = np.lib.stride_tricks.as_strided(padded[gpus:], shape, (step, -step), writeable=False)
+    step, shape = padded.strides[0], (gpus + 1, gpus + 1)
+    left = np.ndarray(shape, buffer=padded, offset=gpus * step, strides=(step, -step))
     rows = np.arange(gpus + 1)
     chosen: list[Ints] = []
     for value in values:
-        made = left[:, : len(value)] + value
-        pick = made.argmax(axis=1)
+        if size := _only_size(value):
+            none, some = padded[gpus:] + value[0], padded[gpus - size : 2 * gpus + 1 - size] + value[size]
+            pick = size * (some > none)
+            padded[gpus:] = np.maximum(none, some)
+        else:
+            made = left[:, : len(value)] + value
+            pick = made.argmax(axis=1)
+            padded[gpus:] = made[rows, pick]
         chosen.append(pick)
-        padded[gpus:] = made[rows, pick]
     sizes = [0] * len(values)
     spare = gpus
     for index in range(len(values) - 1, -1, -1):
         sizes[index] = int(chosen[index][spare])
         spare -= sizes[index]
     return sizes
+
+
+def _only_size(value: Floats) -> int:
+    """The one size that a job may get if it need not run; 0 if there are others."""
+    if value[0] == -np.inf or len(value) < 2:
+        return 0
+    if len(value) == 2:
+        return 1
+    if value[1] > -np.inf:
+        return 0
+    able = np.flatnonzero(value > -np.inf)
+    return int(able[1]) if len(able) == 2 else 0
 
 
 def knapsack_by_price(values: Floats, sizes: Ints | Floats, gpus: int) -> Ints:

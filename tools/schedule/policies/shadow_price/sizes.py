@@ -12,13 +12,15 @@ from typing import Final
 import numpy as np
 
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.shadow_price.bound import Guard
+from pliant.tools.schedule.policies.shadow_price.bound import Flags, Guard
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.knowledge import PoolColumns
 from pliant.tools.schedule.policies.shadow_price.prices import (
     FEW,
     ExactWorth,
     PricedJob,
+    PriceMemory,
+    Remembered,
     SlopeWorth,
     Worth,
     best_order,
@@ -33,6 +35,8 @@ _TIE: Final = 1e-6
 """Worth of a job's end, in weighted completion time, where the prices see no difference."""
 _PAYS: Final = 8.0
 """A change has at least this many times what it costs to pay, however soon other jobs change."""
+_ROUNDING: Final = 1e-9
+"""Of the sum of values; less may be lost to it."""
 _MOST_LOST: Final = 0.95
 """The largest part of the value of a size that a change to it costs."""
 
@@ -62,18 +66,20 @@ class Shares:
     guard: Guard
 
     def served(self) -> list[JobState]:
-        return [job for row, job in enumerate(self.members.jobs) if self.chosen[row]]
+        return [self.members.jobs[row] for row in np.flatnonzero(self.chosen).tolist()]
 
     def gpus(self, row: int) -> int:
         return int(self.members.sizes[self.chosen[row]])
 
 
-def shared(members: PoolColumns, rules: Rules, guard: Guard, *, by_demands: bool = False) -> Shares:
+def shared(
+    members: PoolColumns, rules: Rules, guard: Guard, memory: PriceMemory, *, by_demands: bool = False
+) -> Shares:
     """Share a pool out among sizes that are safe. Pools of up to :data:`EXACT_GPUS` are solved exactly.
 
     :param by_demands: count workers of which the nodes have room for few as more than a GPU each.
     """
-    order, prices = _prices(members, rules)
+    order, prices = _prices(members, rules, memory)
     worth = values(members, prices, rules.dwell_s)
     allowed = _allowed(members, worth + sooner(members, rules.dwell_s), guard)
     if by_demands and (footprints := members.footprints()).max() > 1.0:
@@ -84,10 +90,14 @@ def shared(members: PoolColumns, rules: Rules, guard: Guard, *, by_demands: bool
     return Shares(members, order, prices, worth, chosen, guard)
 
 
-def worth_of(members: PoolColumns) -> Worth:
+def worth_of(members: PoolColumns, memory: PriceMemory) -> Remembered[PricedJob, Floats]:
     """How the worth of the pool's GPUs is computed."""
-    gpus = members.pool.gpus
-    return ExactWorth(gpus) if gpus <= EXACT_GPUS else SlopeWorth(gpus, members.sizes)
+    gpus, sizes = members.pool.gpus, members.sizes
+
+    def made() -> Worth:
+        return ExactWorth(gpus) if gpus <= EXACT_GPUS else SlopeWorth(gpus, sizes)
+
+    return memory.worth((gpus, sizes.tobytes()), gpus, made)
 
 
 def chosen_sizes(members: PoolColumns, worth: Floats) -> Ints:
@@ -95,12 +105,28 @@ def chosen_sizes(members: PoolColumns, worth: Floats) -> Ints:
     gpus = members.pool.gpus
     if gpus > EXACT_GPUS:
         return knapsack_by_price(worth, members.sizes, gpus)
-    last = np.maximum(worth.argmax(axis=1), members.held) + 1
-    rows = [row[:count] for row, count in zip(worth, last.tolist(), strict=True)]
-    found: Ints = np.array(exact_knapsack(rows, gpus), dtype=np.int64)
+    last = (np.maximum(worth.argmax(axis=1), members.held) + 1).tolist()
+    rows = np.flatnonzero(~_outbid(worth, gpus)).tolist()
+    found = np.zeros(len(worth), dtype=np.int64)
+    found[rows] = exact_knapsack([worth[row, : last[row]] for row in rows], gpus)
     left, idle = np.flatnonzero((found == 0) & np.isfinite(worth[:, 0])), gpus - int(found.sum())
     if idle and left.size:  # what weighs too little beside the sum of the others was lost to rounding
         found[left] = filled(worth[left], members.sizes, idle)
+    return found
+
+
+def _outbid(worth: Floats, gpus: int) -> Flags:
+    """Rigid jobs beside which as many of their size, as fit at all, are worth clearly more."""
+    able = worth > -np.inf
+    sizes = np.where(able.sum(axis=1) == 2, able[:, 1:].argmax(axis=1) + 1, 0)
+    sizes[worth[:, 0] != 0] = 0
+    gains = worth[np.arange(len(worth)), sizes]
+    found = np.zeros(len(worth), dtype=np.bool_)
+    clear = _ROUNDING * float(np.where(able, worth, 0.0).max(axis=1).sum())
+    for size in set(sizes.tolist()) - {0}:
+        rows = np.flatnonzero(sizes == size)
+        if len(rows) > (fit := gpus // size):
+            found[rows] = gains[rows] < np.partition(gains[rows], -fit)[-fit] - clear
     return found
 
 
@@ -127,13 +153,13 @@ def sooner(members: PoolColumns, dwell_s: float) -> Floats:
     return found
 
 
-def _prices(members: PoolColumns, rules: Rules) -> tuple[list[int], Floats]:
+def _prices(members: PoolColumns, rules: Rules, memory: PriceMemory) -> tuple[list[int], Floats]:
     """The order, last to end first, and λ by job; with a future, at a part of the mean price of a GPU."""
     gpus = members.pool.gpus
     exact = gpus <= EXACT_GPUS
-    worth = worth_of(members)
+    worth = worth_of(members, memory)
     jobs = [
-        PricedJob.of(rates, weight)
+        memory.job(rates, weight)
         for rates, weight in zip(members.whole, members.weights.tolist(), strict=True)
     ]
     future = rules.future * float(members.weights.sum()) / gpus

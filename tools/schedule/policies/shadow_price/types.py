@@ -28,7 +28,13 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.shadow_price.bound import Guard
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.knowledge import PoolColumns
-from pliant.tools.schedule.policies.shadow_price.prices import PricedJob, improved
+from pliant.tools.schedule.policies.shadow_price.prices import (
+    Priced,
+    PricedJob,
+    PriceMemory,
+    Remembered,
+    improved,
+)
 from pliant.tools.schedule.policies.shadow_price.sizes import (
     Rules,
     Shares,
@@ -79,13 +85,15 @@ Places = Mapping[str, Mapping[int, int]]
 """By job, its row in each type that it may have."""
 
 
-def shared_over_types(types: Sequence[PoolColumns], rules: Rules, time_s: float) -> list[Shares]:
+def shared_over_types(
+    types: Sequence[PoolColumns], rules: Rules, memory: PriceMemory, time_s: float
+) -> list[Shares]:
     """Share all types out; each job is a member of the type that it gets, or else would join."""
     places: dict[str, dict[int, int]] = {}
     for kind, members in enumerate(types):
         for row, job in enumerate(members.jobs):
             places.setdefault(job.id, {})[kind] = row
-    order, prices, joined = _priced(types, places, rules)
+    order, prices, joined = _priced(types, places, rules, memory)
     worth = [offers(each, own, rules.dwell_s, time_s) for each, own in zip(types, prices, strict=True)]
     value = [each + sooner(members, rules.dwell_s) for each, members in zip(worth, types, strict=True)]
     for own in places.values():
@@ -107,31 +115,38 @@ def shared_over_types(types: Sequence[PoolColumns], rules: Rules, time_s: float)
     return found
 
 
-Made = tuple[Floats, ...]
-"""The worth of GPUs by type, each in the form of its pool."""
+Made = tuple[Priced[PricedJob, Floats], ...]
+"""The worth of GPUs by type."""
+TypedJob = tuple[PricedJob | None, ...]
+"""A job by type; None where it does not run."""
 
 
 class TypesWorth:
     """The worth of the GPUs of several types; jobs have rates by type, in parts of their work per second."""
 
-    def __init__(self, types: Sequence[PoolColumns]) -> None:
-        self._worths = [worth_of(members) for members in types]
+    def __init__(self, worths: Sequence[Remembered[PricedJob, Floats]]) -> None:
+        self._worths = worths
 
     def start(self, future: float) -> Made:
         return tuple(worth.start(future) for worth in self._worths)
 
-    def offers(self, job: Mapping[int, PricedJob], made: Made) -> dict[int, float]:
-        """Prices by type."""
-        return {kind: self._worths[kind].price(rates, made[kind]) for kind, rates in job.items()}
+    def offer(self, job: TypedJob, made: Made) -> tuple[float, int]:
+        """The price, and its type, of equal ones the first."""
+        return min(
+            (worth.price(rates, there), kind)
+            for kind, (worth, rates, there) in enumerate(zip(self._worths, job, made, strict=True))
+            if rates is not None
+        )
 
-    def price(self, job: Mapping[int, PricedJob], made: Made) -> float:
-        return min(self.offers(job, made).values())
+    def price(self, job: TypedJob, made: Made) -> float:
+        return self.offer(job, made)[0]
 
-    def with_job(self, job: Mapping[int, PricedJob], price: float, made: Made) -> Made:
-        """It joins the type of its price, of equal ones the first."""
-        offers = self.offers(job, made)
-        kind = min(offers, key=lambda each: offers[each])
-        return (*made[:kind], self._worths[kind].with_job(job[kind], price, made[kind]), *made[kind + 1 :])
+    def with_job(self, job: TypedJob, price: float, made: Made) -> Made:
+        """It joins the type of its price."""
+        kind = self.offer(job, made)[1]
+        rates = job[kind]
+        assert rates is not None  # noqa: S101
+        return (*made[:kind], self._worths[kind].with_job(rates, price, made[kind]), *made[kind + 1 :])
 
 
 def offers(members: PoolColumns, prices: Floats, dwell_s: float, time_s: float) -> Floats:
@@ -152,32 +167,35 @@ def _waited_s(job: JobState, time_s: float) -> float:
 
 
 def _priced(
-    types: Sequence[PoolColumns], places: Places, rules: Rules
+    types: Sequence[PoolColumns], places: Places, rules: Rules, memory: PriceMemory
 ) -> tuple[list[str], list[Floats], dict[str, int]]:
     """Jobs from the last to end to the first, λ by type and row, and the type that each job joins."""
-    jobs = [
-        {
-            kind: PricedJob.of(
-                types[kind].whole[row] / types[kind].left[row], float(types[kind].weights[row])
-            )
-            for kind, row in own.items()
-        }
-        for own in places.values()
-    ]
-    worth = TypesWorth(types)
-    whole = sum(next(iter(job.values())).weight for job in jobs)
-    future = rules.future * whole / sum(members.pool.gpus for members in types)
+    parts = [members.whole / members.left[:, None] for members in types]
+    weights = [members.weights.tolist() for members in types]
+
+    def priced_job(own: Mapping[int, int]) -> TypedJob:
+        rows = ((kind, own.get(kind)) for kind in range(len(types)))
+        return tuple(
+            None if row is None else memory.job(parts[kind][row], weights[kind][row]) for kind, row in rows
+        )
+
+    jobs = [priced_job(own) for own in places.values()]
+    alone = [worth_of(members, memory) for members in types]
+    by_type, gpus = TypesWorth(alone), sum(members.pool.gpus for members in types)
+    pools = tuple((members.pool.gpus, members.sizes.tobytes()) for members in types)
+    worth = memory.worth(pools, len(types), lambda: by_type)
+    whole = sum(next(each.weight for each in job if each is not None) for job in jobs)
+    future = rules.future * whole / gpus
     order = _shortest_last(types, places)
     if all(members.pool.gpus <= EXACT_GPUS for members in types):
         order = improved(order, jobs, [1.0] * len(jobs), worth, future=future, sweeps=rules.sweeps)
     ids, prices, joined = list(places), [np.zeros(len(members.jobs)) for members in types], {}
     made = worth.start(future)
     for number in order:
-        offers = worth.offers(jobs[number], made)
-        joined[ids[number]] = kind = min(offers, key=lambda each: offers[each])
+        price, joined[ids[number]] = by_type.offer(jobs[number], made.made)
         for each, row in places[ids[number]].items():
-            prices[each][row] = offers[kind] / types[each].left[row]
-        made = worth.with_job(jobs[number], offers[kind], made)
+            prices[each][row] = price / types[each].left[row]
+        made = worth.with_job(jobs[number], price, made)
     return [ids[number] for number in order], prices, joined
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,14 +11,17 @@ import pytest
 from pliant.tools.schedule.policies.shadow_price.prices import (
     ExactWorth,
     PricedJob,
+    PriceMemory,
     SlopeWorth,
     best_order,
     ends_s,
     exact_knapsack,
     hull_slopes,
+    improved,
     knapsack_by_price,
     priced,
 )
+from pliant.tools.schedule.policies.shadow_price.sizes import chosen_sizes
 
 K = 16
 SIZES = np.arange(K + 1)
@@ -187,6 +191,51 @@ def test_the_sizes_are_those_of_a_mixed_integer_program():
         sizes = exact_knapsack([*values], gpus)
         assert sum(sizes) <= gpus
         assert _total(values, sizes) == pytest.approx(_milp(values, gpus))
+
+
+def test_what_is_remembered_is_what_is_computed():
+    """Orders and prices, to the last bit, over decisions between which some jobs advance or are replaced."""
+    rng = np.random.default_rng(4)
+    memory = PriceMemory()
+    kinds = [LINEAR**0.5, LINEAR**0.8, np.where(SIZES == 4, 1.0, 0.0), np.where(SIZES >= 3, LINEAR**0.9, 0.0)]
+    curves = [kinds[kind] for kind in rng.integers(len(kinds), size=12)]
+    work = rng.uniform(1.0, 20.0, 12)
+    for _ in range(6):
+        work *= np.where(rng.random(12) < 0.3, 0.7, 1.0)
+        curves[int(rng.integers(12))] = kinds[int(rng.integers(len(kinds)))] * float(rng.choice([1.0, 1.5]))
+        known = memory.worth("pool", K, lambda: ExactWorth(K))
+        alike, each = [memory.job(rates, 1.0) for rates in curves], [PricedJob.of(rates) for rates in curves]
+        order = np.argsort(-work).tolist()
+        found = improved(order, alike, work.tolist(), known, sweeps=5)
+        assert found == improved(order, each, work.tolist(), ExactWorth(K), sweeps=5)
+        assert priced([alike[row] for row in found], known) == priced(
+            [each[row] for row in found], ExactWorth(K)
+        )
+        memory.tidy()
+
+
+def test_rigid_jobs_get_the_sizes_of_a_mixed_integer_program():
+    rng = np.random.default_rng(3)
+    for _ in range(8):
+        gpus, jobs = int(rng.integers(4, 13)), int(rng.integers(1, 8))
+        values = np.full((jobs, gpus + 1), -np.inf)
+        values[:, 0] = 0.0
+        values[range(jobs), rng.integers(1, 5, size=jobs)] = rng.uniform(0.1, 5.0, jobs)
+        sizes = exact_knapsack([*values], gpus)
+        assert sum(sizes) <= gpus
+        assert _total(values, sizes) == pytest.approx(_milp(values, gpus))
+
+
+def test_rigid_jobs_that_are_outbid_are_those_that_would_get_nothing():
+    rng = np.random.default_rng(5)
+    for _ in range(8):
+        gpus, jobs = int(rng.integers(4, 13)), 40
+        values = np.full((jobs, gpus + 1), -np.inf)
+        values[:, 0] = np.where(rng.random(jobs) < 0.1, -0.5, 0.0)
+        values[range(jobs), rng.choice([1, 1, 1, 4], size=jobs)] = rng.choice([0.5, 1.0, 1.5, 2.0, 4.0], jobs)
+        pool = SimpleNamespace(gpus=gpus)
+        members = SimpleNamespace(pool=pool, held=np.zeros(jobs, dtype=int), sizes=np.arange(gpus + 1))
+        assert chosen_sizes(members, values).tolist() == exact_knapsack([*values], gpus)
 
 
 def test_of_equal_sizes_the_smaller_is_taken():

@@ -15,6 +15,7 @@ from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.common import known_pools
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
+from pliant.tools.schedule.policies.shadow_price.prices import PriceMemory
 from pliant.tools.schedule.policies.shadow_price.sizes import Rules, Shares
 from pliant.tools.schedule.policies.shadow_price.types import offers, shared_over_types
 from pliant.tools.schedule.session.session import Session
@@ -76,7 +77,7 @@ def gained(types: Sequence[PoolColumns], shares: Sequence[Shares]) -> tuple[floa
 def test_every_job_is_of_one_type_and_the_sum_is_the_best_but_for_one_job_a_type(drawn: list[Job]):
     held = opened(ShadowPrice(), mixed_cluster(slow=(3,), fast=(2,)), *drawn, throughput=SPEEDS)
     types = columns_of(held, 0.0)
-    shares = shared_over_types(types, RULES, 0.0)
+    shares = shared_over_types(types, RULES, PriceMemory(), 0.0)
     members = [job.id for shared in shares for job in shared.members.jobs]
     able = {job.id for columns in types for job in columns.jobs}
     assert sorted(members) == sorted(able)
@@ -98,7 +99,7 @@ def test_prices_are_those_of_one_pool_where_there_is_one_type():
     drawn = [job(f"j{n}", low=1, high=4, work={"samples": 1000.0 * (n + 1)}) for n in range(3)]
     held = opened(ShadowPrice(), mixed_cluster(fast=(4,)), *drawn, throughput=SPEEDS)
     types = columns_of(held, 0.0)
-    (shared,) = shared_over_types(types, RULES, 0.0)
+    (shared,) = shared_over_types(types, RULES, PriceMemory(), 0.0)
     assert shared.members.jobs == types[0].jobs
     assert shared.chosen.tolist() == [4, 0, 0]
     assert shared.prices == pytest.approx(sorted(shared.prices, reverse=True))
