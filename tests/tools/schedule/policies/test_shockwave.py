@@ -114,7 +114,21 @@ def test_rounds_are_as_good_as_those_of_every_other_choice(data: st.DataObject, 
 
 def test_gangs_are_dealt_where_there_is_room():
     members = [prospect("a", 0, 1e4), prospect("b", 0, 1e4, gpus=2), prospect("c", 0, 1e4)]
-    assert dealt(members, [2, 2, 1], Window(2, 3, ROUND_S)) == {"a": [0, 1], "b": [2], "c": [0]}
+    assert dealt(members, [2, 2, 1], Window(2, 3, ROUND_S)) == {"a": [0, 2], "b": [1], "c": [0]}
+
+
+def test_a_job_planned_for_all_rounds_trains_in_each_though_others_are_later():
+    members = [prospect("a", 0, 1e4, rho=3.0), prospect("b", 0, 1e4, rho=2.0), prospect("long", 1e4, 1e5)]
+    assert dealt(members, [2, 1, 3], Window(2, 3, ROUND_S)) == {"a": [0, 1], "b": [2], "long": [0, 1, 2]}
+    assert dealt(members[:2], [2, 1], Window(1, 3, ROUND_S)) == {"a": [0, 1], "b": [2]}
+
+
+@given(counts=st.lists(st.integers(0, 6), max_size=8), gpus=st.integers(1, 4))
+def test_single_gpus_get_all_their_rounds_wherever_the_window_holds_them(counts: list[int], gpus: int):
+    counts = [count for n, count in enumerate(counts) if sum(counts[: n + 1]) <= 6 * gpus]
+    members = [prospect(f"j{n}", 0, 1e4) for n in range(len(counts))]
+    found = dealt(members, counts, Window(gpus, 6, ROUND_S))
+    assert [len(found.get(each.job_id, ())) for each in members] == counts
 
 
 def adaptive(**more: object) -> Job:
