@@ -22,6 +22,7 @@ from pliant.tools.schedule.policies.common import (
     explain_gang,
     reject_impossible,
     samples_to_go,
+    trained_s,
 )
 from pliant.tools.schedule.policies.solver import solved
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
@@ -222,18 +223,6 @@ def predicted_batches(job: JobState, samples: float, time_s: float) -> dict[int,
     share = (on_present + samples) / (1 + len(coming))
     here = max(0.0, share - on_present) if coming else samples
     return {job.reference_batch: here} | {batch: (samples - here) / len(coming) for batch in coming}
-
-
-def trained_s(job: JobState, time_s: float, speeds: Speeds) -> float:
-    """Seconds that the samples done take on the requested GPUs, with the batches that trained them."""
-    gpus, present = job.spec.gpus.requested, speeds.rate(job, job.spec.gpus.requested)
-    ends = [*(change.samples_done for change in job.batch_changes), job.samples_done(time_s)]
-    batches = [job.spec.batch.size or job.reference_batch, *(change.batch for change in job.batch_changes)]
-    found = begin = 0.0
-    for batch, end in zip(batches, ends, strict=True):
-        found += (end - begin) / (speeds.rate(job, gpus, global_batch=batch) or present)
-        begin = end
-    return found
 
 
 # The window.

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import Placement
 from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.common import Contention, trained_s
+from pliant.tools.schedule.policies.gavel import Gavel
 from pliant.tools.schedule.policies.shockwave import (
     MarketJob,
     Shockwave,
@@ -20,7 +22,6 @@ from pliant.tools.schedule.policies.shockwave import (
     dealt,
     predicted_batches,
     remaining_s,
-    trained_s,
 )
 from tests.builders import FREE_CHANGES, TimedSteps, cluster, decided, job, opened
 from tests.tools.replay.world import ends, play
@@ -153,6 +154,18 @@ def test_the_rest_is_parted_evenly_among_the_batches_to_come():
     assert predicted_batches(at(400), 500.0, 0.0) == {1: 0.0, 2: 250.0, 4: 250.0}
     assert predicted_batches(at(180, (2, 180.0)), 720.0, 0.0) == {2: 360.0, 4: 360.0}
     assert predicted_batches(at(810, (2, 180.0), (4, 810.0)), 90.0, 0.0) == {4: 90.0}
+
+
+@pytest.mark.parametrize(("changes", "alone_s"), [((), 900.0), (((2, 180.0),), 180 + 720 / 2)])
+def test_fairness_counts_what_was_trained_at_the_speed_of_then(changes, alone_s: float):
+    """With the batch of now for all of it, a job that became faster would seem to be late."""
+    held = opened(Gavel(), cluster(1), adaptive(), throughput=SPEEDS)
+    for batch, done in changes:
+        held.take_batch("a", batch, done, 0.0)
+    held.jobs["a"].report_progress(0.0, 180.0)
+    stake = Contention().stake(held.jobs["a"], held.snapshot(0.0), 0.0)
+    assert stake is not None
+    assert stake.isolated_s == pytest.approx(alone_s)
 
 
 def test_predicted_seconds_count_each_batch_at_its_speed():
