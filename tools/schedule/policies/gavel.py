@@ -182,7 +182,8 @@ class GavelMakespan(Gavel):
 
     Gavel (OSDI '20), section 4.2. As ``gavel``, but the fractions make the largest of remaining samples over
     effective throughput as small as they can, at every round for what is left then. That counts as at least
-    what the job trains in a round; a job of unknown work is expected to be half done.
+    what the job trains in a round; a job of unknown work is expected to be half done. Where the longest job
+    alone decides the end, the program leaves time over, which jobs on a single GPU type share evenly.
     """
 
     name: ClassVar[str] = "gavel-makespan"
@@ -315,8 +316,8 @@ def max_min(
     A job gains its fractions times ``gains``. A job that fits no type gets none.
 
     :param levels: how many linear programs at most: 1 makes the least gain as large as it can be and leaves
-        the others where the program puts them. None: as many as there are levels. On one GPU type, where a
-        closed form gives all levels, it does not count.
+        the others where the program puts them; on one GPU type, closed forms give what is left over evenly
+        in time then, and all levels otherwise. None: as many as there are levels.
     """
     usable = {kind: _usable(kind, capacity) for kind in counts}
     number: Counter[Kind] = Counter()
@@ -329,7 +330,8 @@ def max_min(
     limits = np.array([capacity[index] for index in used], dtype=float)
     parts = np.zeros((len(able), len(capacity)))
     if len(used) == 1:
-        parts[:, used[0]] = _one_type(gains[:, 0], weights, limits[0])
+        form = _one_type if levels is None else _one_level
+        parts[:, used[0]] = form(gains[:, 0], weights, limits[0])
     elif used:
         parts[:, used] = _Programs(gains, weights, limits).solve(levels)
     found = dict(zip(able, map(tuple, np.clip(parts, 0.0, 1.0).tolist()), strict=True))
@@ -381,6 +383,21 @@ def _one_type(gains: Floats, weights: Floats, capacity: float) -> Floats:
         return np.ones_like(gains)
     parts: Floats = np.minimum(levels[reached[0]] / gains, 1.0)
     return parts
+
+
+def _one_level(gains: Floats, weights: Floats, capacity: float) -> Floats:
+    """Fractions on the only type: what the largest least gain takes, and the time left over evenly.
+
+    Kinds that need little for that gain rise to one fraction.
+    """
+    needs: Floats = (_one_type(gains, weights, capacity) * gains).min() / gains
+    order = np.argsort(needs, kind="stable")
+    rising = np.cumsum(weights[order])
+    settled = np.cumsum((weights * needs)[order][::-1])[::-1]
+    floors = (capacity - np.append(settled[1:], 0.0)) / rising
+    # the kinds up to the last whose common fraction exceeds its need
+    last = np.flatnonzero(floors >= needs[order])[-1:]
+    return np.minimum(np.maximum(needs, floors[last]), 1.0) if last.size else needs
 
 
 class _Programs:

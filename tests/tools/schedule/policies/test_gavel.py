@@ -110,6 +110,13 @@ def test_makespan_gives_time_by_what_is_left():
     assert received(held, 40) == pytest.approx({"long": 30, "short": 10}, abs=1)
 
 
+def test_makespan_shares_evenly_what_the_longest_job_leaves():
+    """It takes all of one GPU; an eighth and three eighths of the other would do for the others."""
+    jobs = [job("long", gpu_seconds=8e5), job("a", gpu_seconds=1e5), job("b", gpu_seconds=3e5)]
+    held = rounds(GavelMakespan(), cluster(2), jobs, 40)
+    assert received(held, 40) == pytest.approx({"long": 40, "a": 20, "b": 20}, abs=1)
+
+
 def test_finish_time_fairness_gives_half_to_each_of_two_whatever_their_length():
     jobs = [job("long", gpu_seconds=3e6), job("short", gpu_seconds=1e6)]
     held = rounds(GavelFtf(), cluster(1), jobs, 20)
@@ -211,6 +218,26 @@ def test_each_job_goes_where_it_gains_most():
 def test_what_a_held_back_job_leaves_raises_the_others():
     slow, fast = Kind((1.0,), 1), Kind((8.0,), 1)
     assert max_min({slow: 1, fast: 3}, [2]) == {slow: (1.0,), fast: (pytest.approx(1 / 3, abs=1e-4),)}
+
+
+@given(problems())
+def test_one_program_makes_the_least_gain_as_large_and_shares_the_rest_evenly(
+    problem: tuple[list[Kind], list[int]],
+):
+    jobs, capacity = problem
+    jobs, capacity = [Kind(job.gains[:1], job.gpus) for job in jobs], capacity[:1]
+    jobs = [job for job in jobs if best_rate(job, capacity) > 0]
+    if not jobs:
+        return
+    found, all_levels = (max_min(Counter(jobs), capacity, levels=levels) for levels in (1, None))
+    least = min(gain(job, all_levels[job]) for job in jobs)
+    assert min(gain(job, found[job]) for job in jobs) == pytest.approx(least)
+    taken = sum(found[job][0] * job.gpus for job in jobs)
+    assert taken <= capacity[0] * (1 + 1e-9)
+    above = {round(found[job][0], 9) for job in jobs if gain(job, found[job]) > least * (1 + 1e-9)}
+    assert len(above) <= 1
+    assert all(found[job][0] >= max(above, default=0.0) - 1e-9 for job in jobs)
+    assert min(found[job][0] for job in jobs) == 1.0 or taken == pytest.approx(capacity[0])
 
 
 def test_a_job_that_fits_no_type_gets_nothing():
