@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -102,6 +103,43 @@ def test_no_gpu_idles_while_a_job_could_use_it():
 def test_a_quiet_cluster_is_left_alone():
     held = rounds(Gavel(), cluster(4), [job(gpus=2, gpu_seconds=1e6)], 1)
     assert held.quiet_until_s == float("inf")
+
+
+@pytest.mark.parametrize("policy", [Gavel, GavelFtf, GavelMakespan, GavelThroughput])
+def test_a_job_that_arrives_between_two_solutions_waits_though_gpus_idle(policy: type[Gavel]):
+    held = opened(policy(renew_s=1000), cluster(4), job("first", at=1, gpu_seconds=1e6))
+    held.decide(ROUND_S)
+    held.submit(job("late", at=400, gpu_seconds=1e6), 400)
+    found = []
+    for number in range(2, 5):
+        held.decide(ROUND_S * number)
+        found.append(sizes(held))
+    assert found == [{"first": 1}, {"first": 1}, {"first": 1, "late": 1}]
+
+
+def test_a_solution_stands_while_nothing_changes_and_is_kept_in_the_state():
+    held = opened(Gavel(renew_s=1000), cluster(1), *(job(name, at=1, gpu_seconds=1e6) for name in "ab"))
+    held.decide(ROUND_S)
+    state = held.policy.dump_state()
+    assert state["renewal"] == (ROUND_S, False, {"a": (0.5,), "b": (0.5,)})
+    other = Gavel(renew_s=1000)
+    other.load_state(json.loads(json.dumps(state)), held.jobs)
+    assert other.dump_state() == state
+    for number in range(2, 9):
+        held.decide(ROUND_S * number)
+    assert held.policy.dump_state()["renewal"] == state["renewal"]
+    assert received(held, 9) == {"a": 4, "b": 4}
+
+
+def test_throughput_gives_idle_gpus_to_the_next_most_steps_a_second():
+    """Three GPUs: a pair that is worth most, a pair that no longer fits, and two single ones."""
+    speeds = curves(best={2: 90.0}, next={2: 50.0}, early={1: 1.0}, late={1: 2.0})
+    jobs = [
+        job(name, gpus=gpus, model=name, batch=16 * gpus, work={"samples": 1e6})
+        for name, gpus in (("best", 2), ("next", 2), ("early", 1), ("late", 1))
+    ]
+    held = opened(GavelThroughput(), cluster(3), *jobs, throughput=speeds)
+    assert decided(held, 0) == {"best": 2, "late": 1}
 
 
 def test_makespan_gives_time_by_what_is_left():
@@ -229,7 +267,7 @@ def test_one_program_makes_the_least_gain_as_large_and_shares_the_rest_evenly(
     jobs = [job for job in jobs if best_rate(job, capacity) > 0]
     if not jobs:
         return
-    found, all_levels = (max_min(Counter(jobs), capacity, levels=levels) for levels in (1, None))
+    found, all_levels = (max_min(Counter(jobs), capacity, even=even) for even in (True, False))
     least = min(gain(job, all_levels[job]) for job in jobs)
     assert min(gain(job, found[job]) for job in jobs) == pytest.approx(least)
     taken = sum(found[job][0] * job.gpus for job in jobs)
