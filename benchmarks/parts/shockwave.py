@@ -1,8 +1,7 @@
 """Shockwave's experiment on 32 GPUs replayed: 120 jobs that change their batch, under six policies.
 
-The artifact's authors ran the trace on real GPUs and in their simulator. A start after a round without GPUs
-costs 20 s here as there, and a change of nodes nothing. ``python -m benchmarks.parts.shockwave`` prints what
-becomes of each policy beside both.
+The artifact's authors ran the trace on real GPUs and in their simulator, whose quirks are those of ``--compat
+shockwave``. ``python -m benchmarks.parts.shockwave`` prints what becomes of each policy beside both.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from typing import Final, NamedTuple
 from benchmarks.parts.figure import Figure, need_data
 from experiments.harness.data import data_folder, imported
 from pliant.schemas.cluster import Cluster
-from pliant.tools.replay.engine.costs import FREE, Cost
-from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
@@ -26,9 +23,6 @@ FOLDER: Final = "shockwave"
 TRACE: Final = "120-jobs-dynamic.trace"
 GPUS: Final = 32
 NODE_GPUS: Final = 4
-ROUND_S: Final = 120.0
-START_S: Final = 20.0
-"""What the artifact's simulator charges a job that did not train in the round before."""
 POLICIES: Final = {
     "allox": "allox",
     "finish_time_fairness": "gavel-ftf",
@@ -97,9 +91,7 @@ def trace(jobs: int | None = None) -> Inputs:
 
 def outcome(given: Inputs, policy: str) -> Outcome:
     """What a replay under a policy comes to."""
-    restarts = Cost(START_S)
-    simulated = SimulatedCluster(start_cost=restarts, rescale_cost=FREE, resume_cost=restarts)
-    done = replay(given, Run(policy, conditions=Conditions(interval=ROUND_S), simulated=simulated))
+    done = replay(given, Run(policy, conditions=Conditions(compat="shockwave")))
     ended_s = {event.job: event.time for event in done.log.events() if event.event == "finish"}
     begun_s = {job.id: job.submit_time for job in given.jobs}
     jct_s = {job_id: ended_s[job_id] - begun_s[job_id] for job_id in begun_s}

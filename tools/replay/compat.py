@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Batch, Gpus, Job
+from pliant.schemas.profile import Profile
 from pliant.schemas.text import whole_number
 from pliant.tools.profile.throughput_model import ThroughputByPlacement
 from pliant.tools.replay.engine.costs import FREE, Cost
@@ -58,6 +59,12 @@ class Compat:
     """Seconds between decisions, unless the replay says otherwise; None: what the policy prefers."""
     cost: Cost = FREE
     """Time without progress after a start and after every change, unless the replay says otherwise."""
+    change_cost: Cost | None = None
+    """The same after a change of a job that trains on; None: as after a start."""
+    epochs: bool = False
+    """Whether jobs train in epochs as in the simulator of Pollux, with what that takes them to know."""
+    one_node: bool = False
+    """Whether jobs are as fast on several nodes as on one."""
     believed_cost_s: Mapping[str, float] = field(default_factory=dict)
     """What policies take a change to cost, by model; other models: as if it were not measured."""
     quirks: Quirks = field(default_factory=Quirks)
@@ -78,6 +85,7 @@ POLLUX: Final = Compat(
     name="pollux",
     interval_s=60.0,
     cost=Cost(30.0),
+    epochs=True,
     quirks=Quirks(free_rebatch=True, first_round=1, order=file_order, segment_end=whole_second_end),
     max_epochs=_MAX_EPOCHS,
     most_local={"yolov3": 8},
@@ -98,6 +106,7 @@ SIA: Final = Compat(
         30.0,
         {"cifar10": 50.0, "deepspeech2": 25.0, "bert": 120.0, "yolov3": 80.0, "imagenet": 250.0, "ncf": 15.0},
     ),
+    epochs=True,
     believed_cost_s={"cifar10": 30.0, "deepspeech2": 25.0, "bert": 120.0, "yolov3": 45.0, "imagenet": 250.0},
     quirks=Quirks(
         free_rebatch=True, free_moves=True, first_round=1, order=file_order, segment_end=whole_second_end
@@ -111,7 +120,23 @@ SIA: Final = Compat(
     },
 )
 """The simulator of Sia (SOSP '23), without its calibration to real runs."""
-PRESETS: Final[Mapping[str, Compat]] = {POLLUX.name: POLLUX, SIA.name: SIA}
+_GAVEL: Final = {"round_s": 120.0, "renew_s": 1000.0}
+SHOCKWAVE: Final = Compat(
+    name="shockwave",
+    interval_s=120.0,
+    cost=Cost(20.0),
+    change_cost=FREE,
+    one_node=True,
+    parameters={
+        "allox": {"matching": "arrival", **_GAVEL},
+        "gavel": _GAVEL,
+        "gavel-ftf": _GAVEL,
+        "gavel-makespan": _GAVEL,
+        "gavel-throughput": _GAVEL,
+    },
+)
+"""The simulator of Shockwave (NSDI '23), which is that of Gavel (OSDI '20)."""
+PRESETS: Final[Mapping[str, Compat]] = {each.name: each for each in (POLLUX, SIA, SHOCKWAVE)}
 NONE: Final = Compat()
 
 
@@ -121,6 +146,11 @@ def preset(name: str | None) -> Compat:
     if name not in PRESETS:
         raise UsageError(f'--compat "{name}": expected {", ".join(PRESETS)}')
     return PRESETS[name]
+
+
+def one_node(profile: Profile) -> Profile:
+    """What was measured on one node."""
+    return replace(profile, rows=tuple(row for row in profile.rows if row.nodes == 1))
 
 
 def settle(compat: Compat, jobs: Iterable[Job], policy: Policy) -> list[Job]:

@@ -147,7 +147,8 @@ class Conditions:
     compat: Annotated[
         str | None,
         Option(
-            "Replay with the quirks of a published simulator: pollux or sia. See docs/replay-compat.md.",
+            "Replay with the quirks of a published simulator: pollux, sia or shockwave. See "
+            "docs/replay-compat.md.",
             CLUSTER,
             metavar="NAME",
         ),

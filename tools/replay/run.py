@@ -17,7 +17,7 @@ from pliant.schemas.runinfo import Assumption, RunInfo
 from pliant.schemas.text import counted
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.profile.throughput_model import ThroughputByPlacement
-from pliant.tools.replay.compat import Compat, preset, settle, simulator_model
+from pliant.tools.replay.compat import Compat, one_node, preset, settle, simulator_model
 from pliant.tools.replay.engine.costs import DEFAULT, FREE, unstated_costs
 from pliant.tools.replay.engine.engine import Advance, Engine
 from pliant.tools.replay.engine.failures import drawn_failures, failures_end_s, together
@@ -35,6 +35,7 @@ from pliant.tools.replay.progress.models import (
 from pliant.tools.replay.progress.protocol import ProgressModel
 from pliant.tools.replay.recorded import check_recorded, follow, is_recorded
 from pliant.tools.schedule.assumptions import refuse
+from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.demand import check_demand, demand_gpu_s, submit_detail
 from pliant.tools.schedule.forecast import WorkForecast
 from pliant.tools.schedule.jobs import JobState
@@ -153,20 +154,22 @@ def prepared(run: Run, compat: Compat, policy: Policy, inputs: Inputs) -> Prepar
     asked_s = _interval(conditions.interval, compat, policy)
     throughput = inputs.throughput
     times = None
-    if inputs.profile is not None and (conditions.speeds == "placement" or compat.name):
+    if compat.one_node and inputs.profile is not None:
+        throughput = throughput_for(one_node(inputs.profile), inputs.cluster, simulated=True)
+    if inputs.profile is not None and (conditions.speeds == "placement" or compat.epochs):
         throughput = times = ThroughputByPlacement(
             inputs.profile, inputs.cluster.speeds, compat.most_local, compat.believed_cost_s
         )
         times.load(
             (job.model for job in inputs.jobs), dict.fromkeys(n.gpu_type for n in inputs.cluster.nodes)
         )
-    name = conditions.progress or ("epochs" if compat.name else None)
+    name = conditions.progress or ("epochs" if compat.epochs else None)
     moves_batches = policy.elasticity == "size+batch"
     reports = policy.asks_forecast or conditions.demand == "predicted"
     stepwise = moves_batches or reports
     model: ProgressModel | None
     oracle: Oracle | None = None
-    if compat.name and times is not None:
+    if compat.epochs and times is not None:
         model, oracle = simulator_model(compat, inputs, times, asked_s, stepwise=stepwise)
     else:
         model = _model(name, conditions, inputs, stepwise=stepwise, reports=reports)
@@ -192,7 +195,11 @@ def _with_costs(simulated: SimulatedCluster, compat: Compat, inputs: Inputs) -> 
     measured = None if compat.name else unstated_costs(inputs.profile)
     if measured is None:
         other = compat.cost if compat.name else DEFAULT
-        return replace(simulated, start_cost=start or other, rescale_cost=rescale or other)
+        if compat.change_cost is not None:
+            resume, rescale = resume or rescale or other, rescale or compat.change_cost
+        return replace(
+            simulated, start_cost=start or other, rescale_cost=rescale or other, resume_cost=resume
+        )
     return replace(
         simulated,
         start_cost=start or measured.start,
@@ -203,11 +210,11 @@ def _with_costs(simulated: SimulatedCluster, compat: Compat, inputs: Inputs) -> 
 
 def _check(conditions: Conditions, compat: Compat, inputs: Inputs) -> None:
     wanted = f"--compat {compat.name}" if compat.name else f"--progress {conditions.progress}"
-    if compat.name and conditions.progress not in (None, "epochs"):
+    if compat.epochs and conditions.progress not in (None, "epochs"):
         raise UsageError(f"{wanted} simulates epochs, not --progress {conditions.progress}")
     if (compat.name or conditions.speeds == "placement") and inputs.profile is None:
         raise UsageError(f"{wanted if compat.name else '--speeds placement'} needs a --profile")
-    if compat.name or conditions.progress == "epochs":
+    if compat.epochs or conditions.progress == "epochs":
         if not inputs.tables:
             raise UsageError(f"{wanted} needs a --convergence table")
         _check_tables(inputs)

@@ -18,10 +18,12 @@ from pliant.tools.profile.throughput_model import ThroughputByPlacement
 from pliant.tools.replay.compat import (
     NONE,
     POLLUX,
+    SHOCKWAVE,
     SIA,
     Compat,
     WholeSecondPieces,
     file_order,
+    one_node,
     preset,
     settle,
     split,
@@ -31,9 +33,10 @@ from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.running import RoundTimes
 from pliant.tools.replay.engine.simulated_cluster import Quirks, SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
+from pliant.tools.replay.inputs import inputs as checked
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.progress.protocol import ProgressModel, Segment
-from pliant.tools.replay.run import Run, replay
+from pliant.tools.replay.run import Run, prepared, replay
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.pollux.policy import Pollux
@@ -47,8 +50,8 @@ from tests.tools.replay.world import ends, given, play, story
 
 def test_nothing_is_on_by_default():
     assert preset(None) == NONE == Compat()
-    assert (preset("pollux"), preset("sia")) == (POLLUX, SIA)
-    with pytest.raises(UsageError, match='--compat "plutus": expected pollux, sia'):
+    assert (preset("pollux"), preset("sia"), preset("shockwave")) == (POLLUX, SIA, SHOCKWAVE)
+    with pytest.raises(UsageError, match='--compat "plutus": expected pollux, sia, shockwave'):
         preset("plutus")
 
 
@@ -190,7 +193,7 @@ def test_every_quirk_is_documented():
     names = {each.name for each in fields(Compat)} - {"name", "quirks"}
     names |= {f"quirks.{each.name}" for each in fields(Quirks)}
     assert [name for name in sorted(names) if f"| `{name}`" not in text] == []
-    parameters = [*POLLUX.parameters.values(), *SIA.parameters.values()]
+    parameters = [each for found in (POLLUX, SIA, SHOCKWAVE) for each in found.parameters.values()]
     stated = {f"{key}={value}".lower() for each in parameters for key, value in each.items()}
     assert [pair for pair in sorted(stated) if f"`{pair}`" not in text] == []
 
@@ -309,3 +312,35 @@ def test_settled_models_are_rigid_for_policies_that_choose_both() -> None:
     assert second == trace[1]
     assert settle(POLLUX, trace, Fifo()) == trace
     assert settle(NONE, trace, Pollux()) == trace
+
+
+def spread(nodes: int, rate: float) -> ProfileRow:
+    """Two GPUs of a model at batch 16, all on one node or one on each."""
+    placement = "2" if nodes == 1 else "1,1"
+    return ProfileRow(
+        "train", "net", "gpu", nodes, 2, placement, 8, step_seconds=16 / rate, samples_per_second=rate
+    )
+
+
+@pytest.mark.parametrize(("compat", "jct_s"), [(None, 60 + 1600 / 2), ("shockwave", 20 + 1600 / 4)])
+def test_jobs_are_as_fast_on_two_nodes_as_on_one(compat: str | None, jct_s: float) -> None:
+    """Two nodes of one GPU, where the profile has half the speed; a start costs 20 s there, 60 s stated."""
+    profile = Profile((spread(1, 4.0), spread(2, 2.0)))
+    assert one_node(profile).rows == profile.rows[:1]
+    pair = job("a", gpus=2, model="net", batch=16, work={"samples": 1600.0})
+    world = checked([pair], cluster(1, 1), profile)
+    stated = SimulatedCluster(start_cost=None if compat else Cost(60.0))
+    done = replay(world, Run("gavel", conditions=Conditions(compat=compat), simulated=stated))
+    finished = [(event.job, event.time) for event in done.log.events() if event.event == "finish"]
+    assert finished == [("a", pytest.approx(jct_s))]
+
+
+def test_a_job_that_trains_on_moves_at_no_cost_and_pays_for_a_pause() -> None:
+    alone = job("a", model="net", batch=16, work={"samples": 16.0})
+    world = checked([alone], cluster(1), Profile((spread(1, 4.0),)))
+    found = [
+        prepared(Run("fifo", simulated=stated), SHOCKWAVE, Fifo(), world).simulated
+        for stated in (SimulatedCluster(), SimulatedCluster(rescale_cost=Cost(7.0)))
+    ]
+    costs = [(each.start_cost, each.rescale_cost, each.resume_cost) for each in found]
+    assert costs == [(Cost(20.0), Cost(), Cost(20.0)), (Cost(20.0), Cost(7.0), Cost(7.0))]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,12 @@ from pliant.tools.schedule.policies.common import (
     reject_impossible,
     samples_to_go,
 )
+from pliant.tools.schedule.policies.gavel import Fractions, Gavel, capacity_of, kind_of
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
 _ROUND_S = 360.0
+Matching = Literal["work", "arrival"]
 
 
 class _Match(NamedTuple):
@@ -47,6 +49,11 @@ class Allox(Policy):
     most: jobs that are matched, those with least work first. The others take what remains.
     preempt: whether a running job may lose its GPUs to one with less work. If not, it keeps them to its end,
     as in the paper.
+    matching: "work", as above. "arrival", as Shockwave's artifact runs AlloX in Gavel's rounds: every job is
+    matched to one GPU, whatever it requested, in order of arrival and until it ends. Matched jobs share all
+    GPUs in rounds, where a job of n GPUs trains in one of n. (Of the first fifth of all that wait, if that is
+    more than there is room for, the artifact takes the shortest; here the first are taken.)
+    round_s, renew_s: those of ``gavel``, for "arrival".
 
     Departures from the paper: a machine is a GPU, and a job of several GPUs counts with its GPU-time. A job
     of unknown work is expected to be half done. All users are one.
@@ -57,13 +64,26 @@ class Allox(Policy):
     priority_means: ClassVar[str] = ""
     default_interval_s: ClassVar[float | None] = _ROUND_S
 
-    def __init__(self, most: int = 512, preempt: bool = True) -> None:
+    def __init__(
+        self,
+        most: int = 512,
+        preempt: bool = True,
+        matching: Matching = "work",
+        round_s: float = _ROUND_S,
+        renew_s: float = 0.0,
+    ) -> None:
         if most < 1:
             raise ValueError("parameter most: expected 1 or more")
+        self._by_arrival = _ByArrival(round_s, renew_s)
         self.most = most
         self.preempt = preempt
+        self.matching: Matching = matching
+        self.round_s = round_s
+        self.renew_s = renew_s
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        if self.matching == "arrival":
+            return self._by_arrival.decide(snapshot, rng)
         rejected = reject_impossible(snapshot)
         matches = self._matches(snapshot, rejected)
         if not self.preempt:
@@ -85,7 +105,15 @@ class Allox(Policy):
             decision.quiet_until_s = math.inf
         return decision
 
+    def dump_state(self) -> Any:
+        return self._by_arrival.dump_state()
+
+    def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
+        self._by_arrival.load_state(state, jobs)
+
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        if self.matching == "arrival":
+            return self._by_arrival.explain(snapshot)
         reasons = {}
         turns: dict[str | None, int] = {}
         for match in self._matches(snapshot, ()):
@@ -118,6 +146,29 @@ class Allox(Policy):
             for (work, job), kind in zip(first, chosen, strict=True)
         )
         return served + [_Match(min(work), job.arrival, job, None) for work, job in rest]
+
+
+class _ByArrival(Gavel):
+    """Matches are fractions: all of one GPU's time, which is one n-th of the time on n GPUs."""
+
+    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> dict[str, Fractions]:
+        types, free = list(snapshot.speeds.gpu_types), capacity_of(snapshot)
+        kept = {} if self._accounts is None else self._accounts.by_job
+        found = {job.id: kept[job.id].fractions for job in jobs if job.id in kept}
+        for parts in found.values():
+            free[next(index for index, part in enumerate(parts) if part)] -= 1
+        for job in jobs:
+            kind = kind_of(job, 1.0, snapshot)
+            able = [
+                (gain, -index)
+                for index, gain in enumerate(kind.gains)
+                if gain > 0 and free[index] > 0 and kind.gpus <= snapshot.speeds.gpu_types[types[index]]
+            ]
+            if job.id not in found and able:
+                best = -max(able)[1]
+                free[best] -= 1
+                found[job.id] = tuple(float(index == best) / kind.gpus for index in range(len(types)))
+        return found
 
 
 def _running_first(matches: Sequence[_Match]) -> list[_Match]:

@@ -252,6 +252,18 @@ def samples_to_go(job: JobState, snapshot: Snapshot, least_s: float = 0.0) -> fl
     return max(expected, least_s * snapshot.speeds.rate(job, job.spec.gpus.requested))
 
 
+def trained_s(job: JobState, time_s: float, speeds: Speeds) -> float:
+    """Seconds that the samples done take on the requested GPUs, with the batches that trained them."""
+    gpus, present = job.spec.gpus.requested, speeds.rate(job, job.spec.gpus.requested)
+    ends = [*(change.samples_done for change in job.batch_changes), job.samples_done(time_s)]
+    batches = [job.spec.batch.size or job.reference_batch, *(change.batch for change in job.batch_changes)]
+    found = begin = 0.0
+    for batch, end in zip(batches, ends, strict=True):
+        found += (end - begin) / (speeds.rate(job, gpus, global_batch=batch) or present)
+        begin = end
+    return found
+
+
 # Each GPU type as a cluster of its own, for policies that search one at a time.
 
 
@@ -371,6 +383,8 @@ class Contention:
         total = job.known_samples or job.samples_done(snapshot.time_s) + left
         share = min(1.0, snapshot.total_gpus / (self.average(job.id) * gpus)) or 1.0
         isolated_s = total / (rate * share)
+        if job.batch_changes:
+            isolated_s = (trained_s(job, snapshot.time_s, snapshot.speeds) + left / rate) / share
         return Stake(max(0.0, snapshot.time_s - job.spec.submit_time), left, isolated_s)
 
     def dump(self) -> Any:
@@ -396,7 +410,7 @@ class Stake(NamedTuple):
     """Since its submission."""
     remaining_samples: float
     isolated_s: float
-    """All of its work on its share."""
+    """All of its work on its share; what other batches trained, at their speeds."""
 
     def rho(self, samples_per_second: float, waits_s: float = 0.0) -> float:
         """Expected JCT over isolated time if it waits so long and then trains at this rate."""

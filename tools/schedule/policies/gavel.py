@@ -57,9 +57,12 @@ class Gavel(Policy):
     needs no knowledge of the work.
 
     round_s: seconds between decisions; change it together with ``--interval``.
+    renew_s: seconds at least between two solutions, as in the authors' simulator. Jobs that arrive in between
+    wait for the next, where all begin to count from nothing. 0: a solution at every decision.
 
-    Departures from the paper: time counts since a job arrived, not since the fractions changed last. GPUs
-    that remain go to waiting jobs in the same order on types of fraction 0. No two jobs share a GPU.
+    Departures from the paper: without ``renew_s``, time counts since a job arrived, not since the fractions
+    changed last. GPUs that remain go to waiting jobs in the same order on types of fraction 0. No two jobs
+    share a GPU.
     """
 
     name: ClassVar[str] = "gavel"
@@ -68,11 +71,17 @@ class Gavel(Policy):
     default_interval_s: ClassVar[float | None] = ROUND_S
     rebuilds_state: ClassVar[bool] = False
 
-    def __init__(self, round_s: float = ROUND_S) -> None:
+    def __init__(self, round_s: float = ROUND_S, renew_s: float = 0.0) -> None:
         if round_s <= 0:
             raise ValueError("parameter round_s: expected a number above 0")
+        if renew_s < 0:
+            raise ValueError("parameter renew_s: expected 0 or more")
         self.round_s = round_s
+        self.renew_s = renew_s
         self._accounts: Accounts | None = None
+        self._renewal = _UNSOLVED
+        self._spare: Mapping[str, float] = {}
+        """By job, how soon it gets GPUs that the fractions leave idle: the largest first."""
         self._solved: tuple[object, dict[Kind, Fractions]] | None = None
         """The last problem and its solution."""
 
@@ -84,11 +93,15 @@ class Gavel(Policy):
         types = tuple(snapshot.speeds.gpu_types)
         if self._accounts is None or self._accounts.gpu_types != types:
             self._accounts = Accounts(types)
-        fractions = self._fractions(jobs, snapshot)
-        self._accounts.follow(jobs, _rounded(fractions), snapshot.time_s)
-        grants = self._serve(jobs, self._accounts, snapshot)
+        if not self.renew_s:
+            fractions: Mapping[str, Fractions] = self._fractions(jobs, snapshot)
+        else:
+            fractions = self._renewed(jobs, snapshot)
+        members = [job for job in jobs if job.id in fractions]
+        self._accounts.follow(members, _rounded(fractions), snapshot.time_s)
+        grants = self._serve(members, self._accounts, snapshot)
         decision = decision_from_grants(snapshot, grants, rejected)
-        if all(_has_all(job, grants, fractions[job.id], types) for job in jobs):
+        if len(members) == len(jobs) and all(_has_all(job, grants, fractions[job.id], types) for job in jobs):
             decision.quiet_until_s = math.inf
         return decision
 
@@ -110,10 +123,15 @@ class Gavel(Policy):
         return f"entitled to {' and '.join(named) or 'no time'}, priority {priority:.2g}"
 
     def dump_state(self) -> Any:
-        return None if self._accounts is None else self._accounts.dump()
+        if self._accounts is None:
+            return None
+        return self._accounts.dump() | ({"renewal": self._renewal} if self.renew_s else {})
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
         self._accounts = Accounts.load(state)
+        time_s, is_stale, fractions = state.get("renewal", _UNSOLVED)
+        found = {job_id: tuple(parts) for job_id, parts in fractions.items()}
+        self._renewal = Renewal(time_s, is_stale, found)
 
     def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> dict[str, Fractions]:
         kinds = {job.id: kind_of(job, _share(job, snapshot), snapshot) for job in jobs}
@@ -122,17 +140,34 @@ class Gavel(Policy):
             self._solved = problem, max_min(*problem)
         return {job_id: self._solved[1][kind] for job_id, kind in kinds.items()}
 
+    def _renewed(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Mapping[str, Fractions]:
+        """The fractions of the last solution, or of a new one."""
+        last_s, stale = self._renewal.time_s, self._renewal.is_stale or bool(snapshot.changes)
+        if stale and (not last_s or snapshot.time_s - last_s >= self.renew_s):
+            self._renewal = Renewal(snapshot.time_s, False, self._fractions(jobs, snapshot))
+            self._accounts = Accounts(tuple(snapshot.speeds.gpu_types))
+        else:
+            self._renewal = self._renewal._replace(is_stale=stale)
+        return self._renewal.fractions
+
     def _serve(self, jobs: Sequence[JobState], accounts: Accounts, snapshot: Snapshot) -> dict[str, Grant]:
         """Give GPUs away, first to the pairs of job and GPU type that are furthest behind."""
         by_id = accounts.by_job
         pairs = sorted(
-            (part > 0, by_id[job.id].priority(index, self.round_s), part, -turn, -index)
+            (
+                part > 0,
+                by_id[job.id].priority(index, self.round_s),
+                part,
+                self._spare.get(job.id, 0.0),
+                -turn,
+                -index,
+            )
             for turn, job in enumerate(jobs)
             for index, part in enumerate(by_id[job.id].fractions)
         )
         budget = GpuBudget(snapshot.gpus_by_type())
         grants: dict[str, Grant] = {}
-        for _, _, _, turn, index in reversed(pairs):
+        for *_, turn, index in reversed(pairs):
             job, grant = jobs[-turn], Grant(jobs[-turn].spec.gpus.requested, accounts.gpu_types[-index])
             if (
                 job.id not in grants
@@ -142,6 +177,19 @@ class Gavel(Policy):
                 budget.take(grant)
                 grants[job.id] = grant
         return grants
+
+
+class Renewal(NamedTuple):
+    """The last solution that jobs go by until the next."""
+
+    time_s: float
+    """0: there was none, or it was at time 0, which counts as none."""
+    is_stale: bool
+    """Whether something has changed since."""
+    fractions: Mapping[str, Fractions]
+
+
+_UNSOLVED: Final = Renewal(0.0, False, {})
 
 
 def _share(job: JobState, snapshot: Snapshot) -> float:
@@ -182,7 +230,8 @@ class GavelMakespan(Gavel):
 
     Gavel (OSDI '20), section 4.2. As ``gavel``, but the fractions make the largest of remaining samples over
     effective throughput as small as they can, at every round for what is left then. That counts as at least
-    what the job trains in a round; a job of unknown work is expected to be half done.
+    what the job trains in a round; a job of unknown work is expected to be half done. Where the longest job
+    alone decides the end, the program leaves time over, which jobs on a single GPU type share evenly.
     """
 
     name: ClassVar[str] = "gavel-makespan"
@@ -191,7 +240,7 @@ class GavelMakespan(Gavel):
         kinds = {
             job.id: kind_of(job, samples_to_go(job, snapshot, self.round_s) or 1.0, snapshot) for job in jobs
         }
-        found = max_min(Counter(kinds.values()), capacity_of(snapshot), levels=1)
+        found = max_min(Counter(kinds.values()), capacity_of(snapshot), levels=1, even=True)
         return {job_id: found[kind] for job_id, kind in kinds.items()}
 
 
@@ -200,7 +249,8 @@ class GavelThroughput(Gavel):
 
     Gavel (OSDI '20), section 4.2, with the same cost for all GPUs. As ``gavel``, but the fractions make the
     sum of the jobs' effective throughputs as large as it can be, in mini-batches of all their workers per
-    second, as Gavel counts them. Jobs of few mini-batches a second may wait until others have ended.
+    second, as Gavel counts them. Jobs of few mini-batches a second may wait until others have ended; GPUs
+    that remain go to those of most on each GPU.
     """
 
     name: ClassVar[str] = "gavel-throughput"
@@ -210,6 +260,7 @@ class GavelThroughput(Gavel):
             job.id: kind_of(job, job.reference_batch / job.spec.gpus.requested, snapshot) for job in jobs
         }
         found = most_throughput(Counter(kinds.values()), capacity_of(snapshot))
+        self._spare = {job_id: max(kind.gains) / kind.gpus for job_id, kind in kinds.items()}
         return {job_id: found[kind] for job_id, kind in kinds.items()}
 
 
@@ -224,9 +275,13 @@ class GavelFtf(Gavel):
 
     name: ClassVar[str] = "gavel-ftf"
 
-    def __init__(self, round_s: float = ROUND_S) -> None:
-        super().__init__(round_s)
+    def __init__(self, round_s: float = ROUND_S, renew_s: float = 0.0) -> None:
+        super().__init__(round_s, renew_s)
         self._contention = Contention()
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        self._contention.follow(snapshot.changes, snapshot.time_s)
+        return super().decide(snapshot, rng)
 
     def dump_state(self) -> Any:
         return {"accounts": super().dump_state(), "contention": self._contention.dump()}
@@ -237,7 +292,6 @@ class GavelFtf(Gavel):
         self._contention = Contention.load(state["contention"])
 
     def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> dict[str, Fractions]:
-        self._contention.follow(snapshot.changes, snapshot.time_s)
         capacity = capacity_of(snapshot)
         members = {}
         for job in jobs:
@@ -308,7 +362,7 @@ class Kind(NamedTuple):
 
 
 def max_min(
-    counts: Mapping[Kind, int], capacity: Sequence[int], levels: int | None = None
+    counts: Mapping[Kind, int], capacity: Sequence[int], levels: int | None = None, *, even: bool = False
 ) -> dict[Kind, Fractions]:
     """Fractions by kind, for ``counts`` jobs of each on ``capacity`` GPUs of each type.
 
@@ -317,6 +371,7 @@ def max_min(
     :param levels: how many linear programs at most: 1 makes the least gain as large as it can be and leaves
         the others where the program puts them. None: as many as there are levels. On one GPU type, where a
         closed form gives all levels, it does not count.
+    :param even: on one GPU type, only the least gain is made large, and the time left over shared evenly.
     """
     usable = {kind: _usable(kind, capacity) for kind in counts}
     number: Counter[Kind] = Counter()
@@ -329,7 +384,8 @@ def max_min(
     limits = np.array([capacity[index] for index in used], dtype=float)
     parts = np.zeros((len(able), len(capacity)))
     if len(used) == 1:
-        parts[:, used[0]] = _one_type(gains[:, 0], weights, limits[0])
+        form = _one_level if even else _one_type
+        parts[:, used[0]] = form(gains[:, 0], weights, limits[0])
     elif used:
         parts[:, used] = _Programs(gains, weights, limits).solve(levels)
     found = dict(zip(able, map(tuple, np.clip(parts, 0.0, 1.0).tolist()), strict=True))
@@ -381,6 +437,21 @@ def _one_type(gains: Floats, weights: Floats, capacity: float) -> Floats:
         return np.ones_like(gains)
     parts: Floats = np.minimum(levels[reached[0]] / gains, 1.0)
     return parts
+
+
+def _one_level(gains: Floats, weights: Floats, capacity: float) -> Floats:
+    """Fractions on the only type: what the largest least gain takes, and the time left over evenly.
+
+    Kinds that need little for that gain rise to one fraction.
+    """
+    needs: Floats = (_one_type(gains, weights, capacity) * gains).min() / gains
+    order = np.argsort(needs, kind="stable")
+    rising = np.cumsum(weights[order])
+    settled = np.cumsum((weights * needs)[order][::-1])[::-1]
+    floors = (capacity - np.append(settled[1:], 0.0)) / rising
+    # the kinds up to the last whose common fraction exceeds its need
+    last = np.flatnonzero(floors >= needs[order])[-1:]
+    return np.minimum(np.maximum(needs, floors[last]), 1.0) if last.size else needs
 
 
 class _Programs:

@@ -22,6 +22,7 @@ from pliant.tools.schedule.policies.common import (
     explain_gang,
     reject_impossible,
     samples_to_go,
+    trained_s,
 )
 from pliant.tools.schedule.policies.solver import solved
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
@@ -77,8 +78,8 @@ class Shockwave(Policy):
     the seconds that the rest then needs at least: the longest job, or all GPU-time over all GPUs. ρ is the
     predicted finish-time fairness, so jobs that risk to be late weigh more; below 1 it counts as 1. The
     share behind it is the requested GPUs for a part of the time, all GPUs over the mean number of jobs, as
-    the artifact measures it. Jobs of largest ρ train in the first rounds of the window. Idle GPUs go to
-    other jobs in the same order. Preemptive; jobs get what they requested.
+    the artifact measures it. In each round of the window, jobs that need all rounds left of it come first,
+    then those of largest ρ. Idle GPUs go to other jobs by ρ. Preemptive; jobs get what they requested.
 
     Of a job that changes its batch by itself, the policy knows which batches it may take and not when.
     Their parts of the work have a Dirichlet prior with equal parameters. By the restatement rule, batches
@@ -224,18 +225,6 @@ def predicted_batches(job: JobState, samples: float, time_s: float) -> dict[int,
     return {job.reference_batch: here} | {batch: (samples - here) / len(coming) for batch in coming}
 
 
-def trained_s(job: JobState, time_s: float, speeds: Speeds) -> float:
-    """Seconds that the samples done take on the requested GPUs, with the batches that trained them."""
-    gpus, present = job.spec.gpus.requested, speeds.rate(job, job.spec.gpus.requested)
-    ends = [*(change.samples_done for change in job.batch_changes), job.samples_done(time_s)]
-    batches = [job.spec.batch.size or job.reference_batch, *(change.batch for change in job.batch_changes)]
-    found = begin = 0.0
-    for batch, end in zip(batches, ends, strict=True):
-        found += (end - begin) / (speeds.rate(job, gpus, global_batch=batch) or present)
-        begin = end
-    return found
-
-
 # The window.
 
 
@@ -294,16 +283,21 @@ def _utility(each: MarketJob, more_s: float) -> float:
 
 
 def dealt(members: Sequence[MarketJob], counts: Sequence[int], window: Window) -> dict[str, list[int]]:
-    """The rounds of each job, as early as there is room; jobs of largest ρ first.
+    """The rounds of each job: first jobs that need every round that is left, then those of largest ρ.
 
-    Where a gang finds too few rounds with room, it gets those that there are.
+    A job that is to train in all rounds would lose the early ones, which are filled first, and a window is
+    often planned again before the late ones. Where a gang finds too few rounds with room, it gets those that
+    there are.
     """
-    free = [window.gpus] * window.rounds
     found: dict[str, list[int]] = {}
-    for each, count in zip(members, counts, strict=True):
-        mine = [number for number in range(window.rounds) if free[number] >= each.gpus][:count]
-        for number in mine:
-            free[number] -= each.gpus
-        if mine:
-            found[each.job_id] = mine
+    needs = list(counts)
+    for number in range(window.rounds):
+        free, left = window.gpus, window.rounds - number
+        order = sorted((i for i, need in enumerate(needs) if need), key=lambda i: (needs[i] < left, i))
+        for index in order:
+            each = members[index]
+            if each.gpus <= free:
+                free -= each.gpus
+                needs[index] -= 1
+                found.setdefault(each.job_id, []).append(number)
     return found

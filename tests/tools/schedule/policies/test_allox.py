@@ -104,3 +104,24 @@ def test_the_reason_names_type_turn_and_work():
         "matched to gpu, turn 2 with 700 GPU-seconds to go",
         2,
     )
+
+
+def test_matches_by_arrival_are_of_one_gpu_and_last():
+    """Two GPUs, so two matches: the pair trains half as often as the single, and the short job not at all."""
+    jobs = [job("wide", gpus=2, gpu_seconds=1e6), job("one", at=1, gpu_seconds=1e6)]
+    held = opened(Allox(matching="arrival"), cluster(2), *jobs, job("last", at=2, gpu_seconds=10))
+    found = []
+    for number in range(1, 41):
+        held.decide(360.0 * number)
+        found.append(sizes(held))
+    assert all("last" not in each for each in found)
+    assert found.count({"one": 1}) == pytest.approx(40 * 2 / 3, abs=1)
+    assert found.count({"wide": 2}) == pytest.approx(40 / 3, abs=1)
+
+
+def test_who_waits_for_a_match_by_arrival_gets_it_when_one_ends():
+    jobs = [job(name, at=at, gpu_seconds=1e6) for at, name in enumerate("abc")]
+    held = opened(Allox(matching="arrival"), mixed_cluster(old=(1,), new=(1,)), *jobs)
+    assert decided(held, 360) == {"a": 1, "b": 1}
+    held.end("a", 400)
+    assert decided(held, 720) == {"b": 1, "c": 1}

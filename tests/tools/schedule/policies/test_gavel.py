@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -104,10 +105,54 @@ def test_a_quiet_cluster_is_left_alone():
     assert held.quiet_until_s == float("inf")
 
 
+@pytest.mark.parametrize("policy", [Gavel, GavelFtf, GavelMakespan, GavelThroughput])
+def test_a_job_that_arrives_between_two_solutions_waits_though_gpus_idle(policy: type[Gavel]):
+    held = opened(policy(renew_s=1000), cluster(4), job("first", at=1, gpu_seconds=1e6))
+    held.decide(ROUND_S)
+    held.submit(job("late", at=400, gpu_seconds=1e6), 400)
+    found = []
+    for number in range(2, 5):
+        held.decide(ROUND_S * number)
+        found.append(sizes(held))
+    assert found == [{"first": 1}, {"first": 1}, {"first": 1, "late": 1}]
+
+
+def test_a_solution_stands_while_nothing_changes_and_is_kept_in_the_state():
+    held = opened(Gavel(renew_s=1000), cluster(1), *(job(name, at=1, gpu_seconds=1e6) for name in "ab"))
+    held.decide(ROUND_S)
+    state = held.policy.dump_state()
+    assert state["renewal"] == (ROUND_S, False, {"a": (0.5,), "b": (0.5,)})
+    other = Gavel(renew_s=1000)
+    other.load_state(json.loads(json.dumps(state)), held.jobs)
+    assert other.dump_state() == state
+    for number in range(2, 9):
+        held.decide(ROUND_S * number)
+    assert held.policy.dump_state()["renewal"] == state["renewal"]
+    assert received(held, 9) == {"a": 4, "b": 4}
+
+
+def test_throughput_gives_idle_gpus_to_the_next_most_steps_a_second():
+    """Three GPUs: a pair that is worth most, a pair that no longer fits, and two single ones."""
+    speeds = curves(best={2: 90.0}, next={2: 50.0}, early={1: 1.0}, late={1: 2.0})
+    jobs = [
+        job(name, gpus=gpus, model=name, batch=16 * gpus, work={"samples": 1e6})
+        for name, gpus in (("best", 2), ("next", 2), ("early", 1), ("late", 1))
+    ]
+    held = opened(GavelThroughput(), cluster(3), *jobs, throughput=speeds)
+    assert decided(held, 0) == {"best": 2, "late": 1}
+
+
 def test_makespan_gives_time_by_what_is_left():
     jobs = [job("long", gpu_seconds=3e5), job("short", gpu_seconds=1e5)]
     held = rounds(GavelMakespan(), cluster(1), jobs, 40)
     assert received(held, 40) == pytest.approx({"long": 30, "short": 10}, abs=1)
+
+
+def test_makespan_shares_evenly_what_the_longest_job_leaves():
+    """It takes all of one GPU; an eighth and three eighths of the other would do for the others."""
+    jobs = [job("long", gpu_seconds=8e5), job("a", gpu_seconds=1e5), job("b", gpu_seconds=3e5)]
+    held = rounds(GavelMakespan(), cluster(2), jobs, 40)
+    assert received(held, 40) == pytest.approx({"long": 40, "a": 20, "b": 20}, abs=1)
 
 
 def test_finish_time_fairness_gives_half_to_each_of_two_whatever_their_length():
@@ -211,6 +256,26 @@ def test_each_job_goes_where_it_gains_most():
 def test_what_a_held_back_job_leaves_raises_the_others():
     slow, fast = Kind((1.0,), 1), Kind((8.0,), 1)
     assert max_min({slow: 1, fast: 3}, [2]) == {slow: (1.0,), fast: (pytest.approx(1 / 3, abs=1e-4),)}
+
+
+@given(problems())
+def test_one_program_makes_the_least_gain_as_large_and_shares_the_rest_evenly(
+    problem: tuple[list[Kind], list[int]],
+):
+    jobs, capacity = problem
+    jobs, capacity = [Kind(job.gains[:1], job.gpus) for job in jobs], capacity[:1]
+    jobs = [job for job in jobs if best_rate(job, capacity) > 0]
+    if not jobs:
+        return
+    found, all_levels = (max_min(Counter(jobs), capacity, even=even) for even in (True, False))
+    least = min(gain(job, all_levels[job]) for job in jobs)
+    assert min(gain(job, found[job]) for job in jobs) == pytest.approx(least)
+    taken = sum(found[job][0] * job.gpus for job in jobs)
+    assert taken <= capacity[0] * (1 + 1e-9)
+    above = {round(found[job][0], 9) for job in jobs if gain(job, found[job]) > least * (1 + 1e-9)}
+    assert len(above) <= 1
+    assert all(found[job][0] >= max(above, default=0.0) - 1e-9 for job in jobs)
+    assert min(found[job][0] for job in jobs) == 1.0 or taken == pytest.approx(capacity[0])
 
 
 def test_a_job_that_fits_no_type_gets_nothing():

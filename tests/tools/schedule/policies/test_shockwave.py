@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import Placement
 from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.common import Contention, trained_s
+from pliant.tools.schedule.policies.gavel import Gavel
 from pliant.tools.schedule.policies.shockwave import (
     MarketJob,
     Shockwave,
@@ -20,7 +22,6 @@ from pliant.tools.schedule.policies.shockwave import (
     dealt,
     predicted_batches,
     remaining_s,
-    trained_s,
 )
 from tests.builders import FREE_CHANGES, TimedSteps, cluster, decided, job, opened
 from tests.tools.replay.world import ends, play
@@ -114,7 +115,21 @@ def test_rounds_are_as_good_as_those_of_every_other_choice(data: st.DataObject, 
 
 def test_gangs_are_dealt_where_there_is_room():
     members = [prospect("a", 0, 1e4), prospect("b", 0, 1e4, gpus=2), prospect("c", 0, 1e4)]
-    assert dealt(members, [2, 2, 1], Window(2, 3, ROUND_S)) == {"a": [0, 1], "b": [2], "c": [0]}
+    assert dealt(members, [2, 2, 1], Window(2, 3, ROUND_S)) == {"a": [0, 2], "b": [1], "c": [0]}
+
+
+def test_a_job_planned_for_all_rounds_trains_in_each_though_others_are_later():
+    members = [prospect("a", 0, 1e4, rho=3.0), prospect("b", 0, 1e4, rho=2.0), prospect("long", 1e4, 1e5)]
+    assert dealt(members, [2, 1, 3], Window(2, 3, ROUND_S)) == {"a": [0, 1], "b": [2], "long": [0, 1, 2]}
+    assert dealt(members[:2], [2, 1], Window(1, 3, ROUND_S)) == {"a": [0, 1], "b": [2]}
+
+
+@given(counts=st.lists(st.integers(0, 6), max_size=8), gpus=st.integers(1, 4))
+def test_single_gpus_get_all_their_rounds_wherever_the_window_holds_them(counts: list[int], gpus: int):
+    counts = [count for n, count in enumerate(counts) if sum(counts[: n + 1]) <= 6 * gpus]
+    members = [prospect(f"j{n}", 0, 1e4) for n in range(len(counts))]
+    found = dealt(members, counts, Window(gpus, 6, ROUND_S))
+    assert [len(found.get(each.job_id, ())) for each in members] == counts
 
 
 def adaptive(**more: object) -> Job:
@@ -139,6 +154,18 @@ def test_the_rest_is_parted_evenly_among_the_batches_to_come():
     assert predicted_batches(at(400), 500.0, 0.0) == {1: 0.0, 2: 250.0, 4: 250.0}
     assert predicted_batches(at(180, (2, 180.0)), 720.0, 0.0) == {2: 360.0, 4: 360.0}
     assert predicted_batches(at(810, (2, 180.0), (4, 810.0)), 90.0, 0.0) == {4: 90.0}
+
+
+@pytest.mark.parametrize(("changes", "alone_s"), [((), 900.0), (((2, 180.0),), 180 + 720 / 2)])
+def test_fairness_counts_what_was_trained_at_the_speed_of_then(changes, alone_s: float):
+    """With the batch of now for all of it, a job that became faster would seem to be late."""
+    held = opened(Gavel(), cluster(1), adaptive(), throughput=SPEEDS)
+    for batch, done in changes:
+        held.take_batch("a", batch, done, 0.0)
+    held.jobs["a"].report_progress(0.0, 180.0)
+    stake = Contention().stake(held.jobs["a"], held.snapshot(0.0), 0.0)
+    assert stake is not None
+    assert stake.isolated_s == pytest.approx(alone_s)
 
 
 def test_predicted_seconds_count_each_batch_at_its_speed():

@@ -58,8 +58,6 @@ LARGEST_BATCH: Final[Mapping[str, int]] = {
     "Recommendation": 8_192,
 }
 """On one GPU, of the models that change their batch."""
-FIRST_PART: Final = 0.3
-"""Part of its epochs in which Accordion lets a job keep its batch."""
 _GNS: Final[Mapping[tuple[str, int, int], Sequence[int]]] = {
     ("ResNet-18", 16, 1): (31, 41, 51, 71),
     ("ResNet-18", 32, 1): (21, 31, 51),
@@ -151,13 +149,14 @@ def regimes(mode: str, model: str, batch: int, gpus: int, steps: float) -> tuple
 
 
 def _accordion(model: str, batch: int, gpus: int, epochs: int) -> list[int]:
-    """The batch on a GPU in each epoch: the first in critical epochs and in the first part of all."""
+    """The batch on a GPU in each epoch: the first in critical epochs, else the largest.
+
+    The artifact predicts batches as if jobs kept the first for 0.3 of their epochs, too, and neither its
+    simulator nor its runs do so.
+    """
     del gpus
     largest = batch if model == "Transformer" else LARGEST_BATCH.get(model, batch)
-    return [
-        batch if _is_critical(model, batch, epoch) or epoch <= epochs * FIRST_PART else largest
-        for epoch in range(epochs)
-    ]
+    return [batch if _is_critical(model, batch, epoch) else largest for epoch in range(epochs)]
 
 
 def _is_critical(model: str, batch: int, epoch: int) -> bool:
