@@ -49,8 +49,8 @@ def ablated(name: str) -> Iterator[None]:
 
 
 def _other_prices(made: Callable[[PoolColumns], Floats]) -> Callable[..., tuple[list[int], Floats]]:
-    def prices(members: PoolColumns, rules: Any) -> tuple[list[int], Floats]:
-        del rules
+    def prices(members: PoolColumns, rules: Any, memory: Any) -> tuple[list[int], Floats]:
+        del rules, memory
         return members.shortest_last(), made(members)
 
     return prices
