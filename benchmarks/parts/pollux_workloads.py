@@ -58,12 +58,17 @@ def outcome(
     policy: str,
     parameters: Mapping[str, Any] | None = None,
     simulated: SimulatedCluster | None = None,
+    *,
+    interval_s: float | None = None,
 ) -> Outcome:
-    """One replay, seed 0."""
+    """One replay, seed 0.
+
+    :param interval_s: between decisions; 0: whenever something changes; None: as in Pollux's simulator.
+    """
     run = Run(
         policy,
         parameters or {},
-        conditions=Conditions(compat="pollux"),
+        conditions=Conditions(compat="pollux", interval=interval_s),
         simulated=simulated or SimulatedCluster(),
     )
     done = replay(trace, run)

@@ -1,7 +1,8 @@
 """shadow-price over what nothing can beat, over the best makespan, and over ``ones`` on the trace of ONES.
 
 Bounds and what other policies come to are those of the experiments' results; ours is replayed. On the trace
-of ONES both change a job in place and decide whenever something changes.
+of ONES both change a job in place and decide whenever something changes. ``changes_free``: nothing that a
+policy decides costs a job time; ``at_events``: and it decides whenever something changes.
 ``python -m benchmarks.parts.shadow_price_ratios`` renews these rows of the benchmark shadow_price alone.
 """
 
@@ -21,18 +22,25 @@ from experiments.shadow_price.elsewhere import elsewhere, theirs
 from experiments.shadow_price.measure import RESULTS
 from experiments.shadow_price.rows import Rows
 from experiments.shadow_price.runs import OURS
+from pliant.tools.replay.engine.costs import FREE
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 
 BATCHES: Final = {"free": "policies", "fixed": "fixed"}
 """The group of the experiment's rows by what jobs may do with their batch."""
 OVER_BOUND: Final = {"free": 1.35, "fixed": 1.25}
 OVER_MAKESPAN: Final = 1.03
+_NO_COSTS: Final = SimulatedCluster(start_cost=FREE, rescale_cost=FREE)
 
 
 def figures(
     workloads: Sequence[str] = tuple(WORKLOADS), jobs_limit: int | None = None, *, smoke: bool = False
 ) -> list[Figure]:
     """The worst of the workloads, and each."""
-    return [*workload_figures(workloads, jobs_limit), ones_figure(smoke=smoke)]
+    return [
+        *workload_figures(workloads, jobs_limit),
+        *without_costs(workloads, jobs_limit),
+        ones_figure(smoke=smoke),
+    ]
 
 
 def workload_figures(workloads: Sequence[str], jobs_limit: int | None = None) -> list[Figure]:
@@ -52,6 +60,18 @@ def workload_figures(workloads: Sequence[str], jobs_limit: int | None = None) ->
             )
         found += [_worst(f"sp_over_lower_bound_{batch}", over, OVER_BOUND[batch]), *over]
     return [*found, _worst("sp_makespan_over_best", makespans, OVER_MAKESPAN), *makespans]
+
+
+def without_costs(workloads: Sequence[str], jobs_limit: int | None = None) -> list[Figure]:
+    """Over the bound where changes are free, and where decisions come at once, too; batches are free."""
+    rows, found = Rows(json.loads(RESULTS.read_bytes())), []
+    for name in workloads:
+        trace, bound_s = inputs(name, jobs_limit), rows.bound_s(name, "free") or float("nan")
+        for kind, interval_s in (("changes_free", None), ("changes_free_at_events", 0.0)):
+            ours = outcome(trace, OURS, {"rescale_s": 0.0}, _NO_COSTS, interval_s=interval_s)
+            over = ours.metrics["mean_jct_s"] / bound_s
+            found.append(Figure(f"sp_over_lower_bound_free_{name}_{kind}", over, "ratio"))
+    return found
 
 
 def _worst(name: str, each: Sequence[Figure], limit: float) -> Figure:

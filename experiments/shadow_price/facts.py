@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
@@ -42,6 +43,7 @@ def facts(found: Findings) -> Mapping[str, Any]:
         "long": _policies(rows, "policies", (LONG,), "free"),
         "in_place": _policies(rows, "in-place", SHORT, "free"),
         "bounds": _bounds(rows),
+        "gap": _gap(),
         "estimates": _estimates(rows),
         "loads": _loads(rows),
         "rivals": ", ".join(f"`{name}`" for name in RIVALS[1:]),
@@ -126,6 +128,23 @@ def _bounds(rows: Rows) -> str:
             cells = (_whole(alone_s), _whole(bound_s), _whole(ours), f"{ours / bound_s:.2f}")
             body.append((WORDS[trace], batch, *cells, f"{others[best] / bound_s:.2f} (`{best}`)"))
     return markdown_table(head, body) if body else ""
+
+
+def _gap() -> str:
+    """What is left over the bound without costs, over the workloads; empty if it was not measured."""
+    path = Path(__file__).parents[2] / "benchmarks" / "results" / "shadow_price.json"
+    values = {row["name"]: row["value"] for row in json.loads(path.read_bytes())}
+    each = [
+        [values.get(f"sp_over_lower_bound_free_{name}{kind}") for name in SHORT]
+        for kind in ("", "_changes_free", "_changes_free_at_events")
+    ]
+    if any(value is None for ratios in each for value in ratios):
+        return ""
+    usual, free, at_events = (f"{min(ratios):.2f} to {max(ratios):.2f}" for ratios in each)
+    return (
+        f"batches free, mean JCT is {usual} of the bound, {free} where changes are free, "
+        f"and {at_events} where decisions also come at once instead of each minute"
+    )
 
 
 def _estimates(rows: Rows) -> str:
