@@ -136,14 +136,14 @@ def _gap() -> str:
     values = {row["name"]: row["value"] for row in json.loads(path.read_bytes())}
     each = [
         [values.get(f"sp_over_lower_bound_free_{name}{kind}") for name in SHORT]
-        for kind in ("", "_changes_free", "_changes_free_at_events")
+        for kind in ("", "_changes_free", "_changes_free_each_15_s")
     ]
     if any(value is None for ratios in each for value in ratios):
         return ""
-    usual, free, at_events = (f"{min(ratios):.2f} to {max(ratios):.2f}" for ratios in each)
+    usual, free, often = (f"{min(ratios):.2f} to {max(ratios):.2f}" for ratios in each)
     return (
         f"batches free, mean JCT is {usual} of the bound, {free} where changes are free, "
-        f"and {at_events} where decisions also come at once instead of each minute"
+        f"and {often} where decisions also come each 15 s instead of each minute"
     )
 
 
