@@ -144,7 +144,7 @@ def _sample_file(family: str) -> Path:
 
 
 def _validation_runs(folder: Path) -> Path:
-    """A copy of the validation runs, the one thing measured that jobs are made from: it is read in no time."""
+    """A copy of the validation runs: jobs are made from them alone, and they are read in no time."""
     for path in (DATA / "sia" / "traces").glob("*/validation-*.csv"):
         application = folder / path.parent.name
         application.mkdir(parents=True, exist_ok=True)
