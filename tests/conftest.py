@@ -27,6 +27,8 @@ for name in [name for name in os.environ if name.startswith(FOREIGN) or name in 
     if name not in OURS:
         del os.environ[name]
 os.environ["TERM"] = "xterm"  # where a test opens a terminal; editors and job runners say "dumb"
+# Before numpy is imported: beside other processes its threads spend more time on waiting than on computing.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 set_profile()
 
