@@ -16,7 +16,7 @@ from typing import Final
 
 from benchmarks.parts import library_cpu
 from benchmarks.parts.figure import Figure
-from benchmarks.parts.training_job import SLOTS, running
+from benchmarks.parts.training_job import TrainingJob, running
 from pliant.tools.run.service.allocation import Assignment, SlotUse
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.gang import Gang
@@ -114,6 +114,7 @@ def figures(
     kills: int = KILLS,
     epochs: int = EPOCHS,
     cpu_epochs: Mapping[str, int] = library_cpu.EPOCHS,
+    cpu_samples: Mapping[str, int] = library_cpu.SAMPLES,
     *,
     words: str = BIG,
     path: Sequence[int] = PATH,
@@ -123,13 +124,16 @@ def figures(
 
     :param epochs: of the job that says what the library adds to a step.
     :param cpu_epochs: by model, those of the comparison of processor times.
+    :param cpu_samples: by model, those of an epoch.
     :param words: for the script whose stalls are measured.
     :param path: numbers of workers that one round goes through, from one on.
     :param with_loss: compare the losses of a job that is changed with those of one that is not.
     """
-    in_place, parts = stalls(Executor, rounds, words, path)
-    relaunched, _ = stalls(Relaunching, min(rounds, RELAUNCHES), words, path)
-    killed = kill_stalls(kills, words)
+    with running(Executor, SCRIPT, words, BATCH) as training:
+        in_place, parts = stalls(training, rounds, path)
+        killed = kill_stalls(training, kills, max(path), path[-1])
+    with running(Relaunching, SCRIPT, words, BATCH) as training:
+        relaunched, _ = stalls(training, min(rounds, RELAUNCHES), path)
     ratios = [relaunched[change] / in_place[change] for change in in_place]
     return [
         *(Figure(f"stall_{change}_s", value, "s", STALL_LIMIT_S) for change, value in in_place.items()),
@@ -139,51 +143,55 @@ def figures(
         Figure("stall_ratio_min", min(ratios), "ratio", RATIO_LIMIT, at_least=True),
         *(Figure(f"stall_{name}_s", value, "s") for name, value in parts.items()),
         Figure("library_overhead_ratio", overhead_ratio(epochs), "ratio", OVERHEAD_LIMIT),
-        *library_cpu.figures(cpu_epochs),
+        *library_cpu.figures(cpu_epochs, samples=cpu_samples),
         *([Figure("loss_relative_error", loss_error(), "ratio", LOSS_LIMIT)] if with_loss else ()),
     ]
 
 
 def smallest() -> list[Figure]:
-    """All of it, small."""
-    return figures(1, 1, 2, {"mlp": 2}, words=SMALL, path=(2, 1), with_loss=False)
+    """All of it but a shrink, small: what it costs are the workers that it starts, each importing PyTorch."""
+    model = "mlp_by_sample"
+    return figures(1, 1, 2, {model: 2}, {model: 2560}, words=SMALL, path=(2,), with_loss=False)
 
 
 def stalls(
-    kind: type[Executor], rounds: int, words: str, path: Sequence[int]
+    training: TrainingJob, rounds: int, path: Sequence[int]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Median seconds by change ("1_to_2"), and those of the parts by change and part ("1_to_2_meet")."""
     found: dict[str, list[float]] = {}
     parts: dict[str, list[float]] = {}
-    with running(kind, SCRIPT, words, BATCH) as training:
-        training.go_to(1)
-        for _ in range(rounds):
-            before = 1
-            for workers in path:
-                name = f"{before}_to_{workers}"
-                began_s = time.time()
-                event = training.go_to(workers)
-                detail = event.detail or {}
-                took_s = event.time - began_s if kind is Relaunching else event.overhead_seconds or 0.0
-                found.setdefault(name, []).append(took_s)
-                for part in PARTS if "parts" in detail else ():
-                    parts.setdefault(f"{name}_{part}", []).append(detail["parts"].get(part, 0.0))
-                before = workers
+    relaunches = isinstance(training.executor, Relaunching)
+    training.go_to(1)
+    for _ in range(rounds):
+        before = 1
+        for workers in path:
+            name = f"{before}_to_{workers}"
+            began_s = time.time()
+            event = training.go_to(workers)
+            detail = event.detail or {}
+            took_s = event.time - began_s if relaunches else event.overhead_seconds or 0.0
+            found.setdefault(name, []).append(took_s)
+            for part in PARTS if "parts" in detail else ():
+                parts.setdefault(f"{name}_{part}", []).append(detail["parts"].get(part, 0.0))
+            before = workers
     return _medians(found), _medians(parts)
 
 
-def kill_stalls(count: int, words: str) -> list[float]:
-    """What the survivors lose when one of three workers is killed: each worker in turn."""
+def kill_stalls(training: TrainingJob, count: int, workers: int, before: int) -> list[float]:
+    """What the survivors lose when one of the workers is killed: each worker in turn.
+
+    :param before: the workers that the job has now.
+    """
     taken = []
-    with running(Executor, SCRIPT, words, BATCH) as training:
-        training.go_to(3)
-        for number in range(count):
-            if number:
-                training.train_for(BETWEEN_KILLS_S)
-            training.kill(number % SLOTS)
-            lost = training.until(lambda event: bool((event.detail or {}).get("lost")))
-            taken.append(lost.overhead_seconds or 0.0)
-            training.until(lambda event: event.gpus == SLOTS and "parts" in (event.detail or {}))
+    if workers != before:
+        training.go_to(workers)
+    for number in range(count):
+        if number:
+            training.train_for(BETWEEN_KILLS_S)
+        training.kill(number % workers)
+        lost = training.until(lambda event: bool((event.detail or {}).get("lost")))
+        taken.append(lost.overhead_seconds or 0.0)
+        training.until(lambda event: event.gpus == workers and "parts" in (event.detail or {}))
     return taken
 
 

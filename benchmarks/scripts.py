@@ -37,9 +37,9 @@ SMALLEST: Final[dict[str, Part]] = {
     "checkpoint": partial(checkpoint_cost.figures, layers=1, width=32, rounds=1),
     "lines": added_lines.own_figures,
     "compile": partial(compile_count.figures, sizes=(2,)),
-    "cpu": partial(library_cpu.by_sample, epochs=2),
 }
-"""The same parts in the form that the tests run; relaunches have a test of their own that runs them small."""
+"""The same parts in the form that the tests run; relaunches have a test of their own that runs them small,
+and what the library costs by sample is part of the smallest form of ``rescale``."""
 
 
 def figures() -> list[Figure]:
@@ -48,7 +48,7 @@ def figures() -> list[Figure]:
 
 
 def smallest() -> list[Figure]:
-    """All parts but the relaunches, small."""
+    """All parts but the relaunches and the CPU time, small."""
     return parted.measured(NAME, SMALLEST)
 
 

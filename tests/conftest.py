@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
+from tests.effort import set_profile
 from tests.leftovers import Surroundings
 from tests.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
 
@@ -19,7 +19,7 @@ PYTEST_S_OWN = "PYTEST_CURRENT_TEST"
 TERMINAL = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 OURS = (
     *("PYTHONPATH", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
-    *("PLIANT_DATA", "PLIANT_WRITE_GOLDEN"),
+    *("PLIANT_DATA", "PLIANT_THOROUGH", "PLIANT_WRITE_GOLDEN"),
 )
 
 # Tests expect what commands do without such variables; some modules read the environment when imported.
@@ -27,10 +27,10 @@ for name in [name for name in os.environ if name.startswith(FOREIGN) or name in 
     if name not in OURS:
         del os.environ[name]
 os.environ["TERM"] = "xterm"  # where a test opens a terminal; editors and job runners say "dumb"
+# Before numpy is imported: beside other processes its threads spend more time on waiting than on computing.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-settings.register_profile("pliant", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("pliant"), derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "pliant")
+set_profile()
 
 
 @pytest.fixture(autouse=True, scope="session")

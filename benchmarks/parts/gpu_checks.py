@@ -1,5 +1,6 @@
-"""What ``make gpu-check`` does: ``python -m benchmarks.parts.gpu_checks CHECK DEVICE`` is one check.
+"""What ``make gpu-check`` does, one check after the other.
 
+``python -m benchmarks.parts.gpu_checks CHECK[,CHECK…] DEVICE`` makes some of the checks in one process.
 Each check is a function of a device that returns numbers by name. With the device ``cpu`` those that need
 no GPU run as well: so the tests see that the checks themselves work.
 """
@@ -239,4 +240,4 @@ if __name__ == "__main__":
         here = torch.device(where)
         rank(here, *rest)
     else:
-        json.dump(CHECKS[name](torch.device(where)), sys.stdout)
+        json.dump({each: CHECKS[each](torch.device(where)) for each in name.split(",")}, sys.stdout)

@@ -123,15 +123,20 @@ if job.rank == 0:
 """
 
 
-def figures(epochs: Mapping[str, int] = EPOCHS, limited: Collection[str] = LIMITED) -> list[Figure]:
+def figures(
+    epochs: Mapping[str, int] = EPOCHS,
+    limited: Collection[str] = LIMITED,
+    samples: Mapping[str, int] = SAMPLES,
+) -> list[Figure]:
     """The ratios for a small model, whose steps are short, and for a large one, whose state is large.
 
     :param epochs: of each model that is measured.
     :param limited: the models whose ratio has a limit.
+    :param samples: of an epoch of each model.
     """
     found = []
     for name, count in epochs.items():
-        overall, median = cpu_ratios(name, count)
+        overall, median = cpu_ratios(name, count, samples[name])
         found += [
             Figure(
                 f"library_cpu_ratio_{name}",
@@ -150,9 +155,9 @@ def by_sample(epochs: int = EPOCHS["mlp_by_sample"]) -> list[Figure]:
     return figures({"mlp_by_sample": epochs}, ("mlp_by_sample",))
 
 
-def cpu_ratios(name: str, epochs: int) -> tuple[float, float]:
+def cpu_ratios(name: str, epochs: int, samples: int) -> tuple[float, float]:
     """Plain processor time by the library's, both workers together: of all epochs, and their median."""
-    words = json.dumps([name, BATCH[name], SAMPLES[name], epochs, WORKERS])
+    words = json.dumps([name, BATCH[name], samples, epochs, WORKERS])
     with running(Executor, SCRIPT, words, BATCH[name]) as training:
         training.go_to(WORKERS)
         training.finish()

@@ -21,7 +21,8 @@ from pliant.tools.run.service.executor import Executor
 ROUNDS: Final = 5
 LIMIT: Final = 1.3
 LINES_LIMIT: Final = 3
-SIZES: Final = (1, 2)
+CHANGES: Final = ((2, 1), (1, 2))
+"""Numbers of workers: the size that is started and the one that it is resized to."""
 SCRIPT: Final = """
 import os, torch
 import torch.distributed as dist
@@ -78,25 +79,30 @@ trainer.fit(model, loader, ckpt_path=pliant.checkpoint)
 )
 
 
-def figures(rounds: int = ROUNDS) -> Sequence[Figure]:
+def figures(rounds: int = ROUNDS, changes: Sequence[tuple[int, int]] = CHANGES) -> Sequence[Figure]:
     """:param rounds: how often each size is started, and resized to."""
-    starts: dict[int, list[float]] = {size: [] for size in SIZES}
-    resizes: dict[int, list[float]] = {size: [] for size in SIZES}
+    starts: dict[int, list[float]] = {}
+    resizes: dict[int, list[float]] = {}
     with running(Executor, SCRIPT, "", 8, resize="relaunch") as job:
-        for number in range(2 * rounds):
-            first, second = SIZES if number % 2 else SIZES[::-1]
+        for first, second in (*changes * rounds, *_not_started(changes)):
             (job.folder / "saved.pt").unlink(missing_ok=True)
-            starts[first].append(_takes(job, first))
-            resizes[second].append(_takes(job, second))
+            starts.setdefault(first, []).append(_takes(job, first))
+            if second is not None:
+                resizes.setdefault(second, []).append(_takes(job, second))
             job.give(0)
             job.ends()
-    ratio = fmean(median(resizes[size]) / median(starts[size]) for size in SIZES)
+    ratio = fmean(median(resizes[size]) / median(starts[size]) for size in resizes)
     return [
         Figure("relaunch_resize_over_start", ratio, "ratio", LIMIT),
         Figure("relaunch_resize_s", fmean(map(median, resizes.values())), "s"),
         Figure("added_lines_trainer", added(*TRAINER), "lines", LINES_LIMIT),
         Figure("added_lines_lightning", added(*LIGHTNING), "lines", LINES_LIMIT),
     ]
+
+
+def _not_started(changes: Sequence[tuple[int, int]]) -> list[tuple[int, None]]:
+    """Sizes that are resized to alone; they are started once, too."""
+    return [(size, None) for size in {second for _, second in changes} - {first for first, _ in changes}]
 
 
 def _takes(job: TrainingJob, workers: int) -> float:

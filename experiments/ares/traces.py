@@ -9,6 +9,7 @@ many GPUs a job asks for, the paper leaves open: see :data:`Requests`.
 from __future__ import annotations
 
 import csv
+import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from experiments.harness.data import data_folder
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import read_jobs
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.run import import_trace
+from pliant.tools.replay.importers.run import CONVERGENCE, JOBS, PROFILE, import_trace
 
 DATA: Final = data_folder()
 FAMILIES: Final = {"philly": "Philly", "saturn": "Helios (Saturn)", "newtrace": "newTrace"}
@@ -50,14 +51,17 @@ class Sources:
 
         :raises BadInputError: the published data are not there.
         """
-        self.published = {family: _imported(_sample_file(family), folder / family) for family in FAMILIES}
-        self.profile = folder / "philly" / "profile.parquet"
-        self.convergence = folder / "philly" / "convergence.parquet"
+        files = {family: _sample_file(family) for family in FAMILIES}
+        measured = folder / "measured"
+        import_trace("sia", [str(DATA / "sia")], str(measured))
+        self.profile, self.convergence = measured / PROFILE, measured / CONVERGENCE
+        runs = _validation_runs(folder / "runs")
+        self.published = {family: _imported(runs, path, folder / family) for family, path in files.items()}
         path = folder / "models.csv"
         kinds = [kind for models in TABLE_2.values() for kind in models.items()]
         rows = [f"{model},0,{model},1,{max(batches)}" for model, batches in kinds]
         path.write_text("\n".join(["name,time,application,num_replicas,batch_size", *rows]) + "\n")
-        self.models = {job.model: job for job in _imported(path, folder / "models")}
+        self.models = {job.model: job for job in _imported(runs, path, folder / "models")}
         self.requests = _recorded_requests()
 
     def sample(self, family: str, number: int, requests: Requests = "sia") -> list[Job]:
@@ -139,9 +143,19 @@ def _sample_file(family: str) -> Path:
     return path
 
 
-def _imported(workload: Path, folder: Path) -> list[Job]:
-    import_trace("sia", [str(DATA / "sia")], str(folder), workload=str(workload))
-    return list(read_jobs(folder / "jobs.jsonl"))
+def _validation_runs(folder: Path) -> Path:
+    """A copy of the validation runs: jobs are made from them alone, and they are read in no time."""
+    for path in (DATA / "sia" / "traces").glob("*/validation-*.csv"):
+        application = folder / path.parent.name
+        application.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, application)
+        (application / "placements.csv").write_text("placement,local_bsz,step_time,sync_time\n")
+    return folder
+
+
+def _imported(runs: Path, workload: Path, folder: Path) -> list[Job]:
+    import_trace("sia", [str(runs)], str(folder), workload=str(workload))
+    return list(read_jobs(folder / JOBS))
 
 
 def _recorded_requests() -> dict[str, list[int]]:

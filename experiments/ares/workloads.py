@@ -41,6 +41,7 @@ ROW_POLICIES: Final = ("ares", "fair-share", "optimus", "pollux", "srtf", "themi
 ROW_SAMPLES: Final = {"philly": (1, 2, 3), "newtrace": (1,)}
 """Samples that the rows are replayed on: drawn ones, whose jobs and arrivals all rows share."""
 _SMOKE_JOBS: Final = 6
+_SMOKE_SAMPLES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ def prepare(folder: Path, smoke: bool) -> None:
     :raises BadInputError: the published data are not there.
     """
     found = Sources(folder)
+    most = _SMOKE_SAMPLES if smoke else SAMPLES
     measured = read_profile(found.profile)
     for gpu_type in (RTX, T4):
         write_profile(speeds_of(measured, gpu_type), folder / f"{gpu_type}.parquet")
@@ -105,16 +107,17 @@ def prepare(folder: Path, smoke: bool) -> None:
             node = {"name": "n{}", "gpus": 4, "count": gpus // 4, "gpu_type": gpu_type}
             write_cluster(Cluster.model_validate({"nodes": (node,)}), folder / f"{gpu_type}-{gpus}.json")
     for world, family, samples in _sets():
-        for number in samples:
+        for number in samples[:most]:
             jobs = world.jobs(found.sample(family, number, world.requests))
             wanted = jobs[:_SMOKE_JOBS] if smoke else jobs
             write_jobs(wanted, folder / f"{_trace(world, family, number)}.jsonl")
-    few = _SMOKE_JOBS if smoke else 40
-    testbed = found.drawn(found.published["philly"], 0, count=few, hours=4.0)
+    count = _SMOKE_JOBS if smoke else 40
+    testbed = found.drawn(found.published["philly"], 0, count=count, hours=4.0)
     write_jobs(testbed, folder / f"{TESTBED}-0.jsonl")
     found.convergence.replace(folder / "convergence.parquet")
     for name, recipe in sweeps():
-        (folder / name).write_text(json.dumps(recipe, indent=1))
+        wanted = recipe | {"traces": recipe["traces"][:most]}
+        (folder / name).write_text(json.dumps(wanted, indent=1))
 
 
 def sweeps() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -54,4 +54,4 @@ def test_a_check_that_fails_is_named_and_the_others_are_made(
 
 def test_a_check_that_does_not_end_well_gives_its_last_line() -> None:
     with pytest.raises(CheckFailedError, match="KeyError: 'nothing'"):
-        gpu.check("nothing", "cpu")
+        gpu.check("nothing", device="cpu")

@@ -18,6 +18,7 @@ from pliant.schemas.io import write_cluster, write_convergence, write_jobs, writ
 from pliant.schemas.profile import ConvergenceRow, Profile, ProfileRow
 from tests.builders import cluster, job
 from tests.cli.calling import call, sweep
+from tests.effort import examples
 
 TRACE = ("jobs.jsonl", "--cluster", "cluster.json", "--policy", "fifo")
 SWEEP = {
@@ -173,7 +174,7 @@ def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", [name for name in READERS if name.endswith((".json", ".jsonl"))])
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(line=st.integers(0, 99), place=st.integers(0, 9999), value=st.sampled_from(MEAN))
 def test_any_value_in_any_place_is_read_or_refused(
     here: Path, good: Path, name: str, line: int, place: int, value: Any

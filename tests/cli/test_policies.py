@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from pliant.cli.policies import entry, page, policies
 from pliant.schemas.text import fitted, flowing, width_of
 from pliant.tools.schedule.registry import describe, policy_names
+from tests.effort import examples
 
 NAMES = policy_names()
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(40, 200))
 def test_no_line_of_policies_is_wider_than_the_terminal(width: int) -> None:
     longest = max(map(len, NAMES))

@@ -16,6 +16,7 @@ from pliant.tools.schedule.registry import make_policy, policy_names
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.testing.harness import CheckedSession, cluster, node
 from tests.builders import job
+from tests.effort import examples
 
 CURVES = {
     "dips": {1: 1.0, 2: 1.8, 3: 1.5, 4: 2.8, 8: 3.6},
@@ -45,7 +46,7 @@ def jobs(draw: st.DrawFn, most: int = 8) -> list[Job]:
 
 
 @pytest.mark.parametrize("name", policy_names())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(jobs=jobs())
 def test_no_elastic_job_gets_a_size_that_is_slower_than_a_smaller_one_it_may_have(name: str, jobs: list[Job]):
     policy, nodes = make_policy(name), cluster(node(8, 3))

@@ -18,6 +18,7 @@ from pliant.tools.schedule.snapshot import Snapshot
 from pliant.tools.schedule.testing import conformance
 from pliant.tools.schedule.testing.conformance import CHECKS, check_drawn_parameters
 from pliant.tools.schedule.testing.harness import CLUSTERS, Factory, Op, check_ops
+from tests.effort import examples
 
 VARIANTS: dict[str, Factory] = {
     **{name: lambda name=name: make_policy(name) for name in policy_names()},
@@ -53,7 +54,7 @@ def test_policy(check: Callable[[Factory], None], name: str):
 
 
 @pytest.mark.parametrize("name", list(VARIANTS))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(ops=OPS, nodes=st.sampled_from(CLUSTERS))
 def test_any_sequence_of_events_keeps_the_rules(name: str, ops: list[Op], nodes: Cluster):
     check_ops(VARIANTS[name], ops, nodes)

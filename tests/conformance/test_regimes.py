@@ -16,6 +16,7 @@ from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.schedule.registry import make_policy, policy_names
 from pliant.tools.schedule.session.session import Session
 from tests.builders import TimedSteps, cluster, job
+from tests.effort import examples
 
 
 def step_seconds(model: str, gpu_type: str, placement: Placement, batch: int) -> float | None:
@@ -47,7 +48,7 @@ def jobs(draw: st.DrawFn) -> list[Job]:
 
 
 @pytest.mark.parametrize("name", policy_names())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(jobs=jobs(), fails=st.booleans())
 def test_every_job_ends_with_the_batch_of_its_last_regime(name: str, jobs: list[Job], fails: bool):
     policy = make_policy(name)

@@ -13,6 +13,7 @@ from pliant.tools.schedule.predict_start import happen, in_order_of_arrival
 from pliant.tools.schedule.registry import make_policy, policy_names
 from pliant.tools.schedule.snapshot import Snapshot
 from pliant.tools.schedule.testing.harness import CheckedSession, cluster, node
+from tests.effort import examples
 
 CLUSTERS = (
     cluster(node(4, 2), node(3)),
@@ -45,7 +46,7 @@ def jobs(draw: st.DrawFn, most: int = 7) -> list[Job]:
 
 
 @pytest.mark.parametrize("name", policy_names())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(jobs=jobs(), nodes=st.sampled_from(CLUSTERS))
 def test_sizes_are_whole_replicas_and_every_job_that_fits_the_empty_cluster_ends(
     name: str, jobs: list[Job], nodes: Any

@@ -14,6 +14,7 @@ from pliant.tools.schedule.predict_start import happen, in_order_of_arrival
 from pliant.tools.schedule.registry import make_policy, policy_names
 from pliant.tools.schedule.snapshot import Snapshot
 from pliant.tools.schedule.testing.harness import CheckedSession, cluster, node
+from tests.effort import examples
 
 CLUSTERS = (
     cluster(node(8, 2)),
@@ -50,7 +51,7 @@ def jobs(draw: st.DrawFn, most: int = 7) -> list[Job]:
 
 
 @pytest.mark.parametrize("name", policy_names())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(jobs=jobs(), nodes=st.sampled_from(CLUSTERS))
 def test_jobs_get_sizes_that_they_may_have_and_every_job_that_fits_the_empty_cluster_ends(
     name: str, jobs: list[Job], nodes: Any

@@ -23,6 +23,7 @@ from pliant.schemas.kinds import kind_of
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.profile import PROFILE, ProfileRow
 from pliant.schemas.schedule import Schedule
+from tests.effort import examples
 
 PARSERS: dict[str, Callable[[bytes, str], Any]] = {
     "job": parse_jobs,
@@ -45,7 +46,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("kind", PARSERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(value=VALUES, version=st.sampled_from(["1", "1.4", "2", "x"]), tail=st.binary(max_size=6))
 def test_any_json_is_read_or_refused(kind: str, value: Any, version: str, tail: bytes) -> None:
     schema = f"pliant.{kind}/{version}"
@@ -57,7 +58,7 @@ def test_any_json_is_read_or_refused(kind: str, value: Any, version: str, tail: 
 
 
 @pytest.mark.parametrize("kind", PARSERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.binary(max_size=60), head=st.sampled_from([b"", b"{", b"PAR1", b"\xef\xbb\xbf", b"\n"]))
 def test_any_bytes_are_read_or_refused(kind: str, data: bytes, head: bytes) -> None:
     with contextlib.suppress(BadInputError):
@@ -66,7 +67,7 @@ def test_any_bytes_are_read_or_refused(kind: str, data: bytes, head: bytes) -> N
         assert kind_of(head + data, "file") in KINDS
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data())
 def test_a_parquet_file_with_a_changed_page_is_refused(data: st.DataObject) -> None:
     """Checksums find what decoding would not; the footer, which has none, is left whole here."""
@@ -78,7 +79,7 @@ def test_a_parquet_file_with_a_changed_page_is_refused(data: st.DataObject) -> N
         assert parse_events(bytes(whole), "file") == parse_events(bytes(whole), "file")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(changed=st.dictionaries(st.sampled_from(PROFILE.names), st.lists(VALUES, max_size=3), max_size=3))
 def test_any_columns_are_read_or_refused(changed: dict[str, list[Any]]) -> None:
     row = ProfileRow("train", "m", "gpu", 1, 1, "1", 8, step_seconds=0.5)

@@ -23,6 +23,7 @@ from pliant.schemas.profile import Profile
 from pliant.schemas.schedule import PolicyUse, Schedule
 from tests import strategies
 from tests.builders import cluster, job
+from tests.effort import examples
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +124,7 @@ def test_every_field_of_a_written_file_is_in_its_schema() -> None:
     assert "schema" in json.loads(generate.schema_text("job"))["properties"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data())
 def test_equal_traces_have_equal_hashes_in_any_order(data: st.DataObject) -> None:
     trace: tuple[Job, ...] = data.draw(strategies.traces())

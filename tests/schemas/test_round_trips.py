@@ -20,6 +20,7 @@ from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import PolicyState, PolicyUse, Schedule
 from tests import strategies
 from tests.builders import cluster, job
+from tests.effort import examples
 
 KINDS: dict[str, tuple[str, st.SearchStrategy[Any], Callable[..., None], Callable[..., Any]]] = {
     "job": ("jobs.jsonl", strategies.traces(), io.write_jobs, io.read_jobs),
@@ -35,7 +36,7 @@ KINDS: dict[str, tuple[str, st.SearchStrategy[Any], Callable[..., None], Callabl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_kind_survives_a_file(kind: str, data: st.DataObject, tmp_path: Path) -> None:
     name, values, write, read = KINDS[kind]
@@ -48,7 +49,7 @@ def test_every_kind_survives_a_file(kind: str, data: st.DataObject, tmp_path: Pa
 
 
 @given(rows=st.lists(strategies.profile_rows(), max_size=4))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_a_profile_survives_as_columns_inside_json(rows: list[ProfileRow]) -> None:
     columns = json.loads(json.dumps(io.profile_to_columns(rows)))
     assert io.profile_from_columns(columns) == tuple(rows)

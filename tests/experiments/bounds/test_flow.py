@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from experiments.bounds.covers import BoundJob, Cover, concave_hull, covers_of
 from experiments.bounds.dual import Prices, dual
 from experiments.bounds.flow import flow_bound
+from tests.effort import examples
 
 
 @st.composite
@@ -68,7 +69,7 @@ def bound_jobs(jobs: Sequence[tuple[int, list[list[int]], list[int]]]) -> list[B
     return [BoundJob(at, covers_of(np.array(rates, dtype=float), work)) for at, rates, work in jobs]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(small_systems())
 def test_no_schedule_is_better_than_the_bound(
     system: tuple[int, list[tuple[int, list[list[int]], list[int]]]],
@@ -78,7 +79,7 @@ def test_no_schedule_is_better_than_the_bound(
     assert found * len(jobs) <= least_sum(gpus, jobs) * (1 + 1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(small_systems(), st.lists(st.floats(0, 3), min_size=6, max_size=6), st.integers(4, 40))
 def test_it_holds_at_any_prices(
     system: tuple[int, list[tuple[int, list[list[int]], list[int]]]], values: list[float], thetas: int

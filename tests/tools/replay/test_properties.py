@@ -22,6 +22,7 @@ from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import policy_names
+from tests.effort import examples
 from tests.tools.replay.any_world import (
     EVENT_DRIVEN,
     LEARNED,
@@ -88,7 +89,7 @@ def check_fold(world: World, policy: str, engine: Engine) -> None:
 
 @pytest.mark.parametrize("policy", [*policy_names(), "restless"])
 def test_the_books_are_right_and_no_job_flaps_where_the_cluster_rules_so(policy: str) -> None:
-    @settings(max_examples=5 if policy in SLOW else 30, derandomize=True)
+    @settings(max_examples=examples(5 if policy in SLOW else 30), derandomize=True)
     @given(
         world=worlds(most_jobs=5 if policy in SLOW else 8),
         interval_s=st.just(None) if policy in SEARCHING else st.sampled_from([None, 0.0, 7.0]),
@@ -107,7 +108,7 @@ def test_the_books_are_right_and_no_job_flaps_where_the_cluster_rules_so(policy:
 
 @pytest.mark.parametrize("policy", policy_names())
 def test_replicas_of_two_gpus_are_kept_together_through_failures_and_every_job_ends(policy: str) -> None:
-    @settings(max_examples=3 if policy in SLOW else 10, derandomize=True)
+    @settings(max_examples=examples(3 if policy in SLOW else 10), derandomize=True)
     @given(world=worlds(most_jobs=5, replicas=st.sampled_from([1, 2])))
     def holds(world: World) -> None:
         engine = world.play(policy)
@@ -146,7 +147,7 @@ def halved(world: World) -> World:
 
 
 @pytest.mark.parametrize("policy", sorted({*EVENT_DRIVEN, *ROUNDS, "restless"} - {*LEARNED}))
-@settings(max_examples=15, derandomize=True)
+@settings(max_examples=examples(15), derandomize=True)
 @given(world=worlds())
 def test_doubling_all_speeds_halves_all_times(policy: str, world: World) -> None:
     """Costs, arrivals, failures, rounds and the thresholds of the policy are halved, too."""
@@ -185,7 +186,7 @@ def half(parameter: str, value: Any) -> Any:
 
 @pytest.mark.parametrize("policy", policy_names())
 def test_a_replay_gives_the_same_bytes_in_whatever_order_its_rows_are(policy: str) -> None:
-    @settings(max_examples=2 if policy in SLOW else 5, derandomize=True)
+    @settings(max_examples=examples(2 if policy in SLOW else 5), derandomize=True)
     @given(world=worlds(most_jobs=3 if policy in SLOW else 5), rng=st.randoms(use_true_random=False))
     def holds(world: World, rng: random.Random) -> None:
         simulated = world.simulated()

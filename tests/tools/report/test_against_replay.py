@@ -11,6 +11,7 @@ from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.report import make_report
 from tests.builders import FREE_CHANGES, cluster, job
+from tests.effort import examples
 
 traces = st.lists(
     st.tuples(st.integers(0, 400), st.integers(1, 800), st.sampled_from([1, 2, 4, 8])),
@@ -28,7 +29,7 @@ def replayed(jobs, policy):
     return fold(replay(inputs(jobs, cluster(4, 4)), Run(policy, simulated=FREE_CHANGES)).log.events(), policy)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(traces)
 def test_with_linear_scaling_nobody_ends_later_under_ares_than_in_gps(jobs):
     found = run_metrics(replayed(jobs, "ares"))
@@ -37,7 +38,7 @@ def test_with_linear_scaling_nobody_ends_later_under_ares_than_in_gps(jobs):
     assert found.worst_gps_delay_s <= 1e-6
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(traces)
 def test_policies_on_one_trace_share_their_references(jobs):
     fifo, ares = make_report([replayed(jobs, "fifo"), replayed(jobs, "ares")]).runs

@@ -12,6 +12,7 @@ from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import gpu_usage
 from pliant.tools.report.report import bound_caveats
 from tests.builders import cluster, job, mixed_cluster
+from tests.effort import examples
 from tests.tools.report.runs import first_come, ran, story, submit
 from tests.tools.report.test_against_replay import replayed, traces
 
@@ -286,7 +287,7 @@ def test_what_the_bounds_take_for_granted_is_said():
     assert "mean speed" in bound_caveats(mixed)[0]
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(traces)
 def test_no_policy_passes_its_bounds(jobs):
     for policy in ("fifo", "ares", "srtf"):

@@ -22,6 +22,7 @@ from pliant.tools.report.references.isolated import (
     usable_curve,
 )
 from tests.builders import cluster, job
+from tests.effort import examples
 from tests.tools.report.runs import first_come, ran, shared, story, submit
 
 FOUR = ((0.0, 4),)
@@ -191,7 +192,7 @@ curved_jobs = st.lists(st.tuples(quarters, works, shapes), min_size=1, max_size=
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(curved_jobs, st.integers(1, 6))
 def test_fluid_sharing_agrees_with_small_steps(jobs, gpus):
     step = 1 / 128

@@ -34,6 +34,7 @@ from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.statedir.state import read_log
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster
+from tests.effort import examples
 from tests.tools.run.hostile import HOSTILE
 from tests.tools.run.instant import Trap, in_the_way, opens, raises
 
@@ -120,7 +121,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(data=st.data())
 def test_whatever_is_submitted_the_loop_lives_and_every_job_ends(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -11,6 +11,7 @@ from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.explain import table
 from pliant.tools.schedule.registry import BUILT_IN, policy_class
 from tests.builders import cluster, job
+from tests.effort import examples
 from tests.strategies import schedules
 
 JOBS = (job("a", gpus=8, gpu_seconds=1440.0), job("b", gpus=4, gpu_seconds=400.0))
@@ -74,6 +75,6 @@ def test_of_jobs_that_arrive_later_the_first_are_listed_and_the_others_counted()
 
 
 @given(schedules(), st.integers(40, 200))
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 def test_no_line_is_wider_than_the_terminal(schedule: object, width: int) -> None:
     assert max(map(width_of, table(schedule, width).splitlines())) <= width  # type: ignore[arg-type]

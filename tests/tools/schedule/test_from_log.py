@@ -21,6 +21,7 @@ from pliant.tools.schedule.registry import BUILT_IN, make_policy
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.testing.harness import some_jobs
 from tests.builders import cluster, job
+from tests.effort import examples
 
 NODES = cluster(4, 4)
 
@@ -203,7 +204,7 @@ def view(held: Session, time: float) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(before=STORY, after=STORY)
 @example(before=[("down", 0), ("submit", 1), ("up", 0)], after=[])
 def test_kept_carried_and_rebuilt_policies_decide_alike(name, before, after):
@@ -231,7 +232,7 @@ TEAMS = Shares.model_validate(
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=examples(2), deadline=None)
 @given(before=STORY, after=STORY)
 def test_policies_of_teams_decide_alike_in_another_process(name, before, after):
     live = Live(name, NODES.model_copy(update={"shares": TEAMS}), "abcd")

@@ -21,6 +21,7 @@ from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.rates import Speeds
 from tests.builders import FREE_CHANGES, cluster, job
+from tests.effort import examples
 from tests.tools.profile.rows_builder import step
 from tests.tools.replay.world import Seats, ends, play
 
@@ -135,7 +136,7 @@ WISHES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(WISHES, st.booleans())
 def test_a_job_that_one_domain_could_hold_is_never_spread_over_two(
     wishes: list[tuple[int, int, int]], has_islands: bool

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pliant.tools.schedule.jobs import NodeGpus, NodeState
 from pliant.tools.schedule.placement import FreeGpus
+from tests.effort import examples
 
 
 def nodes(*gpus: int, switches: str = "", kind: str = "gpu") -> list[NodeState]:
@@ -147,7 +148,7 @@ NODE_GPUS = st.lists(st.integers(1, 4), min_size=1, max_size=6)
 WISHES = st.lists(st.tuples(st.integers(1, 10), st.integers(0, 5)), max_size=25)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(NODE_GPUS, st.text("ab", min_size=6, max_size=6), WISHES)
 def test_places_are_exact_free_and_on_the_fewest_nodes_whatever_came_before(
     gpus: list[int], switches: str, wishes: list[tuple[int, int]]

@@ -18,6 +18,7 @@ from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.shares import Entitlement, TeamUsage, claims_of, entitle
 from tests.builders import cluster, curves, job, mixed_cluster, session
+from tests.effort import examples
 
 HOUR_S = 3600.0
 
@@ -138,7 +139,7 @@ def cases(draw: st.DrawFn) -> tuple[Shares, list[Any], int]:
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_no_gpu_is_given_twice_and_none_beyond_what_can_be_used(case: tuple[Shares, list[Any], int]):
     rules, jobs, gpus = case
     found = now(divided(rules, jobs, gpus))
@@ -149,7 +150,7 @@ def test_no_gpu_is_given_twice_and_none_beyond_what_can_be_used(case: tuple[Shar
 
 
 @given(cases())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_gpus_are_left_only_where_no_job_could_use_them(case: tuple[Shares, list[Any], int]):
     rules, jobs, gpus = case
     open_rules = Shares(

@@ -32,6 +32,7 @@ from pliant.tools.report.rendering.terminal_plot import jct_plot
 from pliant.tools.report.rendering.terms import MEANING
 from pliant.tools.report.rendering.text import drawn, wrapped_prose
 from pliant.tools.report.report import make_report
+from tests.effort import examples
 from tests.tools.report.runs import check_golden, first_come, shared
 
 
@@ -196,7 +197,7 @@ def sections(draw: st.DrawFn) -> Section:
 
 
 @given(sections(), widths)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_no_line_is_wider_than_the_terminal_and_no_figure_is_broken(section: Section, width: int) -> None:
     text = drawn(section, width)
     assert all(width_of(line) <= width for line in text.splitlines())
@@ -211,7 +212,7 @@ shown = st.builds(Shown, st.booleans(), st.booleans(), st.booleans(), st.boolean
 
 
 @given(st.lists(names, min_size=1, max_size=4, unique=True), widths, shown)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_a_report_fits_the_terminal_whatever_its_policies_are_called(
     names: list[str], width: int, shown: Shown
 ) -> None:

@@ -1,4 +1,8 @@
-"""Runs a script of examples/after as a worker; a file says up to which step it may train."""
+"""Runs a script of examples/after as a worker; a file says up to which step it may train.
+
+It trains in double precision: sums in another order then differ by 1e-16 of their terms, and not even Adam,
+which divides gradients by their own size, makes of that what a lost or repeated sample would be.
+"""
 
 import json
 import runpy
@@ -6,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pliant.tools.run import elastic
@@ -24,6 +29,7 @@ def wait(*_):
         time.sleep(0.01)
 
 
+torch.set_default_dtype(torch.float64)
 elastic.init = kept
 register_optimizer_step_post_hook(wait)
 sys.argv = [options["example"], *options["words"]]

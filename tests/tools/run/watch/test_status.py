@@ -38,6 +38,7 @@ from pliant.tools.run.watch.top import UseMeter, summary_line
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.policy import Reserved
 from tests.builders import cluster, job
+from tests.effort import examples
 from tests.tools.run.statedir.contract.test_progress import report
 from tests.tools.run.stories import Story
 from tests.tools.schedule.foreign import Foreign
@@ -56,7 +57,9 @@ def numbers(text: str) -> set[str]:
     st.sampled_from(["fifo", "fair-share", "srtf"]),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_no_line_is_wider_than_the_terminal_no_number_is_broken_and_programs_find_each_job_once(
     tmp_path_factory: pytest.TempPathFactory, seed: int, steps: int, width: int, policy: str, explain: bool
 ) -> None:

@@ -23,6 +23,7 @@ from pliant.tools.run.statedir.state import State
 from pliant.tools.run.watch.top import Use, UseMeter, sorted_uses, summary_line, top_text
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
+from tests.effort import examples
 from tests.tools.run.statedir.contract.test_progress import report
 
 NOW_S = 2e9
@@ -105,7 +106,9 @@ def test_for_programs_every_field_is_there_and_unknown_ones_are_null(
 
 
 @given(st.integers(8, 120), st.floats(0, 1e300), st.text(max_size=40))
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_no_line_is_wider_than_the_terminal(dirs: StateDir, width: int, speed: float, user: str) -> None:
     reports(dirs, "a", NOW_S, samples_per_second=speed, loss=-speed, step_seconds=1e-9)
     uses = seen(dirs)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.allox import Allox, match
 from tests.builders import cluster, decided, job, mixed_cluster, opened, session, sizes
+from tests.effort import examples
 
 SECONDS = st.integers(1, 50)
 
@@ -38,7 +39,7 @@ def total_by_type(seconds: np.ndarray, machines: Sequence[int], types: Sequence[
     )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     st.lists(st.tuples(SECONDS, SECONDS, SECONDS), min_size=1, max_size=5),
     st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 2)),

@@ -17,6 +17,7 @@ from pliant.tools.schedule.policies.fifo import Backfill, Fifo
 from pliant.tools.schedule.policy import Decision, Policy, Target
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, curves, job, mixed_cluster, opened, session
+from tests.effort import examples
 
 KINDS = (
     *("submit", "submit", "submit", "finish", "finish", "finish", "pass", "cancel", "lose", "down", "up"),
@@ -210,7 +211,7 @@ def held_by(held: Session, time_s: float) -> list[tuple[str, str, object]]:
 
 
 @given(seed=st.integers(0, 10**9), backfill=st.sampled_from(["easy", "skip", "none"]))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_decisions_are_those_of_a_scheduler_that_reads_every_waiting_job(seed: int, backfill: Backfill):
     story = Story(CLUSTERS[seed % len(CLUSTERS)], backfill, seed)
     for _ in range(60):

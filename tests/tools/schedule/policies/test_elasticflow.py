@@ -15,6 +15,7 @@ from pliant.tools.schedule.policies.elasticflow import ElasticFlow
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import FREE_CHANGES, cluster, curves, decided, job, opened, sizes
+from tests.effort import examples
 from tests.tools.replay.world import given as inputs_of
 
 SATURATES = curves(s={1: 1.0, 2: 1.5, 4: 2.0, 8: 2.0})
@@ -167,7 +168,7 @@ def stories(draw: st.DrawFn) -> list[Job]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(jobs=stories())
 def test_every_admitted_job_meets_its_deadline_where_changes_cost_nothing(jobs: list[Job]):
     speeds = curves(s={1: 1.0, 2: 1.5, 4: 2.0, 8: 2.0}, m={1: 10.0, 2: 18.0, 4: 26.0, 8: 20.0})

@@ -33,6 +33,7 @@ from pliant.tools.schedule.policies.gavel import (
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, curves, decided, job, mixed_cluster, opened, session, sizes
+from tests.effort import examples
 
 ROUND_S = 360.0
 
@@ -222,7 +223,7 @@ def gains_matrix(jobs: Sequence[Kind], capacity: Sequence[int]) -> np.ndarray:
     return rows
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(problems())
 def test_no_job_can_gain_more_unless_one_that_gains_no_more_loses(problem: tuple[list[Kind], list[int]]):
     jobs, capacity = problem
@@ -292,7 +293,7 @@ def rivals(draw: st.DrawFn) -> tuple[dict[str, tuple[Kind, Stake]], list[int]]:
     return {str(index): each for index, each in enumerate(zip(jobs, stakes, strict=True))}, capacity
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(rivals())
 @example(
     (

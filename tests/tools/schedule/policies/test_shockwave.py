@@ -24,6 +24,7 @@ from pliant.tools.schedule.policies.shockwave import (
     remaining_s,
 )
 from tests.builders import FREE_CHANGES, TimedSteps, cluster, decided, job, opened
+from tests.effort import examples
 from tests.tools.replay.world import ends, play
 
 ROUND_S = 120.0
@@ -75,7 +76,7 @@ def test_no_job_is_planned_beyond_its_end():
     assert rounds_of([prospect("a", 600, 130), prospect("b", 600, 1200)], 2, 5) == [2, 5]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data(), gpus=st.integers(1, 3), rounds=st.integers(1, 3))
 def test_rounds_are_as_good_as_those_of_every_other_choice(data: st.DataObject, gpus: int, rounds: int):
     numbers = st.integers(100, 3000)

@@ -20,6 +20,7 @@ from pliant.tools.schedule.session.assignment import assign
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from tests.builders import job, mixed_cluster, session
+from tests.effort import examples
 from tests.tools.schedule.session.test_session import opened as everyone
 from tests.tools.schedule.session.test_session import steps
 
@@ -51,7 +52,7 @@ def opened(**gpus: tuple[int, ...]) -> Session:
     return held
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(SIZES, min_size=1, max_size=6))
 def test_everybody_gets_the_size_or_keeps_what_was_held(rounds: list[list[int]]):
     held = opened(x=(4, 3), y=(2, 2, 2))
@@ -71,7 +72,7 @@ def test_everybody_gets_the_size_or_keeps_what_was_held(rounds: list[list[int]])
             assert held.free.free_on(node.name) == node.gpus - used >= 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(SIZES, SIZES)
 def test_on_one_type_everybody_gets_the_size(first: list[int], second: list[int]):
     held = opened(x=(4, 3, 2))

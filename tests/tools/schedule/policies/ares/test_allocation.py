@@ -13,6 +13,7 @@ from pliant.tools.schedule.jobs import NodeState
 from pliant.tools.schedule.policies.ares.allocation import AllowedSizes, SizesByJob, allowed_sizes
 from pliant.tools.schedule.rates import Speeds
 from tests.builders import TimedSteps, job
+from tests.effort import examples
 
 CURVE = {1: 1.0, 2: 1.9, 4: 3.4, 8: 5.0, 16: 6.4}
 """Efficiency against one GPU: 0.95, 0.85, 0.625, 0.4."""
@@ -113,7 +114,7 @@ def test_alike_jobs_share_their_sizes() -> None:
     assert by_job.of(job_state(job("c", model="m", gpus=2, low=2), known)) is not first
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     st.integers(1, 20),
     st.data(),

@@ -17,6 +17,7 @@ from pliant.tools.report.read_run import fold
 from pliant.tools.schedule.policies.ares.goodput import AresGoodput
 from pliant.tools.schedule.session.session import Session
 from tests.builders import FREE_CHANGES, cluster, job, session, sizes
+from tests.effort import examples
 
 BATCH = 32
 LOCALS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -103,7 +104,7 @@ SOME_JOBS = st.lists(
 """(submit time, samples, requested GPUs)."""
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(SOME_JOBS, st.floats(0.0, 0.99), st.sampled_from([1.0, 100.0, 1e4]), st.floats(0.5, 0.9))
 def test_no_delay_against_gps_exceeds_the_bound_where_noise_does_not_fall(drawn, bend, noise, alpha):
     # eff(8) = 1 / (1 + 7 · 8 · sync_s / 3.2) at the author's batch lies between alpha and 1

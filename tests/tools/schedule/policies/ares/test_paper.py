@@ -12,6 +12,7 @@ from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.ares.policy import Ares
 from tests.builders import cluster, curves, job
+from tests.effort import examples
 from tests.tools.schedule.loop import play
 
 HOUR = 3600.0
@@ -79,7 +80,7 @@ SOME_JOBS = st.lists(
 """(submit time, GPU-seconds at the requested size, requested GPUs, how far the scaling curve bends)."""
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(SOME_JOBS, st.sampled_from([8, 12]))
 def test_with_linear_scaling_no_job_ends_later_than_under_equal_sharing(drawn, gpus):
     jobs = [
@@ -93,7 +94,7 @@ def test_with_linear_scaling_no_job_ends_later_than_under_equal_sharing(drawn, g
     assert all(ended[i] <= shared[i] + 1e-6 for i in shared)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(SOME_JOBS, st.floats(0.5, 0.95))
 def test_with_concave_scaling_no_delay_exceeds_the_bound(drawn, alpha):
     # T(k) = k / (1 + s (k - 1)): concave; s such that eff(8) relative to one GPU lies between alpha and 1.
@@ -111,7 +112,7 @@ def test_with_concave_scaling_no_delay_exceeds_the_bound(drawn, alpha):
     assert all(played.end_s[i] - shared[i] <= bound + 1e-6 for i in shared)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(SOME_JOBS)
 def test_equal_sharing_completes_jobs_in_the_order_of_their_virtual_finish_times(drawn):
     jobs = [

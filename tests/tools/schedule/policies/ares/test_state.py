@@ -18,6 +18,7 @@ from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change, Snapshot
 from tests.builders import cluster, job, mixed_cluster, opened, session
+from tests.effort import examples
 
 SIZES = [1, 2, 3, 4, 8]
 OPERATIONS = st.lists(
@@ -103,7 +104,7 @@ def happen(held: Session, what: str, choice: int, now_s: float, count: int) -> N
         held.end(active[choice % len(active)], now_s, outcome)  # type: ignore[arg-type]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.integers(0, 999), max_size=12), OPERATIONS, st.booleans(), st.sampled_from([None, 0.5]))
 def test_carried_reloaded_and_rebuilt_state_agree_to_the_last_bit_and_decide_alike(
     first: list[int], operations: list[tuple[str, int, float, bool]], mixed: bool, compact_s: float | None

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pliant.tools.schedule.policies.elastic_dp.curves import GRID, Gains
 from pliant.tools.schedule.policies.elastic_dp.optimizer import Optimizer
+from tests.effort import examples
 
 Curve = list[float]
 """[GPUs] what they are worth; the first is for none and not read."""
@@ -83,7 +84,7 @@ def check_against_all_allocations(jobs: Jobs, gpus: int, quota: int | None) -> N
         assert worth(curves, chosen) == best
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(jobs=JOBS, gpus=st.integers(0, 16), quota=st.none() | st.integers(1, 9))
 def test_no_other_allocation_of_a_few_jobs_is_worth_more(jobs: Jobs, gpus: int, quota: int | None):
     check_against_all_allocations(jobs, gpus, quota)
@@ -205,7 +206,7 @@ def test_jobs_with_concave_gains_come_before_the_others_where_it_is_equal():
     assert sizes(4, jump, steady) == sizes(4, steady, jump)[::-1] == [1, 3]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(curves=st.lists(CURVES, min_size=1, max_size=4), gpus=st.integers(4, 14))
 def test_of_equally_good_allocations_of_one_kind_the_last_job_gets_the_least(curves: list[Curve], gpus: int):
     gains = [gains_of(curve) for curve in curves]

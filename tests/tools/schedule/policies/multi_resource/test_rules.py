@@ -24,6 +24,7 @@ from pliant.tools.schedule.policies.multi_resource.rules import (
     by_arrival,
     by_dominant_share,
 )
+from tests.effort import examples
 from tests.tools.schedule.policies.oasis.worlds import bid_of, servers_of
 
 NO_PS = np.zeros((0, 2))
@@ -91,7 +92,7 @@ def test_dorm_uses_the_cluster_and_adjusts_few_jobs_at_a_time() -> None:
     assert sizes(DormRule(servers, fairness=0.5, adjusted=1.0).holdings(jobs)) != found
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(st.integers(0, 2**32 - 1))
 def test_every_rule_keeps_to_capacities_and_gives_workers_their_ps(seed: int) -> None:
     rng = np.random.default_rng(seed)

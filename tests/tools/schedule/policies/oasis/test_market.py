@@ -15,6 +15,7 @@ from benchmarks.parts.slot_schedules import broken_rules
 from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Floats, Servers, SlotPlan, sigmoid_worth
 from pliant.tools.schedule.policies.oasis.market import Market, Places, Side, schedules
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds
+from tests.effort import examples
 from tests.tools.schedule.policies.oasis.worlds import bid_of, busy_market, servers_of
 
 ONE = Servers(("cpu", "memory"), np.array([[4.0, 8.0]]), np.zeros((0, 2)))
@@ -147,7 +148,7 @@ def test_a_job_that_is_asked_again_later_begins_then() -> None:
     assert quote.last == 3
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(0, 2**32 - 1))
 def test_no_committed_schedule_breaks_a_rule(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -247,7 +248,7 @@ def by_all_schedules(market: Market, bid: Bid) -> list[float]:
     ]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(SEEDS)
 def test_costs_of_all_ends_are_those_of_the_best_of_all_schedules(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -294,7 +295,7 @@ def test_without_ps_demand_the_servers_of_ps_do_not_matter() -> None:
     assert market.quote(bid).plan.ps.shape == (2, 0)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     gains=st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any),
     costs=st.lists(st.integers(1, 5), min_size=1, max_size=4),

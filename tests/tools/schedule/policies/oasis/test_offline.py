@@ -32,6 +32,7 @@ from pliant.tools.schedule.policies.oasis.prices import PriceBounds
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, decided
+from tests.effort import examples
 from tests.tools.schedule.policies.oasis.test_policy import (
     SLOT_S,
     bidder,
@@ -61,7 +62,7 @@ def by_all_orders(bids: list[Bid], slots: int) -> float:
     return best
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(st.integers(0, 2**32 - 1))
 def test_it_is_the_best_of_all_orders(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -74,7 +75,7 @@ def test_it_is_the_best_of_all_orders(seed: int) -> None:
     assert found.gap <= 1e-3
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.integers(0, 2**32 - 1))
 @example(51)  # the solver misses these three with its presolve on
 @example(59)

@@ -11,6 +11,7 @@ from pliant.tools.schedule.jobs import Observation
 from pliant.tools.schedule.policies.pollux.policy import Pollux
 from pliant.tools.schedule.session.session import Session
 from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, session
+from tests.effort import examples
 
 FLAT = curves(flat={1: 10.0, 8: 10.0}, fast={1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0})
 
@@ -110,7 +111,7 @@ def test_a_waiting_job_queues_for_the_type_with_most_speed_for_it():
     assert sorted(types) == ["a100", "a100", "t4", "t4"]
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(
     nodes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     limits=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5)), min_size=1, max_size=8),

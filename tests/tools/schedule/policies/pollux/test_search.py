@@ -19,6 +19,7 @@ from pliant.tools.schedule.policies.pollux.search import (
     repair,
     search,
 )
+from tests.effort import examples
 
 
 def problem(
@@ -130,7 +131,7 @@ def every_matrix(task: PlacementProblem) -> Iterator[Matrices]:
             yield found
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(
     capacity=st.lists(st.integers(1, 3), min_size=1, max_size=3),
     gains=st.lists(
@@ -161,7 +162,7 @@ TASKS = st.builds(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(task=TASKS, seed=st.integers(0, 1000))
 def test_whatever_is_repaired_obeys(task: PlacementProblem, seed: int):
     rng = np.random.default_rng(seed)
@@ -169,7 +170,7 @@ def test_whatever_is_repaired_obeys(task: PlacementProblem, seed: int):
     assert obeys(task, repair(task, wild))
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(task=TASKS, seed=st.integers(0, 1000))
 def test_whatever_is_found_obeys_and_is_sorted(task: PlacementProblem, seed: int):
     found = search(task, task.held[:0], np.random.default_rng(seed), population=20, generations=5)

@@ -34,6 +34,7 @@ from pliant.tools.schedule.policies.shadow_price.reference import EqualShares
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.session.holdings import Holding
 from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, session
+from tests.effort import examples
 
 COST_S = 30.0
 WORLD = SimulatedCluster(start_cost=Cost(COST_S), rescale_cost=Cost(COST_S))
@@ -72,7 +73,7 @@ def some_jobs(draw: st.DrawFn) -> list[Job]:
     ]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(some_jobs(), st.lists(st.tuples(*[st.just(1.0) | st.floats(0, 1)] * 3), min_size=5, max_size=5))
 def test_with_concave_scaling_no_job_ends_later_than_promised(jobs, bends):
     """Each GPU adds at most what the one before it adds, from one GPU to two, to four and to eight."""
@@ -221,7 +222,7 @@ def rates_of(job: JobState) -> tuple[Ints, Floats]:
     return sizes, np.where(able, sizes, 0).astype(float)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(rows, st.integers(0, 500))
 def test_it_is_the_one_of_reports_however_often_it_is_asked(drawn, asked_s):
     speeds = Speeds(curves(), node_states(cluster(GPUS)))

@@ -16,6 +16,7 @@ from pliant.tools.schedule.policies.shadow_price.deadlines import heeded
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.session.session import Session
 from tests.builders import TimedSteps, cluster, decided, job, opened, sizes
+from tests.effort import examples
 
 
 def _job(name: str, samples: float, **more: object) -> Job:
@@ -124,7 +125,7 @@ def test_nothing_is_asked_of_deadlines_where_none_is_stated(monkeypatch: pytest.
 _DUE = st.tuples(st.floats(10, 1e5), st.floats(1, 1e5), st.floats(0.1, 10), st.integers(1, 4))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(_DUE, min_size=1, max_size=8), st.integers(0, 3))
 def test_a_plan_saves_or_gives_up_each_job_on_the_gpus_there_are(drawn: list[tuple], others: int):
     jobs = [

@@ -20,6 +20,7 @@ from pliant.tools.schedule.policies.shadow_price.sizes import Rules, Shares
 from pliant.tools.schedule.policies.shadow_price.types import offers, shared_over_types
 from pliant.tools.schedule.session.session import Session
 from tests.builders import decided, job, mixed_cluster, opened
+from tests.effort import examples
 
 RULES = Rules(dwell_s=500.0, sweeps=3, future=0.0)
 SPEEDS = CurveThroughput({"flat": {1: 1.0, 2: 1.5, 4: 2.0}}, {"fast": 2.0})
@@ -72,7 +73,7 @@ def gained(types: Sequence[PoolColumns], shares: Sequence[Shares]) -> tuple[floa
     return found, best, max(gain for options in gains.values() for gain in options.values())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(drawn=jobs())
 def test_every_job_is_of_one_type_and_the_sum_is_the_best_but_for_one_job_a_type(drawn: list[Job]):
     held = opened(ShadowPrice(), mixed_cluster(slow=(3,), fast=(2,)), *drawn, throughput=SPEEDS)
