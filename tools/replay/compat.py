@@ -123,9 +123,9 @@ def preset(name: str | None) -> Compat:
     return PRESETS[name]
 
 
-def settle(compat: Compat, jobs: Iterable[Job], policy: Policy) -> list[Job]:
-    if policy.elasticity != "size+batch":
-        return list(jobs)
+def settle(compat: Compat, jobs: Sequence[Job], policy: Policy) -> Sequence[Job]:
+    if policy.elasticity != "size+batch" or not compat.settled:
+        return jobs
     return [_settled(job, *compat.settled[job.model]) if job.model in compat.settled else job for job in jobs]
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.io import read_predictor
+from pliant.schemas.job_table import JobForm, jobs_that, one_of_each
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.runinfo import Assumption, RunInfo
 from pliant.schemas.text import counted
@@ -87,9 +88,14 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
     if follows:
         check_recorded(inputs.jobs)
     stated = run.conditions.demand == "stated"
-    check_demand(inputs.jobs, policy, inputs.name or "jobs", "stated" if stated else "predicted")
+    check_demand(
+        jobs_that(lambda job: job.work_gap is not None, inputs.jobs),
+        policy,
+        inputs.name or "jobs",
+        "stated" if stated else "predicted",
+    )
     jobs = settle(compat, inputs.jobs, policy)
-    trained = prepared(run, compat, policy, replace(inputs, jobs=tuple(jobs)))
+    trained = prepared(run, compat, policy, replace(inputs, jobs=jobs))
     session = Session(
         policy,
         inputs.cluster,
@@ -157,9 +163,7 @@ def prepared(run: Run, compat: Compat, policy: Policy, inputs: Inputs) -> Prepar
         throughput = times = ThroughputByPlacement(
             inputs.profile, inputs.cluster.speeds, compat.most_local, compat.believed_cost_s
         )
-        times.load(
-            (job.model for job in inputs.jobs), dict.fromkeys(n.gpu_type for n in inputs.cluster.nodes)
-        )
+        times.load(inputs.models, dict.fromkeys(n.gpu_type for n in inputs.cluster.nodes))
     name = conditions.progress or ("epochs" if compat.name else None)
     moves_batches = policy.elasticity == "size+batch"
     reports = policy.asks_forecast or conditions.demand == "predicted"
@@ -176,7 +180,9 @@ def prepared(run: Run, compat: Compat, policy: Policy, inputs: Inputs) -> Prepar
         measured=moves_batches,
         quirks=compat.quirks if compat.name else run.simulated.quirks,
     )
-    by_table = bool(inputs.tables) and any(job.convergence in inputs.tables for job in inputs.jobs)
+    by_table = bool(inputs.tables) and any(
+        job.convergence in inputs.tables for job in one_of_each(inputs.jobs)
+    )
     return PreparedReplay(throughput, found, asked_s, oracle, name or ("epochs" if by_table else "samples"))
 
 
@@ -318,7 +324,7 @@ def _info(
 ) -> str:
     """The detail of the first event, made when it is written: to digest the profile takes a moment."""
     run, summary, policy, simulated = done.run, done.summary, done.session.policy, trained.simulated
-    models = [job.model for job in inputs.jobs]
+    models = inputs.models
     counters = {"events": float(summary.events), "decisions": float(summary.decisions)}
     if summary.decision_seconds is not None:
         counters["decision_seconds"] = summary.decision_seconds
@@ -361,7 +367,12 @@ class Submissions:
         return partial(self._text, job)
 
     def _text(self, job: JobState) -> str:
-        spec = job.spec.model_dump_json(by_alias=True, exclude_defaults=True)
+        form: JobForm | None = job.spec.__dict__.get("form")
+        spec = (
+            job.spec.model_dump_json(by_alias=True, exclude_defaults=True)
+            if form is None
+            else form.json(job.spec)
+        )
         work = f',"samples":{compact_json(job.work_samples)}' if job.work_samples else ""
         if demand := demand_gpu_s(job, self._speeds, of_simulation=True):
             work += f',"demand_gpu_s":{compact_json(demand)}'

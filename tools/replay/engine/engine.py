@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pliant.schemas.event import EventName
 from pliant.schemas.job import Job
+from pliant.schemas.job_table import JobTable
 from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
 from pliant.tools.replay.engine.running import (
     FINISH,
@@ -86,9 +87,15 @@ class Engine:
         self._describe = describe
         self._advance = advance
         self._correct = correct
-        self._arrivals = sorted(jobs, key=lambda job: (job.submit_time, job.id))
+        self._jobs = len(jobs)
+        self._arrivals = iter(
+            jobs.in_order()
+            if isinstance(jobs, JobTable)
+            else sorted(jobs, key=lambda job: (job.submit_time, job.id))
+        )
+        self._coming = next(self._arrivals, None)
+        """The next job to arrive. None: all have arrived."""
         self._order = self.simulated.quirks.order
-        self._arrived = 0
         self._agenda = Agenda()
         for event in self.simulated.node_events:
             self._agenda.add(event.time_s, NODE_UP if event.up else NODE_DOWN, event.node)
@@ -140,19 +147,19 @@ class Engine:
             self._happen_late(now_s)
             self._running.heed_neighbours(now_s)
         if self._advance:
-            self._advance(self._ended(), len(self._arrivals))
+            self._advance(self._ended(), self._jobs)
 
     # When.
 
     def _jobs_ahead(self) -> bool:
-        return bool(self.session.jobs) or self._arrived < len(self._arrivals)
+        return self._coming is not None or bool(self.session.jobs)
 
     def _next_s(self) -> float:
         if self._must_ask or (self._ended_late and self._rounds is None):
             return self._now_s  # nothing else might lead to another decision
         next_s = self._agenda.next_s()
-        if self._arrived < len(self._arrivals):
-            next_s = min(next_s, self._arrivals[self._arrived].submit_time)
+        if self._coming is not None:
+            next_s = min(next_s, self._coming.submit_time)
         if not self.session.jobs or (self._least_changes and next_s < math.inf):
             return next_s
         again_s = self.session.ask_again_s
@@ -182,7 +189,7 @@ class Engine:
 
     def _is_given_up(self) -> bool:
         """No job will arrive or end, and the policy will not be asked again or was asked often enough."""
-        idle = self._arrived == len(self._arrivals) and self._agenda.next_s() == math.inf
+        idle = self._coming is None and self._agenda.next_s() == math.inf
         self._idle_limit.count(idle=idle)
         asked_again = self._rounds is not None or self.session.ask_again_s is not None
         return idle and (self._idle_limit.is_reached or not asked_again)
@@ -195,7 +202,7 @@ class Engine:
         looked_s, had_done = self._last_look
         done = math.fsum(job.samples_done(now_s) for job in self.session.jobs.values())
         self._last_look = (now_s, done)
-        if self._arrived < len(self._arrivals) or self._node_events_ahead:
+        if self._coming is not None or self._node_events_ahead:
             return False
         return done == had_done and self._running.began_since(looked_s)
 
@@ -209,11 +216,8 @@ class Engine:
                 self._running.next_segment(entry.subject, now_s)
             else:
                 self._node_event(entry.subject, now_s, up=entry.kind == NODE_UP)
-        while self._arrived < len(self._arrivals):
-            job_spec = self._arrivals[self._arrived]
-            if job_spec.submit_time > now_s:
-                break
-            self._submit(job_spec, now_s)
+        while (job := self._coming) is not None and job.submit_time <= now_s:
+            self._submit(job, now_s)
 
     def _happen_late(self, now_s: float) -> None:
         """What is noticed only after this moment's decision."""
@@ -226,7 +230,7 @@ class Engine:
                 self._running.next_segment(entry.subject, now_s)
 
     def _submit(self, spec: Job, now_s: float) -> None:
-        self._arrived += 1
+        self._coming = next(self._arrivals, None)
         self._quiet_decisions = 0
         state = self.session.submit(spec, now_s)
         self._running.arrive(state)
@@ -334,9 +338,9 @@ class Engine:
     def _tell_progress(self) -> None:
         if self._advance is None:
             return
-        step = max(1, len(self._arrivals) // 200)
+        step = max(1, self._jobs // 200)
         if self._ended() % step == 0:
-            self._advance(self._ended(), len(self._arrivals))
+            self._advance(self._ended(), self._jobs)
 
 
 def _company(job: JobState) -> str | None:
