@@ -11,7 +11,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import compress
+from itertools import compress, pairwise
 from typing import Any, Final, overload
 
 from pliant.schemas.job import Job, Work, canonical_parts
@@ -196,23 +196,21 @@ class JobTable(Sequence[Job]):
         expected = JobForm(job).job("a-mark", _MARK, _MARK)
         return bool(other == expected and other.model_fields_set == job.model_fields_set)
 
-    def take(self, line: bytes) -> int | None:
-        """Add the job of a line; returns its row, or None if the line is of a form that is not known."""
+    def take(self, line: bytes) -> bool:
+        """Add the job of a line, if the line is of a form that is known."""
         start = _START.match(line)
         if start is None:
-            return None
+            return False
         at = start.end()
         work = _WORK.search(line, at)
         if work is None:
             kind, amount = self._known.get((line[at:],)), 0.0
         else:
             kind, amount = self._known.get((line[at : work.start(1)], line[work.end(1) :])), float(work[1])
-            if not amount:
-                return None
-        if kind is None:
-            return None
+        if kind is None or (work is not None and not amount):
+            return False
         self._add(start[1].decode(), float(start[2]), amount, kind)
-        return len(self.ids) - 1
+        return True
 
     def _add(self, job_id: str, submit_time_s: float, amount: float, kind: int) -> None:
         self.ids.append(job_id)
@@ -222,9 +220,10 @@ class JobTable(Sequence[Job]):
 
     def in_order(self) -> JobTable:
         """The jobs in order of (submit_time, id)."""
-        keys = list(zip(self.submit_time, self.ids, strict=True))
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        return self if order == list(range(len(keys))) else self._of(order)
+        keys = zip(self.submit_time, self.ids, strict=True)
+        if all(earlier <= later for earlier, later in pairwise(keys)):
+            return self
+        return self._of(sorted(range(len(self)), key=lambda row: (self.submit_time[row], self.ids[row])))
 
     def _of(self, rows: Sequence[int]) -> JobTable:
         found = JobTable()
@@ -235,16 +234,15 @@ class JobTable(Sequence[Job]):
             setattr(found, name, array(column.typecode, (column[row] for row in rows)))
         return found
 
-    def states_time(self) -> list[bool]:
-        """Whether each job states when it was submitted."""
+    def complete_times(self) -> None:
+        """Jobs that state no time arrive with the first that does, else at 0."""
         stating = ["submit_time" in form.template.model_fields_set for form in self.forms]
-        return [stating[kind] for kind in self.kind]
-
-    def set_times(self, submit_time_s: float) -> None:
-        """The time of all jobs that state none."""
-        for row, states in enumerate(self.states_time()):
-            if not states:
-                self.submit_time[row] = submit_time_s
+        if all(stating) or not any(stating):
+            return
+        first_s = min(compress(self.submit_time, (stating[kind] for kind in self.kind)))
+        for row, kind in enumerate(self.kind):
+            if not stating[kind]:
+                self.submit_time[row] = first_s
 
     def canonical(self) -> Iterator[str]:
         """:func:`~pliant.schemas.job.canonical_json` of each job."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -187,16 +188,25 @@ def parse_jobs(data: bytes, source: str, defaults: Mapping[str, Any] | None = No
 
 def parse_job_table(data: bytes, source: str) -> JobTable:
     """As :func:`parse_jobs`, in columns."""
-    share, table = _Sharing().share, JobTable()
+    share, table, numbers = _Sharing().share, JobTable(), array("q")
+
+    def known(number: int, line: bytes) -> bool:
+        if not table.take(line):
+            return False
+        numbers.append(number)
+        return True
 
     def row_of(line: bytes) -> int:
-        return table.append(share(Job.model_validate_json(line)), line)
+        row = table.append(share(Job.model_validate_json(line)), line)
+        numbers.append(0)
+        return row
 
-    lines, problems = read_lines(data, source, "job", row_of, written_by_people=True, known=table.take)
-    _refuse(problems, [(number, table.ids[row]) for number, row in lines], source)
-    stated = [job_s for job_s, states in zip(table.submit_time, table.states_time(), strict=True) if states]
-    if stated and len(stated) < len(table):
-        table.set_times(min(stated))
+    lines, problems = read_lines(data, source, "job", row_of, written_by_people=True, known=known)
+    for number, row in lines:
+        numbers[row] = number
+    if problems or len(set(table.ids)) < len(table):
+        _refuse(problems, list(zip(numbers, table.ids, strict=True)), source)
+    table.complete_times()
     return table
 
 
@@ -240,8 +250,6 @@ def job_lines(jobs: Iterable[Job]) -> bytes:
 
 
 def _duplicates(lines: list[tuple[int, str]], source: str) -> list[Problem]:
-    if len({job_id for _, job_id in lines}) == len(lines):
-        return []
     first: dict[str, int] = {}
     problems = []
     for number, job_id in lines:

@@ -26,7 +26,7 @@ from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs, assumed
 from pliant.tools.replay.options import Conditions, ProgressName
-from pliant.tools.replay.output import Summary, rejections, unfinished
+from pliant.tools.replay.output import StoredEvents, Summary, rejections, unfinished
 from pliant.tools.replay.progress.models import (
     EpochProgress,
     GoodputProgress,
@@ -42,6 +42,7 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.registry import make_policy, policy_class
+from pliant.tools.schedule.session.holdings import DepartedJobs
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Oracle
 
@@ -71,10 +72,18 @@ class Replayed:
     session: Session
 
 
-def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance | None = None) -> Replayed:
+def replay(
+    inputs: Inputs,
+    run: Run,
+    *,
+    timing: bool = False,
+    advance: Advance | None = None,
+    stored: StoredEvents | None = None,
+) -> Replayed:
     """Replay the trace of ``inputs``; equal inputs give equal logs.
 
     :param timing: write decision times of this machine into the log, too.
+    :param stored: where its events go; jobs that have ended are forgotten then. None: into memory.
     :raises UsageError: the policy or a parameter is unknown.
     :raises BadInputError: GPU-seconds at a size without a speed, an event of an unknown node, or a strict
         replay that would assume something.
@@ -106,6 +115,8 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
         demand="predicted" if run.conditions.demand == "predicted" else "stated",
         trace=jobs,
     )
+    if stored is not None:
+        session.ended = DepartedJobs()
     simulated = _with_failures(run, trained.simulated, inputs, session)
     sizes = measured_sizes(inputs.profile.rows if inputs.profile is not None else ())
     submissions = Submissions(session.speeds, sizes, policy)
@@ -121,6 +132,7 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
         describe=submissions.describe,
         advance=advance,
         reveals_work=run.conditions.demand == "oracle",
+        log=None if stored is None else stored.log,
     )
     _ = session.rng  # made before the clock starts
     info_row = engine.log.add(first_s, "decision")
@@ -131,12 +143,12 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
         engine.run()
     summary = replace(
         _summary(inputs, engine, run, assumptions),
-        wall_seconds=time.perf_counter() - started,
-        cpu_seconds=time.process_time() - cpu_started,
+        wall_seconds=time.perf_counter() - started - (0.0 if stored is None else stored.wall_s),
+        cpu_seconds=time.process_time() - cpu_started - (0.0 if stored is None else stored.cpu_s),
     )
     done = Replayed(run, engine.log, summary, session)
     shown = done if timing else replace(done, summary=summary.without_timing())
-    engine.log.details[info_row] = partial(_info, inputs, trained, assumptions, shown)
+    engine.log.set_detail(info_row, partial(_info, inputs, trained, assumptions, shown))
     return done
 
 
@@ -297,7 +309,8 @@ def _check_nodes(inputs: Inputs, simulated: SimulatedCluster) -> None:
 
 
 def _summary(inputs: Inputs, engine: Engine, run: Run, assumptions: tuple[Assumption, ...]) -> Summary:
-    counters = engine.counters
+    counters, ended = engine.counters, engine.session.ended
+    moves = ended.moves if isinstance(ended, DepartedJobs) else sum(job.moves for job in ended.values())
     return Summary(
         policy=engine.session.policy.name,
         trace_hash=inputs.trace_hash,
@@ -308,13 +321,13 @@ def _summary(inputs: Inputs, engine: Engine, run: Run, assumptions: tuple[Assump
         cancelled=counters.cancelled or None,
         unfinished=tuple(unfinished(engine.session, stands_still=engine.stands_still)),
         rejections=tuple(rejections(engine.log)) if counters.rejected else (),
-        end_s=engine.log.time[-1],
+        end_s=engine.log.last_s,
         events=len(engine.log),
         decisions=counters.decisions,
         decision_seconds=counters.decision_seconds,
         mean_decision_seconds=counters.decision_seconds / max(1, counters.decisions),
         wall_seconds=None,
-        moves=sum(job.moves for job in (*engine.session.jobs.values(), *engine.session.ended.values())),
+        moves=moves + sum(job.moves for job in engine.session.jobs.values()),
         assumptions=tuple(assumption.text for assumption in assumptions),
     )
 

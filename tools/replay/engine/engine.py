@@ -72,15 +72,17 @@ class Engine:
         advance: Advance | None = None,
         reveals_work: bool = False,
         correct: Callable[[Sequence[Transition]], None] | None = None,
+        log: EventLog | None = None,
     ) -> None:
         """
         :param interval_s: ask the policy at multiples of it only; None: at every change.
         :param reveals_work: policies see at which progress each job ends, whatever it states.
         :param correct: is shown what a decision changed before it takes effect, to correct the speeds.
+        :param log: is written to; None: a new one.
         """
         self.session = session
         self.simulated = simulated or SimulatedCluster()
-        self.log = EventLog()
+        self.log = EventLog() if log is None else log
         self.counters = EngineCounters()
         self.stands_still = False
         """Whether the replay ended because the policy moves jobs more often than they can pay for."""

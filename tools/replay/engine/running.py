@@ -100,7 +100,8 @@ class RunningJobs:
         if (loss := self._progress.initial_loss(job)) is not None:
             job.report_loss(loss)
         done = job.samples_done(now_s)
-        held = RunningJob(row, now_s, job.samples_per_second, now_s + cost_s, done)
+        overhead_s = self._log.overhead_s(row)
+        held = RunningJob(row, now_s, job.samples_per_second, now_s + cost_s, done, overhead_s)
         self._held[job.id] = held
         self._train(job, held, now_s, held.paid_s)
 
@@ -117,12 +118,12 @@ class RunningJobs:
         self._agenda.unplan(job_id)
         held = self._drop(job_id)
         if held.paid_s > now_s:
-            self._log.overhead_seconds[held.row] = now_s - held.held_since_s
+            self._log.set_overhead_s(held.row, now_s - held.held_since_s)
             return held
         if held.paid_s < now_s:
             self._trained.add(job_id)
         if held.trains_since_s > now_s:  # it stood still, and leaves before that is over
-            self._log.overhead_seconds[held.row] -= held.trains_since_s - now_s
+            self._log.set_overhead_s(held.row, held.overhead_s - (held.trains_since_s - now_s))
         return held
 
     def stop_all(self, seconds: float, now_s: float, but: Container[str]) -> None:
@@ -136,11 +137,13 @@ class RunningJobs:
                 continue
             held.saved_samples = self._saved_samples(job, held, now_s)
             job.settle(now_s)
-            self._log.overhead_seconds[held.row] += until_s - since_s
+            held.overhead_s += until_s - since_s
+            self._log.set_overhead_s(held.row, held.overhead_s)
             self._train(job, held, now_s, until_s)
 
     def finish(self, job_id: str) -> float:
         """Forget a job that has done its work; returns the samples that it trained."""
+        self._trained.discard(job_id)
         return self._drop(job_id).goal
 
     def next_segment(self, job_id: str, now_s: float) -> None:
@@ -267,6 +270,8 @@ class RunningJob:
     """When its start or change is paid for and it begins to train; checkpoints count from then."""
     saved_samples: float
     """Progress at the last checkpoint before the present segment."""
+    overhead_s: float
+    """What ``row`` says; NaN: nothing."""
     trains_since_s: float = math.inf
     done: float = 0.0
     """Progress there, in samples."""
