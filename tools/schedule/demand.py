@@ -54,12 +54,24 @@ def demand_gpu_s(job: JobState, speeds: Speeds, *, of_simulation: bool = False) 
         the speeds of all batches that the job will change to by itself.
     """
     total = (job.work_samples if of_simulation else job.total_samples) or 0.0
-    for gpus in (job.spec.gpus.requested, *sizes_below(job)):
+    gpus, rate = demand_rate(job, speeds)
+    if gpus and of_simulation and job.spec.batch.regimes:
+        rate = rate_of_all_work(job, gpus, speeds) or rate
+    return gpus * total / rate if gpus else 0.0
+
+
+def demand_rate(job: JobState, speeds: Speeds) -> tuple[int, float]:
+    """The size whose GPU-seconds count as the demand, and the samples per second there; (0, 0) if none runs.
+
+    A job that changes its batch by itself is as fast as it is at present.
+    """
+    requested = job.spec.gpus.requested
+    if _runs(job, requested, speeds):
+        return requested, speeds.best_rate(job, requested)
+    for gpus in sizes_below(job):
         if _runs(job, gpus, speeds):
-            if of_simulation and job.spec.batch.regimes:
-                return gpus * total / (rate_of_all_work(job, gpus, speeds) or speeds.best_rate(job, gpus))
-            return gpus * total / speeds.best_rate(job, gpus)
-    return 0.0
+            return gpus, speeds.best_rate(job, gpus)
+    return 0, 0.0
 
 
 def rate_of_all_work(job: JobState, gpus: int, speeds: Speeds) -> float:
@@ -104,8 +116,7 @@ def sizes_below(job: JobState) -> Iterator[int]:
 
 
 def _runs(job: JobState, gpus: int, speeds: Speeds) -> bool:
-    types = speeds.gpu_types.items()
-    return any(total >= gpus and speeds.rate(job, gpus, kind) > 0 for kind, total in types)
+    return any(total >= gpus and speeds.rate(job, gpus, kind) > 0 for kind, total in speeds.gpu_types.items())
 
 
 def _reference_batch(job: Job, speeds: Speeds) -> int:

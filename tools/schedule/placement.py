@@ -189,14 +189,16 @@ class FreeGpus:
     def _set(self, node: NodeState, free: int) -> None:
         if not 0 <= free <= node.gpus:
             raise ValueError(f"node {node.name} would have {free} of {node.gpus} GPUs free")
-        before = self._free[node.index]
-        self._free[node.index] = free
-        self.by_type[node.gpu_type] += free - before
-        self._types[node.gpu_type].move(node.index, before, free)
+        index, kind = node.index, node.gpu_type
+        before = self._free[index]
+        self._free[index] = free
+        self.by_type[kind] += free - before
+        self._types[kind].move(index, before, free)
         if node.switch is not None:
-            self._switches[node.gpu_type][node.switch].move(node.index, before, free)
-        for level, domain in node.domains.items():
-            self._levels[node.gpu_type][level][domain].move(node.index, before, free)
+            self._switches[kind][node.switch].move(index, before, free)
+        if node.domains:
+            for level, domain in node.domains.items():
+                self._levels[kind][level][domain].move(index, before, free)
 
     def _spread(self, picks: _Picks) -> tuple[int, ...]:
         """How scattered a place is: domains from the highest level down, then nodes, then switches."""
@@ -329,12 +331,14 @@ class _Shelf:
         self.total = 0
 
     def move(self, index: int, before: int, free: int) -> None:
+        buckets = self._buckets
         if before:
-            self._buckets[before].pop(bisect_left(self._buckets[before], index))
-        while len(self._buckets) <= free:
-            self._buckets.append([])
+            bucket = buckets[before]
+            del bucket[bisect_left(bucket, index)]
         if free:
-            insort(self._buckets[free], index)
+            while len(buckets) <= free:
+                buckets.append([])
+            insort(buckets[free], index)
         self.total += free - before
 
     # ``each``: of every node as many GPUs count as are a multiple of it, and sizes are multiples of it.

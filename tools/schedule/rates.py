@@ -55,8 +55,10 @@ class JobKind(NamedTuple):
 
     @classmethod
     def of(cls, job: JobState) -> JobKind:
+        if (known := job.kind) is not None:
+            return known
         batch, room = job.spec.batch, job.room
-        return cls(
+        found = job.kind = cls(
             job.spec.model,
             job.reference_batch,
             batch.size is not None,
@@ -65,6 +67,7 @@ class JobKind(NamedTuple):
             job.spec.gpus.sizes,
             None if room is None else tuple(room.items()),
         )
+        return found
 
 
 class Speeds:
@@ -155,12 +158,14 @@ class Speeds:
         if not (job.any_number or job.spec.gpus.allows(gpus)):
             return 0.0
         if gpu_type is None:
+            if len(self._total) == 1:
+                return self.rate(job, gpus, next(iter(self._total)), global_batch=batch)
             return self._mean(gpus, lambda kind: self.rate(job, gpus, kind, global_batch=batch))
         if job.room is not None and gpus > job.room.get(gpu_type, 0):
             return 0.0  # the nodes lack CPUs, memory or bandwidth for as many workers
         cap = job.spec.batch.per_gpu_max
         if levels is None:
-            levels = self.fewest_levels(gpus, gpu_type)
+            levels = self.fewest_levels(gpus, gpu_type) if self._largest else ()
         key = (job.spec.model, gpu_type, placement or gpus, levels, batch, per_replica, cap)
         rate = self._rates.get(key)
         if rate is None:

@@ -134,20 +134,26 @@ class Engine:
 
     def run(self, goes_on: Callable[[float], bool] | None = None) -> None:
         """:param goes_on: is asked before each moment whether to go there; None: to the end."""
+        agenda, running, session = self._agenda, self._running, self.session
         while self._jobs_ahead() and (now_s := self._next_s()) < math.inf:
             if goes_on is not None and not goes_on(now_s):
                 break
             self._now_s = now_s
             self._happen(now_s)
-            self._cancel_hopeless(now_s)
-            self._running.heed_neighbours(now_s)
+            if session.commands.hopeless:
+                self._cancel_hopeless(now_s)
+            if running.has_neighbours or session.slowed:
+                running.heed_neighbours(now_s)
             if self._policy_is_due(now_s):
                 self._ask(now_s)
                 self.stands_still = self._stands_still(now_s)
                 if self.stands_still or self._is_given_up():
                     break
-            self._happen_late(now_s)
-            self._running.heed_neighbours(now_s)
+            self._ended_late = False
+            if agenda.may_be_due(now_s):
+                self._happen_late(now_s)
+            if running.has_neighbours or session.slowed:
+                running.heed_neighbours(now_s)
         if self._advance:
             self._advance(self._ended(), self._jobs)
 
@@ -191,7 +197,10 @@ class Engine:
 
     def _is_given_up(self) -> bool:
         """No job will arrive or end, and the policy will not be asked again or was asked often enough."""
-        idle = self._coming is None and self._agenda.next_s() == math.inf
+        if self._coming is not None:
+            self._idle_limit.count(idle=False)
+            return False
+        idle = self._agenda.next_s() == math.inf
         self._idle_limit.count(idle=idle)
         asked_again = self._rounds is not None or self.session.ask_again_s is not None
         return idle and (self._idle_limit.is_reached or not asked_again)
@@ -223,7 +232,6 @@ class Engine:
 
     def _happen_late(self, now_s: float) -> None:
         """What is noticed only after this moment's decision."""
-        self._ended_late = False
         while (entry := self._agenda.pop(now_s, LATE_SEGMENT_END)) is not None:
             if entry.kind in (FINISH, LATE_FINISH):
                 self._ended_late = True
@@ -252,8 +260,6 @@ class Engine:
         self._tell_progress()
 
     def _cancel_hopeless(self, now_s: float) -> None:
-        if not self.session.commands.hopeless:
-            return
         self._quiet_decisions = 0
         for job_id, reason in self.session.end_hopeless(now_s).items():
             self.counters.cancelled += 1
@@ -289,13 +295,15 @@ class Engine:
         stop_s = self.simulated.quirks.stop_all_s
         if stop_s and any(each.step in _RESIZED for each in transitions):
             self._running.stop_all(stop_s, now_s, but={each.job.id for each in transitions})
-        self._note_teams(now_s)
+        if self.session.usage is not None:
+            self._note_teams(now_s)
         for job_id, said in self.session.admissions.items():
             if (job := self.session.jobs.get(job_id)) is not None:  # a rejection says it by itself
                 words = compact_json({"admission": said})
                 self.log.add(now_s, "progress", job_id, gpus=job.gpus, detail=words)
-        self._cancel_hopeless(now_s)
-        for job, detail in self._forecasts.due(self.session, now_s):
+        if self.session.commands.hopeless:
+            self._cancel_hopeless(now_s)
+        for job, detail in self._forecasts.due(self.session, now_s) if self.session.learns else ():
             self.log.add(now_s, "progress", job.id, gpus=job.gpus, detail=compact_json(detail))
 
     def _note_teams(self, now_s: float) -> None:
@@ -340,7 +348,7 @@ class Engine:
     def _tell_progress(self) -> None:
         if self._advance is None:
             return
-        step = max(1, self._jobs // 200)
+        step = self._jobs // 200 or 1
         if self._ended() % step == 0:
             self._advance(self._ended(), self._jobs)
 
