@@ -45,6 +45,7 @@ class FreeGpus:
             self._types.setdefault(node.gpu_type, _Shelf())
             if node.switch is not None:
                 self._switches.setdefault(node.gpu_type, {}).setdefault(node.switch, _Shelf())
+        self._shelves = [self._shelves_of(node) for node in nodes]
         self.by_type: dict[str, int] = dict.fromkeys(self._types, 0)
         self._largest: dict[str, int] = {}
         """GPUs of the largest node of each type, up or down, in service or not."""
@@ -52,6 +53,15 @@ class FreeGpus:
             self._largest[node.gpu_type] = max(node.made_gpus, self._largest.get(node.gpu_type, 0))
             if node.up:
                 self._set(node, node.gpus)
+
+    def _shelves_of(self, node: NodeState) -> tuple[_Shelf, ...]:
+        """Those that a node is on: of its type, its switch and its domains."""
+        levels = self._levels[node.gpu_type]
+        return (
+            self._types[node.gpu_type],
+            *([] if node.switch is None else [self._switches[node.gpu_type][node.switch]]),
+            *(levels[level][domain] for level, domain in node.domains.items()),
+        )
 
     def node(self, name: str) -> NodeState:
         return self._by_name[name]
@@ -144,6 +154,7 @@ class FreeGpus:
             kind: {name: shelf.copy() for name, shelf in shelves.items()}
             for kind, shelves in self._switches.items()
         }
+        other._shelves = [other._shelves_of(node) for node in other.nodes]
         for placement in leaving:
             other.give(placement)
         return other
@@ -189,16 +200,12 @@ class FreeGpus:
     def _set(self, node: NodeState, free: int) -> None:
         if not 0 <= free <= node.gpus:
             raise ValueError(f"node {node.name} would have {free} of {node.gpus} GPUs free")
-        index, kind = node.index, node.gpu_type
+        index = node.index
         before = self._free[index]
         self._free[index] = free
-        self.by_type[kind] += free - before
-        self._types[kind].move(index, before, free)
-        if node.switch is not None:
-            self._switches[kind][node.switch].move(index, before, free)
-        if node.domains:
-            for level, domain in node.domains.items():
-                self._levels[kind][level][domain].move(index, before, free)
+        self.by_type[node.gpu_type] += free - before
+        for shelf in self._shelves[index]:
+            shelf.move(index, before, free)
 
     def _spread(self, picks: _Picks) -> tuple[int, ...]:
         """How scattered a place is: domains from the highest level down, then nodes, then switches."""

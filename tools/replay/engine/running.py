@@ -53,6 +53,8 @@ class RunningJobs:
         self._resume_cost = simulated.resume_cost or self._rescale_cost
         self._progress = simulated.progress()
         self._interference = Interference(simulated.interference) if simulated.interference else None
+        self.has_neighbours = self._interference is not None
+        """Whether jobs slow each other down on the network."""
         self._reveals_work = reveals_work
         self._held: dict[str, RunningJob] = {}
         self._trained: set[str] = set()
@@ -60,11 +62,6 @@ class RunningJobs:
 
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._held
-
-    @property
-    def has_neighbours(self) -> bool:
-        """Whether jobs slow each other down on the network."""
-        return self._interference is not None
 
     def arrive(self, job: JobState) -> None:
         """A job has arrived. Its work is hidden from policies as far as they may not see it."""
