@@ -16,9 +16,12 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from pliant.tools.schedule.jobs import NodeGpus, NodeState
 
+_MANY: Final = 8
+"""Nodes from which on it pays to move those that change alike together."""
 _Picks = list[tuple[int, int]]
 """(node index, GPUs taken from it)."""
 
@@ -72,6 +75,9 @@ class FreeGpus:
 
     def take(self, placement: NodeGpus) -> None:
         """:raises ValueError: a node has fewer free."""
+        if len(placement) >= _MANY:
+            self._set_all(placement, -1)
+            return
         for name, count in placement:
             node = self._by_name[name]
             self._set(node, self._free[node.index] - count)
@@ -81,6 +87,9 @@ class FreeGpus:
 
         :raises ValueError: a node would have more free than it has.
         """
+        if len(placement) >= _MANY:
+            self._set_all(placement, 1)
+            return
         for name, count in placement:
             node = self._by_name[name]
             if node.up:
@@ -195,7 +204,8 @@ class FreeGpus:
         return self.by_type.get(gpu_type, 0) if each == 1 else self._types[gpu_type].usable(each)
 
     def _named(self, picks: _Picks) -> NodeGpus:
-        return tuple((self.nodes[index].name, count) for index, count in picks)
+        nodes = self.nodes
+        return tuple([(nodes[index].name, count) for index, count in picks])
 
     def _set(self, node: NodeState, free: int) -> None:
         if not 0 <= free <= node.gpus:
@@ -206,6 +216,36 @@ class FreeGpus:
         self.by_type[node.gpu_type] += free - before
         for shelf in self._shelves[index]:
             shelf.move(index, before, free)
+
+    def _set_all(self, placement: NodeGpus, sign: int) -> None:
+        """As :meth:`give` (``sign`` 1) and :meth:`take` (-1): nodes that change alike move together.
+
+        :raises ValueError: as :meth:`_set`; then nothing has changed.
+        """
+        by_name, frees = self._by_name, self._free
+        alike: dict[tuple[str, int, int], list[int]] = {}
+        for name, count in placement:
+            node = by_name[name]
+            if sign > 0 and not node.up:
+                continue
+            index = node.index
+            before = frees[index]
+            free = before + sign * count
+            if not 0 <= free <= node.gpus:
+                raise ValueError(f"node {name} would have {free} of {node.gpus} GPUs free")
+            change = (node.gpu_type, before, free)
+            if change in alike:
+                alike[change].append(index)
+            else:
+                alike[change] = [index]
+        for (gpu_type, before, free), indices in alike.items():
+            self.by_type[gpu_type] += (free - before) * len(indices)
+            self._types[gpu_type].move_all(indices, before, free)
+            for index in indices:
+                frees[index] = free
+                shelves = self._shelves[index]
+                for number in range(1, len(shelves)):
+                    shelves[number].move(index, before, free)
 
     def _spread(self, picks: _Picks) -> tuple[int, ...]:
         """How scattered a place is: domains from the highest level down, then nodes, then switches."""
@@ -347,6 +387,19 @@ class _Shelf:
                 buckets.append([])
             insort(buckets[free], index)
         self.total += free - before
+
+    def move_all(self, indices: Sequence[int], before: int, free: int) -> None:
+        """As :meth:`move`, for many nodes: O(nodes of both numbers)."""
+        buckets = self._buckets
+        if before:
+            gone = set(indices)
+            buckets[before] = [index for index in buckets[before] if index not in gone]
+        if free:
+            while len(buckets) <= free:
+                buckets.append([])
+            buckets[free] += indices
+            buckets[free].sort()
+        self.total += (free - before) * len(indices)
 
     # ``each``: of every node as many GPUs count as are a multiple of it, and sizes are multiples of it.
 

@@ -388,7 +388,7 @@ def shape_of(placement: NodeGpus) -> Placement:
     """GPUs on each node, descending."""
     if len(placement) == 1:
         return (placement[0][1],)
-    return tuple(sorted((count for _, count in placement), reverse=True))
+    return tuple(sorted([count for _, count in placement], reverse=True))
 
 
 class GpuSharing:
