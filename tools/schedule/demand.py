@@ -11,7 +11,6 @@ from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.file_io.json_lines import encode
 from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, Job, SampleWork
-from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.forecast import Demand
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
@@ -31,8 +30,7 @@ def job_state(job: Job, speeds: Speeds) -> JobState:
     """
     state = JobState(job, _reference_batch(job, speeds), None)
     state.total_samples = _total_samples(state, speeds)
-    is_guess = isinstance(speeds.throughput, CurveThroughput) and speeds.throughput.is_guess
-    state.is_speed_guessed = is_guess and not isinstance(job.work, GpuTimeWork)
+    state.is_speed_guessed = speeds.is_guess and not isinstance(job.work, GpuTimeWork)
     if state.total_samples is not None and not 0 < state.total_samples <= MOST_SAMPLES:
         raise BadInputError(
             f'job "{job.id}": its work comes to {state.total_samples:g} samples, '
@@ -129,16 +127,16 @@ def _reference_batch(job: Job, speeds: Speeds) -> int:
 
 def _total_samples(state: JobState, speeds: Speeds) -> float | None:
     match state.spec.work:
-        case SampleWork(samples=samples):
-            return samples
-        case EpochWork(epochs=epochs, dataset_size=size):
-            return None if size is None else epochs * size
-        case IterationWork(iterations=iterations):
-            return iterations * state.reference_batch
-        case GpuTimeWork(gpu_seconds=gpu_seconds):
-            return _trained_in(gpu_seconds, state, speeds)
         case None:
             return None
+        case GpuTimeWork() as work:
+            return _trained_in(work.gpu_seconds, state, speeds)
+        case SampleWork() as work:
+            return work.samples
+        case EpochWork() as work:
+            return None if work.dataset_size is None else work.epochs * work.dataset_size
+        case IterationWork() as work:
+            return work.iterations * state.reference_batch
 
 
 def _trained_in(gpu_seconds: float, state: JobState, speeds: Speeds) -> float | None:

@@ -134,12 +134,12 @@ class FreeGpus:
                 kept = self._around(gpus, gpu_type, keep, each) if keep else []
                 if kept and (stays or self._spread(kept) <= self._spread(fresh)):
                     fresh = kept
-                return self._named(sorted(fresh))
+                return self._named(sorted(fresh) if len(fresh) > 1 else fresh)
         return None
 
     def on_one_node(self, per_replica: int, gpu_type: str) -> int:
         """GPUs of a replica that are on one node: all, or 1 if no node of the type has as many."""
-        return per_replica if 1 < per_replica <= self._largest.get(gpu_type, 0) else 1
+        return per_replica if per_replica > 1 and per_replica <= self._largest.get(gpu_type, 0) else 1
 
     def splits(self, placement: NodeGpus, per_replica: int) -> bool:
         """Whether a placement has a replica on several nodes that one node would hold."""
@@ -257,8 +257,8 @@ class FreeGpus:
         shelf = self._types[gpu_type]
         if levels := self._levels[gpu_type]:
             return self._under_levels(gpus, shelf, list(levels.items()), each)
-        switches: Mapping[str, _Shelf] = self._switches.get(gpu_type, {})
-        if len(switches) > 1 and (needed := shelf.nodes_needed(gpus, each)) > 1:
+        switches: Mapping[str, _Shelf] | None = self._switches.get(gpu_type)
+        if switches and len(switches) > 1 and (needed := shelf.nodes_needed(gpus, each)) > 1:
             fitting = [
                 (near.total, name)
                 for name, near in switches.items()
@@ -414,7 +414,11 @@ class _Shelf:
 
     def tightest(self, gpus: int) -> int | None:
         """What the fullest node that holds ``gpus`` GPUs has free; None if none does."""
-        return next((free for free in range(gpus, len(self._buckets)) if self._buckets[free]), None)
+        buckets = self._buckets
+        for free in range(gpus, len(buckets)):
+            if buckets[free]:
+                return free
+        return None
 
     def has(self, free: int) -> bool:
         """Whether a node has just that many GPUs free."""

@@ -20,6 +20,7 @@ from pliant.schemas.job import PowersOfTwo
 from pliant.schemas.schedule import BatchPlan
 from pliant.tools.profile.throughput import (
     UNKNOWN,
+    CurveThroughput,
     Load,
     PairTable,
     Parts,
@@ -83,6 +84,8 @@ class Speeds:
     ) -> None:
         """:param sharing: None: no two jobs share GPUs."""
         self.throughput = throughput
+        self.is_guess = isinstance(throughput, CurveThroughput) and throughput.is_guess
+        """Whether nothing says how fast jobs are."""
         self.sharing = sharing
         self._node_gpus: dict[str, int] = {}
         self._types = {node.name: node.gpu_type for node in nodes}

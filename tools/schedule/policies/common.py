@@ -46,6 +46,8 @@ def reject_impossible(snapshot: Snapshot, sizes: Sizes = requested_alone) -> dic
 
     Measured against all nodes, those that are down included: they may come back.
     """
+    if not snapshot.changes:
+        return {}
     return reject_arrivals(snapshot, lambda job: _why_none(job, sizes(job), snapshot.speeds))
 
 

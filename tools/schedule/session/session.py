@@ -171,8 +171,9 @@ class Session(ClusterState):
             raise
         self._refused, self.kept_until_s = [], {}
         self._rules.check_form(decision)
-        self.changes_seen += len(self.changes)
-        self.changes.clear()
+        if self.changes:
+            self.changes_seen += len(self.changes)
+            self.changes.clear()
         self.ask_again_s = decision.ask_again_s
         self.quiet_until_s = -math.inf if decision.quiet_until_s is None else decision.quiet_until_s
         self.admissions = decision.admissions
