@@ -137,14 +137,20 @@ def replay_all(
 
 def carry_out(inputs: Inputs, task: Task, advance: Advance | None = None) -> Summary:
     """Replay one task on inputs that are already read, and write its files."""
-    stored = StoredEvents(task.path) if task.path.endswith(PARQUET) else None
-    with spared_by_garbage_collection():
-        done = replay(inputs, task.run, timing=task.timing is True, advance=advance, stored=stored)
+    with spared_by_garbage_collection(), StoredEvents(task.path) as stored:
+        in_parquet = task.path.endswith(PARQUET)
+        done = replay(
+            inputs,
+            task.run,
+            timing=task.timing is True,
+            advance=advance,
+            stored=stored if in_parquet else None,
+        )
         summary = done.summary if task.timing is not False else done.summary.without_timing()
-        if stored is None:
-            write(done.log, summary, task.path)
-        else:
+        if in_parquet:
             stored.write(summary)
+        else:
+            write(done.log, summary, task.path)
     return done.summary
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from os import SEEK_END
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import EVENT
@@ -277,6 +277,13 @@ class StoredEvents:
         """Place and bytes in the temporary file."""
         self._weight = TextWeight()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
     def _store(self, log: EventLog) -> None:
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         for block in encoded(log):
@@ -289,7 +296,7 @@ class StoredEvents:
         try:
             if self._file is None:
                 folder = next(each for each in Path(self._path).resolve().parents if each.is_dir())
-                self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - open as long as this object is there
+                self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - closed with this object
             self._blocks.append((self._file.seek(0, SEEK_END), len(data)))
             self._file.write(data)
         except OSError as error:
