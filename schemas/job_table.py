@@ -12,10 +12,12 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import compress, pairwise
-from typing import Any, Final, overload
+from typing import Any, Final, TypeVar, overload
 
+from pliant.schemas.file_io.record import Record
 from pliant.schemas.job import Job, Work, canonical_parts
 
+R = TypeVar("R", bound=Record)
 _START: Final = re.compile(
     rb'\{"id":"([A-Za-z0-9][A-Za-z0-9._-]{0,127})","submit_time":((?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,20})?),'
 )
@@ -111,7 +113,7 @@ def _unnamed(parts: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     return ((name, text.removeprefix(f'"{name}":')) for name, text in parts)
 
 
-def _record(kind: type[Any], values: dict[str, Any], names: set[str]) -> Any:
+def _record(kind: type[R], values: dict[str, Any], names: set[str]) -> R:
     """A record of values that are known to be right."""
     made = kind.__new__(kind)
     _set(made, "__dict__", values)

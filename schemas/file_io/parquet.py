@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 
 R = TypeVar("R")
-Data = TypeVar("Data", bytes, memoryview)
 Metadata = tuple[tuple[str, str], ...]
 _NOT_OURS: Final = ("schema", "ARROW:schema", "pandas")
 _THREADS_FROM: Final = 1 << 22
@@ -102,7 +101,7 @@ def parquet_bytes(rows: Sequence[R], table: TableKind[R], metadata: Metadata = (
     return within_limits(written)
 
 
-def within_limits(written: Callable[..., Data], weight: TextWeight | None = None) -> Data:
+def within_limits(written: Callable[..., bytes], weight: TextWeight | None = None) -> bytes:
     """A Parquet file that :func:`read_arrow` accepts.
 
     Rows that are much alike pack so small that readers cannot tell them from an attack; these are packed less
@@ -154,7 +153,7 @@ class TextWeight:
         check_bytes(needed, file_bytes, source, f"{self.text_bytes:,} bytes of text")
         check_bytes(self.parts_bytes, file_bytes, source, "nested values in its texts")
 
-    def check_file(self, data: Data) -> None:
+    def check_file(self, data: bytes) -> None:
         """:raises BadInputError: a file of these rows would become too large."""
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -18,7 +18,6 @@ from pliant.schemas.file_io.files import (
     check_output,
     make_folder,
     write_bytes,
-    write_chunks,
     write_error,
 )
 from pliant.schemas.file_io.parquet import (
@@ -196,7 +195,7 @@ def write(log: EventLog, summary: Summary, path: str) -> None:
         return
     make_folder(Path(path).parent)
     if path.endswith(PARQUET):
-        write_chunks(path, [_packed([*encoded(log)])])
+        write_bytes(path, parquet_bytes(log))
     else:
         write_bytes(path, log.json_lines())
     write_summary(summary, path)
@@ -224,7 +223,7 @@ def read_summary(path: str) -> dict[str, Any]:
 
 def parquet_bytes(log: EventLog) -> bytes:
     """The file of all events; equal events give equal bytes."""
-    return bytes(_packed([*encoded(log)]))
+    return _packed([*encoded(log)])
 
 
 def encoded(log: EventLog) -> Iterator[pa.RecordBatch]:
@@ -242,19 +241,19 @@ def _schema() -> pa.Schema:
     return EVENT.arrow().with_metadata({"schema": schema_id(EVENT.kind)})
 
 
-def _packed(blocks: Iterable[pa.RecordBatch], weight: TextWeight | None = None) -> memoryview:
+def _packed(blocks: Iterable[pa.RecordBatch], weight: TextWeight | None = None) -> bytes:
     """The Parquet file of blocks, which are read again for another packing."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = _schema()
 
-    def written(**packing: Any) -> memoryview:
+    def written(**packing: Any) -> bytes:
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(sink, schema, write_page_checksum=True, **packing) as writer:
             for block in blocks:
                 writer.write_batch(block, row_group_size=BLOCK)
-        return memoryview(sink.getvalue())
+        return bytes(sink.getvalue().to_pybytes())
 
     return within_limits(written, weight)
 
@@ -309,7 +308,7 @@ class StoredEvents:
             return
         self.log.store()
         make_folder(Path(self._path).parent)
-        write_chunks(self._path, [_packed(self, self._weight)])
+        write_bytes(self._path, _packed(self, self._weight))
         write_summary(summary, self._path)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -322,7 +321,7 @@ class StoredEvents:
             self._file.seek(place)
             block = pa.ipc.read_record_batch(pa.py_buffer(self._file.read(size)), _schema())
             rows = range(first, first + block.num_rows)
-            late = {
+            late: Mapping[str, Mapping[int, Any]] = {
                 "overhead_seconds": self.log.late_overheads,
                 "detail": {row: _text(detail) for row, detail in self.log.late_details.items()},
             }

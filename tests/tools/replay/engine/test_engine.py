@@ -347,7 +347,7 @@ def test_a_log_that_is_stored_as_it_grows_gives_the_same_file(
         monkeypatch.setattr("pliant.tools.replay.engine.log.BLOCK", block)
         world = inputs(trace, cluster(2, 2))
         path = str(tmp_path / f"{block}.parquet")
-        run = Run("ares", simulated=SimulatedCluster(cost, cost))
+        run = Run("fair-share", simulated=SimulatedCluster(cost, cost))
         carry_out(world, Task(run, path, timing=False))
         files[block] = parse_events(Path(path).read_bytes(), "stored")
         assert Path(path).read_bytes() == parquet_bytes(replay(world, run).log)
