@@ -11,12 +11,11 @@ from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from pliant.schemas.job import EpochWork, Job
+from pliant.schemas.job import EpochWork, Job, PowersOfTwo
 from pliant.schemas.resources import capacities
 
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
-    from pliant.tools.schedule.rates import JobKind
 
 NodeGpus = tuple[tuple[str, int], ...]
 """((node name, GPUs on it), …): where a job sits."""
@@ -58,6 +57,37 @@ class EpochEnd(NamedTuple):
     loss: float | None = None
     """Training loss, the mean over the epoch."""
     metric: float | None = None
+
+
+class JobKind(NamedTuple):
+    """All on which the speed of a job depends: on equal GPUs, jobs of one kind are equally fast."""
+
+    model: str
+    reference_batch: int
+    states_batch: bool
+    """Whether more GPUs than samples are infeasible."""
+    per_gpu_max: int | None
+    per_replica: int
+    sizes: PowersOfTwo | tuple[int, ...] | None
+    """The only sizes that it may have; None: every number of replicas."""
+    room: tuple[tuple[str, int], ...] | None
+    """By GPU type, the most workers that nodes have CPUs, memory and bandwidth for; None: no limit."""
+
+    @classmethod
+    def of(cls, job: JobState) -> JobKind:
+        if (known := job.kind) is not None:
+            return known
+        batch, room = job.spec.batch, job.room
+        found = job.kind = cls(
+            job.spec.model,
+            job.reference_batch,
+            batch.size is not None,
+            batch.per_gpu_max,
+            job.per_replica,
+            job.spec.gpus.sizes,
+            None if room is None else tuple(room.items()),
+        )
+        return found
 
 
 MOST_EPOCH_ENDS: Final = 128

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.job import PowersOfTwo
 from pliant.schemas.schedule import BatchPlan
 from pliant.tools.profile.throughput import (
     UNKNOWN,
@@ -29,7 +28,7 @@ from pliant.tools.profile.throughput import (
     local_limit,
     plan_batch,
 )
-from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_of
+from pliant.tools.schedule.jobs import JobKind, JobState, NodeGpus, NodeState, gpus_of
 
 T = TypeVar("T")
 Levels = tuple[str, ...]
@@ -38,37 +37,6 @@ _Key = tuple[str, str, int | Placement, Levels, int, int, int | None]
 """Model, GPU type, size (consolidated) or placement, levels, batch, GPUs of a replica, largest share."""
 _ROUNDING: Final = 1e-9
 """Relative difference of speeds that counts as none."""
-
-
-class JobKind(NamedTuple):
-    """All on which the speed of a job depends: on equal GPUs, jobs of one kind are equally fast."""
-
-    model: str
-    reference_batch: int
-    states_batch: bool
-    """Whether more GPUs than samples are infeasible."""
-    per_gpu_max: int | None
-    per_replica: int
-    sizes: PowersOfTwo | tuple[int, ...] | None
-    """The only sizes that it may have; None: every number of replicas."""
-    room: tuple[tuple[str, int], ...] | None
-    """By GPU type, the most workers that nodes have CPUs, memory and bandwidth for; None: no limit."""
-
-    @classmethod
-    def of(cls, job: JobState) -> JobKind:
-        if (known := job.kind) is not None:
-            return known
-        batch, room = job.spec.batch, job.room
-        found = job.kind = cls(
-            job.spec.model,
-            job.reference_batch,
-            batch.size is not None,
-            batch.per_gpu_max,
-            job.per_replica,
-            job.spec.gpus.sizes,
-            None if room is None else tuple(room.items()),
-        )
-        return found
 
 
 class Speeds:
