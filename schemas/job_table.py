@@ -151,7 +151,9 @@ class JobTable(Sequence[Job]):
         """Number of each job's form."""
         self.forms: list[JobForm] = []
         self._known: dict[tuple[bytes, ...], int] = {}
-        """Forms by the text of a line around the three values."""
+        """Forms by the text of a line around the three values; -1: that does not say which form it is."""
+        self._unproved: set[int] = set()
+        """Forms of which no second line was seen."""
         for job in jobs:
             self.append(job)
 
@@ -183,14 +185,19 @@ class JobTable(Sequence[Job]):
         kind = len(self.forms)
         self.forms.append(JobForm(job))
         self._add(job.id, job.submit_time, amount_of(job), kind)
-        if key is not None and self._is_form(key, job):
+        if key is not None and key not in self._known and not job.after:  # a job may not wait for itself
             self._known[key] = kind
+            self._unproved.add(kind)
         return len(self) - 1
+
+    def _prove(self, key: tuple[bytes, ...], kind: int) -> bool:
+        self._unproved.remove(kind)
+        if not self._is_form(key, self.forms[kind].template):
+            self._known[key] = -1
+        return self._known[key] == kind
 
     def _is_form(self, key: tuple[bytes, ...], job: Job) -> bool:
         """Whether the three values are where they seem to be: a job with others differs in nothing else."""
-        if job.after:
-            return False  # a job may not wait for itself
         start, *rest = key
         values = [b"a-mark", str(_MARK).encode(), str(_MARK).encode()]
         text = b'{"id":"%b","submit_time":%b,' % (values[0], values[1]) + values[2].join([start, *rest])
@@ -205,11 +212,11 @@ class JobTable(Sequence[Job]):
             return False
         at = start.end()
         work = _WORK.search(line, at)
-        if work is None:
-            kind, amount = self._known.get((line[at:],)), 0.0
-        else:
-            kind, amount = self._known.get((line[at : work.start(1)], line[work.end(1) :])), float(work[1])
-        if kind is None or (work is not None and not amount):
+        key = (line[at:],) if work is None else (line[at : work.start(1)], line[work.end(1) :])
+        kind, amount = self._known.get(key, -1), 0.0 if work is None else float(work[1])
+        if kind < 0 or (work is not None and not amount):
+            return False
+        if kind in self._unproved and not self._prove(key, kind):
             return False
         self._add(start[1].decode(), float(start[2]), amount, kind)
         return True

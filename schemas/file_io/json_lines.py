@@ -110,7 +110,7 @@ def read_lines(
             text = text[: -len(last)]
         reader.feed(BytesIO(text), schema_required=schema_required)
     except MemoryError:
-        read = len(reader.records)
+        read = len(reader.records) + reader.taken
         reader.records.clear()
         raise OutOfMemoryError(f"{read} records of {source}") from None
     if reader.problems and is_json(data) and not is_json(data.strip().partition(b"\n")[0]):
@@ -141,6 +141,8 @@ class LineReader(Generic[T]):
         known: Callable[[int, bytes], bool] | None = None,
     ) -> None:
         self.known = known
+        self.taken = 0
+        """Lines that ``known`` took."""
         self.keys_once = keys_once
         self.source, self.kind, self.validate = source, kind, validate
         self.seals = seals
@@ -176,6 +178,7 @@ class LineReader(Generic[T]):
 
     def line(self, number: int, line: bytes) -> None:
         if self.known is not None and self.known(number, line):
+            self.taken += 1
             return
         newer, body = self.newer, line
         match = SCHEMA_FIRST.match(line)
