@@ -2,8 +2,11 @@
 
 The synthetic load is Poisson at 0.85 of the GPUs on nodes of 8: sizes of 1 to 8 GPUs, lognormal GPU time
 with a mean of 2.7 h, 640 jobs an hour on 2048 GPUs. ``cost_per_event_growth`` is the CPU time of the engine
-per event with 100,000 jobs over that with 1,000, both on 64 GPUs in steady state. ``calibration_s`` is the
-CPU time of a fixed loop, the unit in which replays of other simulators are measured.
+per event with 100,000 jobs over that with 1,000, both on 64 GPUs in steady state;
+``easy_backfill_1m_growth`` the same with a million jobs over 1,000 under fifo with EASY backfilling.
+``event_us_fifo`` is the CPU time of the engine per event, ``write_us_per_event`` that of making the file of
+events in memory. ``calibration_s`` is the CPU time of a fixed loop, the unit in which replays of other
+simulators are measured.
 
 The figures of ``w6`` replay the Pollux artifact's workload-6 as its simulator does (``--compat pollux``); its
 data are published ones. ``engine``: from inputs in memory to events in memory; ``process``: all.
@@ -33,6 +36,7 @@ from pliant.tools.replay.engine.costs import FREE
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Sources
 from pliant.tools.replay.options import Conditions
+from pliant.tools.replay.output import parquet_bytes
 from pliant.tools.replay.run import Run, replay
 
 MEASURES: Final = ("tools/replay", "tools/schedule", "schemas")
@@ -47,17 +51,23 @@ CONVERGENCE: Final = "convergence.parquet"
 W6_LIMITS: Final = {
     ("tiresias", "engine"): 0.23,
     ("optimus", "engine"): 0.88,
-    ("tiresias", "process"): 2.3,
+    ("tiresias", "process"): 1.5,
     ("optimus", "process"): 8.8,
     ("pollux", "process"): 164.0,
 }
-"""Units: a fiftieth of the engine, a fifth of the process, a tenth of what the Pollux simulator takes."""
+"""Units: a fiftieth of the engine, a fifth of the process, a tenth of what the Pollux simulator takes; of
+tiresias an eighth of the process.
+"""
 PEERS: Final = {"tiresias": 11.6, "optimus": 44.0, "pollux": 1640.0}
 """Units of the Pollux artifact's ``simulator.py --policy NAME workload-6.csv``, whole process; pollux with
 its search rewritten for current libraries. It takes no seed."""
-FIFO_LIMIT: Final = 540.0
+FIFO_LIMIT: Final = 250.0
 """Units of a million jobs under fifo, whole process."""
+ARES_LIMIT: Final = 45.0
+"""Units of 100,000 jobs under ares, whole process."""
 PROCESSES: Final = {"tiresias": 7, "optimus": 7, "pollux": 1}
+_EASY: Final = "fifo-easy"
+"""Stands for fifo with EASY backfilling."""
 _JOBS_PER_GPU_HOUR: Final = 640 / 2048
 _LOAD: Final = 0.85
 _SIGMA: Final = 1.5
@@ -87,12 +97,18 @@ def figures(
     ares, fifo = _measured("process", "ares", medium, 2048), _measured("process", "fifo", large, 2048)
     unit_s = min(before_s, calibration_s())
     per_event = [_measured("engine", "ares", jobs, 64)["s_per_event"] for jobs in (small, medium)]
+    easy = [_measured("engine", _EASY, jobs, 64)["s_per_event"] for jobs in (small, large)]
+    fifo_engine, fifo_written = (_measured(what, "fifo", medium, 2048) for what in ("engine", "write"))
     return [
         Figure("calibration_s", round(unit_s, 3), "s"),
         Figure("ares_100k_jobs_cpu_s", round(ares["cpu_s"], 1), "s", 60),
         Figure("ares_100k_jobs_peak_mb", round(ares["peak_mb"]), "MB", 2048),
+        Figure("ares_100k_units", round(ares["cpu_s"] / unit_s, 1), "units", ARES_LIMIT),
         Figure("fifo_1m_jobs_units", round(fifo["cpu_s"] / unit_s, 1), "units", FIFO_LIMIT),
-        Figure("fifo_1m_jobs_peak_mb", round(fifo["peak_mb"]), "MB"),
+        Figure("peak_mb_fifo_1m", round(fifo["peak_mb"]), "MB", 800),
+        Figure("event_us_fifo", round(1e6 * fifo_engine["s_per_event"], 1), "us", 30),
+        Figure("write_us_per_event", round(1e6 * fifo_written["s_per_event"], 1), "us", 10),
+        Figure("easy_backfill_1m_growth", round(easy[1] / easy[0], 2), "ratio", 2),
         Figure("cost_per_event_growth", round(per_event[1] / per_event[0], 2), "ratio", 3),
         *_workload_6(processes),
         *(import_rows.figures() if rows is None else import_rows.figures(rows, visits=1)),
@@ -201,6 +217,17 @@ def _engine(folder: Path, policy: str) -> dict[str, float]:
     return {"cpu_s": spent_s, "s_per_event": spent_s / done.summary.events}
 
 
+def _write(folder: Path, policy: str) -> dict[str, float]:
+    """CPU seconds of making the file of a replay's events, the text of its jobs included."""
+    parquet_bytes(replay(_sources(folder, jobs_limit=1).read(), _run(folder, policy)).log)
+    done = replay(_sources(folder).read(), _run(folder, policy))
+    with spared_by_garbage_collection():
+        before = time.process_time()
+        parquet_bytes(done.log)
+        spent_s = time.process_time() - before
+    return {"cpu_s": spent_s, "s_per_event": spent_s / done.summary.events}
+
+
 def _sources(folder: Path, jobs_limit: int | None = None) -> Sources:
     """The files of a folder; only imported traces come with measurements."""
     measured = [str(path) if path.exists() else None for path in (folder / PROFILE, folder / CONVERGENCE)]
@@ -211,6 +238,9 @@ def _sources(folder: Path, jobs_limit: int | None = None) -> Sources:
 
 def _run(folder: Path, policy: str) -> Run:
     """Imported traces are replayed as the simulator of Pollux does; of the others, changes cost nothing."""
+    if policy == _EASY:
+        backfill = {"backfill": "easy"}
+        return Run("fifo", backfill, simulated=SimulatedCluster(start_cost=FREE, rescale_cost=FREE))
     if (folder / CONVERGENCE).exists():
         return Run(policy, conditions=Conditions(compat="pollux"))
     return Run(policy, simulated=SimulatedCluster(start_cost=FREE, rescale_cost=FREE))
@@ -220,9 +250,9 @@ def main(step: str, folder: str, policy: str, *size: str) -> None:
     """One step in a process of its own."""
     if step == "make":
         jobs, gpus = map(int, size)
-        write_load(Path(folder), jobs, gpus, elastic=policy != "fifo")
+        write_load(Path(folder), jobs, gpus, elastic=policy not in ("fifo", _EASY))
     else:
-        measure = _engine if step == "engine" else _process
+        measure = {"engine": _engine, "write": _write, "process": _process}[step]
         print(json.dumps(measure(Path(folder), policy)))
 
 

@@ -21,7 +21,13 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import EVENT, Event
 from pliant.schemas.file_io.columns import rows_from_columns
-from pliant.schemas.file_io.documents import document_bytes, job_lines, parse_document, parse_jobs
+from pliant.schemas.file_io.documents import (
+    document_bytes,
+    job_lines,
+    parse_document,
+    parse_job_table,
+    parse_jobs,
+)
 from pliant.schemas.file_io.events import event_lines, parse_events
 from pliant.schemas.file_io.files import PIPE, read_bytes, source_name, write_bytes
 from pliant.schemas.file_io.json_lines import header
@@ -29,6 +35,7 @@ from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.parquet import columns_hash, parquet_bytes, parse_parquet, to_columns
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job
+from pliant.schemas.job_table import JobTable
 from pliant.schemas.predictor import Predictor
 from pliant.schemas.profile import (
     CONVERGENCE,
@@ -49,6 +56,11 @@ if TYPE_CHECKING:
 def read_jobs(path: str | Path, defaults: Mapping[str, Any] | None = None) -> tuple[Job, ...]:
     """:param defaults: JSON values of fields for jobs that do not state them."""
     return parse_jobs(read_bytes(path, most=ROWS_BYTES), source_name(path), defaults)
+
+
+def read_job_table(path: str | Path) -> JobTable:
+    """The same in columns, for traces."""
+    return parse_job_table(read_bytes(path, most=ROWS_BYTES), source_name(path))
 
 
 def write_jobs(jobs: Iterable[Job], path: str | Path, *, mode: int = 0o666) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -39,6 +40,7 @@ from pliant.schemas.file_io.record import (
     schema_id,
 )
 from pliant.schemas.job import Job
+from pliant.schemas.job_table import JobTable
 
 R = TypeVar("R", bound=Record)
 _MAYBE_NOT_FINITE: Final = re.compile(rb"NaN|Infinity|[eE]\+?\d{3}")
@@ -174,9 +176,7 @@ def parse_jobs(data: bytes, source: str, defaults: Mapping[str, Any] | None = No
         return share(Job.model_validate_json(_completed(line, defaults) if defaults else line))
 
     lines, problems = read_lines(data, source, "job", job_of, written_by_people=True)
-    problems = sorted(problems + _duplicates(lines, source), key=lambda problem: problem.line or 0)
-    if problems:
-        raise BadInputError(problems)
+    _refuse(problems, [(number, job.id) for number, job in lines], source)
     jobs = tuple(job for _, job in lines)
     stated = [job.submit_time for job in jobs if "submit_time" in job.model_fields_set]
     if stated and len(stated) < len(jobs):
@@ -184,6 +184,37 @@ def parse_jobs(data: bytes, source: str, defaults: Mapping[str, Any] | None = No
             if "submit_time" not in job.model_fields_set:
                 job.__dict__["submit_time"] = min(stated)
     return jobs
+
+
+def parse_job_table(data: bytes, source: str) -> JobTable:
+    """As :func:`parse_jobs`, in columns."""
+    share, table, numbers = _Sharing().share, JobTable(), array("q")
+
+    def known(number: int, line: bytes) -> bool:
+        if not table.take(line):
+            return False
+        numbers.append(number)
+        return True
+
+    def row_of(line: bytes) -> int:
+        row = table.append(share(Job.model_validate_json(line)), line)
+        numbers.append(0)
+        return row
+
+    lines, problems = read_lines(data, source, "job", row_of, written_by_people=True, known=known)
+    for number, row in lines:
+        numbers[row] = number
+    if problems or len(set(table.ids)) < len(table):
+        _refuse(problems, list(zip(numbers, table.ids, strict=True)), source)
+    table.complete_times()
+    return table
+
+
+def _refuse(problems: list[Problem], lines: list[tuple[int, str]], source: str) -> None:
+    """:param lines: numbers and ids of the good ones."""
+    found = sorted(problems + _duplicates(lines, source), key=lambda problem: problem.line or 0)
+    if found:
+        raise BadInputError(found)
 
 
 def _completed(line: bytes, defaults: Mapping[str, Any]) -> bytes:
@@ -218,13 +249,13 @@ def job_lines(jobs: Iterable[Job]) -> bytes:
     return b"".join(encode(job_fields(job)) for job in listed)
 
 
-def _duplicates(lines: list[tuple[int, Job]], source: str) -> list[Problem]:
+def _duplicates(lines: list[tuple[int, str]], source: str) -> list[Problem]:
     first: dict[str, int] = {}
     problems = []
-    for number, job in lines:
-        known = first.setdefault(job.id, number)
+    for number, job_id in lines:
+        known = first.setdefault(job_id, number)
         if known != number:
-            text = f'"{job.id}" is used twice, first on line {known}, expected unique ids'
+            text = f'"{job_id}" is used twice, first on line {known}, expected unique ids'
             problems.append(Problem(source, number, "/id", text))
     return problems
 

@@ -14,6 +14,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
+from io import BytesIO
 from typing import Any, Final, Generic, TypeVar
 from zlib import crc32
 
@@ -84,6 +85,7 @@ def read_lines(
     torn_end_allowed: bool = False,
     written_by_people: bool = False,
     seals: Seals | None = None,
+    known: Callable[[int, bytes], bool] | None = None,
 ) -> tuple[list[tuple[int, T]], list[Problem]]:
     """All good records with their line numbers, and all problems.
 
@@ -92,20 +94,23 @@ def read_lines(
     :param torn_end_allowed: drop a last line that a crash cut short, with a warning.
     :param written_by_people: refuse keys that one object gives twice; takes a sixth more time.
     :param seals: verifies checksums.
+    :param known: takes a line, with its number, whose record it need not be given; false: it does not.
     :raises BadInputError: the file is of another kind or major version.
     :raises OutOfMemoryError: the file is too large.
     """
-    reader = LineReader(source, kind, validate, keys_once=written_by_people, seals=seals)
+    reader = LineReader(source, kind, validate, keys_once=written_by_people, seals=seals, known=known)
     try:
         refuse_other_kind(data, source, kind)
-        lines = data.removeprefix(BOM).split(b"\n")
-        if torn_end_allowed and is_torn(lines[-1]):
-            where = f"{source}:{len(lines)}"
+        text = data.removeprefix(BOM)
+        last = text.rpartition(b"\n")[2] if torn_end_allowed else b""
+        if is_torn(last):
+            line = text.count(b"\n") + 1
+            where = f"{source}:{line}"
             _log.warning("%s: the last line is torn (a crash while writing) and is dropped", where)
-            lines.pop()
-        reader.feed(lines, schema_required=schema_required)
+            text = text[: -len(last)]
+        reader.feed(BytesIO(text), schema_required=schema_required)
     except MemoryError:
-        read = len(reader.records)
+        read = len(reader.records) + reader.taken
         reader.records.clear()
         raise OutOfMemoryError(f"{read} records of {source}") from None
     if reader.problems and is_json(data) and not is_json(data.strip().partition(b"\n")[0]):
@@ -133,7 +138,11 @@ class LineReader(Generic[T]):
         keys_once: bool = False,
         seals: Seals | None = None,
         first_line: int = 1,
+        known: Callable[[int, bytes], bool] | None = None,
     ) -> None:
+        self.known = known
+        self.taken = 0
+        """Lines that ``known`` took."""
         self.keys_once = keys_once
         self.source, self.kind, self.validate = source, kind, validate
         self.seals = seals
@@ -144,7 +153,7 @@ class LineReader(Generic[T]):
         self.warned: set[str] = set()
 
     def feed(self, lines: Iterable[bytes], *, schema_required: bool = False) -> None:
-        """:param lines: further lines, without their line ends.
+        """:param lines: further lines; their ends may be left out.
         :raises BadInputError: they are of another kind or major version.
         """
         for number, raw in enumerate(lines, self.number):
@@ -168,6 +177,9 @@ class LineReader(Generic[T]):
                 return
 
     def line(self, number: int, line: bytes) -> None:
+        if self.known is not None and self.known(number, line):
+            self.taken += 1
+            return
         newer, body = self.newer, line
         match = SCHEMA_FIRST.match(line)
         if match is not None:

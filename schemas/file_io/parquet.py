@@ -12,6 +12,7 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -52,6 +53,8 @@ _VALUE_BYTES: Final = 32
 _CONTAINER_BYTES: Final = 150
 """Memory of a list or an object of JSON, roughly."""
 _ELEMENT_BYTES: Final = 60
+_PART_BYTES: Final = {"[": _CONTAINER_BYTES, "{": _CONTAINER_BYTES, ",": _ELEMENT_BYTES}
+"""By the sign in JSON text that a list, an object or an element has."""
 _TEXT_COPIES: Final = 2
 """A string is in memory in the table and in the row."""
 
@@ -98,20 +101,65 @@ def parquet_bytes(rows: Sequence[R], table: TableKind[R], metadata: Metadata = (
     return within_limits(written)
 
 
-def within_limits(written: Callable[..., bytes]) -> bytes:
+def within_limits(written: Callable[..., bytes], weight: TextWeight | None = None) -> bytes:
     """A Parquet file that :func:`read_arrow` accepts.
 
     Rows that are much alike pack so small that readers cannot tell them from an attack; these are packed less
     tightly.
 
     :param written: makes the file, from pyarrow's options for ``compression`` and ``use_dictionary``.
+    :param weight: of the rows, where it is known; else the file is read.
     """
     for packing in _PACKINGS[:-1]:
         data = written(**packing)
         with suppress(BadInputError), unscaled():
-            _packed(data, "")
+            if weight is None:
+                _packed(data, "")
+            else:
+                weight.check_file(data)
             return data
     return written(**_PACKINGS[-1])
+
+
+@dataclass(slots=True)
+class TextWeight:
+    """What the rows of a table will take in memory, as if each had strings of its own."""
+
+    rows: int = 0
+    longest: int = 0
+    """Bytes of the longest string."""
+    text_bytes: int = 0
+    parts_bytes: int = 0
+    """Of lists, objects and their elements if each string is read as JSON."""
+
+    def add(self, block: pa.RecordBatch) -> None:
+        """:param block: without dictionaries."""
+        import pyarrow.types as pt
+
+        self.rows += block.num_rows
+        for column in block.columns:
+            if pt.is_string(column.type):
+                lengths = compute("binary_length", column)
+                self.longest = max(self.longest, compute("max", lengths).as_py() or 0)
+                self.text_bytes += compute("sum", lengths).as_py() or 0
+                for sign, weight in _PART_BYTES.items():
+                    counts = compute("sum", count_substring(column, sign))
+                    self.parts_bytes += weight * (counts.as_py() or 0)
+
+    def check(self, file_bytes: int, source: str) -> None:
+        """:raises BadInputError: a string is too long, or all together are."""
+        check_text(self.longest, source)
+        needed = self.text_bytes * _TEXT_COPIES + self.rows * ROW_BYTES
+        check_bytes(needed, file_bytes, source, f"{self.text_bytes:,} bytes of text")
+        check_bytes(self.parts_bytes, file_bytes, source, "nested values in its texts")
+
+    def check_file(self, data: bytes) -> None:
+        """:raises BadInputError: a file of these rows would become too large."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        check_footer(pq.ParquetFile(pa.BufferReader(data)), len(data), "")
+        self.check(len(data), "")
 
 
 @garbage_collection_paused()
@@ -226,12 +274,9 @@ def check_strings(table: pa.Table, file_bytes: int, source: str) -> None:
     :raises BadInputError: a string is too long, or all together are.
     """
     lengths = [_lengths(chunk) for column in table.columns for chunk in column.chunks]
-    check_text(max((longest for longest, _ in lengths), default=0), source)
-    total = sum(total for _, total in lengths)
-    needed = total * _TEXT_COPIES + table.num_rows * ROW_BYTES
-    check_bytes(needed, file_bytes, source, f"{total:,} bytes of text")
+    longest, total = max((most for most, _ in lengths), default=0), sum(each for _, each in lengths)
     parts_bytes = sum(_parts_bytes(chunk) for column in table.columns for chunk in column.chunks)
-    check_bytes(parts_bytes, file_bytes, source, "nested values in its texts")
+    TextWeight(table.num_rows, longest, total, parts_bytes).check(file_bytes, source)
 
 
 def _lengths(chunk: Any) -> tuple[int, int]:
@@ -250,9 +295,9 @@ def _parts_bytes(chunk: Any) -> int:
 
     if not pt.is_dictionary(chunk.type) or not (pt.is_string(chunk.type.value_type)):
         return 0
-    weights = {"[": _CONTAINER_BYTES, "{": _CONTAINER_BYTES, ",": _ELEMENT_BYTES}
     return sum(
-        weight * _sum_of(count_substring(chunk.dictionary, sign), chunk) for sign, weight in weights.items()
+        weight * _sum_of(count_substring(chunk.dictionary, sign), chunk)
+        for sign, weight in _PART_BYTES.items()
     )
 
 

@@ -21,7 +21,7 @@ from pliant.tools.replay.engine.simulated_cluster import simulated_cluster
 from pliant.tools.replay.inputs import Inputs, Sources, assumed
 from pliant.tools.replay.offered_load import overload
 from pliant.tools.replay.options import ReplayOptions
-from pliant.tools.replay.output import Summary, check_paths, output_paths, write
+from pliant.tools.replay.output import PARQUET, StoredEvents, Summary, check_paths, output_paths, write
 from pliant.tools.replay.recorded import check_recorded
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.assumptions import refuse
@@ -137,11 +137,20 @@ def replay_all(
 
 def carry_out(inputs: Inputs, task: Task, advance: Advance | None = None) -> Summary:
     """Replay one task on inputs that are already read, and write its files."""
-    with spared_by_garbage_collection():
-        done = replay(inputs, task.run, timing=task.timing is True, advance=advance)
-        write(
-            done.log, done.summary if task.timing is not False else done.summary.without_timing(), task.path
+    with spared_by_garbage_collection(), StoredEvents(task.path) as stored:
+        in_parquet = task.path.endswith(PARQUET)
+        done = replay(
+            inputs,
+            task.run,
+            timing=task.timing is True,
+            advance=advance,
+            stored=stored if in_parquet else None,
         )
+        summary = done.summary if task.timing is not False else done.summary.without_timing()
+        if in_parquet:
+            stored.write(summary)
+        else:
+            write(done.log, summary, task.path)
     return done.summary
 
 

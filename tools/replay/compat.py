@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -153,9 +153,9 @@ def one_node(profile: Profile) -> Profile:
     return replace(profile, rows=tuple(row for row in profile.rows if row.nodes == 1))
 
 
-def settle(compat: Compat, jobs: Iterable[Job], policy: Policy) -> list[Job]:
-    if policy.elasticity != "size+batch":
-        return list(jobs)
+def settle(compat: Compat, jobs: Sequence[Job], policy: Policy) -> Sequence[Job]:
+    if policy.elasticity != "size+batch" or not compat.settled:
+        return jobs
     return [_settled(job, *compat.settled[job.model]) if job.model in compat.settled else job for job in jobs]
 
 

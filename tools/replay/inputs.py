@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pliant.schemas.checks import check_after, check_profiled
 from pliant.schemas.cluster import Cluster
@@ -18,11 +18,21 @@ from pliant.schemas.io import (
     profile_to_columns,
     read_cluster,
     read_convergence,
-    read_jobs,
+    read_job_table,
     read_profile,
     read_shares,
 )
-from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, Job, SampleWork, Work, trace_hash
+from pliant.schemas.job import (
+    EpochWork,
+    GpuTimeWork,
+    IterationWork,
+    Job,
+    SampleWork,
+    Work,
+    hash_of_texts,
+    trace_hash,
+)
+from pliant.schemas.job_table import JobTable, jobs_that, one_of_each
 from pliant.schemas.profile import Profile
 from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text import counted, listed
@@ -48,6 +58,10 @@ from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.rates import Speeds
 
+_LITTLE: Final = 1e-3
+_MUCH: Final = 1e12
+"""Amounts of work in this range can be counted in samples where any of them can."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sources:
@@ -68,7 +82,7 @@ class Sources:
     @garbage_collection_paused()
     def read(self) -> Inputs:
         profile = None if self.profile is None else read_profile(self.profile)
-        jobs = sorted(read_jobs(self.jobs), key=lambda job: (job.submit_time, job.id))
+        jobs = read_job_table(self.jobs).in_order()
         tables = {} if self.convergence is None else validations(read_convergence(self.convergence))
         cluster = own_cluster(jobs) if self.cluster is None else read_cluster(self.cluster)
         if self.shares is not None:
@@ -81,7 +95,7 @@ class Sources:
 class Inputs:
     """A trace on a cluster with a profile, checked."""
 
-    jobs: tuple[Job, ...]
+    jobs: Sequence[Job]
     """In order of (submit_time, id)."""
     cluster: Cluster
     profile: Profile | None
@@ -94,11 +108,13 @@ class Inputs:
 
     @cached_property
     def trace_hash(self) -> str:
+        if isinstance(self.jobs, JobTable):
+            return hash_of_texts(self.jobs.canonical())
         return trace_hash(self.jobs)
 
     @cached_property
     def models(self) -> frozenset[str]:
-        return frozenset(job.model for job in self.jobs)
+        return frozenset(job.model for job in one_of_each(self.jobs))
 
     @cached_property
     def profile_hash(self) -> str | None:
@@ -128,23 +144,44 @@ def inputs(
     :raises BadInputError: a job waits for one that is not there, its work is unknown or has no number of
         samples, or its model is not profiled.
     """
-    check_after(jobs, (), source)
+    if any(job.after for job in one_of_each(jobs)):
+        check_after(jobs, (), source)
     throughput = throughput_for(profile, cluster, simulated=True)
-    if throughput.models():
+    models = set(throughput.models())
+    if models and not models.issuperset(job.model for job in one_of_each(jobs)):
         check_profiled(jobs, throughput.models(), source)
     tables = tables or {}
-    stating = [job for job in jobs if job.work is not None or job.convergence not in tables]
-    unknown = [Problem(source, None, "", text) for text in _unknown_work(stating, cluster, throughput)]
-    if unknown:
-        raise BadInputError(unknown)
+    if any(True for _ in _unknown_work(_of_each_magnitude(jobs), tables, cluster, throughput)):
+        unknown = _unknown_work(jobs, tables, cluster, throughput)
+        raise BadInputError([Problem(source, None, "", text) for text in unknown])
+    if isinstance(jobs, JobTable):
+        return Inputs(jobs.in_order(), cluster, profile, throughput, tables)
     ordered = tuple(sorted(jobs, key=lambda job: (job.submit_time, job.id)))
     return Inputs(ordered, cluster, profile, throughput, tables)
 
 
-def _unknown_work(jobs: Sequence[Job], cluster: Cluster, throughput: Throughput) -> Iterator[str]:
+def _of_each_magnitude(jobs: Sequence[Job]) -> Iterable[Job]:
+    """Jobs among which is one of each form and magnitude of work."""
+    if not isinstance(jobs, JobTable):
+        yield from jobs
+        return
+    works = [form.template.work for form in jobs.forms]
+    units = [(work.dataset_size or 0) if isinstance(work, EpochWork) else 1 for work in works]
+    seen: set[int] = set()
+    for row, (kind, amount) in enumerate(zip(jobs.kind, jobs.amount, strict=True)):
+        if kind not in seen or not _LITTLE < amount * units[kind] < _MUCH:
+            seen.add(kind)
+            yield jobs[row]
+
+
+def _unknown_work(
+    jobs: Iterable[Job], tables: Mapping[str, Validation], cluster: Cluster, throughput: Throughput
+) -> Iterator[str]:
     speeds = Speeds(throughput, node_states(cluster))
     good: set[tuple[object, ...]] = set()
     for job in jobs:
+        if job.work is None and job.convergence in tables:
+            continue
         if job.work is None or job.work_gap is not None:
             needed = "samples, epochs with dataset_size, iterations or gpu_seconds"
             yield f'job "{job.id}" {job.work_gap}, a replay needs {needed}'
@@ -168,7 +205,7 @@ def _magnitude(work: Work) -> object:
             pass
         case EpochWork(epochs=epochs, dataset_size=size):
             amount = epochs * (size or 0)
-    return type(work), amount if not 1e-3 < amount < 1e12 else None
+    return type(work), amount if not _LITTLE < amount < _MUCH else None
 
 
 def assumed(
@@ -185,9 +222,9 @@ def assumed(
         *speeds_doubted(inputs.models, trust_of(rows)),
         *sharing_assumed(inputs.cluster, policy),
         *levels_ignored(inputs.cluster, policy.name, parameters),
-        *weights_ignored(inputs.jobs, policy),
+        *weights_ignored(jobs_that(lambda job: job.weight != 1.0, inputs.jobs), policy),
         *_own_cluster(inputs),
-        *nothing_to_resize(inputs.jobs, policy),
+        *nothing_to_resize(one_of_each(inputs.jobs), policy),
         *(
             inconsistencies(inputs.jobs, inputs.cluster)
             if policy.follows_recording
@@ -221,7 +258,8 @@ def _progress(inputs: Inputs, conditions: Conditions) -> Iterator[Assumption]:
     """Jobs that name a validation run and train by samples, where no progress model was asked for."""
     if conditions.progress is not None or conditions.compat is not None:
         return
-    named = [job.convergence for job in inputs.jobs if job.convergence is not None]
+    naming = jobs_that(lambda job: job.convergence is not None, inputs.jobs)
+    named = [job.convergence for job in naming if job.convergence is not None]
     missing = [name for name in named if name not in inputs.tables]
     if missing:
         lacks = "the --convergence table lacks" if inputs.tables else "there is no --convergence table for"

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from os import SEEK_END
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.event import EVENT, EVENT_NAMES
-from pliant.schemas.file_io.files import PIPE, check_output, make_folder, write_bytes
-from pliant.schemas.file_io.parquet import compute, number_array, text_array, within_limits
+from pliant.schemas.event import EVENT
+from pliant.schemas.file_io.files import (
+    PIPE,
+    check_output,
+    make_folder,
+    write_bytes,
+    write_error,
+)
+from pliant.schemas.file_io.parquet import (
+    TextWeight,
+    compute,
+    number_array,
+    text_array,
+    value_array,
+    within_limits,
+)
 from pliant.schemas.file_io.record import schema_id
 from pliant.schemas.text import counted, in_gpus
-from pliant.tools.replay.engine.log import EventLog
+from pliant.tools.replay.engine.log import BLOCK, Detail, EventLog
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session.session import Session, why_left
 
@@ -22,10 +38,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-_PARQUET: Final = ".parquet"
-_FILES: Final = (_PARQUET, ".jsonl")
-_BLOCK: Final = 1 << 16
-_REJECT: Final = EVENT_NAMES.index("reject")
+PARQUET: Final = ".parquet"
+_FILES: Final = (PARQUET, ".jsonl")
 _JOBS_NAMED: Final = 5
 _REASONS_LISTED: Final = 10
 
@@ -124,8 +138,7 @@ def _reason(job: JobState, session: Session, stands_still: bool) -> str:
 
 
 def rejections(log: EventLog) -> list[Unfinished]:
-    rows = [row for row, code in enumerate(log.event) if code == _REJECT]
-    return [Unfinished(log.jobs[log.job[row]], json.loads(log.detail(row) or "{}")["reason"]) for row in rows]
+    return [Unfinished(job, json.loads(str(detail))["reason"]) for job, detail in log.rejects]
 
 
 def in_words(jobs: Iterable[Unfinished], what: str) -> Iterator[str]:
@@ -153,7 +166,7 @@ def output_paths(output: str, policies: Sequence[str]) -> list[str]:
             raise UsageError(f"{len(policies)} policies do not fit into {what}: name a folder with -o")
         return [output]
     _refuse_no_folder(output)
-    return [str(Path(output) / f"{name}{_PARQUET}") for name in policies]
+    return [str(Path(output) / f"{name}{PARQUET}") for name in policies]
 
 
 def _refuse_no_folder(output: str) -> None:
@@ -181,7 +194,15 @@ def write(log: EventLog, summary: Summary, path: str) -> None:
         write_bytes(path, log.json_lines())
         return
     make_folder(Path(path).parent)
-    write_bytes(path, parquet_bytes(log) if path.endswith(_PARQUET) else log.json_lines())
+    if path.endswith(PARQUET):
+        write_bytes(path, parquet_bytes(log))
+    else:
+        write_bytes(path, log.json_lines())
+    write_summary(summary, path)
+
+
+def write_summary(summary: Summary, path: str) -> None:
+    """:param path: of the event file."""
     fields = {name: value for name, value in asdict(summary).items() if value is not None}
     write_bytes(summary_path(path), f"{json.dumps(fields, ensure_ascii=False, indent=2)}\n".encode())
 
@@ -201,23 +222,131 @@ def read_summary(path: str) -> dict[str, Any]:
 
 
 def parquet_bytes(log: EventLog) -> bytes:
-    """The file of all events; equal events give equal bytes. Only one block is text at a time."""
+    """The file of all events; equal events give equal bytes."""
+    return _packed([*encoded(log)])
+
+
+def encoded(log: EventLog) -> Iterator[pa.RecordBatch]:
+    """The rows in the columns of a log, in blocks. Only one block is text at a time."""
+    import pyarrow as pa
+
+    schema = _schema()
+    known = {name: text_array(texts) for name, texts in log.texts.items()}
+    for start in range(0, len(log.time), BLOCK):
+        rows = range(start, min(start + BLOCK, len(log.time)))
+        yield pa.record_batch([_column(log, field, rows, known) for field in schema], schema=schema)
+
+
+def _schema() -> pa.Schema:
+    return EVENT.arrow().with_metadata({"schema": schema_id(EVENT.kind)})
+
+
+def _packed(blocks: Iterable[pa.RecordBatch], weight: TextWeight | None = None) -> bytes:
+    """The Parquet file of blocks, which are read again for another packing."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = EVENT.arrow().with_metadata({"schema": schema_id(EVENT.kind)})
-    known = {name: text_array(texts) for name, texts in log.texts.items()}
+    schema = _schema()
 
     def written(**packing: Any) -> bytes:
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(sink, schema, write_page_checksum=True, **packing) as writer:
-            for start in range(0, len(log), _BLOCK):
-                rows = range(start, min(start + _BLOCK, len(log)))
-                columns = [_column(log, field, rows, known) for field in schema]
-                writer.write_batch(pa.record_batch(columns, schema=schema), row_group_size=_BLOCK)
+            for block in blocks:
+                writer.write_batch(block, row_group_size=BLOCK)
         return bytes(sink.getvalue().to_pybytes())
 
-    return within_limits(written)
+    return within_limits(written, weight)
+
+
+class StoredEvents:
+    """A log in a temporary file of full blocks, so that the memory of a replay does not grow with its trace.
+
+    What is learned of a stored event later is put in as the file of all events is written: the detail of the
+    first one, and seconds without training that ended early.
+    """
+
+    def __init__(self, path: str) -> None:
+        """:param path: of the file of all events; the temporary one is on the same disk."""
+        self.log = EventLog(self._store)
+        self.wall_s = self.cpu_s = 0.0
+        """Time that storing has taken."""
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self._blocks: list[tuple[int, int]] = []
+        """Place and bytes in the temporary file."""
+        self._weight = TextWeight()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _store(self, log: EventLog) -> None:
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        for block in encoded(log):
+            self._weight.add(block)
+            self._keep(block.serialize())
+        self.wall_s += time.perf_counter() - wall_s
+        self.cpu_s += time.process_time() - cpu_s
+
+    def _keep(self, data: pa.Buffer) -> None:
+        try:
+            if self._file is None:
+                folder = next(each for each in Path(self._path).resolve().parents if each.is_dir())
+                self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - closed with this object
+            self._blocks.append((self._file.seek(0, SEEK_END), len(data)))
+            self._file.write(data)
+        except OSError as error:
+            raise write_error(error, self._path) from error
+
+    def write(self, summary: Summary) -> None:
+        """As :func:`write`, into a Parquet file; the log has no columns afterwards."""
+        if not self._blocks:
+            write(self.log, summary, self._path)
+            return
+        self.log.store()
+        make_folder(Path(self._path).parent)
+        write_bytes(self._path, _packed(self, self._weight))
+        write_summary(summary, self._path)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """All blocks, as they are known by now."""
+        import pyarrow as pa
+
+        first = 0
+        for place, size in self._blocks:
+            assert self._file is not None  # noqa: S101 - blocks are in it
+            self._file.seek(place)
+            block = pa.ipc.read_record_batch(pa.py_buffer(self._file.read(size)), _schema())
+            rows = range(first, first + block.num_rows)
+            late: Mapping[str, Mapping[int, Any]] = {
+                "overhead_seconds": self.log.late_overheads,
+                "detail": {row: _text(detail) for row, detail in self.log.late_details.items()},
+            }
+            for name, values in late.items():
+                if changed := {row - first: values[row] for row in rows if row in values}:
+                    block = _replaced(block, name, changed)
+            yield block
+            first = rows.stop
+
+
+def _text(detail: Detail) -> str:
+    return detail() if callable(detail) else detail
+
+
+def _replaced(block: pa.RecordBatch, name: str, values: Mapping[int, Any]) -> pa.RecordBatch:
+    """The block with other values in some rows of a column."""
+    import pyarrow as pa
+
+    column = block.schema.get_field_index(name)
+    found = block.column(column).to_pylist()
+    for row, value in values.items():
+        found[row] = value
+    columns = block.columns
+    columns[column] = value_array(found, columns[column].type)
+    return pa.record_batch(columns, schema=block.schema)
 
 
 def _column(log: EventLog, field: pa.Field, rows: range, known: dict[str, pa.Array]) -> pa.Array:
@@ -225,7 +354,7 @@ def _column(log: EventLog, field: pa.Field, rows: range, known: dict[str, pa.Arr
     import pyarrow as pa
 
     if field.name == "detail":
-        return text_array([log.detail(row) for row in rows])
+        return text_array([log.detail(log.first + row) for row in rows])
     values = getattr(log, field.name, None)
     if values is None:
         return pa.nulls(len(rows), field.type)

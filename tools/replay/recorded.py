@@ -15,6 +15,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import EventName
 from pliant.schemas.job import Job
+from pliant.schemas.job_table import one_of_each
 from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text import counted
 
@@ -110,7 +111,7 @@ def inconsistencies(jobs: Sequence[Job], cluster: Cluster) -> Iterator[Assumptio
 
 def is_recorded(jobs: Sequence[Job]) -> bool:
     """Whether a trace states runs at all."""
-    return any(job.labels.get(LABEL) for job in jobs)
+    return any(job.labels.get(LABEL) for job in one_of_each(jobs))
 
 
 def check_recorded(jobs: Sequence[Job]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.io import read_predictor
+from pliant.schemas.job_table import JobForm, jobs_that, one_of_each
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.runinfo import Assumption, RunInfo
 from pliant.schemas.text import counted
@@ -25,7 +26,7 @@ from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs, assumed
 from pliant.tools.replay.options import Conditions, ProgressName
-from pliant.tools.replay.output import Summary, rejections, unfinished
+from pliant.tools.replay.output import StoredEvents, Summary, rejections, unfinished
 from pliant.tools.replay.progress.models import (
     EpochProgress,
     GoodputProgress,
@@ -36,12 +37,13 @@ from pliant.tools.replay.progress.protocol import ProgressModel
 from pliant.tools.replay.recorded import check_recorded, follow, is_recorded
 from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.decide import throughput_for
-from pliant.tools.schedule.demand import check_demand, demand_gpu_s, submit_detail
+from pliant.tools.schedule.demand import check_demand, demand_gpu_s, demand_rate, submit_detail
 from pliant.tools.schedule.forecast import WorkForecast
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.registry import make_policy, policy_class
+from pliant.tools.schedule.session.holdings import DepartedJobs
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Oracle
 
@@ -71,10 +73,18 @@ class Replayed:
     session: Session
 
 
-def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance | None = None) -> Replayed:
+def replay(
+    inputs: Inputs,
+    run: Run,
+    *,
+    timing: bool = False,
+    advance: Advance | None = None,
+    stored: StoredEvents | None = None,
+) -> Replayed:
     """Replay the trace of ``inputs``; equal inputs give equal logs.
 
     :param timing: write decision times of this machine into the log, too.
+    :param stored: where its events go; jobs that have ended are forgotten then. None: into memory.
     :raises UsageError: the policy or a parameter is unknown.
     :raises BadInputError: GPU-seconds at a size without a speed, an event of an unknown node, or a strict
         replay that would assume something.
@@ -88,9 +98,14 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
     if follows:
         check_recorded(inputs.jobs)
     stated = run.conditions.demand == "stated"
-    check_demand(inputs.jobs, policy, inputs.name or "jobs", "stated" if stated else "predicted")
+    check_demand(
+        jobs_that(lambda job: job.work_gap is not None, inputs.jobs),
+        policy,
+        inputs.name or "jobs",
+        "stated" if stated else "predicted",
+    )
     jobs = settle(compat, inputs.jobs, policy)
-    trained = prepared(run, compat, policy, replace(inputs, jobs=tuple(jobs)))
+    trained = prepared(run, compat, policy, replace(inputs, jobs=jobs))
     session = Session(
         policy,
         inputs.cluster,
@@ -101,6 +116,8 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
         demand="predicted" if run.conditions.demand == "predicted" else "stated",
         trace=jobs,
     )
+    if stored is not None:
+        session.ended = DepartedJobs()
     simulated = _with_failures(run, trained.simulated, inputs, session)
     sizes = measured_sizes(inputs.profile.rows if inputs.profile is not None else ())
     submissions = Submissions(session.speeds, sizes, policy)
@@ -116,6 +133,7 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
         describe=submissions.describe,
         advance=advance,
         reveals_work=run.conditions.demand == "oracle",
+        log=None if stored is None else stored.log,
     )
     _ = session.rng  # made before the clock starts
     info_row = engine.log.add(first_s, "decision")
@@ -126,12 +144,12 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
         engine.run()
     summary = replace(
         _summary(inputs, engine, run, assumptions),
-        wall_seconds=time.perf_counter() - started,
-        cpu_seconds=time.process_time() - cpu_started,
+        wall_seconds=time.perf_counter() - started - (0.0 if stored is None else stored.wall_s),
+        cpu_seconds=time.process_time() - cpu_started - (0.0 if stored is None else stored.cpu_s),
     )
     done = Replayed(run, engine.log, summary, session)
     shown = done if timing else replace(done, summary=summary.without_timing())
-    engine.log.details[info_row] = partial(_info, inputs, trained, assumptions, shown)
+    engine.log.set_detail(info_row, partial(_info, inputs, trained, assumptions, shown))
     return done
 
 
@@ -160,9 +178,7 @@ def prepared(run: Run, compat: Compat, policy: Policy, inputs: Inputs) -> Prepar
         throughput = times = ThroughputByPlacement(
             inputs.profile, inputs.cluster.speeds, compat.most_local, compat.believed_cost_s
         )
-        times.load(
-            (job.model for job in inputs.jobs), dict.fromkeys(n.gpu_type for n in inputs.cluster.nodes)
-        )
+        times.load(inputs.models, dict.fromkeys(n.gpu_type for n in inputs.cluster.nodes))
     name = conditions.progress or ("epochs" if compat.epochs else None)
     moves_batches = policy.elasticity == "size+batch"
     reports = policy.asks_forecast or conditions.demand == "predicted"
@@ -179,7 +195,9 @@ def prepared(run: Run, compat: Compat, policy: Policy, inputs: Inputs) -> Prepar
         measured=moves_batches,
         quirks=compat.quirks if compat.name else run.simulated.quirks,
     )
-    by_table = bool(inputs.tables) and any(job.convergence in inputs.tables for job in inputs.jobs)
+    by_table = bool(inputs.tables) and any(
+        job.convergence in inputs.tables for job in one_of_each(inputs.jobs)
+    )
     return PreparedReplay(throughput, found, asked_s, oracle, name or ("epochs" if by_table else "samples"))
 
 
@@ -298,7 +316,8 @@ def _check_nodes(inputs: Inputs, simulated: SimulatedCluster) -> None:
 
 
 def _summary(inputs: Inputs, engine: Engine, run: Run, assumptions: tuple[Assumption, ...]) -> Summary:
-    counters = engine.counters
+    counters, ended = engine.counters, engine.session.ended
+    moves = ended.moves if isinstance(ended, DepartedJobs) else sum(job.moves for job in ended.values())
     return Summary(
         policy=engine.session.policy.name,
         trace_hash=inputs.trace_hash,
@@ -309,13 +328,13 @@ def _summary(inputs: Inputs, engine: Engine, run: Run, assumptions: tuple[Assump
         cancelled=counters.cancelled or None,
         unfinished=tuple(unfinished(engine.session, stands_still=engine.stands_still)),
         rejections=tuple(rejections(engine.log)) if counters.rejected else (),
-        end_s=engine.log.time[-1],
+        end_s=engine.log.last_s,
         events=len(engine.log),
         decisions=counters.decisions,
         decision_seconds=counters.decision_seconds,
         mean_decision_seconds=counters.decision_seconds / max(1, counters.decisions),
         wall_seconds=None,
-        moves=sum(job.moves for job in (*engine.session.jobs.values(), *engine.session.ended.values())),
+        moves=moves + sum(job.moves for job in engine.session.jobs.values()),
         assumptions=tuple(assumption.text for assumption in assumptions),
     )
 
@@ -325,7 +344,7 @@ def _info(
 ) -> str:
     """The detail of the first event, made when it is written: to digest the profile takes a moment."""
     run, summary, policy, simulated = done.run, done.summary, done.session.policy, trained.simulated
-    models = [job.model for job in inputs.jobs]
+    models = inputs.models
     counters = {"events": float(summary.events), "decisions": float(summary.decisions)}
     if summary.decision_seconds is not None:
         counters["decision_seconds"] = summary.decision_seconds
@@ -362,19 +381,35 @@ class Submissions:
         self._speeds = speeds
         self._policy = policy
         self._measured_sizes = measured_sizes
+        self._demands: dict[JobForm, tuple[int, float]] = {}
         self._cluster_gpus = sum(speeds.gpu_types.values())
 
     def describe(self, job: JobState) -> Detail:
         return partial(self._text, job)
 
     def _text(self, job: JobState) -> str:
-        spec = job.spec.model_dump_json(by_alias=True, exclude_defaults=True)
-        work = f',"samples":{compact_json(job.work_samples)}' if job.work_samples else ""
-        if demand := demand_gpu_s(job, self._speeds, of_simulation=True):
+        form: JobForm | None = job.spec.__dict__.get("form")
+        spec = (
+            job.spec.model_dump_json(by_alias=True, exclude_defaults=True)
+            if form is None
+            else form.json(job.spec)
+        )
+        samples = job.work_samples or 0.0
+        work = f',"samples":{compact_json(samples)}' if samples else ""
+        if demand := self._demand_gpu_s(job, form, samples):
             work += f',"demand_gpu_s":{compact_json(demand)}'
         if rates := self._policy.promised_rates(job, self._speeds):
             work += f',"rates":{compact_json(rates)}'
         return f'{{"job":{spec},"curve":{self._curve(job)}{work}}}'
+
+    def _demand_gpu_s(self, job: JobState, form: JobForm | None, samples: float) -> float:
+        """As :func:`demand_gpu_s` says, in proportion to the work of jobs that differ in nothing else."""
+        if form is None or job.spec.batch.regimes:
+            return demand_gpu_s(job, self._speeds, of_simulation=True)
+        if form not in self._demands:
+            self._demands[form] = demand_rate(job, self._speeds)
+        gpus, rate = self._demands[form]
+        return gpus * samples / rate if gpus else 0.0
 
     def _curve(self, job: JobState) -> str:
         spec = job.spec

@@ -11,7 +11,6 @@ from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.file_io.json_lines import encode
 from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, Job, SampleWork
-from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.forecast import Demand
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
@@ -31,8 +30,7 @@ def job_state(job: Job, speeds: Speeds) -> JobState:
     """
     state = JobState(job, _reference_batch(job, speeds), None)
     state.total_samples = _total_samples(state, speeds)
-    is_guess = isinstance(speeds.throughput, CurveThroughput) and speeds.throughput.is_guess
-    state.is_speed_guessed = is_guess and not isinstance(job.work, GpuTimeWork)
+    state.is_speed_guessed = speeds.is_guess and not isinstance(job.work, GpuTimeWork)
     if state.total_samples is not None and not 0 < state.total_samples <= MOST_SAMPLES:
         raise BadInputError(
             f'job "{job.id}": its work comes to {state.total_samples:g} samples, '
@@ -54,12 +52,24 @@ def demand_gpu_s(job: JobState, speeds: Speeds, *, of_simulation: bool = False) 
         the speeds of all batches that the job will change to by itself.
     """
     total = (job.work_samples if of_simulation else job.total_samples) or 0.0
-    for gpus in (job.spec.gpus.requested, *sizes_below(job)):
+    gpus, rate = demand_rate(job, speeds)
+    if gpus and of_simulation and job.spec.batch.regimes:
+        rate = rate_of_all_work(job, gpus, speeds) or rate
+    return gpus * total / rate if gpus else 0.0
+
+
+def demand_rate(job: JobState, speeds: Speeds) -> tuple[int, float]:
+    """The size whose GPU-seconds count as the demand, and the samples per second there; (0, 0) if none runs.
+
+    A job that changes its batch by itself is as fast as it is at present.
+    """
+    requested = job.spec.gpus.requested
+    if _runs(job, requested, speeds):
+        return requested, speeds.best_rate(job, requested)
+    for gpus in sizes_below(job):
         if _runs(job, gpus, speeds):
-            if of_simulation and job.spec.batch.regimes:
-                return gpus * total / (rate_of_all_work(job, gpus, speeds) or speeds.best_rate(job, gpus))
-            return gpus * total / speeds.best_rate(job, gpus)
-    return 0.0
+            return gpus, speeds.best_rate(job, gpus)
+    return 0, 0.0
 
 
 def rate_of_all_work(job: JobState, gpus: int, speeds: Speeds) -> float:
@@ -104,8 +114,7 @@ def sizes_below(job: JobState) -> Iterator[int]:
 
 
 def _runs(job: JobState, gpus: int, speeds: Speeds) -> bool:
-    types = speeds.gpu_types.items()
-    return any(total >= gpus and speeds.rate(job, gpus, kind) > 0 for kind, total in types)
+    return any(total >= gpus and speeds.rate(job, gpus, kind) > 0 for kind, total in speeds.gpu_types.items())
 
 
 def _reference_batch(job: Job, speeds: Speeds) -> int:
@@ -118,16 +127,16 @@ def _reference_batch(job: Job, speeds: Speeds) -> int:
 
 def _total_samples(state: JobState, speeds: Speeds) -> float | None:
     match state.spec.work:
-        case SampleWork(samples=samples):
-            return samples
-        case EpochWork(epochs=epochs, dataset_size=size):
-            return None if size is None else epochs * size
-        case IterationWork(iterations=iterations):
-            return iterations * state.reference_batch
-        case GpuTimeWork(gpu_seconds=gpu_seconds):
-            return _trained_in(gpu_seconds, state, speeds)
         case None:
             return None
+        case GpuTimeWork() as work:
+            return _trained_in(work.gpu_seconds, state, speeds)
+        case SampleWork() as work:
+            return work.samples
+        case EpochWork() as work:
+            return None if work.dataset_size is None else work.epochs * work.dataset_size
+        case IterationWork() as work:
+            return work.iterations * state.reference_batch
 
 
 def _trained_in(gpu_seconds: float, state: JobState, speeds: Speeds) -> float | None:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from pliant.schemas.job import EpochWork, Job
+from pliant.schemas.job import EpochWork, Job, PowersOfTwo
 from pliant.schemas.resources import capacities
 
 if TYPE_CHECKING:
@@ -57,6 +57,37 @@ class EpochEnd(NamedTuple):
     loss: float | None = None
     """Training loss, the mean over the epoch."""
     metric: float | None = None
+
+
+class JobKind(NamedTuple):
+    """All on which the speed of a job depends: on equal GPUs, jobs of one kind are equally fast."""
+
+    model: str
+    reference_batch: int
+    states_batch: bool
+    """Whether more GPUs than samples are infeasible."""
+    per_gpu_max: int | None
+    per_replica: int
+    sizes: PowersOfTwo | tuple[int, ...] | None
+    """The only sizes that it may have; None: every number of replicas."""
+    room: tuple[tuple[str, int], ...] | None
+    """By GPU type, the most workers that nodes have CPUs, memory and bandwidth for; None: no limit."""
+
+    @classmethod
+    def of(cls, job: JobState) -> JobKind:
+        if (known := job.kind) is not None:
+            return known
+        batch, room = job.spec.batch, job.room
+        found = job.kind = cls(
+            job.spec.model,
+            job.reference_batch,
+            batch.size is not None,
+            batch.per_gpu_max,
+            job.per_replica,
+            job.spec.gpus.sizes,
+            None if room is None else tuple(room.items()),
+        )
+        return found
 
 
 MOST_EPOCH_ENDS: Final = 128
@@ -163,6 +194,8 @@ class JobState:
     Policies then take it as a job of unknown work, in order of submission: :attr:`known_samples`."""
     revealed: bool = False
     """Whether ``total_samples`` is where a replay will end the job, which no scheduler could know."""
+    kind: JobKind | None = None
+    """What its speed depends on, once it was asked for: :meth:`JobKind.of`."""
     _hidden_samples: float | None = None
     _samples_done: float = 0.0
     _attained_gpu_s: float = 0.0
@@ -171,11 +204,13 @@ class JobState:
     _trajectory: Trajectory | None = None
 
     def __post_init__(self) -> None:
-        self.id = self.spec.id
-        self.priority = self.spec.priority
-        self.per_replica = self.spec.gpus.per_replica
-        self.any_number = self.spec.gpus.any_number
-        self.arrival = (self.spec.submit_time, self.spec.id)
+        spec = self.spec
+        gpus = spec.gpus
+        self.id = spec.id
+        self.priority = spec.priority
+        self.per_replica = gpus.per_replica
+        self.any_number = gpus.sizes is None and gpus.per_replica == 1
+        self.arrival = (spec.submit_time, spec.id)
         self.global_batch = self.reference_batch
 
     @property
@@ -309,6 +344,7 @@ class JobState:
         before = kept[-1].batch if kept else self.spec.batch.size
         self.batch_changes = kept if batch == before else (*kept, BatchChange(samples_done, batch))
         self.reference_batch = self.global_batch = batch
+        self.kind = None
 
     def end_epoch(self, end: EpochEnd) -> None:
         """A job that went back to a checkpoint reports an epoch again."""
@@ -380,7 +416,12 @@ class NodeState:
 
 
 def gpus_of(placement: NodeGpus) -> int:
-    return placement[0][1] if len(placement) == 1 else sum(count for _, count in placement)
+    if len(placement) == 1:
+        return placement[0][1]
+    total = 0
+    for _, count in placement:
+        total += count
+    return total
 
 
 def gpus_by_type(nodes: Iterable[NodeState]) -> dict[str, int]:

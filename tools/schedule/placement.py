@@ -16,9 +16,12 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from pliant.tools.schedule.jobs import NodeGpus, NodeState
 
+_MANY: Final = 8
+"""Nodes from which on it pays to move those that change alike together."""
 _Picks = list[tuple[int, int]]
 """(node index, GPUs taken from it)."""
 
@@ -45,6 +48,7 @@ class FreeGpus:
             self._types.setdefault(node.gpu_type, _Shelf())
             if node.switch is not None:
                 self._switches.setdefault(node.gpu_type, {}).setdefault(node.switch, _Shelf())
+        self._shelves = [self._shelves_of(node) for node in nodes]
         self.by_type: dict[str, int] = dict.fromkeys(self._types, 0)
         self._largest: dict[str, int] = {}
         """GPUs of the largest node of each type, up or down, in service or not."""
@@ -52,6 +56,15 @@ class FreeGpus:
             self._largest[node.gpu_type] = max(node.made_gpus, self._largest.get(node.gpu_type, 0))
             if node.up:
                 self._set(node, node.gpus)
+
+    def _shelves_of(self, node: NodeState) -> tuple[_Shelf, ...]:
+        """Those that a node is on: of its type, its switch and its domains."""
+        levels = self._levels[node.gpu_type]
+        return (
+            self._types[node.gpu_type],
+            *([] if node.switch is None else [self._switches[node.gpu_type][node.switch]]),
+            *(levels[level][domain] for level, domain in node.domains.items()),
+        )
 
     def node(self, name: str) -> NodeState:
         return self._by_name[name]
@@ -62,6 +75,9 @@ class FreeGpus:
 
     def take(self, placement: NodeGpus) -> None:
         """:raises ValueError: a node has fewer free."""
+        if len(placement) >= _MANY:
+            self._set_all(placement, -1)
+            return
         for name, count in placement:
             node = self._by_name[name]
             self._set(node, self._free[node.index] - count)
@@ -71,6 +87,9 @@ class FreeGpus:
 
         :raises ValueError: a node would have more free than it has.
         """
+        if len(placement) >= _MANY:
+            self._set_all(placement, 1)
+            return
         for name, count in placement:
             node = self._by_name[name]
             if node.up:
@@ -115,12 +134,12 @@ class FreeGpus:
                 kept = self._around(gpus, gpu_type, keep, each) if keep else []
                 if kept and (stays or self._spread(kept) <= self._spread(fresh)):
                     fresh = kept
-                return self._named(sorted(fresh))
+                return self._named(sorted(fresh) if len(fresh) > 1 else fresh)
         return None
 
     def on_one_node(self, per_replica: int, gpu_type: str) -> int:
         """GPUs of a replica that are on one node: all, or 1 if no node of the type has as many."""
-        return per_replica if 1 < per_replica <= self._largest.get(gpu_type, 0) else 1
+        return per_replica if per_replica > 1 and per_replica <= self._largest.get(gpu_type, 0) else 1
 
     def splits(self, placement: NodeGpus, per_replica: int) -> bool:
         """Whether a placement has a replica on several nodes that one node would hold."""
@@ -144,6 +163,7 @@ class FreeGpus:
             kind: {name: shelf.copy() for name, shelf in shelves.items()}
             for kind, shelves in self._switches.items()
         }
+        other._shelves = [other._shelves_of(node) for node in other.nodes]
         for placement in leaving:
             other.give(placement)
         return other
@@ -184,19 +204,48 @@ class FreeGpus:
         return self.by_type.get(gpu_type, 0) if each == 1 else self._types[gpu_type].usable(each)
 
     def _named(self, picks: _Picks) -> NodeGpus:
-        return tuple((self.nodes[index].name, count) for index, count in picks)
+        nodes = self.nodes
+        return tuple([(nodes[index].name, count) for index, count in picks])
 
     def _set(self, node: NodeState, free: int) -> None:
         if not 0 <= free <= node.gpus:
             raise ValueError(f"node {node.name} would have {free} of {node.gpus} GPUs free")
-        before = self._free[node.index]
-        self._free[node.index] = free
+        index = node.index
+        before = self._free[index]
+        self._free[index] = free
         self.by_type[node.gpu_type] += free - before
-        self._types[node.gpu_type].move(node.index, before, free)
-        if node.switch is not None:
-            self._switches[node.gpu_type][node.switch].move(node.index, before, free)
-        for level, domain in node.domains.items():
-            self._levels[node.gpu_type][level][domain].move(node.index, before, free)
+        for shelf in self._shelves[index]:
+            shelf.move(index, before, free)
+
+    def _set_all(self, placement: NodeGpus, sign: int) -> None:
+        """As :meth:`give` (``sign`` 1) and :meth:`take` (-1): nodes that change alike move together.
+
+        :raises ValueError: as :meth:`_set`; then nothing has changed.
+        """
+        by_name, frees = self._by_name, self._free
+        alike: dict[tuple[str, int, int], list[int]] = {}
+        for name, count in placement:
+            node = by_name[name]
+            if sign > 0 and not node.up:
+                continue
+            index = node.index
+            before = frees[index]
+            free = before + sign * count
+            if not 0 <= free <= node.gpus:
+                raise ValueError(f"node {name} would have {free} of {node.gpus} GPUs free")
+            change = (node.gpu_type, before, free)
+            if change in alike:
+                alike[change].append(index)
+            else:
+                alike[change] = [index]
+        for (gpu_type, before, free), indices in alike.items():
+            self.by_type[gpu_type] += (free - before) * len(indices)
+            self._types[gpu_type].move_all(indices, before, free)
+            for index in indices:
+                frees[index] = free
+                shelves = self._shelves[index]
+                for number in range(1, len(shelves)):
+                    shelves[number].move(index, before, free)
 
     def _spread(self, picks: _Picks) -> tuple[int, ...]:
         """How scattered a place is: domains from the highest level down, then nodes, then switches."""
@@ -208,8 +257,8 @@ class FreeGpus:
         shelf = self._types[gpu_type]
         if levels := self._levels[gpu_type]:
             return self._under_levels(gpus, shelf, list(levels.items()), each)
-        switches: Mapping[str, _Shelf] = self._switches.get(gpu_type, {})
-        if len(switches) > 1 and (needed := shelf.nodes_needed(gpus, each)) > 1:
+        switches: Mapping[str, _Shelf] | None = self._switches.get(gpu_type)
+        if switches and len(switches) > 1 and (needed := shelf.nodes_needed(gpus, each)) > 1:
             fitting = [
                 (near.total, name)
                 for name, near in switches.items()
@@ -329,13 +378,28 @@ class _Shelf:
         self.total = 0
 
     def move(self, index: int, before: int, free: int) -> None:
+        buckets = self._buckets
         if before:
-            self._buckets[before].pop(bisect_left(self._buckets[before], index))
-        while len(self._buckets) <= free:
-            self._buckets.append([])
+            bucket = buckets[before]
+            del bucket[bisect_left(bucket, index)]
         if free:
-            insort(self._buckets[free], index)
+            while len(buckets) <= free:
+                buckets.append([])
+            insort(buckets[free], index)
         self.total += free - before
+
+    def move_all(self, indices: Sequence[int], before: int, free: int) -> None:
+        """As :meth:`move`, for many nodes: O(nodes of both numbers)."""
+        buckets = self._buckets
+        if before:
+            gone = set(indices)
+            buckets[before] = [index for index in buckets[before] if index not in gone]
+        if free:
+            while len(buckets) <= free:
+                buckets.append([])
+            buckets[free] += indices
+            buckets[free].sort()
+        self.total += (free - before) * len(indices)
 
     # ``each``: of every node as many GPUs count as are a multiple of it, and sizes are multiples of it.
 
@@ -350,7 +414,11 @@ class _Shelf:
 
     def tightest(self, gpus: int) -> int | None:
         """What the fullest node that holds ``gpus`` GPUs has free; None if none does."""
-        return next((free for free in range(gpus, len(self._buckets)) if self._buckets[free]), None)
+        buckets = self._buckets
+        for free in range(gpus, len(buckets)):
+            if buckets[free]:
+                return free
+        return None
 
     def has(self, free: int) -> bool:
         """Whether a node has just that many GPUs free."""

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.job import PowersOfTwo
 from pliant.schemas.schedule import BatchPlan
 from pliant.tools.profile.throughput import (
     UNKNOWN,
+    CurveThroughput,
     Load,
     PairTable,
     Parts,
@@ -28,7 +28,7 @@ from pliant.tools.profile.throughput import (
     local_limit,
     plan_batch,
 )
-from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_of
+from pliant.tools.schedule.jobs import JobKind, JobState, NodeGpus, NodeState, gpus_of
 
 T = TypeVar("T")
 Levels = tuple[str, ...]
@@ -37,34 +37,6 @@ _Key = tuple[str, str, int | Placement, Levels, int, int, int | None]
 """Model, GPU type, size (consolidated) or placement, levels, batch, GPUs of a replica, largest share."""
 _ROUNDING: Final = 1e-9
 """Relative difference of speeds that counts as none."""
-
-
-class JobKind(NamedTuple):
-    """All on which the speed of a job depends: on equal GPUs, jobs of one kind are equally fast."""
-
-    model: str
-    reference_batch: int
-    states_batch: bool
-    """Whether more GPUs than samples are infeasible."""
-    per_gpu_max: int | None
-    per_replica: int
-    sizes: PowersOfTwo | tuple[int, ...] | None
-    """The only sizes that it may have; None: every number of replicas."""
-    room: tuple[tuple[str, int], ...] | None
-    """By GPU type, the most workers that nodes have CPUs, memory and bandwidth for; None: no limit."""
-
-    @classmethod
-    def of(cls, job: JobState) -> JobKind:
-        batch, room = job.spec.batch, job.room
-        return cls(
-            job.spec.model,
-            job.reference_batch,
-            batch.size is not None,
-            batch.per_gpu_max,
-            job.per_replica,
-            job.spec.gpus.sizes,
-            None if room is None else tuple(room.items()),
-        )
 
 
 class Speeds:
@@ -80,6 +52,8 @@ class Speeds:
     ) -> None:
         """:param sharing: None: no two jobs share GPUs."""
         self.throughput = throughput
+        self.is_guess = isinstance(throughput, CurveThroughput) and throughput.is_guess
+        """Whether nothing says how fast jobs are."""
         self.sharing = sharing
         self._node_gpus: dict[str, int] = {}
         self._types = {node.name: node.gpu_type for node in nodes}
@@ -155,12 +129,14 @@ class Speeds:
         if not (job.any_number or job.spec.gpus.allows(gpus)):
             return 0.0
         if gpu_type is None:
+            if len(self._total) == 1:
+                return self.rate(job, gpus, next(iter(self._total)), global_batch=batch)
             return self._mean(gpus, lambda kind: self.rate(job, gpus, kind, global_batch=batch))
         if job.room is not None and gpus > job.room.get(gpu_type, 0):
             return 0.0  # the nodes lack CPUs, memory or bandwidth for as many workers
         cap = job.spec.batch.per_gpu_max
         if levels is None:
-            levels = self.fewest_levels(gpus, gpu_type)
+            levels = self.fewest_levels(gpus, gpu_type) if self._largest else ()
         key = (job.spec.model, gpu_type, placement or gpus, levels, batch, per_replica, cap)
         rate = self._rates.get(key)
         if rate is None:
@@ -383,7 +359,7 @@ def shape_of(placement: NodeGpus) -> Placement:
     """GPUs on each node, descending."""
     if len(placement) == 1:
         return (placement[0][1],)
-    return tuple(sorted((count for _, count in placement), reverse=True))
+    return tuple(sorted([count for _, count in placement], reverse=True))
 
 
 class GpuSharing:

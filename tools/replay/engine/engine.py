@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pliant.schemas.event import EventName
 from pliant.schemas.job import Job
+from pliant.schemas.job_table import JobTable
 from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
 from pliant.tools.replay.engine.running import (
     FINISH,
@@ -71,24 +72,32 @@ class Engine:
         advance: Advance | None = None,
         reveals_work: bool = False,
         correct: Callable[[Sequence[Transition]], None] | None = None,
+        log: EventLog | None = None,
     ) -> None:
         """
         :param interval_s: ask the policy at multiples of it only; None: at every change.
         :param reveals_work: policies see at which progress each job ends, whatever it states.
         :param correct: is shown what a decision changed before it takes effect, to correct the speeds.
+        :param log: is written to; None: a new one.
         """
         self.session = session
         self.simulated = simulated or SimulatedCluster()
-        self.log = EventLog()
+        self.log = EventLog() if log is None else log
         self.counters = EngineCounters()
         self.stands_still = False
         """Whether the replay ended because the policy moves jobs more often than they can pay for."""
         self._describe = describe
         self._advance = advance
         self._correct = correct
-        self._arrivals = sorted(jobs, key=lambda job: (job.submit_time, job.id))
+        self._jobs = len(jobs)
+        self._arrivals = iter(
+            jobs.in_order()
+            if isinstance(jobs, JobTable)
+            else sorted(jobs, key=lambda job: (job.submit_time, job.id))
+        )
+        self._coming = next(self._arrivals, None)
+        """The next job to arrive. None: all have arrived."""
         self._order = self.simulated.quirks.order
-        self._arrived = 0
         self._agenda = Agenda()
         for event in self.simulated.node_events:
             self._agenda.add(event.time_s, NODE_UP if event.up else NODE_DOWN, event.node)
@@ -125,34 +134,40 @@ class Engine:
 
     def run(self, goes_on: Callable[[float], bool] | None = None) -> None:
         """:param goes_on: is asked before each moment whether to go there; None: to the end."""
+        agenda, running, session = self._agenda, self._running, self.session
         while self._jobs_ahead() and (now_s := self._next_s()) < math.inf:
             if goes_on is not None and not goes_on(now_s):
                 break
             self._now_s = now_s
             self._happen(now_s)
-            self._cancel_hopeless(now_s)
-            self._running.heed_neighbours(now_s)
+            if session.commands.hopeless:
+                self._cancel_hopeless(now_s)
+            if running.has_neighbours or session.slowed:
+                running.heed_neighbours(now_s)
             if self._policy_is_due(now_s):
                 self._ask(now_s)
                 self.stands_still = self._stands_still(now_s)
                 if self.stands_still or self._is_given_up():
                     break
-            self._happen_late(now_s)
-            self._running.heed_neighbours(now_s)
+            self._ended_late = False
+            if agenda.may_be_due(now_s):
+                self._happen_late(now_s)
+            if running.has_neighbours or session.slowed:
+                running.heed_neighbours(now_s)
         if self._advance:
-            self._advance(self._ended(), len(self._arrivals))
+            self._advance(self._ended(), self._jobs)
 
     # When.
 
     def _jobs_ahead(self) -> bool:
-        return bool(self.session.jobs) or self._arrived < len(self._arrivals)
+        return self._coming is not None or bool(self.session.jobs)
 
     def _next_s(self) -> float:
         if self._must_ask or (self._ended_late and self._rounds is None):
             return self._now_s  # nothing else might lead to another decision
         next_s = self._agenda.next_s()
-        if self._arrived < len(self._arrivals):
-            next_s = min(next_s, self._arrivals[self._arrived].submit_time)
+        if self._coming is not None:
+            next_s = min(next_s, self._coming.submit_time)
         if not self.session.jobs or (self._least_changes and next_s < math.inf):
             return next_s
         again_s = self.session.ask_again_s
@@ -182,7 +197,10 @@ class Engine:
 
     def _is_given_up(self) -> bool:
         """No job will arrive or end, and the policy will not be asked again or was asked often enough."""
-        idle = self._arrived == len(self._arrivals) and self._agenda.next_s() == math.inf
+        if self._coming is not None:
+            self._idle_limit.count(idle=False)
+            return False
+        idle = self._agenda.next_s() == math.inf
         self._idle_limit.count(idle=idle)
         asked_again = self._rounds is not None or self.session.ask_again_s is not None
         return idle and (self._idle_limit.is_reached or not asked_again)
@@ -195,7 +213,7 @@ class Engine:
         looked_s, had_done = self._last_look
         done = math.fsum(job.samples_done(now_s) for job in self.session.jobs.values())
         self._last_look = (now_s, done)
-        if self._arrived < len(self._arrivals) or self._node_events_ahead:
+        if self._coming is not None or self._node_events_ahead:
             return False
         return done == had_done and self._running.began_since(looked_s)
 
@@ -209,15 +227,11 @@ class Engine:
                 self._running.next_segment(entry.subject, now_s)
             else:
                 self._node_event(entry.subject, now_s, up=entry.kind == NODE_UP)
-        while self._arrived < len(self._arrivals):
-            job_spec = self._arrivals[self._arrived]
-            if job_spec.submit_time > now_s:
-                break
-            self._submit(job_spec, now_s)
+        while (job := self._coming) is not None and job.submit_time <= now_s:
+            self._submit(job, now_s)
 
     def _happen_late(self, now_s: float) -> None:
         """What is noticed only after this moment's decision."""
-        self._ended_late = False
         while (entry := self._agenda.pop(now_s, LATE_SEGMENT_END)) is not None:
             if entry.kind in (FINISH, LATE_FINISH):
                 self._ended_late = True
@@ -226,7 +240,7 @@ class Engine:
                 self._running.next_segment(entry.subject, now_s)
 
     def _submit(self, spec: Job, now_s: float) -> None:
-        self._arrived += 1
+        self._coming = next(self._arrivals, None)
         self._quiet_decisions = 0
         state = self.session.submit(spec, now_s)
         self._running.arrive(state)
@@ -246,8 +260,6 @@ class Engine:
         self._tell_progress()
 
     def _cancel_hopeless(self, now_s: float) -> None:
-        if not self.session.commands.hopeless:
-            return
         self._quiet_decisions = 0
         for job_id, reason in self.session.end_hopeless(now_s).items():
             self.counters.cancelled += 1
@@ -283,13 +295,15 @@ class Engine:
         stop_s = self.simulated.quirks.stop_all_s
         if stop_s and any(each.step in _RESIZED for each in transitions):
             self._running.stop_all(stop_s, now_s, but={each.job.id for each in transitions})
-        self._note_teams(now_s)
+        if self.session.usage is not None:
+            self._note_teams(now_s)
         for job_id, said in self.session.admissions.items():
             if (job := self.session.jobs.get(job_id)) is not None:  # a rejection says it by itself
                 words = compact_json({"admission": said})
                 self.log.add(now_s, "progress", job_id, gpus=job.gpus, detail=words)
-        self._cancel_hopeless(now_s)
-        for job, detail in self._forecasts.due(self.session, now_s):
+        if self.session.commands.hopeless:
+            self._cancel_hopeless(now_s)
+        for job, detail in self._forecasts.due(self.session, now_s) if self.session.learns else ():
             self.log.add(now_s, "progress", job.id, gpus=job.gpus, detail=compact_json(detail))
 
     def _note_teams(self, now_s: float) -> None:
@@ -334,9 +348,9 @@ class Engine:
     def _tell_progress(self) -> None:
         if self._advance is None:
             return
-        step = max(1, len(self._arrivals) // 200)
+        step = self._jobs // 200 or 1
         if self._ended() % step == 0:
-            self._advance(self._ended(), len(self._arrivals))
+            self._advance(self._ended(), self._jobs)
 
 
 def _company(job: JobState) -> str | None:

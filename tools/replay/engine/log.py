@@ -1,4 +1,7 @@
-"""The events of one replay, kept in columns: about fifty bytes an event, whatever the size of the trace."""
+"""The events of one replay, kept in columns: about fifty bytes an event.
+
+A log may be given a store for blocks of events that are full: then it keeps no more than one block.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from pliant.tools.schedule.jobs import NodeGpus
 Detail = str | Callable[[], str]
 """A detail as JSON text, or what makes that text when it is asked for."""
 
+BLOCK: Final = 1 << 16
+"""Events of a block, which is a row group of the file."""
 NO_NUMBER: Final = -1
 """Stands for null in the columns of integers; NaN does in those of floats."""
 _NAN: Final = float("nan")
@@ -26,7 +31,20 @@ class EventLog:
     The columns are public for :mod:`pliant.tools.replay.output` alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store: Callable[[EventLog], None] | None = None) -> None:
+        """:param store: is given the log when a block is full, to store its columns; None: all are kept."""
+        self._store = store
+        self.first = 0
+        """Number of the first row in the columns: those before it are stored."""
+        self.late_overheads: dict[int, float] = {}
+        """Seconds of stored rows that have changed since."""
+        self.late_details: dict[int, Detail] = {}
+        """Details of stored rows that were set since."""
+        self.rejects: list[tuple[str, Detail | None]] = []
+        """Ids of the jobs that were rejected, and the details of these events."""
+        self._clear()
+
+    def _clear(self) -> None:
         self.time = array("d")
         self.event = array("b")
         self.job = array("q")
@@ -49,7 +67,34 @@ class EventLog:
         self._place_codes: dict[NodeGpus, int] = {}
 
     def __len__(self) -> int:
-        return len(self.time)
+        return self.first + len(self.time)
+
+    @property
+    def last_s(self) -> float:
+        """Time of the last event."""
+        return self.time[-1]
+
+    def overhead_s(self, row: int) -> float:
+        """Of one of the rows in the columns."""
+        return self.overhead_seconds[row - self.first]
+
+    def set_overhead_s(self, row: int, overhead_s: float) -> None:
+        """:param row: any, also one that is stored."""
+        if row >= self.first:
+            self.overhead_seconds[row - self.first] = overhead_s
+        else:
+            self.late_overheads[row] = overhead_s
+
+    def set_detail(self, row: int, detail: Detail) -> None:
+        """:param row: any, also one that is stored."""
+        (self.details if row >= self.first else self.late_details)[row] = detail
+
+    def store(self) -> None:
+        """Store what is in the columns, which are empty then."""
+        if self._store is not None and self.time:
+            self._store(self)
+            self.first += len(self.time)
+            self._clear()
 
     def add(
         self,
@@ -64,7 +109,9 @@ class EventLog:
         overhead_s: float | None = None,
         detail: Detail | None = None,
     ) -> int:
-        row = len(self.time)
+        row = self.first + len(self.time)
+        if self._store is not None and row - self.first == BLOCK:
+            self.store()
         self.time.append(time_s)
         self.event.append(_CODES[event])
         self.job.append(NO_NUMBER if job is None else self._job_code(job))
@@ -75,11 +122,15 @@ class EventLog:
         self.overhead_seconds.append(_NAN if overhead_s is None else overhead_s)
         if detail is not None:
             self.details[row] = detail
+        if event == "reject" and job is not None:
+            self.rejects.append((job, detail))
         return row
 
     def detail(self, row: int) -> str | None:
         found = self.details.get(row)
         return found() if callable(found) else found
+
+    # What follows is of the rows in the columns.
 
     def events(self) -> Iterator[Event]:
         for fields in self._rows():
@@ -111,12 +162,12 @@ class EventLog:
         """The fields that are not null, in the order of the columns; JSON columns as text."""
         names = [column.name for column in EVENT.columns if column.name in vars(self)]
         columns = [(name, getattr(self, name), self.texts.get(name)) for name in names]
-        for row in range(len(self)):
+        for row in range(len(self.time)):
             fields: dict[str, Any] = {}
             for name, column, known in columns:
                 if (value := column[row]) >= 0:  # neither NO_NUMBER nor NaN
                     fields[name] = value if known is None else known[value]
-            if (detail := self.detail(row)) is not None:
+            if (detail := self.detail(self.first + row)) is not None:
                 fields["detail"] = detail
             yield fields
 

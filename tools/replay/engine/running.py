@@ -53,6 +53,8 @@ class RunningJobs:
         self._resume_cost = simulated.resume_cost or self._rescale_cost
         self._progress = simulated.progress()
         self._interference = Interference(simulated.interference) if simulated.interference else None
+        self.has_neighbours = self._interference is not None
+        """Whether jobs slow each other down on the network."""
         self._reveals_work = reveals_work
         self._held: dict[str, RunningJob] = {}
         self._trained: set[str] = set()
@@ -100,7 +102,8 @@ class RunningJobs:
         if (loss := self._progress.initial_loss(job)) is not None:
             job.report_loss(loss)
         done = job.samples_done(now_s)
-        held = RunningJob(row, now_s, job.samples_per_second, now_s + cost_s, done)
+        overhead_s = self._log.overhead_s(row)
+        held = RunningJob(row, now_s, job.samples_per_second, now_s + cost_s, done, overhead_s)
         self._held[job.id] = held
         self._train(job, held, now_s, held.paid_s)
 
@@ -117,12 +120,12 @@ class RunningJobs:
         self._agenda.unplan(job_id)
         held = self._drop(job_id)
         if held.paid_s > now_s:
-            self._log.overhead_seconds[held.row] = now_s - held.held_since_s
+            self._log.set_overhead_s(held.row, now_s - held.held_since_s)
             return held
         if held.paid_s < now_s:
             self._trained.add(job_id)
         if held.trains_since_s > now_s:  # it stood still, and leaves before that is over
-            self._log.overhead_seconds[held.row] -= held.trains_since_s - now_s
+            self._log.set_overhead_s(held.row, held.overhead_s - (held.trains_since_s - now_s))
         return held
 
     def stop_all(self, seconds: float, now_s: float, but: Container[str]) -> None:
@@ -136,11 +139,13 @@ class RunningJobs:
                 continue
             held.saved_samples = self._saved_samples(job, held, now_s)
             job.settle(now_s)
-            self._log.overhead_seconds[held.row] += until_s - since_s
+            held.overhead_s += until_s - since_s
+            self._log.set_overhead_s(held.row, held.overhead_s)
             self._train(job, held, now_s, until_s)
 
     def finish(self, job_id: str) -> float:
         """Forget a job that has done its work; returns the samples that it trained."""
+        self._trained.discard(job_id)
         return self._drop(job_id).goal
 
     def next_segment(self, job_id: str, now_s: float) -> None:
@@ -204,8 +209,11 @@ class RunningJobs:
         if self._simulated.measured:
             self._measure(job, segment, factor)
         end = self._end_samples(job, done)
-        until = segment.until_samples, regime(job, done)[1] if job.spec.batch.regimes else None
-        held.goal = min([end, *(samples for samples in until if samples is not None)])
+        held.goal = end
+        if segment.until_samples is not None:
+            held.goal = min(held.goal, segment.until_samples)
+        if job.spec.batch.regimes and (until := regime(job, done)[1]) is not None:
+            held.goal = min(held.goal, until)
         if (trajectory := segment.trajectory) is not None:
             job.train_along(from_s, trajectory, held.rate)
             end_s = from_s + trajectory.seconds
@@ -267,6 +275,8 @@ class RunningJob:
     """When its start or change is paid for and it begins to train; checkpoints count from then."""
     saved_samples: float
     """Progress at the last checkpoint before the present segment."""
+    overhead_s: float
+    """What ``row`` says; NaN: nothing."""
     trains_since_s: float = math.inf
     done: float = 0.0
     """Progress there, in samples."""
@@ -293,10 +303,15 @@ class Agenda:
         """Replace what was planned for the job by its next event."""
         self._version += 1
         self._plans[job_id] = self._version
-        heappush(self._heap, AgendaEntry(time_s, kind, job_id, self._version))
+        heappush(self._heap, _entry(AgendaEntry, (time_s, kind, job_id, self._version)))
 
     def unplan(self, job_id: str) -> None:
         self._plans.pop(job_id, None)
+
+    def may_be_due(self, time_s: float) -> bool:
+        """Whether :meth:`pop` can find an entry that is due."""
+        heap = self._heap
+        return bool(heap) and heap[0][0] <= time_s * (1 + _ROUNDING)
 
     def next_s(self) -> float:
         heap, plans = self._heap, self._plans
@@ -331,6 +346,10 @@ class AgendaEntry(NamedTuple):
     """Job id or node name."""
     version: int = 0
     """Number of the plan it belongs to; an entry whose plan no longer holds is void."""
+
+
+_entry: Final = tuple.__new__
+"""Makes a named tuple in half the time."""
 
 
 class RoundTimes:

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
-from pliant.tools.schedule.jobs import JobState, Phase
+from pliant.tools.schedule.jobs import JobKind, JobState, Phase
 from pliant.tools.schedule.policies.common import GpuBudget, Grant
-from pliant.tools.schedule.rates import JobKind
 from pliant.tools.schedule.snapshot import Snapshot
 
 _BLOCK: Final = 64

@@ -46,6 +46,8 @@ def reject_impossible(snapshot: Snapshot, sizes: Sizes = requested_alone) -> dic
 
     Measured against all nodes, those that are down included: they may come back.
     """
+    if not snapshot.changes:
+        return {}
     return reject_arrivals(snapshot, lambda job: _why_none(job, sizes(job), snapshot.speeds))
 
 
@@ -67,13 +69,11 @@ def minimum_alone(job: JobState) -> Iterable[int]:
 
 def why_impossible(job: JobState, gpus: int, speeds: Speeds) -> str | None:
     """Why no GPU type of the cluster can ever run ``job`` on ``gpus`` GPUs; None if one can."""
-    roomy = [kind for kind, total in speeds.gpu_types.items() if total >= gpus]
-    if not roomy:
-        most = max(speeds.gpu_types.values(), default=0)
-        return f"needs {in_gpus(gpus)} of one type, the cluster has {most}"
-    for kind in roomy:
-        if speeds.rate(job, gpus, kind) > 0:
+    for kind, total in speeds.gpu_types.items():
+        if total >= gpus and speeds.rate(job, gpus, kind) > 0:
             return None
+    if (most := max(speeds.gpu_types.values(), default=0)) < gpus or not speeds.gpu_types:
+        return f"needs {in_gpus(gpus)} of one type, the cluster has {most}"
     if job.room is not None and gpus > (most := max(job.room.values(), default=0)):
         if not job.spec.resources.worker and not job.spec.resources.ps:
             each = f"in replicas of {job.per_replica}, each on one node"
@@ -153,9 +153,12 @@ class GpuBudget:
         """
         if job.gpu_type is not None and self.left.get(job.gpu_type, 0) >= gpus:
             return Grant(gpus, job.gpu_type)
-        roomy = [kind for kind, left in self.left.items() if left >= gpus and job.fits_now(gpus, kind)]
-        rates = [(-rate, kind) for kind in roomy if (rate := speeds.rate(job, gpus, kind)) > 0]
-        return Grant(gpus, min(rates)[1]) if rates else None
+        best: tuple[float, str] | None = None
+        for kind, left in self.left.items():
+            if left >= gpus and job.fits_now(gpus, kind) and (rate := speeds.rate(job, gpus, kind)) > 0:
+                found = (-rate, kind)
+                best = found if best is None or found < best else best
+        return None if best is None else Grant(gpus, best[1])
 
 
 def serve_in_order(snapshot: Snapshot, key: Callable[[JobState], tuple[float, ...]]) -> Decision:

@@ -51,6 +51,8 @@ class Fifo(Policy):
         """O(changes) while the head waits and no job may pass."""
         rejected = reject_impossible(snapshot)
         waiting = self._update(snapshot, rejected)
+        if not waiting.line:
+            return Decision({}, rejected)
         budget = GpuBudget(snapshot.free_gpus)
         grants: dict[str, Grant] = {}
         head = self._start_heads(snapshot, waiting, budget, grants)
@@ -117,9 +119,12 @@ class Fifo(Policy):
         return is_in_reach(job, job.spec.gpus.requested, self._gpus_up, snapshot.speeds)
 
     def _update(self, snapshot: Snapshot, rejected: Container[str]) -> WaitingJobs:
-        if any(change.node is not None for change in snapshot.changes):
-            self._gpus_up = {}
-        if self._waiting is None or any(change.kind == "priority" for change in snapshot.changes):
+        begins = self._waiting is None
+        for change in snapshot.changes:
+            if change.node is not None:
+                self._gpus_up = {}
+            begins = begins or change.kind == "priority"
+        if begins or self._waiting is None:
             jobs = snapshot.arrivals()
             self._running = {job.id: job for job in jobs if job.gpus}
             first = (job for job in jobs if not job.gpus and job.id not in rejected)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 
 from pliant.schemas.job import Job
 from pliant.schemas.text import counted
-from pliant.tools.schedule.jobs import JobState, NodeGpus
+from pliant.tools.schedule.jobs import JobKind, JobState, NodeGpus
 from pliant.tools.schedule.policies.common import GpuBudget, reject_impossible
 from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Knows, Policy, Target
-from pliant.tools.schedule.rates import JobKind, Speeds
+from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pliant.schemas.job import Elasticity
 from pliant.schemas.text import in_gpus
-from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.jobs import JobKind, JobState
 from pliant.tools.schedule.policies.common import (
     GpuBudget,
     Grant,
@@ -18,7 +18,6 @@ from pliant.tools.schedule.policies.common import (
     reject_impossible,
 )
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
-from pliant.tools.schedule.rates import JobKind
 from pliant.tools.schedule.snapshot import Oracle, Snapshot
 
 if TYPE_CHECKING:

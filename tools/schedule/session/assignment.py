@@ -127,7 +127,7 @@ def _attempt(
     left = [
         job.placement
         for job_id, target in moving.items()
-        if (job := jobs[job_id]).frees_gpus(moving) and not world.stays(job, target)
+        if (job := jobs[job_id]).gpus and job.frees_gpus(moving) and not world.stays(job, target)
     ]
     for placement in left:
         free.give(placement)
@@ -139,7 +139,7 @@ def _attempt(
     try:
         for job_id, target in turns:
             job = jobs[job_id]
-            if world.stays(job, target) and job.frees_gpus(moving):
+            if world.cut and world.stays(job, target) and job.frees_gpus(moving):
                 free.give(job.placement)
                 left.append(job.placement)
             if target.beside is None:
@@ -239,7 +239,8 @@ def _place(job: JobState, target: Target, world: _World) -> Holding | None:
 
 def _allowed(job: JobState, target: Target, world: _World) -> NodeGpus | None:
     """A place without withheld GPUs, and without GPUs that would slow the job down."""
-    place = _without_withheld(job, target, world)
+    withheld = world.withheld.next_s < math.inf
+    place = _without_withheld(job, target, world) if withheld else _choose(job, target, world)
     if not (place and world.sizes_jobs and may_get_fewer(job, target)):
         return place
     batch = target.global_batch or job.global_batch
@@ -248,8 +249,6 @@ def _allowed(job: JobState, target: Target, world: _World) -> NodeGpus | None:
 
 def _without_withheld(job: JobState, target: Target, world: _World) -> NodeGpus | None:
     free, withheld = world.free, world.withheld
-    if withheld.next_s == math.inf:
-        return _choose(job, target, world)
     if target.gpus > job.gpus and withheld.held_until_s(job.id) is not None:
         return None
     own = dict(job.placement)
@@ -278,8 +277,8 @@ def _choose(job: JobState, target: Target, world: _World) -> NodeGpus | None:
     types: Sequence[str] = (target.gpu_type or "",)
     if target.gpu_type is None:
         types = _types_fastest_first(job, target.gpus, world.speeds)
-    each, stays = job.per_replica, world.stays(job, target)
-    return free.choose(target.gpus, types, keep=job.placement, per_replica=each, stays=stays)
+    stays = bool(world.cut) and world.stays(job, target)
+    return free.choose(target.gpus, types, keep=job.placement, per_replica=job.per_replica, stays=stays)
 
 
 def _types_fastest_first(job: JobState, gpus: int, speeds: Speeds) -> Sequence[str]:

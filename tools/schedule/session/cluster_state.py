@@ -83,7 +83,7 @@ class ClusterState:
             raise ValueError(f'job "{job.id}" was submitted before')
         state = job_state(job, self.speeds)
         if self.capacities.limits(job):
-            state.room = self.capacities.room(job)
+            state.room, state.kind = self.capacities.room(job), None
             self._look_at_room([state])
         self.jobs[job.id] = state
         arrived_s = min(self._at(time_s), job.submit_time)
@@ -420,7 +420,8 @@ class ClusterState:
         gpus: int = 0,
     ) -> None:
         """Record a change, unless it concerns a job hidden from the policy."""
-        if job is None or not self.commands.hides(job.id):
+        commands = self.commands
+        if job is None or not (commands.hide_jobs and commands.hides(job.id)):
             self.noted_until_s = max(self.noted_until_s, time_s)
             self.changes.append(Change(self.noted_until_s, kind, job, node, gpus))
 
@@ -493,7 +494,8 @@ class ClusterState:
         return Transition(job, step, before)
 
     def _hold(self, job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
-        self._use(job, gpus_of(place) - job.gpus, time_s)
+        if self.usage is not None:
+            self._use(job, gpus_of(place) - job.gpus, time_s)
         hold(job, time_s, place, servers)
 
     def _use(self, job: JobState, more: float, time_s: float) -> None:

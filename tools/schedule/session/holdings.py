@@ -7,7 +7,7 @@ assignment step. A :class:`Transition` is what became of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Literal, NamedTuple
 
 from pliant.tools.schedule.jobs import JobState, NodeGpus, Phase, gpus_of
@@ -71,6 +71,35 @@ def hold(job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) 
     if job.phase is Phase.RUNNING:
         job.phase = Phase.PREEMPTED
     job.gpu_type, job.samples_per_second = None, 0.0
+
+
+class DepartedJobs(MutableMapping[str, JobState]):
+    """Jobs that have ended, in a replay that needs no more of them than that: their states are forgotten."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+        self.moves = 0
+        """Of all these jobs together."""
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._ids
+
+    def __setitem__(self, job_id: str, job: JobState) -> None:
+        self._ids.add(job_id)
+        self.moves += job.moves
+
+    def __getitem__(self, job_id: str) -> JobState:
+        """:raises LookupError: always."""
+        raise LookupError(job_id)
+
+    def __delitem__(self, job_id: str) -> None:
+        self._ids.remove(job_id)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
 
 
 def in_net(transitions: Sequence[Transition]) -> list[Transition]:

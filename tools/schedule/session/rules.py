@@ -51,15 +51,15 @@ class RuleBook:
         if not isinstance(decision, Decision):
             raise self._error(f"returned {_brief(decision)} from decide, expected a Decision")
         for job_id, target in decision.targets.items():
-            if not isinstance(target, Target) or not _is(Integral, target.gpus):
+            if not isinstance(target, Target) or not (type(target.gpus) is int or _is(Integral, target.gpus)):
                 raise self._error(f'gives "{job_id}" {_brief(target)}, expected a Target with whole GPUs')
         for time_s in (decision.ask_again_s, decision.quiet_until_s):
-            if time_s is not None and not _is(Real, time_s):
+            if time_s is not None and type(time_s) is not float and not _is(Real, time_s):
                 raise self._error(f"asks to be asked again at {_brief(time_s)}, expected seconds or None")
         for job_id, reason in decision.rejected.items():
             if not isinstance(reason, str) or not _is_storable(reason):
                 raise self._error(f'rejects "{job_id}" with {_brief(reason)}, expected a reason in words')
-        if not isinstance(decision.admissions, Mapping):
+        if type(decision.admissions) is not dict and not _is(Mapping, decision.admissions):
             raise self._error(f"returned {_brief(decision.admissions)} as admissions, expected them by job")
         for job_id, said in decision.admissions.items():
             self._check_said(job_id, said)
@@ -99,9 +99,12 @@ class RuleBook:
             raise self._error(
                 f'sends "{job.id}" to GPUs of type "{target.gpu_type}", which the cluster lacks'
             )
-        self._check_batch(job, target)
-        self._check_placement(job, target)
-        self._check_servers(job, target)
+        if target.global_batch is not None:
+            self._check_batch(job, target)
+        if target.placement is not None:
+            self._check_placement(job, target)
+        if target.servers is not None:
+            self._check_servers(job, target)
 
     def _check_batch(self, job: JobState, target: Target) -> None:
         batch = target.global_batch

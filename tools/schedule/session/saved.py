@@ -38,7 +38,7 @@ from pliant.tools.schedule.snapshot import Change
 T = TypeVar("T")
 _ALWAYS: Final = frozenset(("arrival", "reference_batch", "total_samples"))
 """Attributes without a default, kept whatever their value."""
-_JOB: Final = tuple(name for name in JobState.__slots__ if name not in ("spec", "id"))
+_JOB: Final = tuple(name for name in JobState.__slots__ if name not in ("spec", "id", "kind"))
 _NODE: Final = NodeState.__slots__
 _ANY_JOB: Final = JobState(Job(id="a", submit_time=0.0, model="a", gpus=Gpus(requested=1)), 1, None)
 _ARRIVED: Final = {name: getattr(_ANY_JOB, name) for name in _JOB}

@@ -128,12 +128,10 @@ class Session(ClusterState):
             self.free,
             self.oracle,
             self.forecast,
-            self._still_to_come(),
+            self._still_to_come() if self.policy.knows_future else (),
         )
 
     def _still_to_come(self) -> Sequence[Job]:
-        if not self.policy.knows_future:
-            return ()
         return [job for job in self.trace if job.id not in self.jobs and job.id not in self.ended]
 
     def decide(self, time_s: float) -> list[Transition]:
@@ -173,8 +171,9 @@ class Session(ClusterState):
             raise
         self._refused, self.kept_until_s = [], {}
         self._rules.check_form(decision)
-        self.changes_seen += len(self.changes)
-        self.changes.clear()
+        if self.changes:
+            self.changes_seen += len(self.changes)
+            self.changes.clear()
         self.ask_again_s = decision.ask_again_s
         self.quiet_until_s = -math.inf if decision.quiet_until_s is None else decision.quiet_until_s
         self.admissions = decision.admissions
@@ -184,7 +183,9 @@ class Session(ClusterState):
         done = self._apply(decision, time_s)
         if freed:
             done = in_net([*freed, *done])
-        if any(change.kind == "arrived" for change in self.changes):  # their user's limit has room now
+        if self.changes and any(
+            change.kind == "arrived" for change in self.changes
+        ):  # their user's limit has room now
             self.ask_again_s = math.nextafter(time_s, math.inf)
         return done
 
@@ -294,6 +295,8 @@ class Session(ClusterState):
         """Take the GPUs that jobs have to leave, and those that come back to their team; the policy sees them
         as lost.
         """
+        if self._parted and self._parts is None and not (self.commands.hide_jobs or self.commands.drained):
+            return []
         leavers = self.leavers(elastic=self.policy.elasticity != "none")
         left = self.adopt(leavers, time_s) if leavers else []
         if not self._parted:
@@ -330,11 +333,12 @@ class Session(ClusterState):
         except PolicyError:  # the rejected jobs have left
             self.turned_away.update(decision.rejected)
             raise
+        jobs = self.jobs
         for job_id in places:
-            if self.jobs[job_id].beside is not None:
-                self._part(self.jobs[job_id], time_s)
+            if jobs[job_id].beside is not None:
+                self._part(jobs[job_id], time_s)
         for job_id, target in _sharing_last(targets):
-            job, place = self.jobs[job_id], places.get(job_id)
+            job, place = jobs[job_id], places.get(job_id)
             if place is None and changes_gpus(job, target):
                 scarce = self.withheld.next_s < math.inf or self.kept_until_s or job.room is not None
                 if not job.gpus and scarce:
@@ -345,7 +349,7 @@ class Session(ClusterState):
             other = None if place is None or target.beside is None else self.jobs[target.beside]
             transition = self._change(job, after.placement, batch, time_s, after.servers, beside=other)
             transitions.extend([transition] if transition else [])
-        return sorted(transitions, key=_frees_first)
+        return sorted(transitions, key=_frees_first) if len(transitions) > 1 else transitions
 
     def _to_change(self, decision: Decision, time_s: float) -> dict[str, Target]:
         """The targets that differ from what jobs have and that the dwell rule allows now.
@@ -358,7 +362,8 @@ class Session(ClusterState):
             useful = self._useful(job, target)
             if differs(job, useful):
                 targets[job_id] = useful
-        self.kept_until_s = self._dwell.kept_until_s(targets, self.jobs, time_s)
+        if self._dwell.is_any:
+            self.kept_until_s = self._dwell.kept_until_s(targets, self.jobs, time_s)
         if self.kept_until_s:
             for job_id in self.kept_until_s:
                 del targets[job_id]
@@ -389,8 +394,11 @@ class Session(ClusterState):
         return self.policy.elasticity != "none" and self.oracle is None
 
     def _assign(self, targets: Mapping[str, Target]) -> dict[str, Holding]:
-        moving = {job_id: each for job_id, each in targets.items() if changes_gpus(self.jobs[job_id], each)}
-        demanding = any(self.jobs[job_id].room is not None for job_id in moving)
+        jobs = self.jobs
+        moving = {job_id: each for job_id, each in targets.items() if changes_gpus(jobs[job_id], each)}
+        if not moving:
+            return {}
+        demanding = any(jobs[job_id].room is not None for job_id in moving)
         try:
             return assign(
                 moving,
@@ -418,7 +426,7 @@ def _frees_first(transition: Transition) -> int:
 
 
 def _sharing_last(targets: Mapping[str, Target]) -> Iterable[tuple[str, Target]]:
-    if all(target.beside is None for target in targets.values()):
+    if not any(target.beside for target in targets.values()):
         return targets.items()
     return sorted(targets.items(), key=lambda item: item[1].beside is not None)
 
@@ -458,12 +466,14 @@ class Dwell:
     cooldown_s: float = 0.0
     """A job whose GPUs or batch changed keeps them for this time."""
 
+    @property
+    def is_any(self) -> bool:
+        return bool(self.min_run_s or self.cooldown_s)
+
     def kept_until_s(
         self, targets: Mapping[str, Target], jobs: Mapping[str, JobState], time_s: float
     ) -> dict[str, float]:
         """Jobs that keep their GPUs although a policy wants a change, and until when."""
-        if not (self.min_run_s or self.cooldown_s):
-            return {}
         found = {}
         for job_id, target in targets.items():
             job = jobs[job_id]

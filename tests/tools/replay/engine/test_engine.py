@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import parse_events
 from pliant.tools.replay import output
+from pliant.tools.replay.batch import Task, carry_out
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.engine.simulated_cluster import Quirks, SimulatedCluster
+from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.output import parquet_bytes, unfinished
 from pliant.tools.replay.progress.protocol import ProgressModel, Segment
+from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policies.fifo import Fifo
@@ -326,8 +331,34 @@ def test_a_log_says_the_same_in_memory_in_json_lines_and_in_parquet() -> None:
 
 
 def test_a_file_of_many_blocks_is_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_BLOCK", 3)
+    monkeypatch.setattr(output, "BLOCK", 3)
     assert parse_events(parquet_bytes(small_log()), "parquet") == EVENTS
+
+
+def test_a_log_that_is_stored_as_it_grows_gives_the_same_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also what is learned of stored events later: the first detail, and overheads that end early."""
+    trace = [job(f"j{n}", at=6.0 * n, low=1, high=4, gpu_seconds=35.0 + n) for n in range(9)]
+    cost = Cost(7.0)
+    files = {}
+    for block in (5, 1 << 16):
+        monkeypatch.setattr(output, "BLOCK", block)
+        monkeypatch.setattr("pliant.tools.replay.engine.log.BLOCK", block)
+        world = inputs(trace, cluster(2, 2))
+        path = str(tmp_path / f"{block}.parquet")
+        run = Run("fair-share", simulated=SimulatedCluster(cost, cost))
+        carry_out(world, Task(run, path, timing=False))
+        files[block] = parse_events(Path(path).read_bytes(), "stored")
+        assert Path(path).read_bytes() == parquet_bytes(replay(world, run).log)
+    assert files[5] == files[1 << 16]
+    assert len(files[5]) > 25
+    assert any(0 < (each.overhead_seconds or 0) < 7 for each in files[5])
+    assert files[5][0].detail is not None
+    assert [each.name for each in tmp_path.iterdir() if each.suffix != ".json"] == [
+        "5.parquet",
+        "65536.parquet",
+    ]
 
 
 def test_writing_a_log_does_not_change_it() -> None:

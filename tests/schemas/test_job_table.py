@@ -1,0 +1,115 @@
+"""Jobs in columns are the jobs that went in, and so are their texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.file_io.documents import job_lines, parse_job_table, parse_jobs
+from pliant.schemas.io import read_job_table, write_jobs
+from pliant.schemas.job import Job, canonical_json, hash_of_texts, trace_hash
+from pliant.schemas.job_table import JobTable, jobs_that, one_of_each
+from tests.builders import job
+from tests.strategies import traces
+
+LINE = '{{"id":"{0}","submit_time":{1},"model":"m","gpus":{{"requested":2}},"work":{{"samples":{2}}}}}\n'
+
+
+def in_order(jobs: tuple[Job, ...]) -> list[Job]:
+    return sorted(jobs, key=lambda one: (one.submit_time, one.id))
+
+
+def alike(jobs: tuple[Job, ...], times: list[float]) -> tuple[Job, ...]:
+    """Each job three times, with other ids and times: the second and the third are of a known form."""
+    return tuple(
+        one.model_copy(update={"id": f"{number}-{copy}", "submit_time": at, "after": {}})
+        for number, one in enumerate(jobs)
+        for copy, at in enumerate(times)
+    )
+
+
+@settings(max_examples=25)
+@given(traces(), st.lists(st.floats(0, 1e17) | st.integers(0, 10**15).map(float), min_size=3, max_size=3))
+@example((job("a", gpu_seconds=1e-7), job("b", work={"epochs": 2.0, "dataset_size": 50})), [0.0, 1e-5, 1e16])
+def test_a_table_holds_the_jobs_of_its_file(trace: tuple[Job, ...], times: list[float]) -> None:
+    jobs = alike(trace, times)
+    table = parse_job_table(job_lines(jobs), "jobs.jsonl")
+    assert tuple(table) == jobs == parse_jobs(job_lines(jobs), "jobs.jsonl")
+    assert [one.model_fields_set for one in table] == [
+        one.model_fields_set for one in parse_jobs(job_lines(jobs), "jobs.jsonl")
+    ]
+    assert list(table.canonical()) == [canonical_json(one) for one in jobs]
+    assert [table.forms[kind].json(one) for kind, one in zip(table.kind, jobs, strict=True)] == [
+        one.model_dump_json(by_alias=True, exclude_defaults=True) for one in jobs
+    ]
+    assert list(table.in_order()) == in_order(jobs)
+    assert hash_of_texts(table.in_order().canonical()) == trace_hash(jobs)
+
+
+def test_lines_that_differ_in_three_values_are_of_one_form(tmp_path: Path) -> None:
+    jobs = [job(f"j{n}", at=n / 3, gpu_seconds=1 + n / 7, user="u") for n in range(50)]
+    jobs.append(job("odd", at=9.0, gpu_seconds=5.0, priority=2.0))
+    write_jobs(jobs, tmp_path / "jobs.jsonl")
+    table = read_job_table(tmp_path / "jobs.jsonl")
+    assert len(set(table.kind)) == 2
+    assert [one.id for one in one_of_each(table)] == ["j0", "odd"]
+    assert list(jobs_that(lambda one: one.priority, table)) == jobs[-1:]
+    assert list(table[48:]) == jobs[48:]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (LINE.format("-x", 1, 1), "-x"),
+        (LINE.format("x", "01", 1), "not valid JSON"),
+        (LINE.format("x", 1, 0), "/work/samples: 0"),
+        (LINE.format("x", -1, 1), "/submit_time: -1"),
+        (LINE.format("x", 1, "1e30"), "/work/samples: 1e+30"),
+        (LINE.format("a", 1, 1), '"a" is used twice, first on line 1'),
+        (LINE.format("x", 1, 1).replace('"model":"m"', '"model":"m","model":"n"'), "given twice"),
+    ],
+)
+def test_a_wrong_line_of_a_known_form_is_named(line: str, words: str) -> None:
+    good = LINE.format("a", 0, 5) + LINE.format("b", 0.5, 5.25)
+    with pytest.raises(BadInputError, match=r"jobs\.jsonl:3: ") as raised:
+        parse_job_table((good + line + LINE.format("c", 2, 2)).encode(), "jobs.jsonl")
+    assert words in str(raised.value)
+    with pytest.raises(BadInputError) as of_all:
+        parse_jobs((good + line + LINE.format("c", 2, 2)).encode(), "jobs.jsonl")
+    assert str(of_all.value) == str(raised.value)
+
+
+def test_no_job_waits_for_itself_by_its_form() -> None:
+    line = LINE.replace('"work"', '"after":{{"x":"ok"}},"work"')
+    text = LINE.format("x", 0, 1) + line.format("a", 1, 1) + line.format("x2", 1, 1)
+    assert len(parse_job_table(text.encode(), "jobs")) == 3
+    with pytest.raises(BadInputError, match="names the job itself"):
+        parse_job_table((line.format("a", 1, 1) + line.format("x", 1, 1)).encode(), "jobs")
+
+
+def test_jobs_without_a_time_arrive_with_the_first_that_states_one() -> None:
+    silent = '{"id":"s","model":"m"}\n'
+    text = LINE.format("a", 7, 1) + silent + LINE.format("b", 5, 1)
+    table = parse_job_table(text.encode(), "jobs")
+    assert [one.submit_time for one in table] == [7.0, 5.0, 5.0]
+    assert tuple(table) == parse_jobs(text.encode(), "jobs")
+
+
+def test_a_changed_copy_has_no_form() -> None:
+    (one,) = parse_job_table(LINE.format("a", 0, 5).encode(), "jobs")
+    assert "form" in vars(one)
+    changed = one.model_copy(update={"priority": 3.0})
+    assert "form" not in vars(changed)
+    assert '"priority":3.0' in changed.model_dump_json(exclude_defaults=True)
+
+
+def test_a_table_of_jobs_is_a_sequence() -> None:
+    jobs = (job("b", at=2.0, gpu_seconds=1.0), job("a", at=1.0), job("c", at=1.0, gpu_seconds=2.0))
+    table = JobTable(jobs)
+    assert list(table) == list(jobs)
+    assert [one.id for one in table.in_order()] == ["a", "c", "b"]
+    assert table[-1] == jobs[-1]
