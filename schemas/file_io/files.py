@@ -147,14 +147,14 @@ def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
     write_chunks(path, (data,), mode=mode)
 
 
-def write_chunks(path: str | Path, chunks: Iterable[bytes], *, mode: int = 0o666) -> None:
+def write_chunks(path: str | Path, chunks: Iterable[bytes | memoryview], *, mode: int = 0o666) -> None:
     """As :func:`write_bytes`, without the whole product in memory."""
     if str(path) != PIPE:
         _write_file(path, chunks, mode)
         return
     try:
         for chunk in chunks:
-            write_stdout(_for_a_terminal(chunk) if stdout().isatty() else chunk)
+            write_stdout(_for_a_terminal(bytes(chunk)) if stdout().isatty() else chunk)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -174,7 +174,7 @@ def stdout() -> TextIO:
     return sys.stdout
 
 
-def write_stdout(data: bytes) -> None:
+def write_stdout(data: bytes | memoryview) -> None:
     """Write a part of the product. After a failure stdout is abandoned, so that it fails only once.
 
     :raises OSError: it cannot be written.
@@ -207,7 +207,7 @@ def atomic_write(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
     _write_file(path, (data,), mode)
 
 
-def _write_file(path: str | Path, chunks: Iterable[bytes], mode: int) -> None:
+def _write_file(path: str | Path, chunks: Iterable[bytes | memoryview], mode: int) -> None:
     target = Path(path)
     try:
         if target.exists() and not target.is_file() and not target.is_dir():
@@ -221,7 +221,7 @@ def _write_file(path: str | Path, chunks: Iterable[bytes], mode: int) -> None:
         raise write_error(error, str(path)) from error
 
 
-def _replace(target: Path, chunks: Iterable[bytes], mode: int) -> None:
+def _replace(target: Path, chunks: Iterable[bytes | memoryview], mode: int) -> None:
     with Draft(target, mode) as draft:
         for chunk in chunks:
             draft.write(chunk)

@@ -72,8 +72,20 @@ class WordColumn:
     def map(self, change: Callable[[str], str]) -> WordColumn:
         return WordColumn(list(map(change, self.texts)), self.places)
 
-    def take(self, rows: Rows) -> WordColumn:
+    def take(self, rows: Rows | slice) -> WordColumn:
         return WordColumn(self.texts, self.places[rows])
+
+    def array(self) -> pa.Array:
+        """As an Arrow dictionary."""
+        import pyarrow as pa
+
+        places = (
+            self.places
+            if self.places.dtype in (np.int8, np.int32)
+            else self.places.astype(np.int64, copy=False)
+        )
+        at = arrow_array(places, pa.from_numpy_dtype(places.dtype))
+        return pa.DictionaryArray.from_arrays(at, text_array(self.texts), safe=False)
 
     def listed(self) -> list[str]:
         """The text of each row."""
@@ -340,6 +352,11 @@ def truths(found: pa.Array) -> Marks:
     import pyarrow as pa
 
     return _numpy(cast(found, pa.uint8()), np.uint8).view(np.bool_)
+
+
+def numbers_of(found: pa.Array) -> Numbers:
+    """Of an Arrow array of floats without null."""
+    return _numpy(found, np.float64)
 
 
 def _numpy(found: pa.Array, kind: Any) -> NDArray[Any]:
