@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, timedelta, timezone, tzinfo
 from functools import cache, partial
 from itertools import product
-from string import ascii_letters, digits
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -20,7 +19,6 @@ import numpy as np
 from pliant.schemas.errors import Problem
 from pliant.schemas.file_io.parquet import cast, compute, kernels, text_array
 from pliant.tools.replay.importers.conversion import (
-    ID_LENGTH,
     NOTHING,
     Conversion,
     InputRow,
@@ -28,6 +26,7 @@ from pliant.tools.replay.importers.conversion import (
     Reason,
     parse_timestamp,
 )
+from pliant.tools.replay.importers.job_ids import are_plain, text_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -173,16 +172,10 @@ class RowBlock:
     def ids(self, name: str) -> pa.Array:
         """A new job id for each live row, made of the text in a column."""
         texts = self.columns[name]
-        listed: list[str] = texts.to_pylist()
-        if not _are_plain(texts):
+        if not are_plain(texts) or is_in(texts, _unsaid()).any():
             return self._ids_one_by_one(self.text(name).listed())
-        wanted = listed if self.live.all() else [listed[row] for row in np.flatnonzero(self.live).tolist()]
-        distinct = set(wanted)
-        if not distinct.isdisjoint(_unsaid_words()):
-            return self._ids_one_by_one(self.text(name).listed())
-        if len(distinct) == len(wanted) and self.conversion.are_new_ids(distinct):
-            return texts
-        return self._ids_one_by_one(listed)
+        wanted = texts if self.live.all() else _taken(texts, np.flatnonzero(self.live))
+        return texts if self.conversion.ids.take(wanted) else self._ids_one_by_one(texts.to_pylist())
 
     def numbered_ids(self, prefix: str) -> pa.Array:
         """A new job id for each live row, made of its number."""
@@ -190,7 +183,7 @@ class RowBlock:
 
     def _ids_one_by_one(self, texts: list[str]) -> pa.Array:
         for row in np.flatnonzero(self.live).tolist():
-            texts[row] = self.conversion.new_id(texts[row], partial(self._assume_row, row))
+            texts[row] = self.conversion.ids.new(texts[row], partial(self._assume_row, row))
         return text_array(texts)
 
     def optional_text(self, name: str) -> WordColumn:
@@ -382,33 +375,16 @@ def _said(text: str) -> str:
 
 
 @cache
-def _unsaid_words() -> tuple[str, ...]:
+def _unsaid() -> pa.Array:
     """All ways to write :data:`NOTHING`."""
     cases = ([{letter.lower(), letter.upper()} for letter in word] for word in NOTHING)
-    return tuple(sorted("".join(letters) for each in cases for letters in product(*each)))
+    return text_array(sorted("".join(letters) for each in cases for letters in product(*each)))
 
 
-@cache
-def _unsaid() -> pa.Array:
-    return text_array(_unsaid_words())
-
-
-@cache
-def _id_bytes() -> NDArray[np.uint8]:
-    """By byte: 2, an id may begin with it; 1, an id may have it; 0, neither."""
-    found = np.zeros(256, dtype=np.uint8)
-    found[list(b"._-")] = 1
-    found[list((ascii_letters + digits).encode())] = 2
-    return found
-
-
-def _are_plain(texts: pa.Array) -> bool:
-    """Whether all texts can be ids as they are, but for what stands for nothing."""
-    ends = _numpy_of(texts.buffers()[1], np.int32, texts.offset, len(texts) + 1)
-    data = np.frombuffer(texts.buffers()[2], dtype=np.uint8)[ends[0] : ends[-1]]
-    kinds, lengths = _id_bytes()[data], np.diff(ends)
-    within = lengths.min() > 0 and lengths.max() <= ID_LENGTH
-    return bool(within and kinds.min() and (kinds[ends[:-1] - ends[0]] == 2).all())
+def _are_digits(texts: pa.Array) -> bool:
+    """Whether there is nothing but decimal digits."""
+    data, _ = text_bytes(texts)
+    return len(data) > 0 and bool(data.min() >= ord("0")) and bool(data.max() <= ord("9"))
 
 
 def _usual(texts: pa.Array, stated: Marks, zone: tzinfo | None, unit_s: float) -> tuple[Numbers, Marks]:
@@ -420,7 +396,8 @@ def _usual(texts: pa.Array, stated: Marks, zone: tzinfo | None, unit_s: float) -
         return np.full(len(texts), np.nan), none
     first = texts[int(np.argmax(stated))].as_py().strip()
     if zone is None or first.replace(".", "", 1).isdecimal():
-        values, known = _cast(texts, stated, pa.float64(), _DIGITS if zone else _NUMBER, always=bool(zone))
+        pattern, always = (_DIGITS, not _are_digits(texts)) if zone else (_NUMBER, False)
+        values, known = _cast(texts, stated, pa.float64(), pattern, always=always)
         found = _numpy(values, np.float64)
         return found * unit_s, known & np.isfinite(found) & (found >= 0)
     zoned = first.endswith("Z") or (len(first) > 16 and first[-6] in "+-")
@@ -453,6 +430,12 @@ def _cast(
     except pa.ArrowInvalid:
         none = np.zeros(len(texts), dtype=bool)
         return cast(_only(texts, none), kind), none
+
+
+def _taken(texts: pa.Array, rows: Rows) -> pa.Array:
+    import pyarrow as pa
+
+    return compute("take", texts, arrow_array(rows.astype(np.int64, copy=False), pa.int64()))
 
 
 def _only(texts: pa.Array, rows: Marks) -> pa.Array:

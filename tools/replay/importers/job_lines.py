@@ -315,8 +315,8 @@ class _Pieces:
         for piece in pieces:
             last = self.found[-1]
             if isinstance(piece, WordColumn):
-                before = self.found.pop() if isinstance(last, str) else ""
-                self.found.append(piece.map(lambda text, before=before: before + text))  # type: ignore[misc]
+                together = _together(last, piece)
+                self.found[-1:] = [last, piece] if together is None else [together]
             elif not isinstance(piece, str):
                 self.found.append(piece)
             elif isinstance(last, str):
@@ -353,6 +353,19 @@ class _Pieces:
             codes |= marks.astype(np.int64) << place
         for code, row in zip(*np.unique(codes, return_index=True), strict=True):
             yield int(row), (int(code), *texts)
+
+
+def _together(first: Any, second: WordColumn) -> WordColumn | None:
+    """Both pieces as one. Returns None where there would be too many words."""
+    if isinstance(first, str):
+        return second.map(lambda text: first + text)
+    if not isinstance(first, WordColumn):
+        return None
+    count = len(second.texts)
+    if len(first.texts) * count > min(_FEW, len(second.places)):
+        return None
+    texts = [before + text for before in first.texts for text in second.texts]
+    return WordColumn(texts, first.places.astype(np.int32) * np.int32(count) + second.places.astype(np.int32))
 
 
 def _numbers(values: Numbers | NDArray[np.int64]) -> WordColumn | pa.Array:

@@ -144,7 +144,7 @@ class _CsvBlocks:
         data = _whole_lines(stream, self.source).removeprefix(BOM)
         simple = self.delimiter.isascii() and self.delimiter not in '"\r\n'
         while data and simple and b'"' not in data and data.endswith(b"\n"):
-            yield from self._plain(data) if _is_plain(data) else self._by_csv(_lines_of(data))
+            yield from self._plain(data) if _has_lines(data) else self._by_csv(_lines_of(data))
             data = _whole_lines(stream, self.source)
         rest = _Lines(stream, self.source, encoding="utf-8")
         try:
@@ -195,16 +195,14 @@ def _lines_of(data: bytes) -> io.StringIO:
     return io.StringIO(data.decode(), newline="")
 
 
-def _is_plain(data: bytes) -> bool:
-    """Whether lines are neither blank nor end in a carriage return alone.
+def _has_lines(data: bytes) -> bool:
+    """Whether no line ends in a carriage return alone.
 
     :raises UnicodeDecodeError: they are not UTF-8.
     """
     if not data.isascii():
         data.decode()
-    if b"\n\n" in data or data[:1] in (b"\r", b"\n"):
-        return False
-    return b"\r" not in data or (b"\n\r" not in data and data.count(b"\r") == data.count(b"\r\n"))
+    return b"\r" not in data or data.count(b"\r") == data.count(b"\r\n")
 
 
 def _columns(data: bytes, header: Sequence[str], delimiter: str) -> dict[str, pa.Array] | None:
@@ -224,6 +222,8 @@ def _columns(data: bytes, header: Sequence[str], delimiter: str) -> dict[str, pa
         )
     except pa.ArrowInvalid:
         return None
+    if len(table) != data.count(b"\n"):
+        return None  # Arrow leaves blank lines out
     columns = [column.combine_chunks() for column in table.columns]
     longest = max(
         int(np.diff(np.frombuffer(each.buffers()[1], np.int32)[: len(each) + 1]).max()) for each in columns
