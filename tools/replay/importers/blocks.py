@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.intp]
 
 T = TypeVar("T")
+U = TypeVar("U")
 _NUMBER: Final = r"^[0-9]+(\.[0-9]+)?$"
 _DIGITS: Final = r"^[0-9]+\.?[0-9]*$"
 _DATE: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?"
@@ -139,6 +140,41 @@ class RowBlock:
         """:param columns: the column by its new name; others are left out."""
         self.columns = {name: self.columns[column] for name, column in columns.items()}
 
+    def part(self, first: int, end: int) -> RowBlock:
+        """Some of the rows; the last part has the rest of the others."""
+        last = end == len(self)
+        low = self.line(first) if 0 < first < len(self) else 0
+        high = self.line(end) if not last else 0
+        others = [other for other in self.others if low <= other[0] and (last or other[0] < high)]
+        columns = {name: texts.slice(first, end - first) for name, texts in self.columns.items()}
+        return RowBlock(self.conversion, self.source, self.lines[first:end], columns, others)
+
+    def followed_by(self, block: RowBlock) -> RowBlock:
+        """The rows of both, which have the same columns."""
+        import pyarrow as pa
+
+        columns = block.columns if not len(self) else self.columns
+        if len(self) and len(block):
+            columns = {
+                name: pa.concat_arrays([texts, block.columns[name]]) for name, texts in columns.items()
+            }
+        lines = np.concatenate([self.lines, block.lines])
+        return RowBlock(self.conversion, self.source, lines, columns, [*self.others, *block.others])
+
+    def rows(self) -> Iterator[InputRow]:
+        """The rows one by one, as of a fresh block; others are refused where they stand."""
+        texts = zip(*(column.to_pylist() for column in self.columns.values()), strict=True)
+        others = iter([*self.others, (math.inf, "")])
+        next_other, fault = next(others)
+        for line, fields in zip(self.lines.tolist(), texts, strict=True):
+            while next_other < line:
+                self.conversion.refuse_row(self.source, int(next_other), fault)
+                next_other, fault = next(others)
+            yield InputRow(self.source, line, dict(zip(self.columns, fields, strict=True)))
+        while next_other < math.inf:
+            self.conversion.refuse_row(self.source, int(next_other), fault)
+            next_other, fault = next(others)
+
     def drop(self, rows: Marks, reason: str) -> None:
         """By the format's own meaning the rows are no GPU training jobs."""
         found = rows & self.live
@@ -163,7 +199,7 @@ class RowBlock:
         if count := int((rows & self.live).sum()):
             self.assumed.append((int(np.argmax(rows & self.live)), sentence, count))
 
-    def _assume_row(self, row: int, sentence: str) -> None:
+    def assume_row(self, row: int, sentence: str) -> None:
         self.assumed.append((row, sentence, 1))
 
     def line(self, row: int) -> int:
@@ -174,8 +210,14 @@ class RowBlock:
         texts = self.columns[name]
         if not are_plain(texts) or is_in(texts, _unsaid()).any():
             return self._ids_one_by_one(self.text(name).listed())
+        return self.new_ids(texts)
+
+    def new_ids(self, texts: pa.Array) -> pa.Array:
+        """A new job id for each live row, made of its text, whatever it says."""
         wanted = texts if self.live.all() else _taken(texts, np.flatnonzero(self.live))
-        return texts if self.conversion.ids.take(wanted) else self._ids_one_by_one(texts.to_pylist())
+        if are_plain(wanted) and self.conversion.ids.take(wanted):
+            return texts
+        return self._ids_one_by_one(texts.to_pylist())
 
     def numbered_ids(self, prefix: str) -> pa.Array:
         """A new job id for each live row, made of its number."""
@@ -183,7 +225,7 @@ class RowBlock:
 
     def _ids_one_by_one(self, texts: list[str]) -> pa.Array:
         for row in np.flatnonzero(self.live).tolist():
-            texts[row] = self.conversion.ids.new(texts[row], partial(self._assume_row, row))
+            texts[row] = self.conversion.ids.new(texts[row], partial(self.assume_row, row))
         return text_array(texts)
 
     def optional_text(self, name: str) -> WordColumn:
@@ -305,13 +347,35 @@ def convert_blocks(blocks: Iterable[RowBlock], make: Callable[[RowBlock], T]) ->
         if len(block):
             with np.errstate(all="ignore"):  # rows that are not live hold anything
                 made = make(block)
-            _settle(block)
+            settle(block)
             yield made
         else:
-            _settle(block)
+            settle(block)
 
 
-def _settle(block: RowBlock) -> None:
+def convert_usual(
+    blocks: Iterable[RowBlock],
+    make: Callable[[RowBlock], T | None],
+    make_each: Callable[[Iterator[InputRow]], Iterator[U]],
+) -> Iterator[T | U]:
+    """What ``make`` makes of each block, and where it makes nothing, what ``make_each`` does of its rows.
+
+    :param make: returns None for a block that holds anything unusual; then it has used no id.
+    :param make_each: counts the rows.
+    """
+    for block in blocks:
+        made = None
+        if len(block):
+            with np.errstate(all="ignore"):
+                made = make(block)
+        if made is not None:
+            settle(block)
+            yield made
+        else:
+            yield from make_each(block.rows())
+
+
+def settle(block: RowBlock) -> None:
     """Count the rows of a block, and tell of them in their order."""
     conversion = block.conversion
     conversion.count_rows(len(block) + len(block.others))

@@ -101,6 +101,8 @@ def text_bytes(texts: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
 
 def are_plain(texts: pa.Array) -> bool:
     """Whether all texts can be ids as they are, but for what stands for nothing."""
+    if not len(texts):
+        return True
     data, ends = text_bytes(texts)
     kinds, lengths = _id_bytes()[data], np.diff(ends)
     within = lengths.min() > 0 and lengths.max() <= ID_LENGTH

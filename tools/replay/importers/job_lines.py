@@ -153,20 +153,28 @@ def executed_jobs(
     team: WordColumn | None = None,
     model: str | WordColumn = UNKNOWN_MODEL,
     priority: Numbers | None = None,
+    gpu_seconds: Numbers | None = None,
     start_s: Numbers | None = None,
+    end_s: Numbers | None = None,
+    runs: WordColumn | None = None,
 ) -> JobBlock:
     """The live rows of a block as :func:`~.conversion.executed_job` makes jobs of single rows.
 
     :param seconds: how long each job held its GPUs.
-    :param start_s: when each job started, if that is recorded.
+    :param gpu_seconds: work. Default: GPUs times seconds.
+    :param start_s: when each job started, NaN where that is not recorded.
+    :param end_s: when it ended. Default: after those seconds.
+    :param runs: the label of recorded runs, instead of both.
     """
+    if start_s is not None and end_s is None:
+        end_s = start_s + seconds
     nothing = WordColumn.same("", len(block))
     user, team = user or nothing, team or nothing
-    gpu_seconds = gpus * seconds
+    gpu_seconds = gpus * seconds if gpu_seconds is None else gpu_seconds
     priority = np.zeros(len(block)) if priority is None else priority
 
     def job_of(row: int) -> Job:
-        held, start = int(gpus[row]), None if start_s is None else float(start_s[row])
+        held = int(gpus[row])
         return executed_job(
             ids[row].as_py(),
             float(submit_time_s[row]),
@@ -177,13 +185,10 @@ def executed_jobs(
             team=team[row],
             model=model if isinstance(model, str) else model[row],
             priority=float(priority[row]),
-            runs=() if start is None else [(start, start + float(seconds[row]), held)],
         )
 
-    within = (
-        (gpus <= MOST_GPUS_OF_A_JOB) & (gpu_seconds > 0) & (gpu_seconds <= MOST) & (abs(priority) <= MOST)
-    )
-    check_rows(block, within & (submit_time_s >= 0) & (submit_time_s <= MOST), job_of)
+    within = are_within(submit_time_s, gpus, gpu_seconds) & (abs(priority) <= MOST)
+    check_rows(block, within, job_of)
     fields: dict[str, Any] = {
         "model": model,
         "gpus": {"requested": integers(gpus)},
@@ -195,10 +200,18 @@ def executed_jobs(
         "work": {"gpu_seconds": gpu_seconds},
         "labels": dict(labels),
     }
-    if start_s is not None:
-        begun_s, ended_s = start_s - submit_time_s, (start_s + seconds) - submit_time_s
+    if runs is not None:
+        fields["labels"][LABEL] = runs
+    elif start_s is not None and end_s is not None:
+        begun_s, ended_s = start_s - submit_time_s, end_s - submit_time_s
         fields["labels"][LABEL] = _Runs(np.maximum(0.0, begun_s), np.maximum(0.0, ended_s))
     return job_block(block, ids, submit_time_s, fields)
+
+
+def are_within(submit_time_s: Numbers, gpus: Numbers, gpu_seconds: Numbers) -> Marks:
+    """The jobs whose times and sizes the schema takes."""
+    sizes = (gpus <= MOST_GPUS_OF_A_JOB) & (gpu_seconds > 0) & (gpu_seconds <= MOST)
+    return sizes & (submit_time_s >= 0) & (submit_time_s <= MOST)
 
 
 def check_rows(block: RowBlock, within: Marks, record_of: Callable[[int], Record]) -> None:
@@ -273,7 +286,7 @@ class Raw:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """One recorded run of each job."""
+    """One recorded run of each job; NaN: none of that job."""
 
     begun_s: Numbers
     ended_s: Numbers
@@ -306,8 +319,7 @@ class _Pieces:
             elif isinstance(value, Raw):
                 self.add_words(key, value.words.take(self.rows), value.words.texts)
             elif isinstance(value, _Runs):
-                self.add(f'{key}"', _seconds(value.begun_s[self.rows]), "-")
-                self.add(_seconds(value.ended_s[self.rows]), '"')
+                self.add_runs(key, value.begun_s[self.rows], value.ended_s[self.rows])
             else:
                 self.add(key, _numbers(value[self.rows]))
 
@@ -336,6 +348,19 @@ class _Pieces:
         if not stated.all():
             self.present.append(stated)
         self.add(WordColumn(texts, words.places))
+
+    def add_runs(self, key: str, begun_s: Numbers, ended_s: Numbers) -> None:
+        import pyarrow as pa
+
+        stated = ~np.isnan(begun_s)
+        if stated.all():
+            self.add(f'{key}"', _seconds(begun_s), "-", _seconds(ended_s), '"')
+            return
+        spans = [_seconds(np.where(stated, each, 0.0)) for each in (begun_s, ended_s)]
+        texts = _joined([f'{key}"', spans[0], "-", spans[1], '"'], len(stated))
+        kept = cast(arrow_array(stated.view(np.uint8), pa.uint8()), pa.bool_())
+        self.present.append(stated)
+        self.add(compute("if_else", kept, texts, pa.scalar("", pa.large_string())))
 
     def finished(self) -> list[str | pa.Array | None]:
         return [piece.array() if isinstance(piece, WordColumn) else piece for piece in self.found]
@@ -445,7 +470,7 @@ def _joined(pieces: Sequence[str | pa.Array], rows: int) -> pa.Array:
 
 
 def _column_of(piece: Any) -> Any:
-    """Large texts, one for all rows or one for each."""
+    """Large texts, one for all rows or one for each; integers become texts."""
     import pyarrow as pa
 
     if isinstance(piece, str):
