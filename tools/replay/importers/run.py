@@ -6,7 +6,7 @@ import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
-from mmap import ACCESS_READ, mmap
+from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Final, Self
@@ -458,22 +458,19 @@ class _Lines:
         self.ends.frombytes((ends_of(texts) + self.ends[-1]).tobytes())
 
     def chunks(self, order: NDArray[np.intp]) -> Iterator[memoryview]:
-        """The lines in an order."""
-        import pyarrow as pa
-
-        texts = self._all()
-        step = max(1, _CHUNK * len(order) // max(1, len(self)))
-        for start in range(0, len(order), step):
-            rows = arrow_array(order[start : start + step].astype(np.int64, copy=False), pa.int64())
-            yield text_of(compute("take", texts, rows))
-
-    def _all(self) -> pa.Array:
-        """Those of a file on disk are read as they are needed."""
+        """The lines in an order. Those of a file on disk are read as they are needed."""
         import pyarrow as pa
 
         self.file.flush()
         self.file.seek(0)
         on_disk = len(self) > _IN_MEMORY
         data = mmap(self.file.fileno(), len(self), access=ACCESS_READ) if on_disk else self.file.read()
-        count = len(self.ends) - 1
-        return pa.LargeStringArray.from_buffers(count, pa.py_buffer(self.ends), pa.py_buffer(data))
+        texts = pa.LargeStringArray.from_buffers(
+            len(self.ends) - 1, pa.py_buffer(self.ends), pa.py_buffer(data)
+        )
+        step = max(1, _CHUNK * len(order) // max(1, len(self)))
+        for number, start in enumerate(range(0, len(order), step), 1):
+            rows = arrow_array(order[start : start + step].astype(np.int64, copy=False), pa.int64())
+            yield text_of(compute("take", texts, rows))
+            if isinstance(data, mmap) and number % (_IN_MEMORY // _CHUNK + 1) == 0:
+                data.madvise(MADV_DONTNEED)  # what was read would count as memory
