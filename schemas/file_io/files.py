@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Iterable
@@ -236,7 +235,7 @@ class Draft:
 
     def __init__(self, target: Path, mode: int) -> None:
         self.target = target
-        self.path = target.parent / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
+        self.path = target.parent / f"{TEMPORARY}{os.urandom(8).hex()}.tmp"
         self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         if target.exists():
             os.fchmod(self._descriptor, stat.S_IMODE(target.stat().st_mode))
@@ -371,7 +370,7 @@ def probe_room(folder: Path, size_bytes: int = _PROBE) -> None:
 
 def make_and_remove(folder: Path, size_bytes: int = _PROBE) -> None:
     """:raises OSError: a file of that size cannot be written into the folder and removed."""
-    temporary = folder / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
+    temporary = folder / f"{TEMPORARY}{os.urandom(8).hex()}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         write_all(descriptor, bytes(size_bytes))
