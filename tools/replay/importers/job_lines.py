@@ -400,7 +400,8 @@ def _numbers(values: Numbers | NDArray[np.int64]) -> WordColumn | pa.Array:
     if values.dtype != np.int64:
         return arrow_array(values, pa.float64())
     if len(values) and values.min() >= 0 and values.max() < _FEW:
-        return WordColumn(list(map(str, range(int(values.max()) + 1))), values)
+        places = values.astype(np.int64, copy=False)
+        return WordColumn(list(map(str, range(int(values.max()) + 1))), places)
     return arrow_array(values, pa.int64())
 
 

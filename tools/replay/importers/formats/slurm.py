@@ -153,8 +153,7 @@ def _whole_groups(blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
     held: RowBlock | None = None
     for each in blocks:
         block = each if held is None else held.followed_by(each)
-        begins = np.flatnonzero(_begins(block)) if len(block) else []
-        last = int(begins[-1]) if len(begins) else 0
+        last = int(np.flatnonzero(_begins(block))[-1]) if len(block) else 0
         if last:
             yield block.part(0, last)
         held = block.part(last, len(block)) if last else block
