@@ -129,6 +129,8 @@ class RowBlock:
         """Reason and number of rows."""
         self.assumed: list[tuple[int, str, int]] = []
         """First row of those that a sentence holds for, the sentence, and how many they are."""
+        self._words: dict[int, WordColumn] = {}
+        """By column, of which some have several names."""
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -208,16 +210,17 @@ class RowBlock:
     def ids(self, name: str) -> pa.Array:
         """A new job id for each live row, made of the text in a column."""
         texts = self.columns[name]
-        if not are_plain(texts) or is_in(texts, _unsaid()).any():
+        if not are_plain(texts) or (_may_say_nothing(texts) and is_in(texts, _unsaid()).any()):
             return self._ids_one_by_one(self.text(name).listed())
-        return self.new_ids(texts)
+        return self._plain_ids(texts)
 
     def new_ids(self, texts: pa.Array) -> pa.Array:
         """A new job id for each live row, made of its text, whatever it says."""
+        return self._plain_ids(texts) if are_plain(texts) else self._ids_one_by_one(texts.to_pylist())
+
+    def _plain_ids(self, texts: pa.Array) -> pa.Array:
         wanted = texts if self.live.all() else _taken(texts, np.flatnonzero(self.live))
-        if are_plain(wanted) and self.conversion.ids.take(wanted):
-            return texts
-        return self._ids_one_by_one(texts.to_pylist())
+        return texts if self.conversion.ids.take(wanted) else self._ids_one_by_one(texts.to_pylist())
 
     def numbered_ids(self, prefix: str) -> pa.Array:
         """A new job id for each live row, made of its number."""
@@ -231,9 +234,12 @@ class RowBlock:
     def optional_text(self, name: str) -> WordColumn:
         if name not in self.columns:
             return WordColumn.same("", len(self))
-        found = compute("dictionary_encode", self.columns[name])
-        texts = [_said(text) for text in found.dictionary.to_pylist()]
-        return WordColumn(texts, _numpy(found.indices, np.int32))
+        column = self.columns[name]
+        if id(column) not in self._words:
+            found = compute("dictionary_encode", column)
+            texts = [_said(text) for text in found.dictionary.to_pylist()]
+            self._words[id(column)] = WordColumn(texts, _numpy(found.indices, np.int32))
+        return self._words[id(column)]
 
     def text(self, name: str) -> WordColumn:
         found = self.optional_text(name)
@@ -443,6 +449,14 @@ def _unsaid() -> pa.Array:
     """All ways to write :data:`NOTHING`."""
     cases = ([{letter.lower(), letter.upper()} for letter in word] for word in NOTHING)
     return text_array(sorted("".join(letters) for each in cases for letters in product(*each)))
+
+
+def _may_say_nothing(texts: pa.Array) -> bool:
+    """Whether a text, none of which is empty, begins as one of :data:`NOTHING` does."""
+    data, ends = text_bytes(texts)
+    begins = np.zeros(256, dtype=bool)
+    begins[[ord(letter) for word in NOTHING for letter in (word[:1].lower() + word[:1].upper())]] = True
+    return bool(begins[data[ends[:-1]]].any())
 
 
 def _are_digits(texts: pa.Array) -> bool:
