@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import gc
 import inspect
 import logging
 import signal
@@ -21,7 +22,7 @@ from pliant.schemas.file_io.files import abandon
 from pliant.schemas.text import did_you_mean, harmless, without_long_words
 
 if TYPE_CHECKING:
-    from pliant.schemas.runinfo import Assumption
+    from pliant.schemas.assumption import Assumption
 
 DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but errors.")]
@@ -81,6 +82,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def wrapped(*args: Any, debug: bool = False, quiet: bool = False, **kwargs: Any) -> None:
+        gc.enable()
         settings.debug, settings.quiet = debug, quiet
         _log_to_stderr(quiet=quiet, debug=debug)
         signal.signal(signal.SIGTERM, _terminate)

@@ -29,6 +29,8 @@ _WITHOUT_CURSOR: Final = frozenset(("dumb", "unknown"))
 UNKNOWN_WIDTH: Final = 80
 """Columns of a terminal that does not state its width."""
 UNKNOWN_LINES: Final = 24
+_BETWEEN_DRAWINGS_S: Final = 0.1
+"""Of a bar of progress."""
 SLOWEST_SHOWN: Final = 0.1
 """Steps a second; below, only the time that is left says something."""
 _CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0))
@@ -203,9 +205,19 @@ def _bar(label: str, unit: str) -> Iterator[Advance]:
         TextColumn(unit),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=stderr(), transient=True) as bar:
+    drawn = time.monotonic()
+
+    def advance(done: int, total: int | None) -> None:
+        nonlocal drawn
+        now = time.monotonic()
+        is_due = now - drawn >= _BETWEEN_DRAWINGS_S
+        bar.update(task, completed=done, total=total, refresh=is_due)
+        drawn = now if is_due else drawn
+
+    # a thread that draws would keep worker processes from being copies of this one
+    with Progress(*columns, console=stderr(), transient=True, auto_refresh=False) as bar:
         task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield advance
 
 
 def _lines(label: str, unit: str, every_s: float = 10.0) -> Advance:

@@ -21,6 +21,7 @@ from pliant.cli.console import LINES, UNKNOWN_WIDTH, out_text, say, width_for
 from pliant.cli.grammar import epilog
 from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import abandon
+from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.text import harmless, without_long_words
 
 TOOLS: Final = "The tools"
@@ -299,6 +300,7 @@ def _import_help_pages() -> None:
             del sys.modules[module]
 
 
+@garbage_collection_paused(to_the_end=True)  # what is imported stays; a command that runs has it again
 def main() -> None:
     """Entry point of the ``pliant`` command."""
     if sys.stderr is None:  # closed: what is meant for it must not end up in another file

@@ -172,7 +172,7 @@ class Cluster(Record):
     """No policy changes the GPUs or the batch of a job whose last change is less than this ago."""
     user_limits: dict[str, UserLimit] = Field(default_factory=dict)
     """Limits by the user that jobs name; "*": those of each user that is not named here."""
-    sharing: Sharing = Sharing()
+    sharing: Sharing = Sharing.model_construct()
     """What policies that pack jobs may assume of two jobs on one GPU."""
     shares: Shares | None = None
     """The teams that share it, and how. Default: it is one pool."""

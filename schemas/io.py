@@ -37,20 +37,12 @@ from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.job_table import JobTable
 from pliant.schemas.predictor import Predictor
-from pliant.schemas.profile import (
-    CONVERGENCE,
-    OF_PAIRS,
-    OF_TRUST,
-    PROFILE,
-    ConvergenceRow,
-    Profile,
-    ProfileRow,
-)
 from pliant.schemas.schedule import Schedule
 from pliant.schemas.shares import USER, Shares
 
 if TYPE_CHECKING:
     from pliant.schemas.metrics import Metrics
+    from pliant.schemas.profile import ConvergenceRow, Profile, ProfileRow
 
 
 def read_jobs(path: str | Path, defaults: Mapping[str, Any] | None = None) -> tuple[Job, ...]:
@@ -126,20 +118,28 @@ def write_predictor(predictor: Predictor, path: str | Path, *, mode: int = 0o666
 
 
 def read_profile(path: str | Path) -> Profile:
+    from pliant.schemas.profile import PROFILE, Profile
+
     source = source_name(path)
     rows, metadata = parse_parquet(read_bytes(path, most=ROWS_BYTES), source, PROFILE)
     return Profile(rows, metadata, source)
 
 
 def write_profile(profile: Profile, path: str | Path, *, mode: int = 0o666) -> None:
+    from pliant.schemas.profile import PROFILE
+
     write_bytes(path, parquet_bytes(profile.rows, PROFILE, profile.metadata), mode=mode)
 
 
 def read_convergence(path: str | Path) -> tuple[ConvergenceRow, ...]:
+    from pliant.schemas.profile import CONVERGENCE
+
     return parse_parquet(read_bytes(path, most=ROWS_BYTES), source_name(path), CONVERGENCE)[0]
 
 
 def write_convergence(rows: Iterable[ConvergenceRow], path: str | Path) -> None:
+    from pliant.schemas.profile import CONVERGENCE
+
     write_bytes(path, parquet_bytes(tuple(rows), CONVERGENCE))
 
 
@@ -160,6 +160,8 @@ def write_events(events: Iterable[Event], path: str | Path) -> None:
 
 def profile_to_columns(rows: Sequence[ProfileRow]) -> dict[str, list[Any]]:
     """The form embedded in schedules and event files."""
+    from pliant.schemas.profile import OF_PAIRS, OF_TRUST, PROFILE
+
     columns = to_columns(rows, PROFILE)
     if all(row.kind != "pair" for row in rows):
         for name in OF_PAIRS:
@@ -179,4 +181,6 @@ def profile_from_columns(
     columns: Mapping[str, Sequence[Any]], source: str = "profile"
 ) -> tuple[ProfileRow, ...]:
     """``source`` is what messages call the columns."""
+    from pliant.schemas.profile import PROFILE
+
     return rows_from_columns(columns, PROFILE, source)

@@ -4,7 +4,6 @@ results say which jobs they are about.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from bisect import bisect_right
@@ -324,7 +323,7 @@ class ResourceDemand(Record):
     at most as many as workers. Default: the job has none."""
 
 
-_NO_DEMAND: Final = ResourceDemand()
+_NO_DEMAND: Final = ResourceDemand.model_construct()
 
 
 class ArrayPlace(Record):
@@ -368,7 +367,7 @@ class Job(Record):
     """Folder to start in. Default: the folder that the command is given from."""
     env: dict[VariableName, PlainText] = Field(default_factory=dict)
     """Extra environment variables of the workers."""
-    batch: Batch = Batch()
+    batch: Batch = Batch.model_construct()
     lr: PositiveFloat | None = None
     """Base learning rate at batch.size; belongs to the author, scaled only with the batch."""
     elastic: Elasticity = "none"
@@ -381,7 +380,7 @@ class Job(Record):
     """Total work; null = unknown."""
     convergence: str | None = None
     """Key into a convergence table."""
-    utility: Utility = Utility()
+    utility: Utility = Utility.model_construct()
     resources: ResourceDemand = Field(default_factory=lambda: _NO_DEMAND)
     after: dict[Identifier, Awaited] = Field(default_factory=dict)
     """Jobs that end before this one gets GPUs, by id. ok: it has to finish, else this job is cancelled; any:
@@ -557,6 +556,8 @@ def trace_hash(jobs: Iterable[Job]) -> str:
 
 def hash_of_texts(texts: Iterable[str]) -> str:
     """:func:`trace_hash` of jobs in canonical JSON, in their order."""
+    import hashlib
+
     digest = hashlib.sha256()
     for text in texts:
         digest.update(f"{text}\n".encode())

@@ -162,4 +162,4 @@ class Owner(NamedTuple):
     """Empty: all of the team."""
 
 
-_OTHERS: Final = Team()
+_OTHERS: Final = Team.model_construct()

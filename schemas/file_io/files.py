@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Iterable
@@ -147,14 +146,14 @@ def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
     write_chunks(path, (data,), mode=mode)
 
 
-def write_chunks(path: str | Path, chunks: Iterable[bytes], *, mode: int = 0o666) -> None:
+def write_chunks(path: str | Path, chunks: Iterable[bytes | memoryview], *, mode: int = 0o666) -> None:
     """As :func:`write_bytes`, without the whole product in memory."""
     if str(path) != PIPE:
         _write_file(path, chunks, mode)
         return
     try:
         for chunk in chunks:
-            write_stdout(_for_a_terminal(chunk) if stdout().isatty() else chunk)
+            write_stdout(_for_a_terminal(bytes(chunk)) if stdout().isatty() else chunk)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -174,7 +173,7 @@ def stdout() -> TextIO:
     return sys.stdout
 
 
-def write_stdout(data: bytes) -> None:
+def write_stdout(data: bytes | memoryview) -> None:
     """Write a part of the product. After a failure stdout is abandoned, so that it fails only once.
 
     :raises OSError: it cannot be written.
@@ -207,7 +206,7 @@ def atomic_write(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
     _write_file(path, (data,), mode)
 
 
-def _write_file(path: str | Path, chunks: Iterable[bytes], mode: int) -> None:
+def _write_file(path: str | Path, chunks: Iterable[bytes | memoryview], mode: int) -> None:
     target = Path(path)
     try:
         if target.exists() and not target.is_file() and not target.is_dir():
@@ -221,7 +220,7 @@ def _write_file(path: str | Path, chunks: Iterable[bytes], mode: int) -> None:
         raise write_error(error, str(path)) from error
 
 
-def _replace(target: Path, chunks: Iterable[bytes], mode: int) -> None:
+def _replace(target: Path, chunks: Iterable[bytes | memoryview], mode: int) -> None:
     with Draft(target, mode) as draft:
         for chunk in chunks:
             draft.write(chunk)
@@ -236,7 +235,7 @@ class Draft:
 
     def __init__(self, target: Path, mode: int) -> None:
         self.target = target
-        self.path = target.parent / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
+        self.path = target.parent / f"{TEMPORARY}{os.urandom(8).hex()}.tmp"
         self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         if target.exists():
             os.fchmod(self._descriptor, stat.S_IMODE(target.stat().st_mode))
@@ -371,7 +370,7 @@ def probe_room(folder: Path, size_bytes: int = _PROBE) -> None:
 
 def make_and_remove(folder: Path, size_bytes: int = _PROBE) -> None:
     """:raises OSError: a file of that size cannot be written into the folder and removed."""
-    temporary = folder / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
+    temporary = folder / f"{TEMPORARY}{os.urandom(8).hex()}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         write_all(descriptor, bytes(size_bytes))

@@ -7,7 +7,6 @@ writing imports pandas or ``pyarrow.compute``, which take longer than most comma
 
 from __future__ import annotations
 
-import hashlib
 import json
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -368,6 +367,8 @@ def _as_text(value: object) -> str | None:
 
 def columns_hash(columns: Mapping[str, Sequence[Any]]) -> str:
     """SHA-256, in hexadecimal, of ``json.dumps(columns, sort_keys=True)``, which recorded hashes are of."""
+    import hashlib
+
     digest = hashlib.sha256(b"{")
     for number, name in enumerate(sorted(columns)):
         digest.update(f"{', ' if number else ''}{json.dumps(name)}: ".encode())

@@ -7,6 +7,7 @@ Each validation error becomes one line: where it is, what is wrong, what was exp
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -102,6 +103,9 @@ have steps; 2, they have teams.
 _SCHEMA_ID: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 
 
+_DISABLED: Final = "PYDANTIC_DISABLE_PLUGINS"
+
+
 class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
     """Base of every JSON record: strict types, finite numbers, no unknown fields, immutable."""
 
@@ -113,6 +117,21 @@ class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
         ser_json_inf_nan="constants",
         defer_build=True,
     )
+
+    @classmethod
+    def model_rebuild(cls, *, force: bool = False, raise_errors: bool = True, **names: Any) -> bool | None:
+        """Without the plugins of pydantic: looking for them reads the metadata of every installed package."""
+        if "_parent_namespace_depth" in names:
+            names["_parent_namespace_depth"] += 1
+        before = os.environ.get(_DISABLED)
+        os.environ[_DISABLED] = "__all__"
+        try:
+            return super().model_rebuild(force=force, raise_errors=raise_errors, **names)
+        finally:
+            if before is None:
+                del os.environ[_DISABLED]
+            else:
+                os.environ[_DISABLED] = before
 
     @property
     def minor(self) -> int:

@@ -84,9 +84,8 @@ def test_a_replay_that_does_not_fit_into_memory_says_how_many_jobs_were_read(
     told = "memory ran out after 2 jobs were read; nothing was half-written"
     assert done.stderr.startswith(f"pliant: {told}")
     assert not (here / "out").exists()
-    monkeypatch.setattr(batch, "_inputs", Sources("jobs.jsonl", "cluster.json").read())
     with pytest.raises(batch.WorkerError, match=told) as raised:
-        batch._in_worker(Task(Run("fifo"), "out/fifo.parquet"))
+        batch._in_worker(Sources("jobs.jsonl", "cluster.json"), Task(Run("fifo"), "out/fifo.parquet"))
     received = copy.copy(raised.value)  # made as the process that waits for it makes it
     assert (received.exit_code, str(received)) == (69, str(raised.value))
 

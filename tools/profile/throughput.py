@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
-from pliant.schemas.profile import ProfileRow
 from pliant.schemas.schedule import BatchPlan
+
+if TYPE_CHECKING:
+    from pliant.schemas.profile import ProfileRow
 
 Placement = tuple[int, ...]
 """GPUs per node in use, descending: ``(4, 2)`` is four on one node and two on another."""

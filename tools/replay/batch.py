@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache
 from multiprocessing import active_children, get_context
 
+from pliant.schemas.assumption import Assumption
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import PIPE
 from pliant.schemas.file_io.garbage import spared_by_garbage_collection
-from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text import did_you_mean
 from pliant.tools.replay.engine.engine import Advance
 from pliant.tools.replay.engine.simulated_cluster import simulated_cluster
@@ -100,7 +103,7 @@ def replay_all(
 ) -> list[Summary]:
     """Carry out all tasks and write their files; the summaries come in the order of the tasks.
 
-    :param workers: processes; each reads the inputs itself.
+    :param workers: processes.
     :param advance: called with the jobs done and the jobs there are, over all tasks.
     :param heed: called once with all assumptions, before the first replay begins.
     :param warn: called then if the workload is more than the cluster can do.
@@ -127,7 +130,7 @@ def replay_all(
     if warn is not None and (text := overload(inputs)):
         warn(text)
     if workers > 1:
-        return _side_by_side(sources, tasks, workers, len(inputs.jobs), advance)
+        return _side_by_side(sources, inputs, tasks, workers, advance)
     parts = enumerate(tasks)
     try:
         return [carry_out(inputs, task, _part(advance, number, len(tasks))) for number, task in parts]
@@ -161,13 +164,14 @@ def _part(advance: Advance | None, number: int, parts: int) -> Advance | None:
 
 
 def _side_by_side(
-    sources: Sources, tasks: Sequence[Task], workers: int, jobs: int, advance: Advance | None
+    sources: Sources, inputs: Inputs, tasks: Sequence[Task], workers: int, advance: Advance | None
 ) -> list[Summary]:
     found: dict[int, Summary] = {}
     from concurrent.futures import as_completed
 
-    with worker_pool(workers, partial(_begin, sources)) as pool:
-        futures = {pool.submit(_in_worker, task): number for number, task in enumerate(tasks)}
+    jobs = len(inputs.jobs)
+    with shared({sources: inputs}), worker_pool(workers) as pool:
+        futures = {pool.submit(_in_worker, sources, task): number for number, task in enumerate(tasks)}
         for future in as_completed(futures):
             found[futures[future]] = future.result()
             if advance:
@@ -175,42 +179,71 @@ def _side_by_side(
     return [found[number] for number in range(len(tasks))]
 
 
-_inputs: Inputs | None = None
-
-
-def _begin(sources: Sources) -> None:
-    global _inputs  # noqa: PLW0603 - the one way to hand something to a worker once
-    _inputs = sources.read()
-
-
-def _in_worker(task: Task) -> Summary:
+def _in_worker(sources: Sources, task: Task) -> Summary:
     """:raises WorkerError: the task fails. Other errors may not survive pickling."""
-    assert _inputs is not None  # noqa: S101
     try:
-        return carry_out(_inputs, task)
+        inputs = inputs_of(sources)
+        try:
+            return carry_out(inputs, task)
+        except MemoryError:
+            raise _out_of_memory(inputs) from None
     except PliantError as error:
         raise WorkerError(str(error), error.exit_code) from None
-    except MemoryError:
-        raise WorkerError(str(_out_of_memory(_inputs)), OutOfMemoryError.exit_code) from None
 
 
 def _out_of_memory(inputs: Inputs) -> OutOfMemoryError:
     return OutOfMemoryError(f"{len(inputs.jobs)} jobs were read")
 
 
+_shared: dict[Sources, Inputs] = {}
+"""What forked workers have from the process that started them."""
+
+
 @contextmanager
-def worker_pool(workers: int, begin: Callable[[], None] | None = None) -> Iterator[ProcessPoolExecutor]:
-    """Fresh processes that each call ``begin`` first; all are gone after the block, however it ends.
+def shared(inputs: Mapping[Sources, Inputs]) -> Iterator[None]:
+    """Workers that are started meanwhile need not read these inputs, if they can be forked."""
+    _shared.update(inputs)
+    try:
+        with spared_by_garbage_collection():
+            yield
+    finally:
+        _shared.clear()
+
+
+def inputs_of(sources: Sources) -> Inputs:
+    """The inputs, shared or read; those that were read last are kept."""
+    return _shared[sources] if sources in _shared else _read(sources)
+
+
+@lru_cache(maxsize=1)
+def _read(sources: Sources) -> Inputs:
+    return sources.read()
+
+
+def can_fork() -> bool:
+    """Whether workers can be copies of this process: a lock that another thread holds would stay locked.
+
+    Arrow and its allocator put their own threads right in a copy.
+    """
+    return sys.platform == "linux" and threading.active_count() == 1
+
+
+@contextmanager
+def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that are gone after the block, however it ends; copies of this one where it can be copied.
 
     Ctrl-C is the parent's alone.
 
     :raises ServiceMissingError: a worker was killed and the block let that through.
     """
     before = set(active_children())
-    pool = ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=_begin_worker, initargs=(begin,)
-    )
+    method = "fork" if can_fork() else "spawn"
+    pool = ProcessPoolExecutor(workers, mp_context=get_context(method), initializer=_begin_worker)
     try:
+        if method == "fork":
+            with warnings.catch_warnings():  # of Arrow's threads
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pool.submit(int)  # forks all workers, before the pool has a thread
         yield pool
     except BaseException as error:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -224,7 +257,6 @@ def worker_pool(workers: int, begin: Callable[[], None] | None = None) -> Iterat
     pool.shutdown()
 
 
-def _begin_worker(begin: Callable[[], None] | None) -> None:
+def _begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if begin is not None:
-        begin()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from pliant.schemas.assumption import Assumption
 from pliant.schemas.checks import check_after, check_profiled
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
@@ -34,7 +35,6 @@ from pliant.schemas.job import (
 )
 from pliant.schemas.job_table import JobTable, jobs_that, one_of_each
 from pliant.schemas.profile import Profile
-from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text import counted, listed
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.replay.engine.costs import unstated_costs

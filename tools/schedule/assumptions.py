@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from pliant.schemas.assumption import Assumption
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import GpuTimeWork, Job
-from pliant.schemas.profile import ProfileRow
-from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text import counted, listed
 from pliant.tools.profile.throughput import APART, BUSY, stand_in
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import make_policy
+
+if TYPE_CHECKING:
+    from pliant.schemas.profile import ProfileRow
 
 Kind = tuple[str, str]
 ERROR_SAID: Final = 0.1

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -21,8 +21,6 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import profile_from_columns, profile_to_columns
 from pliant.schemas.job import Job
 from pliant.schemas.predictor import Predictor
-from pliant.schemas.profile import Profile
-from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import (
     Allocation,
     ForecastState,
@@ -43,8 +41,12 @@ from pliant.tools.schedule.policy_file import name_of
 from pliant.tools.schedule.predict_start import StartPrediction, copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.holdings import Transition
-from pliant.tools.schedule.session.saved import Basis, SavedSession
 from pliant.tools.schedule.session.session import Session
+
+if TYPE_CHECKING:
+    from pliant.schemas.profile import Profile
+    from pliant.schemas.runinfo import RunInfo
+    from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 T = TypeVar("T")
 
@@ -205,6 +207,8 @@ def session_from_history(
 
     Raises as :func:`decide_from_history`.
     """
+    from pliant.tools.schedule.session.saved import Basis
+
     info, previous = history.info, history.previous
     if info is not None and profile is None:
         profile = _profile_of(info, previous, history.source)
@@ -302,6 +306,8 @@ def _profile_of(info: RunInfo, previous: Schedule | None, source: str) -> Profil
     """
     rows = info.profile or (previous.profile if previous is not None else None)
     if rows is not None:
+        from pliant.schemas.profile import Profile
+
         return Profile(profile_from_columns(rows, source))
     if info.profile_hash is not None:
         text = "the run began with a profile, expected its profile.parquet or schedule.json beside it"

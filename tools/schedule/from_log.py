@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
 
@@ -25,22 +25,16 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import ENDS, HOLDS, OF_NODES, OF_SLOTS, ORDERS, Event, epochs_done
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job
-from pliant.schemas.runinfo import SubmitDetail
 from pliant.schemas.schedule import Allocation, ForecastState, PolicyState, Schedule
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand
 from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeGpus, Observation
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.holdings import Holding
-from pliant.tools.schedule.session.saved import (
-    Basis,
-    SavedSession,
-    SessionFacts,
-    facts_of,
-    states_of,
-    take_up,
-)
 from pliant.tools.schedule.session.session import Session
+
+if TYPE_CHECKING:
+    from pliant.tools.schedule.session.saved import Basis, SavedSession, SessionFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +93,8 @@ class SessionFold:
         self._together: list[Event] = []
         self._events = 0
         if saved is not None:
+            from pliant.tools.schedule.session.saved import take_up
+
             self._together = take_up(session, saved)
             self._events = saved.facts.events
 
@@ -122,6 +118,8 @@ class SessionFold:
 
     def keep(self, basis: Basis) -> tuple[SessionFacts, dict[str, bytes]]:
         """The facts and job states to save; more events may follow."""
+        from pliant.tools.schedule.session.saved import facts_of, states_of
+
         return facts_of(self._session, basis, self._together, self._events), states_of(self._session)
 
     def _flush(self) -> None:
@@ -303,6 +301,8 @@ def _end_epoch(job: JobState, event: Event) -> None:
 
 
 def _job(event: Event) -> Job:
+    from pliant.schemas.runinfo import SubmitDetail
+
     try:
         return SubmitDetail.model_validate(event.detail, strict=False).job
     except ValidationError as error:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, timedelta, timezone, tzinfo
 from functools import cache, partial
 from itertools import product
-from string import ascii_letters, digits
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -20,7 +19,6 @@ import numpy as np
 from pliant.schemas.errors import Problem
 from pliant.schemas.file_io.parquet import cast, compute, kernels, text_array
 from pliant.tools.replay.importers.conversion import (
-    ID_LENGTH,
     NOTHING,
     Conversion,
     InputRow,
@@ -28,6 +26,7 @@ from pliant.tools.replay.importers.conversion import (
     Reason,
     parse_timestamp,
 )
+from pliant.tools.replay.importers.job_ids import are_plain, text_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.intp]
 
 T = TypeVar("T")
+U = TypeVar("U")
 _NUMBER: Final = r"^[0-9]+(\.[0-9]+)?$"
 _DIGITS: Final = r"^[0-9]+\.?[0-9]*$"
 _DATE: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?"
@@ -72,8 +72,20 @@ class WordColumn:
     def map(self, change: Callable[[str], str]) -> WordColumn:
         return WordColumn(list(map(change, self.texts)), self.places)
 
-    def take(self, rows: Rows) -> WordColumn:
+    def take(self, rows: Rows | slice) -> WordColumn:
         return WordColumn(self.texts, self.places[rows])
+
+    def array(self) -> pa.Array:
+        """As an Arrow dictionary."""
+        import pyarrow as pa
+
+        places = (
+            self.places
+            if self.places.dtype in (np.int8, np.int32)
+            else self.places.astype(np.int64, copy=False)
+        )
+        at = arrow_array(places, pa.from_numpy_dtype(places.dtype))
+        return pa.DictionaryArray.from_arrays(at, text_array(self.texts), safe=False)
 
     def listed(self) -> list[str]:
         """The text of each row."""
@@ -117,6 +129,8 @@ class RowBlock:
         """Reason and number of rows."""
         self.assumed: list[tuple[int, str, int]] = []
         """First row of those that a sentence holds for, the sentence, and how many they are."""
+        self._words: dict[int, WordColumn] = {}
+        """By column, of which some have several names."""
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -127,6 +141,41 @@ class RowBlock:
     def renamed(self, columns: Mapping[str, str]) -> None:
         """:param columns: the column by its new name; others are left out."""
         self.columns = {name: self.columns[column] for name, column in columns.items()}
+
+    def part(self, first: int, end: int) -> RowBlock:
+        """Some of the rows; the last part has the rest of the others."""
+        last = end == len(self)
+        low = self.line(first) if 0 < first < len(self) else 0
+        high = self.line(end) if not last else 0
+        others = [other for other in self.others if low <= other[0] and (last or other[0] < high)]
+        columns = {name: texts.slice(first, end - first) for name, texts in self.columns.items()}
+        return RowBlock(self.conversion, self.source, self.lines[first:end], columns, others)
+
+    def followed_by(self, block: RowBlock) -> RowBlock:
+        """The rows of both, which have the same columns."""
+        import pyarrow as pa
+
+        columns = block.columns if not len(self) else self.columns
+        if len(self) and len(block):
+            columns = {
+                name: pa.concat_arrays([texts, block.columns[name]]) for name, texts in columns.items()
+            }
+        lines = np.concatenate([self.lines, block.lines])
+        return RowBlock(self.conversion, self.source, lines, columns, [*self.others, *block.others])
+
+    def rows(self) -> Iterator[InputRow]:
+        """The rows one by one, as of a fresh block; others are refused where they stand."""
+        texts = zip(*(column.to_pylist() for column in self.columns.values()), strict=True)
+        others = iter([*self.others, (math.inf, "")])
+        next_other, fault = next(others)
+        for line, fields in zip(self.lines.tolist(), texts, strict=True):
+            while next_other < line:
+                self.conversion.refuse_row(self.source, int(next_other), fault)
+                next_other, fault = next(others)
+            yield InputRow(self.source, line, dict(zip(self.columns, fields, strict=True)))
+        while next_other < math.inf:
+            self.conversion.refuse_row(self.source, int(next_other), fault)
+            next_other, fault = next(others)
 
     def drop(self, rows: Marks, reason: str) -> None:
         """By the format's own meaning the rows are no GPU training jobs."""
@@ -152,7 +201,7 @@ class RowBlock:
         if count := int((rows & self.live).sum()):
             self.assumed.append((int(np.argmax(rows & self.live)), sentence, count))
 
-    def _assume_row(self, row: int, sentence: str) -> None:
+    def assume_row(self, row: int, sentence: str) -> None:
         self.assumed.append((row, sentence, 1))
 
     def line(self, row: int) -> int:
@@ -161,16 +210,17 @@ class RowBlock:
     def ids(self, name: str) -> pa.Array:
         """A new job id for each live row, made of the text in a column."""
         texts = self.columns[name]
-        listed: list[str] = texts.to_pylist()
-        if not _are_plain(texts):
+        if not are_plain(texts) or (_may_say_nothing(texts) and is_in(texts, _unsaid()).any()):
             return self._ids_one_by_one(self.text(name).listed())
-        wanted = listed if self.live.all() else [listed[row] for row in np.flatnonzero(self.live).tolist()]
-        distinct = set(wanted)
-        if not distinct.isdisjoint(_unsaid_words()):
-            return self._ids_one_by_one(self.text(name).listed())
-        if len(distinct) == len(wanted) and self.conversion.are_new_ids(distinct):
-            return texts
-        return self._ids_one_by_one(listed)
+        return self._plain_ids(texts)
+
+    def new_ids(self, texts: pa.Array) -> pa.Array:
+        """A new job id for each live row, made of its text, whatever it says."""
+        return self._plain_ids(texts) if are_plain(texts) else self._ids_one_by_one(texts.to_pylist())
+
+    def _plain_ids(self, texts: pa.Array) -> pa.Array:
+        wanted = texts if self.live.all() else _taken(texts, np.flatnonzero(self.live))
+        return texts if self.conversion.ids.take(wanted) else self._ids_one_by_one(texts.to_pylist())
 
     def numbered_ids(self, prefix: str) -> pa.Array:
         """A new job id for each live row, made of its number."""
@@ -178,15 +228,18 @@ class RowBlock:
 
     def _ids_one_by_one(self, texts: list[str]) -> pa.Array:
         for row in np.flatnonzero(self.live).tolist():
-            texts[row] = self.conversion.new_id(texts[row], partial(self._assume_row, row))
+            texts[row] = self.conversion.ids.new(texts[row], partial(self.assume_row, row))
         return text_array(texts)
 
     def optional_text(self, name: str) -> WordColumn:
         if name not in self.columns:
             return WordColumn.same("", len(self))
-        found = compute("dictionary_encode", self.columns[name])
-        texts = [_said(text) for text in found.dictionary.to_pylist()]
-        return WordColumn(texts, _numpy(found.indices, np.int32))
+        column = self.columns[name]
+        if id(column) not in self._words:
+            found = compute("dictionary_encode", column)
+            texts = [_said(text) for text in found.dictionary.to_pylist()]
+            self._words[id(column)] = WordColumn(texts, _numpy(found.indices, np.int32))
+        return self._words[id(column)]
 
     def text(self, name: str) -> WordColumn:
         found = self.optional_text(name)
@@ -300,13 +353,35 @@ def convert_blocks(blocks: Iterable[RowBlock], make: Callable[[RowBlock], T]) ->
         if len(block):
             with np.errstate(all="ignore"):  # rows that are not live hold anything
                 made = make(block)
-            _settle(block)
+            settle(block)
             yield made
         else:
-            _settle(block)
+            settle(block)
 
 
-def _settle(block: RowBlock) -> None:
+def convert_usual(
+    blocks: Iterable[RowBlock],
+    make: Callable[[RowBlock], T | None],
+    make_each: Callable[[Iterator[InputRow]], Iterator[U]],
+) -> Iterator[T | U]:
+    """What ``make`` makes of each block, and where it makes nothing, what ``make_each`` does of its rows.
+
+    :param make: returns None for a block that holds anything unusual; then it has used no id.
+    :param make_each: counts the rows.
+    """
+    for block in blocks:
+        made = None
+        if len(block):
+            with np.errstate(all="ignore"):
+                made = make(block)
+        if made is not None:
+            settle(block)
+            yield made
+        else:
+            yield from make_each(block.rows())
+
+
+def settle(block: RowBlock) -> None:
     """Count the rows of a block, and tell of them in their order."""
     conversion = block.conversion
     conversion.count_rows(len(block) + len(block.others))
@@ -342,6 +417,11 @@ def truths(found: pa.Array) -> Marks:
     return _numpy(cast(found, pa.uint8()), np.uint8).view(np.bool_)
 
 
+def numbers_of(found: pa.Array) -> Numbers:
+    """Of an Arrow array of floats without null."""
+    return _numpy(found, np.float64)
+
+
 def _numpy(found: pa.Array, kind: Any) -> NDArray[Any]:
     """The values of an Arrow array, those of nulls undefined; it may not be written to."""
     return _numpy_of(found.buffers()[1], kind, found.offset, len(found))
@@ -365,33 +445,24 @@ def _said(text: str) -> str:
 
 
 @cache
-def _unsaid_words() -> tuple[str, ...]:
+def _unsaid() -> pa.Array:
     """All ways to write :data:`NOTHING`."""
     cases = ([{letter.lower(), letter.upper()} for letter in word] for word in NOTHING)
-    return tuple(sorted("".join(letters) for each in cases for letters in product(*each)))
+    return text_array(sorted("".join(letters) for each in cases for letters in product(*each)))
 
 
-@cache
-def _unsaid() -> pa.Array:
-    return text_array(_unsaid_words())
+def _may_say_nothing(texts: pa.Array) -> bool:
+    """Whether a text, none of which is empty, begins as one of :data:`NOTHING` does."""
+    data, ends = text_bytes(texts)
+    begins = np.zeros(256, dtype=bool)
+    begins[[ord(letter) for word in NOTHING for letter in (word[:1].lower() + word[:1].upper())]] = True
+    return bool(begins[data[ends[:-1]]].any())
 
 
-@cache
-def _id_bytes() -> NDArray[np.uint8]:
-    """By byte: 2, an id may begin with it; 1, an id may have it; 0, neither."""
-    found = np.zeros(256, dtype=np.uint8)
-    found[list(b"._-")] = 1
-    found[list((ascii_letters + digits).encode())] = 2
-    return found
-
-
-def _are_plain(texts: pa.Array) -> bool:
-    """Whether all texts can be ids as they are, but for what stands for nothing."""
-    ends = _numpy_of(texts.buffers()[1], np.int32, texts.offset, len(texts) + 1)
-    data = np.frombuffer(texts.buffers()[2], dtype=np.uint8)[ends[0] : ends[-1]]
-    kinds, lengths = _id_bytes()[data], np.diff(ends)
-    within = lengths.min() > 0 and lengths.max() <= ID_LENGTH
-    return bool(within and kinds.min() and (kinds[ends[:-1] - ends[0]] == 2).all())
+def _are_digits(texts: pa.Array) -> bool:
+    """Whether there is nothing but decimal digits."""
+    data, _ = text_bytes(texts)
+    return len(data) > 0 and bool(data.min() >= ord("0")) and bool(data.max() <= ord("9"))
 
 
 def _usual(texts: pa.Array, stated: Marks, zone: tzinfo | None, unit_s: float) -> tuple[Numbers, Marks]:
@@ -403,7 +474,8 @@ def _usual(texts: pa.Array, stated: Marks, zone: tzinfo | None, unit_s: float) -
         return np.full(len(texts), np.nan), none
     first = texts[int(np.argmax(stated))].as_py().strip()
     if zone is None or first.replace(".", "", 1).isdecimal():
-        values, known = _cast(texts, stated, pa.float64(), _DIGITS if zone else _NUMBER, always=bool(zone))
+        pattern, always = (_DIGITS, not _are_digits(texts)) if zone else (_NUMBER, False)
+        values, known = _cast(texts, stated, pa.float64(), pattern, always=always)
         found = _numpy(values, np.float64)
         return found * unit_s, known & np.isfinite(found) & (found >= 0)
     zoned = first.endswith("Z") or (len(first) > 16 and first[-6] in "+-")
@@ -436,6 +508,12 @@ def _cast(
     except pa.ArrowInvalid:
         none = np.zeros(len(texts), dtype=bool)
         return cast(_only(texts, none), kind), none
+
+
+def _taken(texts: pa.Array, rows: Rows) -> pa.Array:
+    import pyarrow as pa
+
+    return compute("take", texts, arrow_array(rows.astype(np.int64, copy=False), pa.int64()))
 
 
 def _only(texts: pa.Array, rows: Marks) -> pa.Array:

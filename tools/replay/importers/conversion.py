@@ -5,7 +5,6 @@ of a row as numbers, times and words.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from pliant.schemas.job import Gpus, GpuTimeWork, Job
 from pliant.schemas.profile import ConvergenceRow, ProfileRow
 from pliant.schemas.text import counted
 from pliant.tools.replay.engine.failures import NodeEvent
+from pliant.tools.replay.importers.job_ids import JobIds
 from pliant.tools.replay.recorded import LABEL, label_of
 
 T = TypeVar("T")
@@ -40,9 +40,6 @@ MOST_PROBLEMS: Final = 1000
 MALFORMED_NAMED: Final = 5
 """Faults in rows that were dropped as malformed that a summary names."""
 _ROWS_PER_REPORT: Final = 1000
-_NOT_IN_IDS: Final = re.compile(r"[^A-Za-z0-9._-]")
-ID_LENGTH: Final = 120
-"""Of an id without the number that a repeated one gets."""
 UNKNOWN_MODEL: Final = "unknown"
 OUT_OF_BOUNDS: Final = "holds a number that is out of all bounds"
 MOST_GPUS: Final = 65_536
@@ -116,9 +113,7 @@ class Conversion:
         self._lenient = lenient
         self._progress = progress
         self._problems: list[Problem] = []
-        self._ids: set[str] = set()
-        self._numbers: dict[str, int] = {}
-        """The last number that was put behind a repeated id."""
+        self.ids = JobIds()
         self._shapes: set[object] = set()
 
     def convert(self, rows: Iterable[InputRow], make: Callable[[InputRow], T]) -> Iterator[T]:
@@ -164,32 +159,9 @@ class Conversion:
         self._shapes.add(shape)
         return not known
 
-    def are_new_ids(self, distinct: set[str]) -> bool:
-        """Take texts as ids, which they can be, if none of them is used already."""
-        if not self._ids.isdisjoint(distinct):
-            return False
-        self._ids |= distinct
-        return True
-
-    def new_id(self, text: str, assume: Callable[[str], None] | None = None) -> str:
-        """A job id made of ``text``: unused characters become ``_``, a repeated id gets ``-2``, ``-3``, …
-
-        :param assume: records what was done to it. Default: in the summary.
-        """
-        assume = assume or self.summary.assume_here
-        plain = _NOT_IN_IDS.sub("_", text).lstrip("._-")[:ID_LENGTH] or "job"
-        if plain != text:
-            assume("an id with characters that ids may not have was rewritten")
-        number = self._numbers.get(plain, int(plain in self._ids)) + 1
-        unique = plain if number == 1 else f"{plain}-{number}"
-        while unique in self._ids and number > 1:
-            number += 1
-            unique = f"{plain}-{number}"
-        if number > 1:
-            assume("an id that is there more than once got a number behind it")
-            self._numbers[plain] = number
-        self._ids.add(unique)
-        return unique
+    def new_id(self, text: str) -> str:
+        """A job id made of ``text``; what was done to it is in the summary."""
+        return self.ids.new(text, self.summary.assume_here)
 
     def count_rows(self, rows: int = 1) -> None:
         before = self.summary.rows

@@ -1,7 +1,8 @@
 """Lines of a job file, made of columns for a whole block of jobs, and checked once for each of their shapes.
 
-A line is in two parts, before and behind the time of submission, which is not known until all jobs are
-sorted. The bytes are those that :func:`~pliant.schemas.file_io.json_lines.encode` makes of a job.
+A block keeps what its lines consist of. The text is made when the time of submission is known, which it is
+not until all jobs were read. The bytes are those that :func:`~pliant.schemas.file_io.json_lines.encode`
+makes of a job.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pliant.schemas.file_io.parquet import cast, compute, text_array
 from pliant.schemas.file_io.record import MOST, Record, problems_of
 from pliant.schemas.file_io.record import MOST_GPUS as MOST_GPUS_OF_A_JOB
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, arrow_array, words_of
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, arrow_array, numbers_of, words_of
 from pliant.tools.replay.importers.conversion import OUT_OF_BOUNDS, UNKNOWN_MODEL, executed_job
 from pliant.tools.replay.recorded import LABEL, plain_seconds
 
@@ -35,18 +36,25 @@ _JOBS: Final = 1000
 """Jobs made one by one that become a block."""
 _WHOLE: Final = 1e15
 """Smaller floats without a fraction are written with all their digits."""
+_ALIKE: Final = (1e-4, 1e10)
+"""From here to there Arrow and Python write floats alike, but for the .0 of whole ones."""
+_FEW: Final = 1000
+"""Fewer integers than that are words."""
+_NEAR_HALF: Final = 1e-4
+"""Of a millisecond: further from a half of one, rounding is the same with and without its last bits."""
+_SUBMIT_TIME: Final = ',"submit_time":'
 _json: Final = json.JSONEncoder(ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True)
 class JobBlock:
-    """Lines of jobs in two parts, and what a selection goes by."""
+    """What the lines of some jobs consist of, and what a selection goes by."""
 
     submit_time_s: Numbers
-    heads: pa.Array
-    """Large texts: each line up to its id."""
-    tails: pa.Array
-    """What follows the time of submission, with the line end."""
+    pieces: Sequence[str | pa.Array | None]
+    """One after the other: a text that all lines have; the time of submission (None); or an Arrow array of
+    texts, of words (a dictionary), of integers or of numbers, which are written as JSON has them.
+    """
     user: WordColumn
     team: WordColumn
     labels: Mapping[str, WordColumn]
@@ -55,17 +63,43 @@ class JobBlock:
         return len(self.submit_time_s)
 
     def take(self, rows: Rows) -> JobBlock:
-        import pyarrow as pa
-
-        at = arrow_array(rows.astype(np.int64), pa.int64())
         return JobBlock(
             self.submit_time_s[rows],
-            compute("take", self.heads, at),
-            compute("take", self.tails, at),
+            taken(self.pieces, rows),
             self.user.take(rows),
             self.team.take(rows),
             {name: words.take(rows) for name, words in self.labels.items()},
         )
+
+
+def taken(pieces: Sequence[str | pa.Array | None], rows: Rows) -> list[str | pa.Array | None]:
+    """The pieces of some of the lines."""
+    import pyarrow as pa
+
+    at = arrow_array(rows.astype(np.int64, copy=False), pa.int64())
+    return [
+        piece if piece is None or isinstance(piece, str) else compute("take", piece, at) for piece in pieces
+    ]
+
+
+def lines_of(pieces: Sequence[str | pa.Array | None], times_s: Numbers) -> pa.Array:
+    """The lines as large texts.
+
+    :param times_s: what they say as time of submission.
+    """
+    import pyarrow as pa
+
+    written: list[str | pa.Array] = []
+    for piece in pieces:
+        if piece is None:
+            written += _number_texts(times_s)
+        elif isinstance(piece, str) or piece.type not in (pa.int64(), pa.float64()):
+            written.append(piece)
+        elif piece.type == pa.int64():
+            written.append(cast(piece, pa.large_string()))
+        else:
+            written += _number_texts(numbers_of(piece))
+    return _joined(written, len(times_s))
 
 
 def blocks_of(jobs: Iterable[Job | JobBlock]) -> Iterator[JobBlock]:
@@ -88,8 +122,12 @@ def _block(jobs: Sequence[Job]) -> JobBlock:
     names = dict.fromkeys(name for job in jobs for name in job.labels)
     return JobBlock(
         np.array([job.submit_time for job in jobs]),
-        large(text_array([head for head, _ in parts])),
-        large(text_array([tail for _, tail in parts])),
+        [
+            text_array([head for head, _ in parts]),
+            _SUBMIT_TIME,
+            None,
+            text_array([tail for _, tail in parts]),
+        ],
         WordColumn.of([job.user for job in jobs]),
         WordColumn.of([job.team for job in jobs]),
         {name: WordColumn.of([job.labels.get(name, "") for job in jobs]) for name in names},
@@ -115,20 +153,28 @@ def executed_jobs(
     team: WordColumn | None = None,
     model: str | WordColumn = UNKNOWN_MODEL,
     priority: Numbers | None = None,
+    gpu_seconds: Numbers | None = None,
     start_s: Numbers | None = None,
+    end_s: Numbers | None = None,
+    runs: WordColumn | None = None,
 ) -> JobBlock:
     """The live rows of a block as :func:`~.conversion.executed_job` makes jobs of single rows.
 
     :param seconds: how long each job held its GPUs.
-    :param start_s: when each job started, if that is recorded.
+    :param gpu_seconds: work. Default: GPUs times seconds.
+    :param start_s: when each job started, NaN where that is not recorded.
+    :param end_s: when it ended. Default: after those seconds.
+    :param runs: the label of recorded runs, instead of both.
     """
+    if start_s is not None and end_s is None:
+        end_s = start_s + seconds
     nothing = WordColumn.same("", len(block))
     user, team = user or nothing, team or nothing
-    gpu_seconds = gpus * seconds
+    gpu_seconds = gpus * seconds if gpu_seconds is None else gpu_seconds
     priority = np.zeros(len(block)) if priority is None else priority
 
     def job_of(row: int) -> Job:
-        held, start = int(gpus[row]), None if start_s is None else float(start_s[row])
+        held = int(gpus[row])
         return executed_job(
             ids[row].as_py(),
             float(submit_time_s[row]),
@@ -139,13 +185,10 @@ def executed_jobs(
             team=team[row],
             model=model if isinstance(model, str) else model[row],
             priority=float(priority[row]),
-            runs=() if start is None else [(start, start + float(seconds[row]), held)],
         )
 
-    within = (
-        (gpus <= MOST_GPUS_OF_A_JOB) & (gpu_seconds > 0) & (gpu_seconds <= MOST) & (abs(priority) <= MOST)
-    )
-    check_rows(block, within & (submit_time_s >= 0) & (submit_time_s <= MOST), job_of)
+    within = are_within(submit_time_s, gpus, gpu_seconds) & (abs(priority) <= MOST)
+    check_rows(block, within, job_of)
     fields: dict[str, Any] = {
         "model": model,
         "gpus": {"requested": integers(gpus)},
@@ -157,10 +200,18 @@ def executed_jobs(
         "work": {"gpu_seconds": gpu_seconds},
         "labels": dict(labels),
     }
-    if start_s is not None:
-        begun_s, ended_s = start_s - submit_time_s, (start_s + seconds) - submit_time_s
+    if runs is not None:
+        fields["labels"][LABEL] = runs
+    elif start_s is not None and end_s is not None:
+        begun_s, ended_s = start_s - submit_time_s, end_s - submit_time_s
         fields["labels"][LABEL] = _Runs(np.maximum(0.0, begun_s), np.maximum(0.0, ended_s))
     return job_block(block, ids, submit_time_s, fields)
+
+
+def are_within(submit_time_s: Numbers, gpus: Numbers, gpu_seconds: Numbers) -> Marks:
+    """The jobs whose times and sizes the schema takes."""
+    sizes = (gpus <= MOST_GPUS_OF_A_JOB) & (gpu_seconds > 0) & (gpu_seconds <= MOST)
+    return sizes & (submit_time_s >= 0) & (submit_time_s <= MOST)
 
 
 def check_rows(block: RowBlock, within: Marks, record_of: Callable[[int], Record]) -> None:
@@ -188,36 +239,39 @@ def job_block(block: RowBlock, ids: pa.Array, submit_time_s: Numbers, fields: Ma
     """
     import pyarrow as pa
 
-    rows = np.flatnonzero(block.live)
-    at = None if len(rows) == len(block) else arrow_array(rows.astype(np.int64), pa.int64())
-    chosen = ids if at is None else compute("take", ids, at)
+    every = bool(block.live.all())
+    rows: Rows | slice = slice(None) if every else np.flatnonzero(block.live)
+    chosen = ids if isinstance(rows, slice) else compute("take", ids, arrow_array(rows, pa.int64()))
     labels = fields.get("labels", {})
     pieces = _Pieces(rows)
+    pieces.add('{"id":"', chosen, '"' + _SUBMIT_TIME, None)
     pieces.add_fields(fields, first=False)
-    tails = pieces.joined("}\n")
-    submit_time_s = submit_time_s[rows]
+    pieces.add("}\n")
     found = JobBlock(
-        submit_time_s,
-        joined(['{"id":"', large(chosen), '"'], len(rows)),
-        tails,
-        _column(fields.get("user", ""), rows),
-        _column(fields.get("team", ""), rows),
-        {name: _column(words, rows) for name, words in labels.items() if isinstance(words, str | WordColumn)},
+        submit_time_s[rows],
+        pieces.finished(),
+        _column(fields.get("user", ""), len(chosen), rows),
+        _column(fields.get("team", ""), len(chosen), rows),
+        {
+            name: _column(words, len(chosen), rows)
+            for name, words in labels.items()
+            if isinstance(words, str | WordColumn)
+        },
     )
-    for row, shape in pieces.shapes():
+    for row, shape in pieces.shapes(len(chosen)):
         if block.conversion.is_new_shape(shape):
             _check_line(found, row)
     return found
 
 
-def _column(words: str | WordColumn, rows: Rows) -> WordColumn:
-    return WordColumn.same(words, len(rows)) if isinstance(words, str) else words.take(rows)
+def _column(words: str | WordColumn, count: int, rows: Rows | slice) -> WordColumn:
+    return WordColumn.same(words, count) if isinstance(words, str) else words.take(rows)
 
 
 def _check_line(block: JobBlock, row: int) -> None:
     """:raises AssertionError: the line is not what the schema writes."""
-    time_s = float(block.submit_time_s[row])
-    line = f'{block.heads[row].as_py()},"submit_time":{time_s!r}{block.tails[row].as_py()}'.encode()
+    times_s = block.submit_time_s[row : row + 1]
+    line = bytes(text_of(lines_of(taken(block.pieces, np.array([row])), times_s)))
     written = encode(job_fields(Job.model_validate_json(line)))
     if written != line:
         raise AssertionError(f"columns gave {line!r}, which the schema writes as {written!r}")
@@ -232,7 +286,7 @@ class Raw:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """One recorded run of each job."""
+    """One recorded run of each job; NaN: none of that job."""
 
     begun_s: Numbers
     ended_s: Numbers
@@ -242,7 +296,7 @@ class _Runs:
 class _Pieces:
     """Texts and columns that together are the lines of some rows."""
 
-    rows: Rows
+    rows: Rows | slice
     found: list[Any] = field(default_factory=lambda: [""])
     present: list[Marks] = field(default_factory=list)
     """Where fields are that not all rows have."""
@@ -265,15 +319,17 @@ class _Pieces:
             elif isinstance(value, Raw):
                 self.add_words(key, value.words.take(self.rows), value.words.texts)
             elif isinstance(value, _Runs):
-                self.add(f'{key}"', _seconds(value.begun_s[self.rows]), "-")
-                self.add(_seconds(value.ended_s[self.rows]), '"')
+                self.add_runs(key, value.begun_s[self.rows], value.ended_s[self.rows])
             else:
-                self.add(key, *numbers(value[self.rows]))
+                self.add(key, _numbers(value[self.rows]))
 
     def add(self, *pieces: Any) -> None:
         for piece in pieces:
             last = self.found[-1]
-            if not isinstance(piece, str):
+            if isinstance(piece, WordColumn):
+                together = _together(last, piece)
+                self.found[-1:] = [last, piece] if together is None else [together]
+            elif not isinstance(piece, str):
                 self.found.append(piece)
             elif isinstance(last, str):
                 self.found[-1] = last + piece
@@ -291,34 +347,83 @@ class _Pieces:
         stated = words.stated()
         if not stated.all():
             self.present.append(stated)
-        before = self.found.pop() if isinstance(self.found[-1], str) else ""
-        self.found.append(WordColumn([before + text for text in texts], words.places))
+        self.add(WordColumn(texts, words.places))
 
-    def joined(self, end: str) -> pa.Array:
-        self.add(end)
-        return joined(self.found, len(self.rows))
+    def add_runs(self, key: str, begun_s: Numbers, ended_s: Numbers) -> None:
+        import pyarrow as pa
 
-    def shapes(self) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        """A row of each shape that there is, and which fields it has."""
-        if not len(self.rows):
+        stated = ~np.isnan(begun_s)
+        if stated.all():
+            self.add(f'{key}"', _seconds(begun_s), "-", _seconds(ended_s), '"')
             return
-        codes = np.zeros(len(self.rows), dtype=np.int64)
+        spans = [_seconds(np.where(stated, each, 0.0)) for each in (begun_s, ended_s)]
+        texts = _joined([f'{key}"', spans[0], "-", spans[1], '"'], len(stated))
+        kept = cast(arrow_array(stated.view(np.uint8), pa.uint8()), pa.bool_())
+        self.present.append(stated)
+        self.add(compute("if_else", kept, texts, pa.scalar("", pa.large_string())))
+
+    def finished(self) -> list[str | pa.Array | None]:
+        return [piece.array() if isinstance(piece, WordColumn) else piece for piece in self.found]
+
+    def shapes(self, count: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """A row of each shape that there is, and which fields it has."""
+        if not count:
+            return
+        texts = [piece for piece in self.found if isinstance(piece, str)]
+        if not self.present:
+            yield 0, (0, *texts)
+            return
+        codes = np.zeros(count, dtype=np.int64)
         for place, marks in enumerate(self.present):
             codes |= marks.astype(np.int64) << place
         for code, row in zip(*np.unique(codes, return_index=True), strict=True):
-            yield int(row), (int(code), *(piece for piece in self.found if isinstance(piece, str)))
+            yield int(row), (int(code), *texts)
 
 
-def numbers(values: Numbers | NDArray[np.int64]) -> list[Any]:
-    """Pieces that together are the numbers as JSON has them: ``7`` of an integer, ``7.0`` of a float."""
+def _together(first: Any, second: WordColumn) -> WordColumn | None:
+    """Both pieces as one. Returns None where there would be too many words."""
+    if isinstance(first, str):
+        return second.map(lambda text: first + text)
+    if not isinstance(first, WordColumn):
+        return None
+    count = len(second.texts)
+    if len(first.texts) * count > min(_FEW, len(second.places)):
+        return None
+    texts = [before + text for before in first.texts for text in second.texts]
+    return WordColumn(texts, first.places.astype(np.int32) * np.int32(count) + second.places.astype(np.int32))
+
+
+def _numbers(values: Numbers | NDArray[np.int64]) -> WordColumn | pa.Array:
+    """Numbers as a piece of lines."""
     import pyarrow as pa
 
-    if values.dtype == np.int64:
-        return [cast(arrow_array(values, pa.int64()), pa.large_string())]
-    whole = values.astype(np.int64) if (np.abs(values) < _WHOLE).all() else None
-    if whole is None or (whole != values).any() or np.signbit(values).any():
-        return [large(text_array(map(repr, values.tolist())))]
-    return [cast(arrow_array(whole, pa.int64()), pa.large_string()), ".0"]
+    if values.dtype != np.int64:
+        return arrow_array(values, pa.float64())
+    if len(values) and values.min() >= 0 and values.max() < _FEW:
+        places = values.astype(np.int64, copy=False)
+        return WordColumn(list(map(str, range(int(values.max()) + 1))), places)
+    return arrow_array(values, pa.int64())
+
+
+def _number_texts(values: Numbers) -> list[Any]:
+    """Texts that together are the numbers as JSON has them: ``7.0``."""
+    import pyarrow as pa
+
+    if (np.abs(values) < _WHOLE).all() and not np.signbit(values).any():
+        whole = values.astype(np.int64)
+        if (whole == values).all():
+            return [cast(arrow_array(whole, pa.int64()), pa.large_string()), ".0"]
+        low, high = _ALIKE
+        if (((values >= low) & (values < high)) | (values == 0)).all():
+            ends = WordColumn(["", ".0"], (whole == values).view(np.int8))
+            return [_float_texts(values), ends.array()]
+    return [large(text_array(map(repr, values.tolist())))]
+
+
+def _float_texts(values: Numbers) -> pa.Array:
+    import pyarrow as pa
+
+    return cast(arrow_array(values, pa.float64()), pa.large_string())
 
 
 def integers(values: Numbers) -> NDArray[np.int64]:
@@ -332,9 +437,17 @@ def _seconds(values: Numbers) -> Any:
     import pyarrow as pa
 
     whole = values.astype(np.int64) if (values < _WHOLE).all() else None
-    if whole is None or (whole != values).any():
-        return large(text_array(map(plain_seconds, values.tolist())))
-    return cast(arrow_array(whole, pa.int64()), pa.large_string())
+    if whole is None:
+        return text_array(map(plain_seconds, values.tolist()))
+    if (whole == values).all():
+        return arrow_array(whole, pa.int64())
+    if values.max() >= _ALIKE[1] / 10:
+        return text_array(map(plain_seconds, values.tolist()))
+    ms = values * 1000
+    rounded = np.rint(ms) / 1000
+    near_half = np.abs(ms - np.floor(ms) - 0.5) < _NEAR_HALF
+    rounded[near_half] = [float(plain_seconds(each)) for each in values[near_half].tolist()]
+    return cast(arrow_array(rounded, pa.float64()), pa.string())
 
 
 def large(texts: pa.Array) -> pa.Array:
@@ -344,28 +457,28 @@ def large(texts: pa.Array) -> pa.Array:
     return cast(texts, pa.large_string())
 
 
-def joined(pieces: Sequence[Any], rows: int) -> pa.Array:
+def _joined(pieces: Sequence[str | pa.Array], rows: int) -> pa.Array:
     """Large texts: for each row what the columns and texts among the pieces say, one after the other."""
-    import pyarrow as pa
-
     if not rows:
         return large(text_array(()))
-    if all(isinstance(piece, str) for piece in pieces):
-        same = arrow_array(np.zeros(rows, np.int64), pa.int64())
-        return compute("take", large(text_array(("".join(pieces),))), same)
-    if len(pieces) == 1:
-        return _column_of(pieces[0])
-    return compute("binary_join_element_wise", *map(_column_of, pieces), _column_of(""))
+    merged: list[Any] = []
+    for piece in pieces:
+        if isinstance(piece, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += piece
+        else:
+            merged.append(piece)
+    return compute("binary_join_element_wise", *map(_column_of, merged), _column_of(""))
 
 
 def _column_of(piece: Any) -> Any:
-    """Large texts, one for all rows or one for each."""
+    """Large texts, one for all rows or one for each; integers become texts."""
+    import pyarrow as pa
+
     if isinstance(piece, str):
         return large(text_array((piece,)))[0]
-    if isinstance(piece, WordColumn):
-        at = arrow_array(piece.places, _arrow_integers(piece.places))
-        return compute("take", large(text_array(piece.texts)), at)
-    return piece
+    if isinstance(piece, pa.DictionaryArray):
+        return compute("take", large(piece.dictionary), piece.indices)
+    return large(piece)
 
 
 def ends_of(texts: pa.Array) -> NDArray[np.int64]:
@@ -380,9 +493,3 @@ def text_of(texts: pa.Array) -> memoryview:
     ends = np.frombuffer(texts.buffers()[1], np.int64)
     first, last = int(ends[texts.offset]), int(ends[texts.offset + len(texts)])
     return memoryview(texts.buffers()[2] or b"")[first:last]
-
-
-def _arrow_integers(values: NDArray[Any]) -> pa.DataType:
-    import pyarrow as pa
-
-    return pa.int32() if values.dtype == np.int32 else pa.int64()

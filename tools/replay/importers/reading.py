@@ -45,6 +45,8 @@ _RECORDS: Final = 1 << 13
 """Records of csv that become a block."""
 _UNPACKED: Final = 1 << 14
 """Bytes unpacked at a time; then it is looked whether they are too many."""
+_OTHER_BLANKS: Final = (b";", b"\v", b"\f", b"\x1c", b"\x1d", b"\x1e", b"\x1f")
+"""What lines of words between blanks seldom hold: a comment, or what Python splits at, too."""
 _BLANKS: Final = re.compile(r"[ \t\r\n]*")
 _decode: Final = json.JSONDecoder().raw_decode
 
@@ -109,10 +111,20 @@ def csv_blocks(
     *,
     names: Sequence[str] | None = None,
     delimiter: str = ",",
+    quoted: bool = True,
     any_case: bool = False,
+    written_by: str = "",
 ) -> Iterator[RowBlock]:
     """The rows of a CSV file in blocks of columns; parameters as those of :func:`csv_rows`."""
-    found = _CsvBlocks(conversion, source_name(path), needed, delimiter, any_case=any_case)
+    found = _CsvBlocks(
+        conversion,
+        source_name(path),
+        needed,
+        delimiter,
+        quoted=quoted,
+        any_case=any_case,
+        written_by=written_by,
+    )
     if names is not None:
         found.take_header(names)
     with open_bytes(path) as stream:
@@ -129,22 +141,26 @@ class _CsvBlocks:
         needed: Collection[str],
         delimiter: str,
         *,
+        quoted: bool,
         any_case: bool,
+        written_by: str,
     ) -> None:
         self.conversion = conversion
         self.source, self.needed, self.delimiter, self.any_case = source, needed, delimiter, any_case
+        self.quoted, self.written_by = quoted, written_by
         self.header: list[str] | None = None
         self.line = 0
 
     def take_header(self, names: Sequence[str]) -> None:
         self.header = _lower(names) if self.any_case else list(names)
-        _check_header(self.header, self.needed, self.source, "")
+        hint = _other_delimiter(self.header, self.delimiter, self.written_by)
+        _check_header(self.header, self.needed, self.source, hint)
 
     def blocks(self, stream: io.BufferedReader) -> Iterator[RowBlock]:
         data = _whole_lines(stream, self.source).removeprefix(BOM)
         simple = self.delimiter.isascii() and self.delimiter not in '"\r\n'
-        while data and simple and b'"' not in data and data.endswith(b"\n"):
-            yield from self._plain(data) if _is_plain(data) else self._by_csv(_lines_of(data))
+        while data and simple and data.endswith(b"\n") and not (self.quoted and b'"' in data):
+            yield from self._plain(data) if _has_lines(data) else self._by_csv(_lines_of(data))
             data = _whole_lines(stream, self.source)
         rest = _Lines(stream, self.source, encoding="utf-8")
         try:
@@ -167,7 +183,7 @@ class _CsvBlocks:
 
     def _by_csv(self, lines: Iterable[str]) -> Iterator[RowBlock]:
         before = self.line
-        records = _records(lines, self.source, self.delimiter, before=before)
+        records = _records(lines, self.source, self.delimiter, before=before, quoted=self.quoted)
         if self.header is None:
             self.line, names = next(records, (1, []))
             self.take_header(names)
@@ -195,16 +211,70 @@ def _lines_of(data: bytes) -> io.StringIO:
     return io.StringIO(data.decode(), newline="")
 
 
-def _is_plain(data: bytes) -> bool:
-    """Whether lines are neither blank nor end in a carriage return alone.
+def word_blocks(path: str | Path, conversion: Conversion, names: Sequence[str]) -> Iterator[RowBlock]:
+    """Rows of words between blanks, in blocks of columns; lines that begin with ``;`` are comments.
+
+    The word -1 stands for nothing, and becomes empty.
+    """
+    source, line = source_name(path), 0
+    with open_bytes(path) as stream:
+        data = _whole_lines(stream, source).removeprefix(BOM)
+        while data:
+            while data.startswith(b";") and _has_lines(data):
+                data, line = data.partition(b"\n")[2], line + 1
+            columns = _words(data, names)
+            if columns is not None:
+                count = data.count(b"\n")
+                yield RowBlock(conversion, source, np.arange(line + 1, line + count + 1), columns)
+            else:
+                count, block = _words_one_by_one(data, conversion, source, line, names)
+                yield block
+            line += count
+            data = _whole_lines(stream, source)
+
+
+def _words(data: bytes, names: Sequence[str]) -> dict[str, pa.Array] | None:
+    """The columns of lines that all have the same number of words. Returns None for others."""
+    if not data.isascii() or not data.endswith(b"\n") or any(sign in data for sign in _OTHER_BLANKS):
+        return None
+    data = data.replace(b"\r\n", b"\n").replace(b"\t", b" ")
+    while b"  " in data:
+        data = data.replace(b"  ", b" ")
+    data = (b"\n" + data).replace(b"\n ", b"\n").replace(b" \n", b"\n")
+    for _ in range(2):  # one that follows another one shares its blank
+        data = data.replace(b" -1 ", b"  ")
+    data = data.replace(b"\n-1 ", b"\n ").replace(b" -1\n", b" \n")
+    return None if b"\r" in data else _columns(data[1:], names, " ")
+
+
+def _words_one_by_one(
+    data: bytes, conversion: Conversion, source: str, before: int, names: Sequence[str]
+) -> tuple[int, RowBlock]:
+    """The number of lines, and their rows."""
+    number, lines, rows, others = 0, [], [], []
+    for number, content in enumerate(_lines_of(data), 1):
+        fields = content.split()
+        if not fields or fields[0].startswith(";"):
+            continue
+        if len(fields) == len(names):
+            lines.append(before + number)
+            rows.append(["" if field == "-1" else field for field in fields])
+        else:
+            message = f"has {len(fields)} fields separated by blanks, expected {len(names)}"
+            others.append((before + number, message))
+    texts = zip(*rows, strict=True) if rows else ([] for _ in names)
+    columns = {name: text_array(column) for name, column in zip(names, texts, strict=True)}
+    return number, RowBlock(conversion, source, np.array(lines, dtype=np.int64), columns, others)
+
+
+def _has_lines(data: bytes) -> bool:
+    """Whether no line ends in a carriage return alone.
 
     :raises UnicodeDecodeError: they are not UTF-8.
     """
     if not data.isascii():
         data.decode()
-    if b"\n\n" in data or data[:1] in (b"\r", b"\n"):
-        return False
-    return b"\r" not in data or (b"\n\r" not in data and data.count(b"\r") == data.count(b"\r\n"))
+    return b"\r" not in data or data.count(b"\r") == data.count(b"\r\n")
 
 
 def _columns(data: bytes, header: Sequence[str], delimiter: str) -> dict[str, pa.Array] | None:
@@ -224,6 +294,8 @@ def _columns(data: bytes, header: Sequence[str], delimiter: str) -> dict[str, pa
         )
     except pa.ArrowInvalid:
         return None
+    if len(table) != data.count(b"\n"):
+        return None  # Arrow leaves blank lines out
     columns = [column.combine_chunks() for column in table.columns]
     longest = max(
         int(np.diff(np.frombuffer(each.buffers()[1], np.int32)[: len(each) + 1]).max()) for each in columns

@@ -6,10 +6,10 @@ import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
-from mmap import ACCESS_READ, mmap
+from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import IO, TYPE_CHECKING, Final, Self
 
 import numpy as np
 
@@ -52,7 +52,7 @@ from pliant.tools.replay.importers.formats import (
     table,
     tiresias,
 )
-from pliant.tools.replay.importers.job_lines import JobBlock, blocks_of, ends_of, joined, numbers, text_of
+from pliant.tools.replay.importers.job_lines import JobBlock, blocks_of, ends_of, lines_of, taken, text_of
 from pliant.tools.replay.importers.selection import ALL, Selection
 
 if TYPE_CHECKING:
@@ -323,10 +323,12 @@ def _write_folder(imported: Imported, out: Path, summary: ImportSummary) -> None
 
 
 class SortedJobs:
-    """Lines of a job file; 24 bytes a job stay in memory. A context manager: leaving it frees the rest."""
+    """Jobs in columns; 8 bytes a job stay in memory, the rest goes to a file once it is much. A context
+    manager: leaving it frees the rest.
+    """
 
     def __init__(self) -> None:
-        self._heads, self._tails = _Texts(), _Texts()
+        self._columns, self._lines = _Columns(), _Lines()
         self._submitted = array("d")
         self._kept: NDArray[np.intp] | None = None
 
@@ -339,13 +341,13 @@ class SortedJobs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._heads.file.close()
-        self._tails.file.close()
+        self._columns.close()
+        self._lines.file.close()
 
     def add(self, block: JobBlock) -> None:
-        self._heads.add(block.heads)
-        self._tails.add(block.tails)
-        self._submitted.frombytes(block.submit_time_s.tobytes())
+        if len(block):
+            self._columns.add(block.pieces)
+            self._submitted.frombytes(block.submit_time_s.tobytes())
 
     def select(self, selection: Selection, summary: ImportSummary, *, absolute: bool) -> None:
         """Keep only what was chosen by time and at random."""
@@ -354,24 +356,94 @@ class SortedJobs:
         times_s = np.array(self._submitted)
         self._kept = np.flatnonzero(selection.chosen(times_s, summary, absolute=absolute))
 
-    def chunks(self, *, from_zero: bool, scale_time: float = 1.0) -> Iterator[bytes]:
+    def chunks(self, *, from_zero: bool, scale_time: float = 1.0) -> Iterator[bytes | memoryview]:
         """The job file in pieces, by submission time; ``from_zero``: seconds since the first submission."""
         times_s = np.array(self._submitted)
-        order = np.arange(len(times_s)) if self._kept is None else self._kept
-        order = order[np.argsort(times_s[order], kind="stable")]
-        origin_s = float(times_s[order[0]]) if from_zero and len(order) else 0.0
-        heads, tails = self._heads.written(), self._tails.written()
-        step = max(1, _CHUNK * len(times_s) // max(1, len(self._heads) + len(self._tails)))
+        if self._kept is not None:
+            times_s = times_s[self._kept]
+        in_order = bool((times_s[1:] >= times_s[:-1]).all())
+        order = None if in_order else np.argsort(times_s, kind="stable")
+        origin_s = float(times_s.min()) if from_zero and len(times_s) else 0.0
         yield header("job")
-        for start in range(0, len(order), step):
-            rows = order[start : start + step]
-            times = numbers((times_s[rows] - origin_s) * scale_time + 0.0)  # no -0.0
-            pieces = [_taken(heads, rows), ',"submit_time":', *times, _taken(tails, rows)]
-            yield bytes(text_of(joined(pieces, len(rows))))
+        for lines in self._in_blocks((times_s - origin_s) * scale_time + 0.0):  # no -0.0
+            if in_order:
+                yield text_of(lines)
+            else:
+                self._lines.add(lines)
+        if order is not None:
+            yield from self._lines.chunks(order)
+
+    def _in_blocks(self, times_s: NDArray[np.float64]) -> Iterator[pa.Array]:
+        """The lines of the jobs that are kept, in the order of the input."""
+        first, begun = 0, 0
+        for pieces, rows in self._columns.read():
+            if self._kept is None:
+                yield lines_of(pieces, times_s[first : first + rows])
+                first += rows
+                continue
+            end = int(np.searchsorted(self._kept, first + rows))
+            if end > begun:
+                yield lines_of(taken(pieces, self._kept[begun:end] - first), times_s[begun:end])
+            first, begun = first + rows, end
 
 
-class _Texts:
-    """Texts in a file, which is in memory while it is small, and where each of them ends."""
+class _Columns:
+    """What lines consist of, block by block; in a file as soon as it is much."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Sequence[str | pa.Array | None]] = []
+        self._bytes = 0
+        self._layouts: list[list[str | bool | None]] = []
+        """Of the blocks in the file; True stands for an array."""
+        self._file: IO[bytes] | None = None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, pieces: Sequence[str | pa.Array | None]) -> None:
+        self._waiting.append(pieces)
+        self._bytes += sum(array.nbytes for array in _arrays(pieces))
+        if self._bytes > _IN_MEMORY:
+            self._to_file()
+
+    def read(self) -> Iterator[tuple[Sequence[str | pa.Array | None], int]]:
+        """The pieces of each block and the number of its rows."""
+        from pyarrow import ipc
+
+        if self._file is not None:
+            self._file.seek(0)
+            for layout in self._layouts:
+                with ipc.open_stream(self._file) as stream:
+                    arrays = iter(stream.read_all().combine_chunks().to_batches()[0].columns)
+                pieces = [next(arrays) if piece is True else piece for piece in layout]
+                yield pieces, len(next(_arrays(pieces)))
+        for waiting in self._waiting:
+            yield waiting, len(next(_arrays(waiting)))
+
+    def _to_file(self) -> None:
+        import pyarrow as pa
+        from pyarrow import ipc
+
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by SortedJobs)
+        for pieces in self._waiting:
+            arrays = list(_arrays(pieces))
+            batch = pa.RecordBatch.from_arrays(arrays, names=[str(place) for place in range(len(arrays))])
+            with ipc.new_stream(self._file, batch.schema) as stream:
+                stream.write_batch(batch)
+            self._layouts.append(
+                [piece if piece is None or isinstance(piece, str) else True for piece in pieces]
+            )
+        self._waiting, self._bytes = [], 0
+
+
+def _arrays(pieces: Sequence[str | pa.Array | None]) -> Iterator[pa.Array]:
+    return (piece for piece in pieces if piece is not None and not isinstance(piece, str))
+
+
+class _Lines:
+    """Lines in a file, which is in memory while it is small, and where each of them ends."""
 
     def __init__(self) -> None:
         self.file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (closed by SortedJobs)
@@ -385,22 +457,20 @@ class _Texts:
         self.file.write(text_of(texts))
         self.ends.frombytes((ends_of(texts) + self.ends[-1]).tobytes())
 
-    def written(self) -> pa.Array:
-        """All texts. Those of a file on disk are read as they are needed."""
+    def chunks(self, order: NDArray[np.intp]) -> Iterator[memoryview]:
+        """The lines in an order. Those of a file on disk are read as they are needed."""
         import pyarrow as pa
 
         self.file.flush()
         self.file.seek(0)
         on_disk = len(self) > _IN_MEMORY
         data = mmap(self.file.fileno(), len(self), access=ACCESS_READ) if on_disk else self.file.read()
-        count = len(self.ends) - 1
-        return pa.LargeStringArray.from_buffers(count, pa.py_buffer(self.ends), pa.py_buffer(data))
-
-
-def _taken(texts: pa.Array, rows: NDArray[np.intp]) -> pa.Array:
-    import pyarrow as pa
-
-    first, last = int(rows[0]), int(rows[-1])
-    if last - first == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
-        return texts.slice(first, len(rows))
-    return compute("take", texts, arrow_array(rows.astype(np.int64, copy=False), pa.int64()))
+        texts = pa.LargeStringArray.from_buffers(
+            len(self.ends) - 1, pa.py_buffer(self.ends), pa.py_buffer(data)
+        )
+        step = max(1, _CHUNK * len(order) // max(1, len(self)))
+        for number, start in enumerate(range(0, len(order), step), 1):
+            rows = arrow_array(order[start : start + step].astype(np.int64, copy=False), pa.int64())
+            yield text_of(compute("take", texts, rows))
+            if isinstance(data, mmap) and number % (_IN_MEMORY // _CHUNK + 1) == 0:
+                data.madvise(MADV_DONTNEED)  # what was read would count as memory

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ from pliant.schemas.file_io.record import Identifier, Record
 from pliant.schemas.io import write_jobs
 from pliant.schemas.text import counted
 from pliant.tools.replay import batch
-from pliant.tools.replay.batch import worker_pool
+from pliant.tools.replay.batch import can_fork, inputs_of, shared, worker_pool
 from pliant.tools.replay.engine.engine import Advance
 from pliant.tools.replay.engine.simulated_cluster import simulated_cluster
 from pliant.tools.replay.inputs import Inputs, Sources
@@ -52,6 +52,8 @@ KEYS: Final = ".sweep"
 TABLE: Final = "tasks.jsonl"
 _TASK_KIND: Final = "task"
 _LONGEST_NAME: Final = 100
+_SHARED_BYTES: Final = 1 << 26
+"""Of job files whose jobs are read before the workers start; in memory they take about ten times as much."""
 
 
 def sweep(
@@ -75,7 +77,7 @@ def _outcomes(tasks: Sequence[SweepTask], folder: Path, workers: int) -> Iterato
     if workers <= 1:
         yield from (_attempt(task, folder) for task in tasks)
         return
-    with worker_pool(workers) as pool:
+    with shared(_worth_sharing(tasks, workers)), worker_pool(workers) as pool:
         futures: dict[Future[Failure | None], SweepTask] = {
             pool.submit(_attempt, task, folder): task for task in tasks
         }
@@ -85,6 +87,19 @@ def _outcomes(tasks: Sequence[SweepTask], folder: Path, workers: int) -> Iterato
             except BrokenProcessPool:
                 text = "a worker process was killed: fewer --workers need less memory"
                 yield Failure(futures[future].name, text)
+
+
+def _worth_sharing(tasks: Sequence[SweepTask], workers: int) -> dict[Sources, Inputs]:
+    """Inputs that each worker would read, up to some size; their faults are for the tasks to tell."""
+    found: dict[Sources, Inputs] = {}
+    room = _SHARED_BYTES
+    for sources, count in Counter(task.sources() for task in tasks).items() if can_fork() else ():
+        with suppress(PliantError, OSError):
+            size = Path(sources.jobs).stat().st_size
+            if count >= workers and size <= room:
+                found[sources] = sources.read()
+                room -= size
+    return found
 
 
 def _attempt(task: SweepTask, folder: Path) -> Failure | None:
@@ -109,13 +124,8 @@ class Failure:
 
 def carry_out(task: SweepTask, folder: Path) -> None:
     """Replay one task and write its files; the key comes last, so that a torn task counts as none."""
-    batch.carry_out(_inputs(task.sources()), batch.Task(task.run(), str(event_file(task, folder))))
+    batch.carry_out(inputs_of(task.sources()), batch.Task(task.run(), str(event_file(task, folder))))
     write_origin(_key_file(task, folder), task.made_from)
-
-
-@lru_cache(maxsize=1)
-def _inputs(sources: Sources) -> Inputs:
-    return sources.read()
 
 
 def event_file(task: SweepTask, folder: Path) -> Path:

@@ -7,12 +7,12 @@ Most jobs have ended: their states stay bytes in a :class:`LazyDict` until they 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Generic, TypeVar, overload
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from pydantic_core import from_json
 
@@ -20,7 +20,6 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
 from pliant.schemas.io import profile_to_columns
 from pliant.schemas.job import Gpus, Job
-from pliant.schemas.profile import Profile
 from pliant.schemas.shares import Owner
 from pliant.tools.schedule.jobs import (
     BatchChange,
@@ -35,14 +34,14 @@ from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change
 
+if TYPE_CHECKING:
+    from pliant.schemas.profile import Profile
+
 T = TypeVar("T")
 _ALWAYS: Final = frozenset(("arrival", "reference_batch", "total_samples"))
 """Attributes without a default, kept whatever their value."""
 _JOB: Final = tuple(name for name in JobState.__slots__ if name not in ("spec", "id", "kind"))
 _NODE: Final = NodeState.__slots__
-_ANY_JOB: Final = JobState(Job(id="a", submit_time=0.0, model="a", gpus=Gpus(requested=1)), 1, None)
-_ARRIVED: Final = {name: getattr(_ANY_JOB, name) for name in _JOB}
-"""The attributes of a job that has just arrived."""
 _PARTS: Final = frozenset(
     (
         *("policy", "cluster", "capacities", "nodes", "speeds", "free", "jobs", "ended", "changes", "past"),
@@ -74,6 +73,8 @@ class Basis:
     def of(cls, cluster: Cluster, profile: Profile | None, origin_s: float = 0.0) -> Basis:
         columns = None if profile is None else profile_to_columns(profile.rows)
         text = json.dumps([cluster.model_dump(mode="json"), columns])
+        import hashlib
+
         return cls(hashlib.sha256(text.encode()).hexdigest(), origin_s)
 
 
@@ -210,6 +211,13 @@ def states_kept_small(
     return LazyDict.of(states, lambda job_id, raw: _SavedState(job_id, from_json(raw), spec_of), encode_state)
 
 
+@cache
+def _arrived() -> dict[str, Any]:
+    """The attributes of a job that has just arrived."""
+    job = JobState(Job(id="a", submit_time=0.0, model="a", gpus=Gpus(requested=1)), 1, None)
+    return {name: getattr(job, name) for name in _JOB}
+
+
 class _SavedState(JobState):
     """The state of a job whose specification is looked up on first use."""
 
@@ -219,7 +227,7 @@ class _SavedState(JobState):
         self.id = job_id
         self._spec: Job | None = None
         self._spec_of = spec_of
-        for name, value in _ARRIVED.items():
+        for name, value in _arrived().items():
             setattr(self, name, value)
         for name, value in values.items():
             setattr(self, name, _SHAPES[name](_shaped(value)) if name in _SHAPES else _shaped(value))
@@ -237,10 +245,11 @@ class _SavedState(JobState):
 
 def encode_state(state: JobState) -> bytes:
     """A job's state without its specification: what differs from a job that has just arrived."""
+    arrived = _arrived()
     values = {
         name: _plain(value)
         for name in _JOB
-        if (value := getattr(state, name)) != _ARRIVED[name] or name in _ALWAYS
+        if (value := getattr(state, name)) != arrived[name] or name in _ALWAYS
     }
     return json.dumps(values, separators=(",", ":")).encode()
 

@@ -112,7 +112,7 @@ def test_one_job_of_each_shape_is_checked_against_the_schema(monkeypatch: pytest
 
 
 def test_a_line_that_the_schema_writes_otherwise_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_lines, "numbers", lambda values: ["1"])
+    monkeypatch.setattr(job_lines, "_number_texts", lambda values: ["1"])
     block = block_of(["a"])
     one = np.ones(1)
     with pytest.raises(AssertionError, match="which the schema writes as"):

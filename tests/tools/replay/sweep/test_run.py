@@ -9,7 +9,9 @@ import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import read_events, read_jobs, write_cluster, write_jobs
+from pliant.tools.replay import batch
 from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.inputs import Inputs, Sources
 from pliant.tools.replay.sweep.recipe import read_sweep
 from pliant.tools.replay.sweep.run import (
     KEYS,
@@ -304,3 +306,21 @@ def test_a_wrong_sweep_says_what_is_wrong(folder: Path, old: str, new: str, mess
     (folder / "sweep.toml").write_text(SWEEP.replace(old, new))
     with pytest.raises(BadInputError, match=message):
         tasks_of(folder)
+
+
+def test_forked_workers_share_what_was_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job file that is gone after the parent has read it stops no worker."""
+    if not batch.can_fork():
+        pytest.skip("another thread runs here: workers are fresh processes")
+    tasks = [task for task in tasks_of(folder) if task.jobs.endswith("trace.jsonl")]
+    read = Sources.read
+
+    def read_once(sources: Sources) -> Inputs:
+        try:
+            return read(sources)
+        finally:
+            Path(sources.jobs).unlink()
+
+    monkeypatch.setattr(Sources, "read", read_once)
+    assert len(tasks) == 3
+    assert sweep(tasks, folder / "out", workers=2) == []

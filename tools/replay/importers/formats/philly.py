@@ -5,13 +5,19 @@ The CSV has the columns timestamp, duration (s), num_gpus, gpu_time (s), cluster
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.file_io.parquet import text_array
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks, settle
 from pliant.tools.replay.importers.conversion import (
+    NOTHING,
     Conversion,
     DroppedRowError,
     InputRow,
@@ -23,10 +29,13 @@ from pliant.tools.replay.importers.conversion import (
     executed_job,
     parse_timestamp,
 )
-from pliant.tools.replay.importers.job_lines import JobBlock, executed_jobs
+from pliant.tools.replay.importers.job_lines import JobBlock, are_within, executed_jobs
 from pliant.tools.replay.importers.reading import csv_blocks, first_line, json_rows
+from pliant.tools.replay.recorded import label_of
 
 REDUCED: Final = ("timestamp", "duration", "num_gpus")
+_ROWS: Final = 1000
+"""Jobs of a log that become a block."""
 _RESIZED: Final = "a job whose attempts had different numbers of GPUs requests the largest"
 _UNENDED: Final = "an attempt without an end was left out of its job's work"
 _BACKWARDS: Final = "an attempt that ended before it started took no time"
@@ -41,10 +50,106 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job | JobBloc
             yield from convert_blocks(blocks, _reduced_jobs)
         else:
             conversion.summary.assume("work is summed over a job's attempts, failed ones included")
-            yield from conversion.convert(json_rows(path), partial(_job, conversion))
+            for rows in _batches(json_rows(path)):
+                jobs = _jobs(rows, conversion)
+                if jobs is not None:
+                    yield jobs
+                else:
+                    yield from conversion.convert(rows, partial(_job, conversion))
+
+
+def _batches(rows: Iterator[InputRow]) -> Iterator[list[InputRow]]:
+    """The rows, those before a place that is not readable included."""
+    found: list[InputRow] = []
+    try:
+        for row in rows:
+            found.append(row)
+            if len(found) == _ROWS:
+                yield found
+                found = []
+    except BadInputError:
+        yield found
+        raise
+    if found:
+        yield found
+
+
+class PhillyJob(NamedTuple):
+    """What a job is made of; texts that say nothing are empty."""
+
+    job_id: str
+    submit_time_s: float
+    gpus: int
+    gpu_seconds: float
+    runs: list[tuple[float, float, int]]
+    user: str
+    status: str
+    vc: str
+    attempts: str
+
+
+def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
+    """As :func:`_job`, which makes single ones. Returns None if a row is malformed."""
+    found: list[PhillyJob] = []
+    lines: list[int] = []
+    assumed: list[tuple[int, str]] = []
+    dropped: Counter[str] = Counter()
+    try:
+        for row in rows:
+            try:
+                found.append(_read_job(row, lambda sentence: assumed.append((len(found), sentence))))
+                lines.append(row.line or 0)
+            except DroppedRowError as reason:
+                dropped[str(reason)] += 1
+        ids = text_array([job.job_id for job in found])
+        runs = WordColumn.of([label_of(job.runs, job.submit_time_s, job.gpus) for job in found])
+        user, status, vc, attempts = (
+            WordColumn.of([getattr(job, name) for job in found])
+            for name in ("user", "status", "vc", "attempts")
+        )
+        text_array([*user.texts, *status.texts, *vc.texts])
+    except (MalformedRowError, UnicodeEncodeError):
+        return None
+    submit_time_s, gpus, gpu_seconds = (
+        np.array([float(getattr(job, name)) for job in found])
+        for name in ("submit_time_s", "gpus", "gpu_seconds")
+    )
+    if not are_within(submit_time_s, gpus, gpu_seconds).all():
+        return None
+    block = RowBlock(conversion, rows[0].source if rows else "", np.array(lines, dtype=np.int64), {})
+    for place, sentence in assumed:
+        block.assume_row(place, sentence)
+    block.dropped = list(dropped.items())
+    conversion.count_rows(len(rows) - len(found))
+    made = executed_jobs(
+        block,
+        block.new_ids(ids),
+        submit_time_s,
+        gpus,
+        gpu_seconds / gpus,
+        gpu_seconds=gpu_seconds,
+        user=user,
+        labels={"trace": "philly", "status": status, "vc": vc, "attempts": attempts},
+        runs=runs,
+    )
+    settle(block)
+    return made
 
 
 def _job(conversion: Conversion, row: InputRow) -> Job:
+    found = _read_job(row, conversion.summary.assume_here)
+    return executed_job(
+        conversion.new_id(found.job_id),
+        found.submit_time_s,
+        found.gpus,
+        found.gpu_seconds,
+        user=found.user,
+        labels={"trace": "philly", "status": found.status, "vc": found.vc, "attempts": found.attempts},
+        runs=found.runs,
+    )
+
+
+def _read_job(row: InputRow, assume: Callable[[str], None]) -> PhillyJob:
     for name in ("jobid", "submitted_time", "attempts"):
         if name not in row.values:
             raise MalformedRowError(name, "is missing")
@@ -54,24 +159,26 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
     submit_time_s = row.optional_timestamp("submitted_time")
     if submit_time_s is None:
         raise DroppedRowError(Reason.NO_SUBMISSION)
-    gpus, runs = _executed(row.values["attempts"], conversion)
-    return executed_job(
-        conversion.new_id(job_id),
+    gpus, runs = _executed(row.values["attempts"], assume)
+    return PhillyJob(
+        job_id,
         submit_time_s,
         gpus,
         sum(held * (end_s - start_s) for start_s, end_s, held in runs),
+        runs,
         user=str(row.values.get("user") or ""),
-        labels={
-            "trace": "philly",
-            "status": row.values.get("status"),
-            "vc": row.values.get("vc"),
-            "attempts": len(row.values["attempts"]),
-        },
-        runs=runs,
+        status=_label(row.values.get("status")),
+        vc=_label(row.values.get("vc")),
+        attempts=str(len(row.values["attempts"])),
     )
 
 
-def _executed(attempts: Any, conversion: Conversion) -> tuple[int, list[tuple[float, float, int]]]:
+def _label(value: object) -> str:
+    text = "" if value is None else str(value)
+    return "" if text.lower() in NOTHING else text
+
+
+def _executed(attempts: Any, assume: Callable[[str], None]) -> tuple[int, list[tuple[float, float, int]]]:
     """GPUs of the largest attempt; start, end and GPUs of all that held some for a time."""
     if not isinstance(attempts, list):
         raise MalformedRowError("attempts", "is not a list")
@@ -89,11 +196,11 @@ def _executed(attempts: Any, conversion: Conversion) -> tuple[int, list[tuple[fl
     if not runs:
         raise DroppedRowError(Reason.NO_DURATION)
     if any(end < start for _, start, end in ended):
-        conversion.summary.assume_here(_BACKWARDS)
+        assume(_BACKWARDS)
     if len(sizes) > 1:
-        conversion.summary.assume_here(_RESIZED)
+        assume(_RESIZED)
     if len(ended) < len(started):
-        conversion.summary.assume_here(_UNENDED)
+        assume(_UNENDED)
     return max(sizes), runs
 
 

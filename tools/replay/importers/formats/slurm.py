@@ -8,18 +8,24 @@ own id, one after the other: they become one job.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.files import read_bytes, source_name
 from pliant.schemas.file_io.json_lines import parse_json
+from pliant.schemas.file_io.parquet import compute, text_array
 from pliant.schemas.job import Job
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_usual, matches, truths
 from pliant.tools.replay.importers.conversion import (
+    NOTHING,
     Conversion,
     DroppedRowError,
     InputRow,
@@ -32,27 +38,36 @@ from pliant.tools.replay.importers.conversion import (
     executed_seconds,
     parse_number,
 )
-from pliant.tools.replay.importers.reading import csv_rows, first_line
+from pliant.tools.replay.importers.job_lines import JobBlock, are_within, executed_jobs
+from pliant.tools.replay.importers.reading import csv_blocks, first_line
+
+if TYPE_CHECKING:
+    from pliant.tools.replay.importers.blocks import Marks, Numbers
 
 COLUMNS: Final = ("JobID", "Submit", "Start")
 TIMES: Final = ("ElapsedRaw", "Elapsed", "End")
 SIZES: Final = ("AllocTRES", "ReqTRES", "AllocGRES", "ReqGRES")
 _GOING_ON: Final = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING")
+_STEPS: Final = "are steps of jobs"
 _TRES: Final = re.compile(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d{1,18})(?!\d)", re.ASCII)
 _GRES: Final = re.compile(r"(?:^|,)(?:gres:)?gpu(?::([^:,(]*[^:,(0-9][^:,(]*))?:(\d{1,18})(?!\d)", re.ASCII)
 _ELAPSED: Final = re.compile(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})(?:\.\d+)?", re.ASCII)
 
 
-def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
+def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job | JobBlock]:
     assume_no_models(conversion)
     assume_utc(conversion)
+    make_each = partial(_each_job, conversion)
     for path in paths:
         if first_line(path).lstrip().startswith("{"):
-            rows = _json_rows(path)
+            yield from make_each(_json_rows(path))
         else:
-            found = csv_rows(path, conversion, COLUMNS, delimiter="|", quoted=False, written_by="sacct -P")
-            rows = _checked(found)
-        yield from conversion.convert(_whole_jobs(rows, conversion), partial(_job, conversion))
+            blocks = csv_blocks(path, conversion, COLUMNS, delimiter="|", quoted=False, written_by="sacct -P")
+            yield from convert_usual(_whole_groups(_checked(blocks)), _jobs, make_each)
+
+
+def _each_job(conversion: Conversion, rows: Iterator[InputRow]) -> Iterator[Job]:
+    return conversion.convert(_whole_jobs(rows, conversion), partial(_job, conversion))
 
 
 def _json_rows(path: str) -> Iterator[InputRow]:
@@ -123,21 +138,138 @@ def _whole_jobs(rows: Iterator[InputRow], conversion: Conversion) -> Iterator[In
             yield replace(runs[-1], values={**runs[-1].values, "earlier": runs[:-1]})
 
 
-def _checked(rows: Iterator[InputRow]) -> Iterator[InputRow]:
-    """The rows, after a look at the columns of the first."""
-    for number, row in enumerate(rows):
-        if number == 0:
-            for names in (TIMES, SIZES):
-                if not any(name in row.values for name in names):
-                    text_ = f"has none of the columns {', '.join(names)}: add one to sacct --format"
-                    raise BadInputError.one(source_name(row.source), text_, line=1)
-        yield row
+def _checked(blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
+    """The blocks, after a look at the columns of the first row."""
+    for block in blocks:
+        for names in (TIMES, SIZES):
+            if len(block) and not any(name in block for name in names):
+                text_ = f"has none of the columns {', '.join(names)}: add one to sacct --format"
+                raise BadInputError.one(source_name(block.source), text_, line=1)
+        yield block
+
+
+def _whole_groups(blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
+    """The same rows; those of one job, its steps and its runs, are in one block."""
+    held: RowBlock | None = None
+    for each in blocks:
+        block = each if held is None else held.followed_by(each)
+        last = int(np.flatnonzero(_begins(block))[-1]) if len(block) else 0
+        if last:
+            yield block.part(0, last)
+        held = block.part(last, len(block)) if last else block
+    if held is not None:
+        yield held
+
+
+def _begins(block: RowBlock) -> Marks:
+    """The rows of another job than the row before them; a step has the id of its job before a dot."""
+    ids = block.columns["JobID"]
+    if matches(ids, r"\.").any():
+        ids = text_array([text.partition(".")[0] for text in ids.to_pylist()])
+    return np.append(True, truths(compute("not_equal", ids.slice(1), ids.slice(0, len(ids) - 1))))
+
+
+def _jobs(block: RowBlock) -> JobBlock | None:
+    """As :func:`_job`. Returns None if a row is malformed, or a job has several runs or only an end."""
+    steps = matches(block.columns["JobID"], r"\.")
+    if (np.bincount(np.cumsum(_begins(block)), ~steps) > 1).any():
+        return None
+    try:
+        return _usual_jobs(block, steps)
+    except MalformedRowError:
+        return None
+
+
+def _usual_jobs(block: RowBlock, steps: Marks) -> JobBlock | None:
+    block.text("JobID")
+    block.drop(steps, _STEPS)
+    submit_time_s = block.timestamp("Submit")
+    state = block.optional_text("State").map(lambda text: text.partition(" ")[0])
+    gpus, gpu_type = _gpu_columns(block)
+    start_s = block.optional_timestamp("Start")
+    block.drop(np.isnan(start_s), Reason.NEVER_STARTED)
+    block.drop(gpus == 0, Reason.NO_GPU)
+    block.drop(state.marks(lambda text: text in _GOING_ON), Reason.NOT_FINISHED)
+    seconds = block.optional_number("ElapsedRaw")
+    seconds = np.where(np.isnan(seconds), _spelled(block, "Elapsed", math.nan), seconds)
+    suspended_s = _spelled(block, "Suspended", 0.0)
+    limit = block.optional_text("TimelimitRaw").map(_limit)
+    if block.problems or np.isnan(seconds[block.live]).any():
+        return None
+    block.drop(seconds == 0, Reason.NO_DURATION)
+    if not are_within(submit_time_s, gpus, gpus * seconds)[block.live].all():
+        return None
+    labels: dict[str, str | WordColumn] = {
+        "trace": "slurm",
+        "status": state.map(_said),
+        "partition": block.optional_text("Partition"),
+        "name": block.optional_text("JobName"),
+        "nodes": block.optional_text("NNodes"),
+        "gpu_type": gpu_type,
+        "qos": block.optional_text("QOS"),
+        "slurm_priority": block.optional_text("Priority"),
+        "node_list": block.optional_text("NodeList").map(
+            lambda text: _said(text.removeprefix("None assigned"))
+        ),
+        "time_limit": limit,
+    }
+    return executed_jobs(
+        block,
+        block.ids("JobID"),
+        submit_time_s,
+        gpus,
+        seconds,
+        user=block.optional_text("User"),
+        labels=labels,
+        start_s=start_s,
+        end_s=start_s + seconds + suspended_s,
+    )
+
+
+def _gpu_columns(block: RowBlock) -> tuple[Numbers, WordColumn]:
+    """As :func:`_gpus`.
+
+    :raises MalformedRowError: a number of nodes is none.
+    """
+    gpus, types = np.zeros(len(block)), np.full(len(block), "", dtype=object)
+    for name in SIZES:
+        words = block.optional_text(name)
+        counted = [
+            _counted((_TRES if name.endswith("TRES") else _GRES).findall(text)) for text in words.texts
+        ]
+        found = np.array([float(count) for count, _ in counted])[words.places]
+        if not name.endswith("TRES"):
+            nodes = block.optional_text("NNodes")
+            numbers = [float(int(parse_number(text or "1", "NNodes"))) for text in nodes.texts]
+            found = found * np.array(numbers)[nodes.places]
+        rows = (gpus == 0) & (found > 0)
+        gpus[rows] = found[rows]
+        types[rows] = np.array([kinds for _, kinds in counted], dtype=object)[words.places[rows]]
+    return gpus, WordColumn.of(types.tolist()).map(_said)
+
+
+def _spelled(block: RowBlock, name: str, unstated: float) -> Numbers:
+    """As :func:`_spelled_seconds`."""
+
+    def read_one(row: InputRow) -> float:
+        return _spelled_seconds(row, name) if row.optional_text(name) else unstated
+
+    return block.read_words(name, read_one)
+
+
+def _limit(minutes: str) -> str:
+    """The label of a time limit."""
+    return f"{60 * parse_number(minutes, 'TimelimitRaw'):.0f}" if minutes.isdecimal() else ""
+
+
+def _said(text: str) -> str:
+    return "" if text.lower() in NOTHING else text
 
 
 def _job(conversion: Conversion, row: InputRow) -> Job:
     job_id = row.text("JobID")
     if "." in job_id:
-        raise DroppedRowError("are steps of jobs")
+        raise DroppedRowError(_STEPS)
     row.timestamp("Submit")  # a row without it is malformed, whatever else it says
     state = row.optional_text("State").partition(" ")[0]
     gpus, gpu_type = _gpus(row)

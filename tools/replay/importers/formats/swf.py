@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from pliant.schemas.file_io.files import source_name
+import numpy as np
+
 from pliant.schemas.job import GpuTimeWork, Job
 from pliant.schemas.quantities import read_duration
+from pliant.tools.replay.importers.blocks import RowBlock, convert_usual
 from pliant.tools.replay.importers.conversion import (
     Conversion,
     DroppedRowError,
@@ -22,7 +24,8 @@ from pliant.tools.replay.importers.conversion import (
     assume_no_models,
     executed_job,
 )
-from pliant.tools.replay.importers.reading import open_text
+from pliant.tools.replay.importers.job_lines import JobBlock, are_within, executed_jobs
+from pliant.tools.replay.importers.reading import word_blocks
 from pliant.tools.replay.recorded import runs_of
 
 COLUMNS: Final = (
@@ -49,31 +52,51 @@ _LABELS: Final = {
     "think_time": "think_time_s",
 }
 """Labels by column."""
+_PARTS: Final = "are parts of jobs, whose sum is in a line of its own"
 
 
-def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
+def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job | JobBlock]:
     assume_no_models(conversion)
     conversion.summary.assume("processors are read as GPUs")
+    make_each = partial(conversion.convert, make=partial(_job, conversion))
     for path in paths:
-        yield from conversion.convert(_rows(path, conversion), partial(_job, conversion))
+        yield from convert_usual(word_blocks(path, conversion, COLUMNS), _jobs, make_each)
 
 
 FORMAT: Final = TraceFormat("swf", read, absolute=False)
 
 
-def _rows(path: str, conversion: Conversion) -> Iterator[InputRow]:
-    source = source_name(path)
-    with open_text(path) as stream:
-        for line, content in enumerate(stream, 1):
-            fields = content.split()
-            if not fields or fields[0].startswith(";"):
-                continue
-            if len(fields) == len(COLUMNS):
-                values = zip(COLUMNS, fields, strict=True)
-                yield InputRow(source, line, {name: "" if text == "-1" else text for name, text in values})
-            else:
-                message = f"has {len(fields)} fields separated by blanks, expected {len(COLUMNS)}"
-                conversion.refuse_row(source, line, message)
+def _jobs(block: RowBlock) -> JobBlock | None:
+    """As :func:`_job`. Returns None if a row is malformed."""
+    names = ("submit", "wait", "run", "allocated", "requested")
+    submit_time_s, wait_s, run_s, allocated, requested = map(block.optional_number, names)
+    gpus = np.where(np.isnan(allocated), requested, allocated)
+    if block.problems or not (gpus == np.floor(gpus)).all():
+        return None
+    status = block.optional_text("status").map(lambda text: STATUS.get(text, ""))
+    block.drop(np.isnan(submit_time_s), Reason.NO_SUBMISSION)
+    block.drop(gpus == 0, "asked for no processor")
+    idle = np.isnan(run_s) | (run_s == 0)
+    block.drop(idle & status.marks(lambda text: text == "CANCELLED"), Reason.NEVER_STARTED)
+    block.drop(idle, Reason.NO_DURATION)
+    block.drop(status.marks(lambda text: text == "PARTIAL"), _PARTS)
+    block.text("job")
+    if block.problems or not are_within(submit_time_s, gpus, gpus * run_s)[block.live].all():
+        return None
+    return executed_jobs(
+        block,
+        block.ids("job"),
+        submit_time_s,
+        gpus,
+        run_s,
+        user=block.optional_text("user").map(lambda user: f"u{user}" if user else ""),
+        labels={
+            "trace": "swf",
+            "status": status,
+            **{label: block.optional_text(name) for name, label in _LABELS.items()},
+        },
+        start_s=submit_time_s + wait_s,
+    )
 
 
 def _job(conversion: Conversion, row: InputRow) -> Job:
@@ -87,7 +110,7 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
     if not run_s:
         raise DroppedRowError(Reason.NEVER_STARTED if status == "CANCELLED" else Reason.NO_DURATION)
     if status == "PARTIAL":
-        raise DroppedRowError("are parts of jobs, whose sum is in a line of its own")
+        raise DroppedRowError(_PARTS)
     user = row.optional_text("user")
     start_s = None if wait_s is None else submit_time_s + wait_s
     return executed_job(
