@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.parts.installed import as_installed
-from experiments.harness.data import data_folder
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.file_io.garbage import spared_by_garbage_collection
 from pliant.schemas.io import write_cluster, write_jobs
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from benchmarks.parts.figure import Figure
 
 SEED: Final = 20250117
-DATA: Final = data_folder()
 PROFILE: Final = "profile.parquet"
 CONVERGENCE: Final = "convergence.parquet"
 W6_LIMITS: Final = {
@@ -123,9 +121,10 @@ def smallest() -> list[Figure]:
 def _workload_6(processes: Mapping[str, int]) -> list[Figure]:
     """Costs in calibration units."""
     from benchmarks.parts.figure import Figure
+    from experiments.harness.data import data_folder  # it imports the importers, which no replay needs
     from pliant.tools.replay.importers.run import import_trace
 
-    source = DATA / "pollux"
+    source = data_folder() / "pollux"
     limits = {key: limit for key, limit in W6_LIMITS.items() if key[0] in processes}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -87,7 +87,7 @@ class OutOfMemoryError(ServiceMissingError):
         after = f" after {so_far}" if so_far else ""
         super().__init__(
             f"memory ran out{after}; nothing was half-written: give this process more memory "
-            "(a replay takes about 2.5 GB for a million jobs), or less to do"
+            "(a replay takes 0.4 to 2.5 GB for a million jobs), or less to do"
         )
 
 
