@@ -4,17 +4,20 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NAME ?=
+PIP := --quiet --disable-pip-version-check --no-compile -c constraints.txt
 TESTS ?= -n 3 --dist worksteal
 # Byte code is kept, whatever the shell says: tests and demo start the program some hundred times.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test check lint types bench gpu-check chaos experiment house docs site clean
 
-# The exact torch version comes first and alone: a range would let pip choose another build.
+# The exact torch version comes first and alone: a range would let pip choose another build. To compile all
+# 15,000 modules takes a minute; what is imported is compiled then, PyTorch at once as tests start side by side.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install $(PIP) torch==2.13.0
+	$(BIN)/python -m pip install $(PIP) -e '.[dev]'
+	$(BIN)/python -c 'import torch._dynamo'
 	touch $@
 
 demo: $(STAMP)
