@@ -10,8 +10,9 @@ follow in every epoch; ``tight`` with a grace of :data:`TIGHT`.
 ``promise``: see :mod:`benchmarks.parts.promise`.
 ``makespan_mode``: with a worth of GPUs to jobs to come, :data:`FUTURE`. The limits of the unfair fraction and
 the worst FTF are those of Ares on the same jobs, that of the makespan is Pollux's.
-``over_lower_bound``, ``makespan_over_best``, ``ones_trace`` and ``sia_mixed`` are of the parts
-:mod:`~benchmarks.parts.shadow_price_ratios` and :mod:`~benchmarks.parts.sia_mixed`, which renew them alone.
+``over_lower_bound``, ``makespan_over_best``, ``ones_trace``, ``sia_mixed`` and ``unknown_regained`` are of
+the parts :mod:`~benchmarks.parts.shadow_price_ratios`, :mod:`~benchmarks.parts.sia_mixed` and
+:mod:`~benchmarks.parts.unknown_work`, which renew them alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.parts import mistaken_work, promise, shadow_price_ratios, sia_artifact, sia_mixed
+from benchmarks.parts import (
+    mistaken_work,
+    promise,
+    shadow_price_ratios,
+    sia_artifact,
+    sia_mixed,
+    unknown_work,
+)
 from benchmarks.parts.figure import Figure, need_data
 from benchmarks.parts.pollux_workloads import (
     IN_PLACE,
@@ -76,6 +84,7 @@ def figures(
         *crowded(),
         *shadow_price_ratios.figures(),
         *sia_mixed.figures(),
+        *unknown_work.figures(),
     ]
 
 
@@ -89,6 +98,7 @@ def smallest() -> list[Figure]:
         *crowded({(64, 4): 20.0}, rounds=1),
         *shadow_price_ratios.figures(("w6",), jobs_limit=3, smoke=True),
         *sia_mixed.figures(("saturn",), jobs_limit=3),
+        *unknown_work.figures(("w6",), jobs_limit=3),
     ]
 
 

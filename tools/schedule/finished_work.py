@@ -31,7 +31,7 @@ from pliant.tools.schedule.jobs import JobState
 Floats = NDArray[np.float64]
 Key = TypeVar("Key")
 Value = TypeVar("Value")
-_ALIKE: Final = 0.1
+_ALIKE: Final = 0.01
 """What the prior counts, in jobs, where those of the group run the same model: they are much alike."""
 _APART: Final = 1.0
 """The same of groups of several models."""

@@ -40,7 +40,7 @@ def test_of_a_job_that_nothing_is_known_of_the_first_stretch_counts(done: float)
 
 def test_a_job_is_taken_to_be_as_long_as_those_of_its_model_were():
     known = knowing(*[at(1e6)] * 8)
-    assert known.left(at(0.0)) == pytest.approx(1e6, rel=0.02)
+    assert known.left(at(1e5)) == pytest.approx(9e5, rel=0.02)
     assert known.left(at(9e5)) == pytest.approx(1e5, rel=0.02)
 
 
@@ -76,8 +76,6 @@ def test_of_jobs_that_are_alike_the_furthest_has_least_left():
 def test_order_changes_nothing_and_what_is_carried_is_all(ended, so_far, done, chance):
     known = knowing(*map(at, ended))
     known.observe([at(each) for each in so_far])
-    other = knowing(*map(at, chance.sample(ended, len(ended) - 1) if len(ended) > 1 else []), *[])
-    del other
     same = FinishedWork()
     same.load(json.loads(json.dumps(known.dump())))
     same.observe([at(each) for each in chance.sample(so_far, len(so_far))])
@@ -122,12 +120,6 @@ def test_the_true_work_of_jobs_that_have_not_ended_changes_no_decision():
     assert {name for _, event, name, _ in seen if event == "start"} >= {"j6", "j7", "j8", "j9"}
     for other in ([70_000.0, 30_000.0, 9000.0, 6000.0], [30_000.0, 6000.0, 70_000.0, 9000.0]):
         assert decisions(jobs_of(other), EARLY_S) == seen
-
-
-def test_it_learns_from_jobs_that_have_ended():
-    """The work of one that has ended changes what follows."""
-    before = decisions(jobs_of(LONG), EARLY_S)
-    assert [each for each in before if each[1] == "finish"]
 
 
 def test_time_and_the_order_of_a_file_change_nothing():
