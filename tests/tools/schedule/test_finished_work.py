@@ -45,7 +45,7 @@ def test_a_job_is_taken_to_be_as_long_as_those_of_its_model_were():
 
 
 def test_a_job_may_be_one_of_the_short_ones_until_it_has_done_more():
-    """Half end after 100, half after 10,000: in the first 100 samples the chance to end is worth 100 / 0.5."""
+    """Half end after 100, half after 10,000: for 100 samples the chance to end is 0.5."""
     known = knowing(*[at(100.0), at(10_000.0)] * 16)
     assert known.left(at(0.0)) == pytest.approx(200.0, rel=0.05)
     assert known.left(at(101.0)) == pytest.approx(9_899.0, rel=0.05)
