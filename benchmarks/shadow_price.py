@@ -10,9 +10,10 @@ follow in every epoch; ``tight`` with a grace of :data:`TIGHT`.
 ``promise``: see :mod:`benchmarks.parts.promise`.
 ``makespan_mode``: with a worth of GPUs to jobs to come, :data:`FUTURE`. The limits of the unfair fraction and
 the worst FTF are those of Ares on the same jobs, that of the makespan is Pollux's.
-``over_lower_bound``, ``makespan_over_best``, ``ones_trace``, ``sia_mixed``, ``deadlines_met`` and ``utility``
-are of the parts :mod:`~benchmarks.parts.shadow_price_ratios`, :mod:`~benchmarks.parts.sia_mixed` and
-:mod:`~benchmarks.parts.sp_deadlines`, which renew them alone.
+``over_lower_bound``, ``makespan_over_best``, ``ones_trace``, ``sia_mixed``, ``deadlines_met``, ``utility`` and
+``unknown_regained`` are of the parts :mod:`~benchmarks.parts.shadow_price_ratios`,
+:mod:`~benchmarks.parts.sia_mixed`, :mod:`~benchmarks.parts.sp_deadlines` and
+:mod:`~benchmarks.parts.unknown_work`, which renew them alone.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from benchmarks.parts import (
     sia_artifact,
     sia_mixed,
     sp_deadlines,
+    unknown_work,
 )
 from benchmarks.parts.figure import Figure, need_data
 from benchmarks.parts.pollux_workloads import (
@@ -85,6 +87,7 @@ def figures(
         *shadow_price_ratios.figures(),
         *sia_mixed.figures(),
         *sp_deadlines.figures(),
+        *unknown_work.figures(),
     ]
 
 
@@ -99,6 +102,7 @@ def smallest() -> list[Figure]:
         *shadow_price_ratios.figures(("w6",), jobs_limit=3, smoke=True),
         *sia_mixed.figures(("saturn",), jobs_limit=3),
         *sp_deadlines.figures(("half_testbed",), seeds=(0,), jobs_limit=6),
+        *unknown_work.figures(("w6",), jobs_limit=3),
     ]
 
 

@@ -72,6 +72,14 @@ def demand_rate(job: JobState, speeds: Speeds) -> tuple[int, float]:
     return 0, 0.0
 
 
+def gpu_s_per_sample(job: JobState, speeds: Speeds) -> float:
+    """GPU-seconds of a sample at the size of :func:`demand_gpu_s`; 0 for a job without one."""
+    for gpus in (job.spec.gpus.requested, *sizes_below(job)):
+        if _runs(job, gpus, speeds):
+            return gpus / speeds.best_rate(job, gpus)
+    return 0.0
+
+
 def rate_of_all_work(job: JobState, gpus: int, speeds: Speeds) -> float:
     """Samples per second from beginning to end, over all batches that the job changes to by itself.
 

@@ -18,6 +18,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from pliant.tools.schedule.demand import gpu_s_per_sample
+from pliant.tools.schedule.finished_work import FinishedWork, Progress
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import Pool
 from pliant.tools.schedule.policies.shadow_price.curves import (
@@ -64,6 +66,7 @@ class Knowledge:
         """By the logarithm of the samples done, for jobs of unknown work."""
         self._totals: dict[str, list[float]] = {}
         """Samples of the last jobs that ended, by model."""
+        self._finished = FinishedWork()
         self._paces = paces()
         self._speeds: Speeds | None = None
         self._curves: dict[Pool, GoodputCurves] = {}
@@ -88,19 +91,34 @@ class Knowledge:
     def left(self, job: JobState, time_s: float) -> float | None:
         """Samples still to train, expected ones where the job does not state its work; None if unknown.
 
-        Expected is the mean over the jobs of its model that ended after more than it has done.
+        Expected, to look ahead, is the mean over the jobs of its model that ended after more than that.
         """
-        left = job.remaining_samples(time_s)
-        if left is not None and not job.is_speed_guessed:
+        left = _stated_left(job, time_s)
+        if left is not None:
             return left
         done = job.samples_done(time_s)
         longer = [total for total in self._totals.get(job.spec.model, ()) if total > done]
         return fmean(longer) - done if longer else None
 
     def work(self, job: JobState, per_gpu: float, time_s: float) -> float:
-        """The same, of unknown work what its queue says, at ``per_gpu`` samples per GPU-second."""
-        left = self.left(job, time_s)
-        return _queue_gpu_s(job, time_s) * per_gpu if left is None else max(left, _LEAST_SAMPLES)
+        """What a job counts as in the order of ends, in samples: of unknown work what finished jobs say.
+
+        Where no job of its model has ended and no profile says how long work takes, it is what its queue
+        says, at ``per_gpu`` samples per GPU-second.
+        """
+        left = _stated_left(job, time_s)
+        if left is not None:
+            return max(left, _LEAST_SAMPLES)
+        if not job.is_speed_guessed:
+            return self._finished.left(self._progress_of(job, time_s))
+        if self._finished.knows(job):
+            return self._finished.left(self._progress_of(job, time_s)) * per_gpu
+        return _queue_gpu_s(job, time_s) * per_gpu
+
+    def follow(self, jobs: Iterable[JobState], time_s: float) -> None:
+        """See how far all active jobs of unknown work have come."""
+        unstated = (job for job in jobs if _stated_left(job, time_s) is None)
+        self._finished.observe(self._progress_of(job, time_s) for job in unstated)
 
     def progress(self, job: JobState, time_s: float) -> float | None:
         """The part of its work that a job has done; None if unknown."""
@@ -112,6 +130,7 @@ class Knowledge:
     def learn(self, job: JobState) -> None:
         known = self._totals.get(job.spec.model, [])
         self._totals[job.spec.model] = [*known, job.samples_done(math.inf)][-_REMEMBERED:]
+        self._finished.learn(self._progress_of(job, math.inf))
 
     def observe(self, job: JobState, time_s: float) -> None:
         noise_scale, speeds = job.noise_scale, self._speeds
@@ -180,6 +199,7 @@ class Knowledge:
             "noise_by_samples": self._by_samples.dump(),
             "pace": self._paces.dump(),
             "totals": dict(sorted(self._totals.items())),
+            "finished": self._finished.dump(),
         }
 
     def load(self, state: Any) -> None:
@@ -187,7 +207,14 @@ class Knowledge:
         self._by_samples.load(state["noise_by_samples"])
         self._paces.load(state["pace"])
         self._totals = dict(state["totals"])
+        self._finished.load(state["finished"])
         self._ahead = {}
+
+    def _progress_of(self, job: JobState, time_s: float) -> Progress:
+        """In GPU-seconds instead of samples where no profile says how long these take."""
+        if job.is_speed_guessed or self._speeds is None:
+            return Progress(job, job.attained_service_s(time_s), 1.0)
+        return Progress(job, job.samples_done(time_s), gpu_s_per_sample(job, self._speeds) or 1.0)
 
     def _ahead_of(self, job: JobState, curve: GoodputCurve, line: Floats) -> Ahead:
         key = (curve, _pace_key(job))
@@ -204,6 +231,11 @@ class Knowledge:
 def held_speed(job: JobState, speeds: Speeds) -> float:
     """Samples per second of a job that holds GPUs: its batch, and the nodes where it is."""
     return speeds.rate_at(job, job.placement, job.global_batch)
+
+
+def _stated_left(job: JobState, time_s: float) -> float | None:
+    """Samples still to train; None where the job states no work, also where some is predicted."""
+    return None if job.predicted or job.is_speed_guessed else job.remaining_samples(time_s)
 
 
 def _efficiency(noise_scale: float, base: int, batch: int) -> float:

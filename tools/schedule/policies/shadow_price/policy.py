@@ -61,10 +61,12 @@ class ShadowPrice(Policy):
     GPUs go by price. Jobs that are given up come last, and keep their latest end. Jobs without a deadline
     share what the plan leaves. Where GPU types differ, and for unknown work, deadlines are not heeded.
 
-    Unstated work is expected to be that of the jobs of the model that ended before and were longer than what
-    the job has done. Where there are none it is taken to be as much as the job has had already, in steps of a
-    factor of four; within a step the first to come is first. With ``--demand predicted`` it is what is
-    predicted.
+    Unstated work is what finished jobs have shown: those that the user submitted alike, of the user's model,
+    of the model, of the user, the team, and all, the wider where the narrower says little; how far jobs that
+    train have come counts, too. A job goes by the least of work over the chance to end in it (Gittins's
+    index), given what it has done, with ``--demand predicted`` as well. Without a profile, and until a job of
+    the model has ended, work is taken to be as much as the job has had already, in steps of a factor of four;
+    within a step the first to come is first.
 
     Short jobs come first, and a long one waits, but not without bound. No job ends later than it would under
     equal shares, had it been submitted a grace later: in a reference schedule that deals all GPUs out
@@ -96,7 +98,7 @@ class ShadowPrice(Policy):
     priority_means: ClassVar[str] = "of up to three priorities the higher comes first; latest ends hold"
     weight_means: ClassVar[str] = "the completion time of a job counts as often as its weight says"
     rebuilds_state: ClassVar[bool] = False
-    state_version: ClassVar[int] = 2
+    state_version: ClassVar[int] = 3
 
     def __init__(
         self,
@@ -186,6 +188,7 @@ class ShadowPrice(Policy):
                 self._known.learn(change.job)
         for job in snapshot.jobs.values():
             self._known.observe(job, snapshot.time_s)
+        self._known.follow(snapshot.jobs.values(), snapshot.time_s)
         bound = self._bound if len(snapshot.speeds.gpu_types) == 1 else None
         if bound is not None:
             bound.follow(snapshot, self._known)

@@ -79,14 +79,27 @@ def test_a_job_of_unknown_work_falls_behind_when_it_has_had_much():
     assert decided(held, 3600.0) == {"stated": 4}
 
 
-def test_predicted_work_counts_like_stated_work():
+def test_predicted_work_counts_like_unknown_work():
+    """What jobs alike have shown says more: nothing changes, whatever is predicted."""
     held = _with([_elastic("stated", 1000)])
     silent = held.submit(job("predicted", low=1, high=4), 0.0)
     silent.hide_work()
-    silent.total_samples = 500.0
-    assert decided(held, 60.0) == {"predicted": 4}
+    before = decided(held, 60.0)
     silent.total_samples = 5e6
-    assert decided(held, 120.0) == {"stated": 4}
+    assert before == decided(held, 120.0) == {"predicted": 4}
+
+
+def test_work_that_is_not_stated_counts_as_that_of_finished_jobs_of_its_model():
+    held = _with([])
+    for name in ("a", "b", "c"):
+        held.submit(job(name, gpus=1, model="known"), 0.0)
+    held.decide(0.0)
+    for name in ("a", "b", "c"):
+        held.end(name, 1000.0)
+    held.submit(job("silent", low=1, high=4, model="known"), 1000.0)
+    held.submit(_elastic("stated", 1300), 1000.0)
+    assert decided(held, 1000.0) == {"silent": 4}
+    assert decided(held, 1060.0) == {"silent": 4}
 
 
 @pytest.mark.parametrize(("cost_s", "samples", "gpus"), [(1.0, 1e6, 4), (595.0, 1e6, 4), (595.0, 700.0, 1)])
