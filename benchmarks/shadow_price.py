@@ -10,8 +10,8 @@ follow in every epoch; ``tight`` with a grace of :data:`TIGHT`.
 ``promise``: see :mod:`benchmarks.parts.promise`.
 ``makespan_mode``: with a worth of GPUs to jobs to come, :data:`FUTURE`. The limits of the unfair fraction and
 the worst FTF are those of Ares on the same jobs, that of the makespan is Pollux's.
-``over_lower_bound``, ``makespan_over_best``, ``ones_trace``, ``sia_mixed``, ``deadlines_met``, ``utility`` and
-``unknown_regained`` are of the parts :mod:`~benchmarks.parts.shadow_price_ratios`,
+``over_lower_bound``, ``makespan_over_best``, ``ones_trace``, ``sia_mixed``, ``deadlines_met``, ``utility``
+and ``unknown_regained`` are of the parts :mod:`~benchmarks.parts.shadow_price_ratios`,
 :mod:`~benchmarks.parts.sia_mixed`, :mod:`~benchmarks.parts.sp_deadlines` and
 :mod:`~benchmarks.parts.unknown_work`, which renew them alone.
 """
