@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from pliant.schemas.runinfo import PromisedBounds
 
 _HOUR_S = 3600.0
+_NOTICED = 1e-6
+"""Of the dwell time, after an end that is expected: rounding does not make it come too late to be seen."""
+_LEAST_ROUND = 0.02
+"""Of it, between two decisions of which the second awaits an end: that may come later than expected."""
 
 
 class ShadowPrice(Policy):
@@ -73,6 +77,9 @@ class ShadowPrice(Policy):
     equally, in whole GPUs, every ``deal_s`` seconds. A job that would otherwise fall behind it gets what the
     reference gives it. This is a theorem on clusters of one GPU type, where profiles are true up to a factor
     and nothing fails (docs/delay-bound.md); reports hold every run against it (``--reference gps``).
+
+    It decides every 60 s, and while jobs wait also when the next one is to end, at least a fiftieth of
+    ``dwell_s`` after the last time.
 
     rescale_s: seconds that a change costs a running job, where its profile has not measured them.
     dwell_s: seconds after which what a job holds is taken to change; changes have to pay within them.
@@ -203,6 +210,11 @@ class ShadowPrice(Policy):
             decision.targets |= placing.targets(self.retune)
             if bound is not None:
                 bound.expect(shares.members, decision.targets, snapshot.time_s)
+        if len(served) + len(decision.rejected) < len(snapshot.jobs):
+            ends_s = (next_end_s(each, decision.targets, snapshot.time_s) for each in self._shares)
+            if (end_s := min(ends_s, default=math.inf)) < math.inf:
+                soonest_s = snapshot.time_s + _LEAST_ROUND * self.dwell_s
+                decision.ask_again_s = max(end_s + _NOTICED * self.dwell_s, soonest_s)
         return decision
 
     def _shared(self, snapshot: Snapshot, rejected: Container[str], bound: Bound | None) -> list[Shares]:
@@ -257,6 +269,25 @@ class ShadowPrice(Policy):
 def _may_run(job: JobState, gpu_type: str) -> bool:
     """Whether the nodes that are up have what its smallest size demands; they do where it runs."""
     return job.gpus > 0 or job.fits_now(job.spec.min_gpus, gpu_type)
+
+
+def next_end_s(shares: Shares, changed: Mapping[str, Target], time_s: float) -> float:
+    """When the next job is to end whose GPUs another could have then; infinite if none is known to.
+
+    Until the next round they would be idle, which is long where jobs are short and others wait.
+    """
+    members, found = shares.members, math.inf
+    for row in np.flatnonzero(shares.chosen).tolist():
+        job, size = members.jobs[row], shares.chosen[row]
+        left = job.remaining_samples(time_s)
+        if not left or job.is_speed_guessed:
+            continue
+        stays = job.id not in changed and job.gpus
+        rate = float(members.soon[row, size] * (members.scattered[row] if stays else 1.0))
+        begins_s = (job.changed_s if stays else time_s) + float(members.rescale_s[row])
+        if rate > 0:
+            found = min(found, max(time_s, begins_s) + left / rate)
+    return found
 
 
 # Why each job has what it has.

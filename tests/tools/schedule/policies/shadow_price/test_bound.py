@@ -91,7 +91,7 @@ def test_with_concave_scaling_no_job_ends_later_than_promised(jobs, bends):
 def test_without_the_guard_a_long_job_ends_later_than_promised() -> None:
     """Whenever a job is done, a shorter one is there: the longer one waits for all of them."""
     long = job("long", gpus=1, low=1, high=8, work={"samples": 2100})
-    short = [job(f"s{n:02}", at=250 * n, gpus=1, low=1, high=8, work={"samples": 1900}) for n in range(20)]
+    short = [job(f"s{n:02}", at=250 * n, gpus=1, low=1, high=8, work={"samples": 1900}) for n in range(24)]
     jobs = [long, *short]
     assert figures(jobs, CurveThroughput()).jobs_past_gps_bound == 0
     free = figures(jobs, CurveThroughput(), guarded=False)

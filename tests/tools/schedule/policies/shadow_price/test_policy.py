@@ -60,6 +60,26 @@ def test_priorities_that_are_all_the_same_change_nothing():
     assert sizes(_with(plain)) == sizes(_with(first))
 
 
+def test_while_a_job_waits_it_is_asked_again_when_the_next_one_ends():
+    """A start takes 30 s, 400 samples on 4 GPUs 100 s; GPUs that are left to a round would be idle."""
+    first = job("first", gpus=4, work={"samples": 400})
+    alone = _with([first])
+    alone.decide(0.0)
+    assert alone.ask_again_s is None
+    held = _with([first, job("second", gpus=4, work={"samples": 4000})])
+    assert sizes(held) == {"first": 4}
+    assert held.ask_again_s == pytest.approx(130.0, abs=0.01)
+    held.jobs["first"].report_progress(125.0, 390.0)
+    held.decide(125.0)
+    assert held.ask_again_s == pytest.approx(135.0, abs=0.01), "it may end later than expected"
+
+
+def test_where_no_work_is_known_no_end_is_awaited():
+    held = _with([job("first", gpus=4), job("second", gpus=4)])
+    held.decide(0.0)
+    assert held.ask_again_s is None
+
+
 @pytest.mark.parametrize(("weight", "first"), [(1.4, "short"), (1.6, "heavy")])
 def test_the_least_weighted_sum_of_completion_times_decides(weight: float, first: str):
     """Smith's rule: of 1000 and 1500 s the longer comes first where it weighs more than 1.5 times as much."""
