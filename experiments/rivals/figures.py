@@ -29,6 +29,7 @@ def facts(found: Findings) -> Mapping[str, Any]:
         "tables": {ground["title"]: _table(ground) for ground in grounds.values()},
         "varied": {ground["title"]: _varied(ground) for ground in grounds.values() if ground["varied"]},
         "today": {day["title"]: _today(day) for day in found["today"].values() if day["replays"]},
+        "bound_part": _bound_part(found["today"].get("philly", {}).get("replays", {})),
         "absent": [day["file"] for day in found["today"].values() if not day["replays"]],
         "ahead": ahead,
         "count": len(grounds),
@@ -110,6 +111,15 @@ def _varied(ground: Mapping[str, Any]) -> str:
         for assumption, replays in {**usual, **ground["varied"]}.items()
     ]
     return markdown_table(["a change of a job's GPUs", *policies], rows)
+
+
+def _bound_part(replays: Mapping[str, Any]) -> str | None:
+    """Of what shadow-price is behind srtf, what its bound costs; None if it is ahead, or was not replayed."""
+    if not {"srtf", "shadow-price", "shadow-price-unbounded"} <= replays.keys():
+        return None
+    names = ("srtf", "shadow-price", "shadow-price-unbounded")
+    best, ours, free = (replays[name]["mean_jct_s"] for name in names)
+    return f"{(ours - free) / (ours - best):.0%}".replace("%", " %") if ours > best else None
 
 
 def _today(day: Mapping[str, Any]) -> str:

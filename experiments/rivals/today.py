@@ -84,6 +84,8 @@ class Choice:
     knows: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     conditions: Conditions = field(default_factory=Conditions)
+    shown: str = ""
+    """What the page calls it, where that is not the name of the policy."""
 
 
 DAYS: Final = {
@@ -117,6 +119,9 @@ CHOICES: Final = {
     "ares": Choice("ares", "nothing"),
     "srtf": Choice("srtf", "the time"),
     "shadow-price": Choice("shadow-price", "the time"),
+    "shadow-price-unbounded": Choice(
+        "shadow-price", "the time", {"grace": None}, shown="shadow-price, grace=none"
+    ),
     "shadow-price-predicted": Choice(
         "shadow-price", "predictions", conditions=Conditions(demand="predicted")
     ),
@@ -165,7 +170,7 @@ def gathered(done: Mapping[str, Any]) -> Mapping[str, Any]:
             "file": day.file,
             "has_starts": day.has_starts,
             "replays": {
-                choice: {"policy": chosen.policy, "knows": chosen.knows, **done[name]}
+                choice: {"policy": chosen.shown or chosen.policy, "knows": chosen.knows, **done[name]}
                 for choice, chosen in CHOICES.items()
                 if (name := _name(trace, choice)) in done
             },
