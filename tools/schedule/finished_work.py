@@ -141,7 +141,10 @@ class FinishedWork:
         """Ends of stretches, as samples from now on, and the chance to end in each if the job comes to it."""
         chain = self._chain(at)
         scale = _SCALE_GPU_S / at.gpu_s_per_sample
-        tail = (at.done + scale) * _RATIO ** np.arange(1, _STRETCHES) - scale
+        tail = _tail(at.done, scale)
+        furthest = max((float(group.all_seen[-1]) for group in chain), default=0.0)
+        if furthest > tail[-1]:  # the prior alone says what comes after that
+            tail = np.concatenate((tail, _tail(furthest, scale)))
         ends = np.unique(np.concatenate([tail, *(group.totals for group in chain)]))
         ends = ends[ends > at.done]
         begins = np.concatenate(([at.done], ends[:-1]))
@@ -187,6 +190,12 @@ class _Group(NamedTuple):
     all_seen: Floats
     """With those that have not ended, ascending."""
     prior: float
+
+
+def _tail(begin: float, scale: float) -> Floats:
+    """Ends of stretches after ``begin``."""
+    ends: Floats = (begin + scale) * _RATIO ** np.arange(1, _STRETCHES) - scale
+    return ends
 
 
 def _is_same(one: _Group, other: _Group) -> bool:

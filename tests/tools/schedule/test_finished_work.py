@@ -71,6 +71,22 @@ def test_of_jobs_that_are_alike_the_furthest_has_least_left():
     assert known.left(at(3000.0)) < known.left(at(100.0))
 
 
+@pytest.mark.parametrize("count", [1, 100])
+def test_beside_many_jobs_that_came_far_and_did_not_end_a_new_one_is_taken_to_come_as_far(count: int):
+    """1,400 GPU-hours each, in groups none of which is equal to the next."""
+    known, far = FinishedWork(), 5e6
+    others = [
+        {"team": "other", "user": "bob"},
+        {"user": "bob"},
+        {"user": "ann"},
+        {"user": "bob", "model": "this"},
+        {"user": "ann", "model": "this", "gpus": 2},
+        {"user": "ann", "model": "this"},
+    ]
+    known.observe([at(far, **{"model": "its own", **each}) for each in others for _ in range(count)])
+    assert far < known.left(at(0.0, user="ann", model="this")) < 2 * far
+
+
 @settings(deadline=None, max_examples=30)
 @given(AMOUNTS, AMOUNTS, st.floats(0.0, 1e6), st.randoms(use_true_random=False))
 def test_order_changes_nothing_and_what_is_carried_is_all(ended, so_far, done, chance):

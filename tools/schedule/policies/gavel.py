@@ -92,7 +92,7 @@ class Gavel(Policy):
         )
         types = tuple(snapshot.speeds.gpu_types)
         if self._accounts is None or self._accounts.gpu_types != types:
-            self._accounts = Accounts(types)
+            self._accounts, self._renewal = Accounts(types), _UNSOLVED
         if not self.renew_s:
             fractions: Mapping[str, Fractions] = self._fractions(jobs, snapshot)
         else:
@@ -125,13 +125,15 @@ class Gavel(Policy):
     def dump_state(self) -> Any:
         if self._accounts is None:
             return None
-        return self._accounts.dump() | ({"renewal": self._renewal} if self.renew_s else {})
+        kept = {"renewal": self._renewal, "spare": dict(self._spare)} if self.renew_s else {}
+        return self._accounts.dump() | kept
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
         self._accounts = Accounts.load(state)
         time_s, is_stale, fractions = state.get("renewal", _UNSOLVED)
         found = {job_id: tuple(parts) for job_id, parts in fractions.items()}
         self._renewal = Renewal(time_s, is_stale, found)
+        self._spare = state.get("spare", {})
 
     def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> dict[str, Fractions]:
         kinds = {job.id: kind_of(job, _share(job, snapshot), snapshot) for job in jobs}
@@ -185,11 +187,11 @@ class Renewal(NamedTuple):
     time_s: float
     """0: there was none, or it was at time 0, which counts as none."""
     is_stale: bool
-    """Whether something has changed since."""
+    """Whether something has changed since, or there is no solution."""
     fractions: Mapping[str, Fractions]
 
 
-_UNSOLVED: Final = Renewal(0.0, False, {})
+_UNSOLVED: Final = Renewal(0.0, True, {})
 
 
 def _share(job: JobState, snapshot: Snapshot) -> float:

@@ -132,21 +132,42 @@ def test_a_solution_stands_while_nothing_changes_and_is_kept_in_the_state():
     assert received(held, 9) == {"a": 4, "b": 4}
 
 
+UNLIKE_SPEEDS = curves(best={2: 90.0}, next={2: 50.0}, early={1: 1.0}, late={1: 2.0})
+UNLIKE = [
+    job(name, gpus=gpus, model=name, batch=16 * gpus, work={"samples": 1e6})
+    for name, gpus in (("best", 2), ("next", 2), ("early", 1), ("late", 1))
+]
+"""Three GPUs: a pair that is worth most, a pair that no longer fits, and two single ones."""
+
+
+def test_state_of_a_policy_that_solves_at_every_decision_is_solved_at_the_next():
+    held = opened(Gavel(), cluster(1), job("a", at=1, gpu_seconds=1e6))
+    held.decide(ROUND_S)
+    other = Gavel(renew_s=1000)
+    other.load_state(json.loads(json.dumps(held.policy.dump_state())), held.jobs)
+    held.policy = other
+    assert decided(held, 2 * ROUND_S) == {"a": 1}
+
+
+@pytest.mark.parametrize("renew_s", [0.0, 1e6])
+def test_who_gets_idle_gpus_outlives_a_restart(renew_s: float):
+    def rounds_of(*, restarts: bool) -> list[dict[str, int]]:
+        held = opened(GavelThroughput(renew_s=renew_s), cluster(3), *UNLIKE, throughput=UNLIKE_SPEEDS)
+        found = [decided(held, ROUND_S)]
+        if restarts:
+            state = json.loads(json.dumps(held.policy.dump_state()))
+            held.policy = GavelThroughput(renew_s=renew_s)
+            held.policy.load_state(state, held.jobs)
+        return [*found, *(decided(held, ROUND_S * number) for number in range(2, 8))]
+
+    found = rounds_of(restarts=True)
+    assert found == rounds_of(restarts=False)
+    assert {"best": 2, "late": 1} in found
+
+
 def test_throughput_gives_idle_gpus_to_the_next_most_steps_a_second():
-    """Three GPUs: a pair that is worth most, a pair that no longer fits, and two single ones."""
-    speeds = curves(best={2: 90.0}, next={2: 50.0}, early={1: 1.0}, late={1: 2.0})
-    jobs = [
-        job(name, gpus=gpus, model=name, batch=16 * gpus, work={"samples": 1e6})
-        for name, gpus in (("best", 2), ("next", 2), ("early", 1), ("late", 1))
-    ]
-    held = opened(GavelThroughput(), cluster(3), *jobs, throughput=speeds)
+    held = opened(GavelThroughput(), cluster(3), *UNLIKE, throughput=UNLIKE_SPEEDS)
     assert decided(held, 0) == {"best": 2, "late": 1}
-
-
-def test_makespan_gives_time_by_what_is_left():
-    jobs = [job("long", gpu_seconds=3e5), job("short", gpu_seconds=1e5)]
-    held = rounds(GavelMakespan(), cluster(1), jobs, 40)
-    assert received(held, 40) == pytest.approx({"long": 30, "short": 10}, abs=1)
 
 
 def test_makespan_shares_evenly_what_the_longest_job_leaves():

@@ -93,7 +93,7 @@ class Knowledge:
 
         Expected, to look ahead, is the mean over the jobs of its model that ended after more than that.
         """
-        left = _stated_left(job, time_s)
+        left = stated_left(job, time_s)
         if left is not None:
             return left
         done = job.samples_done(time_s)
@@ -106,7 +106,7 @@ class Knowledge:
         Where no job of its model has ended and no profile says how long work takes, it is what its queue
         says, at ``per_gpu`` samples per GPU-second.
         """
-        left = _stated_left(job, time_s)
+        left = stated_left(job, time_s)
         if left is not None:
             return max(left, _LEAST_SAMPLES)
         if not job.is_speed_guessed:
@@ -117,7 +117,7 @@ class Knowledge:
 
     def follow(self, jobs: Iterable[JobState], time_s: float) -> None:
         """See how far all active jobs of unknown work have come."""
-        unstated = (job for job in jobs if _stated_left(job, time_s) is None)
+        unstated = (job for job in jobs if stated_left(job, time_s) is None)
         self._finished.observe(self._progress_of(job, time_s) for job in unstated)
 
     def progress(self, job: JobState, time_s: float) -> float | None:
@@ -233,7 +233,7 @@ def held_speed(job: JobState, speeds: Speeds) -> float:
     return speeds.rate_at(job, job.placement, job.global_batch)
 
 
-def _stated_left(job: JobState, time_s: float) -> float | None:
+def stated_left(job: JobState, time_s: float) -> float | None:
     """Samples still to train; None where the job states no work, also where some is predicted."""
     return None if job.predicted or job.is_speed_guessed else job.remaining_samples(time_s)
 

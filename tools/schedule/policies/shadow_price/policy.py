@@ -22,7 +22,7 @@ from pliant.tools.schedule.policies.common import known_pools, minimum_alone, re
 from pliant.tools.schedule.policies.shadow_price.bound import Bound, Guard, Terms, kept_from_promise
 from pliant.tools.schedule.policies.shadow_price.curves import GoodputCurves, sizes_of
 from pliant.tools.schedule.policies.shadow_price.deadlines import earns_by_time, heeded
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
+from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns, stated_left
 from pliant.tools.schedule.policies.shadow_price.places import Placing, Retune
 from pliant.tools.schedule.policies.shadow_price.prices import PriceMemory, ends_s
 from pliant.tools.schedule.policies.shadow_price.sizes import Rules, Shares, shared
@@ -279,8 +279,8 @@ def next_end_s(shares: Shares, changed: Mapping[str, Target], time_s: float) -> 
     members, found = shares.members, math.inf
     for row in np.flatnonzero(shares.chosen).tolist():
         job, size = members.jobs[row], shares.chosen[row]
-        left = job.remaining_samples(time_s)
-        if not left or job.is_speed_guessed:
+        left = stated_left(job, time_s)
+        if left is None or left <= 0:  # it trains past its stated work: no end is known
             continue
         stays = job.id not in changed and job.gpus
         rate = float(members.soon[row, size] * (members.scattered[row] if stays else 1.0))

@@ -74,6 +74,15 @@ def test_while_a_job_waits_it_is_asked_again_when_the_next_one_ends():
     assert held.ask_again_s == pytest.approx(135.0, abs=0.01), "it may end later than expected"
 
 
+def test_of_a_job_that_trains_past_its_stated_work_no_end_is_awaited():
+    held = _with([job("first", gpus=4, work={"samples": 400}), job("second", gpus=4, work={"samples": 4000})])
+    assert sizes(held) == {"first": 4}
+    held.jobs["first"].report_progress(200.0, 500.0)
+    held.decide(200.0)
+    assert held.jobs["first"].gpus == 4
+    assert held.ask_again_s is None
+
+
 def test_where_no_work_is_known_no_end_is_awaited():
     held = _with([job("first", gpus=4), job("second", gpus=4)])
     held.decide(0.0)
