@@ -22,6 +22,8 @@ _STEPS: Final = {
     "report": "report of one replay",
 }
 _LATER: Final = "decision_s_"
+_LEAST_S: Final = 0.01
+"""What the clock of the CPU tells apart, and a little more."""
 _GROUPS: Final[Sequence[tuple[str, str, Mapping[str, tuple[str, str]]]]] = (
     (
         "## Replays",
@@ -170,8 +172,8 @@ def _decisions(rows: Mapping[str, Mapping[str, Any]]) -> str:
     table = []
     for policy, found in sorted(cells.items()):
         small, large = found.get((512, 1_000)), found.get((4_096, 10_000))
-        growth = round(large / small, 1) if small and large else None
-        table.append((policy, *(_rounded(found.get(size)) for size in sizes), _rounded(growth)))
+        growth = round(large / small, 1) if small and large and min(small, large) >= _LEAST_S else None
+        table.append((policy, *(_seconds(found.get(size)) for size in sizes), _rounded(growth)))
     head = ("policy", *(f"{gpus:,} / {jobs:,}" for gpus, jobs in sizes), "growth")
     return f"""## Decisions
 
@@ -181,6 +183,10 @@ ten times the jobs. Ended: where a process took more than 90 s, the first decisi
 included.
 
 {_table(head, table) if table else "Not measured yet."}"""
+
+
+def _seconds(value: float | None) -> str:
+    return f"< {_LEAST_S:g}" if value is not None and value < _LEAST_S else _rounded(value)
 
 
 def _rounded(value: float | None) -> str:
