@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import islice
@@ -104,6 +105,8 @@ _SCHEMA_ID: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))
 
 
 _DISABLED: Final = "PYDANTIC_DISABLE_PLUGINS"
+_rebuilding: Final = threading.RLock()
+"""Threads that set and restore the environment at a time would leave it changed for every child process."""
 
 
 class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
@@ -123,15 +126,16 @@ class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
         """Without the plugins of pydantic: looking for them reads the metadata of every installed package."""
         if "_parent_namespace_depth" in names:
             names["_parent_namespace_depth"] += 1
-        before = os.environ.get(_DISABLED)
-        os.environ[_DISABLED] = "__all__"
-        try:
-            return super().model_rebuild(force=force, raise_errors=raise_errors, **names)
-        finally:
-            if before is None:
-                del os.environ[_DISABLED]
-            else:
-                os.environ[_DISABLED] = before
+        with _rebuilding:
+            before = os.environ.get(_DISABLED)
+            os.environ[_DISABLED] = "__all__"
+            try:
+                return super().model_rebuild(force=force, raise_errors=raise_errors, **names)
+            finally:
+                if before is None:
+                    del os.environ[_DISABLED]
+                else:
+                    os.environ[_DISABLED] = before
 
     @property
     def minor(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -12,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
 
 from pliant.schemas.assumption import Assumption
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError, UsageError
@@ -230,7 +231,8 @@ def can_fork() -> bool:
 
 @contextmanager
 def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that are gone after the block, however it ends; copies of this one where it can be copied.
+    """Processes that are gone after the block, however it or this process ends; copies of this one where it
+    can be copied.
 
     Ctrl-C is the parent's alone.
 
@@ -260,3 +262,11 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 def _begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker of a process that was killed would wait for the next task without end."""
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from os import SEEK_END
 from pathlib import Path
@@ -281,7 +282,8 @@ class StoredEvents:
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # of what could not be written, which was said already
+                self._file.close()
 
     def _store(self, log: EventLog) -> None:
         wall_s, cpu_s = time.perf_counter(), time.process_time()
@@ -298,6 +300,7 @@ class StoredEvents:
                 self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - closed with this object
             self._blocks.append((self._file.seek(0, SEEK_END), len(data)))
             self._file.write(data)
+            self._file.flush()
         except OSError as error:
             raise write_error(error, self._path) from error
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -209,6 +210,20 @@ def test_an_interrupt_ends_the_workers() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert_no_workers()
+
+
+def test_no_worker_outlives_a_killed_parent() -> None:
+    script = (
+        "import os, signal, time\n"
+        "from pliant.tools.replay.batch import worker_pool\n"
+        "with worker_pool(2) as pool:\n"
+        f"    pool.submit(time.sleep, {PATIENCE_S + 60})\n"
+        "    pool.submit(os.getpid).result()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=PATIENCE_S, check=False)  # workers hold it
+    assert done.returncode == -signal.SIGKILL
 
 
 def assert_no_workers() -> None:

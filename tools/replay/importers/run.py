@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 from pliant.schemas import io
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.file_io.files import PIPE, check_folder, check_output, write_chunks
+from pliant.schemas.file_io.files import PIPE, check_folder, check_output, write_chunks, write_error
 from pliant.schemas.file_io.json_lines import encode, header
 from pliant.schemas.file_io.parquet import compute
 from pliant.schemas.job import Job
@@ -341,8 +342,10 @@ class SortedJobs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._columns.close()
-        self._lines.file.close()
+        with suppress(OSError):  # of what could not be written, which was said already
+            self._columns.close()
+        with suppress(OSError):
+            self._lines.file.close()
 
     def add(self, block: JobBlock) -> None:
         if len(block):
@@ -387,6 +390,15 @@ class SortedJobs:
             first, begun = first + rows, end
 
 
+@contextmanager
+def _on_disk() -> Iterator[None]:
+    """:raises PliantError: temporary files cannot be written, which is said with their folder."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(error, tempfile.tempdir or "temporary files") from error
+
+
 class _Columns:
     """What lines consist of, block by block; in a file as soon as it is much."""
 
@@ -405,7 +417,8 @@ class _Columns:
         self._waiting.append(pieces)
         self._bytes += sum(array.nbytes for array in _arrays(pieces))
         if self._bytes > _IN_MEMORY:
-            self._to_file()
+            with _on_disk():
+                self._to_file()
 
     def read(self) -> Iterator[tuple[Sequence[str | pa.Array | None], int]]:
         """The pieces of each block and the number of its rows."""
@@ -435,6 +448,7 @@ class _Columns:
             self._layouts.append(
                 [piece if piece is None or isinstance(piece, str) else True for piece in pieces]
             )
+        self._file.flush()
         self._waiting, self._bytes = [], 0
 
 
@@ -454,14 +468,16 @@ class _Lines:
 
     def add(self, texts: pa.Array) -> None:
         """:param texts: large ones."""
-        self.file.write(text_of(texts))
+        with _on_disk():
+            self.file.write(text_of(texts))
         self.ends.frombytes((ends_of(texts) + self.ends[-1]).tobytes())
 
     def chunks(self, order: NDArray[np.intp]) -> Iterator[memoryview]:
         """The lines in an order. Those of a file on disk are read as they are needed."""
         import pyarrow as pa
 
-        self.file.flush()
+        with _on_disk():
+            self.file.flush()
         self.file.seek(0)
         on_disk = len(self) > _IN_MEMORY
         data = mmap(self.file.fileno(), len(self), access=ACCESS_READ) if on_disk else self.file.read()

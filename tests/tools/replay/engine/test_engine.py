@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import parse_events
 from pliant.tools.replay import output
@@ -359,6 +360,19 @@ def test_a_log_that_is_stored_as_it_grows_gives_the_same_file(
         "5.parquet",
         "65536.parquet",
     ]
+
+
+def test_a_full_disk_names_the_file_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where no more than the last few events do not fit."""
+    monkeypatch.setattr("pliant.tools.replay.engine.log.BLOCK", 5)
+    monkeypatch.setattr(output, "TemporaryFile", lambda **_: open("/dev/full", "w+b"))  # noqa: SIM115
+    world = inputs([job(f"j{n}", at=6.0 * n, gpu_seconds=9) for n in range(3)], cluster(2))
+    path = str(tmp_path / "fifo.parquet")
+    with pytest.raises(ServiceMissingError) as refused:
+        carry_out(world, Task(Run("fifo"), path))
+    assert str(refused.value) == f"{path}: cannot be written: no space left on device"
 
 
 def test_writing_a_log_does_not_change_it() -> None:

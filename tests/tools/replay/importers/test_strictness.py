@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pliant.cli.trace import trace_import
 from pliant.schemas import io
-from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import write_chunks
 from pliant.schemas.file_io.record import IDENTIFIER
 from pliant.schemas.job import Job
@@ -153,6 +153,17 @@ def test_more_jobs_than_memory_allows_for_go_through_a_file(monkeypatch: pytest.
     monkeypatch.setattr("pliant.tools.replay.importers.run._CHUNK", 300)
     jobs = [job(f"j{i}", at=float(99 - i)) for i in range(100)]
     assert list(written(jobs, from_zero=False)) == jobs[::-1]
+
+
+@pytest.mark.parametrize("in_memory", [0, 3000])
+def test_a_full_disk_of_temporary_files_is_named(in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns go to a file first, and then lines that have to be sorted."""
+    monkeypatch.setattr("pliant.tools.replay.importers.run._IN_MEMORY", in_memory)
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda *_, **__: open("/dev/full", "w+b"))  # noqa: SIM115
+    jobs = [job(f"j{i}", at=float(99 - i)) for i in range(60)]
+    with pytest.raises(ServiceMissingError) as refused:
+        written(jobs, from_zero=False)
+    assert str(refused.value) == f"{tempfile.gettempdir()}: cannot be written: no space left on device"
 
 
 def test_the_account_goes_to_stderr_and_the_jobs_to_the_file(

@@ -1,0 +1,43 @@
+"""The base of all records, whose validators are built when they are first used."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import pytest
+
+from pliant.schemas.file_io.record import Record
+
+THREADS = 6
+
+
+def test_threads_that_build_validators_leave_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYDANTIC_DISABLE_PLUGINS", raising=False)
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        found = [built_at_once(number) for number in range(20)]
+    finally:
+        sys.setswitchinterval(before_s)
+    assert found == [[1] * THREADS] * 20
+    assert "PYDANTIC_DISABLE_PLUGINS" not in os.environ
+
+
+def built_at_once(number: int) -> list[int]:
+    """What new kinds of records read, each in a thread of its own."""
+    fields = {"__annotations__": {"count": int}, "__module__": __name__}
+    kinds = [type(f"Kind{number}x{place}", (Record,), dict(fields)) for place in range(THREADS)]
+    begin, found = threading.Barrier(THREADS), []
+
+    def build(kind: type[Record]) -> None:
+        begin.wait()
+        found.append(kind.model_validate({"count": 1}).__dict__["count"])
+
+    threads = [threading.Thread(target=build, args=(kind,)) for kind in kinds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
