@@ -194,8 +194,8 @@ class _Group(NamedTuple):
 
 def _tail(begin: float, scale: float) -> Floats:
     """Ends of stretches after ``begin``."""
-    ends: Floats = (begin + scale) * _RATIO ** np.arange(1, _STRETCHES) - scale
-    return ends
+    steps: Floats = np.arange(1, _STRETCHES, dtype=np.float64)
+    return (begin + scale) * _RATIO**steps - scale
 
 
 def _is_same(one: _Group, other: _Group) -> bool:
