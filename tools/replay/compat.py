@@ -95,7 +95,7 @@ POLLUX: Final = Compat(
         "tiresias": {"placement": "emptiest"},
         "optimus": {"placement": "emptiest"},
         "pollux": {"knowledge": "measured", "retune": "free", "lone_accumulation": True},
-        "shadow-price": {"retune": "free"},
+        "shadow-price": {"retune": "free", "await_ends": False},
     },
 )
 """The simulator of Pollux (OSDI '21)."""
@@ -116,7 +116,7 @@ SIA: Final = Compat(
     settled={"ncf": (1, 32768)},
     parameters={
         "sia": {"knowledge": "measured", "retune": "free", "lone_accumulation": True},
-        "shadow-price": {"retune": "free"},
+        "shadow-price": {"retune": "free", "await_ends": False},
     },
 )
 """The simulator of Sia (SOSP '23), without its calibration to real runs."""
@@ -133,6 +133,7 @@ SHOCKWAVE: Final = Compat(
         "gavel-ftf": _GAVEL,
         "gavel-makespan": _GAVEL,
         "gavel-throughput": _GAVEL,
+        "shadow-price": {"await_ends": False},
     },
 )
 """The simulator of Shockwave (NSDI '23), which is that of Gavel (OSDI '20)."""

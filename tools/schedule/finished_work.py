@@ -216,7 +216,7 @@ def _groups_of_model(job: JobState) -> Sequence[tuple[str, ...]]:
 
 
 def _script(job: JobState) -> str:
-    return f"{job.spec.user} {job.spec.model}"
+    return f"{len(job.spec.user)} {job.spec.user} {job.spec.model}"
 
 
 def _last(groups: dict[Key, Value]) -> dict[Key, Value]:

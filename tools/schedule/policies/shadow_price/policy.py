@@ -78,8 +78,8 @@ class ShadowPrice(Policy):
     reference gives it. This is a theorem on clusters of one GPU type, where profiles are true up to a factor
     and nothing fails (docs/delay-bound.md); reports hold every run against it (``--reference gps``).
 
-    It decides every 60 s, and while jobs wait also when the next one is to end, at least a fiftieth of
-    ``dwell_s`` after the last time.
+    It decides every 60 s, and while jobs wait also when the next one is to end (``await_ends``), at least a
+    fiftieth of ``dwell_s`` after the last time.
 
     rescale_s: seconds that a change costs a running job, where its profile has not measured them.
     dwell_s: seconds after which what a job holds is taken to change; changes have to pay within them.
@@ -95,6 +95,7 @@ class ShadowPrice(Policy):
     between decisions.
     retune: "paid": a job that keeps its GPUs gets another batch only where that is worth a change; "free":
     whenever another is better.
+    await_ends: whether it also decides when a job is to end while others wait.
     """
 
     name: ClassVar[str] = "shadow-price"
@@ -120,6 +121,7 @@ class ShadowPrice(Policy):
         grace_s: float = 600.0,
         deal_s: float = 600.0,
         lost_s: float = 90.0,
+        await_ends: bool = True,
     ) -> None:
         not_below_0 = {"rescale_s": rescale_s, "sweeps": sweeps, "future": future, "grace": grace or 0.0}
         for key, value in {**not_below_0, "grace_s": grace_s, "lost_s": lost_s}.items():
@@ -140,6 +142,7 @@ class ShadowPrice(Policy):
         self.grace_s = grace_s
         self.deal_s = deal_s
         self.lost_s = lost_s
+        self.await_ends = await_ends
         self._known = Knowledge(ahead_s, rescale_s)
         self._bound = None if grace is None else Bound(Terms(grace, grace_s, deal_s, lost_s))
         self._memory = PriceMemory()
@@ -210,7 +213,7 @@ class ShadowPrice(Policy):
             decision.targets |= placing.targets(self.retune)
             if bound is not None:
                 bound.expect(shares.members, decision.targets, snapshot.time_s)
-        if len(served) + len(decision.rejected) < len(snapshot.jobs):
+        if self.await_ends and len(served) + len(decision.rejected) < len(snapshot.jobs):
             ends_s = (next_end_s(each, decision.targets, snapshot.time_s) for each in self._shares)
             if (end_s := min(ends_s, default=math.inf)) < math.inf:
                 soonest_s = snapshot.time_s + _LEAST_ROUND * self.dwell_s
