@@ -134,7 +134,7 @@ def _until_ended(service: subprocess.Popen[bytes], events: Path, count: int) -> 
 
 
 def _finished(events: Path) -> int:
-    begun = events.exists() and events.stat().st_size > 0
+    begun = events.exists() and events.read_bytes().count(b"\n") > 1  # a header and an event, whole
     return len(read_run(events).with_outcome("finished")) if begun else 0
 
 

@@ -46,7 +46,9 @@ def test_an_elastic_one_says_nothing_of_its_end_any_more(tmp_path: Path) -> None
 
 
 STAYS = """
-import os, pathlib, shutil, sys, time
+import os, shutil, sys, time
+while not os.path.exists(sys.argv[2]):  # else a start might end halfway, with its record gone
+    time.sleep(0.01)
 shutil.rmtree(os.environ["PLIANT_JOB_DIR"])
 with open(sys.argv[1], "a") as began:
     began.write(f"{os.getpid()}\\n")
@@ -57,8 +59,8 @@ time.sleep(600)
 @pytest.mark.torch
 def test_a_launcher_that_finds_no_folder_starts_no_second_one_beside_the_first(tmp_path: Path) -> None:
     """Each call from cron is a launcher that knows of the first one by its processes alone."""
-    site, began = Site(tmp_path), tmp_path / "began"
-    site.job("a", began, text=STAYS, elastic="none")
+    site, began, started = Site(tmp_path), tmp_path / "began", tmp_path / "started"
+    site.job("a", began, started, text=STAYS, elastic="none")
     mark = ENV_JOB_DIR, str(StateDir(site.state.resolve()).job("a").path)
 
     def pids() -> list[int]:
@@ -66,7 +68,9 @@ def test_a_launcher_that_finds_no_folder_starts_no_second_one_beside_the_first(t
 
     try:
         for count in (1, 2):
+            started.unlink(missing_ok=True)
             run_once(site.options("fifo"))
+            started.touch()
             until(lambda count=count: len(pids()) == count)
         running = {process.pid for process in strays(mark)} & {*pids()}
         assert running == {pids()[-1]}
