@@ -225,6 +225,7 @@ class _SavedState(JobState):
 
     def __init__(self, job_id: str, values: Mapping[str, Any], spec_of: Callable[[str], Job]) -> None:
         self.id = job_id
+        self.kind = None
         self._spec: Job | None = None
         self._spec_of = spec_of
         for name, value in _arrived().items():
