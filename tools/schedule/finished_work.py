@@ -48,7 +48,7 @@ _MOST_GROUPS: Final = 1000
 _SURE: Final = 1e-12
 
 
-class Progress(NamedTuple):
+class WorkDone(NamedTuple):
     """A job that has not ended."""
 
     job: JobState
@@ -71,7 +71,7 @@ class FinishedWork:
         self._groups: dict[tuple[str, ...], _Group] = {}
         self._ranks: dict[Hashable, float] = {}
 
-    def learn(self, ended: Progress) -> None:
+    def learn(self, ended: WorkDone) -> None:
         """A job has ended after all of its work."""
         if not 0 < ended.done < math.inf:
             return
@@ -87,7 +87,7 @@ class FinishedWork:
         self._of_scripts = _last(self._of_scripts)
         self._groups, self._ranks = {}, {}
 
-    def observe(self, training: Iterable[Progress]) -> None:
+    def observe(self, training: Iterable[WorkDone]) -> None:
         """How far jobs of unknown work have come by now."""
         self._so_far, self._groups, self._ranks = {}, {}, {}
         furthest: dict[tuple[tuple[str, ...], str], float] = {}
@@ -107,7 +107,7 @@ class FinishedWork:
         """Whether a job of its model has ended."""
         return ("model", job.spec.model) in self._totals
 
-    def left(self, at: Progress) -> float:
+    def left(self, at: WorkDone) -> float:
         """Samples that a job is taken to have left, by Gittins's index: more than 0."""
         key = (*_groups_of_model(at.job), *_groups_of_models(at.job), at.done, at.gpu_s_per_sample)
         found = self._ranks.get(key)
@@ -128,7 +128,7 @@ class FinishedWork:
         self._of_scripts = {tuple(name): dict(known) for name, known in state["of_scripts"]}
         self._so_far, self._groups, self._ranks = {}, {}, {}
 
-    def _left(self, at: Progress) -> float:
+    def _left(self, at: WorkDone) -> float:
         ends, chances = self._distribution(at)
         beyond = np.cumprod(1.0 - chances)
         ending = np.concatenate(([1.0], beyond[:-1])) * chances
@@ -137,7 +137,7 @@ class FinishedWork:
         sure = until > _SURE
         return float((work[sure] / until[sure]).min())
 
-    def _distribution(self, at: Progress) -> tuple[Floats, Floats]:
+    def _distribution(self, at: WorkDone) -> tuple[Floats, Floats]:
         """Ends of stretches, as samples from now on, and the chance to end in each if the job comes to it."""
         chain = self._chain(at)
         scale = _SCALE_GPU_S / at.gpu_s_per_sample
@@ -157,7 +157,7 @@ class FinishedWork:
             chances = (prior * chances + ended) / (prior + np.maximum(came, ended))
         return ends - at.done, chances
 
-    def _chain(self, at: Progress) -> list[_Group]:
+    def _chain(self, at: WorkDone) -> list[_Group]:
         """The groups of a job from the widest, in samples of it, without those that the next is equal to."""
         found: list[_Group] = []
         for names, per_sample, prior in (

@@ -14,18 +14,18 @@ from pliant.schemas.job import Job
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
-from pliant.tools.schedule.finished_work import FinishedWork, Progress
+from pliant.tools.schedule.finished_work import FinishedWork, WorkDone
 from pliant.tools.schedule.jobs import JobState
 from tests.builders import FREE_CHANGES, cluster, curves, job
 
 AMOUNTS = st.lists(st.floats(1.0, 1e6), min_size=1, max_size=8)
 
 
-def at(done: float, *, gpu_s: float = 1.0, name: str = "a", **fields: object) -> Progress:
-    return Progress(JobState(job(name, **fields), 960, None), done, gpu_s)  # type: ignore[arg-type]
+def at(done: float, *, gpu_s: float = 1.0, name: str = "a", **fields: object) -> WorkDone:
+    return WorkDone(JobState(job(name, **fields), 960, None), done, gpu_s)  # type: ignore[arg-type]
 
 
-def knowing(*ended: Progress) -> FinishedWork:
+def knowing(*ended: WorkDone) -> FinishedWork:
     found = FinishedWork()
     for each in ended:
         found.learn(each)

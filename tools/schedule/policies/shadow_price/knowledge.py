@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pliant.tools.schedule.demand import gpu_s_per_sample
-from pliant.tools.schedule.finished_work import FinishedWork, Progress
+from pliant.tools.schedule.finished_work import FinishedWork, WorkDone
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import Pool
 from pliant.tools.schedule.policies.shadow_price.curves import (
@@ -210,11 +210,11 @@ class Knowledge:
         self._finished.load(state["finished"])
         self._ahead = {}
 
-    def _progress_of(self, job: JobState, time_s: float) -> Progress:
+    def _progress_of(self, job: JobState, time_s: float) -> WorkDone:
         """In GPU-seconds instead of samples where no profile says how long these take."""
         if job.is_speed_guessed or self._speeds is None:
-            return Progress(job, job.attained_service_s(time_s), 1.0)
-        return Progress(job, job.samples_done(time_s), gpu_s_per_sample(job, self._speeds) or 1.0)
+            return WorkDone(job, job.attained_service_s(time_s), 1.0)
+        return WorkDone(job, job.samples_done(time_s), gpu_s_per_sample(job, self._speeds) or 1.0)
 
     def _ahead_of(self, job: JobState, curve: GoodputCurve, line: Floats) -> Ahead:
         key = (curve, _pace_key(job))

@@ -17,7 +17,7 @@ from pliant.tools.schedule.jobs import NodeGpus, NodeState, gpus_of
 from pliant.tools.schedule.policies.shadow_price.curves import MOST_NOISE, best_batch
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
 from pliant.tools.schedule.policies.shadow_price.reference import NodeRooms
-from pliant.tools.schedule.policies.shadow_price.sizes import Shares
+from pliant.tools.schedule.policies.shadow_price.sizes import PoolShares
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.rates import cut
 from pliant.tools.schedule.snapshot import Snapshot
@@ -206,7 +206,7 @@ Retune = Literal["paid", "free"]
 class Placing:
     """One pool whose sizes are decided."""
 
-    shares: Shares
+    shares: PoolShares
     snapshot: Snapshot
     known: Knowledge
     dwell_s: float

@@ -25,7 +25,7 @@ from pliant.tools.schedule.policies.shadow_price.deadlines import earns_by_time,
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns, stated_left
 from pliant.tools.schedule.policies.shadow_price.places import Placing, Retune
 from pliant.tools.schedule.policies.shadow_price.prices import PriceMemory, ends_s
-from pliant.tools.schedule.policies.shadow_price.sizes import Rules, Shares, shared
+from pliant.tools.schedule.policies.shadow_price.sizes import PoolShares, Rules, shared
 from pliant.tools.schedule.policies.shadow_price.types import shared_over_types
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.rates import Speeds
@@ -146,7 +146,7 @@ class ShadowPrice(Policy):
         self._known = Knowledge(ahead_s, rescale_s)
         self._bound = None if grace is None else Bound(Terms(grace, grace_s, deal_s, lost_s))
         self._memory = PriceMemory()
-        self._shares: list[Shares] = []
+        self._shares: list[PoolShares] = []
         """Of the last decision, to be explained."""
         self._outlooks: dict[str, str] = {}
         """What it made of deadlines, by job."""
@@ -220,7 +220,7 @@ class ShadowPrice(Policy):
                 decision.ask_again_s = max(end_s + _NOTICED * self.dwell_s, soonest_s)
         return decision
 
-    def _shared(self, snapshot: Snapshot, rejected: Container[str], bound: Bound | None) -> list[Shares]:
+    def _shared(self, snapshot: Snapshot, rejected: Container[str], bound: Bound | None) -> list[PoolShares]:
         """Every pool shared out."""
         rules = Rules(self.dwell_s, self.sweeps, self.future)
         jobs = [job for job in snapshot.jobs.values() if job.id not in rejected]
@@ -240,7 +240,7 @@ class ShadowPrice(Policy):
             for columns, guard in zip(types, guards, strict=True)
         ]
 
-    def _shared_in_time(self, members: PoolColumns, rules: Rules, guard: Guard, time_s: float) -> Shares:
+    def _shared_in_time(self, members: PoolColumns, rules: Rules, guard: Guard, time_s: float) -> PoolShares:
         """One pool shared out; jobs that earn by ending in time get what that takes."""
         if not any(map(earns_by_time, members.jobs)):
             return shared(members, rules, guard, self._memory)
@@ -274,7 +274,7 @@ def _may_run(job: JobState, gpu_type: str) -> bool:
     return job.gpus > 0 or job.fits_now(job.spec.min_gpus, gpu_type)
 
 
-def next_end_s(shares: Shares, changed: Mapping[str, Target], time_s: float) -> float:
+def next_end_s(shares: PoolShares, changed: Mapping[str, Target], time_s: float) -> float:
     """When the next job is to end whose GPUs another could have then; infinite if none is known to.
 
     Until the next round they would be idle, which is long where jobs are short and others wait.
@@ -297,7 +297,7 @@ def next_end_s(shares: Shares, changed: Mapping[str, Target], time_s: float) -> 
 
 
 def explained(
-    shares: Shares, slack_s: float, outlooks: Mapping[str, str] | None = None
+    shares: PoolShares, slack_s: float, outlooks: Mapping[str, str] | None = None
 ) -> dict[str, Explanation]:
     """One clause a job. What GPUs are worth is said in completion time, over all jobs, saved in an hour.
 
@@ -325,7 +325,7 @@ def explained(
     }
 
 
-def _outlook(shares: Shares, row: int, end_s: float) -> list[str]:
+def _outlook(shares: PoolShares, row: int, end_s: float) -> list[str]:
     if shares.members.jobs[row].is_speed_guessed:
         return ["no profile says how long it takes: it goes by the GPU time that it has received"]
     left = float(shares.members.left[row])
@@ -336,18 +336,18 @@ def _outlook(shares: Shares, row: int, end_s: float) -> list[str]:
     return clauses
 
 
-def _due(shares: Shares, row: int) -> list[str]:
+def _due(shares: PoolShares, row: int) -> list[str]:
     gpus = int(shares.guard.due_gpus[row])
     return [f"has had its grace: equal shares would give it {in_gpus(gpus)} now"] if gpus else []
 
 
-def _unbounded(shares: Shares, row: int, slack_s: float) -> list[str]:
+def _unbounded(shares: PoolShares, row: int, slack_s: float) -> list[str]:
     """That its changes cost too much for the bound to hold, and what would mend it."""
     over_s = float(shares.members.rescale_s[row]) - slack_s
     return [f"may end past its bound unless lost_s is {over_s:.3g} s more"] if over_s > 0 else []
 
 
-def _marginal(shares: Shares, worth: np.ndarray, row: int, least: float) -> list[str]:
+def _marginal(shares: PoolShares, worth: np.ndarray, row: int, least: float) -> list[str]:
     """What one GPU more and one less would change; of a waiting job why it waits."""
     sizes, own, chosen = shares.members.sizes, worth[row], int(shares.chosen[row])
     if not chosen:
@@ -372,7 +372,7 @@ def _marginal(shares: Shares, worth: np.ndarray, row: int, least: float) -> list
     return clauses
 
 
-def _least_worth(shares: Shares, worth: np.ndarray) -> float:
+def _least_worth(shares: PoolShares, worth: np.ndarray) -> float:
     """What the GPU saves in an hour that saves least, by job that has any."""
     has = np.flatnonzero(shares.chosen)
     found = worth[has, shares.chosen[has]] / shares.members.sizes[shares.chosen[has]]

@@ -219,7 +219,7 @@ class PriceMemory:
     def worth(
         self, pools: Hashable, gpus: int, make: Callable[[], Prices[JobT, Made]]
     ) -> Remembered[JobT, Made]:
-        """That of pools of so many GPUs in all, which ``make`` computes."""
+        """That of pools with ``gpus`` GPUs in all, which ``make`` computes."""
         found = self._worths.get(pools)
         if found is None:
             found = self._worths[pools] = Remembered(make(), gpus)

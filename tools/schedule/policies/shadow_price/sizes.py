@@ -51,7 +51,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Shares:
+class PoolShares:
     """What was decided for one pool; rows are those of the members."""
 
     members: PoolColumns
@@ -74,7 +74,7 @@ class Shares:
 
 def shared(
     members: PoolColumns, rules: Rules, guard: Guard, memory: PriceMemory, *, by_demands: bool = False
-) -> Shares:
+) -> PoolShares:
     """Share a pool out among sizes that are safe. Pools of up to :data:`EXACT_GPUS` are solved exactly.
 
     :param by_demands: count workers of which the nodes have room for few as more than a GPU each.
@@ -87,7 +87,7 @@ def shared(
         chosen = knapsack_by_price(allowed, taken, members.pool.gpus)
     else:
         chosen = chosen_sizes(members, allowed)
-    return Shares(members, order, prices, worth, chosen, guard)
+    return PoolShares(members, order, prices, worth, chosen, guard)
 
 
 def worth_of(members: PoolColumns, memory: PriceMemory) -> Remembered[PricedJob, Floats]:

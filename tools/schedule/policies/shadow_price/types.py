@@ -36,8 +36,8 @@ from pliant.tools.schedule.policies.shadow_price.prices import (
     improved,
 )
 from pliant.tools.schedule.policies.shadow_price.sizes import (
+    PoolShares,
     Rules,
-    Shares,
     chosen_sizes,
     sooner,
     undisturbed,
@@ -87,7 +87,7 @@ Places = Mapping[str, Mapping[int, int]]
 
 def shared_over_types(
     types: Sequence[PoolColumns], rules: Rules, memory: PriceMemory, time_s: float
-) -> list[Shares]:
+) -> list[PoolShares]:
     """Share all types out; each job is a member of the type that it gets, or else would join."""
     places: dict[str, dict[int, int]] = {}
     for kind, members in enumerate(types):
@@ -111,7 +111,7 @@ def shared_over_types(
         at = {job.id: row for row, job in enumerate(few.jobs)}
         turn = [at[job_id] for job_id in order if job_id in at]
         chosen = np.array([sizes[job.id] for job in few.jobs], dtype=np.int64)
-        found.append(Shares(few, turn, prices[kind][rows], worth[kind][rows], chosen, Guard.none(few)))
+        found.append(PoolShares(few, turn, prices[kind][rows], worth[kind][rows], chosen, Guard.none(few)))
     return found
 
 

@@ -16,7 +16,7 @@ from pliant.tools.schedule.policies.common import known_pools
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.policies.shadow_price.prices import PriceMemory
-from pliant.tools.schedule.policies.shadow_price.sizes import Rules, Shares
+from pliant.tools.schedule.policies.shadow_price.sizes import PoolShares, Rules
 from pliant.tools.schedule.policies.shadow_price.types import offers, shared_over_types
 from pliant.tools.schedule.session.session import Session
 from tests.builders import decided, job, mixed_cluster, opened
@@ -47,7 +47,7 @@ def columns_of(held: Session, time_s: float) -> list[PoolColumns]:
     return [columns for columns in every if columns is not None]
 
 
-def gained(types: Sequence[PoolColumns], shares: Sequence[Shares]) -> tuple[float, float, float]:
+def gained(types: Sequence[PoolColumns], shares: Sequence[PoolShares]) -> tuple[float, float, float]:
     """What was gained over no GPUs, the most that can be, and the largest gain of one job."""
     prices = {one.id: shared.prices[row] for shared in shares for row, one in enumerate(shared.members.jobs)}
     gains: dict[str, dict[tuple[int, int], float]] = {job_id: {(0, 0): 0.0} for job_id in prices}
