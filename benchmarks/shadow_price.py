@@ -34,6 +34,7 @@ from benchmarks.parts import (
     sp_deadlines,
     unknown_work,
 )
+from benchmarks.parts.decisions_at_scale import CURVES
 from benchmarks.parts.figure import Figure, need_data
 from benchmarks.parts.pollux_workloads import (
     IN_PLACE,
@@ -67,7 +68,6 @@ CROWDED_MS: Final = {(64, 100): 20.0, (2048, 1000): 500.0}
 _JOBS_PER_GPU: Final = 0.25
 _ROUNDS: Final = 12
 _FASTER: Final = {"rtx": 1.5, "dgx-ext": 3.0}
-_EXPONENTS: Final = {"resnet50": 0.95, "bert": 0.9, "yolov3": 0.85, "deepspeech2": 0.8, "neumf": 0.6}
 
 
 def figures(
@@ -186,8 +186,7 @@ def decision_ms(gpus: int, rounds: int = _ROUNDS, *, jobs: int | None = None, mi
     """
     rng = np.random.default_rng(SEED)
     shape = Cluster.model_validate({"nodes": ({"name": "n{}", "gpus": 8, "count": gpus // 8},)})
-    curves = {name: {2**i: 2 ** (i * power) for i in range(12)} for name, power in _EXPONENTS.items()}
-    speeds = CurveThroughput(curves, _FASTER if mixed else {})
+    speeds = CurveThroughput(CURVES, _FASTER if mixed else {})
     held = Session(ShadowPrice(), sia_artifact.nodes(gpus // 64) if mixed else shape, speeds)
     most = round(_JOBS_PER_GPU * gpus) if jobs is None else jobs
     taken_s, number = [], 0
@@ -211,7 +210,7 @@ def _job(number: int, now_s: float, rng: np.random.Generator) -> Job:
         {
             "id": f"j{number:05}",
             "submit_time": now_s,
-            "model": str(rng.choice(list(_EXPONENTS))),
+            "model": str(rng.choice(list(CURVES))),
             "gpus": {"requested": 1, "min": 1, "max": 64},
             "elastic": "size",
             "batch": {"size": 1024},

@@ -40,6 +40,8 @@ LEFT_OUT: Final = ("oasis-offline", "recorded")
 _NODE_GPUS: Final = 8
 _TURN_S: Final = 600.0
 _EXPONENTS: Final = {"resnet50": 0.95, "bert": 0.9, "yolov3": 0.85, "deepspeech2": 0.8, "neumf": 0.6}
+CURVES: Final = {name: {2**i: 2 ** (i * power) for i in range(12)} for name, power in _EXPONENTS.items()}
+"""Speed by number of GPUs, over that of one, by model."""
 
 
 def figures(
@@ -78,8 +80,7 @@ def decisions_s(policy: str, gpus: int, jobs: int) -> list[float]:
     """CPU seconds of each decision, the first with all jobs new."""
     rng = np.random.default_rng(SEED)
     shape = Cluster.model_validate({"nodes": ({"name": "n{}", "gpus": _NODE_GPUS, "count": gpus // 8},)})
-    curves = {name: {2**i: 2 ** (i * power) for i in range(12)} for name, power in _EXPONENTS.items()}
-    session = Session(make_policy(policy), shape, CurveThroughput(curves), seed=SEED)
+    session = Session(make_policy(policy), shape, CurveThroughput(CURVES), seed=SEED)
     number, taken = 0, []
     for turn in range(LATER + 1):
         time_s = _TURN_S * turn
@@ -102,7 +103,7 @@ def _job(number: int, now_s: float, rng: np.random.Generator) -> Job:
             "id": f"j{number:06}",
             "user": f"u{rng.integers(40)}",
             "submit_time": now_s,
-            "model": str(rng.choice(list(_EXPONENTS))),
+            "model": str(rng.choice(list(CURVES))),
             "gpus": {"requested": requested, "min": 1, "max": 8 * requested},
             "elastic": "size",
             "batch": {"size": 1024},
