@@ -273,6 +273,13 @@ def _around(line: bytes) -> tuple[bytes, ...] | None:
     return line[start.end() : work.start(1)], line[work.end(1) :]
 
 
+def in_order(jobs: Sequence[Job]) -> Sequence[Job]:
+    """Jobs in order of (submit_time, id)."""
+    if isinstance(jobs, JobTable):
+        return jobs.in_order()
+    return tuple(sorted(jobs, key=lambda job: (job.submit_time, job.id)))
+
+
 def one_of_each(jobs: Sequence[Job]) -> Iterable[Job]:
     """Jobs among which is one of each form, to look at what does not depend on the three values."""
     if not isinstance(jobs, JobTable):

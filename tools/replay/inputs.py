@@ -33,7 +33,7 @@ from pliant.schemas.job import (
     hash_of_texts,
     trace_hash,
 )
-from pliant.schemas.job_table import JobTable, jobs_that, one_of_each
+from pliant.schemas.job_table import JobTable, in_order, jobs_that, one_of_each
 from pliant.schemas.profile import Profile
 from pliant.schemas.text import counted, listed
 from pliant.tools.profile.throughput import Throughput
@@ -154,10 +154,7 @@ def inputs(
     if any(True for _ in _unknown_work(_of_each_magnitude(jobs), tables, cluster, throughput)):
         unknown = _unknown_work(jobs, tables, cluster, throughput)
         raise BadInputError([Problem(source, None, "", text) for text in unknown])
-    if isinstance(jobs, JobTable):
-        return Inputs(jobs.in_order(), cluster, profile, throughput, tables)
-    ordered = tuple(sorted(jobs, key=lambda job: (job.submit_time, job.id)))
-    return Inputs(ordered, cluster, profile, throughput, tables)
+    return Inputs(in_order(jobs), cluster, profile, throughput, tables)
 
 
 def _of_each_magnitude(jobs: Sequence[Job]) -> Iterable[Job]:

@@ -31,7 +31,7 @@ from pliant.schemas.file_io.parquet import (
 )
 from pliant.schemas.file_io.record import schema_id
 from pliant.schemas.text import counted, in_gpus
-from pliant.tools.replay.engine.log import BLOCK, Detail, EventLog
+from pliant.tools.replay.engine.log import BLOCK, EventLog, detail_text
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session.session import Session, why_left
 
@@ -326,17 +326,13 @@ class StoredEvents:
             rows = range(first, first + block.num_rows)
             late: Mapping[str, Mapping[int, Any]] = {
                 "overhead_seconds": self.log.late_overheads,
-                "detail": {row: _text(detail) for row, detail in self.log.late_details.items()},
+                "detail": {row: detail_text(detail) for row, detail in self.log.late_details.items()},
             }
             for name, values in late.items():
                 if changed := {row - first: values[row] for row in rows if row in values}:
                     block = _replaced(block, name, changed)
             yield block
             first = rows.stop
-
-
-def _text(detail: Detail) -> str:
-    return detail() if callable(detail) else detail
 
 
 def _replaced(block: pa.RecordBatch, name: str, values: Mapping[int, Any]) -> pa.RecordBatch:

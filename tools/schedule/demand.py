@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, Final
 
 from pliant.schemas.checks import Room, check_fits, check_profiled
@@ -63,10 +64,7 @@ def demand_rate(job: JobState, speeds: Speeds) -> tuple[int, float]:
 
     A job that changes its batch by itself is as fast as it is at present.
     """
-    requested = job.spec.gpus.requested
-    if _runs(job, requested, speeds):
-        return requested, speeds.best_rate(job, requested)
-    for gpus in sizes_below(job):
+    for gpus in chain((job.spec.gpus.requested,), sizes_below(job)):
         if _runs(job, gpus, speeds):
             return gpus, speeds.best_rate(job, gpus)
     return 0, 0.0
@@ -74,10 +72,8 @@ def demand_rate(job: JobState, speeds: Speeds) -> tuple[int, float]:
 
 def gpu_s_per_sample(job: JobState, speeds: Speeds) -> float:
     """GPU-seconds of a sample at the size of :func:`demand_gpu_s`; 0 for a job without one."""
-    for gpus in (job.spec.gpus.requested, *sizes_below(job)):
-        if _runs(job, gpus, speeds):
-            return gpus / speeds.best_rate(job, gpus)
-    return 0.0
+    gpus, rate = demand_rate(job, speeds)
+    return gpus / rate if gpus else 0.0
 
 
 def rate_of_all_work(job: JobState, gpus: int, speeds: Speeds) -> float:

@@ -209,7 +209,7 @@ class JobState:
         self.id = spec.id
         self.priority = spec.priority
         self.per_replica = gpus.per_replica
-        self.any_number = gpus.sizes is None and gpus.per_replica == 1
+        self.any_number = gpus.any_number
         self.arrival = (spec.submit_time, spec.id)
         self.global_batch = self.reference_batch
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pliant.schemas.event import EventName
 from pliant.schemas.job import Job
-from pliant.schemas.job_table import JobTable
+from pliant.schemas.job_table import in_order
 from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
 from pliant.tools.replay.engine.running import (
     FINISH,
@@ -90,11 +90,7 @@ class Engine:
         self._advance = advance
         self._correct = correct
         self._jobs = len(jobs)
-        self._arrivals = iter(
-            jobs.in_order()
-            if isinstance(jobs, JobTable)
-            else sorted(jobs, key=lambda job: (job.submit_time, job.id))
-        )
+        self._arrivals = iter(in_order(jobs))
         self._coming = next(self._arrivals, None)
         """The next job to arrive. None: all have arrived."""
         self._order = self.simulated.quirks.order
@@ -134,16 +130,14 @@ class Engine:
 
     def run(self, goes_on: Callable[[float], bool] | None = None) -> None:
         """:param goes_on: is asked before each moment whether to go there; None: to the end."""
-        agenda, running, session = self._agenda, self._running, self.session
+        agenda, running = self._agenda, self._running
         while self._jobs_ahead() and (now_s := self._next_s()) < math.inf:
             if goes_on is not None and not goes_on(now_s):
                 break
             self._now_s = now_s
             self._happen(now_s)
-            if session.commands.hopeless:
-                self._cancel_hopeless(now_s)
-            if running.has_neighbours or session.slowed:
-                running.heed_neighbours(now_s)
+            self._cancel_hopeless(now_s)
+            running.heed_neighbours(now_s)
             if self._policy_is_due(now_s):
                 self._ask(now_s)
                 self.stands_still = self._stands_still(now_s)
@@ -152,8 +146,7 @@ class Engine:
             self._ended_late = False
             if agenda.may_be_due(now_s):
                 self._happen_late(now_s)
-            if running.has_neighbours or session.slowed:
-                running.heed_neighbours(now_s)
+            running.heed_neighbours(now_s)
         if self._advance:
             self._advance(self._ended(), self._jobs)
 
@@ -260,6 +253,8 @@ class Engine:
         self._tell_progress()
 
     def _cancel_hopeless(self, now_s: float) -> None:
+        if not self.session.commands.hopeless:
+            return
         self._quiet_decisions = 0
         for job_id, reason in self.session.end_hopeless(now_s).items():
             self.counters.cancelled += 1
@@ -301,8 +296,7 @@ class Engine:
             if (job := self.session.jobs.get(job_id)) is not None:  # a rejection says it by itself
                 words = compact_json({"admission": said})
                 self.log.add(now_s, "progress", job_id, gpus=job.gpus, detail=words)
-        if self.session.commands.hopeless:
-            self._cancel_hopeless(now_s)
+        self._cancel_hopeless(now_s)
         for job, detail in self._forecasts.due(self.session, now_s) if self.session.learns else ():
             self.log.add(now_s, "progress", job.id, gpus=job.gpus, detail=compact_json(detail))
 

@@ -25,6 +25,10 @@ _NAN: Final = float("nan")
 _CODES: Final = {name: code for code, name in enumerate(EVENT_NAMES)}
 
 
+def detail_text(detail: Detail) -> str:
+    return detail() if callable(detail) else detail
+
+
 class EventLog:
     """Events in the order in which they happened; equal events give equal bytes.
 
@@ -128,7 +132,7 @@ class EventLog:
 
     def detail(self, row: int) -> str | None:
         found = self.details.get(row)
-        return found() if callable(found) else found
+        return None if found is None else detail_text(found)
 
     # What follows is of the rows in the columns.
 

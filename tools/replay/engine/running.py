@@ -53,8 +53,6 @@ class RunningJobs:
         self._resume_cost = simulated.resume_cost or self._rescale_cost
         self._progress = simulated.progress()
         self._interference = Interference(simulated.interference) if simulated.interference else None
-        self.has_neighbours = self._interference is not None
-        """Whether jobs slow each other down on the network."""
         self._reveals_work = reveals_work
         self._held: dict[str, RunningJob] = {}
         self._trained: set[str] = set()

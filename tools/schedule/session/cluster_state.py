@@ -420,8 +420,7 @@ class ClusterState:
         gpus: int = 0,
     ) -> None:
         """Record a change, unless it concerns a job hidden from the policy."""
-        commands = self.commands
-        if job is None or not (commands.hide_jobs and commands.hides(job.id)):
+        if job is None or not self.commands.hides(job.id):
             self.noted_until_s = max(self.noted_until_s, time_s)
             self.changes.append(Change(self.noted_until_s, kind, job, node, gpus))
 
@@ -494,8 +493,7 @@ class ClusterState:
         return Transition(job, step, before)
 
     def _hold(self, job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
-        if self.usage is not None:
-            self._use(job, gpus_of(place) - job.gpus, time_s)
+        self._use(job, gpus_of(place) - job.gpus, time_s)
         hold(job, time_s, place, servers)
 
     def _use(self, job: JobState, more: float, time_s: float) -> None:

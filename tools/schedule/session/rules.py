@@ -99,12 +99,9 @@ class RuleBook:
             raise self._error(
                 f'sends "{job.id}" to GPUs of type "{target.gpu_type}", which the cluster lacks'
             )
-        if target.global_batch is not None:
-            self._check_batch(job, target)
-        if target.placement is not None:
-            self._check_placement(job, target)
-        if target.servers is not None:
-            self._check_servers(job, target)
+        self._check_batch(job, target)
+        self._check_placement(job, target)
+        self._check_servers(job, target)
 
     def _check_batch(self, job: JobState, target: Target) -> None:
         batch = target.global_batch

@@ -183,9 +183,7 @@ class Session(ClusterState):
         done = self._apply(decision, time_s)
         if freed:
             done = in_net([*freed, *done])
-        if self.changes and any(
-            change.kind == "arrived" for change in self.changes
-        ):  # their user's limit has room now
+        if any(change.kind == "arrived" for change in self.changes):  # their user's limit has room now
             self.ask_again_s = math.nextafter(time_s, math.inf)
         return done
 
@@ -295,8 +293,6 @@ class Session(ClusterState):
         """Take the GPUs that jobs have to leave, and those that come back to their team; the policy sees them
         as lost.
         """
-        if self._parted and self._parts is None and not (self.commands.hide_jobs or self.commands.drained):
-            return []
         leavers = self.leavers(elastic=self.policy.elasticity != "none")
         left = self.adopt(leavers, time_s) if leavers else []
         if not self._parted:
@@ -362,8 +358,7 @@ class Session(ClusterState):
             useful = self._useful(job, target)
             if differs(job, useful):
                 targets[job_id] = useful
-        if self._dwell.is_any:
-            self.kept_until_s = self._dwell.kept_until_s(targets, self.jobs, time_s)
+        self.kept_until_s = self._dwell.kept_until_s(targets, self.jobs, time_s)
         if self.kept_until_s:
             for job_id in self.kept_until_s:
                 del targets[job_id]
@@ -466,14 +461,12 @@ class Dwell:
     cooldown_s: float = 0.0
     """A job whose GPUs or batch changed keeps them for this time."""
 
-    @property
-    def is_any(self) -> bool:
-        return bool(self.min_run_s or self.cooldown_s)
-
     def kept_until_s(
         self, targets: Mapping[str, Target], jobs: Mapping[str, JobState], time_s: float
     ) -> dict[str, float]:
         """Jobs that keep their GPUs although a policy wants a change, and until when."""
+        if not (self.min_run_s or self.cooldown_s):
+            return {}
         found = {}
         for job_id, target in targets.items():
             job = jobs[job_id]
