@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -52,20 +52,30 @@ _CLASS: Final = 1e5
 """What a job counts over one of the class below: it may be as many times as long and still comes first."""
 _MOST_CLASSES: Final = 1e10
 """And the highest class over the lowest; sums beyond it lose the lowest to rounding."""
+UnknownNoise = Literal["stated", "author"]
+"""Any batch that the job states, once a job of its model has ended without telling; or the author's."""
 
 
 class Knowledge:
     """How fast jobs train and what is left of them; what jobs have shown is carried, curves are not."""
 
-    def __init__(self, ahead_s: float, rescale_s: float = 30.0) -> None:
-        """:param rescale_s: what a change costs a job whose profile has not measured it."""
+    def __init__(
+        self, ahead_s: float, rescale_s: float = 30.0, unknown_noise: UnknownNoise = "stated"
+    ) -> None:
+        """
+        :param rescale_s: what a change costs a job whose profile has not measured it.
+        :param unknown_noise: which batches jobs may get where no job of their model tells its noise scale.
+        """
         self._ahead_s = ahead_s
         self._rescale_s = rescale_s
+        self._unknown_noise = unknown_noise
         self._noise = noise_scales()
         self._by_samples = noise_scales()
         """By the logarithm of the samples done, for jobs of unknown work."""
         self._totals: dict[str, list[float]] = {}
         """Samples of the last jobs that ended, by model."""
+        self._untold: set[str] = set()
+        """Models of which a job whose batch may move ended without having told its noise scale."""
         self._finished = FinishedWork()
         self._paces = paces()
         self._speeds: Speeds | None = None
@@ -130,6 +140,8 @@ class Knowledge:
     def learn(self, job: JobState) -> None:
         known = self._totals.get(job.spec.model, [])
         self._totals[job.spec.model] = [*known, job.samples_done(math.inf)][-_REMEMBERED:]
+        if job.noise_scale is None and job.spec.elastic == "size+batch":
+            self._untold.add(job.spec.model)
         self._finished.learn(self._progress_of(job, math.inf))
 
     def observe(self, job: JobState, time_s: float) -> None:
@@ -158,8 +170,10 @@ class Knowledge:
 
     def outlook(self, job: JobState, curve: GoodputCurve, sizes: Ints, time_s: float) -> Outlook:
         """What is ahead of a job; the same rate throughout where nothing is known to change."""
-        line = self._noise.line(job.spec.model)
-        if line is None and job.noise_scale is None and not self._by_samples.knows(job.spec.model):
+        model = job.spec.model
+        line = self._noise.line(model)
+        told = line is not None or job.noise_scale is not None or self._by_samples.knows(model)
+        if not told and (model not in self._untold or len(curve.batches) == 1):
             return curve.outlook
         progress = self.progress(job, time_s)
         if line is None or progress is None or not curve.runs:
@@ -185,13 +199,21 @@ class Knowledge:
         return speed if noise_scale is None else speed * _efficiency(noise_scale, own, job.global_batch)
 
     def noise_scale(self, job: JobState, time_s: float) -> float | None:
-        """That of the job, or of its model where the job is; None if nothing is known."""
+        """That of the job, or of its model where the job is; None if nothing is known.
+
+        Without bound where jobs of the model end without telling it: the batches that such a job states are
+        then taken to be alike, as its work, in samples or epochs, has it.
+        """
         if job.noise_scale is not None:
             return job.noise_scale
-        progress = self.progress(job, time_s)
+        model, progress = job.spec.model, self.progress(job, time_s)
         if progress is not None:
-            return self._noise.at(job.spec.model, progress)
-        return self._by_samples.at(job.spec.model, _doublings(job, time_s))
+            found = self._noise.at(model, progress)
+        else:
+            found = self._by_samples.at(model, _doublings(job, time_s))
+        if found is None and model in self._untold and self._unknown_noise == "stated":
+            return MOST_NOISE
+        return found
 
     def dump(self) -> dict[str, Any]:
         return {
@@ -199,6 +221,7 @@ class Knowledge:
             "noise_by_samples": self._by_samples.dump(),
             "pace": self._paces.dump(),
             "totals": dict(sorted(self._totals.items())),
+            "untold": sorted(self._untold),
             "finished": self._finished.dump(),
         }
 
@@ -207,6 +230,7 @@ class Knowledge:
         self._by_samples.load(state["noise_by_samples"])
         self._paces.load(state["pace"])
         self._totals = dict(state["totals"])
+        self._untold = set(state["untold"])
         self._finished.load(state["finished"])
         self._ahead = {}
 

@@ -22,7 +22,12 @@ from pliant.tools.schedule.policies.common import known_pools, minimum_alone, re
 from pliant.tools.schedule.policies.shadow_price.bound import Bound, Guard, Terms, kept_from_promise
 from pliant.tools.schedule.policies.shadow_price.curves import GoodputCurves, sizes_of
 from pliant.tools.schedule.policies.shadow_price.deadlines import earns_by_time, heeded
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns, stated_left
+from pliant.tools.schedule.policies.shadow_price.knowledge import (
+    Knowledge,
+    PoolColumns,
+    UnknownNoise,
+    stated_left,
+)
 from pliant.tools.schedule.policies.shadow_price.places import Placing, Retune
 from pliant.tools.schedule.policies.shadow_price.prices import PriceMemory, ends_s
 from pliant.tools.schedule.policies.shadow_price.sizes import PoolShares, Rules, shared
@@ -53,9 +58,11 @@ class ShadowPrice(Policy):
     is largest.
 
     Where a job lets its batch move and its gradient noise scale is known, every size comes with its best
-    batch; the noise ahead of a job is what others of its model have shown. A change of size counts with what
-    it costs: the rescale time that the profile has measured. Where GPU types differ, each has prices of
-    its own, and type, size and batch are chosen together; a job whose changes take a minute or more makes way
+    batch; the noise ahead of a job is what others of its model have shown. Where a job of the model has ended
+    without telling its noise, the batches that a job states are taken as alike (``unknown_noise``). A change
+    of size counts with what it costs: the rescale time that the profile has measured. Where GPU types differ,
+    each has prices of its own, and type, size and batch are chosen together; a job whose changes take a
+    minute or more makes way
     only where others gain more than it loses, there and back.
 
     A job that earns by ending in time (its utility is a step, its deadline, or a sigmoid) is planned: over
@@ -93,6 +100,8 @@ class ShadowPrice(Policy):
     deal_s: seconds for which the reference deals out the GPUs.
     lost_s: seconds of each deal in which its jobs do not train: at least a change of size and the interval
     between decisions.
+    unknown_noise: "stated": once a job of its model has ended without telling its noise scale, a job gets the
+    fastest of the batches that it states; "author": it keeps the author's batch.
     retune: "paid": a job that keeps its GPUs gets another batch only where that is worth a change; "free":
     whenever another is better.
     await_ends: whether it also decides when a job is to end while others wait.
@@ -106,7 +115,7 @@ class ShadowPrice(Policy):
     priority_means: ClassVar[str] = "of up to three priorities the higher comes first; latest ends hold"
     weight_means: ClassVar[str] = "the completion time of a job counts as often as its weight says"
     rebuilds_state: ClassVar[bool] = False
-    state_version: ClassVar[int] = 3
+    state_version: ClassVar[int] = 4
 
     def __init__(
         self,
@@ -117,6 +126,7 @@ class ShadowPrice(Policy):
         sweeps: int = 10,
         future: float = 0.0,
         retune: Retune = "paid",
+        unknown_noise: UnknownNoise = "stated",
         grace: float | None = 6.0,
         grace_s: float = 600.0,
         deal_s: float = 600.0,
@@ -138,12 +148,13 @@ class ShadowPrice(Policy):
         self.sweeps = sweeps
         self.future = future
         self.retune = retune
+        self.unknown_noise = unknown_noise
         self.grace = grace
         self.grace_s = grace_s
         self.deal_s = deal_s
         self.lost_s = lost_s
         self.await_ends = await_ends
-        self._known = Knowledge(ahead_s, rescale_s)
+        self._known = Knowledge(ahead_s, rescale_s, unknown_noise)
         self._bound = None if grace is None else Bound(Terms(grace, grace_s, deal_s, lost_s))
         self._memory = PriceMemory()
         self._shares: list[PoolShares] = []
