@@ -97,6 +97,7 @@ class ShadowPrice(Policy):
     grace: how many times its time alone on the GPUs that it requests a job may be held back; none: without
     bound.
     grace_s: seconds that every job may be held back on top of that.
+    unstated_grace_s: seconds that a job may be held back whose work is unknown, instead of both.
     deal_s: seconds for which the reference deals out the GPUs.
     lost_s: seconds of each deal in which its jobs do not train: at least a change of size and the interval
     between decisions.
@@ -129,12 +130,14 @@ class ShadowPrice(Policy):
         unknown_noise: UnknownNoise = "stated",
         grace: float | None = 6.0,
         grace_s: float = 600.0,
+        unstated_grace_s: float = 3600.0,
         deal_s: float = 600.0,
         lost_s: float = 90.0,
         await_ends: bool = True,
     ) -> None:
-        not_below_0 = {"rescale_s": rescale_s, "sweeps": sweeps, "future": future, "grace": grace or 0.0}
-        for key, value in {**not_below_0, "grace_s": grace_s, "lost_s": lost_s}.items():
+        not_below_0 = {"rescale_s": rescale_s, "sweeps": sweeps, "future": future, "lost_s": lost_s}
+        graces = {"grace": grace or 0.0, "grace_s": grace_s, "unstated_grace_s": unstated_grace_s}
+        for key, value in {**not_below_0, **graces}.items():
             if value < 0:
                 raise UsageError(f'policy "{self.name}": {key} {value:g} is below 0')
         for key, value in {"dwell_s": dwell_s, "ahead_s": ahead_s, "deal_s": deal_s}.items():
@@ -151,11 +154,14 @@ class ShadowPrice(Policy):
         self.unknown_noise = unknown_noise
         self.grace = grace
         self.grace_s = grace_s
+        self.unstated_grace_s = unstated_grace_s
         self.deal_s = deal_s
         self.lost_s = lost_s
         self.await_ends = await_ends
         self._known = Knowledge(ahead_s, rescale_s, unknown_noise)
-        self._bound = None if grace is None else Bound(Terms(grace, grace_s, deal_s, lost_s))
+        self._bound = None
+        if grace is not None:
+            self._bound = Bound(Terms(grace, grace_s, deal_s, lost_s, unstated_grace_s))
         self._memory = PriceMemory()
         self._shares: list[PoolShares] = []
         """Of the last decision, to be explained."""
@@ -171,6 +177,7 @@ class ShadowPrice(Policy):
         deals = EqualDeals(
             grace=self.grace,
             grace_s=self.grace_s,
+            unstated_grace_s=self.unstated_grace_s,
             deal_s=self.deal_s,
             lost_s=self.lost_s,
             rescale_s=self.rescale_s,
