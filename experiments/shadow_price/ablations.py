@@ -14,6 +14,7 @@ from pliant.tools.schedule.policies.shadow_price import sizes as shares
 from pliant.tools.schedule.policies.shadow_price.curves import Floats
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
+from pliant.tools.schedule.policies.shadow_price.sizes import Rules
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -60,11 +61,11 @@ _values = shares.values
 _decide = ShadowPrice.decide
 
 
-def _without_scale(members: PoolColumns, prices: Floats, dwell_s: float) -> Floats:
+def _without_scale(members: PoolColumns, prices: Floats, rules: Rules) -> Floats:
     """Prices times present rates: λ G instead of μ G."""
     rows = np.arange(len(members.jobs))
     scale = members.soon[rows, members.normal] / members.whole[rows, members.normal]
-    return _values(members, prices * scale, dwell_s)
+    return _values(members, prices * scale, rules)
 
 
 def _by_arrival(members: PoolColumns) -> list[int]:
