@@ -14,7 +14,6 @@ from pliant.tools.schedule.policies.shadow_price import sizes as shares
 from pliant.tools.schedule.policies.shadow_price.curves import Floats
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
-from pliant.tools.schedule.policies.shadow_price.sizes import Rules
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -61,11 +60,11 @@ _values = shares.values
 _decide = ShadowPrice.decide
 
 
-def _without_scale(members: PoolColumns, prices: Floats, rules: Rules) -> Floats:
+def _without_scale(members: PoolColumns, prices: Floats, dwell_s: float) -> Floats:
     """Prices times present rates: λ G instead of μ G."""
     rows = np.arange(len(members.jobs))
     scale = members.soon[rows, members.normal] / members.whole[rows, members.normal]
-    return _values(members, prices * scale, rules)
+    return _values(members, prices * scale, dwell_s)
 
 
 def _by_arrival(members: PoolColumns) -> list[int]:

@@ -60,15 +60,21 @@ class Knowledge:
     """How fast jobs train and what is left of them; what jobs have shown is carried, curves are not."""
 
     def __init__(
-        self, ahead_s: float, rescale_s: float = 30.0, unknown_noise: UnknownNoise = "stated"
+        self,
+        ahead_s: float,
+        rescale_s: float = 30.0,
+        unknown_noise: UnknownNoise = "stated",
+        caution: float = 1.0,
     ) -> None:
         """
         :param rescale_s: what a change costs a job whose profile has not measured it.
+        :param caution: as how many times its cost a change counts to a job whose batch moves.
         :param unknown_noise: which batches jobs may get where no job of their model tells its noise scale.
         """
         self._ahead_s = ahead_s
         self._rescale_s = rescale_s
         self._unknown_noise = unknown_noise
+        self._caution = caution
         self._noise = noise_scales()
         self._by_samples = noise_scales()
         """By the logarithm of the samples done, for jobs of unknown work."""
@@ -189,6 +195,10 @@ class Knowledge:
     def rescale_s(self, job: JobState) -> float:
         measured = None if self._speeds is None else self._speeds.rescale_seconds(job.spec.model)
         return self._rescale_s if measured is None else measured
+
+    def change_s(self, job: JobState, curve: GoodputCurve) -> float:
+        """Seconds that a change counts when sizes are weighed; what it takes is less."""
+        return self.rescale_s(job) * (self._caution if len(curve.batches) > 1 else 1.0)
 
     def held_rate(self, job: JobState, time_s: float) -> float:
         """Samples per second of its own batch that the profile promises of what a job holds."""
@@ -433,6 +443,9 @@ class PoolColumns:
     """Whether the job holds GPUs, here or in another pool."""
     weights: Floats
     rescale_s: Floats
+    """Seconds that a change takes."""
+    change_s: Floats
+    """Seconds that it counts."""
 
     @classmethod
     def of(cls, pool: Pool, jobs: Sequence[JobState], known: Knowledge, time_s: float) -> PoolColumns | None:
@@ -473,6 +486,7 @@ class PoolColumns:
             np.array([job.gpus > 0 for job in found]),
             np.array([known.weight(job) for job in found]),
             np.array([known.rescale_s(job) for job in found]),
+            np.array([known.change_s(job, curve) for job, curve, _ in fitting]),
         )
 
     def of_rows(self, rows: Sequence[int]) -> PoolColumns:
@@ -492,6 +506,7 @@ class PoolColumns:
             self.runs[rows],
             self.weights[rows],
             self.rescale_s[rows],
+            self.change_s[rows],
         )
 
     def footprints(self) -> Floats:

@@ -210,7 +210,6 @@ class Placing:
     snapshot: Snapshot
     known: Knowledge
     dwell_s: float
-    caution: float
 
     def targets(self, retune: Retune) -> dict[str, Target]:
         members = self.shares.members
@@ -247,7 +246,7 @@ class Placing:
             job, gpus = members.jobs[row], self.shares.gpus(row)
             worth = max(0.0, float(self.shares.values[row, self.shares.chosen[row]]))
             pinned = bool(self.shares.guard.pinned[row])
-            cost = worth * self.caution * float(members.rescale_s[row]) / self.dwell_s
+            cost = worth * float(members.change_s[row]) / self.dwell_s
             together = self.snapshot.free.on_one_node(job.per_replica, kind)
             placed = SeatedJob(job.id, gpus, worth, job.placement, pinned, cost, together)
             if job.gpus == gpus and job.gpu_type == kind:
@@ -337,11 +336,10 @@ class Placing:
         members = self.shares.members
         size = int(np.searchsorted(members.sizes, gpus))
         lasts_s = min(self.dwell_s, members.left[row] / max(members.whole[row, size], 1e-300))
-        cost_s = self.caution * float(members.rescale_s[row])
         return best_batch(
             members.jobs[row],
             members.curves[row],
             size,
             self.known.noise_scale(members.jobs[row], self.snapshot.time_s),
-            worth_s=None if retune == "free" else cost_s / max(lasts_s, 1e-9),
+            worth_s=None if retune == "free" else float(members.change_s[row]) / max(lasts_s, 1e-9),
         )

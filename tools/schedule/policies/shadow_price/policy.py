@@ -89,7 +89,8 @@ class ShadowPrice(Policy):
     fiftieth of ``dwell_s`` after the last time.
 
     rescale_s: seconds that a change costs a running job, where its profile has not measured them.
-    caution: a change counts as so many times what it costs.
+    caution: a change counts as so many times what it costs, to a job whose batch moves, too: with the noise
+    such jobs change again and again.
     dwell_s: seconds after which what a job holds is taken to change; changes have to pay within them.
     ahead_s: seconds over which rates are averaged when GPUs are given out.
     sweeps: the most passes that improve the order of completion by exchanges, in pools of up to 128 GPUs.
@@ -123,7 +124,7 @@ class ShadowPrice(Policy):
         self,
         *,
         rescale_s: float = 30.0,
-        caution: float = 1.0,
+        caution: float = 1.5,
         dwell_s: float = 500.0,
         ahead_s: float = 900.0,
         sweeps: int = 10,
@@ -137,9 +138,15 @@ class ShadowPrice(Policy):
         lost_s: float = 90.0,
         await_ends: bool = True,
     ) -> None:
-        not_below_0 = {"rescale_s": rescale_s, "sweeps": sweeps, "future": future, "caution": caution}
+        not_below_0 = {
+            "rescale_s": rescale_s,
+            "sweeps": sweeps,
+            "future": future,
+            "lost_s": lost_s,
+            "caution": caution,
+        }
         graces = {"grace": grace or 0.0, "grace_s": grace_s, "unstated_grace_s": unstated_grace_s}
-        for key, value in {**not_below_0, **graces, "lost_s": lost_s}.items():
+        for key, value in {**not_below_0, **graces}.items():
             if value < 0:
                 raise UsageError(f'policy "{self.name}": {key} {value:g} is below 0')
         for key, value in {"dwell_s": dwell_s, "ahead_s": ahead_s, "deal_s": deal_s}.items():
@@ -161,7 +168,7 @@ class ShadowPrice(Policy):
         self.deal_s = deal_s
         self.lost_s = lost_s
         self.await_ends = await_ends
-        self._known = Knowledge(ahead_s, rescale_s, unknown_noise)
+        self._known = Knowledge(ahead_s, rescale_s, unknown_noise, caution)
         self._bound = None
         if grace is not None:
             self._bound = Bound(Terms(grace, grace_s, deal_s, lost_s, unstated_grace_s))
@@ -230,7 +237,7 @@ class ShadowPrice(Policy):
         out = (job for job in snapshot.jobs.values() if job.gpus and job.id not in served)
         decision.targets |= {job.id: Target(0) for job in out if job.id not in decision.rejected}
         for shares in self._shares:
-            placing = Placing(shares, snapshot, self._known, self.dwell_s, self.caution)
+            placing = Placing(shares, snapshot, self._known, self.dwell_s)
             decision.targets |= placing.targets(self.retune)
             if bound is not None:
                 bound.expect(shares.members, decision.targets, snapshot.time_s)
@@ -243,7 +250,7 @@ class ShadowPrice(Policy):
 
     def _shared(self, snapshot: Snapshot, rejected: Container[str], bound: Bound | None) -> list[PoolShares]:
         """Every pool shared out."""
-        rules = Rules(self.dwell_s, self.sweeps, self.future, self.caution)
+        rules = Rules(self.dwell_s, self.sweeps, self.future)
         jobs = [job for job in snapshot.jobs.values() if job.id not in rejected]
         able = {
             pool: [job for job in jobs if _may_run(job, pool.gpu_type)]

@@ -48,8 +48,6 @@ class Rules:
     dwell_s: float
     sweeps: int
     future: float
-    caution: float = 1.0
-    """A change counts as so many times what it costs."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def shared(
     :param by_demands: count workers of which the nodes have room for few as more than a GPU each.
     """
     order, prices = _prices(members, rules, memory)
-    worth = values(members, prices, rules)
+    worth = values(members, prices, rules.dwell_s)
     allowed = _allowed(members, worth + sooner(members, rules.dwell_s), guard)
     if by_demands and (footprints := members.footprints()).max() > 1.0:
         taken = members.sizes * footprints[:, None]
@@ -176,28 +174,27 @@ def _prices(members: PoolColumns, rules: Rules, memory: PriceMemory) -> tuple[li
     return order, prices
 
 
-def values(members: PoolColumns, prices: Floats, rules: Rules, pays: float = _PAYS) -> Floats:
+def values(members: PoolColumns, prices: Floats, dwell_s: float, pays: float = _PAYS) -> Floats:
     """[job, size], -inf where a job does not run; without GPUs 0, and for a job that has some less.
 
     Without costs v(k) = μ G(k), where μ G(k°) = λ F(k°) at the size k° that makes most of a GPU: λ is
-    constant along a job only where its curve does not move with progress. A change costs its seconds, times
-    the caution, over those until the next one or the end. What a job holds counts at the speed of its place.
+    constant along a job only where its curve does not move with progress. A change costs the seconds that it
+    counts over those until the next one or the end. What a job holds counts at the speed of its place.
 
-    :param pays: what a job holds is taken to change after the dwell time, or after so many times what its
+    :param dwell_s: seconds after which what a job holds is taken to change, or ``pays`` times what its
         changes count if that is longer.
     """
-    costs_s = rules.caution * members.rescale_s
-    lasts = np.maximum(rules.dwell_s, pays * costs_s)
+    lasts = np.maximum(dwell_s, pays * members.change_s)
     rows, whole, held = np.arange(len(members.jobs)), members.whole, members.held
     worth = undisturbed(members, prices)
     kept = worth[rows, held] * members.scattered
     with np.errstate(divide="ignore"):
         lasts_s = np.minimum(lasts[:, None], members.left[:, None] / whole)
-    lost = np.minimum(_MOST_LOST, costs_s[:, None] / np.maximum(lasts_s, 1e-9))
+    lost = np.minimum(_MOST_LOST, members.change_s[:, None] / np.maximum(lasts_s, 1e-9))
     found = np.where(members.runs[:, None], worth * (1.0 - lost), worth)
     found[rows, held] = kept
     found = np.where(whole > 0, found, -np.inf)
-    found[:, 0] = np.where(held > 0, -costs_s / lasts * kept, 0.0)
+    found[:, 0] = np.where(held > 0, -members.change_s / lasts * kept, 0.0)
     return found
 
 

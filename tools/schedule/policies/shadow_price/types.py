@@ -94,7 +94,7 @@ def shared_over_types(
         for row, job in enumerate(members.jobs):
             places.setdefault(job.id, {})[kind] = row
     order, prices, joined = _priced(types, places, rules, memory)
-    worth = [offers(each, own, rules, time_s) for each, own in zip(types, prices, strict=True)]
+    worth = [offers(each, own, rules.dwell_s, time_s) for each, own in zip(types, prices, strict=True)]
     value = [each + sooner(members, rules.dwell_s) for each, members in zip(worth, types, strict=True)]
     for own in places.values():
         without = min(float(value[kind][row, 0]) for kind, row in own.items())
@@ -149,12 +149,12 @@ class TypesWorth:
         return (*made[:kind], self._worths[kind].with_job(rates, price, made[kind]), *made[kind + 1 :])
 
 
-def offers(members: PoolColumns, prices: Floats, rules: Rules, time_s: float) -> Floats:
+def offers(members: PoolColumns, prices: Floats, dwell_s: float, time_s: float) -> Floats:
     """[job, size] values, of waiting jobs less what a start costs: much to a short job on many GPUs.
 
     The longer a job has waited, the less its start counts: it is put off for about as long as it takes.
     """
-    found = values(members, prices, rules, _PAYS)
+    found = values(members, prices, dwell_s, _PAYS)
     waited_s = np.array([_waited_s(job, time_s) for job in members.jobs])
     counts_s = members.rescale_s**2 / np.maximum(members.rescale_s + waited_s, 1e-9)
     starts = 1.0 + members.whole * (counts_s / members.left)[:, None]
