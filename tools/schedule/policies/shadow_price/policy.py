@@ -60,7 +60,8 @@ class ShadowPrice(Policy):
     Where a job lets its batch move and its gradient noise scale is known, every size comes with its best
     batch; the noise ahead of a job is what others of its model have shown. Where a job of the model has ended
     without telling its noise, the batches that a job states are taken as alike (``unknown_noise``). A change
-    of size counts with what it costs: the rescale time that the profile has measured. Where GPU types differ,
+    of size counts with what it costs: the rescale time that the profile has measured, or what changes of the
+    model have turned out to cost where that is far more. Where GPU types differ,
     each has prices of its own, and type, size and batch are chosen together; a job whose changes take a
     minute or more makes way
     only where others gain more than it loses, there and back.
