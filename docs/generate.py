@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,35 +17,123 @@ HERE = Path(__file__).parent
 HEADER = "<!-- Written by `make docs` from the code and its results; edit those instead. -->\n\n"
 
 
-_GRAMMAR = """
+_GRAMMAR = """# Command line
+
+Every command, its arguments and its options, as `--help` prints them:
+
+{commands}
+
 The main file of a command has no option before it, and `-` is stdin or stdout. On every command `-o FILE`
 says where the product goes, and `-f FORMAT` in which form it is written; only `log -f` means follow, as
-with `tail`.
+with `tail`. What DURATION, TIME and SIZE stand for, here and in parameters of policies (`--param dwell_s=5m`)
+and recipes of sweeps (`interval = "2m"`):
 
 - DURATION: {duration}. `1h30m` works, too. Where the help says that plain numbers are hours, they are.
 - TIME: {time}, local time unless it ends with `Z` or an offset.
 - SIZE: {size}. GB counts in thousands, GiB in 1024s.
 
-Parameters of policies (`--param dwell_s=5m`) and recipes of sweeps (`interval = "2m"`) take times like these.
+Options that many commands share; a section below names those that its command has, but for the last three:
+
+{shared}
+
+`pliant` alone also takes `--version`, `--install-completion` and `--show-completion`.
+
+Exit codes of all commands:
+
+{codes}
 """
+_MANY = 5
+"""Commands that share an option, with the same help: then it stands once, above all of them."""
 
 
 def cli_page() -> str:
     """Reference of all commands, from the command line's own help."""
-    import typer
-    from typer.cli import get_docs_for_click
+    from collections import Counter
+    from itertools import groupby
 
-    from pliant.cli.main import app
+    import typer
+
+    from pliant.cli.main import COMMANDS, GROUPS, app
+    from pliant.cli.man import EXIT_STATUS
     from pliant.schemas.quantities import SIZE, TIME, duration_words
 
-    group = typer.main.get_command(app)
-    context = typer.Context(group, info_name="pliant")
-    text: str = get_docs_for_click(obj=group, ctx=context, name="pliant", title="Command line")
+    found = list(_commands(typer.Context(typer.main.get_command(app), info_name="pliant")))
+    counts = Counter(record for context in found for record in _records(context, "option"))
+    many = sorted(
+        (record for record, count in counts.items() if count >= _MANY), key=lambda each: -counts[each]
+    )
+    panels = groupby((*COMMANDS, *GROUPS), key=lambda each: each[1])
+    commands = "\n".join(
+        f"- **{panel}**: " + ", ".join(f"[{name}](#pliant-{name.replace(' ', '-')})" for name, *_ in each)
+        for panel, each in panels
+    )
+    head = _GRAMMAR.format(
+        commands=commands,
+        duration=duration_words(),
+        time=TIME,
+        size=SIZE,
+        shared=_list(reversed(many)),
+        codes=_table(("code", "meaning"), [(f"`{code}`", text) for code, text in EXIT_STATUS.items()]).rstrip(
+            "\n"
+        ),
+    )
+    return "\n".join([head, *(_command(context, many) for context in found)]).rstrip() + "\n"
+
+
+def _commands(context: Any) -> Iterator[Any]:
+    """The contexts of all commands below one, a group before its own."""
+    for name in context.command.list_commands(context) if hasattr(context.command, "list_commands") else ():
+        within = type(context)(context.command.get_command(context, name), info_name=name, parent=context)
+        yield within
+        yield from _commands(within)
+
+
+def _command(context: Any, many: Sequence[tuple[str, str]]) -> str:
+    """The section of a command: how it is typed, what it does, its arguments and options."""
+    command, path = context.command, context.command_path
     # Without what keeps lines apart, and brackets from being taken for markup, on a terminal.
-    text = text.replace("\b\n", "").replace("\\[", "[")
-    title, rest = text.split("\n", 1)
-    text = f"{title}\n{_GRAMMAR.format(duration=duration_words(), time=TIME, size=SIZE)}{rest}"
-    return "\n".join(line.rstrip() for line in text.splitlines()).rstrip() + "\n"
+    text = (command.help or "").replace("\b\n", "").replace("\\[", "[").strip()
+    title = f"{'##' if context.parent.parent is None else '###'} `{path}`"
+    if hasattr(command, "list_commands"):
+        return f"{title}\n\n{text}\n"
+    options = _records(context, "option")
+    own = [*_records(context, "argument"), *(each for each in options if each not in many)]
+    also = [f"`{name.partition(' <')[0]}`" for name, text in many if (name, text) in options]
+    also = [each for each in also if each not in _EVERYWHERE]
+    usage = f"`{path} {' '.join(command.collect_usage_pieces(context))}`"
+    last = f"Also {', '.join(also)}." if also else ""
+    return "\n\n".join(part for part in (title, _examples(text), usage, _list(own), last) if part) + "\n"
+
+
+_EVERYWHERE = ("`--debug`", "`-q, --quiet`", "`--help`")
+
+
+def _records(context: Any, kind: str) -> list[tuple[str, str]]:
+    """What the help says of each argument, or of each option."""
+    found = (
+        each.get_help_record(context)
+        for each in context.command.get_params(context)
+        if each.param_type_name == kind
+    )
+    return [(name, text.replace("\\[", "[")) for name, text in filter(None, found)]
+
+
+def _list(records: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"* `{name}`: {text}" if text else f"* `{name}`" for name, text in records)
+
+
+def _examples(text: str) -> str:
+    """The help with its examples as code."""
+    parts = []
+    for part in text.split("\n\n"):
+        first, *rest = [line.strip() for line in part.splitlines()]
+        if first == "Examples:":
+            parts += [first, "\n".join(f"    {line}" for line in rest)]
+        elif first.startswith("Example: pliant") and ", or " not in first:
+            parts += ["Example:", "    " + " ".join([first.removeprefix("Example: "), *rest])]
+        else:
+            parts.append(part)
+    return "\n\n".join(parts)
 
 
 def schemas_page() -> str:
@@ -203,25 +291,18 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 _POLICIES = """# Policies
 
-A policy can only be as good as what it knows, and what it knows can be wrong. So they are grouped by the most
-that their decisions rest on. A job's own limits (`elastic`, `gpus`, `batch`) hold for each of them.
+What each built-in policy does, what it must know, and its parameters. Which one to take is in
+[choosing-a-policy.md](choosing-a-policy.md): without a reason for another, [shadow-price](#shadow-price) with
+a profile of the jobs and [fair-share](#fair-share) without one. `pliant policies NAME` prints the same text.
 
-With a profile of the jobs, and without a reason for another, take [shadow-price](#shadow-price); without a
-profile take [fair-share](#fair-share), as `pliant init` does. On every workload of Pollux and Sia in
-[the comparison](experiments/shadow-price.md) it has the least mean JCT of those replayed there, with free
-and with fixed batches; the page says where it loses. How long it may hold a job back is bounded
-([delay-bound.md](delay-bound.md)).
-Take another where something else counts:
-
-- the time until the last job ends: the comparison has makespans; `future` of shadow-price trades for them;
-- deadlines, or utilities that fall with time: [oasis](#oasis);
-- larger batches that train as well as small ones, with no gradient noise measured: [ones](#ones);
-- equal shares whatever the jobs are: [fair-share](#fair-share).
+A policy can only be as good as what it knows, and what it knows can be wrong, so policies are grouped by the
+most that their decisions rest on. A job's own limits (`elastic`, `gpus`, `batch`) hold for each of them.
+Parameters are shown as `--param` takes them, with their defaults; those that end in `_s` or `_seconds` also
+take `5m` or `2h`.
 
 Without a profile, `schedule` and `run` do not know how long iterations, samples or epochs take. Policies that
-go by the work of jobs then take those whose work is not stated in GPU-seconds in order of submission, and
-`schedule` says so; `ares` gives such jobs equal shares of a pool; `oasis`, which admits jobs by what they are
-worth, counts one second for a sample.
+go by work then take jobs whose work is not stated in GPU-seconds in order of submission, and `schedule` says
+so; `ares` gives such jobs equal shares of a pool; `oasis` counts one second for a sample.
 
 """
 _GROUPS: dict[str, str] = {
@@ -266,22 +347,87 @@ def policies_page() -> str:
         if each.knows == knows
     ]
     groups = [
-        "\n".join([text, *(_policy(each) for each in found if each.knows == knows)])
+        "\n".join([text, *(_policy(each, found) for each in found if each.knows == knows)])
         for knows, text in _GROUPS.items()
     ]
     asking = ", ".join(each.name for each in found if any("oracle" in trait for trait in each.traits))
     table = _table(("policy", "knows", "changes of a job", "decides"), rows)
-    return _POLICIES + table + "\n" + "\n".join([*groups, _ORACLE.format(asking=asking)])
+    return "\n".join([_POLICIES + table, _shared_traits(found), *groups, _ORACLE.format(asking=asking)])
 
 
-def _policy(found: Description) -> str:
-    needs = ", ".join(found.needs) or "nothing"
-    facts = f"Changes of a job: {found.elasticity}. Decides {found.decides}. Needs: {needs}."
-    priority = f"Priorities: {found.priority or 'it does not look at them'}."
-    rows = [(f"`{p.name}`", p.expected, f"`{p.default}`") for p in found.parameters]
-    table = "\n" + _table(("parameter", "value", "default"), rows) if rows else ""
-    said = " ".join([facts, priority, *found.traits])
-    return f"### {found.name}\n\n{found.text}\n\n{said}\n{table}"
+_SHARED = 3
+"""Policies of which something is said once, above all of them."""
+
+
+def _shared_traits(found: Sequence[Description]) -> str:
+    """What is so of several policies: the traits that the sections of these do not repeat."""
+    looking = {each.name for each in found if each.priority}
+    lines = [f"- **Priorities** count only where a section below says how: {', '.join(sorted(looking))}."]
+    for trait in dict.fromkeys(trait for each in found for trait in each.traits):
+        names = [each.name for each in found if trait in each.traits]
+        if len(names) >= _SHARED:
+            lines.append(f"- {trait.rstrip('.')}: {', '.join(names)}.")
+    return "\n".join(lines) + "\n"
+
+
+def _policy(found: Description, all_found: Sequence[Description]) -> str:
+    """The section of a policy: its docstring, with the kind and the default of each parameter."""
+    text, meanings = _without_parameters(found.text, {each.name for each in found.parameters})
+    told = [
+        f"- {', '.join(_parameter(each) for each in found.parameters if each.name in names)}: {meaning}"
+        for names, meaning in meanings.items()
+    ]
+    rest = [each for each in found.parameters if not any(each.name in names for names in meanings)]
+    parent = next((other for other in all_found if rest and _has_all(other, found, rest)), None)
+    if parent is not None:
+        told.append(f"Parameters: those of [{parent.name}](#{parent.name}), with its defaults.")
+    elif rest:
+        told.append(f"{'- Also' if told else 'Parameters:'} {', '.join(map(_parameter, rest))}.")
+    said = [f"Priorities: {found.priority}."] if found.priority else []
+    said += [f"Needs: {', '.join(found.needs)}."] if found.needs else []
+    said += [trait for trait in found.traits if sum(trait in each.traits for each in all_found) < _SHARED]
+    parts = [f"### {found.name}", text, "\n".join(told), " ".join(said)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _has_all(other: Description, found: Description, rest: Sequence[Any]) -> bool:
+    """Whether a policy is made from another one and has these parameters of it, which that one explains."""
+    from pliant.tools.schedule.registry import policy_class
+
+    own = policy_class(found.name)
+    base = policy_class(other.name)
+    return other.name != found.name and issubclass(own, base) and set(rest) <= set(other.parameters)
+
+
+def _parameter(parameter: Any) -> str:
+    """As ``--param`` takes it, with its default; with its choices, where the default does not tell them."""
+    default = "none" if parameter.default == "null" else parameter.default.strip('"') or '""'
+    plain = parameter.expected.partition(" (")[0] in _PLAIN
+    return f"`{parameter.name}={default}`" + ("" if plain else f" ({parameter.expected.replace(_TIMES, '')})")
+
+
+_PLAIN = ("a number", "a whole number", "a time", "text", "true or false")
+_TIMES = " (seconds, 5m, 2h)"
+_PARAMETER_LINE = re.compile(r"(?:- )?((?:`*\w+`*(?:, )?)+): (.*)")
+
+
+def _without_parameters(text: str, known: Set[str]) -> tuple[str, dict[tuple[str, ...], str]]:
+    """A docstring without the lines that explain parameters, and these by the names of the parameters."""
+    kept: list[str] = []
+    meanings: dict[tuple[str, ...], str] = {}
+    last: tuple[str, ...] = ()
+    for line in text.splitlines():
+        found = _PARAMETER_LINE.match(line)
+        names = tuple(found[1].replace("`", "").split(", ")) if found else ()
+        if found and known.issuperset(names):
+            last = names
+            meanings[last] = found[2]
+        elif last and line.strip():
+            meanings[last] += f" {line.strip()}"
+        else:
+            last = ()
+            kept.append(line)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip(), meanings
 
 
 def rescaling_page() -> str:

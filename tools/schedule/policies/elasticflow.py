@@ -35,25 +35,26 @@ class ElasticFlow(Policy):
     """Deadlines met: a job is admitted if its minimum satisfactory share fits beside those of the others.
 
     ElasticFlow (ASPLOS '23). A deadline is the target of a utility of shape "step", counted from the
-    submission. The minimum satisfactory share of a job is the smallest size with which it ends by then, if at
-    times it may have to do with the GPUs that jobs of earlier deadlines leave: shares are filled in
-    progressively, in order of deadline, over the time to come (algorithm 1). A job is admitted if it and all
-    jobs admitted before keep their deadlines. Each admitted job gets its share of now. GPUs that are left
-    start jobs that have none, in order of deadline, then go, size by size, where they save most: to the job
-    of which a GPU-second more now saves the most GPU-seconds of its share later (algorithm 2). Jobs without
-    a deadline or of unknown work are best-effort: they get what is left in the same way, after the start of
-    those with one. Sizes are powers of two of replicas and a job's smallest, or those that it lists, as far
-    as they make it faster. Jobs are placed in blocks of their size, as a buddy allocator would: others move
-    where a job would be scattered otherwise.
+    submission. The minimum satisfactory share of a job is the smallest size with which it ends by then,
+    if at times it may have to do with the GPUs that jobs of earlier deadlines leave: shares are filled
+    in progressively, in order of deadline (algorithm 1). A job is admitted if it and all jobs admitted
+    before keep their deadlines. Each admitted job gets its share of now. GPUs that are left start jobs
+    that have none, in order of deadline, then go, size by size, to the job of which a GPU-second more
+    now saves the most GPU-seconds of its share later (algorithm 2). Jobs without a deadline or of
+    unknown work are best-effort: they get what is left. Sizes are powers of two of replicas and a job's
+    smallest, or those that it lists, as far as they make it faster. Jobs are placed in blocks of their
+    size, as a buddy allocator would.
 
-    unadmitted: what becomes of a job that is not admitted: it is rejected ("drop"), or runs "best-effort".
+    Departures from the paper: time is not divided into slots. What a change costs counts in the plan of
+    a job. A job that was admitted and can no longer end in time, alone at its fastest, becomes
+    best-effort. On several GPU types, a job stays on the one on which it was admitted, the fastest for
+    it that could.
+
+    unadmitted: what becomes of a job that is not admitted: it is rejected ("drop"), or runs
+    "best-effort".
     rescale_s: seconds that a change of its GPUs costs a job, where the profile has not measured them.
-    late_blocks: whether no job is admitted while one that was can no longer end in time, as in the authors'
-    scheduler. By default only what a new job itself would do to others counts.
-
-    Departures from the paper: time is not divided into slots. What a change costs counts in the plan of a
-    job. A job that was admitted and can no longer end in time, alone at its fastest, becomes best-effort. On
-    several GPU types, a job stays on the one on which it was admitted, the fastest for it that could.
+    late_blocks: whether no job is admitted while one that was can no longer end in time, as in the
+    authors' scheduler. By default only what a new job itself would do to others counts.
     """
 
     name: ClassVar[str] = "elasticflow"
