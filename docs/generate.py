@@ -140,7 +140,7 @@ def schemas_page() -> str:
     """Tables of all file kinds, from the records and the column tables."""
     from pliant.schemas.cluster import Cluster, IdleRule, Node, SlurmOptions
     from pliant.schemas.event import EVENT
-    from pliant.schemas.job import Batch, Gpus, Job
+    from pliant.schemas.job import Batch, Gpus, Job, ResourceDemand, Utility
     from pliant.schemas.metrics import (
         CheckedFigure,
         FigureEstimate,
@@ -156,7 +156,7 @@ def schemas_page() -> str:
     from pliant.schemas.schedule import Allocation, BatchPlan, Schedule, Verdict
 
     records: tuple[tuple[str, str, tuple[type[BaseModel], ...]], ...] = (
-        ("job", "JSON Lines, one job a line", (Job, Gpus, Batch)),
+        ("job", "JSON Lines, one job a line", (Job, Gpus, Batch, Utility, ResourceDemand)),
         ("cluster", "JSON", (Cluster, Node, SlurmOptions, IdleRule)),
         ("schedule", "JSON", (Schedule, Allocation, BatchPlan, Verdict)),
         (
@@ -182,22 +182,37 @@ def schemas_page() -> str:
     )
     parts = [
         "# File kinds\n",
-        "Times are seconds, memory is bytes, throughput is samples per second, unless a name says otherwise.",
-        "`pliant schema KIND` prints the machine-readable form, `pliant validate FILE` checks a file.\n",
+        "The fields of the files that pliant reads and writes. Times are seconds, memory is bytes,",
+        "throughput is samples per second, unless a name says otherwise. A field with a default may be left",
+        "out; one whose default is `null` may be null. `pliant schema KIND` prints the machine-readable",
+        "form, `pliant validate FILE` checks a file.\n",
         _limits_text(),
     ]
     for kind, form, models in records:
         parts.append(f"## {kind}\n\n{form}. Schema identifier `pliant.{kind}/1`.\n")
         parts += [_record_table(model) for model in models]
+        if kind == "job":
+            parts.append(_work_text())
     for kind, form, table in tables:
         parts.append(f"## {kind}\n\n{form}. Schema identifier `pliant.{kind}/1`.\n")
         rows = [
-            (f"`{c.name}`", c.type, "yes" if c.nullable else "no", c.about.doc + _words(c.words))
+            (f"`{c.name}`", f"{c.type}{' or null' * c.nullable}", c.about.doc + _words(c.words))
             for c in table.columns
         ]
-        parts.append(_table(("column", "type", "may be null", "meaning"), rows))
+        parts.append(_table(("column", "type", "meaning"), rows))
     parts.append(_progress_text())
     return "\n".join(parts)
+
+
+def _work_text() -> str:
+    from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, SampleWork
+
+    kinds = (SampleWork, EpochWork, IterationWork, GpuTimeWork)
+    lines = [
+        f"- {', '.join(f'`{name}`' for name in kind.model_fields)}: {(kind.__doc__ or '').splitlines()[0]}"
+        for kind in kinds
+    ]
+    return "\n".join(["### Work\n\nThe field `work` has one of these:\n", *lines, ""])
 
 
 def _limits_text() -> str:
@@ -217,15 +232,11 @@ def _limits_text() -> str:
     least, longest = FREE_BYTES >> 20, LONGEST_TEXT >> 20
     document, rows, stream = DOCUMENT_BYTES >> 20, ROWS_BYTES >> 30, STREAM_BYTES >> 30
     return f"""\
-A JSON or TOML document may have {document} MiB, a file of rows (jobs, events, Parquet) {rows} GiB, and
-a pipe or a device, which does not say its size, {stream} GiB. A larger one is refused (exit 3). So is a
-named pipe that no process has opened for writing within {WRITER_S:g} s. A writer that is there may take
-as long as it likes.
-
-A small Parquet file can hold one value a million times. A file is refused (exit 3) that would take
-more than {times} times its size in memory, {least} MiB at least, where a row counts as {row} bytes beside its
-strings; so is one with a string of more than {longest} MiB. Gzipped traces have the same limits.
-`{FACTOR}=10` in the environment makes all of them ten times as large.
+Files beyond these limits are refused (exit 3): {document} MiB for a JSON or TOML document, {rows} GiB for
+rows (jobs, events, Parquet), {stream} GiB for a pipe or a device; {times} times its size in memory ({least}
+MiB at least; a row counts as {row} bytes beside its strings), gzipped traces included; {longest} MiB for a
+string. So is a named pipe that no process opens for writing within {WRITER_S:g} s. `{FACTOR}=10` in the
+environment makes all limits ten times as large.
 """
 
 
@@ -237,8 +248,8 @@ def _progress_text() -> str:
 ## progress
 
 JSON, `jobs/ID/progress.json` in a state directory. Schema identifier `{schema}`. Rank 0
-replaces the file as a whole about once a second while it trains; other programs may read it at any
-time. Fields that are null are left out. `pliant schema` and `pliant validate` do not take this kind.
+replaces the file as a whole about once a second while it trains. Fields that are null are left out.
+`pliant schema` and `pliant validate` do not take this kind.
 """
     return "\n".join([intro, _record_table(Progress), _record_table(LastCheckpoint)])
 
@@ -250,12 +261,17 @@ def _words(words: tuple[str, ...]) -> str:
 def _record_table(model: type[BaseModel]) -> str:
     schema = model.model_json_schema(by_alias=True)
     required = set(schema.get("required", ()))
-    rows = []
+    rows: list[tuple[str, str, str]] = []
     for name, rule in schema["properties"].items():
         default = "required" if name in required else _default(rule)
-        rows.append((f"`{name}`", _type(rule), default, str(rule.get("description", "")).replace("\n", " ")))
+        type_text = _type(rule).removesuffix(" or null" if default == "`null`" else "\0")
+        meaning = str(rule.get("description", "")).replace("\n", " ")
+        row = (f"`{name}`", f"{type_text}, {default}", meaning)
+        if rows and not meaning and rows[-1][1:] == row[1:]:  # alike, and told by their names alone
+            row = (f"{rows.pop()[0]}, {row[0]}", *row[1:])
+        rows.append(row)
     title = f"### {model.__name__}\n\n{(model.__doc__ or '').splitlines()[0]}\n\n"
-    return title + _table(("field", "type", "default", "meaning"), rows)
+    return title + _table(("field", "type, default", "meaning"), rows)
 
 
 def _default(rule: dict[str, Any]) -> str:
