@@ -151,7 +151,7 @@ def schemas_page() -> str:
         RunGroup,
         StepTime,
     )
-    from pliant.schemas.predictor import Predictor, ProgressFit
+    from pliant.schemas.predictor import Predictor
     from pliant.schemas.profile import CONVERGENCE, PROFILE
     from pliant.schemas.schedule import Allocation, BatchPlan, Schedule, Verdict
 
@@ -173,7 +173,7 @@ def schemas_page() -> str:
                 CheckedFigure,
             ),
         ),
-        ("predictor", "JSON", (Predictor, ProgressFit)),
+        ("predictor", "JSON", (Predictor,)),
     )
     tables = (
         ("profile", "Parquet, one row per measured configuration", PROFILE),

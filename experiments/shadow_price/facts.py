@@ -32,6 +32,8 @@ _PARTS: Final = {
 _SWEPT: Final = tuple(f"{name} {value:g}" for name, values in PARAMETERS.items() for value in values)
 _GRACES: Final = tuple(f"{name} {value:g}" for name, values in GRACES.items() for value in values)
 _FIELDS: Final = ("unfair_fraction", "worst_ftf", "makespan_s", "rescales_per_job")
+_FAR: Final = 2.5
+"""Beyond this many times our mean JCT a policy has no row of its own, where there are several traces."""
 
 
 def facts(found: Findings) -> Mapping[str, Any]:
@@ -74,7 +76,7 @@ def _policies(rows: Rows, group: str, traces: Sequence[str], batch: str) -> str:
         *(WORDS[trace] for trace in here),
         *("over ours", "unfair, %", "worst FTF", "makespan over ours", "changes a job"),
     )
-    body = []
+    body, behind = [], []
     for policy in rows.policies(group):
         jcts = [rows.figure("mean_jct_s", group, trace=trace, policy=policy) for trace in here]
         if all(each is None for each in jcts):
@@ -84,6 +86,9 @@ def _policies(rows: Rows, group: str, traces: Sequence[str], batch: str) -> str:
         )
         over = [ratio for trace, ratio in rows.ratios("mean_jct_s", group, policy) if trace in here]
         spans = [ratio for trace, ratio in rows.ratios("makespan_s", group, policy) if trace in here]
+        if len(here) > 1 and fmean(over) > _FAR:
+            behind.append(f"`{policy}` {fmean(over):.2f}")
+            continue
         body.append(
             (
                 f"`{policy}`",
@@ -98,7 +103,10 @@ def _policies(rows: Rows, group: str, traces: Sequence[str], batch: str) -> str:
     bounds = [rows.bound_s(trace, batch) for trace in here]
     if any(bounds):
         body.append(("lower bound", *map(_whole, bounds), "", "", "", "", ""))
-    return markdown_table(head, body) if body else ""
+    if not body:
+        return ""
+    more = f"\n\nFurther behind (mean JCT over ours): {', '.join(behind)}." if behind else ""
+    return markdown_table(head, body) + more
 
 
 def _bounds(rows: Rows) -> str:
