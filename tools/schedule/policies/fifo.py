@@ -19,20 +19,19 @@ Backfill = Literal["none", "easy", "skip"]
 
 
 class Fifo(Policy):
-    """First come, first served: jobs start in order of arrival on what they requested, and run to their end.
+    """First come, first served: jobs start in order of arrival on what they requested, and run to their
+    end.
 
-    Jobs of higher priority come before all others; of equal ones the order is that of arrival, (submit_time,
-    id). The first waiting job is the head; without backfilling no job
-    starts before it. A job that the nodes that are up could not run, were they empty, keeps its place and is
-    passed over until more come up. ``backfill`` says who else may start, once the head does not fit:
+    The first waiting job is the head; without backfilling no job starts before it. A job that the nodes
+    that are up could not run, were they empty, keeps its place and is passed over. A job that lost its
+    GPUs with a node goes back to its place. ``backfill`` says who else may start, once the head does not
+    fit:
 
     - ``none``: no job.
-    - ``easy``: a job that fits now and does not delay the head's predicted start: it ends before that, or it
-      leaves enough of that GPU type for the head (Lifka, JSSPP 1995: EASY). Predictions use stated work and
-      the throughput model; while they do not say when the head can start, no job passes it.
+    - ``easy``: a job that fits now and does not delay the head's predicted start: it ends before that,
+      or it leaves enough of that GPU type for the head (Lifka, JSSPP 1995: EASY). While nothing says
+      when the head can start, no job passes it.
     - ``skip``: every job that fits, in order. Keeps GPUs busy and may starve large jobs.
-
-    No preemption. A job that lost its GPUs with a node goes back to its place in the order.
     """
 
     name: ClassVar[str] = "fifo"

@@ -28,13 +28,11 @@ if TYPE_CHECKING:
 class FifoDemands(Policy):
     """First come, first served over all that workers demand: no job passes one that lacks CPUs or memory.
 
-    As OASiS compares with it: a job starts when all workers that it requested and their parameter servers fit
-    beside the running ones, by slots, CPUs, memory, bandwidth and what else nodes state, and keeps them to
-    its end. Under ``fifo``, which looks at GPUs alone, others pass a job that lacks something else; here all
-    wait behind it.
-
-    A job that does not fit the empty nodes that are up is passed. With several GPU types a waiting job takes
-    part on the one with the smallest part promised.
+    As OASiS compares with it: a job starts when all workers that it requested and their parameter
+    servers fit, by slots, CPUs, memory, bandwidth and what else nodes state. Under ``fifo``, which looks
+    at GPUs alone, others pass a job that lacks something else; here all wait behind it. A job that does
+    not fit the empty nodes that are up is passed. With several GPU types a waiting job takes part on the
+    one with the smallest part promised.
     """
 
     name: ClassVar[str] = "fifo-demands"
@@ -59,11 +57,9 @@ class Drf(Policy):
 
     Ghodsi et al., Dominant Resource Fairness (NSDI 2011), as OASiS compares with it: at every change all
     workers are dealt out again, one by one. A share is the largest part of any resource of the cluster
-    (slots, CPUs, memory, bandwidth, those of nodes for parameter servers among them) that the job's workers
-    and parameter servers take. A job gets its smallest size at once; one that cannot be resized gets what it
-    requested, or nothing. Ties go by arrival.
-
-    With several GPU types a waiting job takes part on the one with the smallest part promised.
+    (slots, CPUs, memory, bandwidth) that the job's workers and parameter servers take. A job gets its
+    smallest size at once; one that cannot be resized gets what it requested, or nothing. Ties go by
+    arrival. With several GPU types a waiting job takes part on the one with the smallest part promised.
     """
 
     name: ClassVar[str] = "drf"
@@ -85,15 +81,14 @@ class Drf(Policy):
 class Dorm(Policy):
     """Dorm: the most utilization that limits of unfairness and of adjustments allow, as a MILP.
 
-    Sun et al., Towards Distributed Machine Learning in Shared Clusters: A Dynamically-Partitioned Approach
-    (SMARTCOMP 2017), as OASiS compares with it: at every change the numbers of workers are decided again.
+    Sun et al., Towards Distributed Machine Learning in Shared Clusters: A Dynamically-Partitioned
+    Approach (SMARTCOMP 2017), as OASiS compares with it. Departures: the MILP counts workers in the
+    whole cluster, and they are placed afterwards; it is solved to 2 % at its root, so that a decision
+    does not depend on the machine. A waiting job to which ``drf`` would give nothing waits.
 
-    - ``fairness``: the sum over the jobs of how far their dominant share is from that under ``drf``, halved.
+    - ``fairness``: the sum over the jobs of how far their dominant share is from that under ``drf``,
+      halved.
     - ``adjusted``: the part of the running jobs that may be resized at a time.
-
-    Departures: the MILP counts workers in the whole cluster, and they are placed afterwards; it is solved to
-    2 % at its root, so that a decision does not depend on the machine. A waiting job to which ``drf`` would
-    give nothing waits.
     """
 
     name: ClassVar[str] = "dorm"
@@ -136,10 +131,10 @@ class Rrh(Policy):
     """Risk and reward: a job is admitted, and runs, if it earns more than its running costs the others.
 
     Irwin, Grit, Chase: Balancing Risk and Reward in a Market-Based Task Service (HPDC 2004), as OASiS
-    compares with it. A job earns its utility at the end that it would have if it ran now, on the size that it
-    requested. It costs what the others lose if they end later by its duration, times the largest share of
-    any resource that it takes. Jobs with the largest difference per second run, others are paused. A job
-    that states no work is expected to be half done.
+    compares with it. A job earns its utility at the end that it would have if it ran now, on the size
+    that it requested. It costs what the others lose if they end later by its duration, times the largest
+    share of any resource that it takes. Jobs with the largest difference per second run, others are
+    paused. A job of unknown work is expected to be half done.
 
     - ``threshold``: a job is admitted if the difference is larger; else it is rejected.
     """
