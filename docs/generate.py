@@ -368,22 +368,27 @@ def policies_page() -> str:
     ]
     asking = ", ".join(each.name for each in found if any("oracle" in trait for trait in each.traits))
     table = _table(("policy", "knows", "changes of a job", "decides"), rows)
-    return "\n".join([_POLICIES + table, _shared_traits(found), *groups, _ORACLE.format(asking=asking)])
+    shared = [f"- {text.rstrip('.')}: {', '.join(names)}." for text, names in _shared(found).items()]
+    some = "\n".join([*shared, "- Others look at priorities as their sections say, or not at all.\n"])
+    return "\n".join([_POLICIES + table, some, *groups, _ORACLE.format(asking=asking)])
 
 
 _SHARED = 3
 """Policies of which something is said once, above all of them."""
 
 
-def _shared_traits(found: Sequence[Description]) -> str:
-    """What is so of several policies: the traits that the sections of these do not repeat."""
-    looking = {each.name for each in found if each.priority}
-    lines = [f"- **Priorities** count only where a section below says how: {', '.join(sorted(looking))}."]
-    for trait in dict.fromkeys(trait for each in found for trait in each.traits):
-        names = [each.name for each in found if trait in each.traits]
-        if len(names) >= _SHARED:
-            lines.append(f"- {trait.rstrip('.')}: {', '.join(names)}.")
-    return "\n".join(lines) + "\n"
+def _said(found: Description) -> tuple[str, ...]:
+    """What is said of a policy beside its docstring and parameters."""
+    priority = (f"Priorities: {found.priority}.",) if found.priority else ()
+    needs = (f"Needs: {', '.join(found.needs)}.",) if found.needs else ()
+    return (*priority, *needs, *found.traits)
+
+
+def _shared(found: Sequence[Description]) -> dict[str, list[str]]:
+    """What is so of several policies, which their sections do not repeat, with their names."""
+    texts = dict.fromkeys(text for each in found for text in _said(each))
+    names = {text: [each.name for each in found if text in _said(each)] for text in texts}
+    return {text: those for text, those in names.items() if len(those) >= _SHARED}
 
 
 def _policy(found: Description, all_found: Sequence[Description]) -> str:
@@ -399,10 +404,9 @@ def _policy(found: Description, all_found: Sequence[Description]) -> str:
         told.append(f"Parameters: those of [{parent.name}](#{parent.name}), with its defaults.")
     elif rest:
         told.append(f"{'- Also' if told else 'Parameters:'} {', '.join(map(_parameter, rest))}.")
-    said = [f"Priorities: {found.priority}."] if found.priority else []
-    said += [f"Needs: {', '.join(found.needs)}."] if found.needs else []
-    said += [trait for trait in found.traits if sum(trait in each.traits for each in all_found) < _SHARED]
-    parts = [f"### {found.name}", text, "\n".join(told), " ".join(said)]
+    shared = _shared(all_found)
+    said = " ".join(each for each in _said(found) if each not in shared)
+    parts = [f"### {found.name}", text, "\n".join(told), said]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -454,14 +458,20 @@ def rescaling_page() -> str:
     values = {row["name"]: row["value"] for row in json.loads((results / "rescale.json").read_bytes())}
     machine = json.loads((results / "rescale.machine.json").read_bytes())
     rows = []
-    for change in ("1_to_2", "2_to_3", "3_to_2", "2_to_1"):
+    changes = ("1_to_2", "2_to_3", "3_to_2", "2_to_1")
+    for change in changes:
         stall, relaunch = values[f"stall_{change}_s"], values[f"relaunch_{change}_s"]
         parts = [values[f"stall_{change}_{part}_s"] for part in ("leave", "meet", "broadcast", "first_step")]
         seconds = [f"{stall:.2f}", *(f"{part:.3f}" for part in parts), f"{relaunch:.1f}"]
         rows.append((change.replace("_to_", " → "), *seconds, f"{relaunch / stall:.0f}"))
     head = ("workers", "stall, s", "leave", "meet", "broadcast", "first step, whole", "relaunch, s", "ratio")
     where = f"{machine['cores']} cores of {machine['cpu']}, torch {machine['versions']['torch']}"
+    stalls = [values[f"stall_{change}_s"] for change in changes]
+    relaunches = [values[f"relaunch_{change}_s"] for change in changes]
     return f"""# What changing a running job costs
+
+A change in place costs a small network {min(stalls):.2f} to {max(stalls):.2f} s, a checkpoint and relaunch
+{min(relaunches):.1f} to {max(relaunches):.1f} s; never measured on GPUs or over a network.
 
 `make bench NAME=rescale` measures it: a network of 12.6 million parameters on CPU slots (gloo),
 {where}. A stall is all time in which the workers that stay train no

@@ -90,7 +90,10 @@ def performance_page() -> str:
     parts = [_head(rows)]
     for title, text, named in _GROUPS:
         table = [_row(what, rows.get(record, {}).get(name)) for name, (record, what) in named.items()]
-        parts.append(f"{title}\n\n{text.format(**PEERS)}\n\n{_table(('what', 'value', 'limit'), table)}")
+        parts.append(
+            f"{title}\n\n{text.format(**PEERS)} {_within(table)}\n\n"
+            f"{_table(('what', 'value', 'limit'), table)}"
+        )
     parts[2:2] = [*_months(rows["scale"]), _imports(rows["replay_speed"]), _decisions(rows["scale"])]
     return "\n".join(parts)
 
@@ -202,6 +205,13 @@ def _is_quick(value: float | None) -> bool:
 
 def _seconds(value: float | None) -> str:
     return f"< {_LEAST_S:g}" if value is not None and value < _LEAST_S else _rounded(value)
+
+
+def _within(table: Sequence[tuple[str, str, str]]) -> str:
+    """How many rows with a limit and a value are within it."""
+    limits = [limit for _, _, limit in table if limit != _DASH]
+    missed = sum(limit.endswith("(missed)") for limit in limits)
+    return f"{len(limits) - missed} of {len(limits)} limits hold."
 
 
 def _rounded(value: float | None) -> str:
