@@ -151,7 +151,6 @@ def schemas_page() -> str:
         RunGroup,
         StepTime,
     )
-    from pliant.schemas.predictor import Predictor
     from pliant.schemas.profile import CONVERGENCE, PROFILE
     from pliant.schemas.schedule import Allocation, BatchPlan, Schedule, Verdict
 
@@ -173,7 +172,11 @@ def schemas_page() -> str:
                 CheckedFigure,
             ),
         ),
-        ("predictor", "JSON", (Predictor,)),
+        (
+            "predictor",
+            "JSON, as `pliant predictor fit` writes it; `pliant schema predictor` has the fields",
+            (),
+        ),
     )
     tables = (
         ("profile", "Parquet, one row per measured configuration", PROFILE),
