@@ -271,9 +271,9 @@ class Oasis(BooksSlots):
 
     A job says by ``utility`` what finishing in time is worth to it, by ``resources`` what its workers
     and parameter servers need, and by ``gpus.max`` how many workers it can use. Where it pays is in
-    docs/choosing-a-policy.md. Each arrival costs a search over all slots, up to 11 ms
-    with 100 slots on 80 servers (``make bench NAME=oasis``); the first decision on 1,000 waiting jobs makes as
-    many searches.
+    docs/choosing-a-policy.md. Each arrival costs a search over all slots, up to 11 ms with 100 slots on
+    80 servers (``make bench NAME=oasis``); the first decision on 1,000 waiting jobs makes as many
+    searches.
 
     Departures from the paper: a job has the most workers that its limit and the nodes allow (equations
     23 and 24), not its limit alone. Speed is the profile's, not in proportion to workers; sizes that are
