@@ -10,10 +10,10 @@ follow in every epoch; ``tight`` with a grace of :data:`TIGHT`.
 ``promise``: see :mod:`benchmarks.parts.promise`.
 ``makespan_mode``: with a worth of GPUs to jobs to come, :data:`FUTURE`. The limits of the unfair fraction and
 the worst FTF are those of Ares on the same jobs, that of the makespan is Pollux's.
-``over_lower_bound``, ``makespan_over_best``, ``ones_trace``, ``sia_mixed``, ``deadlines_met``, ``utility``
-and ``unknown_regained`` are of the parts :mod:`~benchmarks.parts.shadow_price_ratios`,
-:mod:`~benchmarks.parts.sia_mixed`, :mod:`~benchmarks.parts.sp_deadlines` and
-:mod:`~benchmarks.parts.unknown_work`, which renew them alone.
+``over_lower_bound``, ``makespan_over_best``, ``ones_trace``, ``sia_mixed``, ``deadlines_met``, ``utility``,
+``unknown_regained`` and ``robust`` are of the parts :mod:`~benchmarks.parts.shadow_price_ratios`,
+:mod:`~benchmarks.parts.sia_mixed`, :mod:`~benchmarks.parts.sp_deadlines`,
+:mod:`~benchmarks.parts.unknown_work` and :mod:`~benchmarks.parts.robust`, which renew them alone.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import numpy as np
 from benchmarks.parts import (
     mistaken_work,
     promise,
+    robust,
     shadow_price_ratios,
     sia_artifact,
     sia_mixed,
@@ -88,6 +89,7 @@ def figures(
         *sia_mixed.figures(),
         *sp_deadlines.figures(),
         *unknown_work.figures(),
+        *robust.figures(),
     ]
 
 
@@ -103,6 +105,7 @@ def smallest() -> list[Figure]:
         *sia_mixed.figures(("saturn",), jobs_limit=3),
         *sp_deadlines.figures(("half_testbed",), seeds=(0,), jobs_limit=6),
         *unknown_work.figures(("w6",), jobs_limit=3),
+        *robust.figures(("w6",), jobs_limit=3, errors=("work",), others=("srtf",)),
     ]
 
 

@@ -36,12 +36,20 @@ class EqualDeals(Record):
     """The grace, in times that the job would take alone on the GPUs that it requests."""
     grace_s: NonNegativeFloat
     """Seconds on top of it."""
+    unstated_grace_s: NonNegativeFloat | None = None
+    """All of the grace of a job that does not state its work, in seconds; null: ``grace_s``."""
     deal_s: PositiveFloat
     """Seconds for which GPUs are dealt out."""
     lost_s: NonNegativeFloat
     """Seconds of each deal in which no job trains."""
     rescale_s: NonNegativeFloat | None = None
     """Seconds that the policy takes a change to cost where none was measured; null: not said."""
+
+    def grace_of(self, alone_s: float) -> float:
+        """Seconds of grace of a job that takes ``alone_s`` seconds alone; 0: it does not state its work."""
+        if not alone_s and self.unstated_grace_s is not None:
+            return self.unstated_grace_s
+        return self.grace_s + self.grace * alone_s
 
 
 class PromisedBounds(Record):

@@ -92,11 +92,18 @@ def latest_ends(
     curves: Curves,
     terms: EqualDeals,
     came_in_s: Mapping[str, float],
+    *,
+    hides_work: bool = False,
 ) -> dict[str, float]:
-    """By job; a job that never came in, or never ends in the reference, is left out."""
+    """By job; a job that never came in, or never ends in the reference, is left out.
+
+    :param hides_work: whether the policy did not know the work of the jobs.
+    """
     nodes = cluster.expanded()
     coming = [
-        _entering(job, cluster, curves, terms, came_in_s[job.id]) for job in jobs if job.id in came_in_s
+        _entering(job, cluster, curves, terms, came_in_s[job.id], hides_work=hides_work)
+        for job in jobs
+        if job.id in came_in_s
     ]
     there: list[_Dealt] = []
     found: dict[str, float] = {}
@@ -120,7 +127,9 @@ def latest_ends(
     return found
 
 
-def _entering(job: Job, cluster: Cluster, curves: Curves, terms: EqualDeals, came_s: float) -> _Dealt:
+def _entering(
+    job: Job, cluster: Cluster, curves: Curves, terms: EqualDeals, came_s: float, *, hides_work: bool
+) -> _Dealt:
     nodes = cluster.expanded()
     assert job.work is not None
     samples = float(job.work.samples)  # type: ignore[union-attr]
@@ -141,7 +150,10 @@ def _entering(job: Job, cluster: Cluster, curves: Curves, terms: EqualDeals, cam
         [rates[size] for size in sizes if size <= requested] if job.elastic != "none" else [rates[requested]]
     )
     alone_s = samples / max(up_to)
-    return _Dealt(job, came_s + terms.grace_s + terms.grace * alone_s, sizes, samples)
+    grace_s = terms.grace_s + terms.grace * alone_s
+    if hides_work and terms.unstated_grace_s is not None:
+        grace_s = terms.unstated_grace_s
+    return _Dealt(job, came_s + grace_s, sizes, samples)
 
 
 def _holds(node: Node, job: Job) -> int:

@@ -1,7 +1,8 @@
 """The promise of shadow-price on random instances, held against a reference written from its page alone.
 
 Each instance is a small cluster under load, with all that the promise covers: minima, rigid jobs, replicas,
-demands for CPUs and memory, limits of users, weights, and curves that are concave, dip or fall. Changes and
+demands for CPUs and memory, limits of users, weights, and curves that are concave, dip or fall; in one of
+five the policy does not know the work of jobs. Changes and
 decisions take exactly the time that deals allow for. ``promise_broken``: instances with a job that ends later
 than :mod:`equal_deals` says. ``promise_false_alarms``: those where the report counts a job as late that is
 not. ``promise_disagreements``: those where policy, report and page name different latest ends.
@@ -59,6 +60,8 @@ class Instance:
     terms: EqualDeals
     cost_s: float
     interval_s: float
+    hides_work: bool
+    """Whether the policy does not know the work of the jobs."""
 
 
 @dataclass(frozen=True)
@@ -102,15 +105,14 @@ def verdict(one: Instance) -> Verdict:
     cost = Cost(one.cost_s)
     world = SimulatedCluster(start_cost=cost, rescale_cost=cost)
     parameters = {**one.terms.model_dump(), "rescale_s": one.cost_s}
+    conditions = Conditions(interval=one.interval_s, demand="predicted" if one.hides_work else "stated")
     with watched() as name:
-        done = replay(
-            trace, Run(name, parameters, conditions=Conditions(interval=one.interval_s), simulated=world)
-        )
+        done = replay(trace, Run(name, parameters, conditions=conditions, simulated=world))
     run = fold(done.log.events(), "run")
     first_s = min(job.submit_time for job in one.jobs)
     ends_s = {job.id: job.end_s + first_s for job in run.jobs if job.end_s is not None}
     came_s = came_in(one.jobs, one.cluster, ends_s)
-    page = latest_ends(one.jobs, one.cluster, one.curves, one.terms, came_s)
+    page = latest_ends(one.jobs, one.cluster, one.curves, one.terms, came_s, hides_work=one.hides_work)
     report = {job_id: end_s + first_s for job_id, end_s in (allowed_ends_s(run) or {}).items()}
     policy = Watched.at_work.latest_s(done.session.snapshot(done.session.now_s))
     late = tuple(job for job, end_s in page.items() if _later(ends_s.get(job, math.inf), end_s))
@@ -145,11 +147,23 @@ class Watched(ShadowPrice):
     at_work: ClassVar[Watched]
 
     def __init__(
-        self, *, grace: float, grace_s: float, deal_s: float, lost_s: float, rescale_s: float
+        self,
+        *,
+        grace: float,
+        grace_s: float,
+        unstated_grace_s: float,
+        deal_s: float,
+        lost_s: float,
+        rescale_s: float,
     ) -> None:
-        # any order of the jobs is as good for the bound: without improving it decisions take half the time
         super().__init__(
-            sweeps=0, grace=grace, grace_s=grace_s, deal_s=deal_s, lost_s=lost_s, rescale_s=rescale_s
+            sweeps=0,  # any order of the jobs is as good for the bound, and decisions take half the time
+            grace=grace,
+            grace_s=grace_s,
+            unstated_grace_s=unstated_grace_s,
+            deal_s=deal_s,
+            lost_s=lost_s,
+            rescale_s=rescale_s,
         )
         self._latest_s: dict[str, float] = {}
         Watched.at_work = self
@@ -230,7 +244,11 @@ def instance(number: int, seed: int = SEED) -> Instance:
         jobs[0], stream = jobs[0].model_copy(update={"submit_time": begin_s}), []
         terms = terms.model_copy(update={"grace": 0.0})
     ordered = sorted([*jobs, *stream], key=lambda job: (job.submit_time, job.id))
-    return Instance(Cluster.model_validate(shape), tuple(ordered), curves, terms, cost_s, interval_s)
+    hides_work = bool(rng.random() < 0.2)
+    terms = terms.model_copy(update={"unstated_grace_s": float(rng.choice([0.0, 50.2, 700.0]))})
+    return Instance(
+        Cluster.model_validate(shape), tuple(ordered), curves, terms, cost_s, interval_s, hides_work
+    )
 
 
 def _curve(rng: np.random.Generator, total: int) -> dict[int, float]:

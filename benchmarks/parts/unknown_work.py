@@ -2,9 +2,8 @@
 
 (today - new) / (today - known) of mean JCT: ``known`` of jobs that state their work, ``new`` of the same that
 do not. ``today`` are :data:`BY_SERVICE_S`, when such jobs went by the service that they had received and by
-the mean of their model. ``without_bound``: with no bound on delays; within it a job of unknown work has no
-grace but ``grace_s``, even if its work were known. On the recorded history of ONES less than 1 % was lost,
-so its row is the mean JCT of unknown over known work.
+the mean of their model. ``without_bound``: with no bound on delays. On the recorded history of ONES less than
+1 % was lost, so its row is the mean JCT of unknown over known work.
 ``python -m benchmarks.parts.unknown_work`` renews these rows of the benchmark shadow_price alone.
 """
 

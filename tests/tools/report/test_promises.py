@@ -47,6 +47,14 @@ def test_a_job_enters_after_its_grace_at_the_next_deal() -> None:
     assert found["a"] == 200.0
 
 
+def test_a_job_that_does_not_state_its_work_has_a_grace_of_its_own() -> None:
+    terms = TERMS.model_copy(update={"grace": 2.0, "grace_s": 50.0})
+    assert terms.grace_of(10.0) == 70.0
+    assert terms.grace_of(0.0) == 50.0, "as in files that do not say it"
+    assert terms.model_copy(update={"unstated_grace_s": 30.0}).grace_of(0.0) == 30.0
+    assert terms.model_copy(update={"unstated_grace_s": 30.0}).grace_of(10.0) == 70.0
+
+
 def test_where_not_all_minima_fit_jobs_take_turns() -> None:
     """Three jobs of at least two GPUs on four: two have a deal, then the third comes first."""
     jobs = [linear(name, 160, least=2, most=2) for name in "abc"]

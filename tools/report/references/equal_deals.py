@@ -66,7 +66,7 @@ def dealt_jobs(run: RunRecord, terms: EqualDeals) -> list[DealtJob]:
         found.append(
             DealtJob(
                 record.id,
-                came_s[record.id] + terms.grace_s + terms.grace * alone_s,
+                came_s[record.id] + terms.grace_of(alone_s),
                 inf if stops or not work else work,
                 _rates(record, cluster),
                 job.gpus.per_replica,

@@ -52,6 +52,7 @@ from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.reference import ROUNDING, SAME_S, EqualShares, Sharer
 from pliant.tools.schedule.policy import Target
+from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
 if TYPE_CHECKING:
@@ -79,6 +80,14 @@ class Terms(NamedTuple):
     grace_s: float
     deal_s: float
     lost_s: float
+    unstated_grace_s: float
+    """All of the grace of a job that does not state its work."""
+
+    def grace_of(self, job: JobState, speeds: Speeds) -> float:
+        """Seconds from when the job comes into play until it enters the reference."""
+        stated = not (job.predicted or job.is_speed_guessed)
+        alone_s = demand_gpu_s(job, speeds) / job.spec.gpus.requested if stated else 0.0
+        return self.grace_s + self.grace * alone_s if alone_s else self.unstated_grace_s
 
 
 @dataclass(frozen=True)
@@ -164,10 +173,7 @@ class Bound:
 
     def _take_up(self, change: Change, job: JobState, snapshot: Snapshot) -> None:
         if change.kind == "arrived":
-            stated = not (job.predicted or job.is_speed_guessed)
-            alone_s = demand_gpu_s(job, snapshot.speeds) / job.spec.gpus.requested if stated else 0.0
-            grace_s = self._terms.grace_s + self._terms.grace * alone_s
-            self._reference.enter(job, change.time_s + grace_s)
+            self._reference.enter(job, change.time_s + self._terms.grace_of(job, snapshot.speeds))
         elif change.kind == "finished":
             credit = self._credits.end(job.id, change.time_s)
             self._reference.end(job.id, job.samples_done(change.time_s) if credit is None else credit)

@@ -10,10 +10,10 @@ g, so a table of ∫ 1/g from each point of the work to its end answers for ever
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
-from typing import Any, Final
+from statistics import fmean, median
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,22 +52,45 @@ _CLASS: Final = 1e5
 """What a job counts over one of the class below: it may be as many times as long and still comes first."""
 _MOST_CLASSES: Final = 1e10
 """And the highest class over the lowest; sums beyond it lose the lowest to rounding."""
+_FEWEST_CHANGES: Final = 3
+"""From so many that were seen follows what the changes of a model cost."""
+_CHANGES: Final = 9
+"""Of a model, the last of them."""
+_FAR_MORE: Final = 1.5
+"""Of the stated cost: speeds that vary along a job look like less."""
+UnknownNoise = Literal["stated", "author"]
+"""Any batch that the job states, once a job of its model has ended without telling; or the author's."""
 
 
 class Knowledge:
     """How fast jobs train and what is left of them; what jobs have shown is carried, curves are not."""
 
-    def __init__(self, ahead_s: float, rescale_s: float = 30.0) -> None:
-        """:param rescale_s: what a change costs a job whose profile has not measured it."""
+    def __init__(
+        self,
+        ahead_s: float,
+        rescale_s: float = 30.0,
+        unknown_noise: UnknownNoise = "stated",
+        caution: float = 1.0,
+    ) -> None:
+        """
+        :param rescale_s: what a change costs a job whose profile has not measured it.
+        :param caution: as how many times its cost a change counts to a job whose batch moves.
+        :param unknown_noise: which batches jobs may get where no job of their model tells its noise scale.
+        """
         self._ahead_s = ahead_s
         self._rescale_s = rescale_s
+        self._unknown_noise = unknown_noise
+        self._caution = caution
         self._noise = noise_scales()
         self._by_samples = noise_scales()
         """By the logarithm of the samples done, for jobs of unknown work."""
         self._totals: dict[str, list[float]] = {}
         """Samples of the last jobs that ended, by model."""
+        self._untold: set[str] = set()
+        """Models of which a job whose batch may move ended without having told its noise scale."""
         self._finished = FinishedWork()
         self._paces = paces()
+        self._changes = ChangeCosts()
         self._speeds: Speeds | None = None
         self._curves: dict[Pool, GoodputCurves] = {}
         self._ahead: dict[tuple[GoodputCurve, str], Ahead] = {}
@@ -115,8 +138,9 @@ class Knowledge:
             return self._finished.left(self._progress_of(job, time_s)) * per_gpu
         return _queue_gpu_s(job, time_s) * per_gpu
 
-    def follow(self, jobs: Iterable[JobState], time_s: float) -> None:
-        """See how far all active jobs of unknown work have come."""
+    def follow(self, jobs: Collection[JobState], time_s: float) -> None:
+        """See how far all active jobs have come."""
+        self._changes.follow(jobs, time_s)
         unstated = (job for job in jobs if stated_left(job, time_s) is None)
         self._finished.observe(self._progress_of(job, time_s) for job in unstated)
 
@@ -130,6 +154,8 @@ class Knowledge:
     def learn(self, job: JobState) -> None:
         known = self._totals.get(job.spec.model, [])
         self._totals[job.spec.model] = [*known, job.samples_done(math.inf)][-_REMEMBERED:]
+        if job.noise_scale is None and job.spec.elastic == "size+batch":
+            self._untold.add(job.spec.model)
         self._finished.learn(self._progress_of(job, math.inf))
 
     def observe(self, job: JobState, time_s: float) -> None:
@@ -158,8 +184,10 @@ class Knowledge:
 
     def outlook(self, job: JobState, curve: GoodputCurve, sizes: Ints, time_s: float) -> Outlook:
         """What is ahead of a job; the same rate throughout where nothing is known to change."""
-        line = self._noise.line(job.spec.model)
-        if line is None and job.noise_scale is None and not self._by_samples.knows(job.spec.model):
+        model = job.spec.model
+        line = self._noise.line(model)
+        told = line is not None or job.noise_scale is not None or self._by_samples.knows(model)
+        if not told and (model not in self._untold or len(curve.batches) == 1):
             return curve.outlook
         progress = self.progress(job, time_s)
         if line is None or progress is None or not curve.runs:
@@ -176,6 +204,11 @@ class Knowledge:
         measured = None if self._speeds is None else self._speeds.rescale_seconds(job.spec.model)
         return self._rescale_s if measured is None else measured
 
+    def change_s(self, job: JobState, curve: GoodputCurve) -> float:
+        """Seconds that a change counts when sizes are weighed: more than it takes where the batch moves."""
+        costs_s = self._changes.cost_s(job.spec.model, self.rescale_s(job))
+        return costs_s * (self._caution if len(curve.batches) > 1 else 1.0)
+
     def held_rate(self, job: JobState, time_s: float) -> float:
         """Samples per second of its own batch that the profile promises of what a job holds."""
         if not job.gpus or self._speeds is None:
@@ -185,13 +218,21 @@ class Knowledge:
         return speed if noise_scale is None else speed * _efficiency(noise_scale, own, job.global_batch)
 
     def noise_scale(self, job: JobState, time_s: float) -> float | None:
-        """That of the job, or of its model where the job is; None if nothing is known."""
+        """That of the job, or of its model where the job is; None if nothing is known.
+
+        Without bound where jobs of the model end without telling it: the batches that such a job states are
+        then taken to be alike, as its work, in samples or epochs, has it.
+        """
         if job.noise_scale is not None:
             return job.noise_scale
-        progress = self.progress(job, time_s)
+        model, progress = job.spec.model, self.progress(job, time_s)
         if progress is not None:
-            return self._noise.at(job.spec.model, progress)
-        return self._by_samples.at(job.spec.model, _doublings(job, time_s))
+            found = self._noise.at(model, progress)
+        else:
+            found = self._by_samples.at(model, _doublings(job, time_s))
+        if found is None and model in self._untold and self._unknown_noise == "stated":
+            return MOST_NOISE
+        return found
 
     def dump(self) -> dict[str, Any]:
         return {
@@ -199,7 +240,9 @@ class Knowledge:
             "noise_by_samples": self._by_samples.dump(),
             "pace": self._paces.dump(),
             "totals": dict(sorted(self._totals.items())),
+            "untold": sorted(self._untold),
             "finished": self._finished.dump(),
+            "changes": self._changes.dump(),
         }
 
     def load(self, state: Any) -> None:
@@ -207,7 +250,9 @@ class Knowledge:
         self._by_samples.load(state["noise_by_samples"])
         self._paces.load(state["pace"])
         self._totals = dict(state["totals"])
+        self._untold = set(state["untold"])
         self._finished.load(state["finished"])
+        self._changes.load(state["changes"])
         self._ahead = {}
 
     def _progress_of(self, job: JobState, time_s: float) -> WorkDone:
@@ -226,6 +271,70 @@ class Knowledge:
             pace = self._paces.line(job.spec.model)
         found.update(line, _AS_PROMISED if pace is None else pace)
         return found
+
+
+class _Changed(NamedTuple):
+    """A running job that got other GPUs, and how far it had come: then, and when it first trained again."""
+
+    changed_s: float
+    done: float
+    again_s: float | None = None
+    again: float = 0.0
+
+
+class ChangeCosts:
+    """What changes of running jobs turned out to cost, by model, seen from how far jobs come.
+
+    From two decisions at which a job trains on its new GPUs follows since when it has.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[float, float]] = {}
+        """Time and samples done of the jobs that held GPUs at the last decision."""
+        self._changed: dict[str, _Changed] = {}
+        self._costs_s: dict[str, list[float]] = {}
+
+    def cost_s(self, model: str, stated_s: float) -> float:
+        """What a change costs, more than stated where most of those seen cost far more."""
+        costs_s = self._costs_s.get(model, ())
+        seen_s = median(costs_s) if len(costs_s) >= _FEWEST_CHANGES else 0.0
+        return seen_s if seen_s > _FAR_MORE * stated_s else stated_s
+
+    def follow(self, jobs: Iterable[JobState], time_s: float) -> None:
+        """See how far jobs have come at a decision, before what it changes."""
+        seen, changed = {}, {}
+        for job in jobs:
+            if not job.gpus:
+                continue
+            done = job.samples_done(time_s)
+            seen[job.id] = time_s, done
+            known, before = self._changed.get(job.id), self._seen.get(job.id)
+            if before is not None and job.changed_s == before[0]:
+                known = _Changed(job.changed_s, before[1])
+            elif known is None or known.changed_s != job.changed_s:
+                continue
+            if done <= known.done:
+                changed[job.id] = known
+            elif known.again_s is None:
+                changed[job.id] = known._replace(again_s=time_s, again=done)
+            elif done > known.again:
+                per_s = (done - known.again) / (time_s - known.again_s)
+                costs_s = known.again_s - (known.again - known.done) / per_s - known.changed_s
+                past = self._costs_s.get(job.spec.model, [])
+                self._costs_s[job.spec.model] = [*past, max(0.0, costs_s)][-_CHANGES:]
+        self._seen, self._changed = seen, changed
+
+    def dump(self) -> dict[str, Any]:
+        return {
+            "seen": dict(sorted(self._seen.items())),
+            "changed": dict(sorted(self._changed.items())),
+            "costs_s": dict(sorted(self._costs_s.items())),
+        }
+
+    def load(self, state: Any) -> None:
+        self._seen = {job_id: (time_s, done) for job_id, (time_s, done) in state["seen"].items()}
+        self._changed = {job_id: _Changed(*each) for job_id, each in state["changed"].items()}
+        self._costs_s = {model: list(each) for model, each in state["costs_s"].items()}
 
 
 def held_speed(job: JobState, speeds: Speeds) -> float:
@@ -409,6 +518,9 @@ class PoolColumns:
     """Whether the job holds GPUs, here or in another pool."""
     weights: Floats
     rescale_s: Floats
+    """Seconds that a change takes."""
+    change_s: Floats
+    """Seconds that it counts."""
 
     @classmethod
     def of(cls, pool: Pool, jobs: Sequence[JobState], known: Knowledge, time_s: float) -> PoolColumns | None:
@@ -449,6 +561,7 @@ class PoolColumns:
             np.array([job.gpus > 0 for job in found]),
             np.array([known.weight(job) for job in found]),
             np.array([known.rescale_s(job) for job in found]),
+            np.array([known.change_s(job, curve) for job, curve, _ in fitting]),
         )
 
     def of_rows(self, rows: Sequence[int]) -> PoolColumns:
@@ -468,6 +581,7 @@ class PoolColumns:
             self.runs[rows],
             self.weights[rows],
             self.rescale_s[rows],
+            self.change_s[rows],
         )
 
     def footprints(self) -> Floats:

@@ -246,7 +246,7 @@ class Placing:
             job, gpus = members.jobs[row], self.shares.gpus(row)
             worth = max(0.0, float(self.shares.values[row, self.shares.chosen[row]]))
             pinned = bool(self.shares.guard.pinned[row])
-            cost = worth * float(members.rescale_s[row]) / self.dwell_s
+            cost = worth * float(members.change_s[row]) / self.dwell_s
             together = self.snapshot.free.on_one_node(job.per_replica, kind)
             placed = SeatedJob(job.id, gpus, worth, job.placement, pinned, cost, together)
             if job.gpus == gpus and job.gpu_type == kind:
@@ -341,5 +341,5 @@ class Placing:
             members.curves[row],
             size,
             self.known.noise_scale(members.jobs[row], self.snapshot.time_s),
-            worth_s=None if retune == "free" else float(members.rescale_s[row]) / max(lasts_s, 1e-9),
+            worth_s=None if retune == "free" else float(members.change_s[row]) / max(lasts_s, 1e-9),
         )

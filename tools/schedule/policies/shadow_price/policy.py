@@ -22,7 +22,12 @@ from pliant.tools.schedule.policies.common import known_pools, minimum_alone, re
 from pliant.tools.schedule.policies.shadow_price.bound import Bound, Guard, Terms, kept_from_promise
 from pliant.tools.schedule.policies.shadow_price.curves import GoodputCurves, sizes_of
 from pliant.tools.schedule.policies.shadow_price.deadlines import earns_by_time, heeded
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns, stated_left
+from pliant.tools.schedule.policies.shadow_price.knowledge import (
+    Knowledge,
+    PoolColumns,
+    UnknownNoise,
+    stated_left,
+)
 from pliant.tools.schedule.policies.shadow_price.places import Placing, Retune
 from pliant.tools.schedule.policies.shadow_price.prices import PriceMemory, ends_s
 from pliant.tools.schedule.policies.shadow_price.sizes import PoolShares, Rules, shared
@@ -53,10 +58,12 @@ class ShadowPrice(Policy):
     times rates is largest.
 
     Where a job lets its batch move and its gradient noise scale is known, every size comes with its best
-    batch; the noise ahead is what other jobs of the model have shown. A change of size counts with the
-    rescale time that the profile has measured. Where GPU types differ, type, size and batch are chosen
-    together, and a job whose changes take a minute or more makes way only where others gain more than it
-    loses, there and back.
+    batch; the noise ahead is what other jobs of the model have shown. Where a job of the model has ended
+    without telling its noise, the batches that a job states are taken as alike. A change of size counts
+    with the rescale time that the profile has measured, or what changes of the model have turned out to
+    cost where that is far more. Where GPU types differ, type, size and batch are chosen together, and a
+    job whose changes take a minute or more makes way only where others gain more than it loses, there
+    and back.
 
     A job with a deadline or a sigmoid utility is planned: in order of deadline, each gets the smallest
     size with which it ends in time. Where not all can, those that earn least for their GPU time are
@@ -77,6 +84,8 @@ class ShadowPrice(Policy):
     least a fiftieth of ``dwell_s`` after the last time.
 
     rescale_s: seconds that a change costs a running job, where its profile has not measured them.
+    caution: a change counts as so many times what it costs to a job whose batch moves: with the noise
+    such jobs change again and again.
     dwell_s: seconds after which what a job holds is taken to change; changes have to pay within them.
     ahead_s: seconds over which rates are averaged when GPUs are given out.
     sweeps: the most passes that improve the order of completion by exchanges, in pools of up to 128
@@ -86,9 +95,12 @@ class ShadowPrice(Policy):
     grace: how many times its time alone on the GPUs that it requests a job may be held back; none:
     without bound.
     grace_s: seconds that every job may be held back on top of that.
+    unstated_grace_s: seconds that a job may be held back whose work is unknown, instead of both.
     deal_s: seconds for which the reference deals out the GPUs.
     lost_s: seconds of each deal in which its jobs do not train: at least a change of size and the
     interval between decisions.
+    unknown_noise: "stated": once a job of its model has ended without telling its noise scale, a job
+    gets the fastest of the batches that it states; "author": it keeps the author's batch.
     retune: "paid": a job that keeps its GPUs gets another batch only where that is worth a change;
     "free": whenever another is better.
     await_ends: whether it also decides when a job is to end while others wait.
@@ -102,25 +114,35 @@ class ShadowPrice(Policy):
     priority_means: ClassVar[str] = "of up to three priorities the higher comes first; latest ends hold"
     weight_means: ClassVar[str] = "the completion time of a job counts as often as its weight says"
     rebuilds_state: ClassVar[bool] = False
-    state_version: ClassVar[int] = 3
+    state_version: ClassVar[int] = 4
 
     def __init__(
         self,
         *,
         rescale_s: float = 30.0,
+        caution: float = 1.5,
         dwell_s: float = 500.0,
         ahead_s: float = 900.0,
         sweeps: int = 10,
         future: float = 0.0,
         retune: Retune = "paid",
+        unknown_noise: UnknownNoise = "stated",
         grace: float | None = 6.0,
         grace_s: float = 600.0,
+        unstated_grace_s: float = 3600.0,
         deal_s: float = 600.0,
         lost_s: float = 90.0,
         await_ends: bool = True,
     ) -> None:
-        not_below_0 = {"rescale_s": rescale_s, "sweeps": sweeps, "future": future, "grace": grace or 0.0}
-        for key, value in {**not_below_0, "grace_s": grace_s, "lost_s": lost_s}.items():
+        not_below_0 = {
+            "rescale_s": rescale_s,
+            "sweeps": sweeps,
+            "future": future,
+            "lost_s": lost_s,
+            "caution": caution,
+        }
+        graces = {"grace": grace or 0.0, "grace_s": grace_s, "unstated_grace_s": unstated_grace_s}
+        for key, value in {**not_below_0, **graces}.items():
             if value < 0:
                 raise UsageError(f'policy "{self.name}": {key} {value:g} is below 0')
         for key, value in {"dwell_s": dwell_s, "ahead_s": ahead_s, "deal_s": deal_s}.items():
@@ -129,18 +151,23 @@ class ShadowPrice(Policy):
         if lost_s >= deal_s:
             raise UsageError(f'policy "{self.name}": lost_s {lost_s:g} is not below deal_s {deal_s:g}')
         self.rescale_s = rescale_s
+        self.caution = caution
         self.dwell_s = dwell_s
         self.ahead_s = ahead_s
         self.sweeps = sweeps
         self.future = future
         self.retune = retune
+        self.unknown_noise = unknown_noise
         self.grace = grace
         self.grace_s = grace_s
+        self.unstated_grace_s = unstated_grace_s
         self.deal_s = deal_s
         self.lost_s = lost_s
         self.await_ends = await_ends
-        self._known = Knowledge(ahead_s, rescale_s)
-        self._bound = None if grace is None else Bound(Terms(grace, grace_s, deal_s, lost_s))
+        self._known = Knowledge(ahead_s, rescale_s, unknown_noise, caution)
+        self._bound = None
+        if grace is not None:
+            self._bound = Bound(Terms(grace, grace_s, deal_s, lost_s, unstated_grace_s))
         self._memory = PriceMemory()
         self._shares: list[PoolShares] = []
         """Of the last decision, to be explained."""
@@ -156,6 +183,7 @@ class ShadowPrice(Policy):
         deals = EqualDeals(
             grace=self.grace,
             grace_s=self.grace_s,
+            unstated_grace_s=self.unstated_grace_s,
             deal_s=self.deal_s,
             lost_s=self.lost_s,
             rescale_s=self.rescale_s,

@@ -178,23 +178,23 @@ def values(members: PoolColumns, prices: Floats, dwell_s: float, pays: float = _
     """[job, size], -inf where a job does not run; without GPUs 0, and for a job that has some less.
 
     Without costs v(k) = μ G(k), where μ G(k°) = λ F(k°) at the size k° that makes most of a GPU: λ is
-    constant along a job only where its curve does not move with progress. A change costs its seconds over
-    those until the next one or the end. What a job holds counts at the speed of its place.
+    constant along a job only where its curve does not move with progress. A change costs the seconds that it
+    counts over those until the next one or the end. What a job holds counts at the speed of its place.
 
     :param dwell_s: seconds after which what a job holds is taken to change, or ``pays`` times what its
-        changes cost if that is longer.
+        changes count if that is longer.
     """
-    lasts = np.maximum(dwell_s, pays * members.rescale_s)
+    lasts = np.maximum(dwell_s, pays * members.change_s)
     rows, whole, held = np.arange(len(members.jobs)), members.whole, members.held
     worth = undisturbed(members, prices)
     kept = worth[rows, held] * members.scattered
     with np.errstate(divide="ignore"):
         lasts_s = np.minimum(lasts[:, None], members.left[:, None] / whole)
-    lost = np.minimum(_MOST_LOST, members.rescale_s[:, None] / np.maximum(lasts_s, 1e-9))
+    lost = np.minimum(_MOST_LOST, members.change_s[:, None] / np.maximum(lasts_s, 1e-9))
     found = np.where(members.runs[:, None], worth * (1.0 - lost), worth)
     found[rows, held] = kept
     found = np.where(whole > 0, found, -np.inf)
-    found[:, 0] = np.where(held > 0, -members.rescale_s / lasts * kept, 0.0)
+    found[:, 0] = np.where(held > 0, -members.change_s / lasts * kept, 0.0)
     return found
 
 

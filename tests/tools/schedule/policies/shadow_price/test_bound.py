@@ -109,6 +109,18 @@ def test_a_job_that_has_had_its_grace_gets_its_share_and_says_so() -> None:
     assert "equal shares would give it 2 GPUs now" in held.explain(60.0)["long"].reason
 
 
+@pytest.mark.parametrize(("unstated_grace_s", "served"), [(0.0, True), (900.0, False)])
+def test_a_job_of_unknown_work_has_a_grace_of_its_own(unstated_grace_s: float, served: bool) -> None:
+    """Beside a shorter job that takes all GPUs, it gets its share once that grace is over."""
+    policy = ShadowPrice(grace=100.0, grace_s=1e5, unstated_grace_s=unstated_grace_s)
+    held = session(policy, cluster(2), curves(net={1: 1.0, 2: 2.0}))
+    held.submit(job("unknown", low=1, high=2, model="net"), 0.0)
+    held.decide(0.0)
+    held.submit(job("short", low=1, high=2, model="net", work={"samples": 100}), 600.0)
+    assert decided(held, 660.0) == {"short": 2}, "it is ahead of its share"
+    assert ("unknown" in decided(held, 900.0)) is served
+
+
 def test_a_job_that_is_behind_because_it_is_scattered_is_gathered() -> None:
     """On two nodes it makes half of what the reference counts with: only as good a place is pinned."""
     held = session(ShadowPrice(**STRICT), cluster(4, 4), HALF_ACROSS)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
 import pytest
 
+from pliant.tools.schedule.demand import job_state
+from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.policies.shadow_price.curves import GoodputCurve, sizes_of
-from pliant.tools.schedule.policies.shadow_price.knowledge import CELLS, Ahead, Knowledge, noise_scales
+from pliant.tools.schedule.policies.shadow_price.knowledge import (
+    CELLS,
+    Ahead,
+    ChangeCosts,
+    Knowledge,
+    noise_scales,
+)
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
-from tests.builders import cluster, job, session
+from pliant.tools.schedule.rates import Speeds
+from tests.builders import cluster, curves, job, session
 
 ONES = np.ones(CELLS)
 CURVE = GoodputCurve(np.array([10, 30]), np.array([[0.0, 0.0], [1.0, 2.0], [2.0, 3.0]]), 10, 0)
@@ -74,3 +84,27 @@ def test_large_pools_try_whole_nodes_beyond_the_sizes_that_are_exact():
     assert all(size % 8 == 0 for size in sizes[129:].tolist())
     assert sizes[-1] == 2048
     assert sizes_of(64, 4).tolist() == [*range(65)]
+
+
+def test_what_changes_cost_follows_from_how_far_jobs_come():
+    """A job that trains at 2 samples a second, and stood still for 200 s after each change of its size."""
+    costs = ChangeCosts()
+    speeds = Speeds(curves(), node_states(cluster(4)))
+    state = job_state(job("a", low=1, high=4, model="net", work={"samples": 1e6}), speeds)
+    done, training_s = 0.0, 0.0
+    for change_s in (0.0, 600.0, 1200.0, 1800.0):
+        state.changed_s = change_s
+        for time_s in range(int(change_s), int(change_s) + 600, 60):
+            done = 2.0 * (training_s + max(0.0, time_s - change_s - 200.0))
+            state.report_progress(time_s, done)
+            state.gpus = int(time_s > 0)  # a decision sees what was held before it
+            costs.follow([state], time_s)
+        training_s += 400.0
+        if change_s == 1200.0:
+            assert costs.cost_s("net", 30.0) == 30.0, "the first start is none, and two are too few"
+    assert costs.cost_s("net", 30.0) == pytest.approx(200.0)
+    assert costs.cost_s("net", 150.0) == 150.0, "what is stated holds where it is about right"
+    assert costs.cost_s("other", 30.0) == 30.0
+    again = ChangeCosts()
+    again.load(json.loads(json.dumps(costs.dump())))
+    assert again.cost_s("net", 30.0) == costs.cost_s("net", 30.0)

@@ -10,6 +10,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.decide import Question, decide
+from pliant.tools.schedule.policies.shadow_price.knowledge import UnknownNoise
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.session.session import Session
 from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, session, sizes
@@ -159,6 +160,45 @@ def test_the_batch_grows_with_the_noise_scale():
     assert held.jobs["a"].global_batch == 64
 
 
+@pytest.mark.parametrize(
+    ("unknown_noise", "elastic", "later"), [("stated", "size+batch", 1024), ("author", "size+batch", 64)]
+)
+def test_batches_are_alike_once_a_job_of_the_model_has_ended_without_telling_its_noise(
+    unknown_noise: UnknownNoise, elastic: str, later: int
+):
+    free = {"low": 1, "high": 1, "elastic": elastic, "batch": {"size": 64, "min": 64, "max": 1024}}
+    policy = ShadowPrice(retune="free", unknown_noise=unknown_noise)
+    held = session(policy, cluster(2), OVERHEAD)
+    held.submit(job("a", work={"samples": 1e3}, **free), 0.0)
+    held.submit(job("b", work={"samples": 1e6}, **free), 0.0)
+    held.decide(0.0)
+    assert held.jobs["b"].global_batch == 64, "it may tell as it trains"
+    held.end("a", 60.0)
+    held.decide(60.0)
+    assert held.jobs["b"].global_batch == later
+    assert held.explain(60.0)["b"].reason
+    held.jobs["b"].noise_scale = 1.0
+    held.decide(120.0)
+    assert held.jobs["b"].global_batch == 64, "what a job tells is what counts"
+    again = ShadowPrice(retune="free", unknown_noise=unknown_noise)
+    again.load_state(json.loads(json.dumps(policy.dump_state())), {})
+    resumed = session(again, cluster(1), OVERHEAD)
+    resumed.submit(job("c", work={"samples": 1e6}, **free, model="net"), 0.0)
+    resumed.decide(0.0)
+    assert resumed.jobs["c"].global_batch == 64, "of another model nothing is known"
+
+
+def test_a_job_whose_batch_is_fixed_shows_nothing_about_those_that_move():
+    held = session(ShadowPrice(retune="free"), cluster(2), OVERHEAD)
+    held.submit(job("a", low=1, high=1, batch={"size": 64}, work={"samples": 1e3}), 0.0)
+    moves = job("b", low=1, high=1, elastic="size+batch", batch={"size": 64, "min": 64, "max": 1024})
+    held.submit(moves, 0.0)
+    held.decide(0.0)
+    held.end("a", 60.0)
+    held.decide(60.0)
+    assert held.jobs["b"].global_batch == 64
+
+
 def test_on_mixed_types_each_job_takes_the_type_where_it_ends_first():
     nodes = mixed_cluster(slow=(4,), fast=(4,))
     held = session(ShadowPrice(), nodes, MIXED)
@@ -221,7 +261,7 @@ def test_what_jobs_have_shown_survives_a_dump():
     "values",
     [
         *({"rescale_s": -1.0}, {"dwell_s": 0.0}, {"future": -0.5}, {"ahead_s": 0.0}),
-        *({"grace": -1.0}, {"grace_s": -1.0}, {"deal_s": 0.0}, {"lost_s": -1.0}),
+        *({"grace": -1.0}, {"grace_s": -1.0}, {"unstated_grace_s": -1.0}, {"deal_s": 0.0}, {"lost_s": -1.0}),
         *({"lost_s": 600.0}, {"deal_s": 90.0}),
     ],
 )
