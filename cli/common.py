@@ -22,7 +22,7 @@ from pliant.schemas.file_io.files import abandon
 from pliant.schemas.text import did_you_mean, harmless, without_long_words
 
 if TYPE_CHECKING:
-    from pliant.schemas.assumption import Assumption
+    from pliant.schemas.runinfo import Assumption
 
 DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but errors.")]

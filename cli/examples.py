@@ -54,7 +54,7 @@ def demo(
 
     Example: pliant demo, or without PyTorch: pliant demo --replay
     """
-    from pliant.schemas.extras import missing
+    from pliant.schemas.errors import missing
 
     if not replay and (advice := missing("torch")) is not None:
         raise UsageError(f"the demo trains with torch, but {advice}; without it: pliant demo --replay")

@@ -21,7 +21,7 @@ from pliant.cli.console import LINES, UNKNOWN_WIDTH, out_text, say, width_for
 from pliant.cli.grammar import epilog
 from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import abandon
-from pliant.schemas.file_io.garbage import garbage_collection_paused
+from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.text import harmless, without_long_words
 
 TOOLS: Final = "The tools"

@@ -136,7 +136,7 @@ def profile(
     """  # noqa: D301 - keeps the lines of the examples apart
     from dataclasses import replace
 
-    from pliant.schemas.extras import require
+    from pliant.schemas.errors import require
     from pliant.schemas.file_io.files import check_output, write_bytes
     from pliant.schemas.io import read_profile, write_profile
     from pliant.tools.profile.measuring.plan import MeasuringOptions

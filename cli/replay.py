@@ -17,7 +17,7 @@ from pliant.cli.console import note, note_sentence, progress
 from pliant.cli.grammar import DURATION_SHOWN, Formerly, duration
 from pliant.cli.replay_sweep import SWEEPS, SweepOptions, check_sweep_options, replay_sweep, replay_task
 from pliant.schemas.errors import UsageError
-from pliant.schemas.file_io.garbage import garbage_collection_paused
+from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.quantities import Duration
 from pliant.tools.replay.options import (
     CLUSTER,

@@ -23,7 +23,7 @@ from pliant.cli.console import (
     width_for,
 )
 from pliant.schemas.errors import UsageError
-from pliant.schemas.file_io.garbage import garbage_collection_paused
+from pliant.schemas.file_io.limits import garbage_collection_paused
 
 if TYPE_CHECKING:
     from pliant.schemas.metrics import CheckedFigure

@@ -105,7 +105,7 @@ def status(
       pliant status char-lm --state live
       pliant status --state live --user ada --state-is running,waiting --sort=-gpus
     """  # noqa: D301 - keeps the lines of the examples apart
-    from pliant.schemas.file_io.garbage import garbage_collection_paused
+    from pliant.schemas.file_io.limits import garbage_collection_paused
 
     form, output = form_and_file(format, output)
     check_every(every, watch=watch)

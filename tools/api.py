@@ -21,8 +21,8 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.file_io.documents import job_fields, parse_document, parse_jobs
 from pliant.schemas.file_io.files import check_output, source_name, write_bytes
-from pliant.schemas.file_io.garbage import spared_by_garbage_collection
 from pliant.schemas.file_io.json_lines import encode
+from pliant.schemas.file_io.limits import spared_by_garbage_collection
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.io import (
     read_cluster,

@@ -19,7 +19,7 @@ from typing import Final
 
 from benchmarks.parts.figure import Figure
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.file_io.garbage import spared_by_garbage_collection
+from pliant.schemas.file_io.limits import spared_by_garbage_collection
 from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Batch, Gpus, Job, SampleWork
 from pliant.tools.run.service.inputs import PreparedRun

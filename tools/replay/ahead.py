@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pliant.schemas.event import ENDS, End, Event
-from pliant.schemas.file_io.garbage import garbage_collection_paused
+from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.tools.replay.engine.costs import DEFAULT, costs_from_events, unstated_costs

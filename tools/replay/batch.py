@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import active_children, get_context, parent_process
 
-from pliant.schemas.assumption import Assumption
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import PIPE
-from pliant.schemas.file_io.garbage import spared_by_garbage_collection
+from pliant.schemas.file_io.limits import spared_by_garbage_collection
+from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text import did_you_mean
 from pliant.tools.replay.engine.engine import Advance
 from pliant.tools.replay.engine.simulated_cluster import simulated_cluster

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.file_io.garbage import garbage_collection_paused
+from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.file_io.record import a_file
 from pliant.schemas.kinds import kind_of_parquet
 from pliant.schemas.metrics import PairedJcts, RunMetrics, StepTime, TeamFigures

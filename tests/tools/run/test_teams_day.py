@@ -10,9 +10,8 @@ from typing import Any, Final
 
 import pytest
 
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import Cluster, Shares, Team
 from pliant.schemas.job import Job
-from pliant.schemas.shares import Shares, Team
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.output import write

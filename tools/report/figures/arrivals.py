@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from pliant.schemas.extras import require
+from pliant.schemas.errors import require
 from pliant.tools.report.figures.style import COLOURS, GREY, Form, axes, image
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final, NamedTuple
 
+from pliant.schemas.checks import Amounts, capacities, fitting, most_on_a_node, replica_on_a_node
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.job import Job
-from pliant.schemas.resources import Amounts, capacities, fitting, most_on_a_node, replica_on_a_node
 from pliant.schemas.runinfo import EqualDeals
 from pliant.tools.report.records import Curve, JobRecord, Outcome, RunRecord
 from pliant.tools.report.references.isolated import rate_at

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from pliant.schemas.cluster import OTHERS
 from pliant.schemas.metrics import RunMetrics
-from pliant.schemas.shares import OTHERS
 from pliant.tools.report.fairness import REFERENCES, promise, why_unpromised
 from pliant.tools.report.report import Report, RunReport
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import BadInputError, LockedError, UsageError
-from pliant.schemas.extras import require
+from pliant.schemas.errors import BadInputError, LockedError, UsageError, require
 from pliant.schemas.file_io.files import PIPE, source_name
 from pliant.schemas.io import (
     profile_from_columns,

@@ -18,10 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from pliant.schemas.checks import most_on_a_node, replica_on_a_node
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.files import make_folder
 from pliant.schemas.job import Job
-from pliant.schemas.resources import most_on_a_node, replica_on_a_node
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.backends.credentials import Credentials
 from pliant.tools.run.backends.keep import LOG_BYTES

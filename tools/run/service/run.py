@@ -22,7 +22,7 @@ from typing import Final, NoReturn, Self
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError, LockedError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import PIPE, check_output, write_error
-from pliant.schemas.file_io.garbage import spared_by_garbage_collection
+from pliant.schemas.file_io.limits import spared_by_garbage_collection
 from pliant.schemas.io import read_cluster
 from pliant.schemas.text import counted
 from pliant.tools.run.backends.protocol import Backend

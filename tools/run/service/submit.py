@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from pliant.schemas.checks import check_after
+from pliant.schemas.cluster import Shares
 from pliant.schemas.errors import BadInputError, PliantError, Problem, ServiceMissingError, UsageError
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
 from pliant.schemas.job import Job, arriving_at
-from pliant.schemas.shares import Shares
 from pliant.schemas.text import EPOCH_LIKE_S, counted
 from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle
 from pliant.tools.run.statedir.account import Account, account_name

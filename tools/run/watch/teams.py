@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from pliant.schemas.cluster import OTHERS
 from pliant.schemas.schedule import TeamStanding
-from pliant.schemas.shares import OTHERS
 from pliant.schemas.text import Column, text_table
 
 TEAM_COLUMNS: Final = (

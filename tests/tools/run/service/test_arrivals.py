@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pliant.schemas.shares import Shares, Team
+from pliant.schemas.cluster import Shares, Team
 from pliant.tools.run.service import submit as requests
 from pliant.tools.run.service.arrivals import Arrivals
 from pliant.tools.run.service.submit import submit

@@ -30,7 +30,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import LogPlace, LogReader
 from pliant.schemas.file_io.files import atomic_write
-from pliant.schemas.file_io.garbage import garbage_collection_paused
+from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.job import Job
 from pliant.tools.run.statedir.contract.folders import PRIVATE
 from pliant.tools.run.statedir.directory import StateDir
