@@ -126,10 +126,12 @@ COMMANDS: Final = (
 """Name, panel and first sentence of each command: the help of all says no more, so it makes none of them."""
 MODULES: Final = {
     **dict.fromkeys(("cancel", "hold", "release", "priority", "drain", "resume"), "orders"),
-    "demo": "examples",
-    "wait": "log",
-    "validate": "schema",
-    **dict.fromkeys(("profile merge", "profile diff", "profile prune"), "profile_files"),
+    **dict.fromkeys(("demo", "examples", "new"), "init"),
+    **dict.fromkeys(("log", "wait", "stack", "why"), "job"),
+    **dict.fromkeys(("policies", "schema", "validate", "man"), "reference"),
+    **dict.fromkeys(("profile merge", "profile diff", "profile prune"), "profile"),
+    "predictor": "predictions",
+    "top": "status",
 }
 """Modules of commands that share one; others are named like their command."""
 GROUPS: Final = (
@@ -198,9 +200,9 @@ def _harmless_errors() -> Iterator[None]:
         if type(error).__name__ == "NoArgsIsHelpError":  # it is help, not a mistake
             error.message = harmless(error.message, keeps=LINES)
             raise
-        from pliant.cli.mistakes import one_line
+        from pliant.cli.common import mistake_line
 
-        say(harmless(without_long_words(one_line(error))))
+        say(harmless(without_long_words(mistake_line(error))))
         raise typer.Exit(getattr(error, "exit_code", UsageError.exit_code)) from None
 
 
@@ -236,7 +238,7 @@ def _root(
 
 def first_page() -> str:
     """What ``pliant`` alone prints: the five tools, and what to type next."""
-    from pliant.cli.policies import entry
+    from pliant.cli.reference import entry
 
     tools = [name for name, panel, _ in COMMANDS if panel == TOOLS]
     width = width_for(sys.stdout) or UNKNOWN_WIDTH

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from pliant.cli.common import run_command
-from pliant.cli.log import log as log_command
+from pliant.cli.job import log as log_command
 from pliant.cli.orders import cancel
+from pliant.cli.reference import validate
 from pliant.cli.report import report
 from pliant.cli.schedule import schedule
-from pliant.cli.schema import validate
 from pliant.cli.status import status
 from pliant.cli.submit import submit
 from pliant.schemas.event import Event
