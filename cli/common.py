@@ -1,4 +1,4 @@
-"""What every command shares: --debug and --quiet, errors as exit codes and one line, pipes that close early."""
+"""What every command shares: --debug and --quiet, errors as exit codes and single lines, and broken pipes."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ class _Answer:
         return job_cost(events, self.job.id, until_s, done)
 
     def text(self, width: int | None) -> str:
-        from pliant.tools.report.rendering.job_cost import cost_facts
+        from pliant.tools.report.job_cost import cost_facts
         from pliant.tools.run.watch.job_page import fact_lines, history_lines
         from pliant.tools.run.watch.waiting import holder_lines, waiting_facts
 
@@ -265,7 +265,7 @@ class _Answer:
 
     def document(self) -> str:
         from pliant.schemas.text import iso_time
-        from pliant.tools.report.rendering.job_cost import cost_fields
+        from pliant.tools.report.job_cost import cost_fields
         from pliant.tools.run.watch.job_page import history_fields, job_fields
         from pliant.tools.run.watch.waiting import waiting_fields
 

@@ -16,8 +16,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from pliant.cli.common import BROKEN_PIPE, DISK_FULL, command, run_command
-from pliant.cli.console import LINES, UNKNOWN_WIDTH, out_text, say, width_for
+from pliant.cli.common import BROKEN_PIPE, DISK_FULL, command, mistake_line, run_command
+from pliant.cli.console import LINES, UNKNOWN_WIDTH, entry, out_text, say, width_for
 from pliant.cli.grammar import epilog
 from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import abandon
@@ -200,8 +200,6 @@ def _harmless_errors() -> Iterator[None]:
         if type(error).__name__ == "NoArgsIsHelpError":  # it is help, not a mistake
             error.message = harmless(error.message, keeps=LINES)
             raise
-        from pliant.cli.common import mistake_line
-
         say(harmless(without_long_words(mistake_line(error))))
         raise typer.Exit(getattr(error, "exit_code", UsageError.exit_code)) from None
 
@@ -238,8 +236,6 @@ def _root(
 
 def first_page() -> str:
     """What ``pliant`` alone prints: the five tools, and what to type next."""
-    from pliant.cli.reference import entry
-
     tools = [name for name, panel, _ in COMMANDS if panel == TOOLS]
     width = width_for(sys.stdout) or UNKNOWN_WIDTH
     found = [(name, _summary(name).get_short_help_str(limit=200)) for name in tools]

@@ -1,5 +1,5 @@
-"""Predictions: ``pliant profile --predict`` says how long jobs take, ``pliant predictor`` how far they are that
-do not state their work.
+"""Predictions: ``pliant profile --predict`` says how long jobs take, ``pliant predictor`` how far jobs are
+that do not state their work.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from pliant.cli.console import named_or_piped, note, out_text, width_for
+from pliant.cli.console import entry, named_or_piped, note, out_text, width_for
 from pliant.schemas.errors import BadInputError, PliantError
 from pliant.schemas.text import counted
 
@@ -44,20 +44,6 @@ def policies(
             out_text("".join(f"{line}\n" for line in entry(each, describe(each).summary, longest, width)))
         except PliantError as error:
             note(str(error))
-
-
-def entry(name: str, summary: str, longest: int, width: int | None) -> list[str]:
-    """A policy in the list; its summary stands below its name on a narrow terminal."""
-    from pliant.schemas.text import wrapped
-
-    beside = f"{name:{longest}}  {summary}"
-    if width is None or len(beside) <= width:
-        return [beside]
-    indent = " " * (longest + 2)
-    if len(indent) > width // 2:
-        return [name, *(f"  {line}" for line in wrapped(summary, width - 2))]
-    first, *rest = wrapped(summary, width - len(indent))
-    return [f"{name:{longest}}  {first}", *(indent + line for line in rest)]
 
 
 KNOWS: Final = {

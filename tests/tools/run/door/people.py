@@ -174,7 +174,7 @@ def import_commands() -> None:
         ):
             call(*line.split(), "--state", str(state))
     report = "pliant.tools.report"
-    for name in (f"{report}.job_cost", f"{report}.rendering.job_cost", "rich.live", "rich.progress"):
+    for name in (f"{report}.job_cost", "rich.live", "rich.progress"):
         importlib.import_module(name)
     cell_len("\N{HORIZONTAL ELLIPSIS}")  # reads tables of its own
     for name in ("pliant.cli", "pliant.tools.run.door", "pliant.tools.run.watch"):
