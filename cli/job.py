@@ -22,10 +22,9 @@ from pliant.schemas.file_io.files import write_stdout
 if TYPE_CHECKING:
     from pliant.schemas.event import Event
     from pliant.tools.report.job_cost import JobCost
-    from pliant.tools.run.watch.job_page import Happened
+    from pliant.tools.run.watch.job_page import Happened, Waiting
     from pliant.tools.run.watch.job_status import JobStatus
     from pliant.tools.run.watch.status import Status
-    from pliant.tools.run.watch.waiting import Waiting
 
 
 def log(
@@ -222,8 +221,8 @@ class _Answer:
     def __init__(self, state: Path, job_id: str) -> None:
         from pliant.tools.run.door.asking import looking
         from pliant.tools.run.statedir.state import no_such_job
+        from pliant.tools.run.watch.job_page import waiting_for
         from pliant.tools.run.watch.job_status import known_ids, statuses
-        from pliant.tools.run.watch.waiting import waiting_for
 
         run = looking(state)
         self.status: Status = run.look(ahead=True)
@@ -249,8 +248,7 @@ class _Answer:
 
     def text(self, width: int | None) -> str:
         from pliant.tools.report.job_cost import cost_facts
-        from pliant.tools.run.watch.job_page import fact_lines, history_lines
-        from pliant.tools.run.watch.waiting import holder_lines, waiting_facts
+        from pliant.tools.run.watch.job_page import fact_lines, history_lines, holder_lines, waiting_facts
 
         job = self.job
         facts = [("job", job.id), ("state", job.state), ("why", job.why)]
@@ -266,8 +264,7 @@ class _Answer:
     def document(self) -> str:
         from pliant.schemas.text import iso_time
         from pliant.tools.report.job_cost import cost_fields
-        from pliant.tools.run.watch.job_page import history_fields, job_fields
-        from pliant.tools.run.watch.waiting import waiting_fields
+        from pliant.tools.run.watch.job_page import history_fields, job_fields, waiting_fields
 
         found: dict[str, Any] = {
             "schema": SCHEMA,

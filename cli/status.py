@@ -250,7 +250,7 @@ def _filter(*given: list[str] | None) -> JobFilter:
 
 def _check_sort(sort: str) -> None:
     if sort:
-        from pliant.tools.run.watch.columns import CELLS
+        from pliant.tools.run.watch.screen import CELLS
 
         _check("--sort", [sort.removeprefix("-")], CELLS)
 
@@ -258,7 +258,7 @@ def _check_sort(sort: str) -> None:
 def _columns(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
-    from pliant.tools.run.watch.columns import CELLS
+    from pliant.tools.run.watch.screen import CELLS
 
     wanted = _names([text])
     _check("--columns", wanted, CELLS)
@@ -315,8 +315,7 @@ class _Page:
 
     def text(self, found: Status, now_s: float, width: int | None) -> str:
         from pliant.tools.run.watch.job_page import job_page
-        from pliant.tools.run.watch.screen import status_text
-        from pliant.tools.run.watch.teams import teams_text
+        from pliant.tools.run.watch.screen import status_text, teams_text
 
         if self.job is None:
             table = status_text(
@@ -339,9 +338,9 @@ class _Page:
         )
 
     def document(self, found: Status, now_s: float) -> str:
-        from pliant.tools.run.watch.columns import column_fields, sorted_jobs
         from pliant.tools.run.watch.job_page import described_fields, job_fields, status_document
         from pliant.tools.run.watch.job_status import statuses
+        from pliant.tools.run.watch.screen import column_fields, sorted_jobs
 
         if self.job is None:
             jobs = sorted_jobs(self.only.of(statuses(found, now_s)), self.sort)
@@ -354,8 +353,8 @@ class _Page:
 
     def mark(self, found: Status) -> list[tuple[object, ...]]:
         """A value that changes whenever a further table is worth printing."""
-        from pliant.tools.run.watch.columns import progress
         from pliant.tools.run.watch.job_status import statuses
+        from pliant.tools.run.watch.screen import progress
 
         return [
             (found.log.policy_error, tuple(found.log.drained), tuple(found.ordered)),

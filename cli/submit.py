@@ -198,7 +198,7 @@ def _say_what_would_happen(jobs: Sequence[Job], source: str, state: Path | None,
     """
     from pliant.schemas.io import job_file
     from pliant.schemas.job import arriving_at
-    from pliant.tools.run.door.client import client_of
+    from pliant.tools.run.door.asking import client_of
     from pliant.tools.run.service.launching import at_home
     from pliant.tools.run.service.submit import in_utc
     from pliant.tools.run.statedir.directory import StateDir
@@ -234,8 +234,7 @@ def _of_script(
     :param dry_run: a run of another account does not name it.
     """
     from pliant.schemas.file_io.documents import parse_jobs
-    from pliant.tools.run.door.asking import known_names
-    from pliant.tools.run.door.client import client_of
+    from pliant.tools.run.door.asking import client_of, known_names
     from pliant.tools.run.service.submit import free_id, known_ids
     from pliant.tools.run.statedir.directory import StateDir
     from pliant.tools.run.statedir.requests import Spool

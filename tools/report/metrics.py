@@ -1,5 +1,5 @@
-"""The figures of a run, of its teams and of its measured steps: :class:`~pliant.schemas.metrics.RunMetrics` from
-a folded event file.
+"""The figures of a run, its teams and its steps: :class:`~pliant.schemas.metrics.RunMetrics` from a folded
+event file.
 
 JCT, FTF and the GPS bound are over finished jobs; the counts of the others stand beside them. Percentiles
 interpolate linearly between order statistics: the value at position q·(n − 1), as NumPy's default.

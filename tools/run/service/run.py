@@ -31,9 +31,8 @@ from pliant.tools.run.service.commands import assignment_of, read_plan, units
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.launching import next_handle
-from pliant.tools.run.service.loop import Loop
+from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.service.monitoring import MetricsFile
-from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.state import State, read_log

@@ -23,7 +23,7 @@ import pytest
 from rich.cells import cell_len
 
 from pliant.schemas.io import read_events, write_cluster
-from pliant.tools.run.door.place import SOCKET
+from pliant.tools.run.door.protocol import SOCKET
 from pliant.tools.run.statedir.directory import StateDir
 from tests.builders import cluster
 from tests.cli.calling import call
