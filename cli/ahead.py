@@ -23,8 +23,17 @@ from pliant.schemas.errors import InfeasibleError, PliantError, UsageError
 from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.job import Job
 from pliant.schemas.text import Column, counted, iso_time, span_text, text_table
-from pliant.tools.replay.ahead import Comparison, JobAhead, JobChange, JobsAhead, look_ahead, world_of
-from pliant.tools.replay.past_errors import Came, PastErrors, past_errors
+from pliant.tools.replay.ahead import (
+    Came,
+    Comparison,
+    JobAhead,
+    JobChange,
+    JobsAhead,
+    PastErrors,
+    look_ahead,
+    past_errors,
+    world_of,
+)
 from pliant.tools.run.door.answers import CPU_S, MEMORY_BYTES
 from pliant.tools.run.door.asking import client_of
 from pliant.tools.run.door.protocol import Foresee, as_line, said

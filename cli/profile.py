@@ -219,7 +219,7 @@ def _imported(path: str, jobs: str | None) -> Profile:
     from importlib.metadata import version
 
     from pliant.schemas.profile import Profile
-    from pliant.tools.profile.imports import import_rows
+    from pliant.tools.profile.upkeep import import_rows
 
     if jobs is not None:
         raise UsageError("--import takes rows instead of measuring jobs: give one of the two")

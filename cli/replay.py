@@ -158,8 +158,14 @@ def _carry_out(tasks: Sequence[SweepTask], folder: Path, workers: int | None) ->
 
 
 def _submit(tasks: Sequence[SweepTask], folder: Path, workers: int | None, size: int | None) -> None:
-    from pliant.tools.replay.sweep.run import is_finished, table_digest
-    from pliant.tools.replay.sweep.slurm_array import array_scripts, array_size, submit, write_scripts
+    from pliant.tools.replay.sweep.run import (
+        array_scripts,
+        array_size,
+        is_finished,
+        submit,
+        table_digest,
+        write_scripts,
+    )
 
     numbers = [number for number, task in enumerate(tasks) if not is_finished(task, folder)]
     if not numbers:

@@ -106,8 +106,7 @@ def trace_import(
     Example: pliant trace import philly cluster_job_log -o jobs.jsonl
     """
     from pliant.tools.replay.importers.conversion import MalformedRowsError
-    from pliant.tools.replay.importers.run import import_trace
-    from pliant.tools.replay.importers.selection import Selection
+    from pliant.tools.replay.importers.run import Selection, import_trace
 
     try:
         with progress("import", "rows") as advance:
