@@ -11,8 +11,8 @@ from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from pliant.schemas.checks import capacities
 from pliant.schemas.job import EpochWork, Job, PowersOfTwo
-from pliant.schemas.resources import capacities
 
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster

@@ -11,8 +11,8 @@ from itertools import accumulate, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
+from pliant.schemas.cluster import Owner
 from pliant.schemas.quantities import duration_words, read_duration
-from pliant.schemas.shares import Owner
 from pliant.schemas.text import shortened
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.backfill import FreeAhead, waits

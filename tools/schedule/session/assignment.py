@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from pliant.schemas.resources import MANY, Amounts, Capacities, fitting, servers_for
+from pliant.schemas.checks import MANY, Amounts, Capacities, fitting, servers_for
 from pliant.tools.schedule.jobs import JobState, NodeGpus, gpus_of
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policy import Target

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 
+from pliant.schemas.checks import Capacities
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import End
 from pliant.schemas.job import Job
-from pliant.schemas.resources import Capacities
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_of, node_states

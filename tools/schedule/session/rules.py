@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
+from pliant.schemas.checks import servers_for
 from pliant.schemas.file_io.json_lines import encode
-from pliant.schemas.resources import servers_for
 from pliant.schemas.text import shortened
 from pliant.tools.schedule.jobs import JobState, NodeState
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, PolicyError, Target

@@ -17,11 +17,10 @@ from itertools import cycle
 from operator import methodcaller
 from typing import Final
 
-from pliant.schemas.cluster import Cluster, UserLimit
+from pliant.schemas.cluster import Cluster, Shares, UserLimit
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job, Utility
 from pliant.schemas.schedule import PolicyState
-from pliant.schemas.shares import Shares
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.predict_start import happen, in_order_of_arrival
 from pliant.tools.schedule.session.holdings import Holding
