@@ -141,6 +141,12 @@ class TypesWorth:
     def price(self, job: TypedJob, made: Made) -> float:
         return self.offer(job, made)[0]
 
+    def prices(self, pairs: Sequence[tuple[TypedJob, Made]]) -> list[float]:
+        return [self.price(*each) for each in pairs]
+
+    def with_jobs(self, triples: Sequence[tuple[TypedJob, float, Made]]) -> list[Made]:
+        return [self.with_job(*each) for each in triples]
+
     def with_job(self, job: TypedJob, price: float, made: Made) -> Made:
         """It joins the type of its price."""
         kind = self.offer(job, made)[1]
