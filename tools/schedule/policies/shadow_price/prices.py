@@ -291,6 +291,8 @@ class PriceMemory:
     def __init__(self) -> None:
         self._jobs: dict[tuple[bytes, float], PricedJob] = {}
         self._worths: dict[Hashable, Remembered[Any, Any]] = {}
+        self.gpu_prices: dict[Hashable, Floats] = {}
+        """Of the last decision, by type, for pools that were shared out together."""
         self._numbers = 0
         """Of jobs, that are kept."""
 
