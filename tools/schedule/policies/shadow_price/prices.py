@@ -25,6 +25,10 @@ import numpy as np
 
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
 
+_FLAT: Final = 1e-13
+"""Of the largest rate; by less a curve is not convex."""
+_ERROR: Final = 1e-15
+"""Of the sum of all weights, by job: far more than prices of concave curves differ from exact ones."""
 _GAIN: Final = 1e-9
 """Relative saving below which an exchange is rounding."""
 _HALVINGS: Final = 50
@@ -40,6 +44,8 @@ _ENTRY: Final = 100
 """What an entry takes beside its numbers."""
 _DONE: Final = 1e-9
 """Part of a job's work that is rounding."""
+_MANY: Final = 16
+"""Jobs of which the order is worth a look at their curves."""
 _FEW_PAIRS: Final = 4
 """Fewer are computed one by one."""
 _BLOCK: Final = 16
@@ -58,6 +64,19 @@ class PricedJob:
     slowness: Floats
     """1 / rates of the sizes from there on, infinite where infeasible."""
     _grid: Floats | None = None
+    _slopes: Floats | None = None
+
+    @property
+    def is_concave(self) -> bool:
+        """Whether no GPU adds more than the one before it, so that its hull is its curve."""
+        return self.least == 1 and bool((np.diff(self.rates, 2) <= _FLAT * self.rates[-1]).all())
+
+    def slopes(self, gpus: int) -> Floats:
+        """[gpus] what each GPU adds, 0 for those that it cannot use."""
+        if self._slopes is None:
+            self._slopes = np.zeros(gpus)
+            self._slopes[: len(self.rates) - 1] = np.diff(self.rates)
+        return self._slopes
 
     def grid(self, gpus: int) -> Floats:
         """[3, size] of all sizes up to ``gpus``: rates, 0 or -inf where not to be tried, and slowness."""
@@ -161,6 +180,46 @@ class ExactWorth:
         )
 
 
+class ConcaveWorth:
+    """The same for concave curves, up to rounding, as the worth of its GPUs one by one, ascending: O(K)."""
+
+    def __init__(self, gpus: int) -> None:
+        self._gpus = gpus
+
+    def start(self, future: float) -> Floats:
+        return np.full(self._gpus, future)
+
+    def price(self, job: PricedJob, worth: Floats) -> float:
+        taken = worth[: len(job.rates) - 1].cumsum()
+        return float(np.minimum.reduce((job.weight + taken) * job.slowness))
+
+    def with_job(self, job: PricedJob, price: float, worth: Floats) -> Floats:
+        made = np.concatenate((worth, price * job.slopes(self._gpus)))
+        made.sort()
+        return made[self._gpus :]
+
+    def prices(self, pairs: Sequence[tuple[PricedJob, Floats]]) -> list[float]:
+        if len(pairs) < _FEW_PAIRS:
+            return [self.price(job, worth) for job, worth in pairs]
+        shape = (len(pairs), self._gpus)
+        taken = np.concatenate([worth for _, worth in pairs]).reshape(shape).cumsum(axis=1)
+        slowness = np.concatenate([job.grid(self._gpus)[2, 1:] for job, _ in pairs]).reshape(shape)
+        taken += np.array([job.weight for job, _ in pairs])[:, None]
+        found: list[float] = np.minimum.reduce(taken * slowness, axis=1).tolist()
+        return found
+
+    def with_jobs(self, triples: Sequence[tuple[PricedJob, float, Floats]]) -> list[Floats]:
+        if len(triples) < _FEW_PAIRS:
+            return [self.with_job(*each) for each in triples]
+        shape = (len(triples), self._gpus)
+        made = np.empty((shape[0], 2 * self._gpus))
+        made[:, : self._gpus] = np.concatenate([worth for _, _, worth in triples]).reshape(shape)
+        slopes = np.concatenate([job.slopes(self._gpus) for job, _, _ in triples]).reshape(shape)
+        np.multiply(slopes, np.array([price for _, price, _ in triples])[:, None], out=made[:, self._gpus :])
+        made.sort(axis=1)
+        return [*made[:, self._gpus :].copy()]
+
+
 class SlopeWorth:
     """S of concave hulls, as the worth of its GPUs one by one, ascending: O(K) a job, for large pools.
 
@@ -200,7 +259,7 @@ class SlopeWorth:
         return known
 
 
-Worth = ExactWorth | SlopeWorth
+Worth = ExactWorth | ConcaveWorth | SlopeWorth
 """A way to compute S, in a form of its own that it calls ``worth``."""
 
 JobT = TypeVar("JobT", bound=Hashable)
@@ -355,11 +414,14 @@ def improved(
     *,
     future: float = 0.0,
     sweeps: int = 3,
+    error: float = 0.0,
 ) -> list[int]:
     """A better order, last to end first: neighbours a, b change places while λ_a R_a + λ_b R_b falls.
 
     :param work: R by job, in the unit of its rates.
     :param sweeps: the most passes over all neighbours.
+    :param error: relative, of the prices.
+    :raises CloseCallError: whether neighbours change places cannot be said with that error.
     """
     if len(order) < 2 or not sweeps:
         return order
@@ -369,7 +431,7 @@ def improved(
     with np.errstate(invalid="ignore"):  # 0 · inf, where a weight is lost in the sum of the others
         while passes:
             going = [each for each in passes if each.at < len(each.source)]
-            following = _step(going, jobs, work, worth)
+            following = _step(going, jobs, work, worth, error)
             for each in going:
                 if each.at == len(order):
                     each.found.append(each.held)
@@ -378,6 +440,32 @@ def improved(
                 last, left = following, left - 1
                 passes.append(last)
     return last.found
+
+
+class CloseCallError(Exception):
+    """Exact prices are needed."""
+
+
+def improved_fast(
+    order: list[int],
+    jobs: Sequence[PricedJob],
+    work: Sequence[float],
+    exact: Prices[PricedJob, Priced[PricedJob, Floats]],
+    concave: Prices[PricedJob, Priced[PricedJob, Floats]],
+    *,
+    future: float,
+    sweeps: int,
+    gpus: int,
+) -> list[int]:
+    """The same order as with exact prices, by those of concave curves where all are and no call is close."""
+    if len(jobs) >= _MANY and all(job.is_concave for job in set(jobs)):
+        weights = [job.weight for job in jobs]
+        error = _ERROR * len(jobs) * (sum(weights) + future * gpus) / min(weights)
+        try:
+            return improved(order, jobs, work, concave, future=future, sweeps=sweeps, error=error)
+        except CloseCallError:
+            pass
+    return improved(order, jobs, work, exact, future=future, sweeps=sweeps)
 
 
 @dataclass(slots=True)
@@ -403,7 +491,11 @@ class _Pass(Generic[Made]):
 
 
 def _step(
-    going: Sequence[_Pass[Made]], jobs: Sequence[JobT], work: Sequence[float], worth: Prices[JobT, Made]
+    going: Sequence[_Pass[Made]],
+    jobs: Sequence[JobT],
+    work: Sequence[float],
+    worth: Prices[JobT, Made],
+    error: float,
 ) -> _Pass[Made] | None:
     """Each pass goes on by one job. Returns the pass that follows the first one that changes something."""
     others = [each.source[each.at] for each in going]
@@ -421,8 +513,11 @@ def _step(
         after_held, after_other = made[number], made[number + len(going)]
         then_other, then_held = then[number], then[number + len(going)]
         kept = each.price * work[each.held] + then_other * work[other]
+        gain = kept * (1 - _GAIN) - (then_held * work[each.held] + firsts[number] * work[other])
+        if error and abs(gain) <= error * kept:
+            raise CloseCallError
         each.at += 1
-        if then_held * work[each.held] + firsts[number] * work[other] < kept * (1 - _GAIN):
+        if gain > 0:
             each.found.append(other)
             if not each.changed:
                 each.changed, following = True, _following(each, firsts[number])
