@@ -336,9 +336,13 @@ class Ahead:
         """[cell, size] 1/g; 1 where infeasible."""
         self._left = np.zeros((CELLS + 1, len(curve.rates)))
         """[bound, size] ∫ 1/g from the bound of a cell to the end, over the part of the work."""
+        self._seen: tuple[Floats, Floats] | None = None
 
     def update(self, noise: Floats, pace: Floats) -> None:
         """Take up other noise scales and paces; only changed cells are computed."""
+        if self._seen is not None and self._seen[0] is noise and self._seen[1] is pace:
+            return
+        self._seen = noise, pace
         with np.errstate(invalid="ignore"):
             same = (np.abs(noise / self._noise - 1) <= _SAME) & (np.abs(pace / self._pace - 1) <= _SAME)
         if same.all():
