@@ -161,16 +161,16 @@ class Knowledge:
         line = self._noise.line(job.spec.model)
         if line is None and job.noise_scale is None and not self._by_samples.knows(job.spec.model):
             return curve.outlook
-        progress = self.progress(job, time_s)
-        if line is None or progress is None or not curve.runs:
+        left, done = self.left(job, time_s), job.samples_done(time_s)
+        if line is None or left is None or not curve.runs:
             rates = curve.goodput(self.noise_scale(job, time_s))
             return Outlook(rates, rates)
+        progress = done / (done + left) if left > 0 else 1.0
         ahead = self._ahead_of(job, curve, line)
-        size = int(np.searchsorted(sizes, job.gpus))
-        if not (size and size < len(sizes) and curve.rates[size].any()):
+        size = int(sizes.searchsorted(job.gpus)) if job.gpus else 0
+        if not (size and size < len(sizes) and ahead.runs[size]):
             size = int((ahead.whole(progress)[1:] / sizes[1:]).argmax()) + 1
-        total = job.samples_done(time_s) + (self.left(job, time_s) or 0.0)
-        return ahead.at(progress, max(total, _LEAST_SAMPLES), self._ahead_s, size)
+        return ahead.at(progress, max(done + left, _LEAST_SAMPLES), self._ahead_s, size)
 
     def rescale_s(self, job: JobState) -> float:
         measured = None if self._speeds is None else self._speeds.rescale_seconds(job.spec.model)
@@ -329,7 +329,8 @@ class Ahead:
 
     def __init__(self, curve: GoodputCurve) -> None:
         self._curve = curve
-        self._runs = curve.rates.any(axis=1)
+        self.runs = curve.rates.any(axis=1)
+        """[size] whether jobs run on it."""
         self._noise = np.full(CELLS, np.nan)
         self._pace = np.full(CELLS, np.nan)
         self._slowness = np.ones((CELLS, len(curve.rates)))
@@ -351,12 +352,12 @@ class Ahead:
         self._noise[stale], self._pace[stale] = noise[stale], pace[stale]
         efficient = self._curve.efficiency(noise[stale])
         rates = best(efficient[:, None, :], self._curve.rates) * pace[stale][:, None]
-        self._slowness[stale] = 1.0 / np.where(self._runs, rates, 1.0)
+        self._slowness[stale] = 1.0 / np.where(self.runs, rates, 1.0)
         self._left[:-1] = np.cumsum(self._slowness[::-1], axis=0)[::-1] / CELLS
 
     def whole(self, progress: float) -> Floats:
         """[size] mean progress per second from ``progress`` (0 to 1) to the end."""
-        found: Floats = (1.0 - min(progress, _END)) / self._left_at(min(progress, _END)) * self._runs
+        found: Floats = (1.0 - min(progress, _END)) / self._left_at(min(progress, _END)) * self.runs
         return found
 
     def at(self, progress: float, work: float, soon_s: float, size: int) -> Outlook:
@@ -373,7 +374,7 @@ class Ahead:
         column = self._left[:, size]
         cell = min(int(np.searchsorted(-column, -until, side="right")) - 1, CELLS - 1)
         end = cell / CELLS + float((column[cell] - until) / self._slowness[cell, size])
-        soon = (end - progress) / (left - self._left_at(end)) * self._runs
+        soon = (end - progress) / (left - self._left_at(end)) * self.runs
         return Outlook(whole, soon)
 
     def _left_at(self, progress: float) -> Floats:
