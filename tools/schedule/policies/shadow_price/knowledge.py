@@ -329,7 +329,7 @@ class Ahead:
 
     def __init__(self, curve: GoodputCurve) -> None:
         self._curve = curve
-        self.runs = curve.rates.any(axis=1)
+        self.runs: npt.NDArray[np.bool_] = np.asarray(curve.rates.any(axis=1))
         """[size] whether jobs run on it."""
         self._noise = np.full(CELLS, np.nan)
         self._pace = np.full(CELLS, np.nan)
