@@ -11,7 +11,7 @@ import pytest
 from tests.effort import THOROUGH
 
 SCRIPT = """
-import json, sys
+import inspect, json, sys
 import torch
 
 def compiler():
@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 graphs = []
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+inspect.getmodule(inspect.currentframe())  # looks at every module
 found = [[compiler(), marked()]]
 torch.compile(model, backend=counts)(torch.ones(3, 2)).sum().backward()
 optimizer.step()

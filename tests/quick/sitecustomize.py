@@ -38,8 +38,9 @@ class _Compiler(ModuleType):
         return fn
 
     def __getattr__(self, name: str) -> Any:
-        if NAME not in sys.modules:
-            raise AttributeError(name)  # the import system looks while it makes the module
+        if NAME not in sys.modules or (name.startswith("__") and name != "__path__"):
+            # asked by the import system while it makes the module, and by inspect, which asks them all
+            raise AttributeError(name)
         if sys.modules[NAME] is self:
             self._become_real()
         return getattr(sys.modules[NAME], name)
