@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,13 @@ class Site:
 
 def environment() -> dict[str, str]:
     """Of processes that import the tests."""
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    return with_tests(os.environ)
+
+
+def with_tests(environ: Mapping[str, str]) -> dict[str, str]:
+    """The same environment, in which Python finds the package ``tests``, too."""
+    paths = (str(ROOT), environ.get("PYTHONPATH"))
+    return {**environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
 def call(site: Site, *argv: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:

@@ -295,7 +295,7 @@ def check_teams(make: Factory) -> None:
     rng = np.random.default_rng(4)
     for pool in CLUSTERS:
         nodes = pool.model_copy(update={"shares": shares})
-        known = [each for each in jobs_for(make(), 30) if each.work is not None]
+        known = [each for each in jobs_for(make(), 18) if each.work is not None]
         jobs = [each.model_copy(update={"user": "abcde"[at % 5]}) for at, each in enumerate(known)]
         held, _ = _story(make, jobs, nodes)
         require(not held.jobs, f"where teams share the cluster, these never end: {sorted(held.jobs)}")
