@@ -370,9 +370,8 @@ def _min_plus_of(
     padded[:most] = before[0]
     padded[most : most + len(before)] = before
     starts = most + low - before_low - advance[sizes]
-    shifted = np.lib.stride_tricks.as_strided(
-        padded, (len(padded) - count + 1, count), (padded.itemsize, padded.itemsize)
-    )
+    shape, strides = (len(padded) - count + 1, count), 2 * padded.strides
+    shifted: Floats = np.ndarray(shape, np.float64, padded, strides=strides)
     """[start, w - low] is before[start + w - low - most], that is before[w - advance]."""
     return np.asarray((shifted[starts] + cost[sizes, None]).min(axis=0))
 
