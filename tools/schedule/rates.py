@@ -200,8 +200,8 @@ class Speeds:
         """The best speed on up to ``gpus`` GPUs: an elastic job leaves those that slow it down."""
 
         def best(kind: str) -> float:
-            rate = self.rate(job, gpus, kind)
-            return self.rate(job, self.useful(job, gpus, kind), kind) if rate else 0.0
+            size = self.useful(job, gpus, kind) if self.rate(job, gpus, kind) else 0
+            return self.rate(job, size, kind) if size else 0.0
 
         return self.rate(job, gpus) if job.spec.elastic == "none" else self._mean(gpus, best)
 

@@ -11,10 +11,12 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible, samples_to_go
 from pliant.tools.schedule.policies.multi_resource.dorm import DormRule
 from pliant.tools.schedule.policies.multi_resource.rules import (
+    Losses,
     Prospect,
     RiskReward,
     ServerView,
     TypedJob,
+    WorthStep,
     by_arrival,
     by_dominant_share,
 )
@@ -157,7 +159,7 @@ class Rrh(Policy):
         rule = RiskReward(view.servers, self.threshold)
         ahead = {member.job.id: _prospect(member, snapshot) for member in members}
         inside = [each for each in members if each.job.gpus or each.job.id in self._admitted]
-        falling = [ahead[member.job.id] for member in inside if ahead[member.job.id].falls]
+        falling = Losses(ahead[member.job.id] for member in inside)
         taken = {member.job.id for member in inside}
         said: dict[str, dict[str, Any]] = {}
         for member in members:
@@ -170,8 +172,7 @@ class Rrh(Policy):
                 rejected[member.job.id] = "costs other jobs more by delay than it earns"
                 continue
             inside.append(member)
-            if mine.falls:
-                falling.append(mine)
+            falling.add(mine)
         self._admitted = {member.job.id for member in inside}
         prospects = [ahead[member.job.id] for member in inside]
         holdings = rule.holdings([member.active for member in inside], prospects)
@@ -198,4 +199,5 @@ def _prospect(member: TypedJob, snapshot: Snapshot) -> Prospect:
     utility = job.spec.utility
     falls = utility.shape == "step" or (utility.shape == "sigmoid" and utility.decay > 0)
     duration_s = max(1e-3, remaining / rate) if rate > 0 else 1e18
-    return Prospect(duration_s, lambda delay_s: utility.worth(since_s + delay_s), falls)
+    step = WorthStep(utility.value, since_s, utility.target or 0.0) if utility.shape == "step" else None
+    return Prospect(duration_s, lambda delay_s: utility.worth(since_s + delay_s), falls, step)
