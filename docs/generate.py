@@ -54,7 +54,7 @@ def cli_page() -> str:
     import typer
 
     from pliant.cli.main import COMMANDS, GROUPS, app
-    from pliant.cli.man import EXIT_STATUS
+    from pliant.cli.reference import EXIT_STATUS
     from pliant.schemas.quantities import SIZE, TIME, duration_words
 
     found = list(_commands(typer.Context(typer.main.get_command(app), info_name="pliant")))
