@@ -205,6 +205,9 @@ class FreeGpus:
 
     def _named(self, picks: _Picks) -> NodeGpus:
         nodes = self.nodes
+        if len(picks) == 1:
+            ((index, count),) = picks
+            return ((nodes[index].name, count),)
         return tuple([(nodes[index].name, count) for index, count in picks])
 
     def _set(self, node: NodeState, free: int) -> None:

@@ -46,7 +46,7 @@ def reject_impossible(snapshot: Snapshot, sizes: Sizes = requested_alone) -> dic
 
     Measured against all nodes, those that are down included: they may come back.
     """
-    if not snapshot.changes:
+    if all([change.kind != "arrived" for change in snapshot.changes]):
         return {}
     return reject_arrivals(snapshot, lambda job: _why_none(job, sizes(job), snapshot.speeds))
 
@@ -54,8 +54,10 @@ def reject_impossible(snapshot: Snapshot, sizes: Sizes = requested_alone) -> dic
 def reject_arrivals(snapshot: Snapshot, why: Callable[[JobState], str | None]) -> dict[str, str]:
     verdicts = {}
     for change in snapshot.changes:
+        if change.kind != "arrived":
+            continue
         job = change.job
-        if change.kind == "arrived" and job is not None and job.id in snapshot.jobs and not job.gpus:
+        if job is not None and job.id in snapshot.jobs and not job.gpus:
             reason = why(job)
             if reason is not None:
                 verdicts[job.id] = reason

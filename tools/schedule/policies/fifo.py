@@ -61,9 +61,7 @@ class Fifo(Policy):
             grants |= waiting.passing(head, snapshot, budget, reserve_for)
         if self.backfill == "easy":
             self._running |= {job_id: snapshot.jobs[job_id] for job_id in grants}
-        return Decision(
-            {job_id: Target(grant.gpus, grant.gpu_type) for job_id, grant in grants.items()}, rejected
-        )
+        return Decision({job_id: Target(*grant) for job_id, grant in grants.items()}, rejected)
 
     def _start_heads(
         self, snapshot: Snapshot, waiting: WaitingJobs, budget: GpuBudget, grants: dict[str, Grant]
@@ -71,18 +69,20 @@ class Fifo(Policy):
         """Start jobs in order, passing over those out of reach, until one does not fit: the head."""
         started = []
         head = None
-        for job in waiting.line.after() if budget.total else ():
+        left = budget.total
+        for job in waiting.line.after() if left else ():
             if not waits(job, snapshot):
                 continue
             grant = budget.fit(job, job.spec.gpus.requested, snapshot.speeds)
             if grant is not None:
                 budget.take(grant)
+                left -= grant.gpus
                 grants[job.id] = grant
                 started.append(job)
+                if not left:
+                    break
             elif self._is_in_reach(job, snapshot):
                 head = job
-                break
-            if not budget.total:
                 break
         for job in started:
             waiting.discard(job)
@@ -119,18 +119,19 @@ class Fifo(Policy):
         return is_in_reach(job, job.spec.gpus.requested, self._gpus_up, snapshot.speeds)
 
     def _update(self, snapshot: Snapshot, rejected: Container[str]) -> WaitingJobs:
-        begins = self._waiting is None
-        for change in snapshot.changes:
-            if change.node is not None:
+        begins, named = self._waiting is None, {}
+        for _, kind, job, node, _ in snapshot.changes:
+            if node is not None:
                 self._gpus_up = {}
-            begins = begins or change.kind == "priority"
+            if job is not None:
+                named[job.id] = job
+            begins = begins or kind == "priority"
         if begins or self._waiting is None:
             jobs = snapshot.arrivals()
             self._running = {job.id: job for job in jobs if job.gpus}
             first = (job for job in jobs if not job.gpus and job.id not in rejected)
             self._waiting = WaitingJobs(first, snapshot, by_kind=self.backfill != "none")
             return self._waiting
-        named = {change.job.id: change.job for change in snapshot.changes if change.job is not None}
         for job in named.values():
             if not waits(job, snapshot) or job.id in rejected:
                 self._waiting.discard(job)
