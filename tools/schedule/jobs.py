@@ -358,8 +358,8 @@ class JobState:
         if self.gpus:
             self._attained_gpu_s = self.attained_service_s(time_s)
         self._holds_since_s = time_s
-        if time_s > self._trains_since_s:
-            self._trains_since_s = time_s
+        since_s = self._trains_since_s
+        self._trains_since_s = time_s if time_s > since_s else since_s
         self._trajectory = None
 
     def train_from(self, time_s: float, samples_per_second: float) -> None:
@@ -387,8 +387,8 @@ class JobState:
     def report_progress(self, time_s: float, samples: float) -> None:
         """``samples`` were done at ``time_s``, as measured."""
         self._samples_done, self._trajectory = samples, None
-        if time_s > self._trains_since_s:
-            self._trains_since_s = time_s
+        since_s = self._trains_since_s
+        self._trains_since_s = time_s if time_s > since_s else since_s
 
 
 @dataclass(slots=True, eq=False)

@@ -128,7 +128,7 @@ class FreeGpus:
         :param stays: the place around ``keep`` wins wherever there is one.
         """
         for gpu_type in gpu_types:
-            each = self.on_one_node(per_replica, gpu_type)
+            each = 1 if per_replica == 1 else self.on_one_node(per_replica, gpu_type)
             if self._usable(gpu_type, each) >= gpus:
                 fresh = self._fresh(gpus, gpu_type, each)
                 kept = self._around(gpus, gpu_type, keep, each) if keep else []
@@ -214,8 +214,7 @@ class FreeGpus:
         if not 0 <= free <= node.gpus:
             raise ValueError(f"node {node.name} would have {free} of {node.gpus} GPUs free")
         index = node.index
-        before = self._free[index]
-        self._free[index] = free
+        before, self._free[index] = self._free[index], free
         self.by_type[node.gpu_type] += free - before
         for shelf in self._shelves[index]:
             shelf.move(index, before, free)
@@ -429,8 +428,9 @@ class _Shelf:
 
     def pick(self, gpus: int, each: int) -> _Picks:
         """The fewest nodes for ``gpus`` GPUs, the last part on the fullest node that has room for it."""
-        if (fullest := self.tightest(gpus)) is not None:
-            return [(self._buckets[fullest][0], gpus)]
+        for bucket in self._buckets[gpus:]:  # as ``tightest``, which this asks most
+            if bucket:
+                return [(bucket[0], gpus)]
         picks: _Picks = []
         runs = self._runs(gpus, each)
         for free, count in runs:

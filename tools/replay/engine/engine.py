@@ -132,40 +132,40 @@ class Engine:
 
     def run(self, goes_on: Callable[[float], bool] | None = None) -> None:
         """:param goes_on: is asked before each moment whether to go there; None: to the end."""
-        agenda, running, commands = self._agenda, self._running, self.session.commands
-        while self._jobs_ahead() and (now_s := self._next_s()) < math.inf:
+        agenda, running, session = self._agenda, self._running, self.session
+        jobs, commands, slowed = session.jobs, session.commands, session.slowed
+        while (self._coming is not None or jobs) and (now_s := self._next_s()) < math.inf:
             if goes_on is not None and not goes_on(now_s):
                 break
             self._now_s = now_s
             self._happen(now_s)
             if commands.hopeless:
                 self._cancel_hopeless(now_s)
-            if running.has_neighbours:
+            if slowed or running.interfere:
                 running.heed_neighbours(now_s)
             if self._policy_is_due(now_s):
                 self._ask(now_s)
-                self.stands_still = self._stands_still(now_s)
-                if self.stands_still or self._is_given_up():
+                self._quiet_decisions += 1
+                if self._quiet_decisions % _PATIENCE == 0 and self._stands_still(now_s):
+                    self.stands_still = True
+                    break
+                if self._coming is None and self._is_given_up():
                     break
             self._ended_late = False
             if agenda.may_be_due(now_s):
                 self._happen_late(now_s)
-            if running.has_neighbours:
+            if slowed or running.interfere:
                 running.heed_neighbours(now_s)
         if self._advance:
             self._advance(self._ended(), self._jobs)
 
     # When.
 
-    def _jobs_ahead(self) -> bool:
-        return self._coming is not None or bool(self.session.jobs)
-
     def _next_s(self) -> float:
         if self._must_ask or (self._ended_late and self._rounds is None):
             return self._now_s  # nothing else might lead to another decision
-        next_s = self._agenda.next_s()
-        if self._coming_s < next_s:
-            next_s = self._coming_s
+        next_s, coming_s = self._agenda.next_s(), self._coming_s
+        next_s = coming_s if coming_s < next_s else next_s
         if not self.session.jobs or (self._least_changes and next_s < math.inf):
             return next_s
         again_s = self.session.ask_again_s
@@ -182,22 +182,21 @@ class Engine:
     def _policy_is_due(self, now_s: float) -> bool:
         if self._must_ask:
             return True
+        if self._rounds is None and not self._least_changes and self.session.changes:
+            return True
         if self._least_changes:
             return len(self.session.changes) >= self._least_changes or self._agenda.next_s() == math.inf
         again_s = self.session.ask_again_s
         wished = again_s is not None and self._asked_s < again_s <= now_s and bool(self.session.jobs)
         if self._rounds is None:
-            return wished or bool(self.session.changes)
+            return wished
         if self.session.jobs and self._rounds.next_s(now_s) <= now_s:
             self._rounds.hold(now_s)  # held or left out: what comes late at this moment waits for the next
             return wished or bool(self.session.changes) or now_s >= self.session.quiet_until_s
         return wished
 
     def _is_given_up(self) -> bool:
-        """No job will arrive or end, and the policy will not be asked again or was asked often enough."""
-        if self._coming is not None:
-            self._idle_limit.count(idle=False)
-            return False
+        """All jobs have come, none will end, and the policy is not asked again or was asked often enough."""
         idle = self._agenda.next_s() == math.inf
         self._idle_limit.count(idle=idle)
         asked_again = self._rounds is not None or self.session.ask_again_s is not None
@@ -205,9 +204,6 @@ class Engine:
 
     def _stands_still(self, now_s: float) -> bool:
         """No job has trained since the last look, none is about to, and nothing comes from outside."""
-        self._quiet_decisions += 1
-        if self._quiet_decisions % _PATIENCE:
-            return False
         looked_s, had_done = self._last_look
         done = math.fsum(job.samples_done(now_s) for job in self.session.jobs.values())
         self._last_look = (now_s, done)
@@ -322,7 +318,7 @@ class Engine:
 
     def _apply(self, transition: Transition, now_s: float) -> None:
         job, done = transition.job, transition.job.samples_done(now_s)
-        left = self._running.leave(job.id, now_s) if job.id in self._running else None
+        left = self._running.leave(job.id, now_s)
         if transition.step == "reject":
             self.counters.rejected += 1
             said = self.session.admissions.get(job.id)
@@ -344,7 +340,7 @@ class Engine:
             global_batch=job.global_batch,
             samples_done=done,
             overhead_s=cost_s,
-            detail=_company(job),
+            detail=_company(job) if job.servers or job.beside is not None else None,
         )
         self._running.begin(job, row, cost_s, now_s)
 
@@ -359,9 +355,7 @@ class Engine:
             self._advance(self._ended(), self._jobs)
 
 
-def _company(job: JobState) -> str | None:
+def _company(job: JobState) -> str:
     """What a job has beside its GPUs: parameter servers, and a job that shares them."""
-    if not job.servers and job.beside is None:
-        return None
     found = {"servers": job.servers or None, "beside": job.beside}
     return compact_json({name: value for name, value in found.items() if value is not None})

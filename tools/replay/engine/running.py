@@ -59,8 +59,10 @@ class RunningJobs:
         self._trained: set[str] = set()
         """Jobs that have paid what a start costs and trained since."""
 
-    def __contains__(self, job_id: str) -> bool:
-        return job_id in self._held
+    @property
+    def interfere(self) -> bool:
+        """Whether jobs slow each other down across nodes."""
+        return self._interference is not None
 
     def arrive(self, job: JobState) -> None:
         """A job has arrived. Its work is hidden from policies as far as they may not see it."""
@@ -117,8 +119,13 @@ class RunningJobs:
         if job.gpus:
             self.begin(job, row, math.nan, now_s)
 
-    def leave(self, job_id: str, now_s: float) -> RunningJob:
-        """The job's allocation ends; if it was still being paid for, only that much was paid."""
+    def leave(self, job_id: str, now_s: float) -> RunningJob | None:
+        """The job's allocation ends; if it was still being paid for, only that much was paid.
+
+        Returns None if it held nothing.
+        """
+        if job_id not in self._held:
+            return None
         self._agenda.unplan(job_id)
         held = self._drop(job_id)
         if held.paid_s > now_s:
@@ -177,11 +184,6 @@ class RunningJobs:
     def saved_samples(self, now_s: float) -> dict[str, float]:
         jobs = self._session.jobs
         return {job_id: self._saved_samples(jobs[job_id], held, now_s) for job_id, held in self._held.items()}
-
-    @property
-    def has_neighbours(self) -> bool:
-        """Whether :meth:`heed_neighbours` may find something."""
-        return self._interference is not None or bool(self._session.slowed)
 
     def heed_neighbours(self, now_s: float) -> None:
         """Change the speed of jobs that gained or lost a neighbour on their GPUs or their network link."""

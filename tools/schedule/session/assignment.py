@@ -82,11 +82,6 @@ def assign(
     :raises PlacementTakenError: a place that the policy named is not free, though nothing is withheld.
     """
     limits = withheld or Withheld()
-    if len(targets) == 1 and demands is None and limits.next_s == math.inf:
-        ((job_id, target),) = targets.items()
-        job = jobs[job_id]
-        if not job.gpus and target.placement is None and target.beside is None:
-            return _start(job, target, free, speeds, sizes_jobs=sizes_jobs, accumulates=accumulates)
     moving = dict(targets) if demands is not None else targets
     stay: set[str] = set()
     while True:
@@ -111,21 +106,27 @@ def assign(
             stay.add(without)
 
 
-def _start(
+def is_plain_start(job: JobState, target: Target) -> bool:
+    """Whether a job that holds and demands nothing else gets GPUs, wherever they are free."""
+    gpus, _, _, placement, _, beside = target
+    return gpus > 0 and not job.gpus and placement is None and beside is None and job.room is None
+
+
+def start(
     job: JobState, target: Target, free: FreeGpus, speeds: Speeds, *, sizes_jobs: bool, accumulates: bool
-) -> dict[str, Holding]:
-    """What most decisions come to: one job gets GPUs, wherever they are free, and no other job moves."""
+) -> Holding | None:
+    """As :func:`assign` where a plain start is all that a decision comes to, as most do."""
     types: Sequence[str] = (target.gpu_type or "",)
     if target.gpu_type is None:
         types = _types_fastest_first(job, target.gpus, speeds)
-    place = free.choose(target.gpus, types, per_replica=job.per_replica) if target.gpus else _NO_PLACE
+    place = free.choose(target.gpus, types, per_replica=job.per_replica)
     if place is None:
-        return {}
-    if place and sizes_jobs and may_get_fewer(job, target):
+        return None
+    if sizes_jobs and may_get_fewer(job, target):
         batch = target.global_batch or job.global_batch
         place = speeds.useful_part(job, place, batch, accumulates=accumulates)
     free.take(place)
-    return {job.id: Holding(job.id, place)}
+    return Holding(job.id, place)
 
 
 class _World(NamedTuple):

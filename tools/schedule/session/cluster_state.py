@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Final
 
 from pliant.schemas.cluster import Cluster
@@ -122,7 +123,8 @@ class ClusterState:
         state, time_s = self.jobs[job_id], self._at(time_s)
         partner = self._give_back(job_id, time_s) if self.commands.bound else None
         del self.jobs[job_id]
-        self.withheld.release(job_id)
+        if self.withheld.next_s < inf:
+            self.withheld.release(job_id)
         self._leave(state, time_s)
         self._hold(state, time_s, ())
         self.ended[job_id] = state
@@ -409,12 +411,11 @@ class ClusterState:
         self.free.give(((node.name, 1),))
 
     def _at(self, time_s: float) -> float:
-        if time_s > self.now_s:
-            self.now_s = time_s
-        if self.now_s >= self.withheld.next_s:
-            for until_s, slot in self.withheld.expire(self.now_s):
+        self.now_s = now_s = time_s if time_s > self.now_s else self.now_s
+        if now_s >= self.withheld.next_s:
+            for until_s, slot in self.withheld.expire(now_s):
                 self._put_back(slot, until_s)
-        return self.now_s
+        return now_s
 
     def _note(
         self,
@@ -426,9 +427,8 @@ class ClusterState:
     ) -> None:
         """Record a change, unless it concerns a job hidden from the policy."""
         if job is None or not (self.commands.hide_jobs and self.commands.hides(job.id)):
-            if time_s > self.noted_until_s:
-                self.noted_until_s = time_s
-            self.changes.append(_make(Change, (self.noted_until_s, kind, job, node, gpus)))
+            self.noted_until_s = until_s = time_s if time_s > self.noted_until_s else self.noted_until_s
+            self.changes.append(make(Change, (until_s, kind, job, node, gpus)))
 
     # Jobs come to hold GPUs and leave them.
 
@@ -497,7 +497,7 @@ class ClusterState:
             job.moves += 1
         elif step not in ("start", "resume"):
             job.rescales += 1
-        return _make(Transition, (job, step, before, ""))
+        return make(Transition, (job, step, before, ""))
 
     def _hold(self, job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
         if self.usage is not None:
@@ -618,7 +618,7 @@ class ClusterState:
             self._resize(self.free.node(name), sign * count, time_s)
 
 
-_make: Final = tuple.__new__
+make: Final = tuple.__new__
 """Makes a named tuple in half the time."""
 
 

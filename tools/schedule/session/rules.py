@@ -53,7 +53,9 @@ class RuleBook:
         if not isinstance(decision, Decision):
             raise self._error(f"returned {_brief(decision)} from decide, expected a Decision")
         for job_id, target in decision.targets.items():
-            if not isinstance(target, Target) or not (type(target.gpus) is int or _is(Integral, target.gpus)):
+            if type(target) is Target and type(target[0]) is int:
+                continue
+            if not isinstance(target, Target) or not _is(Integral, target.gpus):
                 raise self._error(f'gives "{job_id}" {_brief(target)}, expected a Target with whole GPUs')
         for time_s in (decision.ask_again_s, decision.quiet_until_s):
             if time_s is not None and type(time_s) is not float and not _is(Real, time_s):
@@ -85,10 +87,13 @@ class RuleBook:
                 raise self._error(f'explains "{job_id}" by {_brief(why)}, expected an Explanation')
 
     def _check_target(self, job: JobState, target: Target, free: Mapping[str, int], up_gpus: int) -> None:
-        low, high = job.spec.min_gpus, job.max_gpus(up_gpus)
-        if not low <= target.gpus <= high:
-            raise self._error(f'gives "{job.id}" {target.gpus} GPUs, its limits are {low} to {high}')
-        if target.gpus != job.spec.gpus.requested and "none" in (self._policy.elasticity, job.spec.elastic):
+        as_requested = target.gpus == job.spec.gpus.requested
+        unlimited = job.most is None and job.room is None and job.any_number
+        if not (as_requested and unlimited and target.gpus <= up_gpus):
+            low, high = job.spec.min_gpus, job.max_gpus(up_gpus)
+            if not low <= target.gpus <= high:
+                raise self._error(f'gives "{job.id}" {target.gpus} GPUs, its limits are {low} to {high}')
+        if not as_requested and "none" in (self._policy.elasticity, job.spec.elastic):
             whose = (
                 "the job is not elastic"
                 if job.spec.elastic == "none"
@@ -172,6 +177,9 @@ class RuleBook:
     def _check_totals(
         self, decision: Decision, jobs: Mapping[str, JobState], free: Mapping[str, int]
     ) -> None:
+        all_wanted = sum([target.gpus for target in decision.targets.values()])
+        if all_wanted <= min(free.values(), default=0):
+            return  # whatever their types, and though no job gives up any
         freed: dict[str | None, int] = {}
         wanted: dict[str | None, int] = {}
         named = {*decision.rejected, *decision.targets}

@@ -33,9 +33,11 @@ from pliant.tools.schedule.session.assignment import (
     assign,
     changes_gpus,
     differs,
+    is_plain_start,
     may_get_fewer,
+    start,
 )
-from pliant.tools.schedule.session.cluster_state import ClusterState
+from pliant.tools.schedule.session.cluster_state import ClusterState, make
 from pliant.tools.schedule.session.holdings import Holding, Transition, in_net
 from pliant.tools.schedule.session.parts import STATE_VERSION, TeamParts, has_states
 from pliant.tools.schedule.session.rules import RuleBook
@@ -117,18 +119,22 @@ class Session(ClusterState):
 
     def snapshot(self, time_s: float) -> Snapshot:
         """What the policy would see now."""
-        return Snapshot(
-            time_s,
-            self.nodes,
-            self.in_play,
-            self.speeds,
-            tuple(self.changes),
-            self.up_gpus,
-            self.free.by_type,
-            self.free,
-            self.oracle,
-            self.forecast,
-            self._still_to_come() if self.policy.knows_future else (),
+        free, hidden = self.free, self.commands.hide_jobs
+        return make(
+            Snapshot,
+            (
+                time_s,
+                self.nodes,
+                self.in_play if hidden else self.jobs,
+                self.speeds,
+                tuple(self.changes),
+                self.up_gpus,
+                free.by_type,
+                free,
+                self.oracle,
+                self.forecast,
+                self._still_to_come() if self.policy.knows_future else (),
+            ),
         )
 
     def _still_to_come(self) -> Sequence[Job]:
@@ -358,7 +364,8 @@ class Session(ClusterState):
 
         The policy is asked again once the first of the others is allowed.
         """
-        targets, jobs, trims = {}, self.jobs, self._trims
+        targets, jobs = {}, self.jobs
+        trims = self.policy.elasticity != "none" and self._trims
         for job_id, target in decision.targets.items():
             job = jobs[job_id]
             useful = self._useful(job, target) if trims or not job.any_number else target
@@ -396,10 +403,18 @@ class Session(ClusterState):
 
     def _assign(self, targets: Mapping[str, Target]) -> dict[str, Holding]:
         jobs = self.jobs
+        if len(targets) == 1 and self.withheld.next_s == math.inf:
+            ((job_id, target),) = targets.items()
+            if is_plain_start(job := jobs[job_id], target):
+                accumulates = self.policy.accumulates
+                place = start(
+                    job, target, self.free, self.speeds, sizes_jobs=self._trims, accumulates=accumulates
+                )
+                return {} if place is None else {job_id: place}
         moving = {job_id: each for job_id, each in targets.items() if changes_gpus(jobs[job_id], each)}
         if not moving:
             return {}
-        demanding = any([jobs[job_id].room is not None for job_id in moving])
+        demanding = bool([job_id for job_id in moving if jobs[job_id].room is not None])
         try:
             return assign(
                 moving,
@@ -427,7 +442,7 @@ def _frees_first(transition: Transition) -> int:
 
 
 def _sharing_last(targets: Mapping[str, Target]) -> Iterable[tuple[str, Target]]:
-    if not any([target.beside for target in targets.values()]):
+    if not [each for each in targets.values() if each.beside]:
         return targets.items()
     return sorted(targets.items(), key=lambda item: item[1].beside is not None)
 
