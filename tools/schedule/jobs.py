@@ -421,10 +421,7 @@ class NodeState:
 def gpus_of(placement: NodeGpus) -> int:
     if len(placement) == 1:
         return placement[0][1]
-    total = 0
-    for _, count in placement:
-        total += count
-    return total
+    return sum([count for _, count in placement])
 
 
 def gpus_by_type(nodes: Iterable[NodeState]) -> dict[str, int]:

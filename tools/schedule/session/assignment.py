@@ -114,7 +114,7 @@ def is_plain_start(job: JobState, target: Target) -> bool:
 
 def start(
     job: JobState, target: Target, free: FreeGpus, speeds: Speeds, *, sizes_jobs: bool, accumulates: bool
-) -> Holding | None:
+) -> NodeGpus | None:
     """As :func:`assign` where a plain start is all that a decision comes to, as most do."""
     types: Sequence[str] = (target.gpu_type or "",)
     if target.gpu_type is None:
@@ -126,7 +126,7 @@ def start(
         batch = target.global_batch or job.global_batch
         place = speeds.useful_part(job, place, batch, accumulates=accumulates)
     free.take(place)
-    return Holding(job.id, place)
+    return place
 
 
 class _World(NamedTuple):

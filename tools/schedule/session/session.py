@@ -330,6 +330,8 @@ class Session(ClusterState):
         return [Holding(job.id) for job in late]
 
     def _apply(self, decision: Decision, time_s: float) -> list[Transition]:
+        if (started := self._start_one(decision, time_s)) is not None:
+            return started
         transitions = []
         for job_id, reason in decision.rejected.items():
             before = self.jobs[job_id].placement
@@ -358,6 +360,26 @@ class Session(ClusterState):
             if transition is not None:
                 transitions.append(transition)
         return sorted(transitions, key=_frees_first) if len(transitions) > 1 else transitions
+
+    def _start_one(self, decision: Decision, time_s: float) -> list[Transition] | None:
+        """What most decisions come to: one job starts. Returns None if anything else changes."""
+        if len(decision.targets) != 1 or decision.rejected or self.withheld.next_s < math.inf:
+            return None
+        ((job_id, target),) = decision.targets.items()
+        job = self.jobs[job_id]
+        if not is_plain_start(job, target):
+            return None
+        trims = self.policy.elasticity != "none" and self._trims
+        if trims or not job.any_number:
+            target = self._useful(job, target)
+            if not target.gpus:
+                return []
+        accumulates = self.policy.accumulates
+        place = start(job, target, self.free, self.speeds, sizes_jobs=trims, accumulates=accumulates)
+        if place is None:
+            return []
+        found = self._change(job, place, target.global_batch or job.global_batch, time_s)
+        return [] if found is None else [found]
 
     def _to_change(self, decision: Decision, time_s: float) -> dict[str, Target]:
         """The targets that differ from what jobs have and that the dwell rule allows now.
@@ -403,14 +425,6 @@ class Session(ClusterState):
 
     def _assign(self, targets: Mapping[str, Target]) -> dict[str, Holding]:
         jobs = self.jobs
-        if len(targets) == 1 and self.withheld.next_s == math.inf:
-            ((job_id, target),) = targets.items()
-            if is_plain_start(job := jobs[job_id], target):
-                accumulates = self.policy.accumulates
-                place = start(
-                    job, target, self.free, self.speeds, sizes_jobs=self._trims, accumulates=accumulates
-                )
-                return {} if place is None else {job_id: place}
         moving = {job_id: each for job_id, each in targets.items() if changes_gpus(jobs[job_id], each)}
         if not moving:
             return {}
