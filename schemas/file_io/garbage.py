@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-_OBJECTS_BETWEEN_SCANS: Final = 500_000
+_OBJECTS_BETWEEN_SCANS: Final = 50_000
 """New objects between two garbage collections."""
 
 

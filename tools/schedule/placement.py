@@ -233,7 +233,7 @@ class FreeGpus:
         """
         nodes, frees, index_of, types = self.nodes, self._free, self._index_of, self._gpu_types
         if sign > 0:
-            placement = [each for each in placement if nodes[index_of[each[0]]].up]
+            placement = tuple([each for each in placement if nodes[index_of[each[0]]].up])
         indices = [index_of[name] for name, _ in placement]
         alike = defaultdict[tuple[int, int, str], list[int]](list)
         kinds = zip(
