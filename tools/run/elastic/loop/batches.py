@@ -107,9 +107,12 @@ def micro_batches(
     steps = split.steps_per_epoch(left)
     if resumed and left:
         steps = max(1, steps)
+    batch, whole = split.global_batch, _cut(split.global_batch, split, rank)
     for steps_left in reversed(range(steps)):
-        samples = min(split.global_batch, dataset_size - trained)
-        yield from one_step(trained, samples, steps_left, split, rank)
+        samples = min(batch, dataset_size - trained)
+        parts = whole if samples == batch else _cut(samples, split, rank)
+        for offset, size, weight, last in parts:
+            yield MicroBatch(trained + offset, size, weight, last, samples, steps_left)
         trained += samples
 
 
@@ -117,19 +120,22 @@ def one_step(
     trained: int, samples: int, steps_left: int, split: BatchSplit, rank: int
 ) -> Iterator[MicroBatch]:
     """The micro-batches of ``rank`` in the step that trains the next ``samples``."""
+    for offset, size, weight, last in _cut(samples, split, rank):
+        yield MicroBatch(trained + offset, size, weight, last, samples, steps_left)
+
+
+def _cut(samples: int, split: BatchSplit, rank: int) -> list[tuple[int, int, float, bool]]:
+    """Of each micro-batch of ``rank`` in a step of ``samples``: where it begins in the step, its samples, its
+    weight, and whether it is the last.
+    """
     by_rank = shares(samples, split.workers)
     micro_steps = min(split.accum, by_rank[0])
-    start = trained + sum(by_rank[:rank])
+    start, found = sum(by_rank[:rank]), []
     for index, size in enumerate(shares(by_rank[rank], micro_steps)):
-        yield MicroBatch(
-            start=start if size else trained,
-            samples=size,
-            weight=size * split.workers / samples,
-            last=index == micro_steps - 1,
-            step_samples=samples,
-            steps_left=steps_left,
-        )
+        weight = size * split.workers / samples
+        found.append((start if size else 0, size, weight, index == micro_steps - 1))
         start += size
+    return found
 
 
 @dataclass(frozen=True)
