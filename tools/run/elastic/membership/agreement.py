@@ -41,7 +41,7 @@ UNHEARD_S: Final = 30.0
 """A worker that got a notice, and no plan since, stops the job itself."""
 BETWEEN_VOTES_S: Final = 0.1
 """Workers vote at every step, but not more often than this."""
-MOST_STEPS: Final = 64
+MOST_STEPS: Final = 32
 """From one vote to the next."""
 _COLUMNS: Final = 5
 """The number, minus the steps to the next vote, the step on disk; whether a worker trains or has left. One
